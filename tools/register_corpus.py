@@ -27,7 +27,7 @@ from megatron.mixture.catalog.catalog import Catalog, RegistrationResult
 from megatron.mixture.catalog.computed import list_computed
 from megatron.mixture.catalog.properties import PRESETS, TYPES, read_properties
 from megatron.mixture.catalog.tars import MAX_SAMPLE_BYTES
-from megatron.mixture.compute_property import compute_property, remove_computed
+from megatron.mixture.compute_property import compute_property, describe_corpus, remove_computed
 from megatron.text.token_counts import TokenCounter
 from megatron.tokenizer.cli_options import add_tokenizer_options, parse_tokenizer_spec
 from megatron.tokenizer.kinds import TokenizerSpec
@@ -148,7 +148,7 @@ def format_corpora(catalog: Catalog) -> str:
 def format_values(catalog: Catalog, corpus: str) -> str:
     """Format a histogram of each property."""
     lines = []
-    for name, values in catalog.describe_corpus(corpus).items():
+    for name, values in describe_corpus(catalog, corpus).items():
         lines.append(name)
         most = max((n for _, n, _ in values), default=1)
         for value, n, tokens in values:

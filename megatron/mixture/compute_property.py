@@ -8,50 +8,38 @@ model. Each part of PART_DOCUMENTS documents appears as a whole, so that a kille
 
 import ast
 import hashlib
-import importlib
-import inspect
-import math
 import multiprocessing
-import os
 import shutil
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from megatron.io import acquire_lock, atomic_path, read_json, write_json
+from megatron.io import acquire_lock, read_json, write_json
 from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.catalog.computed import (
     META,
-    VALUES,
+    ComputedColumns,
     ComputedProperty,
     corpus_folder,
     list_computed,
     list_corpus_files,
-    make_value_type,
     read_values,
 )
+from megatron.mixture.catalog.histogram import HistogramRow, count_values
 from megatron.mixture.catalog.properties import read_property
-from megatron.mixture.catalog.query import SourceFile
+from megatron.mixture.catalog.query import SourceFile, load_source_files
 from megatron.mixture.custom_rule import find_module_spec
-from megatron.mixture.document_chunks import open_documents
-from megatron.mixture.lazy_imports import import_pyarrow
+from megatron.mixture.property_worker import Part, compute_part, start_process, write_values
 from megatron.mixture.settings import RULE_CLASS
 from megatron.terminal import ProgressBar
 
 PART_DOCUMENTS = 1 << 13
 GROUP_FILES, GROUP_DOCUMENTS = 1000, 1 << 22  # whose places are in memory at a time
-PYTHON_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,), "category": (str,), "integer": (int,), "float": (int, float),
-    "boolean": (bool,), "date": (date,), "list": (list,),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,20 +49,6 @@ class ComputeResult:
     n_files: int
     n_documents: int
     n_known: int
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Documents begin to end - 1 of a file, whose values go to `path`.
-
-    spans   (begin, size) of the documents in the file, as Catalog.locate_texts returns them
-    """
-
-    file: SourceFile
-    spans: tuple[np.ndarray, np.ndarray]
-    begin: int
-    end: int
-    path: Path
 
 
 def compute_property(
@@ -100,7 +74,8 @@ def compute_property(
     try:
         _prepare_folder(prop, replace)
         with Catalog(catalog, read_only=True) as opened:
-            files = list(list_corpus_files(opened, opened.get_corpus(corpus)).items())
+            table, all_files = opened.get_corpus(corpus).table, load_source_files(opened)
+            files = list(list_corpus_files(opened.connection, table, all_files).items())
         n_all = sum(file.n_documents for _, file in files)
         missing = [(id, file) for id, file in files if not prop.values_path(file).is_file()]
         n_missing = sum(file.n_documents for _, file in missing)
@@ -124,13 +99,23 @@ def remove_computed(catalog: Path, corpus: str, name: str | None = None) -> None
         return
     computed = list_computed(catalog, corpus)
     if name not in computed:
-        known = ", ".join(computed) or "none"
+        available = ", ".join(computed) or "none"
         raise ValueError(
-            f"property '{name}' of {corpus}: is not a computed property; expected one of {known}."
+            f"property '{name}' of {corpus}: is not a computed property; expected one of {available}."
         )
     # the description first: without it the rest is not a property
     (computed[name].folder / META).unlink()
     shutil.rmtree(computed[name].folder)
+
+
+def describe_corpus(catalog: Catalog, corpus: str) -> dict[str, list[HistogramRow]]:
+    """Return (value, documents, tokens) for each property of a corpus, and for each computed one."""
+    counts, described = catalog.describe_corpus(corpus), catalog.get_corpus(corpus)
+    columns = ComputedColumns(catalog.path, [described])
+    properties = columns.properties[corpus]
+    table, _ = columns.join(catalog.connection, list(properties), load_source_files(catalog))[corpus]
+    computed = {name: count_values(catalog.connection, table, prop.prop) for name, prop in properties.items()}
+    return counts | computed
 
 
 def _describe_property(catalog: Path, corpus: str, name: str, function: str, kind: str) -> ComputedProperty:
@@ -203,11 +188,11 @@ def _compute_files(
     executor: Executor
     if n_processes == 1:
         executor = _InlineExecutor()
-        _start_process(*settings)
+        start_process(*settings)
     else:
         # spawn: a forked child of a process with threads (Arrow, DuckDB) may hang
         context = multiprocessing.get_context("spawn")
-        executor = ProcessPoolExecutor(n_processes, context, _start_process, settings)
+        executor = ProcessPoolExecutor(n_processes, context, start_process, settings)
     try:
         for group in _iter_groups(files):
             with Catalog(catalog, read_only=True) as opened:
@@ -217,7 +202,7 @@ def _compute_files(
                 if part.path.is_file():
                     on_progress(part.end - part.begin)
                     continue
-                running.add(executor.submit(_compute_part, part, prop.folder))
+                running.add(executor.submit(compute_part, part, prop.folder))
                 if len(running) >= 2 * n_processes:
                     n_computed += _collect(running, on_progress, FIRST_COMPLETED)
             while running:
@@ -271,7 +256,7 @@ def _parts_folder(prop: ComputedProperty, file: SourceFile) -> Path:
 def _iter_parts(
     prop: ComputedProperty, group: Sequence[tuple[int, SourceFile]],
     spans: Mapping[int, tuple[np.ndarray, np.ndarray]],
-) -> Iterator[_Part]:  # fmt: skip
+) -> Iterator[Part]:  # fmt: skip
     seen: set[Path] = set()
     for _, file in group:
         folder = _parts_folder(prop, file)
@@ -284,7 +269,7 @@ def _iter_parts(
             end = min(begin + PART_DOCUMENTS, file.n_documents)
             # .bin/.idx datasets are read by the number of the document, other files by these spans
             part = (begins, sizes) if file.path.endswith(".bin") else (begins[begin:end], sizes[begin:end])
-            yield _Part(file, part, begin, end, folder / f"{begin}.arrow")
+            yield Part(file, part, begin, end, folder / f"{begin}.arrow")
 
 
 def _join_parts(prop: ComputedProperty, file: SourceFile) -> None:
@@ -295,114 +280,5 @@ def _join_parts(prop: ComputedProperty, file: SourceFile) -> None:
             read_values(folder / f"{begin}.arrow", prop.kind, min(PART_DOCUMENTS, file.n_documents - begin))
             for begin in range(0, file.n_documents, PART_DOCUMENTS)
         ]
-        _write_values(path, prop.kind, [chunk for piece in pieces for chunk in piece.chunks])
+        write_values(path, prop.kind, [chunk for piece in pieces for chunk in piece.chunks])
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _write_values(path: Path, kind: str, chunks: Sequence[Any]) -> None:
-    arrow = import_pyarrow()
-    table = arrow.table({VALUES: arrow.chunked_array(chunks, make_value_type(kind))})
-    with (
-        atomic_path(path) as partial,
-        arrow.OSFile(str(partial), "wb") as sink,
-        arrow.ipc.new_file(sink, table.schema) as writer,
-    ):
-        writer.write_table(table)
-
-
-# in the processes
-
-_compute: Any = None
-_settings: tuple[str, str, int] = ("", "", 0)
-
-
-def _start_process(function: str, kind: str, batch: int) -> None:
-    """Import the function. A class is created once in each process."""
-    global _settings, _compute
-    _settings, _compute = (function, kind, batch), None
-    # an earlier computation of this process may have imported another version of the source
-    sys.modules.pop(function.partition(":")[0], None)
-    parent = multiprocessing.parent_process()
-
-    def end_with_parent() -> None:
-        # a main process that was killed cannot end its processes, which would wait for work forever
-        assert parent is not None, "only the processes of an executor have this thread"
-        parent.join()
-        os._exit(1)
-
-    if parent is not None:
-        threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-def _load_function() -> Any:
-    global _compute
-    if _compute is None:
-        function = _settings[0]
-        module, _, name = function.partition(":")
-        try:
-            target = getattr(importlib.import_module(module), name)
-            _compute = target() if inspect.isclass(target) else target
-        except Exception as error:  # code of the user may raise anything
-            raise ValueError(
-                f"function {function}: cannot be loaded ({type(error).__name__}: {error}). Correct it."
-            ) from None
-    return _compute
-
-
-def _compute_part(part: _Part, folder: Path) -> int:
-    """Compute the values of one part, write them, and return the number of documents."""
-    function, kind, batch = _settings
-    compute, values = _load_function(), list[Any]()
-    # numbers count from the first span
-    first = part.begin if part.file.path.endswith(".bin") else 0
-    with open_documents(part.file, part.spans, folder) as read:
-        for begin in range(part.begin, part.end, batch):
-            end = min(begin + batch, part.end)
-            documents = read(np.arange(begin - part.begin + first, end - part.begin + first))
-            place = f"{part.file.path}, documents {begin + 1:,} to {end:,}"
-            try:
-                answer = compute(documents)
-            except Exception as error:  # as above
-                raise ValueError(
-                    f"{place}: {function} raised {type(error).__name__} ({error}). "
-                    "Correct it, and run the command again with --replace."
-                ) from None
-            answer = answer.tolist() if isinstance(answer, np.ndarray) else answer
-            if not isinstance(answer, list | tuple) or len(answer) != len(documents):
-                n = len(answer) if isinstance(answer, list | tuple) else type(answer).__name__
-                raise ValueError(
-                    f"{place}: {function} returned {n}, expected a list of {len(documents)} values."
-                )
-            values += [
-                check_value(value, kind, f"{part.file.path}, document {begin + i + 1:,}: {function}")
-                for i, value in enumerate(answer)
-            ]
-    _write_values(part.path, kind, [import_pyarrow().array(values, make_value_type(kind))])
-    return part.end - part.begin
-
-
-def check_value(value: Any, kind: str, place: str) -> Any:
-    """Return a value of a kind of TYPES for Arrow. Raises ValueError for None, NaN, Inf and other types."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if kind == "date" and isinstance(value, str):
-        try:
-            value = date.fromisoformat(value)
-        except ValueError:
-            raise ValueError(f"{place}: got {value!r}, expected a date such as 2024-02-29.") from None
-    # bool is a subclass of int, and datetime of date
-    is_right = isinstance(value, PYTHON_TYPES[kind]) and isinstance(value, bool) == (kind == "boolean")
-    if kind == "list" and is_right:
-        is_right = all(isinstance(element, str) for element in value)
-    if not is_right or isinstance(value, datetime):
-        raise ValueError(f"{place}: got {value!r:.80}, expected a value of type {kind}.")
-    if kind == "integer" and not -(1 << 63) <= value < 1 << 63:
-        raise ValueError(f"{place}: got {value}, expected an integer of 64 bits.")
-    if kind == "float" and not math.isfinite(value):
-        raise ValueError(f"{place}: got {value}, expected a finite number.")
-    for text in value if kind == "list" else [value] if isinstance(value, str) else []:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ValueError(f"{place}: got {text!r:.80}, expected text that is UTF-8.") from None
-    return float(value) if kind == "float" else value

@@ -19,8 +19,9 @@ from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.catalog.computed import list_computed
 from megatron.mixture.catalog.expression import field
 from megatron.mixture.catalog.query import Query
-from megatron.mixture.compute_property import check_value, compute_property, remove_computed
+from megatron.mixture.compute_property import compute_property, describe_corpus, remove_computed
 from megatron.mixture.document_chunks import DocumentChunks
+from megatron.mixture.property_worker import check_value
 from tests.mixture.conftest import write_lines
 
 FUNCTIONS = """
@@ -86,7 +87,7 @@ def test_a_computed_property_is_queried_like_a_registered_one(catalog, functions
         assert dict(zip(result.domains, result.n_documents.tolist(), strict=True)) == expected
         assert Query().where(field("words").contains("17")).run(opened).n_documents.tolist() == [1]
         assert Query().where("words[2] IN ('3', '4')").run(opened).n_documents.tolist() == [2]
-        assert opened.describe_corpus("code")["bucket"] == [("short", 50, None)]
+        assert describe_corpus(opened, "code")["bucket"] == [("short", 50, None)]
     (tmp_path / "m.yaml").write_text(
         f"catalog: {catalog.name}\nby: bucket\nwhere: list_contains(words, '7')\ncount: documents\n"
     )
@@ -215,15 +216,15 @@ def test_a_killed_computation_resumes_with_the_missing_parts(functions, tmp_path
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    kept = {file: file.stat().st_mtime_ns for file in folder.glob("*.parts/*.arrow")}
-    assert kept
+    finished = {file: file.stat().st_mtime_ns for file in folder.glob("*.parts/*.arrow")}
+    assert finished
     assert json.loads((folder / "property.json").read_text())["function"] == "my_properties:slow"
     time.sleep(1)  # its processes end with it, and write no more
     before = calls.read_text()
     time.sleep(0.5)
     assert calls.read_text() == before
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=True)
-    n_kept = sum(min(part, n - int(file.stem)) for file in kept)
+    n_kept = sum(min(part, n - int(file.stem)) for file in finished)
     assert int(done.stdout.split()[-3].replace(",", "")) >= n_kept > 0, done.stdout
     assert sum(map(int, calls.read_text()[len(before) :].split())) <= n - n_kept
     with Catalog(path, read_only=True) as opened:

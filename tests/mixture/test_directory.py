@@ -221,10 +221,10 @@ def test_clients_create_and_query_at_once(folder, start) -> None:
         client.register("code", ["*.jsonl"], PROPERTIES)
 
     def work(i: int) -> tuple[str, dict, int]:
-        with connect(location, folder) as own:
-            name = own.create_mixture({**SPEC, "where": f"stars < {300 + 300 * (i % 3)}"})
-            chunk = next(iter(own.open_dataset(name)))
-            return name, own.count(by=["language"]), len(chunk.documents)
+        with connect(location, folder) as client:
+            name = client.create_mixture({**SPEC, "where": f"stars < {300 + 300 * (i % 3)}"})
+            chunk = next(iter(client.open_dataset(name)))
+            return name, client.count(by=["language"]), len(chunk.documents)
 
     with ThreadPoolExecutor(8) as threads:
         results = list(threads.map(work, range(12)))

@@ -17,7 +17,6 @@ import numpy as np
 
 from megatron.config.presets import suggest_nearest
 from megatron.mixture.catalog.catalog_access import connect_catalog, list_columns
-from megatron.mixture.catalog.computed import ComputedColumns
 from megatron.mixture.catalog.histogram import HistogramRow, count_values
 from megatron.mixture.catalog.input_files import find_input_files, hash_content, stat_file
 from megatron.mixture.catalog.properties import Property, quote_identifier
@@ -225,12 +224,7 @@ class Catalog:
     def describe_corpus(self, name: str) -> dict[str, list[HistogramRow]]:
         """Return (value, documents, tokens) for each property of a corpus: see `count_values`."""
         corpus = self.get_corpus(name)
-        computed = ComputedColumns(self, [corpus]).corpora[name]
-        counts = {prop.name: count_values(self.connection, corpus.table, prop) for prop in corpus.properties}
-        for prop in computed.values():
-            table, _ = ComputedColumns(self, [corpus]).join(corpus, [prop.name])
-            counts[prop.name] = count_values(self.connection, table, prop.prop)
-        return counts
+        return {prop.name: count_values(self.connection, corpus.table, prop) for prop in corpus.properties}
 
     def list_broken(self, name: str) -> list[tuple[str, int, str]]:
         """Return (file, line or row from 1, reason) of the records that are not documents.

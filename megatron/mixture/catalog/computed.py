@@ -14,10 +14,10 @@ Computing runs code of the user: `compute_property.py`. Reading runs none.
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -26,12 +26,26 @@ from megatron.io import read_json
 from megatron.mixture.catalog.properties import TYPES, Property, quote_identifier, read_property
 from megatron.mixture.lazy_imports import fetch_rows, import_pyarrow
 
-if TYPE_CHECKING:
-    from megatron.mixture.catalog.catalog import Catalog, Corpus
-    from megatron.mixture.catalog.query import SourceFile
-
+File = TypeVar("File", bound="RegisteredFile")
 META, VALUES = "property.json", "value"
 SUFFIX = ".properties"
+
+
+class RegisteredFile(Protocol):
+    """Fields of query.SourceFile that are used here."""
+
+    @property
+    def path(self) -> str: ...  # noqa: D102
+    @property
+    def text_key(self) -> str: ...  # noqa: D102
+    @property
+    def n_bytes(self) -> int: ...  # noqa: D102
+    @property
+    def mtime_ns(self) -> int: ...  # noqa: D102
+    @property
+    def n_documents(self) -> int: ...  # noqa: D102
+    @property
+    def sha256(self) -> str | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -53,7 +67,7 @@ class ComputedProperty:
         """The property, as if it had been registered."""
         return Property(self.name, quote_identifier(self.name), self.kind)
 
-    def values_path(self, file: "SourceFile") -> Path:
+    def values_path(self, file: RegisteredFile) -> Path:
         """Return the path of the values of a file; they depend on its content and the key of the text."""
         content = file.sha256 or [Path(file.path).name, file.n_bytes, file.mtime_ns]
         key = hashlib.sha256(json.dumps([content, file.text_key]).encode()).hexdigest()[:32]
@@ -80,23 +94,23 @@ def list_computed(catalog: Path | str, corpus: str) -> dict[str, ComputedPropert
     return properties
 
 
-def list_corpus_files(catalog: "Catalog", corpus: "Corpus") -> dict[int, "SourceFile"]:
-    """Return the files of a corpus by their number in the column `file` of its table."""
-    from megatron.mixture.catalog.query import load_source_files
-
-    ids = {id for (id,) in fetch_rows(catalog.connection, f"SELECT DISTINCT file FROM {corpus.table}")}
-    return {id: file for id, file in load_source_files(catalog).items() if id in ids}
+def list_corpus_files(connection: Any, table: str, files: Mapping[int, File]) -> dict[int, File]:
+    """Return those of `files` whose documents are in a table, by their number in its column `file`."""
+    return {id: files[id] for (id,) in fetch_rows(connection, f"SELECT DISTINCT file FROM {table}")}
 
 
 class ComputedColumns:
-    """The computed properties of some corpora, joined to their tables where a query uses them."""
+    """The computed properties of some corpora, joined to their tables where a query uses them.
 
-    def __init__(self, catalog: "Catalog", corpora: Sequence["Corpus"]) -> None:
-        self.catalog = catalog
-        self.corpora = {
+    corpora   objects with a name, a table and properties, as catalog.Corpus
+    """
+
+    def __init__(self, catalog: Path | str, corpora: Sequence[Any]) -> None:
+        self.corpora = corpora
+        self.properties = {
             corpus.name: {
                 name: prop
-                for name, prop in list_computed(catalog.path, corpus.name).items()
+                for name, prop in list_computed(catalog, corpus.name).items()
                 if name not in {registered.name for registered in corpus.properties}
             }
             for corpus in corpora
@@ -105,32 +119,37 @@ class ComputedColumns:
     @property
     def kinds(self) -> dict[str, str]:
         """Type of each computed property."""
-        return {name: prop.kind for props in self.corpora.values() for name, prop in props.items()}
+        return {name: prop.kind for props in self.properties.values() for name, prop in props.items()}
 
-    def join(self, corpus: "Corpus", names: Collection[str]) -> tuple[str, list[str]]:
-        """Return (the table of a corpus in SQL, computed properties in it) for the properties in use.
+    def join(
+        self, connection: Any, words: Sequence[str], files: Mapping[int, RegisteredFile]
+    ) -> dict[str, tuple[str, list[str]]]:
+        """Return, for each corpus by name: its table in SQL, and the computed properties in it.
+
+        words   names of properties and conditions in SQL; what they do not mention is not joined
+        files   of the catalog, by their number in the column `file`
 
         Raises ValueError if a file has no values yet.
         """
-        used = [prop for name, prop in self.corpora[corpus.name].items() if name in names]
+        names = {word.lower() for text in words for word in re.findall(r"\w+", text)}
+        return {corpus.name: self._join_corpus(connection, corpus, names, files) for corpus in self.corpora}
+
+    def _join_corpus(
+        self, connection: Any, corpus: Any, names: set[str], files: Mapping[int, RegisteredFile]
+    ) -> tuple[str, list[str]]:
+        used = [prop for name, prop in self.properties[corpus.name].items() if name in names]
         if not used:
             return corpus.table, []
-        files = list_corpus_files(self.catalog, corpus)
+        of_corpus = list_corpus_files(connection, corpus.table, files)
         columns, joins = ["documents.*"], [f"{corpus.table} AS documents"]
         for i, prop in enumerate(used):
             view = f"computed_{corpus.table}_{i}"
             # replaces the view of an earlier query
-            self.catalog.connection.register(view, load_values(prop, files, corpus.name))
+            connection.register(view, load_values(prop, of_corpus, corpus.name))
             columns.append(f"c{i}.{VALUES} AS {quote_identifier(prop.name)}")
-            joins.append(
-                f"LEFT JOIN {view} AS c{i} ON c{i}.file = documents.file AND c{i}.row = documents.row"
-            )
+            condition = f"c{i}.file = documents.file AND c{i}.row = documents.row"
+            joins.append(f"LEFT JOIN {view} AS c{i} ON {condition}")
         return f"(SELECT {', '.join(columns)} FROM {' '.join(joins)})", [prop.name for prop in used]
-
-
-def find_names(texts: Sequence[str]) -> set[str]:
-    """Return all words of conditions in SQL, in lower case: the properties that they use, and others."""
-    return {word.lower() for text in texts for word in re.findall(r"\w+", text)}
 
 
 def make_value_type(kind: str) -> Any:
@@ -158,7 +177,7 @@ def read_values(path: Path, kind: str, n: int) -> Any:
     return column
 
 
-def load_values(prop: ComputedProperty, files: Mapping[int, "SourceFile"], corpus: str) -> Any:
+def load_values(prop: ComputedProperty, files: Mapping[int, RegisteredFile], corpus: str) -> Any:
     """Return the values of all documents as an Arrow table with file, row and value.
 
     Raises ValueError if files have no values yet.

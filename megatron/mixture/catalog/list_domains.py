@@ -13,6 +13,7 @@ of missing values, as for other properties.
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,17 +23,12 @@ from megatron.mixture.lazy_imports import import_pyarrow
 LIST_DOMAINS = ("once", "each")
 
 
-def hash_file_key(content: str) -> int:
-    """Return the 64 bits that stand for a file in the choice of a value; `content`: its SHA-256, or name."""
-    return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8], "little")
-
-
 def find_weighted_values(written: Any, by: Sequence[str]) -> dict[str, set[Any]]:
     """Return the values of each property to which weights, as in a mixture file, give a share above 0.
 
     Invalid weights are ignored here: `compute_weights` refuses them.
     """
-    found: dict[str, set[Any]] = {}
+    values_by_name: dict[str, set[Any]] = {}
     entries: list[tuple[dict[str, Any], Any, Sequence[str]]] = []
     if isinstance(written, Mapping) and by:
         entries = [({by[0]: value}, entry, by[1:] or by) for value, entry in written.items()]
@@ -48,21 +44,29 @@ def find_weighted_values(written: Any, by: Sequence[str]) -> dict[str, set[Any]]
         inner = find_weighted_values(entry.get("weights"), rest) if isinstance(entry, Mapping) else {}
         for name, values in [*criteria.items(), *inner.items()]:
             listed = values if isinstance(values, list | set) else [values]
-            found.setdefault(name, set()).update(value for value in listed if isinstance(value, str))
-    return found
+            values_by_name.setdefault(name, set()).update(value for value in listed if isinstance(value, str))
+    return values_by_name
 
 
 def split_list_domains(
-    batches: Iterable[Any], names: Sequence[str], how: str, file_keys: Mapping[int, int],
+    batches: Iterable[Any], names: Sequence[str], how: str, files: Mapping[int, Any],
     weighted: Mapping[str, Collection[str]],
 ) -> Iterator[Any]:  # fmt: skip
     """Yield the batches with one value in place of each list, and a row for each domain of a document.
 
     batches    Arrow record batches with the columns file (id), row, and the lists `names`
     how        one of LIST_DOMAINS
-    file_keys  `hash_file_key` of each file, by id
+    files      query.SourceFile of each file, by id
     weighted   values of each property that take precedence in `once`
+
+    Raises ValueError for another value of `how`.
     """
+    if how not in LIST_DOMAINS:
+        raise ValueError(f"list_domains: got '{how}', expected one of {', '.join(LIST_DOMAINS)}.")
+    # the content, or the name of a file of an older catalog: not the id, which depends on other files
+    file_keys = (
+        {id: _hash_text(file.sha256 or Path(file.path).name) for id, file in files.items()} if names else {}
+    )
     for batch in batches:
         for name in names if len(batch) else ():
             batch = _split_column(batch, name, how, file_keys, weighted.get(name, ()))
@@ -97,8 +101,8 @@ def _split_column(
         # documents with a weighted value lose their other ones
         has_weighted = np.zeros(len(batch), dtype=bool)
         has_weighted[parent[is_weighted]] = True
-        kept = is_weighted | ~has_weighted[parent]
-        parent, value = parent[kept], value[kept]
+        remaining = is_weighted | ~has_weighted[parent]
+        parent, value = parent[remaining], value[remaining]
     n_values = np.bincount(parent, minlength=len(batch))
     if how == "each":
         # a document without values keeps one row, with a missing value
@@ -110,7 +114,7 @@ def _split_column(
         begins = np.cumsum(n_values) - n_values
         keys = np.array([file_keys[file] for file in batch.column("file").to_pylist()], dtype=np.uint64)
         numbers = batch.column("row").to_numpy().astype(np.uint64)
-        draws = _mix_bits(keys ^ _mix_bits(numbers ^ np.uint64(hash_file_key(name))))
+        draws = _mix_bits(keys ^ _mix_bits(numbers ^ np.uint64(_hash_text(name))))
         # the modulo of 64 bits is uniform to within n_values / 2^64
         draw = (draws % np.maximum(n_values, 1).astype(np.uint64)).astype(np.int64)
         chosen = np.full(len(batch), -1, dtype=np.int64)
@@ -121,6 +125,11 @@ def _split_column(
     if how == "each":
         batch = batch.take(arrow.array(rows))
     return batch.set_column(place, name, column)
+
+
+def _hash_text(text: str) -> int:
+    """Return 64 bits that stand for a text."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
 def _mix_bits(words: np.ndarray) -> np.ndarray:

@@ -19,11 +19,11 @@ from megatron.config.presets import suggest_nearest
 from megatron.io import atomic_path, wait_for_lock
 from megatron.log import get_logger
 from megatron.mixture.catalog.catalog import Catalog, Corpus
-from megatron.mixture.catalog.computed import ComputedColumns, find_names
+from megatron.mixture.catalog.computed import ComputedColumns
 from megatron.mixture.catalog.expression import Condition
 from megatron.mixture.catalog.input_files import hash_content
 from megatron.mixture.catalog.intervals import TOKENS_COLUMN, GatheredDocuments
-from megatron.mixture.catalog.list_domains import LIST_DOMAINS, hash_file_key, split_list_domains
+from megatron.mixture.catalog.list_domains import split_list_domains
 from megatron.mixture.catalog.properties import quote_identifier
 from megatron.mixture.lazy_imports import fetch_rows, import_duckdb, import_pyarrow
 from megatron.text.text_readers import iter_blocks
@@ -68,28 +68,22 @@ class Query:
         document satisfies the conditions, and if tokens are to be counted and a document has no count.
         """
         corpora = [catalog.get_corpus(name) for name in self.corpora] or catalog.list_corpora()
-        computed = ComputedColumns(catalog, corpora)
+        computed = ComputedColumns(catalog.path, corpora)
         registered = {prop.name: prop.kind for corpus in corpora for prop in corpus.properties}
         kinds = computed.kinds | registered | BUILTIN_PROPERTIES
         for name in by:
             if name not in kinds:
                 raise ValueError(f"domains: no property {name!r}; {suggest_nearest(name, sorted(kinds))}")
-        if self.list_domains not in LIST_DOMAINS:
-            raise ValueError(
-                f"list_domains: got '{self.list_domains}', expected one of {', '.join(LIST_DOMAINS)}."
-            )
         duckdb = import_duckdb()
         filters = _build_filters(catalog, self.conditions, kinds)
         columns = [duckdb.ColumnExpression(name) for name in ("file", "row", *by)]
         columns += [duckdb.ColumnExpression("tokens").alias(TOKENS_COLUMN)] * count_tokens
         n_most = catalog.count_documents(corpora)
-        used = find_names([*by, *(str(condition) for condition in self.conditions)])
-        tables = {corpus.name: computed.join(corpus, used) for corpus in corpora}
-        batches = _select_documents(catalog, corpora, sorted(kinds), columns, filters, tables)
         files = load_source_files(catalog)
-        if lists := [name for name in by if kinds[name] == "list"]:
-            keys = {id: hash_file_key(file.sha256 or Path(file.path).name) for id, file in files.items()}
-            batches = split_list_domains(batches, lists, self.list_domains, keys, self.weighted)
+        tables = computed.join(catalog.connection, [*by, *map(str, self.conditions)], files)
+        batches = _select_documents(catalog, corpora, sorted(kinds), columns, filters, tables)
+        lists = [name for name in by if kinds[name] == "list"]
+        batches = split_list_domains(batches, lists, self.list_domains, files, self.weighted)
         gathered = GatheredDocuments.from_batches(batches, n_most, tuple(by))
         if not gathered.domains:
             condition_text = " AND ".join(map(str, self.conditions)) or "that"

@@ -39,10 +39,12 @@ def read_request(body: bytes, required: Sequence[str], optional: Sequence[str] =
     """Return a JSON object with these keys. Raises ValueError for anything else."""
     try:
         request = json.loads(body or b"{}") if len(body) <= MAX_REQUEST_BYTES else None
+        # escapes such as \ud800 are JSON, but no text that a file or a query can contain
+        json.dumps(request, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         request = None
     if not isinstance(request, dict):
-        raise ValueError(f"request: expected a JSON object of at most {MAX_REQUEST_BYTES:,} bytes.")
+        raise ValueError(f"request: expected a JSON object of at most {MAX_REQUEST_BYTES:,} bytes, in UTF-8.")
     missing, unknown = set(required) - set(request), set(request) - {*required, *optional}
     if missing or unknown:
         raise ValueError(

@@ -26,6 +26,7 @@ from megatron.log import get_logger
 from megatron.mixture.catalog.catalog import Catalog, RegistrationResult
 from megatron.mixture.catalog.catalog_access import share_catalog
 from megatron.mixture.catalog.query import Query, QueryResult
+from megatron.mixture.compute_property import describe_corpus
 from megatron.mixture.document_chunks import DocumentChunks
 from megatron.mixture.lazy_imports import import_duckdb, import_pyarrow
 from megatron.mixture.serve.catalog_protocol import (
@@ -163,7 +164,8 @@ class ServedDirectory:
         try:
             with Catalog(self.catalog, read_only=True) as catalog:
                 tokens = read_flag(request, "tokens")
-                result = selected.run(catalog, read_words(query, "by"), tokens)
+                # a name that is given twice is one name
+                result = selected.run(catalog, list(dict.fromkeys(read_words(query, "by"))), tokens)
         finally:
             self._queries.release()
         _check_domains(result)
@@ -187,7 +189,7 @@ class ServedDirectory:
     def _describe_corpus(self, body: bytes) -> dict[str, Any]:
         name = read_name(read_request(body, ("corpus",)), "corpus")
         with Catalog(self.catalog, read_only=True) as catalog:
-            rows = catalog.describe_corpus(name)
+            rows = describe_corpus(catalog, name)
         return {
             "properties": {
                 prop: [[_to_json(value), n, tokens] for value, n, tokens in values]
