@@ -160,6 +160,19 @@ def add_references(args: argparse.Namespace) -> str:
     return f"{path}: {n_models} published models, {len(references)} scores\n"
 
 
+def score_study_forecasts(args: argparse.Namespace, rows: Sequence[RunRow]) -> str:
+    """Score the sealed forecasts of a study and write forecasts.csv; return a note for the user."""
+    if args.kind is not None or not (args.paths[0] / "forecasts").is_dir():
+        return ""
+    # imports scipy, which --help does not need
+    from megatron.study.forecast import calibrate, write_forecast_table
+    from megatron.study.measured import score_forecasts
+
+    outcomes = score_forecasts(args.paths[0], rows)
+    path = write_forecast_table(outcomes, args.paths[0])
+    return f"\n{path}: {len(outcomes)} sealed forecasts. {calibrate(outcomes).sentence}\n"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Collect the rows, write the table and print it."""
     args = parse_args(argv)
@@ -170,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"--out: got {out}, expected a .csv file. The parquet file is written beside it."
             )
         rows, score_note = add_scores(args, collect_rows(args))
-        score_note += add_references(args)
+        score_note += add_references(args) + score_study_forecasts(args, rows)
         write_table(rows, out)
         write_table_parquet(rows, out.with_suffix(".parquet"))
     except (OSError, ValueError) as error:

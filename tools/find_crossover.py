@@ -1,6 +1,12 @@
-"""Find the compute above which one objective beats another on the same unique text, from their two laws.
+"""Find the compute above which one objective beats another on the same unique text.
 
 python tools/find_crossover.py law_autoregressive.json law_masked_diffusion.json --unique 1e8 1e9 1e10
+python tools/find_crossover.py experiments/study_crossover_cpu
+python tools/find_crossover.py experiments/study_crossover_cpu --seal 131072
+
+With two laws, both are evaluated at their best sizes. With a study, the losses of its runs are compared:
+settings are selected by dataset.path_eval and reported on dataset.path_test. The result is written to
+crossover.json in its folder.
 """
 
 import argparse
@@ -8,7 +14,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import create_parser, report_error, run_main
+from megatron.command import create_parser, positive_float, report_error, run_main
 from megatron.laws.crossover import crossover
 from megatron.laws.law import Law
 
@@ -17,9 +23,20 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
     parser.add_argument(
-        "first", type=Path, metavar="FIRST.json", help="law of the objective that is better at low compute"
+        "first",
+        type=Path,
+        metavar="FIRST.json",
+        help="law of the objective that is better at low compute, or the folder of a study",
     )
-    parser.add_argument("second", type=Path, metavar="SECOND.json", help="law of the other objective")
+    parser.add_argument(
+        "second", type=Path, nargs="?", metavar="SECOND.json", help="law of the other objective"
+    )
+    parser.add_argument(
+        "--seal",
+        type=positive_float,
+        metavar="TOKENS",
+        help="of a study: store forecasts for this amount of unique text, before its runs",
+    )
     parser.add_argument(
         "--unique", type=float, nargs="+", default=[1e7, 1e8, 1e9, 1e10], metavar="TOKENS",
         help="amounts of unique text",
@@ -34,10 +51,51 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the arguments and check their combinations."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.first.is_dir() != (args.second is None):
+        parser.error("expected the laws of two objectives, or the folder of one study")
+    if args.seal is not None and args.second is not None:
+        parser.error("--seal requires the folder of a study")
+    return args
+
+
+def measure(args: argparse.Namespace) -> int:
+    """Print and store the measured crossovers of a study, or seal forecasts for another text."""
+    from megatron.study import measured  # imports scipy, which --help does not need
+    from megatron.study.forecast import LEVELS
+    from megatron.study.table import read_runs
+
+    rows = read_runs(args.first)
+    if args.seal is not None:
+        for forecast in measured.seal_next(args.first, rows, args.seal):
+            ends = ", ".join(
+                f"{100 * level:g} % [{low:.4g}, {high:.4g}]"
+                for level, (low, high) in zip(LEVELS, forecast.intervals, strict=True)
+            )
+            print(f"{forecast.name}: {forecast.predicted:.4g}; {ends}; sha256 {forecast.sha256()[:12]}")
+        return 0
+    crossovers, law = measured.measure_study(rows)
+    for at in crossovers:
+        print(measured.format_measured(at))
+    if law is not None:
+        low, high = law.power.interval
+        print(
+            f"C_crit = {law.power.coefficient:.3g} U^{law.power.exponent:.3g}, 95 % confidence of the "
+            f"exponent [{low:.3g}, {high:.3g}], {len(law.U)} crossings"
+        )
+    print(f"{measured.write_crossover(args.first, crossovers, law)}: {len(crossovers)} texts")
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Find the crossovers and print one line for each amount of unique text."""
-    args = build_parser().parse_args(argv)
+    args = parse_args(argv)
     try:
+        if args.second is None:
+            return measure(args)
         wrong = [n_tokens for n_tokens in args.unique if not 0 < n_tokens < math.inf]
         if wrong:
             raise ValueError(f"--unique: got {wrong[0]}, expected a number of tokens above 0")

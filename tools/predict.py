@@ -5,6 +5,7 @@ python tools/predict.py law.json --flops 1e21 --json
 python tools/predict.py muennighoff 2.8e9 5.5e10 --unique 4e9
 python tools/predict.py step-law 1e9 1e11
 python tools/predict.py stacked_law.json 7e9 1.4e11 --new-text
+python tools/predict.py law.json --seal STUDY.yaml
 python tools/predict.py --list
 """
 
@@ -12,6 +13,8 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from megatron.command import create_parser, report_error, run_main
@@ -52,6 +55,17 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="predict the loss on a new text of the same distribution; default: the text of the fitted runs",
     )
+    sealed = parser.add_argument_group("sealed forecasts")
+    sealed.add_argument(
+        "--seal",
+        type=Path,
+        metavar="STUDY.yaml",
+        help="predict runs of this study that have not been started, by default its held-out runs, and store "
+        "the predictions in its folder",
+    )
+    sealed.add_argument(
+        "--runs", metavar="PATTERN", help="names of the runs to predict, e.g. '*-131kunique-*'"
+    )
     printed = parser.add_argument_group("output")
     printed.add_argument("--json", action="store_true", help="print JSON")
     printed.add_argument("--list", action="store_true", help="list the published laws with their sources")
@@ -68,6 +82,12 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("got no LAW, expected a law.json or the name of a published law (--list)")
     if (args.N is None) != (args.D is None):
         parser.error("got N without D, expected both")
+    if args.runs and args.seal is None:
+        parser.error("--runs requires --seal STUDY.yaml")
+    if args.seal is not None:
+        if args.N is not None or args.flops is not None or args.unique is not None or args.new_text:
+            parser.error("--seal: the study defines N, D and the text of its runs; omit them")
+        return args
     if args.N is None and args.flops is None:
         parser.error("got no N and D and no --flops, expected one of the two")
     return args
@@ -223,6 +243,27 @@ def predict_loss(args: argparse.Namespace, law: Law | StackedLaw, published: Pub
     return format_json(answer) if args.json else "\n".join(lines)
 
 
+def seal_study(args: argparse.Namespace) -> str:
+    """Seal forecasts of runs of a study, and format them."""
+    from megatron.study.forecast import FORECASTS, LEVELS  # imports the study, which others do not need
+    from megatron.study.ladder import read_study_plan
+    from megatron.study.seal import seal_runs
+
+    study = read_study_plan(args.seal)
+    forecasts = seal_runs(study, args.law, args.runs)
+    if args.json:
+        return format_json([asdict(forecast) | {"sha256": forecast.sha256()} for forecast in forecasts])
+    lines = []
+    for forecast in forecasts:
+        ends = ", ".join(
+            f"{100 * level:g} % [{low:.4f}, {high:.4f}]"
+            for level, (low, high) in zip(LEVELS, forecast.intervals, strict=True)
+        )
+        seal = forecast.sha256()[:12]
+        lines.append(f"{forecast.name}: {forecast.predicted:.4f} nats per token; {ends}; sha256 {seal}")
+    return "\n".join([*lines, f"{study.directory / FORECASTS}: {len(forecasts)} sealed"])
+
+
 def predict_hyperparameters(args: argparse.Namespace, law: HyperparameterLaw) -> str:
     """Predict learning rate and batch size with a law of hyperparameters, and format the result."""
     if args.N is None or args.flops is not None or args.unique is not None:
@@ -258,6 +299,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                     for row in rows
                 )
             )
+            return 0
+        if args.seal is not None:
+            print(seal_study(args))
             return 0
         law, published = (StackedLaw.load(args.law), None) if is_stack(args.law) else find_law(args.law)
         print(

@@ -25,8 +25,9 @@ def check_config(config: RunConfig) -> None:
     _check_checkpoint(config.checkpoint)
     _check_model(config)
     _check_objective(config)
-    # imported models have exactly one row per token; only masked diffusion needs a row for [MASK]
-    spare = 0 if config.objective.name == "autoregressive" or config.model.mask_id is not None else 1
+    # imported models have exactly one row per token; only masked text needs a row for [MASK]
+    masks = config.objective.name != "autoregressive" or config.objective.masked_input_ratio > 0
+    spare = 1 if masks and config.model.mask_id is None else 0
     if config.model.vocab_rows < config.model.n_tokens + spare:
         raise ValueError(
             f"model.vocab_rows: {config.model.vocab_rows} rows are too few for {config.model.n_tokens} tokens"

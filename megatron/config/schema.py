@@ -136,6 +136,11 @@ class DatasetConfig:
         identity=CONTENT,
     )
     path_eval: str | None = option(None, "the same, for held-out documents", identity=CONTENT)
+    path_test: str | None = option(
+        None,
+        "the same, for documents scored once, with the final weights: for runs that path_eval selects",
+        identity=CONTENT,
+    )
     mixture: str | None = option(
         None, "YAML file of a mixture of domains, replaces path_train", identity=CONTENT
     )

@@ -302,6 +302,24 @@ class ObjectiveConfig:
         objective="autoregressive",
         identity=IF_CHANGED,
     )
+    masked_input_ratio: float = option(
+        0.0,
+        "autoregressive: share of training samples with masked inputs, a regularization for repeated text",
+        at_least=0,
+        at_most=1,
+        unit="share",
+        objective="autoregressive",
+        identity=IF_CHANGED,
+    )
+    masked_input_rate: float = option(
+        0.5,
+        "masked_input_ratio: largest rate of masked inputs of a sample; its rate is uniform up to this",
+        above=0,
+        at_most=1,
+        unit="share",
+        objective="autoregressive",
+        identity=IF_CHANGED,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ class Purpose(IntEnum):
     ANSWER = 9  # masked tokens of an answer that is scored
     VALIDATE_LATTICE = 10  # offset of the lattice of a scoring draw
     BOOTSTRAP = 11  # resampled documents in a comparison of two models
+    MASKED_INPUT = 12  # input tokens of a next-token prediction that are replaced by [MASK]
 
 
 def make_generator(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:

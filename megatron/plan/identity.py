@@ -109,6 +109,8 @@ def _collect_hashed_values(config: RunConfig) -> dict[str, Any]:
     if config.dataset.mixture is not None:
         hashed["train"] = read_resolved(config.dataset.mixture).identity
     hashed["held_out"] = _describe_corpora(config.dataset.path_eval)
+    if config.dataset.path_test is not None:
+        hashed["test"] = _describe_corpora(config.dataset.path_test)
     if config.checkpoint.init_from is not None:
         hashed["init_from"] = _read_checkpoint_checksums(config.checkpoint.init_from)
     return hashed

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron.config.schema import RunConfig
+from megatron.config.schema import DatasetConfig, RunConfig
 from megatron.plan import count
 from megatron.plan.datapaths import compare_eods, compare_tokenizers, read_corpora, read_sidecar
 from megatron.plan.exposure import CorpusUse, Exposure
@@ -74,12 +74,12 @@ def plan_run(config: RunConfig) -> RunPlan:
     if window is not None and window[1] > n_steps:
         raise ValueError(f"logging.profile_steps: got {window}, expected steps of the run, 1 to {n_steps:,}")
     train_tokens = n_steps * tokens_per_step
-    if config.dataset.path_eval is not None:
+    for key, path in _list_held_out(config.dataset):
         # corpora of one data-path file were compared when it was read
-        for held_out in read_corpora(config.dataset.path_eval):
+        for held_out in read_corpora(path):
             # with each: the first may have no record of its tokenizer
             for corpus in exposure.corpora:
-                compare_tokenizers(corpus.prefix, held_out.prefix, "dataset.path_eval")
+                compare_tokenizers(corpus.prefix, held_out.prefix, key)
     # a sample has seq_len targets, so this is the same number of tokens as train_tokens
     corpora = exposure.usage_after(n_steps * config.dataset.batch_size)
     n = count.n_params(config.model)
@@ -120,13 +120,19 @@ def _collect_data_warnings(config: RunConfig, exposure: Exposure) -> tuple[str, 
     data = config.dataset
     train = list(dict.fromkeys(corpus.prefix for corpus in exposure.corpora))
     warnings = compare_eods(train, data.mixed_eod)
-    if data.path_eval is not None:
-        held_out = [corpus.prefix for corpus in read_corpora(data.path_eval)]
+    for key, path in _list_held_out(data):
+        held_out = [corpus.prefix for corpus in read_corpora(path)]
         compare_eods(held_out, data.mixed_eod)
         # held-out text may end documents differently from the training text
         eod_warnings = compare_eods([train[0], *held_out], allow_mixed=True)
-        warnings += tuple(f"dataset.path_eval: {warning}" for warning in eod_warnings)
+        warnings += tuple(f"{key}: {warning}" for warning in eod_warnings)
     return tuple(dict.fromkeys(warnings))
+
+
+def _list_held_out(data: DatasetConfig) -> list[tuple[str, str]]:
+    """Return (key, path) of the texts that are scored."""
+    named = (("dataset.path_eval", data.path_eval), ("dataset.path_test", data.path_test))
+    return [(key, path) for key, path in named if path is not None]
 
 
 def _read_unigram_nats(path: str | None) -> float | None:

@@ -1,5 +1,6 @@
 """Content of a report page as plain text and numbers, which the templates turn into HTML."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from megatron.report import blind_text, frontier_text, headlines, summary, verdi
 from megatron.report.figures.plot import size_colour
 from megatron.report.reference_text import collect_references
 from megatron.report.study_data import AUTOREGRESSIVE, Study
+from megatron.study.forecast import CROSSING, LEVELS, ForecastOutcome, calibrate
 from megatron.study.format import (
     NOT_KNOWN,
     OBJECTIVE_NAMES,
@@ -47,6 +49,7 @@ def collect_sections(study: Study, tariff: Tariff | None = None) -> dict[str, An
     """Return the content after the figures, except the differences."""
     return {
         "cautions": summary.list_cautions(study),
+        "forecasts": collect_forecasts(study),
         "references": collect_references(study),
         "runs": [collect_run(study, row) for row in study.rows],
         "commands": list_commands(study),
@@ -63,6 +66,44 @@ def collect_blind(study: Study) -> dict[str, Any]:
         "lead": blind_text.format_blind_lead(study.blind),
         "record": blind_text.describe_record(study),
     }
+
+
+def collect_forecasts(study: Study) -> dict[str, Any]:
+    """Return the sealed forecasts as a table, with their calibration; {} without forecasts."""
+    if not study.forecasts:
+        return {}
+    late = sum(outcome.in_order is False for outcome in study.forecasts)
+    notes = [calibrate(study.forecasts).sentence]
+    if late:
+        notes.append(f"{format_plural(late, 'forecast')} not counted: files of the run are older.")
+    return {
+        "heads": [
+            "forecast",
+            "predicted",
+            *(f"{100 * level:g} %" for level in LEVELS),
+            "measured",
+            "inside",
+            "sealed",
+        ],
+        "rows": [_collect_forecast(outcome) for outcome in study.forecasts],
+        "notes": notes,
+    }
+
+
+def _collect_forecast(outcome: ForecastOutcome) -> list[str]:
+    forecast = outcome.forecast
+    write = format_exponent if forecast.quantity == CROSSING else "{:.3f}".format
+    measured = NOT_KNOWN
+    if outcome.measured is not None:
+        finite = math.isfinite(outcome.measured)
+        measured = (
+            write(outcome.measured) if finite else "no crossing" if outcome.measured > 0 else "not finite"
+        )
+    inside = [f"{100 * level:g} %" for level in LEVELS if outcome.inside(level)]
+    verdict_words = "not scored" if not outcome.is_scored else ", ".join(inside) or "none"
+    ends = [format_interval(forecast.interval(level), write) for level in LEVELS]
+    stored = f"{forecast.created_at:%Y-%m-%d %H:%M} UTC, {forecast.sha256()[:12]}"
+    return [forecast.name, write(forecast.predicted), *ends, measured, verdict_words, stored]
 
 
 def collect_answer(study: Study) -> dict[str, Any]:

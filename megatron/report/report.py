@@ -16,6 +16,7 @@ from megatron.report.figures import (
     plot_frontier,
     plot_isoflop,
     plot_law,
+    plot_measured,
     plot_mixture,
     plot_repeat,
     plot_runs,
@@ -98,6 +99,7 @@ def make_colours(study: Study) -> dict[str, dict[str, str]]:
     n_budgets = len({point.D for point in plot_law.select_law_points(study)})
     # budgets of tokens and parabolas of FLOPs share the colours budget0.., so the larger number counts
     n_budgets = max(n_budgets, len(parabolas.parabolas) if parabolas else 0)
+    n_budgets = max(n_budgets, len(plot_measured.list_texts(study)))
     n_domains = len(plot_mixture.select_domains(plot_mixture.read_weights(study)))
     return make_palette(len(study.sizes()), n_budgets, n_domains, n_slices)
 
@@ -123,6 +125,7 @@ def make_figures(study: Study) -> list[Figure]:
         plot_fit.profile_figure,
         plot_repeat.epochs_figure,
         plot_runs.objectives_figure,
+        plot_measured.measured_figure,
         plot_repeat.crossover_figure,
         plot_downstream.score_compute_figure,
         plot_repeat.downstream_figure,

@@ -12,8 +12,10 @@ from megatron.config.yaml_file import is_finite, is_single_line
 from megatron.laws.compute_law import ComputeLaw
 from megatron.laws.law import Law
 from megatron.study.blind import BlindOutcome, check_blind
+from megatron.study.forecast import ForecastOutcome
 from megatron.study.format import format_count
 from megatron.study.ladder import STUDY, read_study_plan
+from megatron.study.measured import score_forecasts
 from megatron.study.references import REFERENCES, ReferenceScore, load_references
 from megatron.study.run_row import FinishedRow, RunRow, select_finished
 from megatron.study.study_frontier import COMPUTE_LAW
@@ -75,6 +77,7 @@ class Study:
     references: list[ReferenceScore] = field(default_factory=list)  # published models, references.csv
     compute_law: ComputeLaw | None = None  # compute_law.json: the frontier
     blind: BlindOutcome | None = None  # None if no run was predicted
+    forecasts: list[ForecastOutcome] = field(default_factory=list)  # sealed forecasts
 
     def finished_rows(self, objective: str | None = None) -> list[FinishedRow]:
         """Return the finished runs, of one objective or of all."""
@@ -101,7 +104,8 @@ class Study:
 def read_study(study_dir: str | Path) -> Study:
     """Read a study directory. Damaged files become a fault or a row's note.
 
-    Raises FileNotFoundError if there is no such study, and ValueError if blind.json was modified.
+    Raises FileNotFoundError if there is no such study, and ValueError if blind.json or a forecast was
+    modified.
     """
     folder = Path(study_dir)
     rows = read_runs(folder)
@@ -150,6 +154,7 @@ def read_study(study_dir: str | Path) -> Study:
         _read_references(folder / REFERENCES, faults),
         compute_law,
         check_blind(folder, rows),
+        score_forecasts(folder, rows),
     )
 
 

@@ -30,6 +30,7 @@ class RunRow:
     held_out             1 for a run that no law is fitted on
     trunk                the run whose first steps this run shares; the run itself if it shares none
     cell                 equal for runs that differ only in their seed
+    test_loss, test_loss_se  the same for dataset.path_test, which was not used to select runs
     scores               downstream scores by task: the columns `score_<task>`
     note                 a sentence on a problem, else ""; not a column
     """
@@ -58,6 +59,8 @@ class RunRow:
     held_out: float | None = _number()
     trunk: str | None = _text()
     cell: str | None = _text()
+    test_loss: float | None = _number()
+    test_loss_se: float | None = _number()
     scores: Mapping[str, float] = field(default_factory=dict, hash=False)
     note: str = ""
 

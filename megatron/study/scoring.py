@@ -11,17 +11,11 @@ SYNTHETIC_SAMPLES = 64  # number of held-out samples of random tokens
 
 
 def scoring_flops(run: PlannedRun) -> float:
-    """Return the FLOPs of a run's held-out losses: the final one and those during training."""
+    """Return the FLOPs of a run's held-out losses: those during training, the final one, and the test."""
     config, plan = run.config, run.plan
-    if config.dataset.path_eval is None:
-        return 0.0
-    n_samples = SYNTHETIC_SAMPLES
-    if config.dataset.path_eval != SYNTHETIC:
-        n_samples = 0
-        with contextlib.suppress(OSError, ValueError):  # missing text is reported by the run
-            corpora = read_corpora(config.dataset.path_eval)
-            n_samples = sum(count_epoch_samples(corpus.prefix, plan.seq_len) for corpus in corpora)
-    n_samples = min(n_samples, config.evaluation.max_samples or n_samples)
+    n_samples, n_test = (
+        _count_scored_samples(path, run) for path in (config.dataset.path_eval, config.dataset.path_test)
+    )
     # one forward pass per mask sample for masked diffusion
     n_masks = 1 if plan.objective == "autoregressive" else config.evaluation.num_mc
     # the final loss is at n_steps; a set, since a checkpoint and a validation can coincide
@@ -33,4 +27,18 @@ def scoring_flops(run: PlannedRun) -> float:
     # Example: a branch at 400 of 500 steps that scores every 100 steps scores at 500 only, not again at 100
     # ... 400.
     n_times = sum(step > plan.n_steps - run.trained_steps for step in at)
-    return FORWARD_SHARE * plan.flops_per_token * n_samples * plan.seq_len * n_masks * n_times
+    n_scored = n_samples * n_times + n_test
+    return FORWARD_SHARE * plan.flops_per_token * n_scored * plan.seq_len * n_masks
+
+
+def _count_scored_samples(path: str | None, run: PlannedRun) -> int:
+    if path is None:
+        return 0
+    n_samples = SYNTHETIC_SAMPLES
+    if path != SYNTHETIC:
+        n_samples = 0
+        with contextlib.suppress(OSError, ValueError):  # missing text is reported by the run
+            n_samples = sum(
+                count_epoch_samples(corpus.prefix, run.plan.seq_len) for corpus in read_corpora(path)
+            )
+    return min(n_samples, run.config.evaluation.max_samples or n_samples)

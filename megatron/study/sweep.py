@@ -10,6 +10,7 @@ from typing import TextIO
 from megatron.command import STOPPED
 from megatron.io import read_json, wait_for_lock
 from megatron.run_dir import LOCK, RESULT, is_done
+from megatron.study.forecast import check_sealed_runs
 from megatron.study.format import format_duration
 from megatron.study.ladder import PlannedRun, StudyPlan, expand_study
 from megatron.study.launchers.launch import Job, Launcher
@@ -118,6 +119,7 @@ def run_sweep(
     price: returns the expected speed of the runs
     """
     runs = expand_study(study)
+    check_sealed_runs(study.directory, [run.plan.identity for run in runs])
     study.directory.mkdir(parents=True, exist_ok=True)
     with wait_for_lock(study.directory / LOCK):  # another sweep may start concurrently
         study.save()

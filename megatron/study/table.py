@@ -133,7 +133,16 @@ def read_run(run_dir: Path, study_dir: Path, now: float) -> RunRow:
         # metrics can contain text or huge values after a crash: those are dropped
         wall_s, tps = (last[k] if _is_computable(last.get(k)) else None for k in ("elapsed_s", "tps"))
         return replace(row, status=status, note=note, wall_s=wall_s, tps=tps)
-    measured = _select_values(result, ("loss_se", "n_tokens_scored", "wall_s", "train_tokens", "train_flops"))
+    names = (
+        "loss_se",
+        "n_tokens_scored",
+        "wall_s",
+        "train_tokens",
+        "train_flops",
+        "test_loss",
+        "test_loss_se",
+    )
+    measured = _select_values(result, names)
     row = replace(row, tps=result.get("tps_mean"), **measured)
     # result.json of an earlier plan in the same folder must not be combined with the new plan
     if result.get("identity", plan["identity"]) != plan["identity"]:

@@ -63,6 +63,7 @@ class Run:
     attention: AttentionChoice
     train_samples: SampleSource
     held_out: SampleSource | None
+    test: SampleSource | None
 
     @property
     def microbatch_rows(self) -> int:
@@ -94,9 +95,13 @@ def build_run(config: RunConfig, plan: RunPlan, world: World) -> Run:
     engine = build_engine(model, objective, config, world, rows)
     rows = confirm_microbatch_rows(rows, engine, objective, config, world)
     n_samples = plan.n_steps * config.dataset.batch_size
-    held_out = None
-    if config.dataset.path_eval is not None:
-        held_out = open_held_out_samples(config.dataset.path_eval, config)
+    held_out, test = (
+        None if path is None else open_held_out_samples(path, config, key)
+        for key, path in (
+            ("dataset.path_eval", config.dataset.path_eval),
+            ("dataset.path_test", config.dataset.path_test),
+        )
+    )
     directory = config.checkpoint.directory
     # after initialization, which has its own generator: the state of the default one is saved in checkpoints
     torch.manual_seed(config.misc.seed)
@@ -111,6 +116,7 @@ def build_run(config: RunConfig, plan: RunPlan, world: World) -> Run:
         attention=attention,
         train_samples=open_train_samples(config, n_samples),
         held_out=held_out,
+        test=test,
     )
 
 
@@ -218,6 +224,9 @@ def build_objective(config: RunConfig) -> Objective:
             order_noise=objective.order_noise,
             randmask_ratio=objective.randmask_ratio,
             rate_min=objective.rate_min,
+            masked_input_ratio=objective.masked_input_ratio,
+            masked_input_rate=objective.masked_input_rate,
+            mask_id=config.model.mask_row,
             drops_attention=drops,
         )
     size = config.dataset.batch_size
@@ -274,17 +283,18 @@ def _open_mixture(path: str, config: RunConfig) -> SampleSource:
     return samples
 
 
-def open_held_out_samples(path: str, config: RunConfig) -> SampleSource:
-    """Open the samples of a prefix or a data-path file in file order, in a single pass."""
+def open_held_out_samples(path: str, config: RunConfig, key: str = "dataset.path_eval") -> SampleSource:
+    """Open the samples of a prefix or a data-path file in file order, in a single pass.
+
+    key   configuration key of the path, for messages
+    """
     if path == SYNTHETIC:
         return SyntheticSamples(
             config.model.n_tokens, config.dataset.seq_len, config.misc.seed, held_out=True
         )
     corpora = read_corpora(path)
     sources = [
-        Samples(
-            _open_tokens(corpus.prefix, "dataset.path_eval", config), config.dataset.seq_len, 0, shuffle=False
-        )
+        Samples(_open_tokens(corpus.prefix, key, config), config.dataset.seq_len, 0, shuffle=False)
         for corpus in corpora
     ]
     if len(sources) == 1:

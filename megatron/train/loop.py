@@ -11,6 +11,7 @@ from megatron.checkpoint import store
 from megatron.checkpoint.layout import find_checkpoints
 from megatron.checkpoint.preempt import StopMonitor
 from megatron.config.read import config_to_dict, write_config
+from megatron.data.batches import SampleSource
 from megatron.data.prefetch import Prefetcher
 from megatron.evaluation.validate import HeldOutLoss, validate
 from megatron.io import write_json
@@ -172,25 +173,14 @@ def _score_and_save(run: Run, state: TrainState, record: MetricsLogger, saver: S
     The loss is logged before the checkpoint appears. A run killed in between resumes from the previous
     checkpoint, drops the line and logs it again. In the other order the loss would never be logged.
     """
-    held_out = None
-    if run.held_out is not None:
-        evaluation = run.config.evaluation
-        rows = evaluation.batch_size
-        with explain_oom(state.step, "evaluation.batch_size", rows, run.plan.seq_len, run.world):
-            held_out = validate(
-                run.engine,
-                run.objective,
-                run.held_out,
-                run.world,
-                batch_size=evaluation.batch_size,
-                num_mc=evaluation.num_mc,
-                max_samples=evaluation.max_samples,
-                n_workers=min(1, run.config.dataset.num_workers),
-            )
-        _check_held_out(run, state, held_out)
-        state = state.after_validation(held_out.loss)
-    name = None if saver is None else saver.next_name()
+    held_out = test = None
     ends = state.step == run.plan.n_steps
+    if run.held_out is not None:
+        held_out = _score(run, state, run.held_out)
+        state = state.after_validation(held_out.loss)
+    if run.test is not None and ends:
+        test = _score(run, state, run.test)
+    name = None if saver is None else saver.next_name()
     # a run killed between its last checkpoint and its result: that checkpoint is the newest
     if ends and saver is None:
         checkpoints = find_checkpoints(run.checkpoints, run.config.checkpoint.prefix)
@@ -203,8 +193,27 @@ def _score_and_save(run: Run, state: TrainState, record: MetricsLogger, saver: S
         if saver is not None:
             saver.wait()  # the result marks the run as done: the checkpoint must be complete
         if run.world.is_first:
-            write_json(run.folder / RESULT, _build_result(run, state, held_out))
+            write_json(run.folder / RESULT, _build_result(run, state, held_out, test))
     return state
+
+
+def _score(run: Run, state: TrainState, samples: SampleSource) -> HeldOutLoss:
+    """Return the loss of held-out samples. Raises FloatingPointError as `_check_held_out`."""
+    evaluation = run.config.evaluation
+    rows = evaluation.batch_size
+    with explain_oom(state.step, "evaluation.batch_size", rows, run.plan.seq_len, run.world):
+        held_out = validate(
+            run.engine,
+            run.objective,
+            samples,
+            run.world,
+            batch_size=evaluation.batch_size,
+            num_mc=evaluation.num_mc,
+            max_samples=evaluation.max_samples,
+            n_workers=min(1, run.config.dataset.num_workers),
+        )
+    _check_held_out(run, state, held_out)
+    return held_out
 
 
 def _check_held_out(run: Run, state: TrainState, held_out: HeldOutLoss) -> None:
@@ -239,15 +248,19 @@ def _prepare_folder(run: Run, state: TrainState) -> None:
     barrier(run.world)
 
 
-def _build_result(run: Run, state: TrainState, held_out: HeldOutLoss | None) -> dict[str, object]:
+def _build_result(
+    run: Run, state: TrainState, held_out: HeldOutLoss | None, test: HeldOutLoss | None
+) -> dict[str, object]:
     device = run.world.device
     gpu = device.type == "cuda"
+    tested = {} if test is None else {"test_loss": test.loss, "test_loss_se": test.loss_se}
     return {
         "identity": run.plan.identity,
         "loss": None if held_out is None else held_out.loss,
         "loss_se": None if held_out is None else held_out.loss_se,
         "mc_se": None if held_out is None else held_out.mc_se,
         "n_tokens_scored": 0 if held_out is None else held_out.n_tokens,
+        **tested,
         "step": state.step,
         "train_tokens": state.tokens_seen,
         "wall_s": state.elapsed_s,

@@ -239,12 +239,12 @@ def test_a_job_of_the_container_engine_passes_its_environment_file(
         2, "error: EDF: not set, expected an environment definition file\n"
     )  # fmt: skip
     settings = {"MODEL": "425M", "DATA": "/tokens/c4", "STEPS": "10", "ENGINE": "torch"}
-    done = run_bash(root, script, EDF="/work/alps.toml", **submitted, **settings)
+    done = run_bash(root, script, EDF="/cluster/alps.toml", **submitted, **settings)
     assert done.returncode == 0, done.stderr
     _, *arguments = Path(submitted["RECORD"]).read_text().splitlines()
     assert arguments[:4] == [
         "--kill-on-bad-exit=1",
-        "--environment=/work/alps.toml",
+        "--environment=/cluster/alps.toml",
         "python",
         "tools/pretrain.py",
     ]

@@ -122,6 +122,7 @@ OPTIONS = [
     replace(PLAIN, ar_ratio=0.5, low_noise_start=0.5, low_noise_samples=20, drops_attention=True),
     Autoregressive(orders=4, order_kind="random", drops_attention=True),
     Autoregressive(orders=4, order_kind="noise_sorted", randmask_ratio=0.5),
+    Autoregressive(masked_input_ratio=0.5, mask_id=MASK),
 ]
 
 
@@ -253,6 +254,27 @@ def test_the_loss_under_random_masking_is_its_mean_over_every_view(model: Gpt) -
     error = draws.std() / math.sqrt(n)
     assert abs(draws.mean() - exact) < 4 * error
     assert 0 < error < 0.02 * exact
+
+
+def test_masked_inputs_have_the_stated_rates_and_plain_targets() -> None:
+    n, width, ratio, rate = 4000, 65, 0.4, 0.6
+    tokens = np.random.default_rng(0).integers(0, MASK, (n, width))
+    objective = Autoregressive(seed=3, masked_input_ratio=ratio, masked_input_rate=rate, mask_id=MASK)
+    task = objective.corrupt(tokens, np.arange(n))
+    plain = Autoregressive(seed=3).corrupt(tokens, np.arange(n))
+    hidden = (task.inputs == MASK).numpy()
+    assert torch.equal(task.targets, plain.targets)
+    assert torch.equal(task.inputs[~torch.from_numpy(hidden)], plain.inputs[~torch.from_numpy(hidden)])
+    # no token of a selected sample is masked: the mean of (1 - x)^64 over x ~ U(0, rate), 64 inputs
+    none = (1 - (1 - rate) ** width) / (width * rate)
+    shown = (~hidden.any(axis=1)).mean()
+    expected = (1 - ratio) + ratio * none
+    assert abs(shown - expected) < 5 * math.sqrt(expected * (1 - expected) / n)
+    # mean rate ratio * r / 2; the rate of a sample has variance E[x^2] - mean^2 between samples
+    mean, square = ratio * rate / 2, ratio * rate**2 / 3
+    assert abs(hidden.mean() - mean) < 5 * math.sqrt((square - mean**2 + mean / width) / n)
+    scored = objective.corrupt(tokens, np.arange(n), draw=0)
+    assert torch.equal(scored.inputs, plain.inputs)
 
 
 def test_low_noise_ends_after_its_samples_and_masking_at_the_end_keeps_the_count() -> None:

@@ -38,6 +38,8 @@ CSV_COLUMNS = [
     "held_out",
     "trunk",
     "cell",
+    "test_loss",
+    "test_loss_se",
 ]
 TEXTS = {"run", "identity", "status", "objective", "size", "path", "trunk", "cell"}
 

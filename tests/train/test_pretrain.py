@@ -55,6 +55,29 @@ def test_a_run_learns_and_writes_its_results(pretrain, words, tmp_path, objectiv
     assert (again.returncode, again.stdout.strip()) == (0, f"{run}: already done")
 
 
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_test_text_is_scored_once_at_the_end_and_changes_nothing_else(
+    pretrain, words, tmp_path, corpus, objective
+) -> None:
+    """The test text is here the held-out text, whose score is known."""
+    words = [*words, f"objective.name={objective}", "evaluation.every_iterations=6"]
+    for name, more in (("plain", []), ("tested", [f"dataset.path_test={corpus / 'held_out'}"])):
+        done = pretrain([*words, *more, f"logging.run_dir={tmp_path / name}"])
+        assert done.returncode == 0, done.stderr
+    plain, tested = (
+        json.loads((tmp_path / name / "result.json").read_text()) for name in ("plain", "tested")
+    )
+    assert tested["test_loss"] == tested["loss"] == plain["loss"]
+    assert tested["test_loss_se"] == tested["loss_se"]
+    assert "test_loss" not in plain
+    assert plain["identity"] != tested["identity"]
+    assert read_losses(tmp_path / "plain", "validation") == read_losses(tmp_path / "tested", "validation")
+    missing = pretrain(
+        [*words, f"dataset.path_test={tmp_path / 'absent'}", f"logging.run_dir={tmp_path / 'x'}"]
+    )
+    assert missing.returncode == 1 and "absent" in missing.stderr and "Traceback" not in missing.stderr
+
+
 def test_bfloat16_products_give_losses_close_to_float32(pretrain, words, tmp_path) -> None:
     for dtype in ("float32", "bfloat16"):
         done = pretrain([*words, f"logging.run_dir={tmp_path / dtype}", f"dist.dtype={dtype}"])

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from gpu_bench.baselines import build_llama
 
 from megatron.bench_history import add_history_options, record_result
 from megatron.checkpoint.convert.llama_names import export_llama_names
@@ -64,24 +65,7 @@ def build_our_step(dtype: str, world: World, compiled: bool) -> Step:
 
 def build_their_step(dtype: str) -> Step:
     """Return a function that runs one step of LlamaForCausalLM with the same weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=SHAPE.d_model,
-            intermediate_size=SHAPE.d_ff,
-            head_dim=SHAPE.d_head,
-            num_attention_heads=SHAPE.n_heads,
-            num_key_value_heads=SHAPE.n_heads,
-            num_hidden_layers=SHAPE.n_layers,
-            vocab_size=SHAPE.vocab_rows,
-            rms_norm_eps=SHAPE.norm_eps,
-            max_position_embeddings=SEQ,
-            tie_word_embeddings=True,
-            use_cache=False,
-            attn_implementation="sdpa",
-        )
-    )
+    model = build_llama(SHAPE, SEQ)
     ours = Gpt(SHAPE)
     init_weights(ours, seed=0)
     # the head is tied to the embedding, but a strict load requires its name in the state

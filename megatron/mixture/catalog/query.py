@@ -8,8 +8,8 @@ corpus.
 import difflib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from megatron.io import atomic_path, wait_for_lock
 from megatron.log import get_logger
 from megatron.mixture.catalog.catalog import Catalog, Corpus
 from megatron.mixture.catalog.commits import RegisteredFile
+from megatron.mixture.catalog.computed import ComputedColumns
 from megatron.mixture.catalog.expression import Condition
 from megatron.mixture.catalog.input_files import hash_content
 from megatron.mixture.catalog.intervals import (
@@ -28,6 +29,7 @@ from megatron.mixture.catalog.intervals import (
     GatheredDocuments,
     UnknownFileError,
 )
+from megatron.mixture.catalog.list_domains import split_list_domains
 from megatron.mixture.catalog.properties import quote_identifier
 from megatron.mixture.lazy_imports import fetch_rows, import_duckdb, import_pyarrow
 from megatron.text.text_readers import iter_blocks
@@ -50,14 +52,20 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Query:
-    """Conditions over corpora of a catalog. A document must satisfy all of them."""
+    """Conditions over corpora of a catalog. A document must satisfy all of them.
+
+    list_domains   domain of a document with several values of a property: see `list_domains`
+    weighted       values of properties that take precedence in the choice of that domain
+    """
 
     corpora: tuple[str, ...] = ()  # empty: all
     conditions: tuple[str | Condition, ...] = ()
+    list_domains: str = "once"
+    weighted: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def where(self, condition: str | Condition) -> "Query":
         """Return this query with one more condition: SQL, or an expression of `field`s."""
-        return Query(self.corpora, (*self.conditions, condition))
+        return replace(self, conditions=(*self.conditions, condition))
 
     def run(self, catalog: Catalog, by: Sequence[str] = (), count_tokens: bool = False) -> "QueryResult":
         """Return the documents in domains, one for each combination of the properties `by`.
@@ -66,22 +74,22 @@ class Query:
         document satisfies the conditions, and if tokens are to be counted and a document has no count.
         """
         corpora = [catalog.get_corpus(name) for name in self.corpora] or catalog.list_corpora()
-        kinds = {
-            prop.name: prop.kind for corpus in corpora for prop in corpus.properties
-        } | BUILTIN_PROPERTIES
+        computed = ComputedColumns(catalog.path, corpora)
+        registered = {prop.name: prop.kind for corpus in corpora for prop in corpus.properties}
+        kinds = computed.kinds | registered | BUILTIN_PROPERTIES
         for name in by:
             if name not in kinds:
                 raise ValueError(f"domains: no property {name!r}; {suggest_nearest(name, sorted(kinds))}")
-            if kinds[name] == "list":
-                raise ValueError(
-                    f"domains: '{name}' is a list, but a document belongs to one domain. Remove it from by."
-                )
         duckdb = import_duckdb()
         filters = _build_filters(catalog, self.conditions, kinds)
         columns = [duckdb.ColumnExpression(name) for name in ("file", "row", *by)]
         columns += [duckdb.ColumnExpression("tokens").alias(TOKENS_COLUMN)] * count_tokens
         n_most = catalog.count_documents(corpora)
-        batches = _select_documents(catalog, corpora, sorted(kinds), columns, filters)
+        files = load_source_files(catalog)
+        tables = computed.join(catalog.connection, [*by, *map(str, self.conditions)], files)
+        batches = _select_documents(catalog, corpora, sorted(kinds), columns, filters, tables)
+        lists = [name for name in by if kinds[name] == "list"]
+        batches = split_list_domains(batches, lists, self.list_domains, files, self.weighted)
         keys = np.array([file.entry.key for file in catalog.files], dtype=np.int64)
         try:
             gathered = GatheredDocuments.from_batches(batches, n_most, tuple(by), FileNumbers(keys))
@@ -97,9 +105,9 @@ class Query:
                 "documents (count: documents)."
             )
         domains, tokens, used, table = gathered.compute_intervals()
-        files = tuple(_make_source_file(catalog.files[number]) for number in used)
+        used_files = tuple(_make_source_file(catalog.files[number]) for number in used)
         n_tokens = tuple(tokens) if count_tokens else None
-        return QueryResult(tuple(by), domains, files, table, n_tokens, snapshot=catalog.snapshot.id)
+        return QueryResult(tuple(by), domains, used_files, table, n_tokens, snapshot=catalog.snapshot.id)
 
 
 @dataclass(frozen=True)
@@ -304,9 +312,7 @@ def _build_filter(catalog: Catalog, condition: Any, kinds: Mapping[str, str]) ->
 
 def _make_depth_error(condition: Any) -> ValueError:
     shown = f"{condition[:60]}..." if isinstance(condition, str) else "a Condition"
-    return ValueError(
-        f"where {shown!r}: got more than {MAX_DEPTH} nested levels, expected fewer. Simplify it."
-    )
+    return ValueError(f"where {shown!r}: got more than {MAX_DEPTH} nested levels. Simplify it.")
 
 
 def _make_unknown_error(condition: str, name: str, columns: Sequence[str]) -> ValueError:
@@ -373,12 +379,16 @@ def _iter_expressions(tree: Any, condition: str) -> Iterator[dict[str, Any]]:
 
 def _select_documents(
     catalog: Catalog, corpora: Sequence[Corpus], properties: Sequence[str], columns: Sequence[Any],
-    filters: Sequence[Any],
+    filters: Sequence[Any], tables: Mapping[str, tuple[str, list[str]]],
 ) -> Iterator[Any]:  # fmt: skip
-    """Yield `columns` (expressions) of the documents that satisfy all `filters`, as Arrow batches."""
+    """Yield `columns` (expressions) of the documents that satisfy all `filters`, as Arrow batches.
+
+    tables   of each corpus by name: its table in SQL, and the computed properties that it has
+    """
     parts = []
     for corpus in corpora:
-        available = {prop.name for prop in corpus.properties} | {"tokens", "size"}
+        table, computed = tables[corpus.name]
+        available = {prop.name for prop in corpus.properties} | {"tokens", "size", *computed}
         # All corpora get the same columns, so that they can be united; a missing property is NULL.
         # chr(39) is the quote, which an f-string before Python 3.12 cannot contain in an expression.
         columns_sql = [f"'{corpus.name.replace(chr(39), chr(39) * 2)}' AS corpus"]
@@ -387,7 +397,7 @@ def _select_documents(
             for name in properties
             if name != "corpus"
         ]
-        parts.append(f"SELECT file, row, {', '.join(columns_sql)} FROM {corpus.table}")
+        parts.append(f"SELECT file, row, {', '.join(columns_sql)} FROM {table}")
     try:
         documents = catalog.connection.sql(" UNION ALL ".join(parts))
         for condition in filters:
@@ -396,6 +406,11 @@ def _select_documents(
     except (import_duckdb().Error, import_pyarrow().ArrowException) as error:
         where = " ".join(" AND ".join(map(str, filters)).split())
         raise ValueError(f"where {where}: {str(error).splitlines()[0]}") from error
+
+
+def load_source_files(catalog: Catalog) -> dict[int, SourceFile]:
+    """Return all files of a catalog by the key of their entry, which is in the column `file`."""
+    return {file.entry.key: _make_source_file(file) for file in catalog.files}
 
 
 def _make_source_file(file: RegisteredFile) -> SourceFile:

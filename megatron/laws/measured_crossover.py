@@ -1,0 +1,275 @@
+"""Compute at which one objective is measured to beat another on the same unique text, without a law.
+
+The runs of an objective on U unique tokens are grouped into settings: runs that differ only in their seed.
+Settings are selected by their mean loss on one text (validation) and reported by that on another (test), so
+that the least of many losses is not reported with the luck that selected it. C_crit is the compute at which
+the selected loss of the second objective comes down to that of the first.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatron.laws.law import expanded_level
+from megatron.laws.power_law import PowerLaw, fit_power
+
+N_DRAWS = 2000
+LEVEL = 0.95
+TOLERANCE = 1 + 1e-9  # equal budgets may differ by rounding
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ only in their seed.
+
+    C           FLOPs of a run
+    validation  [seeds] losses that select, nats per token
+    test        [seeds] losses that are reported
+    """
+
+    name: str
+    C: float
+    validation: np.ndarray
+    test: np.ndarray
+
+
+@dataclass(frozen=True)
+class BestSetting:
+    """The setting of the least mean validation loss.
+
+    loss     mean test loss, nats per token
+    seed_se  its standard error over seeds, by the scatter of this objective's settings; None without repeats
+    """
+
+    name: str
+    C: float
+    loss: float
+    seed_se: float | None
+    n_seeds: int
+
+
+@dataclass(frozen=True)
+class MeasuredCrossover:
+    """The comparison of two objectives on U unique tokens.
+
+    first, second   best settings at any compute
+    C               C_crit in FLOPs; None if the second objective was not better at any measured compute
+    interval        of C at LEVEL by the noise of seeds; an end is None where draws have no crossing.
+                    The noise of the test text is not in it: both objectives are scored on the same text
+    between         names of the settings of the second objective below and above the crossing
+    share_crossed   share of draws with a crossing; None without repeats
+    gap, gap_se     first minus second best loss: positive where the second is better at any compute
+    draws           [N_DRAWS] C_crit of each draw, inf without a crossing; empty without repeats
+    """
+
+    U: float
+    first: BestSetting
+    second: BestSetting
+    C: float | None
+    interval: tuple[float | None, float | None] | None
+    between: tuple[str, str] | None
+    share_crossed: float | None
+    gap: float
+    gap_se: float | None
+    draws: np.ndarray
+
+
+@dataclass(frozen=True)
+class CrossoverLaw:
+    """C_crit = coefficient U^exponent through measured crossings, with the interval of the exponent."""
+
+    power: PowerLaw
+    U: tuple[float, ...]
+
+
+def measure_crossover(
+    U: float, first: Sequence[Setting], second: Sequence[Setting], seed: int = 0, level: float = LEVEL
+) -> MeasuredCrossover:
+    """Compare two objectives on U unique tokens.
+
+    The interval redraws every mean loss from a normal distribution with the covariance (validation, test) of
+    seeds, pooled over the settings of an objective, and selects and crosses again.
+
+    Raises ValueError without settings, or for losses or FLOPs that are not finite numbers above 0.
+    """
+    for name, settings in (("first", first), ("second", second)):
+        _check_settings(name, settings)
+    means = [(_mean_losses(settings)) for settings in (first, second)]
+    noise = [_pool_covariance(settings) for settings in (first, second)]
+    C = [np.array([setting.C for setting in settings]) for settings in (first, second)]
+    point, pair = find_crossing(C[0], means[0], C[1], means[1])
+    best = [
+        _select_best(settings, losses, covariance)
+        for settings, losses, covariance in zip((first, second), means, noise, strict=True)
+    ]
+    draws = np.empty(0)
+    if all(covariance is not None for covariance in noise):
+        draws = _draw_crossings(C, means, noise, (first, second), seed)
+    dof = sum(len(setting.test) - 1 for setting in (*first, *second))
+    errors = [setting.seed_se for setting in best]
+    known = None not in errors
+    return MeasuredCrossover(
+        U=U,
+        first=best[0],
+        second=best[1],
+        C=point,
+        interval=_find_interval(draws, expanded_level(level, dof + 1)) if len(draws) else None,
+        between=None if pair is None else (second[pair[0]].name, second[pair[1]].name),
+        share_crossed=float(np.isfinite(draws).mean()) if len(draws) else None,
+        gap=best[0].loss - best[1].loss,
+        gap_se=math.hypot(*(error or 0.0 for error in errors)) if known else None,
+        draws=draws,
+    )
+
+
+def list_selected(settings: Sequence[Setting]) -> list[Setting]:
+    """Return the settings that are selected at some compute: each the least validation loss so far, by C."""
+    chosen: list[Setting] = []
+    for setting in sorted(settings, key=lambda setting: (setting.C, setting.validation.mean())):
+        if not chosen or setting.validation.mean() < chosen[-1].validation.mean():
+            chosen.append(setting)
+    return chosen
+
+
+def find_crossing(
+    first_C: np.ndarray, first: np.ndarray, second_C: np.ndarray, second: np.ndarray
+) -> tuple[float | None, tuple[int, int] | None]:
+    """Return (C_crit, indices of the settings of the second objective around it), or (None, None).
+
+    first_C, second_C   [n], [m] FLOPs
+    first, second       [n, 2], [m, 2] mean (validation, test) losses
+
+    At each compute of the second objective, both sides have the setting of the least validation loss at no
+    more compute. C_crit is interpolated in log C between the last such compute at which the test loss of the
+    second is above that of the first, and the next one. A crossing at the first compute of the second
+    objective is no measured one: it may have happened before.
+    """
+    points, sides = _find_crossings(first_C, first[None], second_C, second[None])
+    if not np.isfinite(points[0]):
+        return None, None
+    return float(points[0]), (int(sides[0, 0]), int(sides[0, 1]))
+
+
+def _find_crossings(
+    first_C: np.ndarray, first: np.ndarray, second_C: np.ndarray, second: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return `find_crossing` of R draws at once: C_crit [R], inf without one, and indices [R, 2].
+
+    first, second   [R, n, 2], [R, m, 2]
+    """
+    order = np.argsort(second_C, kind="stable")
+    limits = second_C[order]
+    mine, other = (
+        _select_up_to(C, losses[..., 0], limits) for C, losses in ((second_C, second), (first_C, first))
+    )
+    rows = np.arange(len(second))[:, None]
+    # without a run of the first objective at this compute there is nothing to compare
+    usable = limits * TOLERANCE >= first_C.min()
+    gaps = np.where(usable, second[rows, mine, 1] - first[rows, other, 1], -math.inf)  # [R, m]
+    worse = gaps > 0
+    # after the last compute at which the second is worse: a short dip by noise is no crossing
+    low = gaps.shape[1] - 1 - np.argmax(worse[:, ::-1], axis=1)
+    has_crossing = worse.any(axis=1) & (low < gaps.shape[1] - 1)
+    low = np.where(has_crossing, low, 0)
+    high = np.minimum(low + 1, gaps.shape[1] - 1)
+    rows = rows[:, 0]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = gaps[rows, low] / (gaps[rows, low] - gaps[rows, high])
+        log_low, log_high = np.log(limits[low]), np.log(limits[high])
+        points = np.where(has_crossing, np.exp(log_low + share * (log_high - log_low)), math.inf)
+    return points, np.stack([mine[rows, low], mine[rows, high]], axis=1)
+
+
+def _select_up_to(C: np.ndarray, losses: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    """Return the index of the least loss [R, n] at no more than each of `limits` [m] FLOPs: [R, m].
+
+    Where no setting is below a limit: the cheapest.
+    """
+    order = np.argsort(C, kind="stable")
+    ordered = losses[:, order]
+    least = np.minimum.accumulate(ordered, axis=1)
+    # position of the running minimum: that of its last strict decrease
+    is_new = np.concatenate([np.ones((len(ordered), 1), bool), least[:, 1:] < least[:, :-1]], axis=1)
+    position = np.maximum.accumulate(np.where(is_new, np.arange(ordered.shape[1]), 0), axis=1)
+    last = np.maximum(np.searchsorted(C[order], limits * TOLERANCE, side="right") - 1, 0)
+    return order[position[:, last]]
+
+
+def _check_settings(name: str, settings: Sequence[Setting]) -> None:
+    if not settings:
+        raise ValueError(f"crossover: got no runs of the {name} objective, expected one or more")
+    for setting in settings:
+        values = np.concatenate([[setting.C], setting.validation, setting.test])
+        if len(setting.validation) != len(setting.test) or len(values) < 3:
+            raise ValueError(f"{setting.name}: got losses without seeds, expected one pair of losses a seed")
+        if not (np.isfinite(values) & (values > 0)).all():
+            raise ValueError(
+                f"{setting.name}: got a loss or FLOPs of {values.min()}, expected numbers above 0"
+            )
+
+
+def _mean_losses(settings: Sequence[Setting]) -> np.ndarray:
+    """Return the mean (validation, test) loss of each setting, [settings, 2]."""
+    return np.array([[setting.validation.mean(), setting.test.mean()] for setting in settings])
+
+
+def _pool_covariance(settings: Sequence[Setting]) -> np.ndarray | None:
+    """Return the covariance [2, 2] of (validation, test) losses of single seeds; None without repeats."""
+    squares, dof = np.zeros((2, 2)), 0
+    for setting in settings:
+        pairs = np.stack([setting.validation, setting.test])
+        offset = pairs - pairs.mean(axis=1, keepdims=True)
+        squares += offset @ offset.T
+        dof += pairs.shape[1] - 1
+    return squares / dof if dof else None
+
+
+def _select_best(
+    settings: Sequence[Setting], losses: np.ndarray, covariance: np.ndarray | None
+) -> BestSetting:
+    best = settings[int(losses[:, 0].argmin())]
+    n = len(best.test)
+    error = None if covariance is None else math.sqrt(covariance[1, 1] / n)
+    return BestSetting(best.name, best.C, float(best.test.mean()), error, n)
+
+
+def _draw_crossings(
+    C: Sequence[np.ndarray],
+    means: Sequence[np.ndarray],
+    noise: Sequence[np.ndarray | None],
+    groups: Sequence[Sequence[Setting]],
+    seed: int,
+) -> np.ndarray:
+    """Return C_crit of N_DRAWS redrawn comparisons, inf without a crossing."""
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for losses, covariance, settings in zip(means, noise, groups, strict=True):
+        assert covariance is not None, "the caller checks"
+        # covariances of losses that agree to rounding are not positive definite: svd accepts them
+        offsets = rng.multivariate_normal([0, 0], covariance, (N_DRAWS, len(losses)), method="svd")
+        n_seeds = np.array([len(setting.test) for setting in settings])
+        drawn.append(losses + offsets / np.sqrt(n_seeds)[None, :, None])
+    return _find_crossings(C[0], drawn[0], C[1], drawn[1])[0]
+
+
+def _find_interval(draws: np.ndarray, level: float) -> tuple[float | None, float | None]:
+    """Return the percentiles of the draws; None for an end among the draws without a crossing."""
+    # `nearest`, since interpolation between two Inf gives NaN
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], method="nearest")
+    return float(low) if math.isfinite(low) else None, float(high) if math.isfinite(high) else None
+
+
+def fit_crossover_law(crossovers: Sequence[MeasuredCrossover]) -> CrossoverLaw | None:
+    """Fit a power law through the measured crossings; None with fewer than two of them.
+
+    Each crossing has the standard deviation of its draws in log C as its error, where every draw crosses.
+    """
+    measured = [(at.U, at.C, at.draws) for at in crossovers if at.C is not None]
+    if len({U for U, _, _ in measured}) < 2:
+        return None
+    U, C = np.array([U for U, _, _ in measured]), np.array([C for _, C, _ in measured])
+    known = all(len(draws) and np.isfinite(draws).all() for _, _, draws in measured)
+    log_se = np.array([np.log(draws).std(ddof=1) for _, _, draws in measured]) if known else None
+    return CrossoverLaw(fit_power(U, C, log_se), tuple(float(u) for u in U))
