@@ -34,7 +34,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from mixture import CHUNK, CONDITIONS, PROPERTIES, write_documents
 
 from megatron.bench_history import add_history_options, record_result
 from megatron.command import create_parser, positive_int, run_main
@@ -45,6 +44,9 @@ from megatron.mixture.catalog.properties import read_properties
 from megatron.mixture.catalog.query import Query
 from megatron.mixture.document_chunks import DocumentChunks
 from megatron.mixture.lazy_imports import import_parquet, import_pyarrow
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mixture import CHUNK, CONDITIONS, PROPERTIES, write_documents  # noqa: E402
 
 FILE_DOCUMENTS = 1_000_000
 WARM_DOCUMENTS = 2_000  # for a first run of each stage, which loads libraries

@@ -15,7 +15,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
@@ -147,6 +146,11 @@ def hash_content_name(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
 
 
+def get_file_name(path: str) -> str:
+    """Return the part of a path after its last slash."""
+    return path.rpartition("/")[2]
+
+
 def make_file_keys(
     corpus: Corpus, stamps: Sequence[tuple[str, int, int]], replaces: Sequence[int], after: Sequence[str]
 ) -> list[int]:
@@ -272,8 +276,7 @@ def merge_commits(commits: Iterable[Commit]) -> Snapshot:
 def _order_key(file: RegisteredFile) -> tuple[Any, ...]:
     # the folder last: it decides only between copies of the same content, which are the same documents
     entry = file.entry
-    name = PurePosixPath(entry.path).name
-    return file.corpus.name, name, entry.sha256 or "", entry.n_bytes, entry.path
+    return file.corpus.name, get_file_name(entry.path), entry.sha256 or "", entry.n_bytes, entry.path
 
 
 def _compute_identity(corpora: Sequence[Corpus], files: Sequence[RegisteredFile]) -> str:
@@ -284,6 +287,6 @@ def _compute_identity(corpora: Sequence[Corpus], files: Sequence[RegisteredFile]
     ]  # fmt: skip
     for file in files:
         entry = file.entry
-        name = PurePosixPath(entry.path).name
+        name = get_file_name(entry.path)
         content.append([file.corpus.name, name, entry.n_bytes, entry.sha256, entry.n_documents])
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
