@@ -96,7 +96,9 @@ def list_computed(catalog: Path | str, corpus: str) -> dict[str, ComputedPropert
 
 def list_corpus_files(connection: Any, table: str, files: Mapping[int, File]) -> dict[int, File]:
     """Return those of `files` whose documents are in a table, by their number in its column `file`."""
-    return {id: files[id] for (id,) in fetch_rows(connection, f"SELECT DISTINCT file FROM {table}")}
+    ids = {id for (id,) in fetch_rows(connection, f"SELECT DISTINCT file FROM {table}")}
+    # in the order of `files`, not in that of the query, which differs from call to call
+    return {id: file for id, file in files.items() if id in ids}
 
 
 class ComputedColumns:
