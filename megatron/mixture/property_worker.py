@@ -29,6 +29,8 @@ PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,), "category": (str,), "integer": (int,), "float": (int, float),
     "boolean": (bool,), "date": (date,), "list": (list,),
 }  # fmt: skip
+PIECE_BYTES = 1 << 22  # of documents in memory at a time
+
 _compute: Any = None
 _settings: tuple[str, str, int] = ("", "", 0)
 
@@ -93,32 +95,40 @@ def _load_function() -> Any:
 
 def compute_part(part: Part, folder: Path) -> int:
     """Compute the values of one part, write them, and return the number of documents."""
-    function, kind, batch = _settings
+    _, kind, batch = _settings
     compute, values = _load_function(), list[Any]()
+    # several batches per read, of about PIECE_BYTES by the mean size of a document: a read has a fixed cost
+    mean = max(1, part.file.n_bytes // max(1, part.file.n_documents))
+    at_once = max(1, PIECE_BYTES // mean // batch) * batch
     with open_documents(part.file, part.spans, folder) as read:
-        for begin in range(part.begin, part.end, batch):
-            end = min(begin + batch, part.end)
+        for begin in range(part.begin, part.end, at_once):
+            end = min(begin + at_once, part.end)
             documents = read(np.arange(begin - part.begin, end - part.begin))
-            place = f"{part.file.path}, documents {begin + 1:,} to {end:,}"
-            try:
-                answer = compute(documents)
-            except Exception as error:  # as above
-                raise ValueError(
-                    f"{place}: {function} raised {type(error).__name__} ({error}). "
-                    "Correct it, and run the command again with --replace."
-                ) from None
-            answer = answer.tolist() if isinstance(answer, np.ndarray) else answer
-            if not isinstance(answer, list | tuple) or len(answer) != len(documents):
-                n = len(answer) if isinstance(answer, list | tuple) else type(answer).__name__
-                raise ValueError(
-                    f"{place}: {function} returned {n}, expected a list of {len(documents)} values."
-                )
-            values += [
-                check_value(value, kind, f"{part.file.path}, document {begin + i + 1:,}: {function}")
-                for i, value in enumerate(answer)
-            ]
+            for i in range(0, len(documents), batch):
+                values += _compute_batch(compute, documents[i : i + batch], begin + i, part.file.path)
     write_values(part.path, kind, [import_pyarrow().array(values, make_value_type(kind))])
     return part.end - part.begin
+
+
+def _compute_batch(compute: Any, documents: list[Any], begin: int, path: str) -> list[Any]:
+    """Return the checked values of documents, of which the first has the number `begin` in its file."""
+    function, kind, _ = _settings
+    place = f"{path}, documents {begin + 1:,} to {begin + len(documents):,}"
+    try:
+        answer = compute(documents)
+    except Exception as error:  # code of the user may raise anything
+        raise ValueError(
+            f"{place}: {function} raised {type(error).__name__} ({error}). "
+            "Correct it, and run the command again with --replace."
+        ) from None
+    answer = answer.tolist() if isinstance(answer, np.ndarray) else answer
+    if not isinstance(answer, list | tuple) or len(answer) != len(documents):
+        n = len(answer) if isinstance(answer, list | tuple) else type(answer).__name__
+        raise ValueError(f"{place}: {function} returned {n}, expected a list of {len(documents)} values.")
+    return [
+        check_value(value, kind, f"{path}, document {begin + i + 1:,}: {function}")
+        for i, value in enumerate(answer)
+    ]
 
 
 def check_value(value: Any, kind: str, place: str) -> Any:
