@@ -1,11 +1,10 @@
 """Queries over a catalog: the documents that satisfy conditions, in domains, as intervals in Arrow.
 
 A condition is SQL over the properties, or a Python expression (`expression`). SQL is parsed and not trusted:
-only comparisons, logic and the functions listed here are allowed, and every column must be a property of a
+only comparisons, logic and the functions that `conditions` lists are allowed, and every column must be a property of a
 corpus.
 """
 
-import difflib
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from megatron.log import get_logger
 from megatron.mixture.catalog.catalog import Catalog, Corpus
 from megatron.mixture.catalog.commits import RegisteredFile
 from megatron.mixture.catalog.computed import ComputedColumns
+from megatron.mixture.catalog.conditions import build_filters
 from megatron.mixture.catalog.expression import Condition
 from megatron.mixture.catalog.input_files import hash_content
 from megatron.mixture.catalog.intervals import (
@@ -34,17 +34,9 @@ from megatron.mixture.catalog.properties import quote_identifier
 from megatron.mixture.lazy_imports import fetch_rows, import_duckdb, import_pyarrow
 from megatron.text.text_readers import iter_blocks
 
-ALLOWED_FUNCTIONS = frozenset(
-    ["+", "-", "*", "/", "%", "||", "~~", "!~~", "~~*", "!~~*", "lower", "upper", "trim", "length", "len"]
-    + ["contains", "starts_with", "ends_with", "prefix", "suffix", "substr", "substring", "regexp_matches"]
-    + ["list_contains", "list_value", "abs", "round", "coalesce", "year", "month", "day", "hash"]
-)
-LOGIC_CLASSES = frozenset(["COMPARISON", "CONJUNCTION", "BETWEEN", "OPERATOR", "CASE"])
-ALLOWED_CLASSES = LOGIC_CLASSES | {"COLUMN_REF", "CONSTANT", "FUNCTION", "CAST"}
 COMPRESSED = (".gz", ".zst")
 BUILTIN_PROPERTIES = {"corpus": "category", "tokens": "integer", "size": "integer"}  # type by name
 BATCH_ROWS = 1 << 17
-MAX_DEPTH = 200  # of nested expressions
 INTERVALS = ("domain", "file", "begin", "end")
 
 log = get_logger(__name__)
@@ -81,7 +73,7 @@ class Query:
             if name not in kinds:
                 raise ValueError(f"domains: no property {name!r}; {suggest_nearest(name, sorted(kinds))}")
         duckdb = import_duckdb()
-        filters = _build_filters(catalog, self.conditions, kinds)
+        filters = build_filters(catalog.connection, self.conditions, kinds)
         columns = [duckdb.ColumnExpression(name) for name in ("file", "row", *by)]
         columns += [duckdb.ColumnExpression("tokens").alias(TOKENS_COLUMN)] * count_tokens
         n_most = catalog.count_documents(corpora)
@@ -276,105 +268,6 @@ class QueryResult:
             (Path(file.path).name, file.n_bytes) + (() if file.sha256 is None else (file.sha256,))
             for file in self.files
         ]
-
-
-def _build_filters(
-    catalog: Catalog, conditions: Sequence[str | Condition], kinds: Mapping[str, str]
-) -> list[Any]:
-    """Return each condition as a filter of a relation: checked SQL, or an expression of DuckDB."""
-    filters = []
-    for condition in conditions:
-        try:
-            filters.append(_build_filter(catalog, condition, kinds))
-        except RecursionError:
-            raise _make_depth_error(condition) from None
-    return filters
-
-
-def _build_filter(catalog: Catalog, condition: Any, kinds: Mapping[str, str]) -> Any:
-    if isinstance(condition, str):
-        try:
-            condition.encode()
-        except UnicodeEncodeError:
-            raise ValueError(
-                f"where {condition!r}: got characters that are not UTF-8. Correct them."
-            ) from None
-        _check_sql_condition(catalog, condition, sorted(kinds))
-        # the newline ends a comment, which would otherwise hide the closing parenthesis
-        return f"({condition}\n)"
-    if not isinstance(condition, Condition):
-        raise ValueError(f"where {condition!r}: expected SQL, or a condition on a field.")
-    for name in condition.property_names():
-        if name not in kinds:
-            raise _make_unknown_error(str(condition), name, sorted(kinds))
-    return condition.to_expression(kinds)
-
-
-def _make_depth_error(condition: Any) -> ValueError:
-    shown = f"{condition[:60]}..." if isinstance(condition, str) else "a Condition"
-    return ValueError(f"where {shown!r}: got more than {MAX_DEPTH} nested levels. Simplify it.")
-
-
-def _make_unknown_error(condition: str, name: str, columns: Sequence[str]) -> ValueError:
-    near = difflib.get_close_matches(name, columns, n=1, cutoff=0.0)[0]
-    return ValueError(
-        f"where {condition!r}: no property '{name}'; did you mean '{near}'? "
-        f"known: {', '.join(columns)} (write text in single quotes)"
-    )
-
-
-def _check_sql_condition(catalog: Catalog, condition: str, columns: Sequence[str]) -> None:
-    """Raise ValueError unless the text is one plain condition over known columns."""
-    # DuckDB parses the condition and returns the syntax tree as JSON; only allowed nodes may remain. It
-    # binds and executes nothing, so that no table t needs to exist.
-    ((serialized,),) = fetch_rows(
-        catalog.connection, "SELECT json_serialize_sql(?)", [f"SELECT 1 FROM t WHERE {condition}"]
-    )
-    parsed = json.loads(serialized)
-    if parsed["error"]:
-        raise ValueError(f"where {condition!r}: {parsed['error_message']}")
-    nodes = [statement["node"] for statement in parsed["statements"]]
-    # `true; SELECT 1` has two nodes, `true UNION SELECT 1` one of another type
-    if len(nodes) != 1 or nodes[0].get("type") != "SELECT_NODE" or nodes[0]["where_clause"] is None:
-        raise ValueError(f"where {condition!r}: expected one condition.")
-    rest = ("modifiers", "group_expressions", "having", "qualify", "sample")
-    # `true ORDER BY 1`, `true LIMIT 1`, `true GROUP BY a`
-    if any(nodes[0].get(name) for name in rest):
-        raise ValueError(f"where {condition!r}: expected a condition and nothing after it.")
-    for node in _iter_expressions(nodes[0]["where_clause"], condition):
-        kind = node["class"]
-        if kind not in ALLOWED_CLASSES:
-            raise ValueError(
-                f"where {condition!r}: {kind.lower().replace('_', ' ')} is not allowed in a condition."
-            )
-        if kind == "FUNCTION" and node["function_name"] not in ALLOWED_FUNCTIONS:
-            near = suggest_nearest(node["function_name"], sorted(ALLOWED_FUNCTIONS))
-            raise ValueError(
-                f"where {condition!r}: function '{node['function_name']}' is not allowed; {near}"
-            )
-        if kind == "COLUMN_REF":
-            name = node["column_names"][0].lower()
-            # a qualified name (t.x, or a field of a struct) could be another column than the checked one
-            if name not in columns or len(node["column_names"]) > 1:
-                raise _make_unknown_error(condition, ".".join(node["column_names"]), columns)
-
-
-def _iter_expressions(tree: Any, condition: str) -> Iterator[dict[str, Any]]:
-    """Yield every expression of a parsed condition. Raises ValueError if they are nested too deeply."""
-    # a stack instead of recursion, because the depth is chosen by the author of the condition
-    rest = [(tree, 0)]
-    while rest:
-        part, depth = rest.pop()
-        # an expression is a node with "class"; the depth counts these, not the levels of JSON
-        if isinstance(part, dict):
-            if "class" in part:
-                depth += 1
-                yield part
-            rest += [(child, depth) for child in part.values()]
-        elif isinstance(part, list):
-            rest += [(child, depth) for child in part]
-        if depth > MAX_DEPTH:
-            raise _make_depth_error(condition)
 
 
 def _select_documents(
