@@ -1,8 +1,8 @@
 """Queries over a catalog: the documents that satisfy conditions, in domains, as intervals in Arrow.
 
 A condition is SQL over the properties, or a Python expression (`expression`). SQL is parsed and not trusted:
-only comparisons, logic and the functions that `conditions` lists are allowed, and every column must be a property of a
-corpus.
+only comparisons, logic and the functions in `conditions` are allowed, and every column must be a property of
+a corpus.
 """
 
 import hashlib
