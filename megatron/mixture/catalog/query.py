@@ -31,7 +31,7 @@ from megatron.mixture.catalog.intervals import (
 )
 from megatron.mixture.catalog.list_domains import split_list_domains
 from megatron.mixture.catalog.properties import quote_identifier
-from megatron.mixture.lazy_imports import fetch_rows, import_duckdb, import_pyarrow
+from megatron.mixture.lazy_imports import import_duckdb, import_pyarrow
 from megatron.text.text_readers import iter_blocks
 
 COMPRESSED = (".gz", ".zst")
