@@ -49,6 +49,20 @@ def import_parquet() -> ModuleType:
     return pyarrow.parquet
 
 
+def import_dataset() -> ModuleType:
+    """Return the module `pyarrow.dataset`."""
+    import pyarrow.dataset
+
+    return pyarrow.dataset
+
+
+def import_filesystem() -> ModuleType:
+    """Return the module `pyarrow.fs`."""
+    import pyarrow.fs
+
+    return pyarrow.fs
+
+
 def import_flight() -> ModuleType:
     """Return the module `pyarrow.flight`. Raises ValueError if this build of pyarrow has none."""
     # Otherwise each failed handshake prints a line on the terminal.

@@ -90,10 +90,14 @@ def test_processes_that_register_at_once_make_the_catalog_of_one_process(tmp_pat
     assert n_seen == sorted(n_seen)
     for i in reversed(range(12)):  # one at a time, in the opposite order
         register(tmp_path / "one", files[i : i + 1])
-    with Catalog(tmp_path / "one", read_only=True) as one, Catalog(tmp_path / "many", read_only=True) as many:
-        assert one.snapshot.id == many.snapshot.id
+    with (
+        Catalog(tmp_path / "one", read_only=True) as single,
+        Catalog(tmp_path / "many", read_only=True) as many,
+    ):
+        assert single.snapshot.id == many.snapshot.id
         assert (
-            Query().run(one, ["stars"]).compute_identity() == Query().run(many, ["stars"]).compute_identity()
+            Query().run(single, ["stars"]).compute_identity()
+            == Query().run(many, ["stars"]).compute_identity()
         )
     assert read_documents(tmp_path / "one") == read_documents(tmp_path / "many")
 

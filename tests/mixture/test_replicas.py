@@ -50,18 +50,18 @@ def test_clients_of_two_servers_and_of_files_get_the_same_documents_when_a_serve
 
 
 def test_sources_of_another_seed_or_other_weights_are_refused(mixture) -> None:
-    with DocumentChunks(mixture) as one, DocumentChunks(mixture, seed=1) as two:
-        sources = ReplicatedChunks([lambda: one, lambda: two])
+    with DocumentChunks(mixture) as first, DocumentChunks(mixture, seed=1) as two:
+        sources = ReplicatedChunks([lambda: first, lambda: two])
         with pytest.raises(
             ValueError, match="source 2 of the mixture: has other documents, weights or another"
         ):
-            for first in range(0, 64, one.at_once):
-                sources.read(first, 1)
+            for chunk in range(0, 64, first.at_once):
+                sources.read(chunk, 1)
         other = mixture.with_name("other.yaml")
         other.write_text(mixture.read_text().replace("C: 1", "C: 2"))
         with DocumentChunks(other) as three:
-            assert three.identity == one.identity
-            assert three.order != one.order
+            assert three.identity == first.identity
+            assert three.order != first.order
 
 
 def test_a_source_that_was_lost_is_tried_again(mixture, monkeypatch) -> None:

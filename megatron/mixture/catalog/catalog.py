@@ -150,8 +150,8 @@ class Catalog:
             loaded = {id: Commit.from_json(id, text) for id, text in zip(missing, contents, strict=True)}
         except ValueError as error:
             raise ValueError(f"{self.path}: {error}") from error
-        known = self._commits | loaded
-        self._commits = {id: known[id] for id in ids}
+        merged = self._commits | loaded
+        self._commits = {id: merged[id] for id in ids}
         if self.snapshot.commits != tuple(ids):
             self.snapshot = merge_commits(self._commits.values())
             self._close_connection()
@@ -184,10 +184,10 @@ class Catalog:
         parts = self.snapshot.parts[corpus.name]
         stored = self.storage.list_files(corpus.folder)
         for name, n_bytes in parts.items():
-            found = stored.get(name, StoredFile(-1, 0.0)).n_bytes
-            if found != n_bytes:
+            size = stored.get(name, StoredFile(-1, 0.0)).n_bytes
+            if size != n_bytes:
                 raise ValueError(
-                    f"{self.path}/{name}: {'is missing' if found < 0 else f'got {found:,} bytes'}, expected "
+                    f"{self.path}/{name}: {'is missing' if size < 0 else f'got {size:,} bytes'}, expected "
                     f"{n_bytes:,} bytes. Restore it, or use a snapshot that was not pruned."
                 )
         columns = ", ".join(quote_identifier(name) for name in make_schema(corpus).names)
@@ -267,9 +267,12 @@ class Catalog:
 
     def list_replaced_keys(self, name: str, paths: Sequence[str]) -> tuple[int, ...]:
         """Return the keys of all entries of some files of a corpus, also of those that are replaced."""
-        wanted = set(paths)
+        requested = set(paths)
         return tuple(
-            entry.key for commit in self.list_commits(name) for entry in commit.files if entry.path in wanted
+            entry.key
+            for commit in self.list_commits(name)
+            for entry in commit.files
+            if entry.path in requested
         )
 
     def _find_absent_properties(self, name: str, result: RegistrationResult) -> tuple[str, ...]:
@@ -334,10 +337,10 @@ class Catalog:
                     of_part.setdefault(file.part, {})[entry.key] = entry.n_documents
         for part, counts in of_part.items():
             try:
-                found = read_spans(self.storage, part, counts)
+                located = read_spans(self.storage, part, counts)
             except ValueError as error:
                 raise ValueError(f"{self.path}/{error}") from error
-            for key, (begins, sizes) in found.items():
+            for key, (begins, sizes) in located.items():
                 narrow = not len(sizes) or sizes.max() <= np.iinfo(np.int32).max
                 spans[key] = begins.copy(), sizes.astype(np.int32 if narrow else np.int64)
         return spans
@@ -368,12 +371,12 @@ class Catalog:
         Returns (files, bytes).
         """
         self._check_writable()
-        kept = {
+        kept_commits = {
             id: stored.commits for word in keep
             for id, stored in [find_snapshot(self.storage, self.path, word)]
         }  # fmt: skip
         self.refresh()
-        done = prune_storage(self.storage, self.snapshot, self._commits, kept, self.list_snapshots())
+        done = prune_storage(self.storage, self.snapshot, self._commits, kept_commits, self.list_snapshots())
         self.refresh()
         return done
 

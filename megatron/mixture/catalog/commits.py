@@ -245,9 +245,9 @@ def merge_commits(commits: Iterable[Commit]) -> Snapshot:
                 winners[place] = entry, commit
     names = sorted({name for name, _ in winners})
     corpora = tuple(
-        Corpus(i, name, found.text_key, found.properties, found.tokenizer)
+        Corpus(i, name, defined.text_key, defined.properties, defined.tokenizer)
         for i, name in enumerate(names, 1)
-        for found in [settings[name]]
+        for defined in [settings[name]]
     )
     by_name = {corpus.name: corpus for corpus in corpora}
     files = sorted(

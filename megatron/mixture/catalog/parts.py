@@ -111,10 +111,12 @@ def read_spans(
     Raises ValueError if the part has another number of documents, or if it cannot be read.
     """
     arrow = import_pyarrow()
-    wanted = list(counts)
+    requested = list(counts)
     try:
         with storage.open_parquet(part) as source:
-            groups = [group for group in range(source.num_row_groups) if _may_contain(source, group, wanted)]
+            groups = [
+                group for group in range(source.num_row_groups) if _may_contain(source, group, requested)
+            ]
             table = source.read_row_groups(groups, ["file", "begin", "size"], use_threads=False)
         keys, begins, sizes = (table.column(i).to_numpy() for i in range(3))
     except (arrow.ArrowException, OSError, KeyError, IndexError) as error:

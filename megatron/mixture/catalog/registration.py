@@ -10,18 +10,46 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from megatron.mixture.catalog.commits import Commit, Corpus, FileEntry, make_file_keys
+from megatron.mixture.catalog.commits import Commit, Corpus, FileEntry, Snapshot, make_file_keys
 from megatron.mixture.catalog.input_files import find_input_files, hash_content, stat_file
 from megatron.mixture.catalog.parts import PartWriter, publish_part
 from megatron.mixture.catalog.records import FileTarget, RecordCounts, register_file
 from megatron.mixture.catalog.small_files import batch_files, register_small_files
+from megatron.mixture.catalog.storage import LocalStorage, ObjectStorage
 from megatron.terminal import ProgressBar
 from megatron.text.token_counts import TokenCounter
 
-if TYPE_CHECKING:
-    from megatron.mixture.catalog.catalog import Catalog
+
+class CatalogWriter(Protocol):
+    """What a registration needs of `catalog.Catalog`, whose documentation applies."""
+
+    path: Path | str
+    storage: LocalStorage | ObjectStorage
+    snapshot: Snapshot
+
+    def refresh(self) -> None:
+        """Show the current state."""
+
+    def pin(self) -> str:
+        """Store the snapshot."""
+        ...
+
+    def add_commit(self, commit: Commit) -> None:
+        """Store a commit."""
+
+    def list_commits(self, name: str) -> list[Commit]:
+        """Return the commits of a corpus."""
+        ...
+
+    def list_removals(self, name: str) -> tuple[str, ...]:
+        """Return the removals of a corpus."""
+        ...
+
+    def list_replaced_keys(self, name: str, paths: Sequence[str]) -> tuple[int, ...]:
+        """Return the keys of all entries of some files."""
+        ...
 
 
 @dataclass
@@ -47,7 +75,7 @@ class RegistrationResult:
 
 
 def register_inputs(
-    catalog: "Catalog", corpus: Corpus, inputs: Sequence[str], scratch: Any, counter: TokenCounter | None,
+    catalog: CatalogWriter, corpus: Corpus, inputs: Sequence[str], scratch: Any, counter: TokenCounter | None,
     quiet: bool, verify: bool, member_bytes: int, shard: tuple[int, int] = (0, 1),
 ) -> RegistrationResult:  # fmt: skip
     """Add new and changed files to a corpus: JSON lines, parquet, tar archives, or .bin/.idx datasets.
@@ -98,12 +126,12 @@ def register_inputs(
     return result
 
 
-def _list_registered(catalog: "Catalog", corpus: Corpus) -> dict[str, FileEntry]:
-    return {file.entry.path: file.entry for file in catalog.files if file.corpus.name == corpus.name}
+def _list_registered(catalog: CatalogWriter, corpus: Corpus) -> dict[str, FileEntry]:
+    return {file.entry.path: file.entry for file in catalog.snapshot.files if file.corpus.name == corpus.name}
 
 
 def _skip_registered(
-    catalog: "Catalog", corpus: Corpus, batch: Sequence[Path], before: dict[str, FileEntry],
+    catalog: CatalogWriter, corpus: Corpus, batch: Sequence[Path], before: dict[str, FileEntry],
     result: RegistrationResult,
 ) -> list[Path]:  # fmt: skip
     """Return the files of a batch that no other process has registered since the beginning."""
@@ -122,7 +150,7 @@ def _skip_registered(
 
 
 def _register_batch(
-    catalog: "Catalog", corpus: Corpus, paths: Sequence[Path], scratch: Any, counter: TokenCounter | None,
+    catalog: CatalogWriter, corpus: Corpus, paths: Sequence[Path], scratch: Any, counter: TokenCounter | None,
     member_bytes: int, hashing: Executor,
 ) -> tuple[tuple[FileEntry, ...], dict[str, int]]:  # fmt: skip
     """Add files to a corpus with one commit. Returns (their entries, documents that have each property)."""
@@ -167,10 +195,10 @@ def _write_documents(targets: Sequence[FileTarget]) -> list[RecordCounts]:
 
 
 def _count_entries(
-    catalog: "Catalog", corpus: Corpus, entries: Sequence[FileEntry], result: RegistrationResult
+    catalog: CatalogWriter, corpus: Corpus, entries: Sequence[FileEntry], result: RegistrationResult
 ) -> None:
     """Count the entries that the catalog shows, and those of which another process's registration counts."""
-    visible = {file.entry.key for file in catalog.files if file.corpus.name == corpus.name}
+    visible = {file.entry.key for file in catalog.snapshot.files if file.corpus.name == corpus.name}
     for entry in entries:
         if entry.key in visible:
             result.n_files += 1
@@ -180,7 +208,7 @@ def _count_entries(
             result.n_duplicates += 1
 
 
-def _withdraw_conflict(catalog: "Catalog", commit: Commit) -> None:
+def _withdraw_conflict(catalog: CatalogWriter, commit: Commit) -> None:
     """Remove a commit, and raise ValueError, if another process has given the corpus other settings.
 
     Each writer looks after its own commit is visible, so that of two at least one sees the other.
@@ -195,14 +223,14 @@ def _withdraw_conflict(catalog: "Catalog", commit: Commit) -> None:
             raise _make_settings_error(catalog, other.corpus)
 
 
-def _check_settings(catalog: "Catalog", corpus: Corpus) -> None:
+def _check_settings(catalog: CatalogWriter, corpus: Corpus) -> None:
     """Raise ValueError if the corpus is registered with other settings."""
     for existing in catalog.snapshot.corpora:
         if existing.name == corpus.name and existing.compatibility_key != corpus.compatibility_key:
             raise _make_settings_error(catalog, existing)
 
 
-def _make_settings_error(catalog: "Catalog", corpus: Corpus) -> ValueError:
+def _make_settings_error(catalog: CatalogWriter, corpus: Corpus) -> ValueError:
     tokenizer = (corpus.tokenizer or {}).get("name")
     return ValueError(
         f"{catalog.path}: corpus '{corpus.name}' has the properties "

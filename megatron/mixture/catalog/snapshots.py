@@ -74,20 +74,20 @@ def find_snapshot(storage: Storage, where: Path | str, word: str) -> tuple[str, 
 
 def prune_storage(
     storage: Storage, current: Snapshot, commits: Mapping[str, Commit],
-    kept: Mapping[str, tuple[str, ...]], stored: Mapping[str, Any],
+    kept_snapshots: Mapping[str, tuple[str, ...]], stored: Mapping[str, Any],
 ) -> tuple[int, int]:  # fmt: skip
-    """Delete what neither the current snapshot nor the snapshots `kept` need. Returns (files, bytes).
+    """Delete what neither the current snapshot nor `kept_snapshots` need. Returns (files, bytes).
 
     Readers of other snapshots get an error from then on. Parts without a commit stay for a day, because a
     registration that runs may commit them.
     """
-    kept_commits = {id for ids in kept.values() for id in ids}
+    kept_commits = {id for ids in kept_snapshots.values() for id in ids}
     in_use = {file.commit for file in current.files} | kept_commits
     dead = [commit for id, commit in commits.items() if id not in in_use]
     parts = {commit.part[0] for id, commit in commits.items() if id in in_use and commit.part}
     # Additions before removals: if the prune is killed in between, no removed file returns. A removal stays
     # as long as a commit that it drops.
-    names = [f"{SNAPSHOTS}/{id}.json" for id in stored if id not in kept]
+    names = [f"{SNAPSHOTS}/{id}.json" for id in stored if id not in kept_snapshots]
     names += [f"{COMMITS}/{commit.id}.json" for commit in dead if commit.files]
     names += [
         f"{COMMITS}/{commit.id}.json"

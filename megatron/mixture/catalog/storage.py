@@ -14,10 +14,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 from typing import Any, Protocol
 
 from megatron.io import PARTIAL, acquire_lock, fsync_path, open_locked
+from megatron.mixture.lazy_imports import (
+    import_dataset,
+    import_filesystem,
+    import_parquet,
+    import_pyarrow,
+)
 
 URL = re.compile(r"[a-z][a-z0-9+.-]*://.+", re.IGNORECASE)
 UPLOAD_BYTES = 8 << 20  # of one write of an upload
@@ -159,7 +164,7 @@ class LocalStorage:
 
     def open_parquet(self, name: str) -> Any:
         """Open a parquet file, as `Storage`."""
-        return _import_parquet().ParquetFile(self.folder / name)
+        return import_parquet().ParquetFile(self.folder / name)
 
     def make_dataset(self, names: Sequence[str]) -> Any:
         """Return None: DuckDB reads the files of this folder."""
@@ -185,7 +190,7 @@ class ObjectStorage:
 
     def list_files(self, folder: str) -> dict[str, StoredFile]:
         """List objects, as `Storage`."""
-        filesystem = _import_filesystem()
+        filesystem = import_filesystem()
         root = f"{self.prefix}/{folder}".rstrip("/")
         selector = filesystem.FileSelector(root, recursive=True, allow_not_found=True)
         return {
@@ -227,14 +232,12 @@ class ObjectStorage:
 
     def open_parquet(self, name: str) -> Any:
         """Open a parquet file, as `Storage`."""
-        return _import_parquet().ParquetFile(self._make_path(name), filesystem=self.filesystem)
+        return import_parquet().ParquetFile(self._make_path(name), filesystem=self.filesystem)
 
     def make_dataset(self, names: Sequence[str]) -> Any:
         """Return a dataset, as `Storage`: columns and row groups that a query does not need are not read."""
-        import pyarrow.dataset
-
         paths = [self._make_path(name) for name in names]
-        return pyarrow.dataset.dataset(paths, format="parquet", filesystem=self.filesystem)
+        return import_dataset().dataset(paths, format="parquet", filesystem=self.filesystem)
 
     def _make_path(self, name: str) -> str:
         return f"{self.prefix}/{name}"
@@ -246,7 +249,7 @@ class ObjectStorage:
 
 def _resolve_url(url: str) -> tuple[Any, str]:
     """Return (pyarrow's file system, path in it) of a URL."""
-    arrow, filesystem = _import_arrow(), _import_filesystem()
+    arrow, filesystem = import_pyarrow(), import_filesystem()
     try:
         if url.partition("://")[0].lower() in ("s3", "gs", "gcs"):
             resolved: tuple[Any, str] = filesystem.FileSystem.from_uri(url)
@@ -260,21 +263,3 @@ def _resolve_url(url: str) -> tuple[Any, str]:
             f"{url}: cannot be opened as an object store ({str(error).splitlines()[0]}). "
             "Use s3://BUCKET/FOLDER, a folder, or install the protocol's fsspec library."
         ) from error
-
-
-def _import_arrow() -> ModuleType:
-    import pyarrow
-
-    return pyarrow
-
-
-def _import_filesystem() -> ModuleType:
-    import pyarrow.fs
-
-    return pyarrow.fs
-
-
-def _import_parquet() -> ModuleType:
-    import pyarrow.parquet
-
-    return pyarrow.parquet
