@@ -1,12 +1,15 @@
-"""Serve the chunks of mixtures over Arrow Flight, or print the status of a server.
+"""Serve mixtures over Arrow Flight: those of a folder, whose clients register, query and mix, or some files.
 
+    python tools/mixture_server.py data --port 8815 --root /corpora
     python tools/mixture_server.py slim.yaml code.yaml --port 8815
     python tools/mixture_server.py slim.yaml --host 0.0.0.0 --token-file t --tls-cert c.pem --tls-key k.pem
     python tools/mixture_server.py slim.yaml --metrics-port 9108
     python tools/mixture_server.py --status grpc+tcp://127.0.0.1:8815 --prometheus
 
-A mixture is named after its file without .yaml; its weights count documents. A server that is killed and
-restarted serves the same chunks; adaptive weights are stored in slim.mixture/logs/RUN.jsonl.
+A folder has a catalog, mixtures/ and a token of mode 0600, which are created; clients use MixtureClient. It
+may be registered from, and so may every --root. A mixture is named after its file without .yaml; its weights
+count documents. A server that is killed and restarted serves the same chunks; adaptive weights are stored in
+slim.mixture/logs/RUN.jsonl.
 """
 
 import argparse
@@ -23,8 +26,9 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
     parser.add_argument(
-        "mixtures", nargs="*", default=[], type=Path, metavar="MIXTURE.yaml", help="mixtures to serve"
-    )
+        "mixtures", nargs="*", default=[], type=Path, metavar="DIR|MIXTURE.yaml",
+        help="a folder with a catalog and mixtures, created if missing; or mixtures to serve",
+    )  # fmt: skip
     serving = parser.add_argument_group("serving")
     serving.add_argument("--host", default="127.0.0.1", metavar="NAME", help="address to listen on")
     serving.add_argument("--port", type=int, default=8815, metavar="N", help="port; 0 chooses a free one")
@@ -38,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--token-file",
         type=Path,
         metavar="FILE",
-        help="file with the access token that clients must send; mode 0600",
+        help="file with the access token that clients must send; mode 0600; for a folder: DIR/token",
     )
     safety.add_argument("--tls-cert", type=Path, metavar="FILE", help="PEM; with --tls-key")
     safety.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM; with --tls-cert")
@@ -47,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     safety.add_argument(
         "--root", type=Path, action="append", default=[], metavar="FOLDER",
-        help="read only files below this folder; may be repeated",
+        help="read and register only files below this folder; may be repeated",
     )  # fmt: skip
     metrics = parser.add_argument_group("metrics")
     metrics.add_argument(
@@ -77,6 +81,11 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("give either mixtures to serve, or --status of a server")
     if (args.tls_cert is None) != (args.tls_key is None):
         parser.error("--tls-cert and --tls-key go together")
+    # a folder to create has no suffix; a missing mixture is an error of its reader
+    folders = [path for path in args.mixtures if path.is_dir() or not path.suffix and not path.exists()]
+    if folders and len(args.mixtures) > 1:
+        parser.error(f"{folders[0]} is a folder: give one folder, or mixtures")
+    args.folder = folders[0] if folders else None
     if args.prometheus and not args.status:
         parser.error("--prometheus requires --status; a server exposes its metrics on --metrics-port")
     return args
@@ -97,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
     # imported after parsing, so that --help does not load these libraries
     from megatron.mixture.serve.access import check_private, read_token
+    from megatron.mixture.serve.directory import make_token_file
     from megatron.mixture.serve.remote import Connection
     from megatron.mixture.serve.service import ListenOptions, serve
 
@@ -105,6 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             path = getattr(args, option)
             if path is not None and not path.is_file():
                 raise FileNotFoundError(f"--{option.replace('_', '-')}: {path}: no such file")
+        if args.folder is not None:
+            args.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            args.token_file = args.token_file or make_token_file(args.folder)
         token = None if args.token_file is None else read_token(args.token_file)
         if args.tls_key is not None:
             # before the server listens: a key that other users can read is refused
@@ -123,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             metrics_host=args.metrics_host, metrics_port=args.metrics_port,
         )  # fmt: skip
         serve(
-            args.mixtures, where, args.seed, args.root,
+            args.folder or args.mixtures, where, args.seed, args.root,
             on_ready=lambda port, metrics: print_addresses(port, metrics, args.host, args.metrics_host),
             follow=args.follow,
         )  # fmt: skip

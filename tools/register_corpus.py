@@ -5,6 +5,8 @@
         --property 'meta.language AS language category' --property 'length(content) AS characters integer' \\
         --text-key content
     python tools/register_corpus.py catalog add pictures shards/*.tar --tokenizer-model gpt2
+    python tools/register_corpus.py catalog add-property slim --name length_bucket \\
+        --function my_properties:length_bucket --type category --processes 8
     python tools/register_corpus.py catalog list
     python tools/register_corpus.py catalog describe slim
     python tools/register_corpus.py catalog broken slim
@@ -14,7 +16,8 @@
     python tools/register_corpus.py catalog prune --keep 5b482d8e
     python tools/register_corpus.py catalog convert catalog.duckdb
 
-When rerun, `add` registers only new and changed files, and resumes after an interruption. Any number of
+When rerun, `add` registers only new and changed files, `add-property` computes only missing values, and both
+resume after an interruption. `add-property` runs the code of the function that you name. Any number of
 processes and machines may add files to the same catalog at the same time. Runs can use a snapshot from before
 a removal or an update until `prune` deletes it.
 """
@@ -29,9 +32,11 @@ from pathlib import Path
 
 from megatron.command import add_action, create_parser, positive_int, report_error, run_main
 from megatron.mixture.catalog.catalog import Catalog, RegistrationResult
+from megatron.mixture.catalog.computed import list_computed
 from megatron.mixture.catalog.convert import convert_catalog
 from megatron.mixture.catalog.properties import PRESETS, TYPES, read_properties
 from megatron.mixture.catalog.tars import MAX_SAMPLE_BYTES
+from megatron.mixture.compute_property import compute_property, describe_corpus, remove_computed
 from megatron.text.token_counts import TokenCounter
 from megatron.tokenizer.cli_options import add_tokenizer_options, parse_tokenizer_spec
 from megatron.tokenizer.kinds import TokenizerSpec
@@ -87,6 +92,36 @@ def build_parser() -> argparse.ArgumentParser:
         help="only every N-th file, from the K-th on (K from 0), for N processes at once",
     )  # fmt: skip
     add_tokenizer_options(add)
+    computed = add_action(
+        actions,
+        "add-property",
+        "compute a property of all documents by a Python function, in processes",
+        f"{example} add-property slim --name length_bucket --function my_properties:length_bucket",
+    )
+    computed.add_argument("corpus", metavar="NAME", help="name of the corpus")
+    computed.add_argument("--name", required=True, metavar="NAME", help="name of the property")
+    computed.add_argument(
+        "--function", required=True, metavar="MODULE:NAME",
+        help="function, or class whose instances are called: it gets a list of documents and returns as many "
+        "values; its module is imported from PYTHONPATH and run",
+    )  # fmt: skip
+    computed.add_argument("--type", choices=sorted(TYPES), default="string", help="type of the values")
+    computed.add_argument(
+        "--processes", type=positive_int, default=1, metavar="N", help="processes that call the function"
+    )
+    computed.add_argument("--batch", type=positive_int, default=256, metavar="N", help="documents per call")
+    computed.add_argument(
+        "--replace", action="store_true",
+        help="compute all values again, by another function or another version of it",
+    )  # fmt: skip
+    removed = add_action(
+        actions,
+        "remove-property",
+        "remove a computed property",
+        f"{example} remove-property slim --name length_bucket",
+    )
+    removed.add_argument("corpus", metavar="NAME", help="name of the corpus")
+    removed.add_argument("--name", required=True, metavar="NAME", help="name of the property")
     add_action(actions, "list", "list the corpora, with files, documents and tokens", f"{example} list")
     for name, what in (
         ("describe", "count documents and tokens by the values of each property"),
@@ -140,7 +175,8 @@ def format_corpora(catalog: Catalog) -> str:
         tokens = "" if corpus.n_tokens is None else f", {corpus.n_tokens:,} tokens"
         lines.append(
             f"{corpus.name}: {corpus.n_documents:,} documents in {corpus.n_files:,} files{tokens}, "
-            f"{corpus.n_broken:,} broken lines; {', '.join(corpus.properties) or 'no properties'}"
+            f"{corpus.n_broken:,} broken lines; "
+            f"{', '.join([*corpus.properties, *list_computed(catalog.path, corpus.name)]) or 'no properties'}"
         )
     return "\n".join(lines) or "no corpora"
 
@@ -148,7 +184,7 @@ def format_corpora(catalog: Catalog) -> str:
 def format_values(catalog: Catalog, corpus: str) -> str:
     """Format a histogram of each property."""
     lines = []
-    for name, values in catalog.describe_corpus(corpus).items():
+    for name, values in describe_corpus(catalog, corpus).items():
         lines.append(name)
         most = max((n for _, n, _ in values), default=1)
         for value, n, tokens in values:
@@ -156,6 +192,22 @@ def format_values(catalog: Catalog, corpus: str) -> str:
             bar = "#" * round(BAR * n / most)
             lines.append(f"  {str(value)[:24]:<24} {n:>12,}{counted}  {bar}".rstrip())
     return "\n".join(lines) or "no properties"
+
+
+def change_computed_property(args: argparse.Namespace) -> None:
+    """Compute or remove a property. The catalog is only read."""
+    if args.action == "remove-property":
+        remove_computed(args.catalog, args.corpus, args.name)
+        print(f"{args.catalog}: {args.corpus}: {args.name} removed")
+        return
+    done = compute_property(
+        args.catalog, args.corpus, args.name, args.function, args.type, args.processes, args.batch,
+        args.replace,
+    )  # fmt: skip
+    print(
+        f"{args.catalog}: {args.corpus}: {args.name} of {done.n_documents:,} documents in {done.n_files:,} "
+        f"files, {done.n_known:,} known before"
+    )
 
 
 def print_warnings(args: argparse.Namespace, done: RegistrationResult) -> None:
@@ -211,6 +263,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one action, and print its result."""
     args = build_parser().parse_args(argv)
     try:
+        if args.action in ("add-property", "remove-property"):
+            change_computed_property(args)
+            return 0
         writes = args.action in ("add", "remove", "prune", "convert")
         with Catalog(args.catalog, read_only=not writes, n_threads=getattr(args, "threads", None)) as catalog:
             if args.action == "add":
@@ -231,6 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"{args.catalog}: {convert_catalog(catalog, args.source):,} documents converted")
             else:
                 catalog.remove(args.corpus)
+                remove_computed(args.catalog, args.corpus)
                 print(f"{args.catalog}: {args.corpus} removed")
     except (OSError, ValueError) as error:
         return report_error(error)

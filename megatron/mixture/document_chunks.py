@@ -5,7 +5,8 @@ Documents are JSON lines, rows of parquet, samples of tar archives, or token ids
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 from megatron.data.parts import open_dataset
 from megatron.mixture.catalog.parquet import GROUP_CACHE_BYTES, ParquetTexts
 from megatron.mixture.catalog.query import QueryResult, SourceFile
-from megatron.mixture.catalog.tars import TAR_SUFFIXES, samples_to_arrow
+from megatron.mixture.catalog.tars import TAR_SUFFIXES, sample_to_document, samples_to_arrow
 from megatron.mixture.chunk import ChunkUnits, Position
 from megatron.mixture.distributor import Distributor
 from megatron.mixture.document_locations import open_locations
@@ -53,6 +54,7 @@ class DocumentChunks:
     def __init__(
         self, path: str | Path, seed: int = 0, chunk_size: int = CHUNK_DOCUMENTS,
         run: str | None = "main", roots: Sequence[Path] = (), verify: bool = False, follow: bool = False,
+        selected: QueryResult | None = None,
     ) -> None:  # fmt: skip
         """Open the documents.
 
@@ -61,13 +63,15 @@ class DocumentChunks:
         verify   read all files and compare their content with the catalog; by default only size and
                  modification time are compared
         follow   read the weights of a run from the log that another process writes, see `JournalFollower`
+        selected a saved result of the mixture's query, instead of the documents that the catalog has now
 
         Raises what reading and querying raise, and ValueError for a file outside of the roots and for a log
         that another process has locked.
         """
         self.spec: MixtureSpec = read_spec(path)
-        with self.spec.open_catalog() as catalog:
-            result: QueryResult = self.spec.make_query().run(catalog, self.spec.by, self.spec.counts_tokens)
+        with self.spec.open_catalog(None if selected is None else selected.snapshot) as catalog:
+            query, by = self.spec.make_query(), self.spec.by
+            result = query.run(catalog, by, self.spec.counts_tokens) if selected is None else selected
             # before the documents are located: a changed file has another index, too
             for file in result.files:
                 _check_place(file, roots)
@@ -339,6 +343,29 @@ class _SharedResources:
         self.scratch.close()
         self.files.close()
         self.groups.clear()
+
+
+@contextmanager
+def open_documents(
+    file: SourceFile, spans: Sequence[np.ndarray], folder: Path
+) -> Iterator[Callable[[np.ndarray], list[Any]]]:
+    """Yield a function that returns the documents int64 [n] of one file, numbered as `spans`.
+
+    They are texts, lists of ids, or dicts of the members of tar samples. `folder`: for unpacked files.
+    """
+    shared = _SharedResources.open()
+    try:
+        _check_place(file, ())
+        reader = _open_reader(file, spans, folder, shared)
+
+        def read(numbers: np.ndarray) -> list[Any]:
+            column = reader.read(numbers)
+            is_sample = import_pyarrow().types.is_struct(column.type)
+            return [sample_to_document(record) if is_sample else record for record in column.to_pylist()]
+
+        yield read
+    finally:
+        shared.close()
 
 
 def _check_place(file: SourceFile, roots: Sequence[Path]) -> None:

@@ -60,7 +60,7 @@ def open_locations(folder: Path, catalog: Catalog, result: QueryResult) -> Docum
         # intervals are sorted by domain, as the numbers of documents are
         np.cumsum(arrays["end"] - result.get_column("begin"), out=arrays["last"])
         for places in _iter_batches(counts):
-            spans = _locate_files(catalog, [result.files[i] for i in places])
+            spans = locate_files(catalog, [result.files[i] for i in places])
             for i, (begins, sizes) in zip(places, spans, strict=True):
                 arrays["begin"][bounds[i] : bounds[i + 1]] = begins
                 arrays["size"][bounds[i] : bounds[i + 1]] = sizes
@@ -88,7 +88,7 @@ def _iter_batches(counts: Sequence[int]) -> Iterator[range]:
     yield range(first, len(counts))
 
 
-def _locate_files(catalog: Catalog, files: Sequence[SourceFile]) -> list[tuple[np.ndarray, np.ndarray]]:
+def locate_files(catalog: Catalog, files: Sequence[SourceFile]) -> list[tuple[np.ndarray, np.ndarray]]:
     located = catalog.locate_texts([file.id for file in files])
     spans = []
     for file in files:

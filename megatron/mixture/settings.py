@@ -6,6 +6,7 @@ from typing import Any
 
 from megatron.config.option import REQUIRED, option
 from megatron.config.section import check_known_keys, read_section, to_integer
+from megatron.mixture.catalog.list_domains import LIST_DOMAINS
 from megatron.mixture.distributor import DRY_POLICIES
 
 RULES = ("ado", "loss")
@@ -96,6 +97,7 @@ class MixtureSettings:
     corpora: list[str] = option([], "corpora of the catalog; default: all", read=_read_words)
     where: list[str] = option([], "conditions that documents satisfy", read=_read_words)
     by: list[str] = option([], "properties that define a domain", read=_read_words)
+    list_domains: str = option("once", "domain of a document with several values", *LIST_DOMAINS)
     weights: Any = option(None, "weights, see weights.py; default: by size")
     count: str = option("tokens", "unit of the weights' shares", "tokens", "documents")
     schedule: ScheduleSettings | None = option(None, "weights that change at given points")

@@ -5,6 +5,7 @@ snapshot: 5b482d8e36f8a1c0         default: the current state of the catalog
 corpora: [slim]                    default: all
 where: "language = 'en'"           or a list: all of them
 by: [source]                       properties that define a domain
+list_domains: once                 or each: domains of a document with several values of such a property
 weights: {Github: 0.7, C4: 0.3}    see weights.py
 count: tokens                      unit of the weights' shares: tokens, or documents
 schedule: {unit: steps, change: linear, points: [{at: 0, weights: ...}, {at: 1000, weights: ...}]}
@@ -30,13 +31,14 @@ from megatron.io import open_partial_folder, publish_files, wait_for_lock, write
 from megatron.log import get_logger
 from megatron.mixture.adaptive import Ado, AdoConfig, LossProportional, WeightLog, WeightRule
 from megatron.mixture.catalog.catalog import Catalog
+from megatron.mixture.catalog.list_domains import find_weighted_values
 from megatron.mixture.catalog.query import Query, QueryResult, SourceFile
 from megatron.mixture.catalog.storage import is_url
 from megatron.mixture.catalog.tars import TAR_SUFFIXES, write_texts
 from megatron.mixture.custom_rule import make_rule
 from megatron.mixture.distributor import ConstantWeights, DomainWeights
 from megatron.mixture.settings import AdaptiveSettings, MixtureSettings, read_mixture_settings
-from megatron.mixture.weights import WeightSchedule, compute_weights
+from megatron.mixture.weights import ARBITRARY, WeightSchedule, compute_weights
 from megatron.plan.datapaths import compare_eods, read_sidecar
 from megatron.plan.mixture_use import RESOLVED, ResolvedMixture, mixture_folder, read_resolved
 from megatron.text.preprocess import PreprocessOptions, preprocess
@@ -63,9 +65,12 @@ class MixtureSpec:
         location = self.settings.catalog
         return location if is_url(location) else self.path.parent / location
 
-    def open_catalog(self) -> Catalog:
-        """Open the snapshot of the catalog, and store it, so that a run can be resumed with it."""
-        catalog = Catalog(self.catalog, read_only=True, snapshot=self.settings.snapshot)
+    def open_catalog(self, snapshot: str | None = None) -> Catalog:
+        """Open the snapshot of the catalog, and store it, so that a run can be resumed with it.
+
+        snapshot   of a saved query, instead of the one in the file
+        """
+        catalog = Catalog(self.catalog, read_only=True, snapshot=snapshot or self.settings.snapshot)
         catalog.pin()
         return catalog
 
@@ -77,7 +82,8 @@ class MixtureSpec:
     @property
     def counts_tokens(self) -> bool:
         """True if weights are shares of tokens, False if they are shares of documents."""
-        return self.settings.count == "tokens"
+        # an arbitrary mixture has one domain, whose share needs no counts
+        return self.settings.count == "tokens" and self.settings.weights != ARBITRARY
 
     @property
     def adaptive(self) -> AdaptiveSettings | None:
@@ -86,8 +92,16 @@ class MixtureSpec:
 
     def make_query(self) -> Query:
         """Return the query that selects the documents."""
-        query = Query(tuple(self.settings.corpora))
-        for condition in self.settings.where:
+        settings = self.settings
+        written = [settings.weights] if settings.schedule is None else [
+            point.weights for point in settings.schedule.points
+        ]  # fmt: skip
+        weighted: dict[str, set[str]] = {}
+        for weights in written:
+            for name, values in find_weighted_values(weights, self.by).items():
+                weighted.setdefault(name, set()).update(values)
+        query = Query(tuple(settings.corpora), (), settings.list_domains, weighted)
+        for condition in settings.where:
             query = query.where(condition)
         return query
 

@@ -1,6 +1,7 @@
 """Weights of domains as written in a mixture file: for combinations of properties, nested, over time.
 
     weights: inferred                                   proportional to the size of the domains
+    weights: arbitrary                                  without `by`: all documents, in one order
     weights: {Github: 0.7, C4: 0.3}                     values of the first property of `by`
     weights: {Github: {weight: 0.7, weights: {Python: 3, Go: 1}}, C4: 0.3}     values of the next one, nested
     weights: [{where: {language: [Go, C], source: Github}, weight: 2}, ...]     any combination
@@ -18,6 +19,7 @@ from megatron.config.presets import suggest_nearest
 from megatron.config.section import check_known_keys
 
 INFERRED = "inferred"
+ARBITRARY = "arbitrary"
 
 
 def compute_weights(
@@ -31,6 +33,13 @@ def compute_weights(
     and for an invalid weight.
     """
     weights = np.zeros(len(domains))
+    if written == ARBITRARY:
+        if by:
+            raise ValueError(
+                f"weights: got arbitrary with by: {', '.join(by)}, expected no domains. Remove by, or set "
+                f"weights: {INFERRED}."
+            )
+        written = INFERRED  # of one domain
     _distribute_share(written, 1.0, list(range(len(domains))), by, domains, natural, weights, "weights")
     return weights
 

@@ -19,7 +19,7 @@ LAUNCHERS: Rows = (
     ("`torchrun ... train.py --job.config_file`", "`torchrun ... tools/pretrain.py CONFIG.yaml`",
      "torchtitan"),
     ("`python train_stub.py CONFIG.yaml`", "`python tools/pretrain.py CONFIG.yaml`", "exp-maxie"),
-    ("`mixtera-server`", "`python tools/mixture_server.py MIXTURE.yaml`", "Mixtera"),
+    ("`mixtera-server DIR`", "`python tools/mixture_server.py DIR`", "Mixtera"),
 )  # fmt: skip
 
 DEEPSPEED_JSON: Rows = (
@@ -141,10 +141,15 @@ TORCHTITAN: Rows = (
 
 MIXTERA: Rows = (
     ("MixteraClient.from_directory", "Catalog", "in one process, without a server"),
-    ("MixteraClient.from_remote", "dataset.mixture", "the YAML names the server"),
-    ("client.register_dataset", "tools/register_corpus.py", "jsonl, parquet, webdataset, .bin/.idx"),
-    ("Query.for_job(...).select(...)", "SQL or an expression", "in the YAML of the mixture"),
-    ("StaticMixture, ArbitraryMixture, InferringMixture", "kind of weights", "static, natural; MIXTURE.md"),
+    ("MixteraClient.from_remote", "MixtureClient", "of megatron.mixture.serve.mixture_client"),
+    ("client.register_dataset", "MixtureClient.register", "or tools/register_corpus.py add; also .bin/.idx"),
+    ("client.add_property", "tools/register_corpus.py add-property", "a function or class, in processes"),
+    ("client.execute_query", "MixtureClient.create_mixture", "the keys of a mixture file"),
+    ("client.stream_results", "MixtureClient.open_dataset", "a torch IterableDataset of chunks"),
+    ("ResultStreamingArgs", "ChunkReader", "its options: table in MIXTURE.md, section 5"),
+    ("Query.for_job(...).select(...)", "SQL or an expression", "where of a mixture or of client.count"),
+    ("StaticMixture", "weights: {C4: 0.7, ...}", "shares of tokens or documents"),
+    ("InferringMixture, ArbitraryMixture", "weights: inferred, arbitrary", ""),
     ("MixtureSchedule", "schedule", "weights by step"),
     ("DynamicMixture with ADO", "adaptive", "ADO, or a rule of your own"),
     ("chunk", "chunk", "a function of plan, seed and number, equal on all nodes"),

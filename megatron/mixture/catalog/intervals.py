@@ -64,7 +64,7 @@ class GatheredDocuments:
     ) -> "GatheredDocuments":
         """Collect record batches with the columns file, row, the properties `by`, and perhaps TOKENS_COLUMN.
 
-        n_most    upper bound of the number of documents
+        n_most    expected number of documents; more of them are copied to larger arrays
         numbers   of the keys in the column file; None: the column contains numbers
 
         Raises UnknownFileError for a key without a number.
@@ -76,6 +76,12 @@ class GatheredDocuments:
             if not len(batch):
                 continue
             end = n + len(batch)
+            if end > len(gathered.row):
+                # documents with several domains arrive several times
+                for name in ("domain", "file", "row"):
+                    grown = np.empty(2 * end, dtype=np.int32)
+                    grown[:n] = getattr(gathered, name)[:n]
+                    setattr(gathered, name, grown)
             file, row = batch.column("file").to_numpy(), batch.column("row").to_numpy()
             file = file if numbers is None else numbers.lookup(file)
             # one integer in place of (file, row): a strictly increasing key means sorted documents

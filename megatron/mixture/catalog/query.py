@@ -1,15 +1,14 @@
 """Queries over a catalog: the documents that satisfy conditions, in domains, as intervals in Arrow.
 
 A condition is SQL over the properties, or a Python expression (`expression`). SQL is parsed and not trusted:
-only comparisons, logic and the functions listed here are allowed, and every column must be a property of a
-corpus.
+only comparisons, logic and the functions in `conditions` are allowed, and every column must be a property of
+a corpus.
 """
 
-import difflib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from megatron.io import atomic_path, wait_for_lock
 from megatron.log import get_logger
 from megatron.mixture.catalog.catalog import Catalog, Corpus
 from megatron.mixture.catalog.commits import RegisteredFile
+from megatron.mixture.catalog.computed import ComputedColumns
+from megatron.mixture.catalog.conditions import build_filters
 from megatron.mixture.catalog.expression import Condition
 from megatron.mixture.catalog.input_files import hash_content
 from megatron.mixture.catalog.intervals import (
@@ -28,21 +29,14 @@ from megatron.mixture.catalog.intervals import (
     GatheredDocuments,
     UnknownFileError,
 )
+from megatron.mixture.catalog.list_domains import split_list_domains
 from megatron.mixture.catalog.properties import quote_identifier
-from megatron.mixture.lazy_imports import fetch_rows, import_duckdb, import_pyarrow
+from megatron.mixture.lazy_imports import import_duckdb, import_pyarrow
 from megatron.text.text_readers import iter_blocks
 
-ALLOWED_FUNCTIONS = frozenset(
-    ["+", "-", "*", "/", "%", "||", "~~", "!~~", "~~*", "!~~*", "lower", "upper", "trim", "length", "len"]
-    + ["contains", "starts_with", "ends_with", "prefix", "suffix", "substr", "substring", "regexp_matches"]
-    + ["list_contains", "list_value", "abs", "round", "coalesce", "year", "month", "day", "hash"]
-)
-LOGIC_CLASSES = frozenset(["COMPARISON", "CONJUNCTION", "BETWEEN", "OPERATOR", "CASE"])
-ALLOWED_CLASSES = LOGIC_CLASSES | {"COLUMN_REF", "CONSTANT", "FUNCTION", "CAST"}
 COMPRESSED = (".gz", ".zst")
 BUILTIN_PROPERTIES = {"corpus": "category", "tokens": "integer", "size": "integer"}  # type by name
 BATCH_ROWS = 1 << 17
-MAX_DEPTH = 200  # of nested expressions
 INTERVALS = ("domain", "file", "begin", "end")
 
 log = get_logger(__name__)
@@ -50,14 +44,20 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Query:
-    """Conditions over corpora of a catalog. A document must satisfy all of them."""
+    """Conditions over corpora of a catalog. A document must satisfy all of them.
+
+    list_domains   domain of a document with several values of a property: see `list_domains`
+    weighted       values of properties that take precedence in the choice of that domain
+    """
 
     corpora: tuple[str, ...] = ()  # empty: all
     conditions: tuple[str | Condition, ...] = ()
+    list_domains: str = "once"
+    weighted: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def where(self, condition: str | Condition) -> "Query":
         """Return this query with one more condition: SQL, or an expression of `field`s."""
-        return Query(self.corpora, (*self.conditions, condition))
+        return replace(self, conditions=(*self.conditions, condition))
 
     def run(self, catalog: Catalog, by: Sequence[str] = (), count_tokens: bool = False) -> "QueryResult":
         """Return the documents in domains, one for each combination of the properties `by`.
@@ -66,22 +66,22 @@ class Query:
         document satisfies the conditions, and if tokens are to be counted and a document has no count.
         """
         corpora = [catalog.get_corpus(name) for name in self.corpora] or catalog.list_corpora()
-        kinds = {
-            prop.name: prop.kind for corpus in corpora for prop in corpus.properties
-        } | BUILTIN_PROPERTIES
+        computed = ComputedColumns(catalog.path, corpora)
+        registered = {prop.name: prop.kind for corpus in corpora for prop in corpus.properties}
+        kinds = computed.kinds | registered | BUILTIN_PROPERTIES
         for name in by:
             if name not in kinds:
                 raise ValueError(f"domains: no property {name!r}; {suggest_nearest(name, sorted(kinds))}")
-            if kinds[name] == "list":
-                raise ValueError(
-                    f"domains: '{name}' is a list, but a document belongs to one domain. Remove it from by."
-                )
         duckdb = import_duckdb()
-        filters = _build_filters(catalog, self.conditions, kinds)
+        filters = build_filters(catalog.connection, self.conditions, kinds)
         columns = [duckdb.ColumnExpression(name) for name in ("file", "row", *by)]
         columns += [duckdb.ColumnExpression("tokens").alias(TOKENS_COLUMN)] * count_tokens
         n_most = catalog.count_documents(corpora)
-        batches = _select_documents(catalog, corpora, sorted(kinds), columns, filters)
+        files = load_source_files(catalog)
+        tables = computed.join(catalog.connection, [*by, *map(str, self.conditions)], files)
+        batches = _select_documents(catalog, corpora, sorted(kinds), columns, filters, tables)
+        lists = [name for name in by if kinds[name] == "list"]
+        batches = split_list_domains(batches, lists, self.list_domains, files, self.weighted)
         keys = np.array([file.entry.key for file in catalog.files], dtype=np.int64)
         try:
             gathered = GatheredDocuments.from_batches(batches, n_most, tuple(by), FileNumbers(keys))
@@ -97,9 +97,9 @@ class Query:
                 "documents (count: documents)."
             )
         domains, tokens, used, table = gathered.compute_intervals()
-        files = tuple(_make_source_file(catalog.files[number]) for number in used)
+        used_files = tuple(_make_source_file(catalog.files[number]) for number in used)
         n_tokens = tuple(tokens) if count_tokens else None
-        return QueryResult(tuple(by), domains, files, table, n_tokens, snapshot=catalog.snapshot.id)
+        return QueryResult(tuple(by), domains, used_files, table, n_tokens, snapshot=catalog.snapshot.id)
 
 
 @dataclass(frozen=True)
@@ -270,115 +270,18 @@ class QueryResult:
         ]
 
 
-def _build_filters(
-    catalog: Catalog, conditions: Sequence[str | Condition], kinds: Mapping[str, str]
-) -> list[Any]:
-    """Return each condition as a filter of a relation: checked SQL, or an expression of DuckDB."""
-    filters = []
-    for condition in conditions:
-        try:
-            filters.append(_build_filter(catalog, condition, kinds))
-        except RecursionError:
-            raise _make_depth_error(condition) from None
-    return filters
-
-
-def _build_filter(catalog: Catalog, condition: Any, kinds: Mapping[str, str]) -> Any:
-    if isinstance(condition, str):
-        try:
-            condition.encode()
-        except UnicodeEncodeError:
-            raise ValueError(
-                f"where {condition!r}: got characters that are not UTF-8. Correct them."
-            ) from None
-        _check_sql_condition(catalog, condition, sorted(kinds))
-        # the newline ends a comment, which would otherwise hide the closing parenthesis
-        return f"({condition}\n)"
-    if not isinstance(condition, Condition):
-        raise ValueError(f"where {condition!r}: expected SQL, or a condition on a field.")
-    for name in condition.property_names():
-        if name not in kinds:
-            raise _make_unknown_error(str(condition), name, sorted(kinds))
-    return condition.to_expression(kinds)
-
-
-def _make_depth_error(condition: Any) -> ValueError:
-    shown = f"{condition[:60]}..." if isinstance(condition, str) else "a Condition"
-    return ValueError(
-        f"where {shown!r}: got more than {MAX_DEPTH} nested levels, expected fewer. Simplify it."
-    )
-
-
-def _make_unknown_error(condition: str, name: str, columns: Sequence[str]) -> ValueError:
-    near = difflib.get_close_matches(name, columns, n=1, cutoff=0.0)[0]
-    return ValueError(
-        f"where {condition!r}: no property '{name}'; did you mean '{near}'? "
-        f"known: {', '.join(columns)} (write text in single quotes)"
-    )
-
-
-def _check_sql_condition(catalog: Catalog, condition: str, columns: Sequence[str]) -> None:
-    """Raise ValueError unless the text is one plain condition over known columns."""
-    # DuckDB parses the condition and returns the syntax tree as JSON; only allowed nodes may remain. It
-    # binds and executes nothing, so that no table t needs to exist.
-    ((serialized,),) = fetch_rows(
-        catalog.connection, "SELECT json_serialize_sql(?)", [f"SELECT 1 FROM t WHERE {condition}"]
-    )
-    parsed = json.loads(serialized)
-    if parsed["error"]:
-        raise ValueError(f"where {condition!r}: {parsed['error_message']}")
-    nodes = [statement["node"] for statement in parsed["statements"]]
-    # `true; SELECT 1` has two nodes, `true UNION SELECT 1` one of another type
-    if len(nodes) != 1 or nodes[0].get("type") != "SELECT_NODE" or nodes[0]["where_clause"] is None:
-        raise ValueError(f"where {condition!r}: expected one condition.")
-    rest = ("modifiers", "group_expressions", "having", "qualify", "sample")
-    # `true ORDER BY 1`, `true LIMIT 1`, `true GROUP BY a`
-    if any(nodes[0].get(name) for name in rest):
-        raise ValueError(f"where {condition!r}: expected a condition and nothing after it.")
-    for node in _iter_expressions(nodes[0]["where_clause"], condition):
-        kind = node["class"]
-        if kind not in ALLOWED_CLASSES:
-            raise ValueError(
-                f"where {condition!r}: {kind.lower().replace('_', ' ')} is not allowed in a condition."
-            )
-        if kind == "FUNCTION" and node["function_name"] not in ALLOWED_FUNCTIONS:
-            near = suggest_nearest(node["function_name"], sorted(ALLOWED_FUNCTIONS))
-            raise ValueError(
-                f"where {condition!r}: function '{node['function_name']}' is not allowed; {near}"
-            )
-        if kind == "COLUMN_REF":
-            name = node["column_names"][0].lower()
-            # a qualified name (t.x, or a field of a struct) could be another column than the checked one
-            if name not in columns or len(node["column_names"]) > 1:
-                raise _make_unknown_error(condition, ".".join(node["column_names"]), columns)
-
-
-def _iter_expressions(tree: Any, condition: str) -> Iterator[dict[str, Any]]:
-    """Yield every expression of a parsed condition. Raises ValueError if they are nested too deeply."""
-    # a stack instead of recursion, because the depth is chosen by the author of the condition
-    rest = [(tree, 0)]
-    while rest:
-        part, depth = rest.pop()
-        # an expression is a node with "class"; the depth counts these, not the levels of JSON
-        if isinstance(part, dict):
-            if "class" in part:
-                depth += 1
-                yield part
-            rest += [(child, depth) for child in part.values()]
-        elif isinstance(part, list):
-            rest += [(child, depth) for child in part]
-        if depth > MAX_DEPTH:
-            raise _make_depth_error(condition)
-
-
 def _select_documents(
     catalog: Catalog, corpora: Sequence[Corpus], properties: Sequence[str], columns: Sequence[Any],
-    filters: Sequence[Any],
+    filters: Sequence[Any], tables: Mapping[str, tuple[str, list[str]]],
 ) -> Iterator[Any]:  # fmt: skip
-    """Yield `columns` (expressions) of the documents that satisfy all `filters`, as Arrow batches."""
+    """Yield `columns` (expressions) of the documents that satisfy all `filters`, as Arrow batches.
+
+    tables   of each corpus by name: its table in SQL, and the computed properties that it has
+    """
     parts = []
     for corpus in corpora:
-        available = {prop.name for prop in corpus.properties} | {"tokens", "size"}
+        table, computed = tables[corpus.name]
+        available = {prop.name for prop in corpus.properties} | {"tokens", "size", *computed}
         # All corpora get the same columns, so that they can be united; a missing property is NULL.
         # chr(39) is the quote, which an f-string before Python 3.12 cannot contain in an expression.
         columns_sql = [f"'{corpus.name.replace(chr(39), chr(39) * 2)}' AS corpus"]
@@ -387,7 +290,7 @@ def _select_documents(
             for name in properties
             if name != "corpus"
         ]
-        parts.append(f"SELECT file, row, {', '.join(columns_sql)} FROM {corpus.table}")
+        parts.append(f"SELECT file, row, {', '.join(columns_sql)} FROM {table}")
     try:
         documents = catalog.connection.sql(" UNION ALL ".join(parts))
         for condition in filters:
@@ -396,6 +299,11 @@ def _select_documents(
     except (import_duckdb().Error, import_pyarrow().ArrowException) as error:
         where = " ".join(" AND ".join(map(str, filters)).split())
         raise ValueError(f"where {where}: {str(error).splitlines()[0]}") from error
+
+
+def load_source_files(catalog: Catalog) -> dict[int, SourceFile]:
+    """Return all files of a catalog by the key of their entry, which is in the column `file`."""
+    return {file.entry.key: _make_source_file(file) for file in catalog.files}
 
 
 def _make_source_file(file: RegisteredFile) -> SourceFile:

@@ -137,14 +137,12 @@ class MixtureCollector:
         known_chunks = GaugeMetricFamily(
             "mixture_known_chunks", "chunks whose weights are computed", labels=["mixture", "run"]
         )
-        for name, source in self.mixtures.items():
+        # copies, because other threads create mixtures and open runs
+        mixtures, runs = dict(self.mixtures), dict(self.runs)
+        for name, source in mixtures.items():
             for domain, n in zip(source.names, source.counts.tolist(), strict=True):
                 documents.add_metric([name, domain], n)
-        # a copy, because another thread may open a run
-        runs = dict(self.runs)
-        static = {
-            (name, ""): source for name, source in self.mixtures.items() if source.spec.adaptive is None
-        }
+        static = {(name, ""): source for name, source in mixtures.items() if source.spec.adaptive is None}
         for (name, run), source in (static | runs).items():
             known_to = source.distributor.weights.known_to
             now = source.distributor.weights.weights_at(0 if known_to is None else known_to - 1)[0]

@@ -113,6 +113,11 @@ class Connection:
                 raise ValueError(f"{self.location}: {message}") from error
 
 
+def encode_ticket(request: dict[str, Any]) -> Any:
+    """Return a request for a stream of Arrow tables."""
+    return import_flight().Ticket(json.dumps(request).encode())
+
+
 class RemoteChunks:
     """Chunks of a mixture on a server. A lost connection is never reported as the end of the data.
 
@@ -141,7 +146,7 @@ class RemoteChunks:
         Raises ValueError for a request that the server refuses, and NotReadyError for chunks whose weights
         are not computed after `patience_s`.
         """
-        ticket = import_flight().Ticket(json.dumps({**self._names, "first": first, "n": n_chunks}).encode())
+        ticket = encode_ticket({**self._names, "first": first, "n": n_chunks})
         # polled: the server replies at once, so that waiting clients occupy none of its threads
         until = time.monotonic() + self.connection.patience_s
         while True:

@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ from megatron.mixture.serve.access import (
     make_socket_folder,
     strip_brackets,
 )
+from megatron.mixture.serve.catalog_protocol import MAX_REQUEST_BYTES
+from megatron.mixture.serve.directory import MAX_DOMAINS, ServedDirectory
+from megatron.mixture.serve.jobs import BusyError
 from megatron.mixture.serve.metrics import MixtureCollector, ServerCounts, start_metrics_server
 from megatron.mixture.serve.protocol import parse_report, parse_request
 from megatron.mixture.serve.proxy import RequestProxy, make_tls_context
@@ -99,30 +103,36 @@ class ListenOptions:
 
 
 def serve(
-    mixtures: Sequence[Path], where: ListenOptions, seed: int, roots: Sequence[Path],
+    mixtures: Sequence[Path] | Path, where: ListenOptions, seed: int, roots: Sequence[Path],
     on_ready: Callable[[int, int | None], None], follow: bool = False,
 ) -> None:  # fmt: skip
     """Serve until the process is stopped. `on_ready` is called with the ports of chunks and of metrics.
 
-    roots   folders that must contain the files; empty: anywhere, as registered
-    follow  adaptive weights are computed by another server; read them from its log
+    mixtures   files of mixtures; or one folder with a catalog, see `ServedDirectory`
+    roots      folders that must contain the files; empty: anywhere, as registered, and in a served folder
+               only there
+    follow     adaptive weights are computed by another server; read them from its log
 
     Raises ValueError as `ListenOptions` does.
     """
     where.check()
     where.check_ports_free()
-    opened: dict[str, DocumentChunks] = {}
-    for path in mixtures:
+    directory = ServedDirectory(mixtures, seed, roots) if isinstance(mixtures, Path) else None
+    opened: dict[str, DocumentChunks] = {} if directory is None else directory.mixtures
+    for path in () if isinstance(mixtures, Path) else mixtures:
         if path.stem in opened:
             raise ValueError(f"{path}: got two mixtures named {path.stem}. Rename one of the files.")
         opened[path.stem] = DocumentChunks(path, seed, run=None, roots=roots, follow=follow)
-    handler = RequestHandler(opened)
+    handler = RequestHandler(opened, directory)
     with make_socket_folder() as folder:
         backend = Path(folder) / "flight"
         tls = make_tls_context(*where.tls, Path(folder)) if where.tls else None
         server = _make_server(handler, f"grpc+unix://{backend}", where.token)
         proxy = RequestProxy(
-            backend, compute_request_limit(opened), tls, lambda why: handler.counts.count_error("", why)
+            backend,
+            compute_request_limit(opened, directory),
+            tls,
+            lambda why: handler.counts.count_error("", why),
         )
         port = proxy.start(strip_brackets(where.host), where.port)
         metrics = None
@@ -141,6 +151,8 @@ def serve(
                 # a thread that outlives the interpreter would keep DuckDB open, which prints a warning then
                 metrics.shutdown()
                 metrics.server_close()
+            if directory is not None:
+                directory.close()
             for source in [*handler.runs.values(), *opened.values()]:
                 source.close()
 
@@ -158,21 +170,30 @@ def _interrupt_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def compute_request_limit(mixtures: dict[str, DocumentChunks]) -> int:
-    """Return the bytes of the largest request that any of the mixtures needs."""
-    return REQUEST_BYTES + DOMAIN_BYTES * max((len(source.names) for source in mixtures.values()), default=0)
+def compute_request_limit(
+    mixtures: dict[str, DocumentChunks], directory: ServedDirectory | None = None
+) -> int:
+    """Return the bytes of the largest request that any of the mixtures needs, also of those to come."""
+    n_domains = max((len(source.names) for source in mixtures.values()), default=0)
+    if directory is None:
+        return REQUEST_BYTES + DOMAIN_BYTES * n_domains
+    return REQUEST_BYTES + max(MAX_REQUEST_BYTES, DOMAIN_BYTES * max(n_domains, MAX_DOMAINS))
 
 
 class RequestHandler:
     """Transport-independent handler of the requests of clients. `client` identifies the caller."""
 
-    def __init__(self, mixtures: dict[str, DocumentChunks]) -> None:
-        self.mixtures, self.counts = mixtures, ServerCounts()
-        self.locks = {name: threading.Lock() for name in mixtures}
+    def __init__(self, mixtures: dict[str, DocumentChunks], directory: ServedDirectory | None = None) -> None:
+        """`directory`: receives the requests about its catalog, and adds and removes `mixtures`."""
+        self.mixtures, self.counts, self.directory = mixtures, ServerCounts(), directory
+        # the readers of a mixture share open files and a DuckDB connection
+        self.locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self.runs: dict[tuple[str, str], DocumentChunks] = {}
         self.counts.registry.register(MixtureCollector(mixtures, self.runs))
         self._opening, self._seeking = threading.Lock(), threading.Lock()
         self.answer_slots = threading.BoundedSemaphore(MAX_ANSWERS)
+        if directory is not None:
+            directory.on_removed = self._close_mixture
 
     def stream_chunks(self, ticket: bytes, client: str) -> Iterator[Any]:
         """Yield Arrow tables, at least one, each read when it is requested.
@@ -180,6 +201,9 @@ class RequestHandler:
         Raises ValueError for an invalid request. Raises NotReadyError if it precedes its losses, or if the
         computation of its position takes too long.
         """
+        if self.directory is not None and b'"documents"' in ticket[:16]:
+            yield from self.directory.stream_documents(ticket)
+            return
         begin = time.perf_counter()
         request = parse_request(ticket, self.mixtures)
         source = self._open_run(request)
@@ -194,7 +218,6 @@ class RequestHandler:
         try:
             while True:
                 begin = time.perf_counter()
-                # the readers of a mixture share open files and a DuckDB connection
                 with self.locks[request["mixture"]]:
                     table = next(pieces, None)
                 seconds += time.perf_counter() - begin
@@ -224,13 +247,18 @@ class RequestHandler:
     def handle_action(self, kind: str, body: bytes, client: str) -> dict[str, Any]:
         """Return the reply to describe, status, metrics, or a report. Raises ValueError for other actions."""
         if kind == "describe":
-            return {name: self._describe_mixture(source) for name, source in self.mixtures.items()}
+            return {name: self._describe_mixture(source) for name, source in dict(self.mixtures).items()}
         if kind == "status":
             return self.get_status()
         if kind == "metrics":
             return {"text": self.format_metrics()}
+        if self.directory is not None and kind in self.directory.actions:
+            return self.directory.handle(kind, body)
         if kind != "report":
-            raise ValueError("action: expected describe, status, metrics or report.")
+            more = [] if self.directory is None else sorted(self.directory.actions)
+            raise ValueError(
+                f"action: expected {', '.join(['describe', 'status', 'metrics', 'report', *more])}."
+            )
         report = parse_report(body, self.mixtures)
         is_accepted = self._open_run(report).report(report["chunk"], report["nats"], report["tokens"])
         self.counts.count_report(client)
@@ -251,6 +279,13 @@ class RequestHandler:
     def format_metrics(self) -> str:
         """Return the metrics as Prometheus text."""
         return self.counts.format_metrics()
+
+    def _close_mixture(self, name: str, source: DocumentChunks) -> None:
+        """Close a removed mixture and its runs, when no request is reading them."""
+        with self.locks[name], self._opening:
+            for key in [key for key in self.runs if key[0] == name]:
+                self.runs.pop(key).close()
+            source.close()
 
     def _describe_mixture(self, source: DocumentChunks) -> dict[str, Any]:
         description = {"identity": source.identity, "chunk_size": source.chunk_size, "domains": source.names}
@@ -326,6 +361,9 @@ def _make_server(handler: RequestHandler, location: str, token: str | None) -> A
             """Call `make`, and count and translate its errors to those of Flight."""
             try:
                 return make(context.peer())
+            except BusyError as error:
+                handler.counts.count_error(context.peer(), "busy")
+                raise fl.FlightUnavailableError(str(error)) from error
             except NotReadyError as error:
                 handler.counts.count_error(context.peer(), "not yet")
                 raise fl.FlightServerError(f"not yet: {error}") from error
@@ -334,7 +372,9 @@ def _make_server(handler: RequestHandler, location: str, token: str | None) -> A
                     handler.counts.count_error(context.peer(), "disk")
                     raise fl.FlightUnavailableError(f"the server's disk is full ({error})") from error
                 handler.counts.count_error(context.peer(), "refused")
-                raise fl.FlightServerError(f"refused: {error}") from error
+                # the first line: DuckDB adds the statement
+                why = next(iter(str(error).splitlines()), type(error).__name__)
+                raise fl.FlightServerError(f"refused: {why}") from error
 
     return Server()
 

@@ -256,9 +256,52 @@ def open_messages(folder: Path) -> WordCase:
     return WordCase(tuple(words), mutate_json, read)
 
 
+def open_catalog_messages(folder: Path) -> WordCase:
+    """Open requests about the catalog and the mixtures of a served folder."""
+    from megatron.mixture.journal import RUN_NAME
+    from megatron.mixture.serve.catalog_protocol import read_mixture_request, read_registration
+    from megatron.mixture.serve.directory import ServedDirectory
+    from megatron.mixture.serve.jobs import RateLimiter
+
+    (folder / "served").mkdir()
+    write_records(folder / "served" / "a.jsonl")
+    directory = ServedDirectory(folder / "served", 0, [])
+    directory._rate = RateLimiter(1e9, 1 << 30)
+    registration = {"corpus": "c", "inputs": ["a.jsonl"], "properties": ["good AS good boolean"]}
+    directory._register(
+        read_registration(json.dumps(registration).encode(), directory.folder, directory.roots)
+    )
+    spec = {"by": ["good"], "weights": [{"where": {"good": True}, "weight": 1}], "where": "size > 20"}
+    words = [
+        json.dumps(registration), json.dumps({**registration, "tokenizer": "a.jsonl", "append_eod": True}),
+        json.dumps({**registration, "inputs": ["*.jsonl", "../served/a.jsonl"], "text_key": "text"}),
+        json.dumps({"spec": spec}), json.dumps({"spec": {**spec, "adaptive": {"rule": "ado"}}, "name": "n"}),
+        json.dumps({"documents": {"where": ["good"], "by": ["good"], "list_domains": "each"}}),
+        json.dumps({"documents": {"where": "good OR size > 9"}, "tokens": False}),
+        json.dumps({"documents": {"corpora": ["c"], "where": "size BETWEEN 1 AND 90"}}),
+    ]  # fmt: skip
+
+    def read(word: str) -> None:
+        body = word.encode("utf-8", "surrogateescape")
+        if b"inputs" in body:
+            files = read_registration(body, directory.folder, directory.roots).files
+            outside = [file for file in files if not Path(file).is_relative_to(directory.folder)]
+            if outside:
+                raise WrongAnswerError(f"got {outside[0]} to register, outside of the folder")
+        elif b"spec" in body:
+            name, keys = read_mixture_request(body)
+            if not RUN_NAME.fullmatch(name) or "catalog" in keys:
+                raise WrongAnswerError(f"got the mixture {name!r} with {sorted(keys)}")
+        else:
+            json.dumps(directory.handle("query", body), allow_nan=False)
+
+    return WordCase(tuple(words), mutate_json, read)
+
+
 TARGETS = (
     FuzzTarget("where conditions", 2, open_conditions),
     FuzzTarget("registered files", 2, open_registered),
     FuzzTarget("catalogs", 1, open_catalog),
     FuzzTarget("server messages", 3, open_messages),
+    FuzzTarget("catalog messages", 2, open_catalog_messages),
 )
