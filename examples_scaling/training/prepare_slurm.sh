@@ -2,7 +2,7 @@
 # Tokenise a corpus on many machines under Slurm: an array of PARTS tasks, one part of the input's bytes each.
 #   PARTS=16 INPUT='c4/*.json.gz' OUT=tokens/c4 TOKENIZER=gpt2 sbatch --array=1-16 prepare_slurm.sh [--append-eod ...]
 #   INPUT   files, folders and patterns, separated by spaces      OUT    prefix of the dataset
-#   KEY     of the text, default text      MERGE   how the last task joins the parts: --output (default) copies them
+#   KEY     of the text, default text      MERGE   --parts (default): the last task lists the parts; --output: copies them
 # Submit from the checkout. Two minutes before its time limit, or when preempted, a task stops after its current piece,
 # requeues itself and resumes; a task of a node that failed is requeued by Slurm. Submit again to repeat failed tasks.
 #SBATCH --job-name=prepare
@@ -29,4 +29,4 @@ name=_${KEY:-text}_document
 parts=("$OUT"-part-*-of-"$(printf %05d "$PARTS")$name.json")
 if ((${#parts[@]} < PARTS)); then echo "${#parts[@]} of $PARTS parts are finished"; exit; fi
 requeue "${step[@]}" flock --nonblock --conflict-exit-code=0 "${parts[0]}" \
-    python tools/merge_datasets.py "${parts[@]%.json}" "${MERGE:---output}" "$OUT$name"
+    python tools/merge_datasets.py "${parts[@]%.json}" "${MERGE:---parts}" "$OUT$name"

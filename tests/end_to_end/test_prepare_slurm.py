@@ -35,6 +35,7 @@ def tokenizer(tmp_path: Path) -> Path:
 def submit(slurm: Callable[..., str], root: Path, tokenizer: Path, out: Path, source: object) -> str:
     """Submit the array; return its number."""
     variables = {"PARTS": str(PARTS), "INPUT": str(source), "OUT": str(out), "TOKENIZER": str(tokenizer)}
+    variables["MERGE"] = "--output"
     header = [f"--array=1-{PARTS}", "--cpus-per-task=2", f"--output={out.parent}/log-%a.txt"]
     return slurm("sbatch", "--parsable", *header, SCRIPT, "--append-eod", cwd=root, **variables)
 
