@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from megatron.command import STOPPED, create_parser, non_negative_int, positive_int, report_error, run_main
-from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
+from megatron.study.ladder import PlannedRun, expand_study, read_study_plan, select_part
 from megatron.study.price import AnySpeed, estimate_speed
 from megatron.study.price_table import format_price_table
 from megatron.study.sweep import SweepOptions, count_jobs, run_sweep, time_study
@@ -42,6 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="concurrent runs; default: one per core, as many as fit on a GPU, with Slurm all",
     )
+    running.add_argument("--part", metavar="NAME", help="only the runs of the grids with this `part`")
     running.add_argument(
         "--gpus-per-run", type=positive_int, default=1, metavar="N", help="GPUs that share each run"
     )
@@ -90,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Price or train the runs of the study, and print the outcome."""
     args = parse_args(argv)
     options = SweepOptions(
-        args.launcher, args.jobs, args.gpus_per_run, args.retries, args.sbatch, args.details
+        args.launcher, args.jobs, args.gpus_per_run, args.retries, args.sbatch, args.details, args.part
     )
 
     # called after `study` is read below; `probe` runs only where nothing else gives the speed
@@ -109,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         study = read_study_plan(args.study, args.overrides)
         if args.dry_run:
-            runs = expand_study(study)
+            runs = select_part(study, expand_study(study), args.part)
             # for other hardware the number of GPUs is not known, so one run at a time
             jobs = (args.jobs or 1) if args.hardware else count_jobs(study, options)
             tariff = fill_watts(read_tariff(args), args.hardware)

@@ -59,6 +59,7 @@ class Grid:
     lr, batch_tokens        rules (study/rules.py); default: the study's optim.lr and batch_size
     held_out                runs are used for prediction, not for fitting
     label                   suffix of the runs' names
+    part                    name of the part of the study, for `sweep.py --part`
     run                     keys that override the study's `run`
     """
 
@@ -75,6 +76,7 @@ class Grid:
     flops_convention: str = option("exact", "convention of train_flops", *CONVENTIONS)
     held_out: bool = option(False, "runs are not used for fitting")
     label: str = option("", "suffix of the runs' names", read=_read_label)
+    part: str = option("", "part of the study that the runs belong to", read=_read_label)
     run: dict[str, Any] = option({}, "keys that override the study's `run`", expected="sections with keys")
 
     def check(self, where: str) -> None:

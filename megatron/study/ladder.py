@@ -88,6 +88,7 @@ class PlannedRun:
     folder: Path
     held_out: bool = False
     branch: Branch | None = None
+    parts: frozenset[str] = frozenset()  # `part` of the grids that contain it
 
     @property
     def trained_steps(self) -> int:
@@ -138,9 +139,12 @@ def expand_grids(study: StudyPlan) -> list[PlannedRun]:
     for grid in study.grids:
         for cell in grid.cells():
             run = _plan_cell(study, grid, cell)
+            earlier = runs.get(run.plan.identity)
+            parts = run.parts if earlier is None else run.parts | earlier.parts
             # held out by one grid: held out in the study
-            if run.held_out or run.plan.identity not in runs:
-                runs[run.plan.identity] = run
+            if earlier is None or run.held_out:
+                earlier = run
+            runs[run.plan.identity] = replace(earlier, parts=parts)
     # assign_trunks runs after the merge: a run of two grids must be in one group once
     by_cost = sorted(runs.values(), key=lambda run: run.plan.train_flops)
     return assign_trunks(by_cost) if study.share_trunks else by_cost
@@ -310,7 +314,24 @@ def _place_run(study: StudyPlan, grid: Grid, raw: dict[str, Any], name: str) -> 
     # if their names are equal too
     folder = study.directory / "runs" / f"{name}-{plan.identity[:8]}"
     raw["logging"]["run_dir"] = str(folder)
-    return PlannedRun(resolve_config(raw, where=name), plan, folder, held_out=grid.held_out)
+    parts = frozenset([grid.part] if grid.part else [])
+    return PlannedRun(resolve_config(raw, where=name), plan, folder, held_out=grid.held_out, parts=parts)
+
+
+def select_part(study: StudyPlan, runs: Sequence[PlannedRun], part: str | None) -> list[PlannedRun]:
+    """Return the runs of a part, and the runs whose first steps these continue; None: all runs.
+
+    Raises ValueError for a part that the study does not have.
+    """
+    if part is None:
+        return list(runs)
+    names = sorted({grid.part for grid in study.grids if grid.part})
+    if part not in names:
+        listed = ", ".join(names) or "it has none"
+        raise ValueError(f"--part: got {part}, expected one of the parts of study {study.name}: {listed}.")
+    chosen = [run for run in runs if part in run.parts]
+    trunks = {run.branch.trunk for run in chosen if run.branch is not None}
+    return [run for run in runs if part in run.parts or run.folder in trunks]
 
 
 def assign_trunks(runs: Sequence[PlannedRun]) -> list[PlannedRun]:

@@ -8,7 +8,7 @@ import pytest
 
 from megatron.plan.count import flops_per_token
 from megatron.study.format import format_duration
-from megatron.study.ladder import expand_study, format_short, read_study_plan
+from megatron.study.ladder import expand_study, format_short, read_study_plan, select_part
 from megatron.study.launchers.slurm import SlurmLauncher
 from megatron.study.price import Speed, estimate_speed, makespan
 
@@ -47,6 +47,31 @@ def test_grids_are_products_and_a_duplicate_run_is_planned_once(study: Path) -> 
     assert longest.folder.name == f"{longest.config.name}-{longest.plan.identity[:8]}"
     assert (longest.plan.n_steps, longest.plan.epochs) == (20, 0.4)
     assert longest.plan.train_flops == flops_per_token(longest.config.model, 16) * 1280
+
+
+def test_a_part_has_the_runs_of_its_grids_and_the_trunks_that_these_continue(study: Path) -> None:
+    text = study.read_text().replace(
+        "{warmup_iterations: 1}", "{kind: wsd, warmup_iterations: 1, decay_fraction: 0.5}"
+    )
+    text = text[: text.index("grids:")] + (
+        "grids:\n"
+        "  - {sizes: [small], train_tokens: [640, 1280], part: one}\n"
+        "  - {sizes: [small], train_tokens: [1280, 2560], part: two}\n"
+    )
+    study.write_text(text)
+    plan = read_study_plan(study)
+    runs = expand_study(plan)
+
+    def tokens(part: str | None) -> list[int]:
+        return [run.plan.train_tokens for run in select_part(plan, runs, part)]
+
+    assert tokens(None) == [640, 1280, 2560]
+    assert tokens("two") == [1280, 2560]
+    assert tokens("one") == [640, 1280, 2560]  # both continue the longest run
+    with pytest.raises(
+        ValueError, match="--part: got three, expected one of the parts of study tiny: one, two"
+    ):
+        select_part(plan, runs, "three")
 
 
 def test_the_study_as_saved_plans_the_same_runs(study: Path) -> None:
