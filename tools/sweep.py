@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from megatron.command import STOPPED, create_parser, non_negative_int, positive_int, report_error, run_main
-from megatron.study.ladder import PlannedRun, expand_study, read_study_plan, select_part
+from megatron.study.ladder import PlannedRun, expand_study, read_study_plan, select_runs_of_part
 from megatron.study.price import AnySpeed, estimate_speed
 from megatron.study.price_table import format_price_table
 from megatron.study.sweep import SweepOptions, count_jobs, run_sweep, time_study
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         study = read_study_plan(args.study, args.overrides)
         if args.dry_run:
-            runs = select_part(study, expand_study(study), args.part)
+            runs = select_runs_of_part(study, expand_study(study), args.part)
             # for other hardware the number of GPUs is not known, so one run at a time
             jobs = (args.jobs or 1) if args.hardware else count_jobs(study, options)
             tariff = fill_watts(read_tariff(args), args.hardware)

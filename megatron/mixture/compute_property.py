@@ -35,7 +35,7 @@ from megatron.mixture.catalog.properties import read_property
 from megatron.mixture.catalog.query import SourceFile, load_source_files
 from megatron.mixture.custom_rule import find_module_spec
 from megatron.mixture.document_locations import locate_files
-from megatron.mixture.property_worker import Part, compute_part, start_process, write_values
+from megatron.mixture.property_worker import DocumentRange, compute_part, start_process, write_values
 from megatron.mixture.settings import RULE_CLASS
 from megatron.terminal import ProgressBar
 
@@ -258,7 +258,7 @@ def _parts_folder(prop: ComputedProperty, file: SourceFile) -> Path:
 def _iter_parts(
     prop: ComputedProperty, group: Sequence[tuple[int, SourceFile]],
     spans: Mapping[int, tuple[np.ndarray, np.ndarray]],
-) -> Iterator[Part]:  # fmt: skip
+) -> Iterator[DocumentRange]:  # fmt: skip
     seen: set[Path] = set()
     for _, file in group:
         folder = _parts_folder(prop, file)
@@ -270,7 +270,7 @@ def _iter_parts(
         for begin in range(0, file.n_documents, PART_DOCUMENTS):
             end = min(begin + PART_DOCUMENTS, file.n_documents)
             part = begins[begin:end], sizes[begin:end]
-            yield Part(file, part, begin, end, folder / f"{begin}.arrow")
+            yield DocumentRange(file, part, begin, end, folder / f"{begin}.arrow")
 
 
 def _join_parts(prop: ComputedProperty, file: SourceFile) -> None:

@@ -36,7 +36,7 @@ _settings: tuple[str, str, int] = ("", "", 0)
 
 
 @dataclass(frozen=True)
-class Part:
+class DocumentRange:
     """Documents begin to end - 1 of a file, whose values go to `path`.
 
     spans   (begin, size) of the documents in the file, as locate_files returns them
@@ -93,7 +93,7 @@ def _load_function() -> Any:
     return _compute
 
 
-def compute_part(part: Part, folder: Path) -> int:
+def compute_part(part: DocumentRange, folder: Path) -> int:
     """Compute the values of one part, write them, and return the number of documents."""
     _, kind, batch = _settings
     compute, values = _load_function(), list[Any]()

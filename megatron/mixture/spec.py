@@ -33,7 +33,7 @@ from megatron.mixture.adaptive import Ado, AdoConfig, LossProportional, WeightLo
 from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.catalog.list_domains import find_weighted_values
 from megatron.mixture.catalog.query import Query, QueryResult, SourceFile
-from megatron.mixture.catalog.storage import is_url
+from megatron.mixture.catalog.storage import is_object_url
 from megatron.mixture.catalog.tars import TAR_SUFFIXES, write_texts
 from megatron.mixture.custom_rule import make_rule
 from megatron.mixture.distributor import ConstantWeights, DomainWeights
@@ -63,7 +63,7 @@ class MixtureSpec:
     def catalog(self) -> Path | str:
         """Path or URL of the catalog."""
         location = self.settings.catalog
-        return location if is_url(location) else self.path.parent / location
+        return location if is_object_url(location) else self.path.parent / location
 
     def open_catalog(self, snapshot: str | None = None) -> Catalog:
         """Open the snapshot of the catalog, and store it, so that a run can be resumed with it.

@@ -318,7 +318,7 @@ def _place_run(study: StudyPlan, grid: Grid, raw: dict[str, Any], name: str) -> 
     return PlannedRun(resolve_config(raw, where=name), plan, folder, held_out=grid.held_out, parts=parts)
 
 
-def select_part(study: StudyPlan, runs: Sequence[PlannedRun], part: str | None) -> list[PlannedRun]:
+def select_runs_of_part(study: StudyPlan, runs: Sequence[PlannedRun], part: str | None) -> list[PlannedRun]:
     """Return the runs of a part, and the runs whose first steps these continue; None: all runs.
 
     Raises ValueError for a part that the study does not have.

@@ -12,7 +12,7 @@ from megatron.io import read_json, wait_for_lock
 from megatron.run_dir import LOCK, RESULT, is_done
 from megatron.study.forecast import check_sealed_runs
 from megatron.study.format import format_duration
-from megatron.study.ladder import PlannedRun, StudyPlan, expand_study, select_part
+from megatron.study.ladder import PlannedRun, StudyPlan, expand_study, select_runs_of_part
 from megatron.study.launchers.launch import Job, Launcher
 from megatron.study.launchers.local import MAX_MEMORY_SHARE, Device, LocalLauncher
 from megatron.study.launchers.scheduler import SweepState, run_all
@@ -122,7 +122,7 @@ def run_sweep(
     """
     runs = expand_study(study)
     check_sealed_runs(study.directory, [run.plan.identity for run in runs])
-    runs = select_part(study, runs, options.part)
+    runs = select_runs_of_part(study, runs, options.part)
     study.directory.mkdir(parents=True, exist_ok=True)
     with wait_for_lock(study.directory / LOCK):  # another sweep may start concurrently
         study.save()

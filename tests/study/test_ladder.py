@@ -8,7 +8,7 @@ import pytest
 
 from megatron.plan.count import flops_per_token
 from megatron.study.format import format_duration
-from megatron.study.ladder import expand_study, format_short, read_study_plan, select_part
+from megatron.study.ladder import expand_study, format_short, read_study_plan, select_runs_of_part
 from megatron.study.launchers.slurm import SlurmLauncher
 from megatron.study.price import Speed, estimate_speed, makespan
 
@@ -63,7 +63,7 @@ def test_a_part_has_the_runs_of_its_grids_and_the_trunks_that_these_continue(stu
     runs = expand_study(plan)
 
     def tokens(part: str | None) -> list[int]:
-        return [run.plan.train_tokens for run in select_part(plan, runs, part)]
+        return [run.plan.train_tokens for run in select_runs_of_part(plan, runs, part)]
 
     assert tokens(None) == [640, 1280, 2560]
     assert tokens("two") == [1280, 2560]
@@ -71,7 +71,7 @@ def test_a_part_has_the_runs_of_its_grids_and_the_trunks_that_these_continue(stu
     with pytest.raises(
         ValueError, match="--part: got three, expected one of the parts of study tiny: one, two"
     ):
-        select_part(plan, runs, "three")
+        select_runs_of_part(plan, runs, "three")
 
 
 def test_the_study_as_saved_plans_the_same_runs(study: Path) -> None:

@@ -39,7 +39,7 @@ from megatron.bench_history import add_history_options, record_result
 from megatron.command import create_parser, positive_int, run_main
 from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.catalog.commits import Commit, make_file_keys
-from megatron.mixture.catalog.parts import PartWriter, publish_part
+from megatron.mixture.catalog.part_files import PartWriter, publish_part
 from megatron.mixture.catalog.properties import read_properties
 from megatron.mixture.catalog.query import Query
 from megatron.mixture.document_chunks import DocumentChunks

@@ -33,7 +33,7 @@ from megatron.mixture.catalog.commits import (
     merge_commits,
 )
 from megatron.mixture.catalog.histogram import HistogramRow, count_values
-from megatron.mixture.catalog.parts import make_schema, read_spans
+from megatron.mixture.catalog.part_files import make_schema, read_spans
 from megatron.mixture.catalog.properties import Property, quote_identifier
 from megatron.mixture.catalog.registration import RegistrationResult, register_inputs
 from megatron.mixture.catalog.snapshots import (
@@ -43,7 +43,7 @@ from megatron.mixture.catalog.snapshots import (
     pin_snapshot,
     prune_storage,
 )
-from megatron.mixture.catalog.storage import StoredFile, is_url, open_storage
+from megatron.mixture.catalog.storage import StoredFile, is_object_url, open_storage
 from megatron.mixture.catalog.tars import MAX_SAMPLE_BYTES
 from megatron.mixture.lazy_imports import connect_scratch, fetch_rows, import_duckdb
 from megatron.text.token_counts import TokenCounter
@@ -83,7 +83,7 @@ class Catalog:
         Raises FileNotFoundError, or ValueError for something else than a catalog and for a snapshot that is
         not stored.
         """
-        self.path: Path | str = str(path) if is_url(path) else Path(path)
+        self.path: Path | str = str(path) if is_object_url(path) else Path(path)
         self.storage, self._n_threads, self._read_only = open_storage(path), n_threads, read_only
         self._scratch_connection: Any = None
         self._connection: Any = None

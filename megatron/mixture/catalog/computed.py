@@ -26,12 +26,12 @@ from megatron.io import read_json
 from megatron.mixture.catalog.properties import TYPES, Property, quote_identifier, read_property
 from megatron.mixture.lazy_imports import fetch_rows, import_pyarrow
 
-File = TypeVar("File", bound="RegisteredFile")
+File = TypeVar("File", bound="NumberedFile")
 META, VALUES = "property.json", "value"
 SUFFIX = ".properties"
 
 
-class RegisteredFile(Protocol):
+class NumberedFile(Protocol):
     """Fields of query.SourceFile that are used here."""
 
     @property
@@ -67,7 +67,7 @@ class ComputedProperty:
         """The property, as if it had been registered."""
         return Property(self.name, quote_identifier(self.name), self.kind)
 
-    def values_path(self, file: RegisteredFile) -> Path:
+    def values_path(self, file: NumberedFile) -> Path:
         """Return the path of the values of a file; they depend on its content and the key of the text."""
         content = file.sha256 or [Path(file.path).name, file.n_bytes, file.mtime_ns]
         key = hashlib.sha256(json.dumps([content, file.text_key]).encode()).hexdigest()[:32]
@@ -124,7 +124,7 @@ class ComputedColumns:
         return {name: prop.kind for props in self.properties.values() for name, prop in props.items()}
 
     def join(
-        self, connection: Any, words: Sequence[str], files: Mapping[int, RegisteredFile]
+        self, connection: Any, words: Sequence[str], files: Mapping[int, NumberedFile]
     ) -> dict[str, tuple[str, list[str]]]:
         """Return, for each corpus by name: its table in SQL, and the computed properties in it.
 
@@ -137,7 +137,7 @@ class ComputedColumns:
         return {corpus.name: self._join_corpus(connection, corpus, names, files) for corpus in self.corpora}
 
     def _join_corpus(
-        self, connection: Any, corpus: Any, names: set[str], files: Mapping[int, RegisteredFile]
+        self, connection: Any, corpus: Any, names: set[str], files: Mapping[int, NumberedFile]
     ) -> tuple[str, list[str]]:
         used = [prop for name, prop in self.properties[corpus.name].items() if name in names]
         if not used:
@@ -179,7 +179,7 @@ def read_values(path: Path, kind: str, n: int) -> Any:
     return column
 
 
-def load_values(prop: ComputedProperty, files: Mapping[int, RegisteredFile], corpus: str) -> Any:
+def load_values(prop: ComputedProperty, files: Mapping[int, NumberedFile], corpus: str) -> Any:
     """Return the values of all documents as an Arrow table with file, row and value.
 
     Raises ValueError if files have no values yet.

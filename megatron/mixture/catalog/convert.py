@@ -10,7 +10,7 @@ import numpy as np
 from megatron.mixture.catalog.catalog import Catalog, Corpus
 from megatron.mixture.catalog.catalog_access import connect_database_file, list_columns
 from megatron.mixture.catalog.commits import Commit, FileEntry, make_file_keys
-from megatron.mixture.catalog.parts import PartWriter, publish_part
+from megatron.mixture.catalog.part_files import PartWriter, publish_part
 from megatron.mixture.catalog.properties import Property, quote_identifier
 from megatron.mixture.lazy_imports import fetch_rows, import_duckdb, import_pyarrow
 

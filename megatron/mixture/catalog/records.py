@@ -20,7 +20,7 @@ from megatron.mixture.catalog.line_blocks import (
     read_line_blocks,
     split_lines,
 )
-from megatron.mixture.catalog.parts import PartWriter
+from megatron.mixture.catalog.part_files import PartWriter
 from megatron.mixture.catalog.properties import Property, quote_identifier
 from megatron.mixture.catalog.tars import MAX_SAMPLE_BYTES, TAR_SUFFIXES, iter_samples
 from megatron.mixture.lazy_imports import fetch_rows, import_duckdb, import_pyarrow

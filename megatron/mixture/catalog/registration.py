@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from megatron.mixture.catalog.commits import Commit, Corpus, FileEntry, Snapshot, make_file_keys
 from megatron.mixture.catalog.input_files import find_input_files, hash_content, stat_file
-from megatron.mixture.catalog.parts import PartWriter, publish_part
+from megatron.mixture.catalog.part_files import PartWriter, publish_part
 from megatron.mixture.catalog.records import FileTarget, RecordCounts, register_file
 from megatron.mixture.catalog.small_files import batch_files, register_small_files
 from megatron.mixture.catalog.storage import LocalStorage, ObjectStorage
@@ -23,7 +23,7 @@ from megatron.text.token_counts import TokenCounter
 
 
 class CatalogWriter(Protocol):
-    """What a registration needs of `catalog.Catalog`, whose documentation applies."""
+    """The methods of `catalog.Catalog` that a registration calls; its documentation applies."""
 
     path: Path | str
     storage: LocalStorage | ObjectStorage

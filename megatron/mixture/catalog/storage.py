@@ -78,7 +78,7 @@ class Storage(Protocol):
         ...
 
 
-def is_url(location: str | Path) -> bool:
+def is_object_url(location: str | Path) -> bool:
     """Return whether a location is in an object store, such as s3://bucket/catalog.
 
     Raises ValueError for file://, which has no atomic replacement as a folder has.
@@ -90,7 +90,7 @@ def is_url(location: str | Path) -> bool:
 
 def open_storage(location: str | Path) -> "LocalStorage | ObjectStorage":
     """Return the storage of a catalog. Raises ValueError for a URL that cannot be resolved."""
-    return ObjectStorage(str(location)) if is_url(location) else LocalStorage(Path(location))
+    return ObjectStorage(str(location)) if is_object_url(location) else LocalStorage(Path(location))
 
 
 class LocalStorage:
