@@ -255,7 +255,7 @@ def test_a_description_bins_numbers_and_dates_unnests_lists_and_counts_omitted_v
 
 KILLED_AT = """
 import os, pathlib, signal, sys
-from megatron.mixture.catalog import catalog, line_blocks, parts, small_files, storage
+from megatron.mixture.catalog import catalog, line_blocks, part_files, small_files, storage
 from megatron.mixture.catalog.properties import read_properties
 path, files, moment = sys.argv[1], sys.argv[2:-2], int(sys.argv[-2])
 left, line_blocks.BLOCK_BYTES, small_files.BATCH_FILES = [moment], 1000, int(sys.argv[-1])
@@ -268,7 +268,7 @@ def count_calls(function):
     return kill_at_moment
 storage.fsync_path = count_calls(storage.fsync_path)
 pathlib.Path.rename = count_calls(pathlib.Path.rename)
-parts.PartWriter.write = count_calls(parts.PartWriter.write)
+part_files.PartWriter.write = count_calls(part_files.PartWriter.write)
 with catalog.Catalog(catalog.Path(path), n_threads=1) as opened:
     opened.register("a", files, read_properties(["meta.stars AS stars integer"]), quiet=True)
 """
