@@ -63,17 +63,22 @@ class BlindPrediction:
         return datetime.fromisoformat(self.time)
 
     def sha256(self) -> str:
-        """Return the hash of the canonical JSON of all fields: sorted keys, no spaces, floats by repr."""
-        # repr of a float64 is the shortest text that gives the same number, so reading the file and hashing
-        # again reproduces the hash
-        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+        """Return the hash of all fields."""
+        return hash_record(asdict(self))
 
     def save(self, study_dir: str | Path) -> Path:
         """Write <study_dir>/blind.json, whole or not at all."""
         path = Path(study_dir) / BLIND
         write_json(path, asdict(self) | {"sha256": self.sha256()})
         return path
+
+
+def hash_record(content: dict[str, Any]) -> str:
+    """Return the sha256 of the canonical JSON of a record: sorted keys, no spaces, floats by repr."""
+    # repr of a float64 is the shortest text that gives the same number, so reading the file and hashing
+    # again reproduces the hash
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def load_blind(study_dir: str | Path) -> BlindPrediction | None:
@@ -121,7 +126,7 @@ def _read_fields(content: dict[str, Any]) -> BlindPrediction:
         if not set(content[name]) <= HEX:
             raise ValueError(f"{name} is not a hash")
     for name in ("compute", "budget", "N", "D", "C", "predicted", "level", "N_optimum", "n_runs"):
-        _check_positive(name, content[name])
+        check_positive(name, content[name])
     for name in ("N", "D", "n_runs", "seed"):
         # bool is a subclass of int, so the type is compared exactly
         if type(content[name]) is not int:
@@ -132,7 +137,7 @@ def _read_fields(content: dict[str, Any]) -> BlindPrediction:
         if not (isinstance(pair, list) and len(pair) == 2):
             raise ValueError(f"{name} is not a pair")
         for end in pair:
-            _check_positive(name, end)
+            check_positive(name, end)
         # JSON has lists and the dataclass tuples; json.dumps writes both alike, so the hash is the same
         values[name] = (pair[0], pair[1])
     if not (
@@ -145,6 +150,7 @@ def _read_fields(content: dict[str, Any]) -> BlindPrediction:
     return BlindPrediction(**values)
 
 
-def _check_positive(name: str, value: Any) -> None:
+def check_positive(name: str, value: Any) -> None:
+    """Raise ValueError for a value in a file that is not a finite number above 0."""
     if not (is_number(value) and 0 < value < math.inf):
         raise ValueError(f"{name} is not a number above 0")

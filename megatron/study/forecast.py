@@ -6,7 +6,6 @@ with a copy of the hash stored elsewhere.
 """
 
 import csv
-import hashlib
 import io
 import json
 import math
@@ -19,8 +18,8 @@ from typing import Any
 
 from megatron.config.yaml_file import is_single_line
 from megatron.io import write_atomic, write_json
-from megatron.laws.law_fields import is_number
 from megatron.revision import code_revision
+from megatron.study.blind_record import check_positive, hash_record
 from megatron.study.run_row import RunRow
 
 FORECASTS = "forecasts"  # folder in the study's directory
@@ -78,9 +77,8 @@ class Forecast:
         return datetime.fromisoformat(self.time)
 
     def sha256(self) -> str:
-        """Return the hash of the canonical JSON of all fields: sorted keys, no spaces, floats by repr."""
-        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+        """Return the hash of all fields."""
+        return hash_record(asdict(self))
 
     def interval(self, level: float) -> tuple[float, float]:
         """Return the predictive interval at one of LEVELS."""
@@ -235,8 +233,8 @@ def _read_fields(content: dict[str, Any]) -> Forecast:
         raise ValueError("a run, and nothing else, has an identity")
     for name in ("N", "D", "U"):
         if content[name] is not None:
-            _check_positive(name, content[name])
-    _check_positive("predicted", content["predicted"])
+            check_positive(name, content[name])
+    check_positive("predicted", content["predicted"])
     intervals = content["intervals"]
     if not (isinstance(intervals, list) and len(intervals) == len(LEVELS)):
         raise ValueError(f"intervals are not those of {len(LEVELS)} levels")
@@ -244,7 +242,7 @@ def _read_fields(content: dict[str, Any]) -> Forecast:
         if not (isinstance(pair, list) and len(pair) == 2):
             raise ValueError("an interval is not a pair")
         for end in pair:
-            _check_positive("the end of an interval", end)
+            check_positive("the end of an interval", end)
         if pair[0] > pair[1]:
             raise ValueError("an interval ends below its beginning")
     if not (
@@ -254,11 +252,6 @@ def _read_fields(content: dict[str, Any]) -> Forecast:
     if datetime.fromisoformat(content["time"]).tzinfo is None:
         raise ValueError("time has no time zone")
     return Forecast(**content | {"intervals": tuple((pair[0], pair[1]) for pair in intervals)})
-
-
-def _check_positive(name: str, value: Any) -> None:
-    if not (is_number(value) and 0 < value < math.inf):
-        raise ValueError(f"{name} is not a number above 0")
 
 
 def check_sealed_runs(study_dir: str | Path, identities: Iterable[str]) -> None:
