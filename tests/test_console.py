@@ -46,7 +46,10 @@ def test_without_arguments_it_lists_every_sub_command_with_its_sentence(root: Pa
     done = run_scaling(root)
     assert (done.returncode, done.stderr) == (0, "")
     assert run_scaling(root, "--help").stdout == done.stdout
-    assert "\n  merge        Merge tokenized datasets into one.\n" in done.stdout
+    assert (
+        "\n  merge        Merge tokenized datasets into one, or make them one dataset without a copy.\n"
+        in done.stdout
+    )
     headings = [line for line in done.stdout.splitlines() if re.fullmatch("[a-z]+( [a-z]+)?", line)]
     assert headings == ["setup", "prepare text", "plan", "train", "score", "fit", "report"]
     listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")]
@@ -62,7 +65,8 @@ def test_a_narrow_terminal_gets_one_line_for_each(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(sys, "stdout", out := TerminalStream(monkeypatch))
     print_list()
-    assert "  merge        Merge tokenized datasets into one." in render_screen(out.getvalue())
+    line = "  merge        Merge tokenized datasets into one, or make them one dataset without a copy."
+    assert line in render_screen(out.getvalue())
 
 
 @pytest.mark.parametrize(

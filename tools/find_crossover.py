@@ -55,8 +55,6 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments and check their combinations."""
     parser = build_parser()
     args = parser.parse_args(argv)
-    if args.first.is_dir() != (args.second is None):
-        parser.error("expected the laws of two objectives, or the folder of one study")
     if args.seal is not None and args.second is not None:
         parser.error("--seal requires the folder of a study")
     return args

@@ -1,4 +1,4 @@
-r"""Merge tokenized datasets into one, or make them one dataset without a copy.
+"""Merge tokenized datasets into one, or make them one dataset without a copy.
 
 python tools/merge_datasets.py tokens/a_text_document tokens/b_text_document --output tokens/joined
 python tools/merge_datasets.py 'tokens/part-*_text_document' --parts tokens/c4

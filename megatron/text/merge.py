@@ -29,6 +29,8 @@ from megatron.io import PARTIAL, fsync_path, open_exclusive, read_json, write_js
 from megatron.log import get_logger
 from megatron.plan.idx_header import VERSION
 from megatron.plan.sidecar import PARTS_INDEX_SUFFIX, PARTS_SUFFIX, is_dataset_of_parts
+from megatron.remote_cache import localize
+from megatron.remote_requests import is_url
 from megatron.terminal import ProgressBar
 from megatron.text.arguments import check_not_exists, dataset_files
 from megatron.text.merge_inputs import (
@@ -91,6 +93,8 @@ def merge_datasets(
         return MergeResult(existing.n_documents, existing.n_tokens, is_new=False)
     if not overwrite and not (folder / JOURNAL).exists():  # else `run` checks: a kill may have left the .bin
         check_not_exists(*dataset_files(output))
+    if remove and any(is_url(dataset.prefix) for dataset in inputs.datasets):
+        raise ValueError(f"{output}: got a URL with --remove, which deletes local files only. Omit --remove.")
     if remove and len({resolve_dataset_path(dataset.prefix) for dataset in inputs.datasets}) < len(
         inputs.datasets
     ):
@@ -155,11 +159,15 @@ def _describe_merge(inputs: MergeInputs, prefixes: Sequence[str], remove: bool) 
 
 
 def _describe_input(dataset: IndexedTokens) -> dict[str, Any]:
+    """Return the journal's entry of an input; its version is the time of its .bin, or a hash for a URL."""
+    remote = is_url(dataset.prefix)
     return {
-        "prefix": str(Path(dataset.prefix).absolute()),
+        "prefix": dataset.prefix if remote else str(Path(dataset.prefix).absolute()),
         "documents": dataset.n_documents,
         "tokens": dataset.n_tokens,
-        "mtime_ns": Path(f"{dataset.prefix}.bin").stat().st_mtime_ns,
+        "version": Path(localize(dataset.prefix)).parent.name
+        if remote
+        else Path(f"{dataset.prefix}.bin").stat().st_mtime_ns,
         "sha256": (dataset.sidecar or {}).get("sha256"),
     }
 

@@ -17,6 +17,7 @@ STUDIES = {
     "study_cpu": 86,
     "law_cpu": 32,
     "study_gpu": 30,
+    "study_crossover_gpu": 96,
 }
 
 
@@ -37,7 +38,10 @@ def planned(root: Path, tmp_path_factory: pytest.TempPathFactory):
     def runs(name: str) -> list[PlannedRun]:
         folder = corpora / ("512" if name == "law_cpu" else "50257")
         words = [f"run.dataset.path_train={folder / 'train'}", f"run.dataset.path_eval={folder / 'held_out'}"]
-        return expand_study(read_study_plan(root / "examples_scaling" / "training" / f"{name}.yaml", words))
+        path = root / "examples_scaling" / "training" / f"{name}.yaml"
+        if "path_test:" in path.read_text():
+            words.append(f"run.dataset.path_test={folder / 'held_out'}")
+        return expand_study(read_study_plan(path, words))
 
     return runs
 

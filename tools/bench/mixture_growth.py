@@ -59,7 +59,7 @@ C4_DOCUMENTS, C4_FILES = 365e6, 1024  # of C4's English part, as its authors dis
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
-    add = parser.add_argument
+    add = parser.add_argument_group("catalog").add_argument
     add(
         "--documents", type=float, nargs="+", default=[1e5, 1e6, 1e7], metavar="N",
         help="documents in the catalog, in rising order",
@@ -245,8 +245,8 @@ def measure_growth(
                 flush=True,
             )
             cell = f"growth, {what}, {n} documents"
-            record_result(history, "mixture", f"{cell}: CPU", cost.cpu_s, "CPU-s", better="lower")
-            record_result(history, "mixture", f"{cell}: peak", cost.peak, "bytes", better="lower")
+            record_result(history, "mixture_growth", f"{cell}: CPU", cost.cpu_s, "CPU-s", better="lower")
+            record_result(history, "mixture_growth", f"{cell}: peak", cost.peak, "bytes", better="lower")
         n_bytes = sum(path.stat().st_size for path in (folder / CATALOG).rglob("*") if path.is_file())
         shared = sum(path.stat().st_size for path in folder.glob("mixture.mixture/*.bin"))
         print(
