@@ -126,7 +126,7 @@ def _read_fields(content: dict[str, Any]) -> BlindPrediction:
         if not set(content[name]) <= HEX:
             raise ValueError(f"{name} is not a hash")
     for name in ("compute", "budget", "N", "D", "C", "predicted", "level", "N_optimum", "n_runs"):
-        check_positive(name, content[name])
+        require_positive(name, content[name])
     for name in ("N", "D", "n_runs", "seed"):
         # bool is a subclass of int, so the type is compared exactly
         if type(content[name]) is not int:
@@ -137,7 +137,7 @@ def _read_fields(content: dict[str, Any]) -> BlindPrediction:
         if not (isinstance(pair, list) and len(pair) == 2):
             raise ValueError(f"{name} is not a pair")
         for end in pair:
-            check_positive(name, end)
+            require_positive(name, end)
         # JSON has lists and the dataclass tuples; json.dumps writes both alike, so the hash is the same
         values[name] = (pair[0], pair[1])
     if not (
@@ -150,7 +150,7 @@ def _read_fields(content: dict[str, Any]) -> BlindPrediction:
     return BlindPrediction(**values)
 
 
-def check_positive(name: str, value: Any) -> None:
+def require_positive(name: str, value: Any) -> None:
     """Raise ValueError for a value in a file that is not a finite number above 0."""
     if not (is_number(value) and 0 < value < math.inf):
         raise ValueError(f"{name} is not a number above 0")

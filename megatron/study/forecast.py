@@ -19,7 +19,7 @@ from typing import Any
 from megatron.config.yaml_file import is_single_line
 from megatron.io import write_atomic, write_json
 from megatron.revision import code_revision
-from megatron.study.blind_record import check_positive, hash_record
+from megatron.study.blind_record import hash_record, require_positive
 from megatron.study.run_row import RunRow
 
 FORECASTS = "forecasts"  # folder in the study's directory
@@ -233,8 +233,8 @@ def _read_fields(content: dict[str, Any]) -> Forecast:
         raise ValueError("a run, and nothing else, has an identity")
     for name in ("N", "D", "U"):
         if content[name] is not None:
-            check_positive(name, content[name])
-    check_positive("predicted", content["predicted"])
+            require_positive(name, content[name])
+    require_positive("predicted", content["predicted"])
     intervals = content["intervals"]
     if not (isinstance(intervals, list) and len(intervals) == len(LEVELS)):
         raise ValueError(f"intervals are not those of {len(LEVELS)} levels")
@@ -242,7 +242,7 @@ def _read_fields(content: dict[str, Any]) -> Forecast:
         if not (isinstance(pair, list) and len(pair) == 2):
             raise ValueError("an interval is not a pair")
         for end in pair:
-            check_positive("the end of an interval", end)
+            require_positive("the end of an interval", end)
         if pair[0] > pair[1]:
             raise ValueError("an interval ends below its beginning")
     if not (
