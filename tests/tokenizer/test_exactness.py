@@ -96,6 +96,7 @@ def read_texts(path: Path) -> list[str]:
         return [text for line in raw.splitlines() for text in iterate_strings(json.loads(line))]
 
 
+@pytest.mark.slow
 def test_every_text_of_the_real_data_in_both_vocabularies(
     scaling_data: Path, gpt2: EncoderPair, small: EncoderPair
 ) -> None:
