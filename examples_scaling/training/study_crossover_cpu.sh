@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# The measured crossover on a CPU: text, tokens, the runs of a part, their table and the crossing.
+#   study_crossover_cpu.sh [PART]     PART: tune (default), the name of a part in study_crossover_cpu.yaml
+#   CORPUS  see tools/prepare_corpus.py --help (auto)   OUT  folder of the study   JOBS  concurrent runs (one per core)
+# Relative paths start at the checkout, whatever the working directory.
+# After an interruption, run the same command again to resume.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+out=${OUT:-experiments/study_crossover_cpu}
+python tools/prepare_corpus.py --corpus "${CORPUS:-auto}" --held-out-share 0.2 --out "$out/text"
+python tools/train_tokenizer.py "$out/text/train.jsonl" --n-tokens 512 --out "$out/tokenizer"
+for split in train held_out; do
+    python tools/preprocess_data_many_cores.py --overwrite --input "$out/text/$split.jsonl" --output-prefix "$split" \
+        --root "$out/tokens" --dataset-impl mmap --tokenizer-type HFTokenizer --tokenizer-model "$out/tokenizer" \
+        --append-eod --workers "$(nproc)"
+done
+# held_out_train selects the settings, held_out_valid is the test text
+python tools/subset_corpus.py --input "$out/tokens/held_out_text_document" --split 1,1,0 --output "$out/tokens/held_out"
+python tools/sweep.py examples_scaling/training/study_crossover_cpu.yaml --part "${1:-tune}" "directory=$out" ${JOBS:+--jobs "$JOBS"}
+python tools/collect.py "$out"
+python tools/find_crossover.py "$out"
+python tools/make_report.py "$out"
