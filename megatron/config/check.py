@@ -15,6 +15,7 @@ from megatron.config.schema import (
     DistConfig,
     LrSchedulerConfig,
     ModelConfig,
+    ObjectiveConfig,
     OptimConfig,
     RunConfig,
 )
@@ -120,6 +121,11 @@ def _check_objective(config: RunConfig) -> None:
     if (objective.low_noise_start is None) != (objective.low_noise_iterations is None):
         raise ValueError(
             "objective: got one of low_noise_start and low_noise_iterations, expected both or neither"
+        )
+    if objective.masked_input_ratio == 0 and objective.masked_input_rate != ObjectiveConfig.masked_input_rate:
+        raise ValueError(
+            f"objective.masked_input_rate: got {objective.masked_input_rate} without masked inputs. Set "
+            "masked_input_ratio, or remove the key."
         )
     if objective.orders > 1 and config.model.document_mask:
         raise ValueError(

@@ -20,6 +20,7 @@ class Autoregressive:
     randmask_ratio   share of positions with a randomly masked past; rate_min as in masked diffusion
     masked_input_ratio, masked_input_rate   share of samples with masked inputs, see _mask_inputs
     mask_id          row of [MASK], for masked inputs
+    boundary_id      id that is never masked: the end of documents, where a document mask depends on it
     drops_attention  the model has attention dropout and requires a key per sample
     """
 
@@ -32,6 +33,7 @@ class Autoregressive:
     masked_input_ratio: float = 0.0
     masked_input_rate: float = 0.5
     mask_id: int = 0
+    boundary_id: int | None = None
     drops_attention: bool = False
     name: str = "autoregressive"
     causal: bool = True
@@ -77,7 +79,10 @@ class Autoregressive:
             rng = make_generator(self.seed, Purpose.MASKED_INPUT, int(i))
             selected, rate = rng.random() < self.masked_input_ratio, rng.random() * self.masked_input_rate
             if selected:
-                row[rng.random(len(row)) < rate] = self.mask_id
+                hidden = rng.random(len(row)) < rate
+                if self.boundary_id is not None:
+                    hidden &= row != self.boundary_id
+                row[hidden] = self.mask_id
         return masked
 
     def _draw_visibility(self, numbers: np.ndarray, n: int) -> np.ndarray:

@@ -228,6 +228,7 @@ def build_objective(config: RunConfig) -> Objective:
             masked_input_ratio=objective.masked_input_ratio,
             masked_input_rate=objective.masked_input_rate,
             mask_id=config.model.mask_row,
+            boundary_id=config.model.eod_id if config.model.document_mask else None,
             drops_attention=drops,
         )
     size = config.dataset.batch_size

@@ -139,6 +139,7 @@ def test_overrides_on_the_command_line_replace_values_of_the_file(tmp_path: Path
         ({"model": {**SHAPE, "d_model": "wide"}}, "model.d_model: got 'wide', expected int"),
         ({"model": {**SHAPE, "n_tokens": [1]}}, "model.n_tokens: got [1], expected int"),
         ({"objective": {"orders": 0}}, "objective.orders: got 0, expected more than 0"),
+        ({"objective": {"masked_input_rate": 0.2}}, "got 0.2 without masked inputs"),
         ({"objective": {"randmask_ratio": 1.5}}, "objective.randmask_ratio: got 1.5, expected 0 to 1"),
         (
             {"objective": {"name": "masked_diffusion", "low_noise_start": 0.5}},

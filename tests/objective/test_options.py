@@ -275,6 +275,10 @@ def test_masked_inputs_have_the_stated_rates_and_plain_targets() -> None:
     assert abs(hidden.mean() - mean) < 5 * math.sqrt((square - mean**2 + mean / width) / n)
     scored = objective.corrupt(tokens, np.arange(n), draw=0)
     assert torch.equal(scored.inputs, plain.inputs)
+    # a document mask is computed from the inputs: a hidden end would join two documents
+    whole = replace(objective, boundary_id=1).corrupt(tokens, np.arange(n)).inputs
+    ends = plain.inputs == 1
+    assert ends.any() and torch.equal(whole[~ends], task.inputs[~ends]) and (whole[ends] == 1).all()
 
 
 def test_low_noise_ends_after_its_samples_and_masking_at_the_end_keeps_the_count() -> None:
