@@ -160,8 +160,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.dry_run:
             print(estimate_job(inputs, prefix, parse_tokenizer_spec(args), options))
             return 0
-        # a full disk is an OSError deep in a worker; this adds the folder and the space that is free
-        with explain_disk_full(prefix.parent if is_remote else args.root):
+        # a full disk is an OSError deep in a worker; this adds the output's folder and the space that is free
+        with explain_disk_full(prefix.parent):
             if is_remote:
                 from megatron.text.remote_output import preprocess_to_store
 

@@ -227,7 +227,8 @@ def check_part_numbers(datasets: Sequence[IndexedTokens]) -> None:
         if first_missing <= n_parts:
             raise ValueError(
                 f"{next(iter(numbers.values()))}: got {len(numbers):,} of {n_parts:,} parts of its job, not "
-                f"part {first_missing}. Write it with tools/preprocess_data_many_cores.py --part."
+                f"part {first_missing} of the same input. Write it with tools/preprocess_data_many_cores.py "
+                "--part."
             )
 
 

@@ -110,6 +110,21 @@ def test_no_worker_outlives_the_command(
     assert list((tmp_path / "out").glob("x*")) == []
 
 
+def test_a_full_disk_is_reported_with_the_folder_of_the_output(root, tokenizer, source, tmp_path) -> None:
+    out = tmp_path / "out" / "c4"
+    program = (
+        "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); "
+        "sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [sys.executable, "-c", program]
+    command += [str(root / "tools" / "preprocess_data_many_cores.py"), "--input", str(source), "--quiet"]
+    command += ["--output-prefix", str(out), "--tokenizer-model", str(tokenizer)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root)
+    assert done.returncode == 1
+    assert f"error: {out.parent}: " in done.stderr and "make room" in done.stderr, done.stderr
+    assert not list(out.parent.glob("c4*.bin"))
+
+
 @pytest.mark.parametrize("n_workers", [1, 2, 3])
 def test_the_output_equals_the_files_that_megatron_wrote_of_the_same_text(
     root: Path, tmp_path: Path, scaling_data: Path, n_workers: int
