@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from megatron.objective.sample_noise import Purpose, make_generator
-from megatron.text.columns import read_parquet_columns
+from megatron.text.text_readers import read_parquet_columns
 
 UNLIKE = 0.1  # largest share of documents with different numbers of scored tokens
 ENDS = 2  # first and last document of a domain, which may always differ

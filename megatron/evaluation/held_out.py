@@ -42,7 +42,7 @@ from megatron.remote_cache import count_bin_bytes, localize
 from megatron.remote_requests import is_url
 from megatron.run_dir import TENSORBOARD
 from megatron.terminal import ProgressBar
-from megatron.text.columns import write_parquet_columns
+from megatron.text.text_readers import write_parquet_columns
 from megatron.tokenizer.kinds import Tokenizer
 
 log = get_logger(__name__)

@@ -1,11 +1,8 @@
-"""Arrow arrays of text: validation, values and bytes; parquet files of columns of numbers."""
+"""Arrow arrays of text: validation, values and bytes."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from megatron.io import write_atomic_bytes
 
 
 def check_structure(column: Any) -> None:
@@ -53,27 +50,3 @@ def concat_texts(column: Any) -> tuple[np.ndarray, np.ndarray] | None:
     # a slice does not begin at byte 0: ["ab", "cd", "e"] without its first text has bounds [2, 4, 5], ends
     # [2, 3]
     return data[bounds[0] : bounds[-1]], (bounds[1:] - bounds[0]).astype(np.int64)
-
-
-def write_parquet_columns(path: Path, columns: dict[str, np.ndarray | list[str]]) -> None:
-    """Write columns of equal length to a parquet file, atomically."""
-    import pyarrow
-    import pyarrow.parquet
-
-    sink = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(pyarrow.table(columns), sink)
-    write_atomic_bytes(path, sink.getvalue().to_pybytes())
-
-
-def read_parquet_columns(path: Path) -> dict[str, np.ndarray]:
-    """Read the columns of a parquet file. Raises FileNotFoundError, or ValueError for another format."""
-    import pyarrow
-    import pyarrow.parquet
-
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such parquet file")
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"{path}: got a file that is not parquet ({str(error).splitlines()[0]})") from error
-    return {name: table[name].to_numpy() for name in table.column_names}

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 
 from megatron.evaluation.compare import compare_documents, paired_bootstrap
-from megatron.text.columns import write_parquet_columns
+from megatron.text.text_readers import write_parquet_columns
 
 N = 400
 RNG = np.random.default_rng(0)

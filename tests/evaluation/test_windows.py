@@ -30,7 +30,7 @@ from megatron.evaluation.windows import (
 from megatron.model.transformer import Gpt
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.world import World
-from megatron.text.columns import read_parquet_columns
+from megatron.text.text_readers import read_parquet_columns
 from megatron.tokenizer.kinds import load_tokenizer_by_name
 
 ALONE = World(0, 1, 0, torch.device("cpu"))

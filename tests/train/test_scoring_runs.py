@@ -12,7 +12,7 @@ import pytest
 
 from megatron.data.indexed import IndexedTokens
 from megatron.run_dir import read_metrics
-from megatron.text.columns import read_parquet_columns
+from megatron.text.text_readers import read_parquet_columns
 from tests.conftest import free_port
 
 RunTool = Callable[..., subprocess.CompletedProcess[str]]

@@ -153,7 +153,7 @@ def open_registered(folder: Path) -> FileCase:
 
     from megatron.mixture.catalog.catalog import Catalog
     from megatron.mixture.catalog.properties import read_properties
-    from megatron.text.columns import write_parquet_columns
+    from megatron.text.text_readers import write_parquet_columns
 
     write_records(folder / "a.jsonl")
     lines = (folder / "a.jsonl").read_bytes()

@@ -239,11 +239,10 @@ def open_packed(folder: Path) -> FileCase:
     """Open compressed and columnar files, encoded as in preprocessing."""
     import zstandard
 
-    from megatron.text.columns import write_parquet_columns
     from megatron.text.encode_piece import encode_piece
     from megatron.text.shard_writer import EncodeSettings
     from megatron.text.shards import ShardFolder
-    from megatron.text.text_readers import InputPiece
+    from megatron.text.text_readers import InputPiece, write_parquet_columns
     from megatron.tokenizer.bpe import load_hf_tokenizer
     from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
 
