@@ -8,6 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+# two workers share the cores, so more threads only wait; torch and child processes read it once
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 

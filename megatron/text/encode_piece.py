@@ -96,7 +96,7 @@ def encode_piece(
         except ValueError as cause:
             n_lines, error = 0, str(cause)
             if (
-                reason := find_damage(piece, shards.keys)
+                reason := find_damage(piece, shards.keys, report_progress)
             ) is not None:  # the bad line may result from the damage
                 error = str(DamagedFileError(piece.path, reason, SKIP_HINT))
             error = error if str(piece.path) in error else f"{piece.path}: {error}"
@@ -121,8 +121,12 @@ def encode_piece(
     return result
 
 
-def find_damage(piece: InputPiece, keys: Sequence[str]) -> str | None:
+def find_damage(
+    piece: InputPiece, keys: Sequence[str], on_block: Callable[[], None] | None = None
+) -> str | None:
     """Read a compressed or columnar file to its end; return the damage, or None for an intact file.
+
+    on_block  called after each block: an exception of it ends the reading
 
     Returns None for a plain file and for standard input: they have no checksum or end marker.
     """
@@ -135,7 +139,8 @@ def find_damage(piece: InputPiece, keys: Sequence[str]) -> str | None:
     try:
         for reader in readers:
             for _ in reader:
-                pass
+                if on_block is not None:
+                    on_block()
     except DamagedFileError as error:
         return error.reason
     except ValueError:  # another error, which the caller has already

@@ -209,9 +209,11 @@ def test_a_killed_task_leaves_no_part_and_its_second_run_writes_the_same_bytes(
     )
     command = [sys.executable, str(script)]
     variables = {**os.environ, "PYTHONPATH": str(root)}
-    with subprocess.Popen([*command, "stop"], cwd=tmp_path, env=variables, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [*command, "stop"], cwd=tmp_path, env=variables, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
         assert process.stdout is not None and process.stdout.readline() == b"stopped\n"
-        process.send_signal(signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)  # the executor and the process of its task
     prefix = tmp_path / "out" / "c4"
     existing = [any(Path(f"{part}{s}").exists() for s in (".bin", ".idx", ".json"))
                 for part in read_parts(prefix, 5)]  # fmt: skip

@@ -83,8 +83,9 @@ def test_a_compressed_file_reports_progress_while_it_is_read(
     assert updates[0][0] > 0 or kind == "gz"  # gzip reads ahead in its own blocks
 
 
+@pytest.mark.parametrize("endless_read", ["iter_piece_blocks", "iter_blocks"])  # the second seeks damage
 def test_an_endless_piece_is_interrupted_when_the_work_is_stopped(
-    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch, endless_read: str
 ) -> None:
     begun = threading.Event()
 
@@ -97,7 +98,7 @@ def test_an_endless_piece_is_interrupted_when_the_work_is_stopped(
         assert begun.wait(240)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("megatron.text.encode_piece.iter_blocks", endless)
+    monkeypatch.setattr(f"megatron.text.encode_piece.{endless_read}", endless)
     monkeypatch.setattr(module, "as_completed", interrupted)
     (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(b"{}"))
     with pytest.raises(KeyboardInterrupt):
