@@ -2,14 +2,17 @@
 
 python tools/find_crossover.py law_autoregressive.json law_masked_diffusion.json --unique 1e8 1e9 1e10
 python tools/find_crossover.py experiments/study_crossover_cpu
+python tools/find_crossover.py experiments/study_crossover_cpu --without '*masked*' '*drop*'
 python tools/find_crossover.py experiments/study_crossover_cpu --seal 131072
 
 With two laws, both are evaluated at their best sizes. With a study, the losses of its runs are compared:
 settings are selected by dataset.path_eval and reported on dataset.path_test. The result is written to
-crossover.json in its folder.
+crossover.json in its folder, except with --without, which answers what the crossing would have been without
+some runs of the first objective.
 """
 
 import argparse
+import fnmatch
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +41,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="of a study: store forecasts for this amount of unique text, before its runs",
     )
     parser.add_argument(
+        "--without",
+        nargs="+",
+        default=[],
+        metavar="PATTERN",
+        help="of a study: leave out the autoregressive runs whose name matches, and store nothing",
+    )
+    parser.add_argument(
         "--unique", type=float, nargs="+", default=[1e7, 1e8, 1e9, 1e10], metavar="TOKENS",
         help="amounts of unique text",
     )  # fmt: skip
@@ -57,6 +67,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.seal is not None and args.second is not None:
         parser.error("--seal requires the folder of a study")
+    if args.without and (args.second is not None or args.seal is not None):
+        parser.error("--without requires the folder of a study, and no --seal")
     return args
 
 
@@ -75,7 +87,10 @@ def measure(args: argparse.Namespace) -> int:
             )
             print(f"{forecast.name}: {forecast.predicted:.4g}; {ends}; sha256 {forecast.sha256()[:12]}")
         return 0
-    crossovers, law = measured.measure_study(rows)
+    compared = [row for row in rows if row.objective != measured.FIRST or not _matches(row.run, args.without)]
+    if args.without:
+        print(f"without {len(rows) - len(compared)} runs that match {' '.join(args.without)}")
+    crossovers, law = measured.measure_study(compared)
     for at in crossovers:
         print(measured.format_measured(at))
     if law is not None:
@@ -84,8 +99,13 @@ def measure(args: argparse.Namespace) -> int:
             f"C_crit = {law.power.coefficient:.3g} U^{law.power.exponent:.3g}, 95 % confidence of the "
             f"exponent [{low:.3g}, {high:.3g}], {len(law.U)} crossings"
         )
-    print(f"{measured.write_crossover(args.first, crossovers, law)}: {len(crossovers)} texts")
+    if not args.without:
+        print(f"{measured.write_crossover(args.first, crossovers, law)}: {len(crossovers)} texts")
     return 0
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

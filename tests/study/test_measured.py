@@ -1,6 +1,7 @@
 """The measured crossover of a study from its files: forecasts for the next text, scores, tool and page."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +132,13 @@ def test_the_tool_and_the_page_state_the_crossings(folder, root) -> None:
     assert done.stdout.count("C_crit") == 4 and "3 crossings" in done.stdout
     stored = json.loads((folder / "crossover.json").read_text())
     assert [at["U"] for at in stored["crossovers"]] == TEXTS
+    weaker = subprocess.run([*tool, "--without", "*-4ep-*"], capture_output=True, text=True, timeout=120)
+    assert weaker.returncode == 0 and "without 6 runs" in weaker.stdout, weaker.stderr
+    with_all, without = (
+        [float(n) for n in re.findall(r"C_crit ([0-9.e+]+) FLOPs", o.stdout)] for o in (done, weaker)
+    )
+    assert len(without) == 3 and all(a < b for a, b in zip(without, with_all, strict=True))
+    assert json.loads((folder / "crossover.json").read_text()) == stored, "an answer of some runs was stored"
     sealed = subprocess.run([*tool, "--seal", "131072"], capture_output=True, text=True, timeout=120)
     assert sealed.returncode == 0 and sealed.stdout.count("sha256") == 3, sealed.stderr
     page = render_page(read_study(folder))
