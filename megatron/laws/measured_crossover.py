@@ -18,6 +18,7 @@ from megatron.laws.power_law import PowerLaw, fit_power
 N_DRAWS = 2000
 LEVEL = 0.95
 TOLERANCE = 1 + 1e-9  # equal budgets may differ by rounding
+MIN_DOF = 4  # degrees of freedom of the noise of a setting
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class BestSetting:
     """The setting of the least mean validation loss.
 
     loss     mean test loss, nats per token
-    seed_se  its standard error over seeds, by the scatter of this objective's settings; None without repeats
+    seed_se  its standard error over seeds, by the scatter of settings of similar loss; None without repeats
     """
 
     name: str
@@ -90,24 +91,27 @@ def measure_crossover(
     """Compare two objectives on U unique tokens.
 
     The interval redraws every mean loss from a normal distribution with the covariance (validation, test) of
-    seeds, pooled over the settings of an objective, and selects and crosses again.
+    seeds, and selects and crosses again. The covariance of a setting is pooled over the repeated settings of
+    its objective whose losses are nearest, up to MIN_DOF degrees of freedom: where a loss falls steeply with
+    compute, seeds differ much more than at its least.
 
     Raises ValueError without settings, or for losses or FLOPs that are not finite numbers above 0.
     """
     for name, settings in (("first", first), ("second", second)):
         _check_settings(name, settings)
     means = [(_mean_losses(settings)) for settings in (first, second)]
-    noise = [_pool_covariance(settings) for settings in (first, second)]
+    noise = [_pool_covariances(settings) for settings in (first, second)]
     C = [np.array([setting.C for setting in settings]) for settings in (first, second)]
     point, pair = find_crossing(C[0], means[0], C[1], means[1])
     best = [
-        _select_best(settings, losses, covariance)
-        for settings, losses, covariance in zip((first, second), means, noise, strict=True)
+        _select_best(settings, losses, covariances)
+        for settings, losses, covariances in zip((first, second), means, noise, strict=True)
     ]
     draws = np.empty(0)
-    if all(covariance is not None for covariance in noise):
+    if all(covariances is not None for covariances in noise):
         draws = _draw_crossings(C, means, noise, (first, second), seed)
-    dof = sum(len(setting.test) - 1 for setting in (*first, *second))
+    # the interval depends on two pools, one of each objective
+    dof = sum(min(2 * MIN_DOF, sum(len(setting.test) - 1 for setting in group)) for group in (first, second))
     errors = [setting.seed_se for setting in best]
     has_errors = None not in errors
     return MeasuredCrossover(
@@ -175,7 +179,7 @@ def _find_crossings(
     low = np.where(has_crossing, low, 0)
     high = np.minimum(low + 1, gaps.shape[1] - 1)
     rows = rows[:, 0]
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # of draws without a crossing
         share = gaps[rows, low] / (gaps[rows, low] - gaps[rows, high])
         log_low, log_high = np.log(limits[low]), np.log(limits[high])
         points = np.where(has_crossing, np.exp(log_low + share * (log_high - log_low)), math.inf)
@@ -215,23 +219,37 @@ def _mean_losses(settings: Sequence[Setting]) -> np.ndarray:
     return np.array([[setting.validation.mean(), setting.test.mean()] for setting in settings])
 
 
-def _pool_covariance(settings: Sequence[Setting]) -> np.ndarray | None:
-    """Return the covariance [2, 2] of (validation, test) losses of single seeds; None without repeats."""
-    squares, dof = np.zeros((2, 2)), 0
-    for setting in settings:
+def _pool_covariances(settings: Sequence[Setting]) -> np.ndarray | None:
+    """Return the covariance of (validation, test) losses of single seeds, by setting: [settings, 2, 2].
+
+    Each is pooled over the repeated settings of the nearest mean validation losses. None without repeats.
+    """
+    repeated = [setting for setting in settings if len(setting.test) > 1]
+    if not repeated:
+        return None
+    levels = np.array([setting.validation.mean() for setting in repeated])
+    dof = np.array([len(setting.test) - 1 for setting in repeated])
+    squares = np.empty((len(repeated), 2, 2))
+    for i, setting in enumerate(repeated):
         pairs = np.stack([setting.validation, setting.test])
         offset = pairs - pairs.mean(axis=1, keepdims=True)
-        squares += offset @ offset.T
-        dof += pairs.shape[1] - 1
-    return squares / dof if dof else None
+        squares[i] = offset @ offset.T
+    pooled = np.empty((len(settings), 2, 2))
+    for i, setting in enumerate(settings):
+        order = np.argsort(np.abs(levels - setting.validation.mean()), kind="stable")
+        n_nearest = int(np.searchsorted(np.cumsum(dof[order]), MIN_DOF)) + 1
+        nearest = order[:n_nearest]
+        pooled[i] = squares[nearest].sum(axis=0) / dof[nearest].sum()
+    return pooled
 
 
 def _select_best(
-    settings: Sequence[Setting], losses: np.ndarray, covariance: np.ndarray | None
+    settings: Sequence[Setting], losses: np.ndarray, covariances: np.ndarray | None
 ) -> BestSetting:
-    best = settings[int(losses[:, 0].argmin())]
+    i = int(losses[:, 0].argmin())
+    best = settings[i]
     n = len(best.test)
-    error = None if covariance is None else math.sqrt(covariance[1, 1] / n)
+    error = None if covariances is None else math.sqrt(covariances[i, 1, 1] / n)
     return BestSetting(best.name, best.C, float(best.test.mean()), error, n)
 
 
@@ -245,12 +263,17 @@ def _draw_crossings(
     """Return C_crit of N_DRAWS redrawn comparisons, inf without a crossing."""
     rng = np.random.default_rng(seed)
     redrawn = []
-    for losses, covariance, settings in zip(means, noise, groups, strict=True):
-        assert covariance is not None, "the caller checks"
-        # covariances of losses that agree to rounding are not positive definite: svd accepts them
-        offsets = rng.multivariate_normal([0, 0], covariance, (N_DRAWS, len(losses)), method="svd")
-        n_seeds = np.array([len(setting.test) for setting in settings])
-        redrawn.append(losses + offsets / np.sqrt(n_seeds)[None, :, None])
+    for losses, covariances, settings in zip(means, noise, groups, strict=True):
+        assert covariances is not None, "the caller checks"
+        offsets = np.stack(
+            [
+                # covariances of losses that agree to rounding are not positive definite: svd accepts them
+                rng.multivariate_normal([0, 0], covariance / len(setting.test), N_DRAWS, method="svd")
+                for covariance, setting in zip(covariances, settings, strict=True)
+            ],
+            axis=1,
+        )
+        redrawn.append(losses + offsets)
     return _find_crossings(C[0], redrawn[0], C[1], redrawn[1])[0]
 
 

@@ -95,6 +95,18 @@ def test_the_standard_error_is_that_of_seeds() -> None:
     assert errors.std() == pytest.approx(SEED_SD / 2, rel=0.2)
 
 
+def test_the_standard_error_of_the_best_setting_is_not_that_of_a_steep_part() -> None:
+    """Seeds differ by 0.2 nats on the way down and by 0.004 at the least, which a single seed reached."""
+    rng = np.random.default_rng(4)
+    at_least = [Setting(f"b{i}", 1e12, *(4.4 + 0.004 * rng.standard_normal((2, 3)))) for i in range(6)]
+    steep = [Setting(f"c{i}", 5e11, *(5.0 + 0.2 * rng.standard_normal((2, 3)))) for i in range(20)]
+    single = Setting("d", 2e12, np.array([4.38]), np.array([4.39]))
+    other = make_settings(second_loss(GRID, 1e16), 3, rng, "a")
+    best = measure_crossover(1e5, [*steep, *at_least, single], other).first
+    assert (best.name, best.n_seeds) == ("d", 1)
+    assert 0.001 < best.seed_se < 0.012
+
+
 def test_a_power_law_through_crossings_has_their_exponent() -> None:
     rng = np.random.default_rng(3)
     crossovers = [
