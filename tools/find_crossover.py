@@ -95,9 +95,15 @@ def measure(args: argparse.Namespace) -> int:
         print(measured.format_measured(at))
     if law is not None:
         low, high = law.power.interval
+        # two crossings whose own noise is not bounded leave no degree of freedom
+        confidence = (
+            f"95 % confidence of the exponent [{low:.3g}, {high:.3g}]"
+            if math.isfinite(low) and math.isfinite(high)
+            else "confidence of the exponent not determined"
+        )
         print(
-            f"C_crit = {law.power.coefficient:.3g} U^{law.power.exponent:.3g}, 95 % confidence of the "
-            f"exponent [{low:.3g}, {high:.3g}], {len(law.U)} crossings"
+            f"C_crit = {law.power.coefficient:.3g} U^{law.power.exponent:.3g}, {confidence}, "
+            f"{len(law.U)} crossings"
         )
     if not args.without:
         print(f"{measured.write_crossover(args.first, crossovers, law)}: {len(crossovers)} texts")
