@@ -17,6 +17,7 @@ from megatron.laws.power_law import PowerLaw, fit_power
 
 N_DRAWS = 2000
 LEVEL = 0.95
+ONE_SD = 0.6827  # share of a normal distribution within one standard deviation
 TOLERANCE = 1 + 1e-9  # equal budgets may differ by rounding
 MIN_DOF = 4  # degrees of freedom of the noise of a setting
 
@@ -287,12 +288,16 @@ def _find_interval(draws: np.ndarray, level: float) -> tuple[float | None, float
 def fit_crossover_law(crossovers: Sequence[MeasuredCrossover]) -> CrossoverLaw | None:
     """Fit a power law through the measured crossings; None with fewer than two of them.
 
-    Each crossing has the standard deviation of its draws in log C as its error, where every draw crosses.
+    Each crossing has half the distance of the 15.9 and 84.1 % quantiles of its draws in log C as its error,
+    where both are crossings: one standard deviation, without the few draws that do not cross.
     """
     measured = [(at.U, at.C, at.draws) for at in crossovers if at.C is not None]
     if len({U for U, _, _ in measured}) < 2:
         return None
     U, C = np.array([U for U, _, _ in measured]), np.array([C for _, C, _ in measured])
-    has_draws = all(len(draws) and np.isfinite(draws).all() for _, _, draws in measured)
-    log_se = np.array([np.log(draws).std(ddof=1) for _, _, draws in measured]) if has_draws else None
+    log_se = None
+    if all(len(draws) for _, _, draws in measured):
+        ends = np.array([_find_interval(draws, ONE_SD) for _, _, draws in measured], dtype=float)  # None: nan
+        spread = np.log(ends[:, 1] / ends[:, 0]) / 2
+        log_se = spread if np.isfinite(spread).all() and (spread > 0).all() else None
     return CrossoverLaw(fit_power(U, C, log_se), tuple(float(u) for u in U))

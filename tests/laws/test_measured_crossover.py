@@ -1,6 +1,7 @@
 """Measured crossings against curves whose crossing is known."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -122,6 +123,13 @@ def test_a_power_law_through_crossings_has_their_exponent() -> None:
     assert law.power.interval[0] < 2 < law.power.interval[1]
     assert law.power.exponent == pytest.approx(2, abs=0.1)
     assert fit_crossover_law(crossovers[:1]) is None
+    some_open = [
+        replace(at, draws=np.where(np.arange(len(at.draws)) % 50, at.draws, np.inf)) for at in crossovers
+    ]
+    with_open = fit_crossover_law(some_open)
+    assert with_open.power.interval == pytest.approx(law.power.interval, rel=0.2)
+    none_crosses = [replace(at, draws=np.full_like(at.draws, np.inf)) for at in crossovers[:2]]
+    assert np.isnan(fit_crossover_law(none_crosses).power.interval).all()
 
 
 @pytest.mark.parametrize(
