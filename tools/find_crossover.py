@@ -88,6 +88,11 @@ def measure(args: argparse.Namespace) -> int:
             print(f"{forecast.name}: {forecast.predicted:.4g}; {ends}; sha256 {forecast.sha256()[:12]}")
         return 0
     compared = [row for row in rows if row.objective != measured.FIRST or not _matches(row.run, args.without)]
+    if args.without and len(compared) == len(rows):
+        raise ValueError(
+            f"--without: got {' '.join(args.without)}, which match no autoregressive run of {args.first}. "
+            "Quote patterns with *, and see the column run of table.csv."
+        )
     if args.without:
         print(f"without {len(rows) - len(compared)} runs that match {' '.join(args.without)}")
     crossovers, law = measured.measure_study(compared)

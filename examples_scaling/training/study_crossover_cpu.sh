@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The measured crossover on a CPU: text, tokens, the runs of each part, forecasts, their scores, the crossing and the page.
-#   study_crossover_cpu.sh [PART...]  parts of study_crossover_cpu.yaml, in order (default: all, about three hours)
+#   study_crossover_cpu.sh [PART...]  parts of study_crossover_cpu.yaml, in order (default: all, about five hours)
 #   CORPUS  see tools/prepare_corpus.py --help (auto)   OUT  folder of the study   JOBS  concurrent runs (one per core)
 # Relative paths start at the checkout, whatever the working directory.
 # After an interruption, run the same command again to resume.

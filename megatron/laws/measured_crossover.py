@@ -111,8 +111,8 @@ def measure_crossover(
     draws = np.empty(0)
     if all(covariances is not None for covariances in noise):
         draws = _draw_crossings(C, means, noise, (first, second), seed)
-    # the interval depends on two pools, one of each objective
-    dof = sum(min(2 * MIN_DOF, sum(len(setting.test) - 1 for setting in group)) for group in (first, second))
+    # the crossing depends on a pool of each objective
+    dof = sum(min(MIN_DOF, sum(len(setting.test) - 1 for setting in group)) for group in (first, second))
     errors = [setting.seed_se for setting in best]
     has_errors = None not in errors
     return MeasuredCrossover(

@@ -139,6 +139,10 @@ def test_the_tool_and_the_page_state_the_crossings(folder, root) -> None:
     )
     assert len(without) == 3 and all(a < b for a, b in zip(without, with_all, strict=True))
     assert json.loads((folder / "crossover.json").read_text()) == stored, "an answer of some runs was stored"
+    absent = subprocess.run(
+        [*tool, "--without", "*masked-input*"], capture_output=True, text=True, timeout=120
+    )
+    assert absent.returncode == 1 and "match no autoregressive run" in absent.stderr
     sealed = subprocess.run([*tool, "--seal", "131072"], capture_output=True, text=True, timeout=120)
     assert sealed.returncode == 0 and sealed.stdout.count("sha256") == 3, sealed.stderr
     page = render_page(read_study(folder))
