@@ -5,10 +5,10 @@ python tools/find_crossover.py experiments/study_crossover_cpu
 python tools/find_crossover.py experiments/study_crossover_cpu --without '*masked*' '*drop*'
 python tools/find_crossover.py experiments/study_crossover_cpu --seal 131072
 
-With two laws, both are evaluated at their best sizes. With a study, the losses of its runs are compared:
-settings are selected by dataset.path_eval and reported on dataset.path_test. The result is written to
-crossover.json in its folder, except with --without, which answers what the crossing would have been without
-some runs of the first objective.
+With two laws, both are evaluated at their best sizes. With a study, or its table.csv, the losses of its runs
+are compared: settings are selected by dataset.path_eval, and reported on dataset.path_test by fresh seeds
+(runs with held_out: true). The result is written to crossover.json in the folder of a study, except with
+--without, which answers what the crossing would have been without some runs of the first objective.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
         "first",
         type=Path,
         metavar="FIRST.json",
-        help="law of the objective that is better at low compute, or the folder of a study",
+        help="law of the objective that is better at low compute, the folder of a study, or its table.csv",
     )
     parser.add_argument(
         "second", type=Path, nargs="?", metavar="SECOND.json", help="law of the other objective"
@@ -45,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="PATTERN",
-        help="of a study: leave out the autoregressive runs whose name matches, and store nothing",
+        help="leave out the autoregressive runs whose name matches, and store nothing",
     )
     parser.add_argument(
         "--unique", type=float, nargs="+", default=[1e7, 1e8, 1e9, 1e10], metavar="TOKENS",
@@ -65,10 +65,10 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments and check their combinations."""
     parser = build_parser()
     args = parser.parse_args(argv)
-    if args.seal is not None and args.second is not None:
+    if args.seal is not None and (args.second is not None or args.first.is_file()):
         parser.error("--seal requires the folder of a study")
     if args.without and (args.second is not None or args.seal is not None):
-        parser.error("--without requires the folder of a study, and no --seal")
+        parser.error("--without requires a study or its table, and no --seal")
     return args
 
 
@@ -76,9 +76,10 @@ def measure(args: argparse.Namespace) -> int:
     """Print and store the measured crossovers of a study, or seal forecasts for another text."""
     from megatron.study import measured  # imports scipy, which --help does not need
     from megatron.study.forecast import LEVELS
-    from megatron.study.table import read_runs
+    from megatron.study.table import read_rows, read_runs
 
-    rows = read_runs(args.first)
+    is_table = args.first.suffix == ".csv"
+    rows = read_rows(args.first) if is_table else read_runs(args.first)
     if args.seal is not None:
         for forecast in measured.seal_next(args.first, rows, args.seal):
             ends = ", ".join(
@@ -110,7 +111,7 @@ def measure(args: argparse.Namespace) -> int:
             f"C_crit = {law.power.coefficient:.3g} U^{law.power.exponent:.3g}, {confidence}, "
             f"{len(law.U)} crossings"
         )
-    if not args.without:
+    if not args.without and not is_table:
         print(f"{measured.write_crossover(args.first, crossovers, law)}: {len(crossovers)} texts")
     return 0
 

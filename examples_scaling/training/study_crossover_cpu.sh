@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 out=${OUT:-experiments/study_crossover_cpu}
 study=examples_scaling/training/study_crossover_cpu.yaml
-[ $# -gt 0 ] || set -- tune tune2 u8k u16k u33k u65k u131k
+[ $# -gt 0 ] || set -- tune tune2 u8k u16k u33k u65k fresh u131k
 python tools/prepare_corpus.py --corpus "${CORPUS:-auto}" --held-out-share 0.2 --out "$out/text"
 python tools/train_tokenizer.py "$out/text/train.jsonl" --n-tokens 512 --out "$out/tokenizer"
 for split in train held_out; do

@@ -1,18 +1,19 @@
 """Compute at which one objective is measured to beat another on the same unique text, without a law.
 
 The runs of an objective on U unique tokens are grouped into settings: runs that differ only in their seed.
-Settings are selected by their mean loss on one text (validation) and reported by that on another (test), so
-that the least of many losses is not reported with the luck that selected it. C_crit is the compute at which
-the selected loss of the second objective comes down to that of the first.
+Settings are selected by their mean loss on one text (validation) and reported by that on another (test). A
+second text removes the luck of the text, not that of the seed: losses of one run on two texts correlate. So
+the selected settings are trained again with fresh seeds, which took no part in the selection, and only these
+are reported with an interval. C_crit is the compute at which the selected loss of the second objective comes
+down to that of the first.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from megatron.laws.law import expanded_level
 from megatron.laws.power_law import PowerLaw, fit_power
 
 N_DRAWS = 2000
@@ -28,21 +29,29 @@ class Setting:
 
     C           FLOPs of a run
     validation  [seeds] losses that select, nats per token
-    test        [seeds] losses that are reported
+    test        [seeds] losses of the same runs on the text that is reported
+    fresh       [fresh seeds] losses on that text of seeds that took no part in the selection
     """
 
     name: str
     C: float
     validation: np.ndarray
     test: np.ndarray
+    fresh: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+    @property
+    def reported(self) -> np.ndarray:
+        """Losses that are reported, [seeds]: of fresh seeds where there are any."""
+        return self.fresh if len(self.fresh) else self.test
 
 
 @dataclass(frozen=True)
 class BestSetting:
     """The setting of the least mean validation loss.
 
-    loss     mean test loss, nats per token
-    seed_se  its standard error over seeds, by the scatter of settings of similar loss; None without repeats
+    loss      mean reported loss, nats per token
+    seed_se   its standard error over fresh seeds, by the scatter of settings of similar loss; None without
+    is_fresh  the seeds of `loss` took no part in the selection; otherwise it is biased downwards
     """
 
     name: str
@@ -50,6 +59,7 @@ class BestSetting:
     loss: float
     seed_se: float | None
     n_seeds: int
+    is_fresh: bool
 
 
 @dataclass(frozen=True)
@@ -58,12 +68,13 @@ class MeasuredCrossover:
 
     first, second   best settings at any compute
     C               C_crit in FLOPs; None if the second objective was not better at any measured compute
-    interval        of C at LEVEL by the noise of seeds; an end is None where draws have no crossing.
+    interval        of C at LEVEL by the noise of seeds, for the settings that were selected; an end is None
+                    where draws have no crossing; None without fresh seeds of both objectives.
                     The noise of the test text is not in it: both objectives are scored on the same text
     between         names of the settings of the second objective below and above the crossing
-    share_crossed   share of draws with a crossing; None without repeats
+    share_crossed   share of draws with a crossing; None without fresh seeds
     gap, gap_se     first minus second best loss: positive where the second is better at any compute
-    draws           [N_DRAWS] C_crit of each draw, inf without a crossing; empty without repeats
+    draws           [N_DRAWS] C_crit of each draw, inf without a crossing; empty without fresh seeds
     """
 
     U: float
@@ -89,50 +100,56 @@ class CrossoverLaw:
 def measure_crossover(
     U: float, first: Sequence[Setting], second: Sequence[Setting], seed: int = 0, level: float = LEVEL
 ) -> MeasuredCrossover:
-    """Compare two objectives on U unique tokens.
+    """Compare two objectives on U unique tokens, by the settings of `list_reported`.
 
-    The interval redraws every mean loss from a normal distribution with the covariance (validation, test) of
-    seeds, and selects and crosses again. The covariance of a setting is pooled over the repeated settings of
-    its objective whose losses are nearest, up to MIN_DOF degrees of freedom: where a loss falls steeply with
-    compute, seeds differ much more than at its least.
+    The interval redraws the mean losses of the fresh seeds, whose settings were selected without them. The
+    variance of a setting is pooled over the repeated settings of its objective whose losses are nearest, up
+    to MIN_DOF degrees of freedom: where a loss falls steeply with compute, seeds differ much more than at its
+    least. Lengths of one setting share the first steps of their runs, so all means of an objective move by
+    one draw of Student's t: an interval for independent means would be narrower.
 
     Raises ValueError without settings, or for losses or FLOPs that are not finite numbers above 0.
     """
     for name, settings in (("first", first), ("second", second)):
         _check_settings(name, settings)
-    means = [(_mean_losses(settings)) for settings in (first, second)]
-    noise = [_pool_covariances(settings) for settings in (first, second)]
-    C = [np.array([setting.C for setting in settings]) for settings in (first, second)]
-    point, pair = find_crossing(C[0], means[0], C[1], means[1])
-    best = [
-        _select_best(settings, losses, covariances)
-        for settings, losses, covariances in zip((first, second), means, noise, strict=True)
-    ]
+    reported = [list_reported(settings) for settings in (first, second)]
+    losses = [np.array([(s.validation.mean(), s.reported.mean()) for s in settings]) for settings in reported]
+    C = [np.array([setting.C for setting in settings]) for settings in reported]
+    point, pair = find_crossing(C[0], losses[0], C[1], losses[1])
+    noise = [_pool_errors(settings) for settings in reported]
+    best = [_select_best(*side) for side in zip(reported, noise, strict=True)]
     draws = np.empty(0)
-    if all(covariances is not None for covariances in noise):
-        draws = _draw_crossings(C, means, noise, (first, second), seed)
-    # the crossing depends on a pool of each objective
-    dof = sum(min(MIN_DOF, sum(len(setting.test) - 1 for setting in group)) for group in (first, second))
+    if noise[0] is not None and noise[1] is not None:
+        draws = _draw_crossings(C, losses, (noise[0], noise[1]), seed)
     errors = [setting.seed_se for setting in best]
-    has_errors = None not in errors
     return MeasuredCrossover(
         U=U,
         first=best[0],
         second=best[1],
         C=point,
-        interval=_find_interval(draws, expanded_level(level, dof + 1)) if len(draws) else None,
-        between=None if pair is None else (second[pair[0]].name, second[pair[1]].name),
+        interval=_find_interval(draws, level) if len(draws) else None,
+        between=None if pair is None else (reported[1][pair[0]].name, reported[1][pair[1]].name),
         share_crossed=float(np.isfinite(draws).mean()) if len(draws) else None,
         gap=best[0].loss - best[1].loss,
-        gap_se=math.hypot(*(error or 0.0 for error in errors)) if has_errors else None,
+        gap_se=None if None in errors else math.hypot(*(error or 0.0 for error in errors)),
         draws=draws,
     )
+
+
+def list_reported(settings: Sequence[Setting]) -> list[Setting]:
+    """Return the settings that are compared: those with fresh seeds, if the best of all is one of them.
+
+    The best setting is that of the least mean validation loss. Otherwise all are compared, by the seeds that
+    selected them.
+    """
+    best = min(settings, key=lambda setting: setting.validation.mean())
+    return [setting for setting in settings if len(setting.fresh) or not len(best.fresh)]
 
 
 def list_selected(settings: Sequence[Setting]) -> list[Setting]:
     """Return the settings that are selected at some compute: each the least validation loss so far, by C."""
     chosen: list[Setting] = []
-    for setting in sorted(settings, key=lambda setting: (setting.C, setting.validation.mean())):
+    for setting in sorted(list_reported(settings), key=lambda at: (at.C, at.validation.mean())):
         if not chosen or setting.validation.mean() < chosen[-1].validation.mean():
             chosen.append(setting)
     return chosen
@@ -206,8 +223,8 @@ def _check_settings(name: str, settings: Sequence[Setting]) -> None:
     if not settings:
         raise ValueError(f"crossover: got no runs of the {name} objective, expected one or more")
     for setting in settings:
-        values = np.concatenate([[setting.C], setting.validation, setting.test])
-        if len(setting.validation) != len(setting.test) or len(values) < 3:
+        values = np.concatenate([[setting.C], setting.validation, setting.test, setting.fresh])
+        if len(setting.validation) != len(setting.test) or not len(setting.test):
             raise ValueError(f"{setting.name}: got losses without seeds, expected one pair of losses a seed")
         if not (np.isfinite(values) & (values > 0)).all():
             raise ValueError(
@@ -215,66 +232,52 @@ def _check_settings(name: str, settings: Sequence[Setting]) -> None:
             )
 
 
-def _mean_losses(settings: Sequence[Setting]) -> np.ndarray:
-    """Return the mean (validation, test) loss of each setting, [settings, 2]."""
-    return np.array([[setting.validation.mean(), setting.test.mean()] for setting in settings])
+@dataclass(frozen=True)
+class _Errors:
+    """Standard errors of the mean reported losses [settings], with their degrees of freedom."""
+
+    se: np.ndarray
+    dof: int
 
 
-def _pool_covariances(settings: Sequence[Setting]) -> np.ndarray | None:
-    """Return the covariance of (validation, test) losses of single seeds, by setting: [settings, 2, 2].
+def _pool_errors(settings: Sequence[Setting]) -> _Errors | None:
+    """Return the errors of the means over fresh seeds; None where a setting has none, or none is repeated.
 
-    Each is pooled over the repeated settings of the nearest mean validation losses. None without repeats.
+    The variance of single seeds is pooled over the repeated settings of the nearest mean validation losses.
     """
-    repeated = [setting for setting in settings if len(setting.test) > 1]
-    if not repeated:
+    repeated = [setting for setting in settings if len(setting.fresh) > 1]
+    if not repeated or not all(len(setting.fresh) for setting in settings):
         return None
     levels = np.array([setting.validation.mean() for setting in repeated])
-    dof = np.array([len(setting.test) - 1 for setting in repeated])
-    squares = np.empty((len(repeated), 2, 2))
-    for i, setting in enumerate(repeated):
-        pairs = np.stack([setting.validation, setting.test])
-        offset = pairs - pairs.mean(axis=1, keepdims=True)
-        squares[i] = offset @ offset.T
-    pooled = np.empty((len(settings), 2, 2))
+    dof = np.array([len(setting.fresh) - 1 for setting in repeated])
+    squares = np.array([((setting.fresh - setting.fresh.mean()) ** 2).sum() for setting in repeated])
+    se = np.empty(len(settings))
     for i, setting in enumerate(settings):
         order = np.argsort(np.abs(levels - setting.validation.mean()), kind="stable")
         n_nearest = int(np.searchsorted(np.cumsum(dof[order]), MIN_DOF)) + 1
         nearest = order[:n_nearest]
-        pooled[i] = squares[nearest].sum(axis=0) / dof[nearest].sum()
-    return pooled
+        se[i] = math.sqrt(squares[nearest].sum() / dof[nearest].sum() / len(setting.fresh))
+    return _Errors(se, int(min(MIN_DOF, dof.sum())))
 
 
-def _select_best(
-    settings: Sequence[Setting], losses: np.ndarray, covariances: np.ndarray | None
-) -> BestSetting:
-    i = int(losses[:, 0].argmin())
+def _select_best(settings: Sequence[Setting], errors: _Errors | None) -> BestSetting:
+    i = int(np.argmin([setting.validation.mean() for setting in settings]))
     best = settings[i]
-    n = len(best.test)
-    error = None if covariances is None else math.sqrt(covariances[i, 1, 1] / n)
-    return BestSetting(best.name, best.C, float(best.test.mean()), error, n)
+    error = None if errors is None else float(errors.se[i])
+    loss, n_seeds = float(best.reported.mean()), len(best.reported)
+    return BestSetting(best.name, best.C, loss, error, n_seeds, len(best.fresh) > 0)
 
 
 def _draw_crossings(
-    C: Sequence[np.ndarray],
-    means: Sequence[np.ndarray],
-    noise: Sequence[np.ndarray | None],
-    groups: Sequence[Sequence[Setting]],
-    seed: int,
+    C: Sequence[np.ndarray], losses: Sequence[np.ndarray], noise: tuple[_Errors, _Errors], seed: int
 ) -> np.ndarray:
     """Return C_crit of N_DRAWS redrawn comparisons, inf without a crossing."""
     rng = np.random.default_rng(seed)
     redrawn = []
-    for losses, covariances, settings in zip(means, noise, groups, strict=True):
-        assert covariances is not None, "the caller checks"
-        offsets = np.stack(
-            [
-                # covariances of losses that agree to rounding are not positive definite: svd accepts them
-                rng.multivariate_normal([0, 0], covariance / len(setting.test), N_DRAWS, method="svd")
-                for covariance, setting in zip(covariances, settings, strict=True)
-            ],
-            axis=1,
-        )
-        redrawn.append(losses + offsets)
+    for means, errors in zip(losses, noise, strict=True):
+        shift = rng.standard_t(errors.dof, (N_DRAWS, 1)) * errors.se  # [draws, settings]
+        # the fresh seeds did not select: the validation losses stay
+        redrawn.append(np.stack([np.broadcast_to(means[:, 0], shift.shape), means[:, 1] + shift], axis=-1))
     return _find_crossings(C[0], redrawn[0], C[1], redrawn[1])[0]
 
 

@@ -45,7 +45,8 @@ SAME_U = (
 def collect_settings(rows: Sequence[RunRow]) -> dict[float, dict[str, list[Setting]]]:
     """Return the settings of finished runs with a test loss, by unique tokens and objective.
 
-    Runs of one column `cell` differ only in their seed.
+    Runs of one column `cell` differ only in their seed. Those that are held out are fresh seeds, which report
+    a setting and do not select it; a setting of fresh seeds only cannot be selected, and is skipped.
     """
     cells: dict[tuple[float, str, str], list[FinishedRow]] = defaultdict(list)
     for row in select_finished(rows):
@@ -53,13 +54,16 @@ def collect_settings(rows: Sequence[RunRow]) -> dict[float, dict[str, list[Setti
             cells[row.unique_tokens, row.objective, row.cell or row.run].append(row)
     settings: dict[float, dict[str, list[Setting]]] = defaultdict(lambda: defaultdict(list))
     for (U, objective, _), group in sorted(cells.items()):
-        first = min(group, key=lambda row: row.run)
+        selecting = sorted((row for row in group if not row.held_out), key=lambda row: row.run)
+        if not selecting:
+            continue
         settings[U][objective].append(
             Setting(
-                first.run,
-                float(first.train_flops or math.nan),
-                np.array([row.loss for row in group]),
-                np.array([row.test_loss for row in group]),
+                selecting[0].run,
+                float(selecting[0].train_flops or math.nan),
+                np.array([row.loss for row in selecting]),
+                np.array([row.test_loss for row in selecting]),
+                np.array([row.test_loss for row in group if row.held_out], dtype=float),
             )
         )
     return settings
@@ -215,6 +219,9 @@ def format_measured(at: MeasuredCrossover) -> str:
         error = "" if best.seed_se is None else f" +- {best.seed_se:.4f}"
         sides.append(f"{OBJECTIVE_NAMES[objective]} {best.loss:.4f}{error} at {best.C:.2e} FLOPs")
     text = f"U {format_count(at.U, 3)}: {', '.join(sides)}; "
+    reused = [best.name for best in (at.first, at.second) if not best.is_fresh]
+    if reused:
+        text += f"{' and '.join(reused)} reported by the seeds that selected: biased, without interval; "
     if at.C is None:
         error = "" if at.gap_se is None else f" +- {at.gap_se:.4f}"
         return f"{text}no crossing measured, best losses differ by {at.gap:+.4f}{error}"

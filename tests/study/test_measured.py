@@ -15,7 +15,7 @@ from megatron.run_dir import METRICS, PLAN, RESULT
 from megatron.study.forecast import calibrate
 from megatron.study.ladder import StudyPlan, expand_study, read_study_plan
 from megatron.study.measured import measure_study, score_forecasts, seal_next
-from megatron.study.table import read_runs
+from megatron.study.table import read_runs, write_table
 
 EXPONENT = 1.5
 STUDY = """
@@ -29,6 +29,10 @@ sizes:
 grids:
   - {{objectives: [autoregressive], sizes: [w16], unique_tokens: {texts}, epochs: [2, 4, 8], seeds: 2}}
   - {{objectives: [masked_diffusion], sizes: [w16], unique_tokens: {texts}, epochs: {epochs}, seeds: 2}}
+  - {{held_out: true, seeds: [7, 8, 9], objectives: [autoregressive], sizes: [w16],
+      unique_tokens: {texts}, epochs: [2, 4, 8]}}
+  - {{held_out: true, seeds: [7, 8, 9], objectives: [masked_diffusion], sizes: [w16],
+      unique_tokens: {texts}, epochs: {epochs}}}
 """
 
 
@@ -87,7 +91,7 @@ def test_crossings_and_their_exponent_are_those_of_the_runs(folder) -> None:
     for at in measured:
         assert crossing_of(at.U) == pytest.approx(at.C, rel=0.15)
         assert at.interval[0] < at.C < at.interval[1]
-        assert at.first.n_seeds == 2
+        assert at.first.n_seeds == 3 and at.first.is_fresh
     assert law is not None and law.power.exponent == pytest.approx(EXPONENT, abs=0.2)
 
 
@@ -133,12 +137,15 @@ def test_the_tool_and_the_page_state_the_crossings(folder, root) -> None:
     stored = json.loads((folder / "crossover.json").read_text())
     assert [at["U"] for at in stored["crossovers"]] == TEXTS
     weaker = subprocess.run([*tool, "--without", "*-4ep-*"], capture_output=True, text=True, timeout=120)
-    assert weaker.returncode == 0 and "without 6 runs" in weaker.stdout, weaker.stderr
+    assert weaker.returncode == 0 and "without 15 runs" in weaker.stdout, weaker.stderr
     with_all, without = (
         [float(n) for n in re.findall(r"C_crit ([0-9.e+]+) FLOPs", o.stdout)] for o in (done, weaker)
     )
     assert len(without) == 3 and all(a < b for a, b in zip(without, with_all, strict=True))
     assert json.loads((folder / "crossover.json").read_text()) == stored, "an answer of some runs was stored"
+    table = write_table(read_runs(folder), folder.parent / "table.csv")
+    from_table = subprocess.run([*tool[:2], str(table)], capture_output=True, text=True, timeout=120)
+    assert from_table.stdout.splitlines() == done.stdout.splitlines()[:-1], from_table.stderr
     absent = subprocess.run(
         [*tool, "--without", "*masked-input*"], capture_output=True, text=True, timeout=120
     )

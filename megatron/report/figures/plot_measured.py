@@ -42,7 +42,7 @@ def measured_figure(study: Study) -> Figure | None:
             chosen = list_selected(settings[at.U][objective])
             data.append(_selected_trace(chosen, objective, at.U, colour))
             shown_C += [setting.C for setting in chosen]
-            shown_loss += [float(setting.test.mean()) for setting in chosen]
+            shown_loss += [float(setting.reported.mean()) for setting in chosen]
         if at.C is not None:
             data.append(_crossing_trace(at))
     layout = {
@@ -50,10 +50,12 @@ def measured_figure(study: Study) -> Figure | None:
         "yaxis": linear_axis(f"test loss ({LOSS_UNIT})", min(shown_loss), max(shown_loss)),
     }
     title = describe_measured(crossovers)
+    is_fresh = all(best.is_fresh for at in crossovers for best in (at.first, at.second))
+    seeds = "fresh seeds, which took no part in the selection" if is_fresh else "the seeds that selected it"
     caption = (
-        "At each compute the setting of the least validation loss so far; its mean test loss over seeds. "
+        f"At each compute the setting of the least validation loss so far; its mean test loss over {seeds}. "
         "The masked-diffusion loss is an upper bound, so the true crossing is at no more compute. Crosses: "
-        "C_crit, with its 95 % confidence by the noise of seeds."
+        "C_crit, with its 95 % confidence by the noise of fresh seeds."
     )
     chips = [
         Chip(f"text:{at.U}", f"{format_count(at.U, 3)} unique", f"var(--budget{i})")
@@ -68,12 +70,12 @@ def measured_figure(study: Study) -> Figure | None:
 def _selected_trace(chosen: list[Setting], objective: str, U: float, colour: str) -> Trace:
     return scatter_trace(
         [setting.C for setting in chosen],
-        [float(setting.test.mean()) for setting in chosen],
+        [float(setting.reported.mean()) for setting in chosen],
         "lines+markers",
         meta=[f"text:{U}", f"objective:{objective}"],
         line={"color": colour, "width": 2, "dash": DASH[objective], "shape": "hv"},
         marker={"color": colour, "size": 8, "symbol": SYMBOL[objective]},
-        customdata=[f"{setting.name}<br>{len(setting.test)} seeds" for setting in chosen],
+        customdata=[f"{setting.name}<br>{len(setting.reported)} seeds" for setting in chosen],
         hovertemplate="%{customdata}<br>test %{y:.4f}<extra></extra>",
     )
 
