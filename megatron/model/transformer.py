@@ -26,6 +26,15 @@ from megatron.plan.parametrization import attention_multiplier, logit_multiplier
 GELU_FORMS = {"gelu": "tanh", "gelu_exact": "none"}  # feed_forward -> `approximate` of F.gelu
 
 
+def embed_tokens(embedding: nn.Embedding, tokens: Tensor, precision: Precision | None) -> Tensor:
+    """Return the residual stream before the first block: tokens int64 [B, S] -> [B, S, D].
+
+    Training, generation with a cache and the first pipeline stage all embed with this function.
+    """
+    rows = embedding(tokens)
+    return rows if precision is None else precision.to_residual(rows)
+
+
 class RmsNorm(nn.Module):
     """x / rms(x) * gain over the last axis, for any shape (Zhang and Sennrich, arXiv 1910.07467).
 
@@ -250,7 +259,8 @@ class Gpt(nn.Module):
         shifts = self.config.predicts_next  # the output of position p - 1 predicts position p, as in Dream
         if shifts and query_positions is not None:
             query_positions = (query_positions - 1).clamp(min=0)
-        x, rotary = self._embed(tokens, positions, first_position)
+        x = self._embed(tokens, positions, first_position)
+        rotary = self._find_rotary(tokens, positions, first_position)
         if drops and dropout_key is not None:
             # the key of the layer after the last block, which no block uses
             last = derive_layer_key(dropout_key, len(self.blocks))
@@ -276,12 +286,11 @@ class Gpt(nn.Module):
     def _hidden_states_after_cache(self, tokens: Tensor, cache: KvCache) -> Tensor:
         """Return hidden states of the positions that follow the cache; causal."""
         assert self.precision is None, "training has no cache"
-        x, rotary = self.embedding(tokens), None
-        window = slice(cache.n_read, cache.n_read + tokens.shape[1])  # positions of the tokens
-        if self.position_embedding is not None:
-            x = x + self.position_embedding.weight[window]
-        else:
+        x, rotary = self._embed(tokens, None, cache.n_read), None
+        if self.position_embedding is None:
+            # one table for all steps of the cache
             cos, sin = rotary_table(cache.n_positions, self.config, tokens.device)
+            window = slice(cache.n_read, cache.n_read + tokens.shape[1])
             rotary = cos[window], sin[window]
         # the first positions are plain causal attention; later ones need the offset mask of the cache
         inputs = AttentionInputs(cache.n_read == 0, rotary, cache.build_mask(tokens.shape[1]))
@@ -291,21 +300,24 @@ class Gpt(nn.Module):
         cache.advance(tokens.shape[1])
         return self._read_out(x)
 
-    def _embed(self, tokens: Tensor, positions: Tensor | None, first: int) -> tuple[Tensor, Rotary | None]:
-        """Return (embedded tokens [B, S, D], cos and sin); cos and sin are None with learned positions."""
-        x, n = self._to_residual(self.embedding(tokens)), tokens.shape[1]
-        if self.position_embedding is not None:
-            table = self.position_embedding.weight
-            assert positions is not None or n <= len(table), f"{n} positions, but the table has {len(table)}"
-            rows = table[:n] if positions is None else self.position_embedding(positions)
-            return x + self._to_residual(rows), None
-        if positions is None:
-            return x, rotary_table(n, self.config, tokens.device, first)
-        # a table per sample; the axis of size 1 broadcasts over the heads
-        return x, rotary_at_positions(positions[:, None], self.config)  # [B, 1, S, K]
+    def _embed(self, tokens: Tensor, positions: Tensor | None, first: int) -> Tensor:
+        """Return the embedded tokens [B, S, D], with learned positions if the model has them."""
+        x, end = embed_tokens(self.embedding, tokens, self.precision), first + tokens.shape[1]
+        if self.position_embedding is None:
+            return x
+        table = self.position_embedding.weight
+        assert positions is not None or end <= len(table), f"{end} positions, but the table has {len(table)}"
+        rows = table[first:end] if positions is None else self.position_embedding(positions)
+        return x + (rows if self.precision is None else self.precision.to_residual(rows))
 
-    def _to_residual(self, rows: Tensor) -> Tensor:
-        return rows if self.precision is None else self.precision.to_residual(rows)
+    def _find_rotary(self, tokens: Tensor, positions: Tensor | None, first: int) -> Rotary | None:
+        """Return cos and sin of the positions of tokens [B, S]; None with learned positions."""
+        if self.position_embedding is not None:
+            return None
+        if positions is None:
+            return rotary_table(tokens.shape[1], self.config, tokens.device, first)
+        # a table per sample; the axis of size 1 broadcasts over the heads
+        return rotary_at_positions(positions[:, None], self.config)  # [B, 1, S, K]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return logits over the rows of the embedding: [..., D] -> [..., V]."""

@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from megatron.kernels.rotary import rotary_table
 from megatron.model.attention_inputs import AttentionInputs
 from megatron.model.precision import Precision
-from megatron.model.transformer import Gpt
+from megatron.model.transformer import Gpt, embed_tokens
 
 
 class _Exchange:
@@ -74,8 +74,7 @@ class Stage(nn.Module):
         # context rank c has the consecutive positions c S / n to (c + 1) S / n - 1
         rotary = rotary_table(n_positions, self.config, x.device, self.context_rank * n_positions)
         if self.is_first:
-            x = self.embedding(x)
-            x = x if self.precision is None else self.precision.to_residual(x)
+            x = embed_tokens(self.embedding, x, self.precision)
         for block in self.blocks.values():
             x = block(x, AttentionInputs(self.causal, rotary))
         return self.norm(x) if self.is_last else x

@@ -2,11 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
 
 import pytest
 import torch
 from scipy.stats import chisquare
 
+from megatron.config.schema import ModelConfig
 from megatron.generation.generate import generate, stream_tokens
 from megatron.generation.sampling import Sampling, sample_tokens
 from megatron.model.kv_cache import KvCache
@@ -145,6 +148,53 @@ def test_rows_that_are_no_token_are_never_sampled(tiny_of: Callable[..., Gpt]) -
         )  # [MASK] and padding, more probable than all tokens
         model.embedding.weight[0] *= 0.01
     assert max(max(t) for t in generate(model, [[1], [2], [3]], max_new_tokens=9, sampling=GREEDY)) < 5
+
+
+# another value of each key of a causal model, with the keys that it requires
+VARIED: dict[str, dict[str, Any]] = {
+    "size": {"size": "7M"}, "d_model": {"d_model": 48}, "d_ff": {"d_ff": 96}, "d_head": {"d_head": 16},
+    "n_heads": {"n_heads": 2}, "n_layers": {"n_layers": 3}, "n_tokens": {"n_tokens": 30},
+    "vocab_rows": {"vocab_rows": 64}, "rope_theta": {"rope_theta": 100.0}, "norm_eps": {"norm_eps": 0.1},
+    "n_kv_heads": {"n_kv_heads": 1}, "norm": {"norm": "layernorm"}, "feed_forward": {"feed_forward": "gelu"},
+    "positions": {"positions": "learned", "n_positions": 20},
+    "n_positions": {"positions": "learned", "n_positions": 24},
+    "biases": {"biases": True, "norm": "layernorm"}, "tied_embedding": {"tied_embedding": False},
+    "qk_norm": {"qk_norm": True}, "document_mask": {"document_mask": True, "eod_id": 39},
+    "eod_id": {"document_mask": True, "eod_id": 38}, "attention_dropout": {"attention_dropout": 0.5},
+    "hidden_dropout": {"hidden_dropout": 0.5}, "init_std": {"init_std": 0.03},
+    "parametrization": {"parametrization": "mup", "base_d_model": 8},
+    "base_d_model": {"parametrization": "mup", "base_d_model": 16},
+    "base_n_layers": {"parametrization": "completep", "base_d_model": 16, "base_n_layers": 1},
+    "base_d_head": {"parametrization": "mup", "base_d_model": 16, "base_d_head": 4},
+    "qkv_biases": {"qkv_biases": True}, "qk_norm_all_heads": {"qk_norm": True, "qk_norm_all_heads": True},
+    "norm_placement": {"norm_placement": "output"}, "parallel_residual": {"parallel_residual": True},
+    "attention_window": {"attention_window": 3}, "rotary_dims": {"rotary_dims": 4},
+    "rope_scaling": {"rope_scaling": "linear", "rope_factor": 3.0},
+    "rope_factor": {"rope_scaling": "linear", "rope_factor": 5.0},
+    "rope_low_factor": {"rope_scaling": "llama3", "rope_factor": 4.0, "rope_low_factor": 0.5,
+                        "rope_original_positions": 8},
+    "rope_high_factor": {"rope_scaling": "llama3", "rope_factor": 4.0, "rope_high_factor": 2.0,
+                         "rope_original_positions": 8},
+    "rope_original_positions": {"rope_scaling": "llama3", "rope_factor": 4.0, "rope_original_positions": 4},
+    "head_bias": {"head_bias": True, "tied_embedding": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", [f.name for f in fields(ModelConfig) if not f.metadata.get("objective")])
+def test_cached_logits_equal_full_ones_with_every_key_of_a_causal_model(
+    tiny_of: Callable[..., Gpt], key: str
+) -> None:
+    """A new key fails here until it has a value in VARIED."""
+    model = tiny_of(**{"n_tokens": 40, "vocab_rows": 48} | VARIED[key])
+    assert getattr(model.config, key) != getattr(tiny_of(n_tokens=40).config, key)
+    assert not model.training
+    tokens = torch.randint(0, 30, (2, 20), generator=torch.Generator().manual_seed(1))
+    cache = KvCache(model.config, 2, 20, tokens.device)
+    parts = [
+        model.compute_logits(model.hidden_states(part, causal=True, cache=cache))
+        for part in tokens.split([7, 1, 1, 5, 6], dim=1)
+    ]
+    torch.testing.assert_close(torch.cat(parts, dim=1), model(tokens, causal=True), rtol=1e-4, atol=1e-4)
 
 
 def test_models_of_other_shapes_use_the_cache_too(tiny_of: Callable[..., Gpt]) -> None:
