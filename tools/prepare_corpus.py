@@ -22,7 +22,8 @@ from megatron.text.corpus_split import HELD_OUT_SHARE, HELD_OUT_SHARE_RANGE
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
-    parser.add_argument(
+    text = parser.add_argument_group("text")
+    text.add_argument(
         "--corpus",
         metavar="TEXT",
         default="auto",
@@ -32,23 +33,27 @@ def build_parser() -> argparse.ArgumentParser:
         "plain or gzipped, .txt files (several: one document per file; one: one document per paragraph), a "
         "folder or a pattern of either",
     )
-    parser.add_argument(
+    text.add_argument(
         "--max-mb", type=float, default=8.0, metavar="MB", help="use at most this many MB of text"
     )
-    parser.add_argument(
+    text.add_argument(
         "--max-documents",
         type=positive_int,
         metavar="N",
         help="use the first N documents; default: all",
     )
-    parser.add_argument(
+    text.add_argument(
         "--min-mb",
         type=float,
         default=0.0,
         metavar="MB",
-        help="if the corpus is smaller, add documents of the local text up to this size",
+        help="require at least this many MB; auto and c4 are filled up with documents of the local text",
     )
-    parser.add_argument(
+    text.add_argument(
+        "--fill", action="store_true", help="fill up any other corpus with local text to --min-mb, too"
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument(
         "--held-out-share",
         type=float,
         default=HELD_OUT_SHARE,
@@ -56,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"share of held-out documents, {HELD_OUT_SHARE_RANGE[0]:g} to {HELD_OUT_SHARE_RANGE[1]:g}; "
         "the sha256 of a text decides its side",
     )
-    parser.add_argument(
+    output.add_argument(
         "--out",
         type=Path,
         required=True,
@@ -77,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.max_documents,
             to_bytes(args.min_mb),
             args.held_out_share,
+            args.fill,
         )
     except (OSError, ValueError) as error:
         return report_error(error)

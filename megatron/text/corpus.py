@@ -30,6 +30,7 @@ META_FILE = "corpus.json"
 JSON_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 NO_LOCAL_TEXT = LocalText([], {}, {})
 REQUESTED = "it was requested"
+FILLED = ("auto", "c4", "local")  # the last has all local text already
 BLANK_LINE = re.compile(r"\n\s*\n")
 
 
@@ -46,12 +47,16 @@ class TextSource:
 
 @dataclass(frozen=True)
 class CorpusLimits:
-    """Size limits: maximum bytes and documents, minimum bytes, and share of held-out documents."""
+    """Size limits: maximum bytes and documents, minimum bytes, and share of held-out documents.
+
+    fill  whether local text is added to reach `min_bytes`
+    """
 
     max_bytes: int
     max_documents: int | None = None
     min_bytes: int = 0
     held_out_share: float = HELD_OUT_SHARE
+    fill: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for limits that no text can satisfy."""
@@ -76,24 +81,26 @@ def prepare_corpus(
     max_documents: int | None = None,
     min_bytes: int = 0,
     held_out_share: float = HELD_OUT_SHARE,
+    fill: bool = False,
 ) -> tuple[dict[str, Any], bool]:
     """Write <folder>/train.jsonl, held_out.jsonl and corpus.json.
 
     Returns the content of corpus.json, and False if the folder already has it, built from the same files.
     `which` is auto, c4, local, stdlib, or a path (see `choose_source`). The corpus is the start of that text,
     up to `max_bytes` and `max_documents`. If this is less than `min_bytes`, documents of the local text are
-    added until it is reached. The sha256 of a document's text decides whether it is held out. So the split
-    needs no list, and exact copies, which are dropped, could never be on both sides.
+    added until it is reached: always to auto and c4, and to another text only with `fill`. The sha256 of a
+    document's text decides whether it is held out. So the split needs no list, and exact copies, which are
+    dropped, could never be on both sides.
     Raises FileNotFoundError, ConnectionError or ValueError, also if another process is writing the corpus;
     the folder is then unchanged.
     """
     folder = folder.resolve()
-    limits = CorpusLimits(max_bytes, max_documents, min_bytes, held_out_share)
+    limits = CorpusLimits(max_bytes, max_documents, min_bytes, held_out_share, fill or which in FILLED)
     on_disk = _find_local_source(which)
     request = {"which": which} | asdict(limits)
     request["files"] = [_file_signature(path) for path in on_disk.paths] if on_disk else []
     # versions of local sources are part of the request if local text may be used
-    may_be_local = min_bytes > 0 or on_disk is None or on_disk.installed
+    may_be_local = (min_bytes > 0 and limits.fill) or on_disk is None or on_disk.installed
     request["installed"] = {name: installed_version(name) for name in LOCAL_SOURCES} if may_be_local else {}
     existing = read_json(folder / META_FILE)
     if existing is not None and existing.get("asked") == request and is_intact(folder, existing.get("files")):
@@ -109,7 +116,7 @@ def prepare_corpus(
 
 
 def _write_split(source: TextSource, folder: Path, limits: CorpusLimits) -> dict[str, Any]:
-    """Write both files, with local text added up to `min_bytes`; return the content of corpus.json."""
+    """Write both files, with local text added as `limits` allows; return the content of corpus.json."""
     # read once here, not through `source.texts`: the counts of skipped files are needed too
     local = read_local_text(source.installed) if source.installed else NO_LOCAL_TEXT
     documents = (
@@ -122,7 +129,9 @@ def _write_split(source: TextSource, folder: Path, limits: CorpusLimits) -> dict
                 break
         n_bytes, n_documents = writer.n_bytes, writer.n_documents  # of the source, before local text is added
         others = tuple(name for name in LOCAL_SOURCES if name not in source.installed)
-        more = read_local_text(others) if others and n_bytes < limits.min_bytes else NO_LOCAL_TEXT
+        more = NO_LOCAL_TEXT
+        if others and limits.fill and n_bytes < limits.min_bytes:
+            more = read_local_text(others)
         for name, text in more.documents:
             if writer.n_bytes >= limits.min_bytes:
                 break
@@ -131,7 +140,7 @@ def _write_split(source: TextSource, folder: Path, limits: CorpusLimits) -> dict
         writer.sync()
     missing = local.missing | more.missing
     totals = writer.count_totals()
-    _check_enough(source, totals, limits.min_bytes, missing)
+    _check_enough(source, totals, limits, missing)
     sources = [_add_version(entry, local.skipped | more.skipped) for entry in writer.source_stats()]
     content: dict[str, Any] = {"corpus": source.name, "why": source.reason, "documents": writer.n_documents}
     if source.installed:
@@ -146,15 +155,21 @@ def _write_split(source: TextSource, folder: Path, limits: CorpusLimits) -> dict
 
 
 def _check_enough(
-    source: TextSource, totals: dict[str, int], min_bytes: int, missing: dict[str, str]
+    source: TextSource, totals: dict[str, int], limits: CorpusLimits, missing: dict[str, str]
 ) -> None:
     """Raise ValueError if a side of the split is empty, or the whole text has less than `min_bytes`."""
     n_bytes = totals["train_bytes"] + totals["held_out_bytes"]
     without = "; ".join(f"{name}: {why}" for name, why in missing.items())
-    if n_bytes < min_bytes:
+    needed = f"expected at least {limits.min_bytes / 1e6:,.1f} MB"
+    if n_bytes < limits.min_bytes and not limits.fill:
+        raise ValueError(
+            f"{source.name}: got {n_bytes:,} bytes ({n_bytes / 1e6:,.1f} MB) of text without copies, "
+            f"{needed}. Give more text, or add local text with --fill (make quickstart: FILL=1)."
+        )
+    if n_bytes < limits.min_bytes:
         raise ValueError(
             f"{source.name}: got {n_bytes / 1e6:,.1f} MB with all local text added"
-            f"{f' (without {without})' if without else ''}, expected at least {min_bytes / 1e6:,.1f} MB. "
+            f"{f' (without {without})' if without else ''}, {needed}. "
             "Lower --min-mb, or give more text."
         )
     n_documents = totals["train_documents"] + totals["held_out_documents"]

@@ -147,7 +147,9 @@ def test_a_corpus_that_is_too_small_is_extended_with_local_text_and_this_is_decl
 ) -> None:
     texts = [f"document {i:03}" + "." * 88 for i in range(200)]  # 100 bytes each
     write_lines(tmp_path / "in.jsonl", texts)
-    content, _ = prepare_corpus(str(tmp_path / "in.jsonl"), tmp_path / "out", 10**6, min_bytes=60_500)
+    content, _ = prepare_corpus(
+        str(tmp_path / "in.jsonl"), tmp_path / "out", 10**6, min_bytes=60_500, fill=True
+    )
     assert (content["added_documents"], content["added_bytes"]) == (
         41,
         41_000,
@@ -182,8 +184,33 @@ def test_a_corpus_that_is_large_enough_gets_nothing_added(tmp_path: Path, local:
 def test_less_text_than_required_is_refused_with_what_is_missing(tmp_path: Path, local: list[str]) -> None:
     write_lines(tmp_path / "in.jsonl", [f"document {i:03}" for i in range(200)])
     with pytest.raises(ValueError, match=r"got 0\.1 MB .*torch: not installed.*, expected at least 0\.5 MB"):
-        prepare_corpus(str(tmp_path / "in.jsonl"), tmp_path / "out", 10**6, min_bytes=500_000)
+        prepare_corpus(str(tmp_path / "in.jsonl"), tmp_path / "out", 10**6, min_bytes=500_000, fill=True)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_small_text_of_the_user_is_refused_with_its_size_and_never_filled_up(
+    tmp_path: Path, local: list[str]
+) -> None:
+    write_lines(tmp_path / "in.jsonl", ["y" * 32])
+    out = tmp_path / "out"
+    prepare_corpus(str(tmp_path / "in.jsonl"), out, 10**6, min_bytes=90_000, fill=True)
+    before = (out / "corpus.json").read_bytes()
+    # the filled text of another call is not used either, and stays as it was
+    sentence = r"in\.jsonl: got 32 bytes \(0\.0 MB\) .* at least 0\.1 MB\. .*--fill \(make quickstart: FILL=1"
+    with pytest.raises(ValueError, match=sentence):
+        prepare_corpus(str(tmp_path / "in.jsonl"), out, 10**6, min_bytes=90_000)
+    assert (out / "corpus.json").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out"]
+
+
+def test_auto_is_filled_up_without_an_option(
+    tmp_path: Path, local: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c4").mkdir()
+    write_lines(tmp_path / "c4" / "c4_en_1.jsonl", ["y" * 500] * 3)
+    monkeypatch.setenv("SCALING_DATA", str(tmp_path))
+    content, _ = prepare_corpus("auto", tmp_path / "out", 10**6, min_bytes=90_000)
+    assert (content["copies_dropped"], content["added_bytes"]) == (2, 90_000)
 
 
 def test_the_held_out_share_is_that_of_documents_and_a_larger_one_contains_the_smaller(
