@@ -28,6 +28,16 @@ class BuildWithCommands(build_py):
                 self.copy_file(str(command), folder)
 
 
+class BuildHelper(build_ext):
+    """Builds the helper: required in place (editable, --inplace), else optional, as laws work without it."""
+
+    def finalize_options(self) -> None:
+        """Make a failure a warning, except in place."""
+        super().finalize_options()
+        for extension in self.extensions:
+            extension.optional = not self.inplace
+
+
 setup(
     ext_modules=[
         Pybind11Extension(
@@ -38,5 +48,5 @@ setup(
             extra_compile_args=["-O3", "-Wall", "-Wextra", "-fvisibility=hidden"],
         )
     ],
-    cmdclass={"build_ext": build_ext, "build_py": BuildWithCommands},
+    cmdclass={"build_ext": BuildHelper, "build_py": BuildWithCommands},
 )

@@ -1,7 +1,9 @@
 """Scaling studies of language models, from raw text to a fitted scaling law."""
 
+import importlib
 import os
 import sys
+from types import ModuleType
 
 
 def find_portions(package: str, entries: list[str]) -> list[str]:
@@ -38,6 +40,22 @@ def _list_modules(folder: str) -> set[str]:
             for entry in entries
             if entry.name.endswith(".py") or os.path.exists(os.path.join(entry.path, "__init__.py"))
         }
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import the C++ helper at its first use. Raises ImportError with a fix if it was not compiled."""
+    if name != "_csrc":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    helper = f"{__name__}.{name}"
+    try:
+        return importlib.import_module(helper)
+    except ModuleNotFoundError:
+        raise ImportError(
+            f"{helper}: not compiled when this package was installed, expected for text, tokens and models. "
+            "Install g++ 10 or newer and Python's C headers, then run "
+            "pip install --verbose --force-reinstall --no-deps . in the sources.",
+            name=helper,
+        ) from None
 
 
 __path__ += find_portions(os.path.dirname(os.path.realpath(__file__)), sys.path)

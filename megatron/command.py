@@ -19,6 +19,8 @@ from megatron.processes import replace_lost_terminal, stop_signals
 from megatron.terminal import escape_controls, is_terminal
 
 STOPPED = 75  # EX_TEMPFAIL in sysexits.h: the caller should run the command again
+DISTRIBUTION = "megatron-scaling"  # in pyproject.toml
+PACKAGE_NAMES = {"yaml": "pyyaml"}  # module -> package, where the names differ
 LOCAL_RANK_OPTIONS = ("--local_rank", "--local-rank")
 IMPORT_RETRY_S = 0.05  # delay before retrying a stop signal that arrived during an import
 STATUSES = "Exit status: 0 done, 1 failed, 2 wrong usage"
@@ -238,8 +240,8 @@ def _is_importing(frame: FrameType | None) -> bool:
 def run_main(main: Callable[[], int]) -> NoReturn:
     """Exit the process with the status that `main` returns.
 
-    An OSError or ValueError is printed as one sentence. Ctrl-C and a closed pipe (`| head`) print no
-    traceback.
+    An OSError, a ValueError and a missing package are printed as one sentence. Ctrl-C and a closed pipe
+    (`| head`) print no traceback.
     """
     try:
         status = main()
@@ -254,7 +256,38 @@ def run_main(main: Callable[[], int]) -> NoReturn:
         status = 1
     except (OSError, ValueError) as error:
         status = report_error(error)
+    except ImportError as error:
+        if not (sentence := explain_import_error(error)):
+            raise
+        status = report_error(ValueError(sentence))
     sys.exit(status)
+
+
+def explain_import_error(error: ImportError) -> str:
+    """Return a sentence with the extra that installs a missing package; '' if none does."""
+    if error.name == "megatron._csrc":
+        return str(error)
+    import importlib.metadata  # imported on demand: slow
+
+    try:
+        requirements = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        requirements = []
+    extra = find_extra(error.name or "", requirements) if isinstance(error, ModuleNotFoundError) else ""
+    return extra and f"{error.name}: not installed. This needs pip install '{DISTRIBUTION}[{extra}]'."
+
+
+def find_extra(module: str, requirements: Iterable[str]) -> str:
+    """Return the first extra that installs a module; '' if none does.
+
+    requirements  as in a wheel's metadata: "PyYAML>=6.0; extra == 'laws'"
+    """
+    package = PACKAGE_NAMES.get(module, module).replace("_", "-")
+    for line in requirements:
+        match = re.match(r"""([\w.-]+).*\bextra == ["']([\w-]+)["']""", line)
+        if match and match[1].replace("_", "-").lower() == package.lower():
+            return match[2]
+    return ""
 
 
 def report_error(error: Exception) -> int:

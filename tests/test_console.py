@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,59 @@ def test_an_unknown_sub_command_gets_the_nearest_and_status_2(root: Path, word: 
     assert done.stderr == (
         f"scaling: error: got '{word}', expected a sub-command{hint} (see scaling --help)\n"
     )
+
+
+@pytest.fixture
+def metadata(root: Path, tmp_path: Path) -> Path:
+    """A search path on which the distribution has the version 9.8 and the extras of pyproject.toml."""
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    lines = ["Metadata-Version: 2.4", f"Name: {project['name']}", "Version: 9.8"]
+    for extra, packages in project["optional-dependencies"].items():
+        lines += [f'Requires-Dist: {package}; extra == "{extra}"' for package in packages]
+    folder = tmp_path / "site" / "megatron_scaling-9.8.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("\n".join(lines) + "\n")
+    return folder.parent
+
+
+def run_without(root: Path, site: Path, module: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `scaling` where a module is not installed."""
+    code = f"""
+import sys
+sys.modules[{module!r}] = None
+sys.argv[0] = "scaling"
+from megatron.console import run_console
+run_console()
+"""
+    environment = {**os.environ, "PYTHONPATH": f"{site}:{root}"}
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, cwd=site)
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "extra"),
+    [("yaml", ["fit", "table.csv"], "laws"), ("yaml", ["sweep", "study.yaml"], "laws"),
+     ("tokenizers", ["code-points"], "train")],
+)  # fmt: skip
+def test_a_missing_package_is_one_sentence_with_the_extra_that_installs_it(
+    root: Path, metadata: Path, module: str, words: list[str], extra: str
+) -> None:
+    done = run_without(root, metadata, module, *words)
+    sentence = f"error: {module}: not installed. This needs pip install 'megatron-scaling[{extra}]'.\n"
+    assert (done.returncode, done.stderr) == (1, sentence)
+
+
+def test_a_missing_module_of_no_extra_is_a_traceback_since_it_is_a_fault_of_the_program(
+    root: Path, metadata: Path
+) -> None:
+    done = run_without(root, metadata, "megatron.config.yaml_file", "fit", "table.csv")
+    assert done.returncode == 1 and "Traceback" in done.stderr
+
+
+def test_a_helper_that_was_not_compiled_is_reported_with_a_fix(root: Path, metadata: Path) -> None:
+    done = run_without(root, metadata, "megatron._csrc", "inspect", "absent")
+    assert done.returncode == 1 and done.stderr.startswith("error: megatron._csrc: not compiled when this ")
+    assert "Install g++ 10 or newer" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_a_hostile_sub_command_is_printed_inert(root: Path) -> None:

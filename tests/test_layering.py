@@ -3,10 +3,13 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from megatron.command import find_extra
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "megatron"
@@ -151,3 +154,20 @@ def test_there_is_no_import_cycle() -> None:
 
     for module in names:
         visit(module, ())
+
+
+def test_every_imported_package_is_required_by_the_base_or_by_an_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [
+        f'{package}; extra == "{extra}"'
+        for extra, packages in {"base": project["dependencies"], **project["optional-dependencies"]}.items()
+        for package in packages
+    ]
+    names = {
+        name.split(".")[0]
+        for file in [*FILES, *(ROOT / "tools").glob("*.py")]
+        for name, _ in iterate_imports(file)
+    }
+    lacking = {name for name in names - sys.stdlib_module_names if not find_extra(name, lines)}
+    # built by hand; torchtitan comes with a trainer of its own, choreographer with kaleido
+    assert lacking == {"megatron", "apex", "torchao", "torchtitan", "choreographer"}

@@ -1,5 +1,6 @@
 """Contents of the wheel, and an installation for laws alone, without torch."""
 
+import json
 import os
 import re
 import shutil
@@ -32,9 +33,9 @@ print(*(round(law.params[name], 4) for name in ("E", "alpha", "beta")))
 """
 
 
-def run(*words: str | Path, folder: Path) -> str:
+def run(*words: str | Path, folder: Path, **variables: str) -> str:
     """Run a command outside the checkout and return its output."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | variables
     done = subprocess.run(
         list(map(str, words)), cwd=folder, env=environment, capture_output=True, text=True, timeout=900
     )
@@ -61,6 +62,17 @@ def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+@pytest.fixture(scope="module")
+def wheel_without_helper(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that a machine without a compiler builds."""
+    folder, source = tmp_path_factory.mktemp("no_compiler"), wheel.parent / "source"
+    shutil.rmtree(source / "build")
+    words = ("-m", "pip", "wheel", source, "--no-deps", "--no-build-isolation")
+    run(sys.executable, *words, folder=folder, CC="/bin/false", CXX="/bin/false")
+    (built,) = folder.glob("*.whl")
+    return built
+
+
 @pytest.mark.slow
 def test_the_wheel_has_the_package_with_its_data_and_nothing_else_at_top_level(
     wheel: Path, root: Path
@@ -71,6 +83,7 @@ def test_the_wheel_has_the_package_with_its_data_and_nothing_else_at_top_level(
     sources = {str(path.relative_to(root)) for path in (root / "megatron").rglob("*") if path.is_file()}
     sources = {name for name in sources if "__pycache__" not in name and not name.endswith(".so")}
     assert sources <= set(names)
+    assert any(re.fullmatch(r"megatron/_csrc\..*\.so", name) for name in names)
     # the Slurm launcher submits the first script, which sources the second
     assert {f"megatron/commands/{name}.sh" for name in ("sweep_slurm", "requeue")} <= set(names)
     sizes = zipfile.ZipFile(wheel).read("megatron/config/model_sizes.yaml")
@@ -116,17 +129,40 @@ def test_every_pin_of_development_is_within_the_bounds_of_an_extra(root: Path) -
 
 
 @pytest.mark.slow
-def test_laws_installed_in_a_new_environment_fit_without_torch(wheel: Path, tmp_path: Path) -> None:
+def test_without_a_compiler_a_checkout_is_an_error_and_a_wheel_lacks_the_helper(
+    wheel_without_helper: Path, wheel: Path
+) -> None:
+    assert not [name for name in zipfile.ZipFile(wheel_without_helper).namelist() if name.endswith(".so")]
+    build = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    environment = os.environ | {"CC": "/bin/false", "CXX": "/bin/false"}
+    done = subprocess.run(
+        build, cwd=wheel.parent / "source", env=environment, capture_output=True, timeout=240
+    )
+    assert done.returncode == 1
+
+
+@pytest.mark.slow
+def test_laws_installed_in_a_new_environment_fit_without_torch_and_compiler(
+    wheel_without_helper: Path, tmp_path: Path
+) -> None:
     venv.create(tmp_path / "fresh", with_pip=True)
     python = tmp_path / "fresh" / "bin" / "python"
-    installed = subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", f"{wheel}[laws]"],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    if "No matching distribution found for numpy" in installed.stderr:
-        pytest.skip("no package index")
-    assert installed.returncode == 0, installed.stderr
+    rows = [(N, D, 1.8 + 480 / N**0.35 + 2000 / D**0.36) for N in (1e7, 1e8, 1e9) for D in (2e8, 2e9, 2e10)]
+    lines = ["n_params,train_tokens,loss", *(",".join(map(str, row)) for row in rows)]
+    (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
+    fit = [tmp_path / "fresh" / "bin" / "scaling", "fit", "table.csv", "--out", "law.json"]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    for extra in ("", "[laws]"):
+        install = [python, "-m", "pip", "install", "--quiet", f"{wheel_without_helper}{extra}"]
+        installed = subprocess.run(install, env=environment, capture_output=True, text=True, timeout=600)
+        if "No matching distribution found for numpy" in installed.stderr:
+            pytest.skip("no package index")
+        assert installed.returncode == 0, installed.stderr
+        if not extra:
+            done = subprocess.run(fit, cwd=tmp_path, env={}, capture_output=True, text=True, timeout=240)
+            sentence = "error: yaml: not installed. This needs pip install 'megatron-scaling[laws]'.\n"
+            assert (done.returncode, done.stderr) == (1, sentence)
+    run(*fit, folder=tmp_path)
+    assert json.loads((tmp_path / "law.json").read_text())["params"]["alpha"] == pytest.approx(0.35, abs=1e-3)
     assert "torch" not in run(python, "-m", "pip", "list", folder=tmp_path).split()
     assert run(python, "-c", FIT, folder=tmp_path) == "1.8 0.35 0.36\n"
