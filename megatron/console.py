@@ -1,6 +1,8 @@
 """Console script `scaling`: every file in tools/ as a sub-command, with equal arguments and exit statuses.
 
-    scaling                        list the sub-commands
+    scaling                        list the sub-commands; also --help and help
+    scaling help train             the same as scaling train --help
+    scaling --version              print the version
     scaling train CONFIG.yaml      the same as python tools/pretrain.py CONFIG.yaml
     torchrun --nproc-per-node 2 -m megatron.console train CONFIG.yaml
 
@@ -113,6 +115,19 @@ def print_list() -> None:
     console.print(f"\n{FOOT}", soft_wrap=True)
 
 
+def print_version() -> int:
+    """Print the version of the installed distribution, and return the exit status."""
+    from importlib.metadata import PackageNotFoundError, version  # imported on demand: slow
+
+    try:
+        print(f"{command.DISTRIBUTION} {version(command.DISTRIBUTION)}")
+    except PackageNotFoundError:
+        raise ValueError(
+            f"{command.DISTRIBUTION}: not installed. Run pip install -e . in the checkout."
+        ) from None
+    return 0
+
+
 def report_unknown(word: str) -> int:
     """Print the nearest sub-command to an unknown one, and return the exit status of wrong usage."""
     # people who know the files in tools/ type their names
@@ -143,6 +158,10 @@ def run_tool(name: str, words: Sequence[str]) -> None:
 def main() -> int:
     """Run the sub-command that is named by the first argument, or list all."""
     words = sys.argv[1:]
+    if words == ["--version"]:
+        return print_version()
+    if words[:1] == ["help"]:
+        words = [*words[1:2], "--help"]
     if not words or words[0] in ("-h", "--help"):
         print_list()
         return 0

@@ -73,7 +73,7 @@ def test_a_narrow_terminal_gets_one_line_for_each(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("word", "hint"),
     [("trian", "; did you mean train?"), ("pretrain.py", "; did you mean train?"),
-     ("fit_law", "; did you mean fit?"), ("zzzzzz", ""), ("--version", "")],
+     ("fit_law", "; did you mean fit?"), ("zzzzzz", ""), ("--verbose", "")],
 )  # fmt: skip
 def test_an_unknown_sub_command_gets_the_nearest_and_status_2(root: Path, word: str, hint: str) -> None:
     done = run_scaling(root, word)
@@ -81,6 +81,13 @@ def test_an_unknown_sub_command_gets_the_nearest_and_status_2(root: Path, word: 
     assert done.stderr == (
         f"scaling: error: got '{word}', expected a sub-command{hint} (see scaling --help)\n"
     )
+
+
+def test_help_is_a_word_too_and_shows_the_help_of_a_sub_command(root: Path) -> None:
+    for words in (("help",), ("help", "sizes")):
+        done, expected = run_scaling(root, *words), run_scaling(root, *words[1:], "--help")
+        assert (done.returncode, done.stdout) == (0, expected.stdout) and done.stdout.startswith("usage: ")
+    assert run_scaling(root, "help", "zzzzzz").returncode == 2
 
 
 @pytest.fixture
@@ -108,6 +115,11 @@ run_console()
     environment = {**os.environ, "PYTHONPATH": f"{site}:{root}"}
     command = [sys.executable, "-c", code, *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, cwd=site)
+
+
+def test_the_version_is_that_of_the_distribution(root: Path, metadata: Path) -> None:
+    done = run_without(root, metadata, "none", "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "megatron-scaling 9.8\n", "")
 
 
 @pytest.mark.parametrize(
