@@ -10,6 +10,7 @@
 # make bench-gpu-parity          check losses, gradients, resuming and graphs on a GPU, under 10 minutes
 # make bench-gpu                 measure training steps on a GPU, under 10 minutes; again: the missing cells
 # make lint                      run ruff, mypy, shellcheck and hadolint
+# make help                      print these lines
 PYTHON ?= python3
 VENV := .venv
 CORPUS ?= auto
@@ -20,7 +21,7 @@ HISTORY ?= bench_history.jsonl
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 READY := $(VENV)/ready
 
-.PHONY: quickstart test test-all bench-smoke bench-compare bench-gpu-parity bench-gpu lint check docs site clean
+.PHONY: quickstart test test-all bench-smoke bench-compare bench-gpu-parity bench-gpu lint check docs help site clean
 
 quickstart: $(READY)
 	bash examples_scaling/quickstart/quickstart.sh "$(CORPUS)"
@@ -64,6 +65,9 @@ docs: $(READY)
 site: $(READY)
 	python -m pip install --quiet --disable-pip-version-check mkdocs-material==9.8.1
 	python -m mkdocs build --strict
+
+help:
+	@sed -n '/^#/!q; s/^# //p' Makefile
 
 # installs nothing, only reports
 check:

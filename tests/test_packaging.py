@@ -39,6 +39,13 @@ def test_every_link_of_the_readme_exists(root: Path) -> None:
     assert [target for target in targets if "://" not in target and not (root / target).exists()] == []
 
 
+def test_make_help_lists_every_target_but_clean(root: Path) -> None:
+    done = subprocess.run(["make", "help"], cwd=root, capture_output=True, text=True, check=True)
+    listed = re.findall(r"^make ([\w-]+) ", done.stdout, re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(set(targets) - {"clean"}) and len(listed) > 10
+
+
 def test_conda_uses_the_pins_of_pip_and_pins_only_python(root: Path) -> None:
     listed = yaml.safe_load((root / "environment.yml").read_text())["dependencies"]
     (by_pip,) = [entry["pip"] for entry in listed if isinstance(entry, dict)]

@@ -206,7 +206,7 @@ def query_torch() -> tuple[dict, str]:
 
 
 def package_rows() -> Iterator[Row]:
-    """Yield rows for the C++ extension of megatron and the tools that build it."""
+    """Yield a row for the C++ extension of megatron."""
     helper = ""
     try:
         from megatron import _csrc
@@ -215,7 +215,13 @@ def package_rows() -> Iterator[Row]:
         fix = ""
     except ImportError as error:
         fix = f"pip install --no-build-isolation --no-deps -e . ({error})"
+        if error.name == "megatron._csrc":
+            fix = str(error)
     yield Row("megatron._csrc", helper, "data for training", fix, required=True)
+
+
+def compiler_rows() -> Iterator[Row]:
+    """Yield rows for what builds the C++ extension."""
     compiler = run_command("g++", "--version").partition("\n")[0]
     yield Row("g++", compiler, "building megatron._csrc (C++20: 10 or newer)", "apt-get install g++")
     headers = Path(sysconfig.get_path("include"), "Python.h")
@@ -290,8 +296,16 @@ def find_apex() -> str:
 def environment_rows(quick: bool) -> Iterator[Row]:
     """Yield all rows, in the order of installation."""
     yield from machine_rows()
+    libraries = [library for library, pinned, _ in read_requirements() if pinned]
+    n_missing = sum(not installed_version(library) for library in libraries)
+    if n_missing > len(libraries) / 2:  # a new checkout: one command for all, not one for each
+        fix = f"make quickstart, or make test ({n_missing} of the {len(libraries)} pinned ones are missing)"
+        yield Row("packages", "", "everything", fix, required=True)
+        yield from compiler_rows()
+        return
     yield from torch_rows(quick)
     yield from package_rows()
+    yield from compiler_rows()
     yield from library_rows()
     yield from optional_rows()
 

@@ -32,13 +32,31 @@ def check(root: Path):
     return run_check
 
 
-def test_where_nothing_is_installed_it_lists_what_training_lacks_and_fails(check) -> None:
+def test_where_nothing_is_installed_it_names_the_one_command_that_installs_all_and_fails(check) -> None:
     status, rows, error = check(python=("-I", "-S"))  # no site-packages, no PYTHONPATH
     assert status == 1
-    assert {"torch", "megatron._csrc", "numpy"} <= {
-        what for what, (mark, _) in rows.items() if mark == "missing"
-    }
-    assert "requirements.txt" in rows["torch"][1] and "pip install" in rows["megatron._csrc"][1]
+    assert rows["packages"][0] == "missing" and "to install: make quickstart" in rows["packages"][1]
+    assert not any("pip install" in rest for _, rest in rows.values())
+    assert error == "error: training cannot run here without packages\n"
+
+
+def test_where_single_packages_are_missing_it_lists_each_with_its_command(check, tmp_path: Path) -> None:
+    hide = """
+import importlib.metadata as metadata, sys
+def find_version(name, version=metadata.version):
+    if name in ("torch", "numpy", "deepspeed"):
+        raise metadata.PackageNotFoundError(name)
+    return version(name)
+metadata.version = find_version
+sys.modules["megatron._csrc"] = None
+"""
+    (tmp_path / "sitecustomize.py").write_text(hide)
+    status, rows, error = check(packages=str(tmp_path), words=("--quick",))
+    assert status == 1
+    lacking = {what for what, (mark, _) in rows.items() if mark == "missing"}
+    assert lacking == {"torch", "megatron._csrc", "numpy"}
+    assert "requirements.txt" in rows["torch"][1] and "pip install numpy==" in rows["numpy"][1]
+    assert "not compiled" in rows["megatron._csrc"][1]
     assert rows["deepspeed"][0] == "-"  # optional for training
     assert error.startswith("error: training cannot run here without torch, megatron._csrc")
 
