@@ -108,8 +108,9 @@ def preprocess(
     `find_published` returns outputs of this job that exist in another place: nothing is done then.
 
     Raises FileNotFoundError. Raises ValueError with file, line and reason for a line that is not JSON, lacks
-    the key or has no string under it, unless bad lines are skipped; also if there is no document. Raises
-    OSError for a full disk. After an error no new output exists, and existing outputs are unchanged.
+    the key or has no string under it, unless bad lines are skipped; also if there is no document, or if a
+    file changes while it is read. Raises OSError for a full disk. After an error no new output exists, and
+    existing outputs are unchanged.
     """
     clock = _StageTimer()
     paths = find_inputs(inputs)
@@ -162,6 +163,11 @@ def preprocess(
             with joiner:
                 _EncodeJob(pieces, shards, settings, options, tokenizer, fast, results, joiner).run()
                 check_not_empty(inputs, pieces, results, options.part)
+                if hash_job(sources.paths, job_settings) != job:
+                    raise ValueError(
+                        f"{describe_inputs(inputs)}: got another size or time of a file than at the start. "
+                        "It changed while it was read: start again when it is complete."
+                    )
                 rejected = joiner.finish(sources.paths, job)
                 clock.end_stage("encoding, joining and sums")
         except Exception as error:

@@ -43,12 +43,17 @@ class BpeTokenizer(EodMixin):
     """
 
     def __init__(self, inner: "Tokenizer", name: str, eos: str | None = None) -> None:
-        """Raises ValueError for ids beyond MAX_IDS. `eos`: eos_token of the tokenizer_config.json."""
+        """Raises ValueError for ids beyond MAX_IDS, or dropout. `eos`: eos_token of tokenizer_config.json."""
         largest = max(inner.get_vocab(with_added_tokens=True).values(), default=-1)
         # serialising a tokenizer takes time and memory proportional to its largest id
         if not 0 <= largest < MAX_IDS:
             raise ValueError(
                 f"{name}: got {largest + 1:,} ids, expected 1 to {MAX_IDS:,}. Download the tokenizer again."
+            )
+        if dropout := getattr(inner.model, "dropout", None):
+            raise ValueError(
+                f"{name}: got BPE dropout {dropout:g}, which gives other tokens at each run. Set "
+                "model.dropout to null in its tokenizer.json."
             )
         _disable_limits(inner)
         self.inner, self.name = inner, name

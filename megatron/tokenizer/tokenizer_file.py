@@ -35,6 +35,9 @@ def read_bpe_file(content: bytes) -> BpeFile | None:
     except (ValueError, RecursionError):
         return None
     largest = model.largest_id
+    # dropout as a float is not read above; the library refuses it, or is refused (BpeTokenizer)
+    if isinstance(settings, dict) and settings.get("model", {}).get("dropout"):
+        return None
     if not len(model) or largest >= len(model) + MAX_HOLES or not isinstance(settings, dict):
         return None
     added_ids = _find_added_ids(model, settings.get("added_tokens"))

@@ -278,6 +278,26 @@ def test_an_unpaired_surrogate_becomes_the_replacement_character(tmp_path: Path,
     assert ids == reference.encode("a\ufffdb \U0001f41f")
 
 
+@pytest.mark.parametrize("change", ["append", "same size"])
+def test_an_input_that_changes_while_it_is_read_is_an_error_and_leaves_nothing(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    source = write_records(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS])
+    check = module.check_not_empty
+
+    def check_and_change(*args: object) -> None:  # called after the last document was read
+        check(*args)
+        text = source.read_bytes()
+        source.write_bytes(text + text if change == "append" else text.replace(b"one", b"two"))
+
+    monkeypatch.setattr(module, "check_not_empty", check_and_change)
+    with pytest.raises(ValueError, match=r"in.jsonl: got another size or time .* while it was read"):
+        module.preprocess(
+            [str(source)], tmp_path / "out", str(tokenizer), module.PreprocessOptions(quiet=True)
+        )
+    assert not list(tmp_path.glob("*out*"))
+
+
 @pytest.mark.parametrize("content", ["", "\n \n"])
 def test_input_without_a_document_is_an_error_and_leaves_nothing(
     tmp_path: Path, tokenizer: Path, content: str

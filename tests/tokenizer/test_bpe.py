@@ -132,6 +132,18 @@ def test_an_id_beyond_the_limit_is_refused_at_once(tmp_path: Path) -> None:
         load_hf_tokenizer(str(tmp_path))
 
 
+@pytest.mark.parametrize("dropout", [0.1, 1])
+def test_a_tokenizer_with_dropout_is_refused(tmp_path: Path, dropout: float) -> None:
+    """It would give other tokens at each run. The number 1 is read without the library, 0.1 with it."""
+    train_bpe(["some text"] * 9, 260, tmp_path)
+    path = tmp_path / "tokenizer.json"
+    tokenizer_json = json.loads(path.read_text())
+    tokenizer_json["model"]["dropout"] = dropout
+    path.write_text(json.dumps(tokenizer_json))
+    with pytest.raises(ValueError, match=f"got BPE dropout {dropout}, which gives other tokens at each run"):
+        load_hf_tokenizer(str(tmp_path))
+
+
 def test_merges_into_unknown_pieces_are_left_to_the_library() -> None:
     inner = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(unicode_to_bytes())}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
