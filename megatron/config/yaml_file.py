@@ -1,8 +1,8 @@
 """Reader of untrusted YAML files with limits on their size.
 
-A file is data: no tags, no environment variables, no functions. `${key}` and `${section.key}` refer to other
-keys of the same file. The expanded size of aliases and references is counted before it is built, so that a
-small file cannot become a large value.
+A file is data: no tags except !!str, !!int, !!float and !!bool, no environment variables, no functions.
+`${key}` and `${section.key}` refer to other keys of the same file. The expanded size of aliases and
+references is counted before it is built, so that a small file cannot become a large value.
 """
 
 import math
@@ -19,7 +19,7 @@ MAX_NODES = 100_000  # keys and values, after aliases and references are expande
 MAX_DEPTH = 64  # of nested sections and lists, and of references to references
 MAX_INT = 2**63 - 1
 
-STRING_TAG = "tag:yaml.org,2002:str"
+SCALAR_TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool"))
 FLOAT_TAG = "tag:yaml.org,2002:float"
 REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 KEY = re.compile(r"[\w-]+(?:\.[\w-]+)*")  # syntax of the key in a reference
@@ -27,6 +27,14 @@ KEY = re.compile(r"[\w-]+(?:\.[\w-]+)*")  # syntax of the key in a reference
 
 class _Loader(yaml.SafeLoader):
     """Loader of YAML 1.1 without dates; 1e6 is a number as in YAML 1.2; duplicate keys are errors."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Construct a value. Raises ConstructorError, with the place, for text that its type cannot have."""
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, KeyError, IndexError) as error:  # !!int x or 0x_; !!bool x; !!int ''
+            message = f"got {str(node.value)[:40]!r}, expected a value of type {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, message, node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Construct a mapping. Raises ConstructorError for a duplicate key or one that is not a scalar."""
@@ -114,7 +122,7 @@ def load_yaml_text(text: str, where: str) -> Any:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ValueError(f"{where}: {' '.join(str(error).split())}") from error
-    except ValueError as error:  # from the conversion of a number such as 0x_, or of thousands of digits
+    except (ValueError, OverflowError) as error:  # of the scanner, from an escape beyond Unicode
         if str(error).startswith(where):
             raise
         raise ValueError(f"{where}: {' '.join(str(error).split())}") from error
@@ -142,8 +150,9 @@ def _check_size(text: str, where: str) -> None:
             n_nodes += n_of_anchor[event.anchor]
         elif isinstance(event, yaml.NodeEvent):
             tag = getattr(event, "tag", None)
-            if tag not in (None, STRING_TAG):
-                raise ValueError(f"{where}: got the tag {tag!r}, expected plain values. Remove the tag.")
+            if tag is not None and tag not in SCALAR_TAGS:
+                expected = "none or !!str, !!int, !!float or !!bool"
+                raise yaml.YAMLError(f"got the tag {tag!r}, expected {expected} {event.start_mark}")
             n_nodes += 1
             if isinstance(event, yaml.ScalarEvent):
                 if event.anchor is not None:

@@ -11,6 +11,7 @@ import yaml
 from megatron.config.migration.stub_keys import HF, NO_EFFECT, REFUSED, STUB_KEYS, TRANSLATED
 from megatron.config.read import build_config
 from megatron.config.schema import RunConfig
+from megatron.config.yaml_file import load_yaml_text, read_yaml
 from megatron.log import get_logger
 
 # names and values of test_config_training.yaml in the repository of exp-maxie; paths are synthetic
@@ -43,6 +44,14 @@ model:
     decoder_intermediate_size: 2048, mask_ratio: 0.75, norm_pix_loss: true}
 optim: {grad_clip: 1.0, lr: 0.0003, weight_decay: 0.05, beta1: 0.9, beta2: 0.95, fused: false}
 """)
+# of the published hydra_config/train_config/base.yaml: its numbers with tags, and the keys that STUB lacks
+BASE_YAML = """
+checkpoint: {offload_to_cpu: false, rank0_only: true}
+dataset: {path_val: experiments/datasets/dataset.val.json, transforms: {set: {instance_norm: false}}}
+lr_scheduler: {min_lr: !!float 1e-7, total_iterations: !!int 1_000_000}
+misc: {sharding_stage: zero3, peak_flops_per_sec: !!float 112e12}
+optim: {lr: !!float 1.5e-4, weight_decay: !!float 0.001}
+"""
 VISION = [
     "image_size", "patch_size", "num_channels", "qkv_bias", "decoder_num_attention_heads", "mask_ratio",
     "decoder_hidden_size", "decoder_num_hidden_layers", "decoder_intermediate_size", "norm_pix_loss",
@@ -59,7 +68,7 @@ def leaves(section: Any, place: str = "") -> dict[str, Any]:
     }
 
 
-ALL = leaves(STUB)
+ALL = leaves(load_yaml_text(BASE_YAML, "base.yaml")) | leaves(STUB)
 SHAPE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 BASE = {
     "dataset": {"path_train": "synthetic"},
@@ -91,7 +100,7 @@ def read(settings: RunConfig, name: str) -> Any:
 
 
 def test_the_configuration_has_89_keys_and_the_table_names_those_that_differ() -> None:
-    assert len(ALL) == 89
+    assert len(leaves(STUB)) == 89
     assert ALL.keys() >= STUB_KEYS.keys()
     assert len(ALL.keys() - STUB_KEYS.keys()) == 23
 
@@ -129,6 +138,8 @@ def test_a_key_of_the_stub_is_translated_dropped_with_the_reason_or_refused(key,
 TRANSLATIONS = [
     ("lr_scheduler.min_lr", 3e-5, "lr_scheduler.lr_min_ratio", 0.1),  # of the default rate 3e-4
     ("misc.compiles_model", True, "dist.compile", True),
+    ("misc.sharding_stage", "zero3", "dist.sharding_stage", "zero3"),
+    ("dataset.path_val", "text_val", "dataset.path_eval", "text_val"),
     ("checkpoint.path_chkpt_prev", "a/b", "checkpoint.resume", "a/b"),
     ("checkpoint.path_chkpt_prev", None, "checkpoint.resume", "auto"),
     ("checkpoint.pretrain", "a/b", "checkpoint.init_from", "a/b"),
@@ -212,3 +223,14 @@ def test_the_whole_configuration_names_its_image_keys_and_is_read_without_them(r
         "gelu", 1e-12, 2560
     )  # fmt: skip
     assert len(logged.messages) == 5  # a line for each reason, and one for the epochs
+
+
+def test_the_tagged_numbers_and_other_keys_of_the_published_base_yaml_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "base.yaml"
+    path.write_text(f"model: {{n_tokens: 300, hf_config: {SHAPE}}}\n{BASE_YAML}")
+    config = build_config(read_yaml(path))
+    assert (config.optim.lr, config.optim.weight_decay) == (1.5e-4, 0.001)
+    assert config.lr_scheduler.lr_min_ratio == pytest.approx(1e-7 / 1.5e-4)
+    assert config.lr_scheduler.total_iterations == 1_000_000
+    assert config.dist.sharding_stage == "zero3"
+    assert config.dataset.path_eval == "experiments/datasets/dataset.val.json"

@@ -45,6 +45,8 @@ STUB_KEYS: dict[str, StubKey] = {
     for key in (
         StubKey("lr_scheduler.min_lr", TRANSLATED, "lr_scheduler.lr_min_ratio", "divided by optim.lr"),
         StubKey("misc.compiles_model", TRANSLATED, "dist.compile", "each block"),
+        StubKey("misc.sharding_stage", TRANSLATED, "dist.sharding_stage"),
+        StubKey("dataset.path_val", TRANSLATED, "dataset.path_eval"),
         StubKey("checkpoint.path_chkpt_prev", TRANSLATED, "checkpoint.resume", "null: auto"),
         StubKey("checkpoint.pretrain", TRANSLATED, "checkpoint.init_from", "weights alone"),
         StubKey("logging.directory", TRANSLATED, "logging.run_dir", "directory/prefix"),
@@ -74,8 +76,8 @@ STUB_KEYS: dict[str, StubKey] = {
                     "sampling_fraction", "sigma", "size_patch", "var_size_patch",
                 )),
                 *(f"dataset.transforms.set.{name}" for name in (
-                    "uses_instance_norm", "batch_sampler", "pad", "polar_center_crop", "random_patch",
-                    "random_rotate", "random_shift",
+                    "instance_norm", "uses_instance_norm", "batch_sampler", "pad", "polar_center_crop",
+                    "random_patch", "random_rotate", "random_shift",
                 )),
             ), "") | {"dataset.input.total_size": "dataset.unique_tokens"},
         ),
@@ -90,6 +92,8 @@ STUB_KEYS: dict[str, StubKey] = {
         *_keys(
             NO_EFFECT, "always so, or reported otherwise",
             {
+                "checkpoint.offload_to_cpu": "",
+                "checkpoint.rank0_only": "checkpoint.state_dict_type",
                 "optim.fused": "optim.kernel",
                 "lr_scheduler.scheduler_update_iterations": "",
                 "logging.level": "logging.every_iterations",
@@ -213,7 +217,10 @@ def _translate(given: Raw, raw: Raw) -> Raw:
         return {} if value is None else {STUB_KEYS[name].successor: reader(value)}
 
     settings: Raw = {}
-    for name in ("misc.compiles_model", "checkpoint.path_chkpt_prev", "checkpoint.pretrain"):
+    for name in (
+        "misc.compiles_model", "misc.sharding_stage", "dataset.path_val", "checkpoint.path_chkpt_prev",
+        "checkpoint.pretrain",
+    ):  # fmt: skip
         settings |= convert(name)
     numbers = ("layer_norm_eps", "attention_probs_dropout_prob", "hidden_dropout_prob", "initializer_range")
     for name in numbers:
