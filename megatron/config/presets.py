@@ -22,10 +22,10 @@ def suggest_nearest(word: str, choices: list[str]) -> str:
     return f"did you mean '{matches[0]}'?" if matches else f"known: {', '.join(choices)}"
 
 
-def padded_rows(n_tokens: int) -> int:
-    """Return the embedding rows: the tokenizer's ids, then [MASK], then padding to a multiple of 128."""
+def padded_rows(n_tokens: int, n_masks: int = 1, multiple: int = VOCAB_MULTIPLE) -> int:
+    """Return the embedding rows: the tokenizer's ids, then [MASK], then padding to a multiple."""
     # -(-a // b) is a / b rounded up: 50,257 ids and [MASK] -> 50,304 = 393 x 128 rows
-    return -(-(n_tokens + 1) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    return -(-(n_tokens + n_masks) // multiple) * multiple
 
 
 def swiglu_width(d_model: int) -> int:

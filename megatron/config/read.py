@@ -45,7 +45,9 @@ from megatron.log import get_logger
 log = get_logger(__name__)
 
 # keys from which others are computed before the types of all keys are checked
-INTEGER_SHAPE_KEYS = ("d_model", "d_ff", "d_head", "n_heads", "n_layers", "n_tokens", "vocab_rows")
+INTEGER_SHAPE_KEYS = (
+    "d_model", "d_ff", "d_head", "n_heads", "n_layers", "n_tokens", "vocab_rows", "vocab_multiple",
+)  # fmt: skip
 REQUIRED_SHAPE_KEYS = ("d_model", "n_heads", "n_layers")  # keys that every named size defines
 # (n_tokens or eod_id, section `dataset`) -> the number that the corpus records
 VocabularyReader = Callable[[str, Mapping[str, Any]], int]
@@ -124,6 +126,7 @@ def build_config(
         # the order matters: key names first, then values that follow from others, then types and combinations
         _check_section_keys(raw)
         resolved = {**raw, "model": _resolve_model(model, data, vocabulary or _refuse_vocabulary)}
+        _fill_rows(resolved)
         _fill_positions(resolved)
         config = _build_section(RunConfig, resolved, "")
         check_config(config)
@@ -183,8 +186,6 @@ def _resolve_model(raw: Any, data: Mapping[str, Any], vocabulary: VocabularyRead
         shape["d_ff"] = 4 * shape["d_model"] if gelu else swiglu_width(shape["d_model"])
     if not shape.get("n_tokens"):
         shape["n_tokens"] = vocabulary("n_tokens", data)
-    if not shape.get("vocab_rows"):
-        shape["vocab_rows"] = padded_rows(shape["n_tokens"])
     if shape.get("document_mask") and shape.get("eod_id") is None:
         shape["eod_id"] = vocabulary("eod_id", data)
     size = raw.get("size")
@@ -207,6 +208,21 @@ def _resolve_named_shape(size: str, shape: dict[str, Any]) -> dict[str, Any]:
                 "Set model.size=null, or model.hf_config, d_model, n_heads and n_layers to null."
             )
     return shape
+
+
+def _fill_rows(resolved: dict[str, Any]) -> None:
+    """Set the default rows of the embedding; vocab_rows replaces vocab_multiple."""
+    model, objective = resolved["model"], resolved.get("objective")
+    multiple = model.get("vocab_multiple")
+    if multiple is not None and model.get("vocab_rows"):
+        raise ValueError("model.vocab_multiple: got model.vocab_rows too. Remove one of the two settings.")
+    if isinstance(multiple, int) and multiple > 0:
+        options = objective if isinstance(objective, dict) else {}
+        masks = options.get("name", "autoregressive") != "autoregressive" or options.get("masked_input_ratio")
+        model["vocab_rows"] = padded_rows(model["n_tokens"], 1 if masks else 0, multiple)
+        del model["vocab_multiple"]
+    elif not model.get("vocab_rows"):
+        model["vocab_rows"] = padded_rows(model["n_tokens"])
 
 
 def _fill_positions(resolved: dict[str, Any]) -> None:

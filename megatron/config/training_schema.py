@@ -182,6 +182,13 @@ class ModelConfig:
     rope_original_positions: int | None = option(
         None, "llama3: length before the stretching", above=0, unit="positions", identity=IF_CHANGED
     )
+    vocab_multiple: int | None = option(
+        None,
+        "rows of the embedding: the next multiple of this, with a row for [MASK] only if the run masks "
+        "tokens, as in Megatron; default: of 128, always with that row",
+        above=0,
+        unit="rows",
+    )
     mask_id: int | None = option(
         None,
         "masked diffusion: row of [MASK] if it is one of the ids of the tokenizer; default: n_tokens",

@@ -97,6 +97,7 @@ def test_overrides_on_the_command_line_replace_values_of_the_file(tmp_path: Path
         ({"model": {}}, "model: no shape"),
         ({"model": {"size": "425", "n_tokens": 10}}, "did you mean '425M'?"),
         ({"model": {**SHAPE, "n_heads": 5}}, "got 5, expected a divisor of d_model 64"),
+        ({"model": {**SHAPE, "vocab_rows": 128, "vocab_multiple": 64}}, "got model.vocab_rows too"),
         ({"model": {**SHAPE, "vocab_rows": 99}}, "99 rows are too few for 100 tokens. Remove the key."),
         (
             {"model": {**SHAPE, "vocab_rows": 100}, "objective": {"name": "masked_diffusion"}},
@@ -312,6 +313,7 @@ def test_a_later_option_at_its_default_does_not_change_the_run_identity() -> Non
         name: {k: v for k, v in whole[name].items() if (name, k) not in later} for name in HASHED_SECTIONS
     }
     hashed["model"].pop("size")
+    hashed["model"].pop("vocab_multiple")  # it sets vocab_rows
     hashed["optim"].pop("kernel")
     hashed |= {
         "dtype": "bfloat16",

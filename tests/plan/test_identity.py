@@ -81,5 +81,5 @@ def test_every_setting_of_the_model_and_its_training_has_an_identity() -> None:
         for key in fields(sections[name])
         if key.metadata["identity"] is None
     }
-    # a label, and another implementation of the same update
-    assert without == {"model.size", "optim.kernel"}
+    # a label, a number that vocab_rows replaces, and another implementation of the same update
+    assert without == {"model.size", "model.vocab_multiple", "optim.kernel"}
