@@ -51,16 +51,12 @@ class Argument:
         if self.kind == BOOL:
             # argparse's type=bool: every text except the empty one is true, also "False"
             return bool(word)
-        readers: Mapping[str, Any] = {INT: _read_int, FLOAT: float, TEXT: str}
+        readers: Mapping[str, Any] = {INT: int, FLOAT: float, TEXT: str}
         try:
             return readers[self.kind](word)
         except ValueError:
             form = "a whole number" if self.kind == INT else "a number"
             raise ValueError(f"{self.option}: got {word!r}, expected {form}") from None
-
-
-def _read_int(word: str) -> int:
-    return int(word.replace("_", "")) if "_" in word else int(word)
 
 
 def translated(name: str, kind: str, keys: str, default: Any = None, note: str = "") -> Argument:

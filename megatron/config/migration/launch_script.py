@@ -148,7 +148,7 @@ class LaunchScript:
             if UNKNOWN not in path and file.is_file():
                 self.read(read_script(file), depth + 1)
                 return
-        self.unknown[f"source {path}"] = "this file is not there"
+        self.unknown[f"source {path.replace(UNKNOWN, '')}"] = "this file is not there"
 
     def _write(self, words: list[str], document: tuple[str, bool]) -> None:
         """Record the file that `cat <<EOF > FILE` writes."""

@@ -19,7 +19,7 @@ REASONS_WITHOUT_EFFECT: dict[str, str] = {
     ),
     "softmax, loss, reductions over ranks and updates are always float32": (
         "attention-softmax-in-fp32 accumulate-allreduce-grads-in-fp32 fp16-lm-cross-entropy "
-        "fp32-residual-connection embedding-weights-in-fp32 no-query-key-layer-scaling grad-reduce-in-bf16 "
+        "embedding-weights-in-fp32 no-query-key-layer-scaling grad-reduce-in-bf16 "
         "main-grads-dtype main-params-dtype output-logit-dtype ddp-average-in-collective "
         "ddp-reduce-scatter-with-fp32-accumulation"
     ),
@@ -97,7 +97,7 @@ REASONS_WITHOUT_EFFECT: dict[str, str] = {
         "result-rejected-tracker-filename"
     ),
     "it belongs to an option that is not supported, and has no effect without it": (
-        "rope-scaling-factor rotary-scaling-factor relative-attention-num-buckets "
+        "rotary-scaling-factor relative-attention-num-buckets "
         "relative-attention-max-distance mask-prob short-seq-prob sample-rate sgd-momentum block-size "
         "use-one-sent-docs query-in-block-prob decoder-seq-length mask-type mask-factor head-lr-mult topk "
         "expert-interval mlp-type num-classes num-channels patch-dim img-h img-w iter-per-epoch "
@@ -131,20 +131,15 @@ NO_EFFECTS: tuple[Argument, ...] = tuple(
 _MOE = "there are no experts; use a dense model"
 _CONVERT = "convert it with tools/convert_checkpoint.py and set checkpoint.init_from"
 REFUSED: tuple[Argument, ...] = (
-    unsupported("rotary-percent", LIST, "whole heads are rotated; omit it", "1.0", "1"),
     unsupported("rotary-interleaved", LIST, "halves of a head are rotated; omit it"),
-    unsupported("rotary-seq-len-interpolation-factor", LIST, "no interpolation of positions; omit it", "1"),
-    unsupported("use-rope-scaling", LIST, "no Llama 3 scaling of the rotary frequencies; omit it"),
     unsupported("no-rope-freq", LIST, "every block has rotary positions; omit it"),
     unsupported("no-position-embedding", LIST, "there is no model without positions; add rotary positions"),
-    unsupported("add-qkv-bias", LIST, "all matrices have biases, or none; omit it"),
     unsupported("squared-relu", LIST, "use --swiglu or GELU"),
     unsupported("quick-geglu", LIST, "use --swiglu or GELU"),
     unsupported("apply-layernorm-1p", LIST, "gains are stored as they are; omit it"),
     unsupported("apply-residual-connection-post-layernorm", LIST, "the residual is taken before the norm"),
     unsupported("apply-query-key-layer-scaling", LIST, "omit it: it only protects float16"),
-    unsupported("window-size", LIST, "attention has no window; omit it"),
-    unsupported("window-attn-skip-freq", LIST, "attention has no window; omit it"),
+    unsupported("window-attn-skip-freq", LIST, "all blocks have the window of --window-size; omit it"),
     unsupported("linear-attention-freq", LIST, "all blocks have softmax attention"),
     unsupported("multi-latent-attention", LIST, "use grouped-query attention"),
     unsupported("spec", LIST, "the model is megatron/model/transformer.py"),

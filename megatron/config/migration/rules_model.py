@@ -1,7 +1,6 @@
 """Rules of the translation: shape of the model, objective and precision of Megatron's arguments."""
 
 from megatron.config.migration.translate import Draft
-from megatron.config.presets import VOCAB_MULTIPLE
 
 # ids of the tokenizers that Megatron's users name without a vocabulary file
 NAMED_TOKENIZERS = {"gpt2": 50257, "openai-community/gpt2": 50257}
@@ -36,6 +35,7 @@ def set_shape(draft: Draft) -> None:
         draft.set("model.tied_embedding", False, *untie)
     _set_layers(draft)
     _set_positions(draft)
+    _set_window(draft)
     _set_document_mask(draft)
     _set_vocabulary(draft)
 
@@ -51,6 +51,8 @@ def _set_layers(draft: Draft) -> None:
     draft.set("model.norm_eps", float(draft.value("layernorm-epsilon", "norm-epsilon")),
               "layernorm-epsilon", "norm-epsilon")  # fmt: skip
     draft.set("model.biases", has_biases, "disable-bias-linear")
+    if draft.has("add-qkv-bias") and not has_biases:
+        draft.set("model.qkv_biases", True, "add-qkv-bias")
     if norm == "layernorm" and not has_biases:
         # Megatron keeps the biases of LayerNorm, here they go with those of the matrices
         draft.refuse("disable-bias-linear", "LayerNorm here has biases if the matrices have; use RMSNorm")
@@ -82,11 +84,47 @@ def _set_positions(draft: Draft) -> None:
             draft.confirm("no-position-embedding", "rotary positions replace the table")
         theta = ("rotary-base", "rotary-position-embeddings-theta")
         draft.set("model.rope_theta", float(draft.value(*theta)), *theta)
+        _set_rotary(draft)
     elif kind == "learned_absolute":
         draft.set("model.positions", "learned", *names)
         draft.set("model.n_positions", draft.require("max-position-embeddings"), "max-position-embeddings")
     else:
         draft.refuse("position-embedding-type", f"no {kind} positions; use rope or learned_absolute")
+
+
+def _set_rotary(draft: Draft) -> None:
+    """Set the rotated channels and the scaling of their frequencies."""
+    width = draft.get("model.d_head") or draft.get("model.d_model") // max(1, draft.get("model.n_heads"))
+    rotated = int(width * min(1.0, draft.value("rotary-percent")))
+    if rotated < width:
+        draft.set("model.rotary_dims", rotated, "rotary-percent")
+    name, factor = "rotary-seq-len-interpolation-factor", draft.value("rotary-seq-len-interpolation-factor")
+    if draft.has("use-rope-scaling"):
+        names = ("use-rope-scaling", "rope-scaling-factor")
+        draft.set("model.rope_scaling", "llama3", *names)
+        draft.set("model.rope_factor", draft.value("rope-scaling-factor"), *names)
+        # its other constants, which cannot be set there, are the defaults here
+        draft.set("model.rope_original_positions", 8192, "use-rope-scaling")
+        if factor not in (None, 1):
+            draft.refuse(name, "positions have one scaling; omit it or --use-rope-scaling")
+    elif factor not in (None, 1):
+        draft.set("model.rope_scaling", "linear", name)
+        draft.set("model.rope_factor", float(factor), name)
+
+
+def _set_window(draft: Draft) -> None:
+    """Set the window of attention, given as positions before and after the own one; -1: all."""
+    text = draft.value("window-size")
+    if text is None:
+        return
+    try:
+        before, after = (int(word) for word in text.strip("()").split(","))
+    except ValueError:
+        raise ValueError(f"--window-size: got {text!r}, expected two whole numbers such as 1023,0") from None
+    if draft.objective != "autoregressive" or after != 0 or before < -1:
+        draft.refuse("window-size", "a window is N,0, of autoregressive training; omit it")
+    elif before >= 0:
+        draft.set("model.attention_window", before + 1, "window-size")
 
 
 def _set_document_mask(draft: Draft) -> None:
@@ -100,22 +138,16 @@ def _set_document_mask(draft: Draft) -> None:
 
 
 def _set_vocabulary(draft: Draft) -> None:
-    """Set the number of ids if the arguments give it, and the rows if they are not the default ones."""
+    """Set the number of ids if the arguments give it, and the rows or their multiple."""
     n_tokens, names = _count_ids(draft)
-    multiple = draft.value("make-vocab-size-divisible-by") * draft.value("tensor-model-parallel-size")
     if n_tokens is not None:
         draft.set("model.n_tokens", n_tokens, *names)
     if draft.has("padded-vocab-size"):
         draft.set("model.vocab_rows", draft.value("padded-vocab-size"), "padded-vocab-size")
-    elif multiple != VOCAB_MULTIPLE and n_tokens is not None:
-        # one row more for [MASK], which masked diffusion needs and the original takes from the padding
-        needed = n_tokens + (draft.objective == "masked_diffusion")
-        draft.set("model.vocab_rows", -(-needed // multiple) * multiple, "make-vocab-size-divisible-by")
-    elif multiple != VOCAB_MULTIPLE and draft.has("make-vocab-size-divisible-by"):
-        draft.explain(
-            "make-vocab-size-divisible-by",
-            "unknown number of ids: rows are padded to 128; see model.vocab_rows",
-        )
+    else:
+        parts = ("make-vocab-size-divisible-by", "tensor-model-parallel-size")
+        multiple = draft.value(parts[0]) * draft.value(parts[1])
+        draft.set("model.vocab_multiple", multiple, *parts)
     reason = "another argument gives the number of ids"
     if n_tokens is None:
         reason = "the corpus's sidecar gives the number of ids"
@@ -180,6 +212,8 @@ def set_precision(draft: Draft) -> None:
         raise ValueError("--fp16: got --bf16 too, expected one of the two")
     dtype = {"bf16": "bfloat16", "fp16": "float16"}[names[0]] if names else "float32"
     draft.set("dist.dtype", dtype, *(names or ["bf16"]))
+    if draft.has("fp32-residual-connection"):
+        draft.set("dist.residual_dtype", "float32", "fp32-residual-connection")
     for name in ("fp8-format", "fp8-e4m3", "fp8-hybrid"):
         if draft.has(name):
             draft.set("dist.float8", True, name)

@@ -55,11 +55,12 @@ def _check_ramp(draft: Draft, size: int) -> None:
     ramp = draft.value("rampup-batch-size") or []
     if not ramp:
         return
-    if len(ramp) != 3 or not all(word.isdigit() for word in ramp):
+    try:
+        start, _, n_samples = map(int, ramp)
+    except ValueError:
         raise ValueError(
             f"--rampup-batch-size: got {' '.join(ramp)!r}, expected start, increment and samples"
-        )
-    start, _, n_samples = map(int, ramp)
+        ) from None
     if start == size or n_samples == 0:
         draft.set("dataset.batch_size", size, "rampup-batch-size")
     else:
@@ -164,6 +165,10 @@ def set_data(draft: Draft, batch: int) -> None:
         draft.set("dataset.path_train", "synthetic", "mock-data")
         return
     _set_paths(draft)
+    if draft.get("dataset.path_train") is None and draft.command.unknown:
+        # a fork may name its data by an argument of its own, which the table lists
+        draft.refuse("data-path", "missing; give it, --train-data-path or --train-data-path-file")
+        return
     if draft.get("dataset.path_train") is None:
         raise ValueError("--data-path: missing. Give it, --train-data-path or --train-data-path-file.")
     # Megatron shuffles the documents of all epochs together, and then their samples, from the seed

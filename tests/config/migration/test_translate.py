@@ -1,10 +1,13 @@
 """Translation of Megatron's arguments: an example for each row of the table, and the rules between them."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from megatron.config.migration.argument import IMPLIED, LIST, NO_EFFECT, TRANSLATED, UNSUPPORTED
 from megatron.config.migration.command_line import ARGUMENTS
@@ -13,6 +16,9 @@ from megatron.config.migration.megatron_table import SECTIONS
 from megatron.config.migration.megatron_unused import FAMILIES, NO_EFFECTS, REFUSED
 from megatron.config.migration.translate import Translation
 from megatron.config.read import build_config
+from megatron.kernels.rotary import compute_frequencies
+from megatron.model.precision import choose_precision
+from megatron.model.transformer import Gpt
 
 LLAMA = "--use-rotary-position-embeddings --swiglu --normalization RMSNorm --disable-bias-linear"
 BASE = (
@@ -44,6 +50,17 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "rotary-position-embeddings-theta": (
         "--rotary-position-embeddings-theta 500000", {"model.rope_theta": 500000.0},
     ),
+    "rotary-percent": ("--rotary-percent 0.25", {"model.rotary_dims": 4}),
+    "rotary-seq-len-interpolation-factor": (
+        "--rotary-seq-len-interpolation-factor 4", {"model.rope_scaling": "linear", "model.rope_factor": 4.0},
+    ),
+    "use-rope-scaling": (
+        "--use-rope-scaling",
+        {"model.rope_scaling": "llama3", "model.rope_factor": 8.0, "model.rope_original_positions": 8192},
+    ),
+    "rope-scaling-factor": ("--use-rope-scaling --rope-scaling-factor 32", {"model.rope_factor": 32.0}),
+    "window-size": ("--window-size (64,0)", {"model.attention_window": 65}),
+    "add-qkv-bias": ("--add-qkv-bias", {"model.qkv_biases": True, "model.biases": False}),
     "normalization": (
         "-disable-bias-linear --normalization LayerNorm", {"model.norm": "layernorm", "model.biases": True},
     ),
@@ -66,7 +83,7 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "reset-position-ids": ("--reset-attention-mask --reset-position-ids", {"model.document_mask": True}),
     "vocab-size": ("--vocab-size 1000 --tokenizer-type NullTokenizer", {"model.n_tokens": 1001}),
     "padded-vocab-size": ("--padded-vocab-size 1024", {"model.vocab_rows": 1024}),
-    "make-vocab-size-divisible-by": ("--make-vocab-size-divisible-by 300", {"model.vocab_rows": 1200}),
+    "make-vocab-size-divisible-by": ("--make-vocab-size-divisible-by 300", {"model.vocab_multiple": 300}),
     "vocab-file": ("-vocab-size --vocab-file VOCAB", {"model.n_tokens": 3}),
     "tokenizer-type": ("--tokenizer-type NullTokenizer", {"model.n_tokens": 1001}),
     "tokenizer-model": ("-vocab-size --tokenizer-model gpt2", {"model.n_tokens": 50257}),
@@ -178,6 +195,7 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bf16": ("--bf16", {"dist.dtype": "bfloat16"}),
     "fp16": ("--fp16", {"dist.dtype": "float16"}),
+    "fp32-residual-connection": ("--bf16 --fp32-residual-connection", {"dist.residual_dtype": "float32"}),
     "fp8-format": ("--bf16 --fp8-format hybrid", {"dist.float8": True}),
     "fp8-e4m3": ("--bf16 --fp8-e4m3", {"dist.float8": True}),
     "fp8-hybrid": ("--bf16 --fp8-hybrid", {"dist.float8": True}),
@@ -316,7 +334,7 @@ def test_defaults_of_megatron_that_are_others_here_are_set_and_listed() -> None:
         "model.attention_dropout=0.1", "model.hidden_dropout=0.1", "dist.dtype=float32", "misc.seed=1234",
         "optim.weight_decay=0.01", "optim.beta2=0.999", "lr_scheduler.kind=linear", "checkpoint.resume=never",
         "lr_scheduler.lr_min_ratio=0", "logging.every_iterations=100", "logging.run_dir=experiments/megatron",
-        "logging.tensorboard=false", "dataset.order=megatron",
+        "logging.tensorboard=false", "dataset.order=megatron", "model.vocab_multiple=128",
     }  # fmt: skip
     assert read_setting(translation, "model.n_positions") == 128
 
@@ -346,6 +364,8 @@ def test_several_corpora_become_a_data_path_file_and_a_split_the_commands_that_c
         ("--split a,b", "--split: got 'a,b'"),
         ("--bf16 --fp16", "--bf16 too"),
         ("--rampup-batch-size 2 2", "expected start, increment and samples"),
+        ("--rampup-batch-size 2 2 1e6", "expected start, increment and samples"),
+        ("--window-size 64", "--window-size: got '64', expected two whole numbers"),
         ("-train-iters --train-samples 7", "less than one step of 8 samples"),
         ("--lr-decay-style WSD", "--lr-wsd-decay-iters: missing"),
         ("--data-args-path none -data-path", "none: no such file"),
@@ -361,6 +381,15 @@ def test_a_command_that_megatron_would_refuse_too_is_an_error(words: str, messag
     ("words", "argument", "advice"),
     [
         ("--rampup-batch-size 4 2 1000", "rampup-batch-size", "a step always has 8 samples"),
+        ("--rampup-batch-size 4 2 5_000_000", "rampup-batch-size", "a step always has 8 samples"),
+        ("--window-size 64,64", "window-size", "a window is N,0"),
+        ("MDM --window-size 64,0", "window-size", "of autoregressive training"),
+        (
+            "--use-rope-scaling --rotary-seq-len-interpolation-factor 2",
+            "rotary-seq-len-interpolation-factor",
+            "positions have one scaling",
+        ),
+        ("-data-path --train-weighted-split-paths-path p", "data-path", "missing; give it"),
         ("--train-data-path-file t.list", "train-data-path-file", "ends in .txt"),
         ("--optimizer sgd", "optimizer", "use --optimizer adam"),
         ("--normalization LayerNorm", "disable-bias-linear", "use RMSNorm"),
@@ -382,7 +411,9 @@ def test_a_command_that_megatron_would_refuse_too_is_an_error(words: str, messag
 def test_a_value_that_cannot_be_met_is_refused_with_what_to_do(
     words: str, argument: str, advice: str
 ) -> None:
-    row = find_row(translate(words), argument)
+    translation = translate(words)
+    option = "(--data-path" if argument == "data-path" else f"--{argument}"
+    row = next(row for row in translation.rows if row.argument.split()[0] == option)
     assert row.outcome == UNSUPPORTED and advice in row.text
 
 
@@ -403,3 +434,73 @@ def test_the_engine_is_torch_where_only_it_supports_the_layout() -> None:
 def test_the_global_batch_follows_from_the_ranks() -> None:
     words = "-global-batch-size --tensor-model-parallel-size 2"
     assert read_setting(translate(words, n_ranks=8), "dataset.batch_size") == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "n_tokens", "rows"),
+    [
+        ("--vocab-size 32000", None, 32000),  # 250 x 128
+        ("--vocab-size 32000 --tensor-model-parallel-size 8", None, 32768),  # 32 x 1024
+        ("-vocab-size", 32000, 32000),  # the corpus gives the ids
+        ("-vocab-size --tensor-model-parallel-size 4", 32000, 32256),  # 63 x 512
+        ("-vocab-size", 50257, 50304),
+        ("MDM -vocab-size", 32000, 32128),  # a row for [MASK]: 251 x 128
+        ("--padded-vocab-size 1005", None, 1005),
+    ],
+)
+def test_the_embedding_has_the_rows_of_megatron(words: str, n_tokens: int | None, rows: int) -> None:
+    config = build_config(translate(words).settings, vocabulary=lambda key, data: n_tokens or 0)
+    assert (config.model.vocab_rows, config.model.vocab_multiple) == (rows, None)
+    plain = {"d_model": 64, "n_heads": 4, "n_layers": 2, "n_tokens": 32000}
+    default = build_config({"model": plain, "lr_scheduler": {"total_iterations": 9}})
+    assert default.model.vocab_rows == 32128  # of a run without Megatron's arguments
+
+
+def test_the_residual_stream_has_the_dtype_of_the_products_unless_float32_is_given() -> None:
+    for words, dtypes in (
+        ("--bf16", (torch.bfloat16, torch.bfloat16)),
+        ("--fp16", (torch.float16, torch.float16)),
+        ("--bf16 --fp32-residual-connection", (torch.bfloat16, torch.float32)),
+        ("", (torch.float32, torch.float32)),
+    ):
+        precision = choose_precision(build_config(translate(words).settings).dist)
+        assert (precision.compute, precision.residual) == dtypes
+
+
+@pytest.mark.parametrize(
+    ("words", "channels", "linear", "llama3"),
+    [
+        ("", 128, 1, None),
+        ("--rotary-percent 0.25", 32, 1, None),
+        ("--rotary-seq-len-interpolation-factor 4", 128, 4, None),
+        ("--use-rope-scaling", 128, 1, 8),
+        ("--use-rope-scaling --rope-scaling-factor 32 --rotary-percent 0.5", 64, 1, 32),
+    ],
+)
+def test_rotary_angles_are_those_of_megatron(
+    words: str, channels: int, linear: int, llama3: float | None
+) -> None:
+    frequencies = []
+    for k in range(0, channels, 2):
+        frequency = 500000.0 ** (-k / channels)
+        wavelength = 2 * math.pi / frequency
+        if llama3 is not None and wavelength > 8192:
+            frequency /= llama3
+        elif llama3 is not None and wavelength >= 8192 / 4:
+            share = (8192 / wavelength - 1) / (4 - 1)
+            frequency = (1 - share) * frequency / llama3 + share * frequency
+        frequencies.append(frequency)
+    config = build_config(translate(f"--kv-channels 128 --rotary-base 500000 {words}").settings)
+    angles = 3000 * compute_frequencies(config.model).numpy()
+    np.testing.assert_allclose(angles, 3000 / linear * np.array(frequencies), rtol=1e-12)
+
+
+def test_a_window_of_two_positions_before_is_that_of_the_model() -> None:
+    model = Gpt(build_config(translate("--num-layers 1 --window-size 2,0").settings).model)
+    tokens = torch.arange(10)[None]
+    changed = tokens.clone()
+    changed[0, 4] = 99
+    with torch.no_grad():
+        states = [model.hidden_states(ids, causal=True)[0] for ids in (tokens, changed)]
+    differs = (states[0] != states[1]).any(-1)
+    assert differs.nonzero().flatten().tolist() == [4, 5, 6]
