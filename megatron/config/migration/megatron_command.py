@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,13 @@ from megatron.config.migration.rules_devices import set_devices
 from megatron.config.migration.rules_model import set_objective, set_precision, set_shape
 from megatron.config.migration.rules_run import set_batch, set_data, set_length, set_optimizer, set_run
 from megatron.config.migration.translate import Draft, Translation
+from megatron.config.read import build_config
 
 MAX_FILE_BYTES = 64 << 20  # a vocabulary has a few MB
+SPLIT_KEYS = (
+    "tensor_parallel", "pipeline_parallel", "pipeline_schedule", "pipeline_chunks", "context_parallel",
+    "context_method",
+)  # fmt: skip
 
 
 def translate_command(
@@ -29,7 +35,8 @@ def translate_command(
     command = parse_command(words)
     name = objective or ("masked_diffusion" if command.trains_diffusion else "autoregressive")
     files = dict(written or {})
-    draft = Draft(
+    build_draft = partial(
+        Draft,
         command=command,
         objective=name,
         n_ranks=n_ranks or command.n_ranks,
@@ -37,6 +44,18 @@ def translate_command(
         read_words=lambda path: _read_text(path, files, "--data-args-path").split(),
         read_deepspeed=lambda path: _read_json(path, files),
     )
+    draft = _apply_rules(build_draft())
+    if reason := _find_refused_split(draft.settings):
+        draft = _apply_rules(build_draft(unsplit=reason))
+    path = draft.get("dist.deepspeed_config")
+    if path in files:
+        # the script writes this file when it runs, so it comes with the configuration
+        draft.files["deepspeed.json"] = files[path]
+        draft.settings["dist"]["deepspeed_config"] = "deepspeed.json"
+    return Translation(draft.settings, draft.list_rows(), draft.files, draft.commands)
+
+
+def _apply_rules(draft: Draft) -> Draft:
     set_precision(draft)
     set_shape(draft)
     set_objective(draft)
@@ -46,12 +65,23 @@ def translate_command(
     set_data(draft, batch)
     set_devices(draft)
     set_run(draft)
-    path = draft.get("dist.deepspeed_config")
-    if path in files:
-        # the script writes this file when it runs, so it comes with the configuration
-        draft.files["deepspeed.json"] = files[path]
-        draft.settings["dist"]["deepspeed_config"] = "deepspeed.json"
-    return Translation(draft.settings, draft.list_rows(), draft.files, draft.commands)
+    return draft
+
+
+def _find_refused_split(settings: dict[str, Any]) -> str:
+    """Return why training refuses to split the model over ranks; empty if not, or if it refuses zero3 too."""
+
+    def check(dist: dict[str, Any]) -> str:
+        try:
+            build_config({**settings, "dist": dist}, vocabulary=lambda key, data: int(key == "n_tokens"))
+        except ValueError as error:
+            return str(error).partition(": ")[2].partition(". ")[0]
+        return ""
+
+    dist = settings.get("dist", {})
+    whole = {key: value for key, value in dist.items() if key not in SPLIT_KEYS}
+    reason = check(dist) if whole != dist else ""
+    return reason if reason and not check({**whole, "sharding_stage": "zero3"}) else ""
 
 
 def _read_text(path: str, written: Mapping[str, str], option: str) -> str:

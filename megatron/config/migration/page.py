@@ -37,6 +37,11 @@ Each argument has one of four outcomes, which `tools/from_megatron.py` prints. *
 *Implied*: it is not given, and Megatron's default is set because this project has another one. *No effect
 here*: nothing is lost. *Not supported*: the command ends with an error that says what to do;
 `--omit-unsupported` skips such arguments.
+
+Tensor, pipeline and context parallelism support models of the Llama family with a tied embedding
+([LAYOUTS.md](training/LAYOUTS.md#model-parallelism)). Arguments that split another model, such as one with
+LayerNorm, biases, dropout or `--untie-embeddings-and-output-weights`, are translated to
+`dist.sharding_stage=zero3` with the same global batch, and the table gives the reason.
 """
 
 

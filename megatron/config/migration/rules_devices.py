@@ -7,16 +7,21 @@ from megatron.config.migration.translate import Draft
 FSDP_STAGES = {"no_shard": "zero0", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
 CONTEXT_METHODS = {"p2p": "ring", "a2a": "ulysses"}
 RECOMPUTED = ("checkpoint-activations", "recompute-activations", "recompute-granularity")
+SPLIT_OPTIONS = (
+    "tensor-model-parallel-size", "pipeline-model-parallel-size", "num-layers-per-virtual-pipeline-stage",
+    "num-virtual-stages-per-pipeline-rank", "context-parallel-size", "cp-comm-type",
+    "ds-sequence-parallel-size",
+)  # fmt: skip
 
 
 def set_devices(draft: Draft) -> None:
     """Set the parallel sizes, then the engine that supports them with their sharding."""
-    draft.set("dist.tensor_parallel", draft.value("tensor-model-parallel-size"), "tensor-model-parallel-size")
-    draft.set(
-        "dist.pipeline_parallel", draft.value("pipeline-model-parallel-size"), "pipeline-model-parallel-size"
-    )
-    _set_pipeline_chunks(draft)
-    _set_context(draft)
+    if not draft.unsplit:
+        for axis in ("tensor", "pipeline"):
+            name = f"{axis}-model-parallel-size"
+            draft.set(f"dist.{axis}_parallel", draft.value(name), name)
+        _set_pipeline_chunks(draft)
+        _set_context(draft)
     _set_recomputation(draft)
     backend = draft.value("distributed-backend")
     if backend not in ("nccl", "gloo"):
@@ -30,6 +35,12 @@ def set_devices(draft: Draft) -> None:
         _set_deepspeed(draft)
     else:
         _set_sharding(draft)
+    if draft.unsplit:
+        names = [name for name in SPLIT_OPTIONS if draft.has(name) and draft.value(name) != 1]
+        draft.set("dist.sharding_stage", "zero3", *names)
+        ranks = f"on ranks that divide {draft.get('dataset.batch_size')} samples"
+        for name in names:
+            draft.explain(name, f"unsplit, {ranks}: {draft.unsplit}")
 
 
 def _set_pipeline_chunks(draft: Draft) -> None:
@@ -122,6 +133,7 @@ def _set_deepspeed(draft: Draft) -> None:
         for key in ("tensor_parallel", "pipeline_parallel", "context_parallel")
         if draft.get(f"dist.{key}") not in (None, 1, "none")
     ]
+    torch_only += ["zero3 instead of the JSON's stage"] if draft.unsplit else []
     draft.set("dist.sharding_stage", f"zero{stage}", *stage_names)
     offload_optimizer, offload_parameters = _find_offload(draft, zero, stage)
     if torch_only or draft.get("dist.float8"):

@@ -31,7 +31,10 @@ def set_optimizer(draft: Draft) -> None:
 def set_batch(draft: Draft) -> int:
     """Set the batch sizes and return the samples of a step."""
     micro = draft.value("micro-batch-size")
-    if micro is not None:
+    if micro is not None and draft.unsplit:
+        # it need not divide the smaller share of a rank
+        draft.explain("micro-batch-size", "chosen by memory, as the model is not split")
+    elif micro is not None:
         draft.set("dataset.microbatch_size", micro, "micro-batch-size")
     size = draft.value("global-batch-size")
     names = ["global-batch-size"]

@@ -48,6 +48,7 @@ class Draft:
     count_ids       number of entries of a vocabulary file, None if it is not there
     read_words      words of a text file (--data-args-path)
     read_deepspeed  content of a DeepSpeed JSON, None if it is not there
+    unsplit         why zero3 replaces the split of the model over ranks; empty: the model is split
     """
 
     command: CommandLine
@@ -56,6 +57,7 @@ class Draft:
     count_ids: Callable[[str], int | None]
     read_words: Callable[[str], list[str]]
     read_deepspeed: Callable[[str], dict[str, Any] | None]
+    unsplit: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
