@@ -25,7 +25,7 @@ from megatron.laws.fitting.newton import Minima
 from megatron.laws.fitting.noise import Noise, estimate_noise, orthonormal_basis
 from megatron.laws.fitting.priors import Prior, prior_scale
 from megatron.laws.fitting.surface import RunPoints, constants_from_theta, theta_from_constants
-from megatron.laws.fitting.varpro import bootstrap_chinchilla, fit_chinchilla
+from megatron.laws.fitting.varpro import bootstrap_chinchilla, fit_all_runs
 from megatron.laws.forms import FORM
 from megatron.laws.law import Law, expanded_level, optimum_exponents_from
 
@@ -230,7 +230,7 @@ def _estimate_scatter(
 def _fit_chinchilla(
     runs: CentredRuns, unit_weights: np.ndarray, weights: np.ndarray, delta: float
 ) -> _FitResult:
-    best = fit_chinchilla(runs, unit_weights[None], delta)
+    best = fit_all_runs(runs, unit_weights[None], delta)
     boot = bootstrap_chinchilla(runs, best.phi[0], weights, delta) if len(weights) else None
     params = {name: float(value) for name, value in runs.to_constants(best.phi[0]).items()}
     replicates = runs.to_constants(boot.phi) if boot else {}

@@ -271,3 +271,16 @@ def test_weights_of_inverse_variance_give_the_noise_of_a_run_of_weight_one() -> 
     for wrong in ([1.0], np.full(len(n), -1.0), np.zeros(len(n))):
         with pytest.raises(ValueError, match="weights: "):
             fit_law(n, d, loss, run_weights=wrong)
+
+
+def test_a_lower_minimum_in_a_narrow_valley_is_the_fit() -> None:
+    n = np.repeat([190_354_176.0, 371_262_464, 758_220_288, 1_279_395_840], 4)
+    d = n * np.tile([20.03, 40.03, 100.03, 200.03], 4)
+    loss = np.array([
+        1.301034, 1.20673, 1.182527, 1.150769, 1.184743, 1.167277, 1.118659, 1.103702,
+        1.135848, 1.095465, 1.060287, 1.043125, 1.075187, 1.054871, 1.01351, 0.981395,
+    ])  # fmt: skip
+    law = fit_law(n, d, loss, n_bootstrap=0)
+    # the lowest of 100 random starts of scipy's L-BFGS-B; narrowing Huber widths end at 1.0466e-4, beta 0.18
+    assert law.objective == pytest.approx(1.035965e-4, rel=1e-5)
+    assert law.params["beta"] == pytest.approx(0.3540, abs=2e-4)

@@ -37,6 +37,7 @@ LOW, HIGH = (  # bounds of phi [5]; c is free
     for end, slope, bound in zip((-np.inf, np.inf), SLOPE_BOUNDS, EXPONENT_BOUNDS, strict=True)
 )
 N_POLISHED = 6  # starts refined for each weighting
+N_DIRECT = 24  # starts refined at the final Huber width only, in the fit to all runs
 MAX_ITERATIONS = 200
 ROUGH_ITERATIONS = 20  # at each Huber width above the final one
 MAX_REFINEMENTS = 40
@@ -51,6 +52,20 @@ def fit_chinchilla(runs: CentredRuns, weights: np.ndarray, delta: float) -> Mini
     # rows are grouped by weighting: index of the best of each group of N_POLISHED rows
     best = polished.objective.reshape(-1, N_POLISHED).argmin(axis=1) + N_POLISHED * np.arange(len(weights))
     return Minima(polished.phi[best], polished.objective[best], polished.converged[best])
+
+
+def fit_all_runs(runs: CentredRuns, weights: np.ndarray, delta: float) -> Minima:
+    """Fit one weighting [1, n] by `fit_chinchilla`, and from N_DIRECT starts at the final Huber width only.
+
+    Wider Hubers lead most starts into one valley. The lowest minimum may be in a narrow one beside it.
+    """
+    fitted = fit_chinchilla(runs, weights, delta)
+    phi = find_grid_starts(runs, weights[0], N_DIRECT)
+    direct = minimize_in_floor_coordinates(phi, runs, np.repeat(weights, N_DIRECT, axis=0), delta)
+    best = np.array([direct.objective.argmin()])
+    lowest = Minima(direct.phi[best], direct.objective[best], direct.converged[best])
+    replace_if_lower(fitted, np.array([0]), lowest)
+    return fitted
 
 
 def bootstrap_chinchilla(runs: CentredRuns, phi: np.ndarray, weights: np.ndarray, delta: float) -> Minima:
@@ -118,8 +133,8 @@ def _is_on_bound(phi: np.ndarray) -> np.ndarray:
     return np.logical_or((phi[:, 1:3] <= SLOPE_BOUNDS[0]).any(axis=1), exponents_at.any(axis=1))
 
 
-def find_grid_starts(runs: CentredRuns, weights: np.ndarray) -> np.ndarray:
-    """Return phi [N_POLISHED, 5] of the best grid points, by least squares of Lhat / L - 1 with E, A, B >= 0.
+def find_grid_starts(runs: CentredRuns, weights: np.ndarray, n_starts: int = N_POLISHED) -> np.ndarray:
+    """Return phi [n_starts, 5] of the best grid points, by least squares of Lhat / L - 1 with E, A, B >= 0.
 
     Non-negative least squares in three unknowns: the optimum is the unconstrained solution of one of the
     seven subsets of unknowns that are not 0, so all are solved and the best one without a negative entry is
@@ -152,7 +167,7 @@ def find_grid_starts(runs: CentredRuns, weights: np.ndarray) -> np.ndarray:
             best_rss[better] = rss[better]
             best[better] = 0.0
             best[np.ix_(better, subset)] = solution[better]
-    order = np.argsort(best_rss, kind="stable")[:N_POLISHED]
+    order = np.argsort(best_rss, kind="stable")[:n_starts]
     a, b, e = best[order].T
     alpha, beta = alpha[order], beta[order]
     # c = E + A + B, s = alpha A, t = beta B in centred units
