@@ -42,6 +42,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="floor of an accuracy such as 0.25, or 'free' to fit it; default: chance if the task is known",
     )
     fit.add_argument(
+        "--ceiling",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="top of an accuracy, for a task whose labels are not all right",
+    )
+    fit.add_argument(
         "--n-questions",
         type=int,
         metavar="N",
@@ -129,10 +136,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             kind,
             chance=find_chance(args.chance, task, kind),
             n_questions=args.n_questions,
+            ceiling=args.ceiling,
         )
         words = ", ".join(f"{name} {value:.6g}" for name, value in curve.params.items())
         print(f"{args.score_column} of loss, {curve.n_runs} runs: {words}")
-        note = "" if curve.chance is None else "; floor fixed at chance"
+        note = f"; top fixed at {args.ceiling:g}" if kind == "accuracy" else ""
+        note += "" if curve.chance is None else ", floor at chance"
         print(f"  a score scatters by {curve.spread:.4f} around the curve{note}")
         if args.predict:
             # two steps: (N, D) -> loss by the law -> score by the curve

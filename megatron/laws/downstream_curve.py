@@ -1,8 +1,8 @@
 """Curves from loss to downstream error or accuracy of a task, and the chain N, D -> loss -> score.
 
 error     eps - k exp(-gamma L)                        Gadre et al., arXiv 2403.08540, eq. 5
-accuracy  floor + (top - floor) / (1 + exp(s (L - L0)))  a sigmoid, 0 <= floor <= top <= 1; the floor is
-          chance where that is known
+accuracy  floor + (top - floor) / (1 + exp(s (L - L0)))  a sigmoid, 0 <= floor <= top; the floor is chance
+          where that is known, the top 1 or a given ceiling: small models do not determine it
 
 At a fixed gamma, or (s, L0), both are linear in the other constants, so least squares are minimised over a
 grid of these and then by a local search. A measured score scatters around its curve by the residuals of the
@@ -84,33 +84,37 @@ def fit_downstream(
     seed: int = 0,
     chance: float | None = None,
     n_questions: int | None = None,
+    ceiling: float = 1.0,
 ) -> DownstreamCurve:
     """Fit `scores` [n] of one task on losses L [n] by least squares; an accuracy is a share, 0 to 1.
 
-    `chance` fixes the floor of an accuracy. `n_questions` gives each score a binomial error.
+    `chance` fixes the floor of an accuracy, and `ceiling` is its top: the accuracy at a loss of -Inf.
+    `n_questions` gives each score a binomial error.
 
     Raises ValueError for an unknown kind, values that are not finite or no shares, a chance outside 0 to 1 or
-    for kind "error", or too few different losses.
+    for kind "error", a ceiling outside chance to 1 or for kind "error", or too few different losses.
     """
     if kind not in CONSTANTS:
         raise ValueError(f"kind: got '{kind}', expected one of {', '.join(CONSTANTS)}")
     L, scores = _validate_scores(L, scores, kind)
     if chance is not None and (kind != "accuracy" or not 0 <= chance < 1):
         raise ValueError(f"chance: got {chance} for an {kind}, expected 0 to 1 for an accuracy")
+    if not (chance or 0) < ceiling <= 1 or (kind == "error" and ceiling != 1):
+        raise ValueError(f"ceiling: got {ceiling} for an {kind}, expected chance to 1 for an accuracy")
     if n_questions is not None and n_questions < 1:
         raise ValueError(f"n_questions: got {n_questions}, expected 1 or more")
     names = CONSTANTS[kind]
-    n_free = len(names) - (chance is not None)
+    n_free = len(names) - (kind == "accuracy") - (chance is not None)
     if len(np.unique(L)) <= n_free:
         raise ValueError(
             f"downstream: got {len(np.unique(L))} different losses for {n_free} constants, expected more"
         )
-    best = _fit_constants(L, scores, kind, chance)
+    best = _fit_constants(L, scores, kind, chance, ceiling)
     rng = np.random.default_rng(seed)
     fits = []
     for rows in rng.integers(0, len(L), (n_bootstrap, len(L))):
         if len(np.unique(L[rows])) > n_free:
-            fits.append(_fit_constants(L[rows], scores[rows], kind, chance))
+            fits.append(_fit_constants(L[rows], scores[rows], kind, chance, ceiling))
     replicates = (
         {name: np.array([constants[i] for constants in fits]) for i, name in enumerate(names)} if fits else {}
     )
@@ -132,7 +136,9 @@ def _validate_scores(L: ArrayLike, scores: ArrayLike, kind: str) -> tuple[np.nda
     return L, scores
 
 
-def _fit_constants(L: np.ndarray, y: np.ndarray, kind: str, chance: float | None = None) -> np.ndarray:
+def _fit_constants(
+    L: np.ndarray, y: np.ndarray, kind: str, chance: float | None, ceiling: float
+) -> np.ndarray:
     """Return the least-squares constants in the order of CONSTANTS.
 
     Variable projection: `bent` are the nonlinear constants, (gamma,) or (s, L0), and `linear` solves for the
@@ -157,7 +163,8 @@ def _fit_constants(L: np.ndarray, y: np.ndarray, kind: str, chance: float | None
     def linear(bent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         form = shape(bent)
         if kind == "accuracy":
-            floor, gain = _fit_bounded_line(form, y, chance)
+            floor = _fit_floor(form, y, ceiling) if chance is None else chance
+            gain = ceiling - floor
             return np.array([floor, gain]), floor + gain * form - y
         basis = np.column_stack([np.ones_like(L), form])
         coefficients, *_ = np.linalg.lstsq(basis, y, rcond=None)
@@ -183,32 +190,12 @@ def _fit_constants(L: np.ndarray, y: np.ndarray, kind: str, chance: float | None
     return np.array([level, level + size, *bent])
 
 
-def _fit_bounded_line(form: np.ndarray, y: np.ndarray, chance: float | None) -> tuple[float, float]:
-    """Fit floor + gain * form [n] to y by least squares with 0 <= floor, 0 <= gain, floor + gain <= 1.
-
-    Returns (floor, gain). The feasible set is a triangle: the optimum is inside, or on one of its three
-    edges, where it is a fit in one variable. With `chance` the floor is fixed.
-    """
-
-    def slope(x: np.ndarray, of: np.ndarray, most: float) -> float:
-        square = float(x @ x)
-        return min(max(float(x @ of) / square, 0.0), most) if square > 0 else 0.0
-
-    if chance is not None:
-        return chance, slope(form, y - chance, 1 - chance)
-    # the free line; it is the optimum if it is inside the triangle
-    off = form - form.mean()
-    square = float(off @ off)
-    if square > 0:
-        gain = float(off @ y) / square
-        floor = float(y.mean() - gain * form.mean())
-        if floor >= 0 and gain >= 0 and floor + gain <= 1:
-            return floor, gain
-    # Edges: floor = 0; gain = 0, where the best floor is the mean; floor + gain = 1, where 1 - score is gain
-    # (1 - form). Clipping `slope` to [0, most] includes the corners.
-    at_top = slope(1 - form, 1 - y, 1.0)
-    edges = [(0.0, slope(form, y, 1.0)), (float(y.mean()), 0.0), (1 - at_top, at_top)]
-    return min(edges, key=lambda edge: float(((edge[0] + edge[1] * form - y) ** 2).sum()))
+def _fit_floor(form: np.ndarray, y: np.ndarray, ceiling: float) -> float:
+    """Fit floor + (ceiling - floor) * form [n] to y by least squares with 0 <= floor <= ceiling."""
+    # ceiling - score is gain (1 - form)
+    below = 1 - form
+    gain = float(below @ (ceiling - y)) / max(float(below @ below), np.finfo(float).tiny)
+    return ceiling - min(max(gain, 0.0), ceiling)
 
 
 def predict_score(

@@ -78,10 +78,11 @@ def test_tasks_are_not_mixed_and_the_interval_is_labelled_with_its_kind(root: Pa
     done = run_tool(root, "fit_downstream.py", *words, "--task", "piqa", "--n-questions", 900,
                "--law", tmp_path / "law.json", "--predict", 2e9, 1e11)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "20 runs: floor 0.5, " in done.stdout and "floor fixed at chance" in done.stdout
+    assert "20 runs: floor 0.5, " in done.stdout and "; top fixed at 1, floor at chance" in done.stdout
     assert "95 % predictive [" in done.stdout and "95 % confidence [" in done.stdout
-    free = run_tool(root, "fit_downstream.py", *words, "--task", "piqa", "--chance", "free").stdout
-    assert "floor 0.5," not in free and "fixed" not in free
+    free = run_tool(root, "fit_downstream.py", *words, "--task", "piqa", "--chance", "free",
+                    "--ceiling", 0.9).stdout  # fmt: skip
+    assert "floor 0.5," not in free and "; top fixed at 0.9\n" in free
     assert (
         "got 'half'"
         in run_tool(root, "fit_downstream.py", *words, "--task", "piqa", "--chance", "half").stderr
