@@ -24,11 +24,11 @@ from megatron.laws.fit import fit_law
 from megatron.laws.fitting.priors import parse_prior
 from megatron.laws.fitting.profile import PROFILED_COORDINATES, profile_constant
 from megatron.laws.forms import FORM
-from megatron.laws.holdout import compare_forms, score_holdout
+from megatron.laws.holdout import compare_forms, format_held_out, score_holdout
 from megatron.laws.isoflop import fit_isoflop
 from megatron.laws.law import Law
 from megatron.laws.law_text import format_comparisons, list_exponents, summarise_law
-from megatron.laws.stack import StackedLaw, stack_laws, summarize_stack
+from megatron.laws.stack import StackedLaw, stack_laws, stack_path_of, summarize_stack
 from megatron.study.proposal import parse_timed_runs, propose_runs
 from megatron.study.selection import (
     Columns,
@@ -290,6 +290,23 @@ def fit_stack(args: argparse.Namespace, runs: Selection) -> StackedLaw:
     )
 
 
+def write_stack_beside(args: argparse.Namespace, runs: Selection) -> list[str]:
+    """Write the stack with which tools/predict.py predicts outside the runs, and describe it.
+
+    Returns [] for a form with repetition, without a bootstrap, and for options and runs that no stack fits.
+    """
+    try:
+        if FORM[args.form].needs_unique or not args.n_bootstrap:
+            return []
+        # a profile is of the law alone, and does not change what the stack predicts
+        stack = fit_stack(argparse.Namespace(**vars(args) | {"profile": None}), runs)
+    except ValueError:
+        return []
+    path = stack_path_of(args.out)
+    stack.save(path)
+    return [f"{path}: stack of forms, for predictions outside these runs", *format_held_out(stack.held_out)]
+
+
 def requires_unique_tokens(args: argparse.Namespace) -> bool:
     """Return whether unique tokens are required.
 
@@ -382,9 +399,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         law = fit_parametric_law(args, runs)
         law.save(args.out)
+        stack_lines = write_stack_beside(args, runs)
     except (OSError, ValueError) as error:
         return report_error(error)
-    print(f"{args.out}: {summarise_law(law)}")
+    print("\n".join([f"{args.out}: {summarise_law(law)}", *stack_lines]))
     if law.identified is False:
         # indices and not names: a table of another program may have no column of names
         fitted = runs.rows[~runs.held_out(args.hold_out)]

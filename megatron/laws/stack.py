@@ -204,6 +204,21 @@ def is_stack(path: str | Path) -> bool:
     return isinstance(stored, dict) and "laws" in stored and "weights" in stored
 
 
+def stack_path_of(law_path: str | Path) -> Path:
+    """Return the path of the stack beside a law: stacked_law.json for law.json."""
+    return Path(law_path).with_name(f"stacked_{Path(law_path).name}")
+
+
+def load_stack_of(law: Law, law_path: str | Path) -> StackedLaw | None:
+    """Return the stack of the same runs beside a law; None without one. Raises ValueError as `load`."""
+    path = stack_path_of(law_path)
+    if not path.is_file():
+        return None
+    stack = StackedLaw.load(path)
+    shared = ("table", "filter", "columns", "runs", "n_runs", "ranges")
+    return stack if all(getattr(stack, name) == getattr(law, name) for name in shared) else None
+
+
 def stack_laws(
     N: ArrayLike,
     D: ArrayLike,

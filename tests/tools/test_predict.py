@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 from megatron.laws.fit import fit_law
 from megatron.laws.forms import FORM
+from megatron.laws.law import Law
+from megatron.laws.stack import StackedLaw
 
 TRUTH = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
 
@@ -44,6 +47,29 @@ def test_intervals_of_a_run_and_an_optimum_are_labelled(root: Path, law_files: P
     assert "N* " in words and "D* " in words and "L* " in words and "one new run there" in words
     inside = run_tool(root, law_files / "law.json", 1e8, 1e10).stdout
     assert "within the range of the fitted runs" in inside and "OUTSIDE" not in inside
+
+
+def test_outside_the_runs_the_stack_beside_the_law_predicts_and_inside_the_law(
+    root: Path, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(3)
+    n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e9, 1e11, 4)))
+    loss = FORM["chinchilla"].loss(TRUTH, n, d) * np.exp(0.003 * rng.standard_normal(20))
+    rows = [f"{a},{b},{c}" for a, b, c in zip(n, d, loss, strict=True)]
+    (tmp_path / "table.csv").write_text("\n".join(["n_params,train_tokens,loss", *rows]) + "\n")
+    fit = [sys.executable, str(root / "tools" / "fit_law.py"), str(tmp_path / "table.csv")]
+    fit += ["--n-bootstrap", "30", "--out", str(tmp_path / "law.json")]
+    subprocess.run(fit, check=True, capture_output=True)
+    law, stack = Law.load(tmp_path / "law.json"), StackedLaw.load(tmp_path / "stacked_law.json")
+    for at, used in (((1e8, 1e10), law), ((7e10, 1.4e12), stack)):
+        answer = json.loads(run_tool(root, tmp_path / "law.json", *at, "--json").stdout)["prediction"]
+        assert answer["predictive"] == pytest.approx([float(v) for v in used.predict(*at)[1:]])
+        assert ("by the stack of forms" in answer["note"]) == (used is stack)
+    # the stack of other runs is not used, and the note states what one form covers there
+    replace(stack, n_runs=19).save(tmp_path / "stacked_law.json")
+    plain = run_tool(root, tmp_path / "law.json", 7e10, 1.4e12).stdout
+    assert "by the stack" not in plain and "included .76 to .84 of the held-out runs" in plain
+    assert ".76 to .84" not in run_tool(root, tmp_path / "law.json", 1e8, 1e10).stdout
 
 
 def test_json_has_the_same_numbers(root: Path, law_files: Path) -> None:
