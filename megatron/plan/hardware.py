@@ -19,7 +19,8 @@ class DeviceSpec:
 
 
 # From the vendors' data sheets. PCIe cards are slower than SXM modules of the same name. A100: 80 GB on SXM.
-# GB200: one of its two GPUs. Power limits that can be configured are the highest ones.
+# GB200: one of its two GPUs; MI250X: one of its two dies, each a device for torch and Slurm. GeForce: with sums
+# in float32. T4: float16, it has no bf16. Power limits that can be configured are the highest ones.
 DEVICES = {
     "A100": DeviceSpec(312.0, 2.039, 400.0),
     "H100": DeviceSpec(989.0, 3.35, 700.0),
@@ -31,6 +32,12 @@ DEVICES = {
     "B200": DeviceSpec(2250.0, 8.0, 1000.0),
     "GB200": DeviceSpec(2250.0, 8.0, 1200.0),
     "MI300X": DeviceSpec(1300.0, 5.3, 750.0),
+    "MI250X": DeviceSpec(191.5, 1.6, 280.0),
+    "RTX 3090": DeviceSpec(71.0, 0.936, 350.0),
+    "RTX 4090": DeviceSpec(165.2, 1.008, 450.0),
+    "RTX 5090": DeviceSpec(209.5, 1.792, 575.0),
+    "L40S": DeviceSpec(362.05, 0.864, 350.0),
+    "T4": DeviceSpec(65.0, 0.32, 70.0),
 }
 PEAK_TFLOPS = {name: device.peak_tflops for name, device in DEVICES.items()}
 
@@ -41,10 +48,10 @@ def find_device(device_name: str) -> DeviceSpec | None:
     The longest key of the table that occurs in the name as whole words is used.
     """
     # "NVIDIA GH200 480GB" matches GH200 but not H200, which does not begin a word there. "NVIDIA H100 PCIe"
-    # matches both H100 and H100 PCIe; the longer key is right.
-    matching_keys = [
-        key for key in DEVICES if re.search(rf"(?<![A-Za-z0-9]){key}(?![A-Za-z0-9])", device_name)
-    ]
+    # matches both H100 and H100 PCIe; the longer key is right. An RTX 3090 Ti, 4090 D or 5090 Laptop GPU is
+    # another device than the RTX 3090, 4090 or 5090.
+    other = r"[A-Za-z0-9]| (?:Ti|D|Laptop)\b"
+    matching_keys = [key for key in DEVICES if re.search(rf"(?<![A-Za-z0-9]){key}(?!{other})", device_name)]
     return DEVICES[max(matching_keys, key=len)] if matching_keys else None
 
 

@@ -23,7 +23,7 @@ GEMM_SHARE = ((128, 0.255), (512, 0.46), (640, 0.505), (1280, 0.657), (1792, 0.7
 # d_head = 128. All assumed: on a Hopper FlashAttention 2, which does not use its asynchronous matrix units
 # (arXiv 2407.08608), 330 and 380 TFLOP/s; cuDNN and FlashAttention 3 430 and 500.
 ATTENTION_SHARE = {"flash2": (0.334, 0.384), "cudnn": (0.435, 0.506)}
-FLASH2_BEFORE_HOPPER = (0.50, 0.58)  # assumed; Ampere, for which FlashAttention 2 was written
+FLASH2_BEFORE_HOPPER = (0.50, 0.58)  # assumed for all slower devices; written for Ampere
 HEAD_WIDTH_SHARE = ((32, 0.5), (64, 0.85), (128, 1.0))  # narrow heads: less arithmetic for each exponential
 # Of the data sheet, in elementwise kernels. A copy was measured at 4.3 of an H200's 4.8 TB/s; assumed: 3.9.
 BANDWIDTH_SHARE = 0.81
@@ -191,7 +191,7 @@ def _loss_bytes(
 def _attention_share(model: ModelConfig, device: DeviceSpec, backend: str, causal: bool) -> float:
     """Return the share of the peak in attention."""
     shares = ATTENTION_SHARE[backend]
-    if device.peak_tflops < 500:  # Ampere: both names mean FlashAttention 2
+    if device.peak_tflops < 500:  # both names mean FlashAttention 2
         shares = FLASH2_BEFORE_HOPPER
     return shares[0 if causal else 1] * _interpolate(HEAD_WIDTH_SHARE, model.d_head)
 

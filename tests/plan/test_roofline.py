@@ -116,4 +116,4 @@ def test_recomputed_blocks_take_longer_at_equal_mfu_flops() -> None:
 def test_devices_are_found_by_their_full_names() -> None:
     assert find_device("NVIDIA H100 80GB HBM3") == DEVICES["H100"]
     assert find_device("NVIDIA GH200 480GB") == DEVICES["GH200"]
-    assert find_device("Tesla T4") is None
+    assert find_device("Tesla V100-SXM2-16GB") is None
