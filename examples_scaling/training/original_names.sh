@@ -25,13 +25,13 @@ elif [ -n "$DATA_CNT" ]; then
     echo "error: DATA_CNT: got $DATA_CNT, expected a number or a name of utils/epoch_tokens.yaml" >&2 && exit 2
 fi
 if ((TP_SIZE * PP_SIZE > 1)); then
-    export ENGINE=${ENGINE:-torch} # DeepSpeed's engine has neither
+    ENGINE=${ENGINE:-torch} # on several nodes too: DeepSpeed's engine has neither
     if [ -z "${ATTENTION_DROPOUT:-}${HIDDEN_DROPOUT:-}" ]; then # a model that is cut has none here
         echo "warning: dropout 0 instead of the original's 0.1: not available with TP_SIZE or PP_SIZE above 1" >&2
         ATTENTION_DROPOUT=0 HIDDEN_DROPOUT=0
     fi
 fi
-export OBJECTIVE MODEL=$MODEL_PARAM DATA=$TRAIN_DATA_PATH VALID=$VALID_DATA_PATH RUN=${RUN:-experiments/$VARIANT}
+export OBJECTIVE ENGINE MODEL=$MODEL_PARAM DATA=$TRAIN_DATA_PATH VALID=$VALID_DATA_PATH RUN=${RUN:-experiments/$VARIANT}
 if [ -n "${WANDB_GROUP:-}" ]; then export WANDB_RUN_GROUP=$WANDB_GROUP; fi
 if [ -n "$total" ]; then export TOKENS=$total; else export EPOCHS=${EPOCH_CNT:-1}; fi
 set -- "name=${WANDB_EXP_NAME:-$VARIANT}" "dataset.seq_len=$SEQ_LEN" "dataset.batch_size=$GLOBAL_BATCH_SIZE" \

@@ -4,12 +4,14 @@
 #   DATA       a .bin/.idx prefix, a file of utils/datapaths, or synthetic
 #   EPOCHS, TOKENS or STEPS   length of the run, one of them           OBJECTIVE   ar or mdm
 #   RUN        folder of the run, default experiments/MODEL-OBJECTIVE    SEED, LR
-#   ENGINE     deepspeed or torch       CONFIG   base YAML, default train.yaml in this folder
+#   ENGINE     torch (default on one node) or deepspeed (on several)   CONFIG   base YAML, default train.yaml here
 #   CLUSTER    environment variables of the cluster: a name in examples_scaling/hpc/clusters, or the path of a file
 # Settings that are not given come from the YAML file; section.key=value arguments override everything.
 config=${CONFIG:-examples_scaling/training/train.yaml}
+engine=torch # its blocks are compiled on GPUs
+if ((${SLURM_JOB_NUM_NODES:-1} > 1)) || [[ ${MPI_FLAGS:-} == *host* ]]; then engine=deepspeed; fi
 words=(
-    "dist.engine=${ENGINE:-deepspeed}"
+    "dist.engine=${ENGINE:-$engine}"
     ${MODEL:+"model.size=$MODEL"}
     ${DATA:+"dataset.path_train=$DATA"}
     ${VALID:+"dataset.path_eval=$VALID"}

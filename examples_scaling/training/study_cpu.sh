@@ -14,7 +14,7 @@ for split in train held_out; do
         --root "$out/tokens" --dataset-impl mmap --tokenizer-type HFTokenizer --tokenizer-model "$out/tokenizer" \
         --append-eod --workers "$(nproc)"
 done
-ENGINE=torch OUT=$out bash examples_scaling/training/sweep.sh examples_scaling/training/study_cpu.yaml ${JOBS:+--jobs "$JOBS"}
+OUT=$out bash examples_scaling/training/sweep.sh examples_scaling/training/study_cpu.yaml ${JOBS:+--jobs "$JOBS"}
 python tools/collect.py "$out"
 # tools/fit_law.py --compare shows which form predicts held-out runs best. over_repetition is among the best, and its
 # loss can rise with repetition. Above 5.37 nats, the entropy of single tokens, diffusion has not yet learned to use the

@@ -180,6 +180,26 @@ def test_the_other_training_scripts_set_what_their_originals_set(planned) -> Non
     assert (orders.objective.orders, orders.objective.order_kind) == (8, "noise_sorted")
 
 
+def test_the_engine_is_torch_on_one_node_and_deepspeed_on_several(root: Path, planned) -> None:
+    script = f"{TRAINING}/arm/example_training.sh"
+    assert planned(script).dist.engine == "torch"
+    assert planned(script).dist.compile is None  # auto: on GPUs
+    assert planned(script, ENGINE="deepspeed").dist.engine == "deepspeed"
+    assert planned(f"{TRAINING}/mdm/example_multi_node_training.sh").dist.engine == "deepspeed"
+    settings = f'source {TRAINING}/settings.sh; echo "${{words[0]}}"'
+    for variables, engine in (
+        ({"SLURM_JOB_NUM_NODES": "1"}, "torch"),
+        ({"SLURM_JOB_NUM_NODES": "2"}, "deepspeed"),
+        ({"SLURM_JOB_NUM_NODES": "2", "ENGINE": "torch"}, "torch"),
+        ({"MPI_FLAGS": "--oversubscribe"}, "torch"),
+        ({"MPI_FLAGS": "--hostfile hosts"}, "deepspeed"),
+    ):
+        done = subprocess.run(
+            ["bash", "-euc", settings], cwd=root, env=variables, capture_output=True, text=True
+        )
+        assert done.stdout == f"dist.engine={engine}\n"
+
+
 SCORED = {
     f"{QUICKSTART}/eval_ar.sh": ("validate", {"batch_size": 16, "data": "utils/datapaths/val_c4.txt"}),
     f"{QUICKSTART}/eval_mdm.sh": ("validate", {"batch_size": 8, "num_mc": 8, "max_samples": None}),
