@@ -176,5 +176,11 @@ def run_console() -> None:
     command.run_main(main)
 
 
+def run_mixture_server() -> None:
+    """Entry point of the console script `mixtera-server`: `scaling serve` with its arguments."""
+    sys.argv.insert(1, "serve")
+    run_console()
+
+
 if __name__ == "__main__":
     run_console()

@@ -148,6 +148,16 @@ def test_a_helper_that_was_not_compiled_is_reported_with_a_fix(root: Path, metad
     assert "Install g++ 10 or newer" in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_mixtera_server_is_the_sub_command_serve(root: Path) -> None:
+    scripts = tomllib.loads((root / "pyproject.toml").read_text())["project"]["scripts"]
+    module, function = scripts["mixtera-server"].split(":")
+    code = f"from {module} import {function}; {function}()"
+    environment = {**os.environ, "PYTHONPATH": str(root), "TERM": "dumb", "COLUMNS": "100"}
+    command = [sys.executable, "-c", code, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+    assert done.returncode == 0 and done.stdout == run_scaling(root, "serve", "--help").stdout
+
+
 def test_a_hostile_sub_command_is_printed_inert(root: Path) -> None:
     assert r"got '\x1b[31m'" in run_scaling(root, "\x1b[31m").stderr
 

@@ -11,6 +11,7 @@ from __future__ import annotations  # old Pythons must be able to run this and r
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -265,8 +266,8 @@ def optional_rows() -> Iterator[Row]:
     compiler = run_command("nvcc", "--version").splitlines() or run_command("hipcc", "--version").splitlines()
     yield Row("nvcc or hipcc", compiler[-1] if compiler else "", "building apex and DeepSpeed's kernels",
               "load the cluster's CUDA or ROCm module")  # fmt: skip
-    yield Row("apex", find_apex(), "optim.kernel: apex", "build it from https://github.com/NVIDIA/apex "
-              "(the apex of PyPI is another project)")  # fmt: skip
+    yield Row("apex", find_apex(), "optim.kernel: apex", "build it from https://github.com/NVIDIA/apex with "
+              "--cuda_ext, which builds amp_C (INSTALL.md; the apex of PyPI is another project)")  # fmt: skip
     yield Row("torchao", installed_version("torchao"), "dist.float8: true", "pip install torchao")
     slurm = run_command("sbatch", "--version")
     fix = (
@@ -286,9 +287,13 @@ def optional_rows() -> Iterator[Row]:
 
 
 def find_apex() -> str:
-    """Return the version or path of NVIDIA's apex; the PyPI project of that name has no optimizers."""
+    """Return the version or path of NVIDIA's apex with amp_C, its kernels; '' without either.
+
+    The PyPI project of that name has no optimizers.
+    """
+    has_kernels = importlib.util.find_spec("amp_C") is not None
     for folder in map(Path, sys.path):
-        if (folder / "apex" / "optimizers" / "fused_adam.py").is_file():
+        if has_kernels and (folder / "apex" / "optimizers" / "fused_adam.py").is_file():
             return installed_version("apex") or str(folder / "apex")
     return ""
 

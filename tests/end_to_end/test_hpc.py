@@ -40,6 +40,11 @@ def test_a_cluster_sets_the_network_and_keeps_variables_that_are_set(root: Path)
     assert variables["NCCL_SOCKET_IFNAME"] == "eth7"
     assert (variables["GLOO_SOCKET_IFNAME"], variables["FI_CXI_DEFAULT_CQ_SIZE"]) == ("hsn0", "131072")
     assert variables["AROUND"] == f"bash {HPC}/with_private_cache.sh"
+    names = ("NCCL_ALGO", "OMP_NUM_THREADS", "MASTER_PORT", "TRANSFORMERS_CACHE", "HF_HUB_CACHE")
+    hub = f"{variables['HOME']}/.cache/huggingface/hub"
+    assert [variables[name] for name in names] == ["Ring", "1", "3442", hub, hub]
+    variables = variables_of(root, CLUSTER="frontier", TRANSFORMERS_CACHE="/scratch/hub")
+    assert variables["HF_HUB_CACHE"] == "/scratch/hub"
 
 
 def test_a_custom_cluster_is_given_as_a_path(root: Path, tmp_path: Path) -> None:

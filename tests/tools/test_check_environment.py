@@ -93,6 +93,15 @@ def test_a_torch_that_cannot_be_imported_is_fatal_and_its_last_error_line_is_sho
     assert rows["torch"][0] == "missing" and "libcudart.so.13: not found" in rows["torch"][1]
 
 
+def test_apex_is_listed_only_with_its_compiled_kernels(check, tmp_path: Path) -> None:
+    (tmp_path / "apex" / "optimizers").mkdir(parents=True)
+    (tmp_path / "apex" / "optimizers" / "fused_adam.py").touch()
+    mark, rest = check(words=("--quick",), packages=str(tmp_path))[1]["apex"]
+    assert mark == "-" and "amp_C" in rest
+    (tmp_path / "amp_C.py").touch()
+    assert check(words=("--quick",), packages=str(tmp_path))[1]["apex"] == ("ok", str(tmp_path / "apex"))
+
+
 IMPORTED = """
 import sys
 import megatron.checkpoint.preempt, megatron.mixture.spec, megatron.train.build, megatron.train.loop

@@ -19,7 +19,7 @@ LAUNCHERS: Rows = (
     ("`torchrun ... train.py --job.config_file`", "`torchrun ... tools/pretrain.py CONFIG.yaml`",
      "torchtitan"),
     ("`python train_stub.py CONFIG.yaml`", "`python tools/pretrain.py CONFIG.yaml`", "exp-maxie"),
-    ("`mixtera-server DIR`", "`python tools/mixture_server.py DIR`", "Mixtera"),
+    ("`mixtera-server DIR`", "the same, or `python tools/mixture_server.py DIR`", "Mixtera"),
 )  # fmt: skip
 
 DEEPSPEED_JSON: Rows = (
