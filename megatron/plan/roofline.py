@@ -3,8 +3,8 @@
 Seconds per token are the sum of parts: matrix products of blocks and head, attention, elementwise passes
 over memory, loss, casts and sums of weights, optimizer, and the time in which the GPU waits for launches.
 Each part is a count divided by a rate. The rates are assumptions, not measurements, except where a comment
-says so. A prediction is uncertain by about 4 points of MFU on an H200 at S = 2048, and by more on other
-devices. Communication between GPUs is not counted.
+says so. No prediction was compared with a measurement: published runs suggest that it is 8 to 12 points of
+MFU too high on a Hopper GPU. Communication between GPUs is not counted.
 """
 
 import bisect
@@ -50,6 +50,12 @@ ADAMW_BYTES = 32  # per parameter and step: 28 of the update, 4 of the norm
 LAUNCHES = {False: (82.0, 89.0, 14.7), True: (82.0, 45.0, 14.7)}
 FUSED_LOSS_LAUNCHES = 6.0  # per chunk
 LAUNCH_S, COMPILED_LAUNCH_S = 9.3e-6, 6.0e-6  # assumed: of Python and driver, per launch
+# Published runs reach 40 to 47 % MFU, 8 to 12 points less than these rates give.
+RATES = (
+    f"predicted, unmeasured, probably high; assumed: up to {GEMM_SHARE[-1][1]:.0%} of the peak in products, "
+    f"{ATTENTION_SHARE['cudnn'][0]:.0%} to {ATTENTION_SHARE['cudnn'][1]:.0%} in attention, "
+    f"{BANDWIDTH_SHARE:.0%} of the bandwidth"
+)
 HALF = 0.5  # share of positions that masked diffusion predicts: the mean of a uniform masking rate
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from megatron.config.schema import RunConfig
 from megatron.plan.hardware import DeviceSpec
-from megatron.plan.roofline import StepSettings, StepTime, predict_step
+from megatron.plan.roofline import RATES, StepSettings, StepTime, predict_step
 from megatron.study.ladder import PlannedRun
 from megatron.study.scoring import scoring_flops
 
@@ -120,5 +120,5 @@ def build_roofline_speed(
     if finished:
         basis = f"{span} on {prefix}{hardware}: roofline times the ratio of {len(finished)} finished runs"
     else:
-        basis = f"{span} on {prefix}{hardware}: roofline with assumed rates, not measured"
+        basis = f"{span} on {prefix}{hardware}: {RATES}"
     return RooflineSpeed(device, basis, gpus_per_run, ratios=ratios)

@@ -46,6 +46,7 @@ def triton_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # positions: within a block, a partial second block of queries; channels: padded to 32, or 16 as they are
 CASES = [(37, 24, True, 0.0), (150, 16, True, 0.3), (150, 24, False, 0.3), (133, 16, True, 0.7)]
+CASES += [(70, 64, True, 0.3), (70, 128, True, 0.3)]  # blocks of 32 x 64 and 16 x 32 in the backward
 
 
 @pytest.mark.parametrize(("n", "d_head", "causal", "rate"), CASES)

@@ -4,6 +4,7 @@ import importlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,7 +16,7 @@ import torch
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt
 from megatron.plan.hardware import DEVICES
-from megatron.plan.roofline import predict_step
+from megatron.plan.roofline import RATES, predict_step
 
 CPU = torch.device("cpu")
 
@@ -293,7 +294,8 @@ def test_predictions_are_printed_without_a_gpu(capsys: pytest.CaptureFixture[str
     gpu, gpu_cells = load("gpu"), load("gpu_bench.cells")
     assert gpu.main(["--predict", "--hardware", "H200", "--sizes", "425M"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("predicted, not measured: H200")
+    assert out.startswith(f"H200: {RATES}")
+    assert "unmeasured, probably high" in out and "79% of the peak in products" in out
     cell = gpu_cells.list_cells()[0]
     step = predict_step(
         gpu_cells.make_model("425M"), 2048, True, DEVICES["H200"], cell.predicted,
@@ -301,8 +303,8 @@ def test_predictions_are_printed_without_a_gpu(capsys: pytest.CaptureFixture[str
     )  # fmt: skip
     line = next(line for line in out.splitlines() if line.startswith("ours/425M/AR/default"))
     assert line.split()[1:3] == [f"{step.tokens_per_s:,.0f}", f"{100 * step.mfu:.1f}"]
-    assert gpu.main(["--predict", "--hardware", "T4"]) == 1
-    assert "got T4, expected a GPU in" in capsys.readouterr().err
+    assert gpu.main(["--predict", "--hardware", "V100"]) == 1
+    assert "got V100, expected a GPU in" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("objective", ["autoregressive", "masked_diffusion"])
@@ -321,6 +323,27 @@ def test_gradients_match_float64_and_a_wrong_weight_fails(
 
     monkeypatch.setattr(parity, "build_engine", build_wrong)
     assert parity.check_gradients(objective, "bfloat16", CPU, {})["status"] == "failed"
+
+
+@pytest.mark.parametrize("objective", ["autoregressive", "masked_diffusion"])
+def test_dropout_and_documents_match_float64_and_other_ones_fail(
+    objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parity = load("gpu_bench.parity")
+
+    def check() -> str:
+        return parity.check_gradients(objective, "float32", CPU, {}, parity.SPECIAL)["status"]
+
+    assert check() == "passed"
+    build = parity.build_engine
+    for wrong in ({"hidden_dropout": 0.0}, {"attention_dropout": 0.0}, {"eod_id": 8}):
+        changed = replace(parity.SPECIAL, **wrong)
+        monkeypatch.setattr(
+            parity,
+            "build_engine",
+            lambda objective, world, _, m=changed, **more: build(objective, world, m, **more),
+        )
+        assert check() == "failed", wrong
 
 
 def test_resuming_is_compared_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from gpu_bench import cells
 from megatron.plan.hardware import find_device
-from megatron.plan.roofline import EAGER, StepTime, predict_step
+from megatron.plan.roofline import EAGER, RATES, StepTime, predict_step
 from megatron.terminal import format_table
 
 HEAD = ("cell", "tokens/s", "MFU", "executed", "predicted", "ms/step", "GiB", "kernels/step")
@@ -101,5 +101,5 @@ def print_predictions(hardware: str, sizes: list[str] | None, seq_len: int, accu
         assert before is not None, "the device is listed"
         mfus = (f"{100 * step.mfu:.1f}", f"{100 * before.mfu:.1f}")
         rows.append((cell.name, f"{step.tokens_per_s:,.0f}", *mfus, *parts, total))
-    print(f"predicted, not measured: {hardware}, S = {seq_len}, microseconds a token")
+    print(f"{hardware}: {RATES}; S = {seq_len}, microseconds a token")
     print("\n".join(format_table(("cell", "tokens/s", "MFU %", "eager", *PARTS, "sum"), rows, ("cell",))))
