@@ -71,6 +71,11 @@ def build_parser() -> argparse.ArgumentParser:
     runs.add_argument(
         "--d-column", default="train_tokens", metavar="NAME", help="column of the training tokens"
     )
+    runs.add_argument(
+        "--group", metavar="COLUMN",
+        help="rows with equal values share a model or a trunk; default: trunk if runs branch, run if names "
+        "repeat, else N if residuals correlate; 'none': every row is independent",
+    )  # fmt: skip
     predict = parser.add_argument_group("prediction")
     predict.add_argument("--law", type=Path, metavar="LAW.json", help="the law of the loss, for --predict")
     predict.add_argument(
@@ -124,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         columns = Columns(N=args.n_column, D=args.d_column, L=args.loss_column)
         where = args.where + ([] if args.task is None else [f"{TASK} = {args.task}"])
-        runs = select_runs(args.table, columns, args.objective, where=where)
+        runs = select_runs(args.table, columns, args.objective, where=where, group=args.group)
         task = find_task(args, runs)
         scores = optional_column_of(args.table, runs, args.score_column)
         kind = args.kind or ("accuracy" if args.score_column.startswith(SCORE_PREFIX) else "error")
@@ -137,12 +142,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             chance=find_chance(args.chance, task, kind),
             n_questions=args.n_questions,
             ceiling=args.ceiling,
+            groups=None if runs.groups is None else runs.groups[has_score],
+            N=runs.N[has_score],
         )
         words = ", ".join(f"{name} {value:.6g}" for name, value in curve.params.items())
         print(f"{args.score_column} of loss, {curve.n_runs} runs: {words}")
         note = f"; top fixed at {args.ceiling:g}" if kind == "accuracy" else ""
         note += "" if curve.chance is None else ", floor at chance"
         print(f"  a score scatters by {curve.spread:.4f} around the curve{note}")
+        for warning in runs.warnings + curve.warnings:
+            print(f"  warning: {warning}")
         if args.predict:
             # two steps: (N, D) -> loss by the law -> score by the curve
             law = Law.load(args.law)

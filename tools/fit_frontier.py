@@ -75,6 +75,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--where", action="append", default=[], metavar="CONDITION",
         help="only rows of a table that satisfy it, for example 'dataset = c4'; may be repeated",
     )  # fmt: skip
+    which.add_argument(
+        "--group", metavar="COLUMN",
+        help="rows with equal values share a model or a trunk; default: trunk if runs branch, run if names "
+        "repeat, else N if residuals correlate; 'none': every row is independent",
+    )  # fmt: skip
     blind = parser.add_argument_group("blind check of a study")
     steps = blind.add_mutually_exclusive_group()
     steps.add_argument(
@@ -105,9 +110,9 @@ def check_options(args: argparse.Namespace) -> None:
         raise ValueError(
             f"{args.runs}: not a directory, expected a study's directory for --predict and --check."
         )
-    if is_study and (args.where or args.flops_by):
+    if is_study and (args.where or args.flops_by or args.group):
         raise ValueError(
-            "--where and --flops-by: got a study's directory, expected a table. Collect it first."
+            "--where, --flops-by and --group: got a study's directory, expected a table. Collect it first."
         )
 
 
@@ -125,7 +130,7 @@ def read_runs(args: argparse.Namespace) -> FrontierRuns:
     if args.runs.is_dir():
         return read_study_runs(args.runs, args.objective)
     columns = Columns(args.n_column, args.d_column, args.loss_column)
-    return read_table_runs(args.runs, columns, args.objective, args.flops_by, args.where)
+    return read_table_runs(args.runs, columns, args.objective, args.flops_by, args.where, args.group)
 
 
 def summarise_law(args: argparse.Namespace, law: ComputeLaw, runs: FrontierRuns) -> str:

@@ -93,7 +93,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--group",
         metavar="COLUMN",
         help="rows with equal values share a model, a trunk or a seed and are resampled together; "
-        "default: trunk if runs branch; 'none' disables it",
+        "default: trunk if runs branch, run if names repeat, else N if residuals correlate; 'none': "
+        "every row is independent",
     )
     runs.add_argument(
         "--loss-se-column",
@@ -228,6 +229,8 @@ def fit_parametric_law(args: argparse.Namespace, runs: Selection) -> Law:
         print(profile_result.words)
         law = replace(law, profile=profile_result.as_dict())
         warnings += [] if profile_result.identified else [profile_result.words]
+        if law.noise["n_groups"]:
+            warnings.append(f"The profile of {args.profile} treats rows as independent: it is too narrow.")
     columns = runs.columns | ({} if args.weights is None else {"weights": args.weights})
     return replace(
         law, columns=columns, filter=runs.filter, table=runs.table, warnings=warnings, held_out=scored,
@@ -337,7 +340,7 @@ def fit_without_form(args: argparse.Namespace, runs: Selection) -> str:
         flops_per_nd = float(np.median(flops / (runs.N * runs.D)))
         fit = fit_envelope(curves_from_runs(runs.N, flops, runs.L), flops_per_nd)
     else:
-        fit = fit_isoflop(runs.N, runs.D, runs.L, flops)
+        fit = fit_isoflop(runs.N, runs.D, runs.L, flops, groups=runs.groups)
     lines, record = [], {"approach": args.approach, "flops_by": args.flops_by}
     for letter, law in (("N", fit.size), ("D", fit.tokens)):
         if law is not None:
@@ -356,7 +359,8 @@ def fit_without_form(args: argparse.Namespace, runs: Selection) -> str:
             f"  C {parabola.C:.3e}  N {parabola.N_best:.4g} (error {100 * parabola.log_se:.0f} %)  "
             f"D {parabola.D_best:.4g}  L {parabola.L_best:.4f}"
         )
-    compared = compare_approaches(runs.N, runs.D, runs.L, flops, min(args.n_bootstrap, 200), args.seed)
+    n_bootstrap = min(args.n_bootstrap, 200)
+    compared = compare_approaches(runs.N, runs.D, runs.L, flops, n_bootstrap, args.seed, runs.groups)
     lines += list_exponents(compared.exponents)
     bias = [compared.bias.words] if args.approach == 2 and compared.bias else []
     warnings = fit.warnings + bias + compared.disagreements + runs.warnings

@@ -99,10 +99,17 @@ def estimate_bias(isoflop: IsoFlop, law: Law) -> IsoFlopBias | None:
 
 
 def compare_approaches(
-    N: ArrayLike, D: ArrayLike, L: ArrayLike, C: ArrayLike, n_bootstrap: int = 200, seed: int = 0
+    N: ArrayLike,
+    D: ArrayLike,
+    L: ArrayLike,
+    C: ArrayLike,
+    n_bootstrap: int = 200,
+    seed: int = 0,
+    groups: ArrayLike | None = None,
 ) -> ApproachComparison:
     """Apply all approaches that n runs allow: N parameters, D tokens, L nats per token, C FLOPs, each [n].
 
+    `groups` [n] as in fit_law, for approaches 2 and 3.
     Two approaches disagree where neither exponent is in the interval of the other. Approach 3 is the form
     chinchilla, whose exponent is beta / (alpha + beta).
     """
@@ -116,14 +123,14 @@ def compare_approaches(
     except ValueError as error:
         missing[1] = str(error)
     try:
-        isoflop = fit_isoflop(N, D, L, C)
+        isoflop = fit_isoflop(N, D, L, C, groups=groups)
         size = isoflop.size
         missing |= {} if size else {2: "fewer than two budgets with a minimum inside the sizes"}
         exponents += [Exponent(2, size.exponent, _finite_or_none(size.interval))] if size else []
     except ValueError as error:
         missing[2] = str(error)
     try:
-        law = fit_law(N, D, L, n_bootstrap=n_bootstrap, seed=seed)
+        law = fit_law(N, D, L, n_bootstrap=n_bootstrap, seed=seed, groups=groups)
         ends = law.interval["derived"]["a_exponent"] if law.interval else None
         exponents.append(Exponent(3, law.derived["a_exponent"], None if ends is None else tuple(ends)))
     except ValueError as error:

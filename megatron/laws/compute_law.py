@@ -6,7 +6,8 @@ with C. Runs of several sizes at several budgets are fitted with the form of fro
 of log L. The law contains no irreducible loss, and extrapolates to LARGEST_STEP times the largest budget at
 most.
 
-Intervals are Student's t from the linearised fit. A misfit of the form is part of the scatter.
+Intervals are Student's t from the linearised fit. A misfit of the form is part of the scatter. Rows of one
+group, such as checkpoints of a model, share a part of it (noise.py).
 """
 
 import json
@@ -29,6 +30,7 @@ from megatron.laws.fitting.frontier_form import (
     search_constants,
 )
 from megatron.laws.fitting.lack_of_fit import LackOfFit, check_lack_of_fit
+from megatron.laws.fitting.noise import GROUPED, estimate_noise, is_dependent, validate_labels
 from megatron.laws.isoflop import split_budgets
 from megatron.laws.law_fields import is_number
 
@@ -81,6 +83,7 @@ class ComputeLaw:
     C, N            ranges of the runs
     beyond          continuation of the frontier beyond the largest budget: fields of
                     frontier_drift.Continuation; {}: the form continues
+    warnings        that rows are grouped because their residuals correlate
     """
 
     params: dict[str, float]
@@ -98,6 +101,7 @@ class ComputeLaw:
     not_identified: dict[str, str] = field(default_factory=dict)
     table: dict[str, str] = field(default_factory=dict)
     beyond: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def identified(self) -> bool:
@@ -229,8 +233,11 @@ def fit_compute_law(
     L: ArrayLike,
     C: ArrayLike,
     runs: Sequence[str] = (),
+    groups: ArrayLike | None = None,
 ) -> ComputeLaw:
     """Fit n runs by least squares of log L: N parameters, D tokens, L nats per token, C FLOPs, each [n].
+
+    `groups` [n] as in fit_law: None groups rows that share N if their residuals correlate.
 
     Raises ValueError for fewer than MIN_RUNS runs, or fewer than MIN_BUDGETS budgets of MIN_SIZES sizes.
     """
@@ -244,9 +251,15 @@ def fit_compute_law(
     jacobian = log_loss_slopes(theta, x, log_n) @ basis
     n_free = basis.shape[1]
     dof = len(y) - n_free
-    spread = float(np.sqrt((residual**2).sum() / dof))
+    spread, correlation = float(np.sqrt((residual**2).sum() / dof)), None
+    dependent = groups is None and is_dependent(residual, jacobian, N)
+    labels = N if dependent else validate_labels(np.arange(len(y)) if groups is None else groups, len(y))
+    if len(np.unique(labels)) < len(y):
+        noise = estimate_noise(residual, jacobian, labels)
+        spread, dof, correlation = noise.sigma, int(noise.dof), noise.correlate(labels)
     # least squares in the free directions; rows of constants that are not free are 0
-    covariance = spread**2 * basis @ np.linalg.pinv(jacobian.T @ jacobian) @ basis.T
+    errors = basis @ np.linalg.pinv(jacobian, 3e-8)  # [7, n], of the constants by the noise
+    covariance = spread**2 * errors @ (errors.T if correlation is None else correlation @ errors.T)
     test = check_lack_of_fit(residual, np.stack([N, D], axis=-1), n_free)
     # polyfit returns the highest power first
     slope, intercept = np.polyfit(log_n, np.log(C / (N * D)), 1) if len(np.unique(N)) > 1 else (0.0, 0.0)
@@ -264,7 +277,8 @@ def fit_compute_law(
         runs=list(runs),
         lack_of_fit=test.as_dict() if test is not None else {},
         not_identified=_find_not_identified(theta, covariance, dof, N, C, centre),
-        beyond=continue_frontier(theta, basis, x, log_n, y).as_dict(),
+        beyond=continue_frontier(theta, basis, x, log_n, y, correlation, covariance).as_dict(),
+        warnings=[GROUPED] if dependent else [],
     )
     return law
 
@@ -340,11 +354,16 @@ def _check_content(values: dict[str, Any]) -> None:
 
 def _has_valid_texts(values: dict[str, Any]) -> bool:
     """Return whether reasons, table, runs and lack_of_fit have the types that `fit_compute_law` writes."""
-    reasons, table, runs = (values.get(name, {}) for name in ("not_identified", "table", "runs"))
+    reasons, table, runs, warnings = (
+        values.get(name, {}) for name in ("not_identified", "table", "runs", "warnings")
+    )
     is_valid = isinstance(reasons, dict) and isinstance(table, dict)
     is_valid = is_valid and set(reasons) <= set(CONSTANTS)
     is_valid = is_valid and all(isinstance(v, str) for v in (*reasons.values(), *table.values()))
-    is_valid = is_valid and (not runs or isinstance(runs, list) and all(isinstance(v, str) for v in runs))
+    for texts in (runs, warnings):
+        is_valid = is_valid and (
+            not texts or isinstance(texts, list) and all(isinstance(v, str) for v in texts)
+        )
     test = values.get("lack_of_fit", {})
     if not is_valid or test == {}:
         return is_valid and test == {}

@@ -10,6 +10,7 @@ from megatron.laws.forms import FORM, chinchilla
 EDGES = (0.02, 2.5)  # range of plausible exponents; one outside has diverged
 NOTHING = 1e-6  # of the loss: a term below this share has no effect
 EXPONENTS = ("alpha", "beta", "eta", "alpha_N", "alpha_D")
+COEFFICIENTS_OF = {"alpha": "Aa", "beta": "Bb", "eta": "ab", "alpha_N": ("Nc",), "alpha_D": ("Dc",)}
 COEFFICIENTS = ("A", "B", "a", "b", "c", "K", "Nc", "Dc")
 WIDE = {
     "coefficient": 1e3,
@@ -17,6 +18,10 @@ WIDE = {
 }  # ratio of the ends of an interval above which a constant is not identified
 WIDE_EXPONENT = 0.5  # the same for an exponent: half-width of the interval over the value
 WIDE_FLOOR = 0.15  # the same for E: half-width of the interval over the lowest loss
+TOO_FEW_GROUPS = (
+    "The residuals of rows that share N correlate, and {} N are too few to group them for {} constants: the "
+    "intervals are too narrow. Add sizes, or use groups=range(n), --group none, if the runs are independent."
+)
 
 
 @dataclass(frozen=True)
@@ -41,12 +46,17 @@ def diagnose(
     fixed: Mapping[str, float],
     lowest_loss: float,
     n_free: int | None = None,
+    dependent: bool = False,
 ) -> Diagnosis:
     """Diagnose a law of `form` fitted to N, D, U [n]; constants in `fixed` were given and are not checked.
 
-    `n_free` is the number of fitted constants, by default all that are not in `fixed`.
+    n_free     number of fitted constants, by default all that are not in `fixed`
+    dependent  rows that share N have correlated residuals, and are too few N to be grouped
     """
-    reasons, warnings = _check_design(form, N, D, U, len(params) - len(fixed) if n_free is None else n_free)
+    n_free = len(params) - len(fixed) if n_free is None else n_free
+    reasons, warnings = _check_design(form, N, D, U, n_free)
+    if dependent:
+        reasons = dict.fromkeys(params, TOO_FEW_GROUPS.format(len(np.unique(N)), n_free)) | reasons
     if "A" in params:
         vanished, more = _find_vanished_terms(N, D, params)
         warnings += more
@@ -59,6 +69,13 @@ def diagnose(
             )
     reasons = _check_replicates(params, replicates, lowest_loss) | reasons
     reasons = {name: reason for name, reason in reasons.items() if name not in fixed}
+    # the runs determine the term A / N^alpha: at another alpha it has another A
+    reasons = {
+        coefficient: reasons[name]
+        for name, coefficients in COEFFICIENTS_OF.items()
+        for coefficient in coefficients
+        if name in reasons and coefficient in params and coefficient not in fixed
+    } | reasons
     identified = False if reasons else (True if replicates else None)
     return Diagnosis(reasons, warnings + list(dict.fromkeys(reasons.values())), identified)
 

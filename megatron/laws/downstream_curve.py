@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from megatron.laws.fitting.noise import GROUPED, estimate_noise, is_dependent, validate_labels
 from megatron.laws.law import Law, expanded_level
 
 CONSTANTS = {"error": ("eps", "k", "gamma"), "accuracy": ("floor", "top", "s", "L0")}
@@ -35,6 +36,7 @@ class DownstreamCurve:
     dof          degrees of freedom of `spread`
     chance       fixed floor; None: the floor is fitted
     n_questions  number of questions of the task, for the binomial error; None: unknown
+    n_groups     groups of rows that share noise, which the bootstrap draws; None: rows are independent
     """
 
     kind: str
@@ -45,6 +47,8 @@ class DownstreamCurve:
     dof: int = 1
     chance: float | None = None
     n_questions: int | None = None
+    n_groups: int | None = None
+    warnings: list[str] = field(default_factory=list)
 
     def score(self, L: ArrayLike) -> np.ndarray:
         """Return the score at a loss of L nats per token; broadcasts."""
@@ -85,11 +89,15 @@ def fit_downstream(
     chance: float | None = None,
     n_questions: int | None = None,
     ceiling: float = 1.0,
+    groups: ArrayLike | None = None,
+    N: ArrayLike | None = None,
 ) -> DownstreamCurve:
     """Fit `scores` [n] of one task on losses L [n] by least squares; an accuracy is a share, 0 to 1.
 
     `chance` fixes the floor of an accuracy, and `ceiling` is its top: the accuracy at a loss of -Inf.
-    `n_questions` gives each score a binomial error.
+    `n_questions` gives each score a binomial error. `groups` [n] are labels of rows that share a model, as in
+    fit_law. Without them, rows that share N [n] parameters are grouped, with a warning, if their residuals
+    correlate.
 
     Raises ValueError for an unknown kind, values that are not finite or no shares, a chance outside 0 to 1 or
     for kind "error", a ceiling outside chance to 1 or for kind "error", or too few different losses.
@@ -110,18 +118,41 @@ def fit_downstream(
             f"downstream: got {len(np.unique(L))} different losses for {n_free} constants, expected more"
         )
     best = _fit_constants(L, scores, kind, chance, ceiling)
+    params = dict(zip(names, map(float, best), strict=True))
+    residual = scores - evaluate_score(kind, params, L)
+    dof = len(L) - n_free
+    spread = float(np.sqrt((residual**2).sum() / dof))
+    fixed = {"top"} | ({"floor"} if chance is not None else set())
+    slopes = _differentiate_score(kind, params, L)[:, [name not in fixed for name in names]]
+    sizes = validate_labels(np.arange(len(L)) if N is None else N, len(L))
+    is_grouped = groups is None and is_dependent(residual, slopes, sizes)
+    labels = sizes if is_grouped else validate_labels(np.arange(len(L)) if groups is None else groups, len(L))
+    noise = estimate_noise(residual, slopes, labels)
     rng = np.random.default_rng(seed)
     fits = []
-    for rows in rng.integers(0, len(L), (n_bootstrap, len(L))):
+    if noise.n_groups:
+        dof, spread = int(noise.dof), noise.sigma
+        root = noise.sigma * np.linalg.cholesky(noise.correlate(labels))
+        for z in rng.standard_normal((n_bootstrap, len(L))):  # few groups: noise is drawn, not groups
+            fits.append(_fit_constants(L, scores - residual + root @ z, kind, chance, ceiling))
+    for rows in rng.integers(0, len(L), (0 if noise.n_groups else n_bootstrap, len(L))):
         if len(np.unique(L[rows])) > n_free:
             fits.append(_fit_constants(L[rows], scores[rows], kind, chance, ceiling))
     replicates = (
         {name: np.array([constants[i] for constants in fits]) for i, name in enumerate(names)} if fits else {}
     )
-    params = dict(zip(names, map(float, best), strict=True))
-    dof = len(L) - n_free
-    spread = float(np.sqrt(((evaluate_score(kind, params, L) - scores) ** 2).sum() / dof))
-    return DownstreamCurve(kind, params, len(L), replicates, spread, dof, chance, n_questions)
+    return DownstreamCurve(
+        kind, params, len(L), replicates, spread, dof, chance, n_questions, noise.n_groups,
+        [GROUPED] if is_grouped else [],
+    )  # fmt: skip
+
+
+def _differentiate_score(kind: str, params: Mapping[str, float], L: np.ndarray) -> np.ndarray:
+    """Return the slopes [n, p] of the score by its constants, by forward differences."""
+    steps = {name: 1e-6 * max(abs(value), 1e-3) for name, value in params.items()}
+    value = evaluate_score(kind, params, L)
+    moved = [evaluate_score(kind, {**params, name: params[name] + h}, L) for name, h in steps.items()]
+    return np.column_stack([(v - value) / h for v, h in zip(moved, steps.values(), strict=True)])
 
 
 def _validate_scores(L: ArrayLike, scores: ArrayLike, kind: str) -> tuple[np.ndarray, np.ndarray]:
@@ -239,7 +270,8 @@ def predict_score(
         scores = scores + downstream.score_sd(scores) * _draw_t(rng, downstream.dof, scores.shape)
     if downstream.kind == "accuracy":
         scores = np.clip(scores, 0.0, 1.0)
-    wide = expanded_level(level, min(downstream.n_runs, law.n_units or downstream.n_runs))
+    n_units = downstream.n_groups or downstream.n_runs
+    wide = expanded_level(level, min(n_units, law.n_units or n_units))
     low, high = np.quantile(scores, [(1 - wide) / 2, (1 + wide) / 2], axis=0)
     return value, low, high
 

@@ -11,7 +11,7 @@ priors, or residuals in nats, are fitted by fit_form.py.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,7 +22,14 @@ from megatron.laws.fitting.fit_problem import Problem
 from megatron.laws.fitting.huber import CentredRuns
 from megatron.laws.fitting.lack_of_fit import LackOfFit, check_lack_of_fit
 from megatron.laws.fitting.newton import Minima
-from megatron.laws.fitting.noise import Noise, estimate_noise, orthonormal_basis
+from megatron.laws.fitting.noise import (
+    GROUPED,
+    Noise,
+    estimate_noise,
+    is_dependent,
+    orthonormal_basis,
+    validate_labels,
+)
 from megatron.laws.fitting.priors import Prior, prior_scale
 from megatron.laws.fitting.surface import RunPoints, constants_from_theta, theta_from_constants
 from megatron.laws.fitting.varpro import bootstrap_chinchilla, fit_all_runs
@@ -31,16 +38,6 @@ from megatron.laws.law import Law, expanded_level, optimum_exponents_from
 
 LEVEL = 0.95
 TIED = ("alpha", "beta", "alpha_N", "alpha_D", "gamma", "delta")  # exponents that may be fitted as one
-
-
-@dataclass(frozen=True)
-class _FitResult:
-    """Constants, objective, constants of the replicates, and warnings about convergence."""
-
-    params: dict[str, float]
-    objective: float
-    replicates: dict[str, np.ndarray]
-    warnings: list[str]
 
 
 def fit_law(
@@ -71,7 +68,8 @@ def fit_law(
     weights       [replicates, n] weightings to use instead of random ones, such as counts of how often each
                   run was drawn; their percentiles are not expanded
     groups        [n] labels of rows that share a model, a trunk or a seed: such rows have one bootstrap
-                  weight, and their noise has a common part
+                  weight, and their noise has a common part. None: rows that share N are grouped, with a
+                  warning, if their residuals correlate. range(n): every row is independent
     run_weights   [n] factors of each run's term; `spread` is then that of a run of weight 1
     loss_se       [n] standard errors of L by the held-out text that all runs share (NaN: unknown), for
                   predictions on another text
@@ -93,44 +91,68 @@ def fit_law(
     unique = rest[0] if rest else None
     group_indices = None if groups is None else _validate_groups(groups, len(N), n_free)
     is_sampled = weights is None
+    unit_weights = np.ones(len(N)) if run_weights is None else _validate_weights([run_weights], len(N))[0]
+    points, ties = RunPoints.from_columns(N, D, L, unique), tuple(sorted(tied.items()))
+    problem = Problem(form, points, huber_delta, residual == "nats", ties)
+    is_fast = form == "chinchilla" and residual == "log" and not fixed and not tied
+    runs = CentredRuns.from_columns(N, D, L) if is_fast else None
+    best, params = _fit_constants(problem, runs, unit_weights, fixed)
+    dependent = False
+    if groups is None and is_sampled:
+        is_used, scatter, slopes = _linearize(problem, params, fixed, unit_weights)
+        dependent = is_dependent(scatter, slopes, N[is_used])
+        if dependent and len(np.unique(N)) > n_free:
+            group_indices = np.unique(N, return_inverse=True)[1]
+    if priors:
+        problem = _scale_priors(problem, params, tuple(priors), fixed, group_indices, unit_weights)
+        runs, prior_weights = None, np.append(unit_weights, np.zeros(len(priors)))
+        best, params = _fit_constants(problem, runs, prior_weights, fixed)
     boot_weights = (
         _draw_weights(len(N), n_bootstrap, seed, group_indices)
         if weights is None
         else _validate_weights(weights, len(N))
     )
-    unit_weights = np.ones(len(N)) if run_weights is None else _validate_weights([run_weights], len(N))[0]
     boot_weights = boot_weights * unit_weights  # bootstrap weights multiply the weights of the fit
-    points, ties = RunPoints.from_columns(N, D, L, unique), tuple(sorted(tied.items()))
-    problem = Problem(form, points, huber_delta, residual == "nats", ties)
     if priors:
-        problem = _scale_priors(problem, tuple(priors), fixed, group_indices, unit_weights)
         # parametric bootstrap of the priors: each replicate has their means shifted by a standard normal draw
         prior_shifts = np.random.default_rng([seed, 1]).standard_normal((len(boot_weights), len(priors)))
-        shifted = np.hstack([boot_weights, prior_shifts])
-        result = _fit_any_form(problem, np.append(unit_weights, np.zeros(len(priors))), shifted, fixed)
-    elif form == "chinchilla" and residual == "log" and not fixed and not tied:
-        result = _fit_chinchilla(CentredRuns.from_columns(N, D, L), unit_weights, boot_weights, huber_delta)
-    else:
-        result = _fit_any_form(problem, unit_weights, boot_weights, fixed)
-    a, b = optimum_exponents_from(result.params)
-    # scatter is of log L, also for a fit in nats, and around the runs alone, without priors
-    problem = Problem(form, points, huber_delta, ties=ties)
-    noise, lack_of_fit = _estimate_scatter(problem, result.params, fixed, group_indices, unit_weights)
-    diagnosis = diagnose(form, N, D, unique, result.params, result.replicates, fixed, float(L.min()), n_free)
+        boot_weights = np.hstack([boot_weights, prior_shifts])
+    boot, replicates = _bootstrap(problem, runs, best, boot_weights, fixed)
+    a, b = optimum_exponents_from(params)
+    noise, lack_of_fit = _estimate_scatter(problem, params, fixed, group_indices, unit_weights)
+    diagnosis = diagnose(
+        form,
+        N,
+        D,
+        unique,
+        params,
+        replicates,
+        fixed,
+        float(L.min()),
+        n_free,
+        dependent and group_indices is None,
+    )
     return Law(
         form=form,
-        params=result.params,
-        objective=result.objective,
+        params=params,
+        # of the runs, without the terms of the priors
+        objective=float(
+            replace(problem, priors=()).objective(best.phi[:1], unit_weights[None])[0]
+            if priors
+            else best.objective[0]
+        ),
         huber_delta=huber_delta,
         n_runs=len(N),
         ranges=_compute_ranges(N, D, L, unique),
         interval=_compute_interval(
-            result.replicates, seed if is_sampled else None, noise.n_groups, len(N) if is_sampled else None
+            replicates, seed if is_sampled else None, noise.n_groups, len(N) if is_sampled else None
         ),
-        standard_error={name: float(v.std(ddof=1)) for name, v in result.replicates.items() if len(v) > 1},
+        standard_error={name: float(v.std(ddof=1)) for name, v in replicates.items() if len(v) > 1},
         derived={"a_exponent": float(a), "b_exponent": float(b)},
-        replicates={name: v.tolist() for name, v in result.replicates.items()},
-        warnings=result.warnings + diagnosis.warnings,
+        replicates={name: v.tolist() for name, v in replicates.items()},
+        warnings=_warn_unconverged(best, boot)
+        + [GROUPED] * (dependent and group_indices is not None)
+        + diagnosis.warnings,
         residual=residual,
         fixed=sorted(fixed),
         tied=tied,
@@ -146,16 +168,14 @@ def fit_law(
 
 def _scale_priors(
     problem: Problem,
+    params: dict[str, float],
     priors: tuple[Prior, ...],
     fixed: dict[str, float],
     group_indices: np.ndarray | None,
     run_weights: np.ndarray,
 ) -> Problem:
-    """Return the problem with priors, whose scale is the noise around a fit without them."""
-    without_priors = _fit_any_form(problem, run_weights, np.empty((0, len(run_weights))), fixed)
-    noise, _ = _estimate_scatter(
-        replace(problem, in_nats=False), without_priors.params, fixed, group_indices, run_weights
-    )
+    """Return the problem with priors, whose scale is the noise around the fit `params` without them."""
+    noise, _ = _estimate_scatter(problem, params, fixed, group_indices, run_weights)
     sigma = noise.sigma
     if problem.in_nats:  # log L has sigma, L about sigma times its geometric mean
         sigma *= float(np.exp(problem.points.log_loss.mean()))
@@ -196,6 +216,22 @@ def _check_priors(form: str, priors: Sequence[Prior], fixed: Mapping[str, float]
             )
 
 
+def _linearize(
+    problem: Problem, params: dict[str, float], fixed: Mapping[str, float], run_weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (is_used [n], residuals of log L [used], their slopes by the free constants [used, free]).
+
+    Both are scaled to a run of weight 1 by the root of the weight; runs of weight 0 are not used.
+    """
+    points = problem.points
+    log_loss, slopes = problem.evaluate_log_loss(theta_from_constants(problem.form, params, points)[None])
+    box = build_search_box(problem, fixed)
+    is_used = run_weights > 0
+    root_weights = np.sqrt(run_weights[is_used])
+    residual = root_weights * (points.log_loss - log_loss[0])[is_used]
+    return is_used, residual, root_weights[:, None] * slopes[0][is_used][:, box.low < box.high]
+
+
 def _estimate_scatter(
     problem: Problem,
     params: dict[str, float],
@@ -205,51 +241,44 @@ def _estimate_scatter(
 ) -> tuple[Noise, LackOfFit | None]:
     """Return the scatter of single runs around the fit in log L, and the lack-of-fit test by repeated runs.
 
-    Residuals are scaled to a run of weight 1 by the root of the weight; runs of weight 0 are omitted. The
-    test is None without repeated runs, or with different weights.
+    It is of log L also for a fit in nats. The test is None without repeated runs, or with different weights.
     """
     points = problem.points
-    theta = theta_from_constants(problem.form, params, points)
-    log_loss, slopes = problem.evaluate_log_loss(theta[None])
-    box = build_search_box(problem, fixed)
-    is_used = run_weights > 0
-    root_weights = np.sqrt(run_weights[is_used])
-    residual = root_weights * (points.log_loss - log_loss[0])[is_used]
-    slopes = root_weights[:, None] * slopes[0][is_used][:, box.low < box.high]  # [used, free]
+    is_used, residual, slopes = _linearize(problem, params, fixed, run_weights)
     group_indices = None if group_indices is None else group_indices[is_used]
     basis = orthonormal_basis(slopes)
     remainder = residual - basis @ (basis.T @ residual)
     noise = estimate_noise(residual, slopes, group_indices, (points.x + points.y)[is_used])
     # repeats with different weights have different variances: there is no pure error
-    if (root_weights != root_weights[0]).any():
+    if len(np.unique(run_weights[is_used])) > 1:
         return noise, None
     cells = np.column_stack([points.x, points.y, points.u])[is_used]
     return noise, check_lack_of_fit(remainder, cells, basis.shape[1])
 
 
-def _fit_chinchilla(
-    runs: CentredRuns, unit_weights: np.ndarray, weights: np.ndarray, delta: float
-) -> _FitResult:
-    best = fit_all_runs(runs, unit_weights[None], delta)
-    boot = bootstrap_chinchilla(runs, best.phi[0], weights, delta) if len(weights) else None
-    params = {name: float(value) for name, value in runs.to_constants(best.phi[0]).items()}
-    replicates = runs.to_constants(boot.phi) if boot else {}
-    return _FitResult(params, float(best.objective[0]), replicates, _warn_unconverged(best, boot))
-
-
-def _fit_any_form(
-    problem: Problem, unit_weights: np.ndarray, weights: np.ndarray, fixed: dict[str, float]
-) -> _FitResult:
-    best = fit_theta(problem, unit_weights, fixed)
-    boot = bootstrap_theta(problem, best.phi, weights, fixed) if len(weights) else None
+def _fit_constants(
+    problem: Problem, runs: CentredRuns | None, weights: np.ndarray, fixed: dict[str, float]
+) -> tuple[Minima, dict[str, float]]:
+    """Return the minima, lowest first, and the constants of the lowest; with `runs` by the fast fit."""
+    if runs is not None:
+        best = fit_all_runs(runs, weights[None], problem.delta)
+        return best, {name: float(value) for name, value in runs.to_constants(best.phi[0]).items()}
+    best = fit_theta(problem, weights, fixed)
     fitted = constants_from_theta(problem.form, best.phi[:1], problem.points)
-    params = {name: float(value[0]) for name, value in fitted.items()} | fixed
-    replicates = constants_from_theta(problem.form, boot.phi, problem.points) if boot else {}
-    objective = float(best.objective[0])
-    if problem.priors:  # report the sum over runs, without the terms of the priors
-        runs = replace(problem, priors=())
-        objective = float(runs.objective(best.phi[:1], unit_weights[None, : len(problem.points.x)])[0])
-    return _FitResult(params, objective, replicates, _warn_unconverged(best, boot))
+    return best, {name: float(value[0]) for name, value in fitted.items()} | fixed
+
+
+def _bootstrap(
+    problem: Problem, runs: CentredRuns | None, best: Minima, weights: np.ndarray, fixed: dict[str, float]
+) -> tuple[Minima | None, dict[str, np.ndarray]]:
+    """Return the minima of the replicates and their constants, as `_fit_constants`; None without weights."""
+    if not len(weights):
+        return None, {}
+    if runs is not None:
+        boot = bootstrap_chinchilla(runs, best.phi[0], weights, problem.delta)
+        return boot, runs.to_constants(boot.phi)
+    boot = bootstrap_theta(problem, best.phi, weights, fixed)
+    return boot, constants_from_theta(problem.form, boot.phi, problem.points)
 
 
 def _warn_unconverged(best: Minima, boot: Minima | None) -> list[str]:
@@ -317,14 +346,11 @@ def _draw_weights(
 
 def _validate_groups(groups: ArrayLike, n_runs: int, n_free: int) -> np.ndarray:
     """Return group indices 0, 1, ... [n_runs] of labels [n_runs]. Raises ValueError for too few groups."""
-    labels = np.asarray(groups).ravel()
-    if len(labels) != n_runs:
-        raise ValueError(f"groups: got {len(labels)} labels, expected one for each of {n_runs} runs")
-    names, group_indices = np.unique(labels, return_inverse=True)
+    names, group_indices = np.unique(validate_labels(groups, n_runs), return_inverse=True)
     if len(names) <= n_free:
         raise ValueError(
             f"groups: got {len(names)} groups, expected more than the {n_free} constants of the form. "
-            "Train more independent runs, or fix constants with --fix."
+            "Train more independent runs, fix constants with --fix, or use --group none for independent rows."
         )
     return group_indices
 

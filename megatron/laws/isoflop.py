@@ -5,11 +5,13 @@ minimum is biased, more so for a wider range of sizes (arXiv 2603.22339). Only s
 minimum are fitted. approaches.py estimates the remaining bias and compares with the parametric fit.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from megatron.laws.fitting.noise import GROUPED, estimate_noise, is_dependent, validate_labels
 from megatron.laws.power_law import PowerLaw, fit_power
 
 SAME_COMPUTE = 0.1  # runs whose log C differ by less belong to one budget
@@ -25,6 +27,7 @@ class Parabola:
     log_se   standard error of log N_best
     at_edge  whether the minimum is outside the range of sizes
     used     [n] bool: runs within WINDOW, to which the parabola was fitted
+    slopes   derivatives of log N_best by the losses of the used runs
     """
 
     C: float
@@ -38,6 +41,7 @@ class Parabola:
     log_se: float
     at_edge: bool
     used: np.ndarray
+    slopes: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,13 @@ def fit_isoflop(
     C: ArrayLike,
     loss_se: ArrayLike | None = None,
     window: float = WINDOW,
+    groups: ArrayLike | None = None,
 ) -> IsoFlop:
     """Fit a parabola to each budget of n runs, weighted by 1 / loss_se^2; C FLOPs by any one convention.
 
     Runs further than `window` in log N from the minimum are not fitted, but at least MIN_SIZES sizes are.
-    Budgets with fewer than MIN_SIZES sizes, and those without a minimum, are omitted with a warning.
+    Budgets with fewer than MIN_SIZES sizes, and those without a minimum, are omitted with a warning. `groups`
+    [n] as in fit_law: with None, rows that share N are grouped if their residuals correlate.
 
     Raises ValueError where no budget remains.
     """
@@ -69,7 +75,10 @@ def fit_isoflop(
     weights = np.ones_like(L) if loss_se is None else 1 / np.asarray(loss_se, dtype=float) ** 2
     warnings: list[str] = []
     parabolas, n_few = [], 0
+    labels = N if groups is None else validate_labels(groups, len(N))
+    used_labels = []  # of the runs of each inner parabola
     for rows in split_budgets(C):
+        rows = rows[np.argsort(N[rows], kind="stable")]
         name = f"At {np.exp(np.log(C[rows]).mean()):.2e} FLOPs"
         if len(np.unique(N[rows])) < MIN_SIZES:
             n_few += 1
@@ -83,6 +92,8 @@ def fit_isoflop(
                 f"{name} the minimum, N = {parabola.N_best:.3g}, is at the edge of the sizes or beyond: "
                 "add sizes on that side."
             )
+        else:
+            used_labels.append(labels[rows][parabola.used])
         parabolas.append(parabola)
     if n_few:
         warnings.append(
@@ -99,13 +110,39 @@ def fit_isoflop(
         # A parabola may pass through few runs by chance and have an error near 0: the floor is half the
         # median error.
         errors = np.array([parabola.log_se for parabola in inner])
-        errors = np.maximum(errors, 0.5 * np.median(errors))
+        errors = np.maximum(errors, max(0.5 * np.median(errors), 1e-9))
         compute = [parabola.C for parabola in inner]
         size = fit_power(compute, [parabola.N_best for parabola in inner], errors)
         tokens = fit_power(compute, [parabola.D_best for parabola in inner], errors)
+        dependent, factor = _compare_groups(inner, errors, np.concatenate(used_labels))
+        if dependent or groups is not None:
+            size, tokens = size.widen(factor), tokens.widen(factor)
+        warnings += [GROUPED] if dependent and groups is None else []
     else:
         warnings.append("Fewer than two budgets have their minimum inside the range of sizes: no power law.")
     return IsoFlop(parabolas, size, tokens, warnings)
+
+
+def _compare_groups(
+    parabolas: Sequence[Parabola], errors: np.ndarray, labels: np.ndarray
+) -> tuple[bool, float]:
+    """Return whether residuals within groups correlate, and by what factor that widens the intervals of a.
+
+    errors [budgets] are those of log N_best, and labels those of the used runs of all parabolas in turn.
+    """
+    from scipy.linalg import block_diag  # slow import
+
+    log_n = [np.log(parabola.N[parabola.used]) for parabola in parabolas]
+    basis = block_diag(*(np.vander(x - x.mean(), 3) for x in log_n))
+    L = np.concatenate([parabola.L[parabola.used] for parabola in parabolas])
+    residual = L - basis @ np.linalg.lstsq(basis, L)[0]
+    noise = estimate_noise(residual, basis, labels)
+    log_c, weights = np.log([parabola.C for parabola in parabolas]), 1 / errors**2
+    shares = weights * (log_c - np.average(log_c, weights=weights))  # times log N_best: sum is a / variance
+    slopes = np.concatenate([share * p.slopes for share, p in zip(shares, parabolas, strict=True)])
+    variance = noise.sigma**2 * slopes @ noise.correlate(labels) @ slopes
+    ratio = float(variance / (shares**2 / weights).sum()) if noise.n_groups else 1.0
+    return is_dependent(residual, basis, labels), max(ratio, 1.0) ** 0.5
 
 
 def split_budgets(C: np.ndarray) -> list[np.ndarray]:
@@ -169,10 +206,10 @@ def fit_parabola(
     residual = L - basis @ coefficients
     # residual variance of a run of weight 1: the weights need to be right only up to a factor
     spread = (weights * residual**2).sum() / max(len(L) - 3, 1)
-    covariance = spread * np.linalg.inv((basis * weights[:, None]).T @ basis)
     # delta method for the vertex -slope / (2 bend)
     gradient = np.array([0.0, -1 / (2 * bend), slope / (2 * bend**2)])  # d vertex / d coefficients
-    log_se = float(np.sqrt(gradient @ covariance @ gradient))
+    inverse = np.linalg.inv((basis * weights[:, None]).T @ basis)
+    log_se = float(np.sqrt(spread * gradient @ inverse @ gradient))
     best, compute = float(np.exp(middle + vertex)), float(np.exp(np.log(C).mean()))
     ratio = float(np.exp(np.log(C / (N * D)).mean()))  # FLOPs per parameter and token of these runs
     first, last = x.min(), x.max()
@@ -187,4 +224,5 @@ def fit_parabola(
         L_best=float(coefficients[0] - slope**2 / (4 * bend)),
         log_se=log_se,
         at_edge=not first < middle + vertex < last,
+        slopes=gradient @ inverse @ (basis * weights[:, None]).T,
     )

@@ -5,7 +5,7 @@ the line is larger, the errors are scaled up to it (Birge ratio); they are never
 Student's t with n - 2 degrees of freedom.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,6 +35,11 @@ class PowerLaw:
     def evaluate(self, x: ArrayLike) -> np.ndarray:
         """Return y at x; broadcasts."""
         return self.coefficient * np.asarray(x, dtype=float) ** self.exponent
+
+    def widen(self, factor: float) -> "PowerLaw":
+        """Return the law with errors of its constants multiplied by `factor`."""
+        low, high = (self.exponent + factor * (end - self.exponent) for end in self.interval)
+        return replace(self, interval=(low, high), covariance=factor**2 * self.covariance)
 
     def predict(
         self, x: ArrayLike, level: float = LEVEL, kind: str = "predictive", log_se: float | None = None

@@ -89,7 +89,7 @@ def list_frontier_cautions(study: Study) -> list[str]:
     law = study.compute_law
     if law is None:
         return []
-    words, test = [], law.lack_of_fit
+    words, test = list(law.warnings), law.lack_of_fit
     if not test.get("passes", True):
         words.append(
             f"The form of the frontier {describe_frontier_misfit(law)}. Its intervals include that misfit "

@@ -79,7 +79,7 @@ def describe_frontier(law: ComputeLaw, runs: FrontierRuns) -> list[str]:
         notes.append(f"NOT IDENTIFIED by these runs: {', '.join(law.not_identified)}")
         notes += [f"  {reason}" for reason in law.not_identified.values()]
         notes += [f"  to do: {step}" for step in suggest_next_steps(law, runs)]
-    return notes + [f"warning: {warning}" for warning in runs.warnings]
+    return notes + [f"warning: {warning}" for warning in law.warnings + runs.warnings]
 
 
 def _describe_noise(law: ComputeLaw) -> str:

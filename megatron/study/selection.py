@@ -46,7 +46,7 @@ class Selection:
     rows    indices of the runs in the table
     marked  bool [n]: held out by the study, column `held_out`; None: unknown
     names   column `run`
-    groups  labels [n] of rows that are not independent; None: all are independent
+    groups  labels [n] of rows that are not independent; None: unknown, the fits decide by residuals
     U is None if it was not read.
     """
 
@@ -144,8 +144,8 @@ def select_runs(
     With `needs_unique`, the unique tokens are read too.
 
     max_loss  runs of a larger loss are omitted
-    group     column whose equal cells mark rows that are not independent; "none": no such column; None:
-              `trunk` where runs share trunks, otherwise none, with a warning for repeated names of runs
+    group     column whose equal cells mark rows that are not independent; "none": all rows are; None:
+              `trunk` or `run` where several rows share one, the latter with a warning
     where     conditions "COLUMN OPERATOR VALUE", all of which must hold; OPERATOR is one of = != < <= > >=
 
     Raises FileNotFoundError, and ValueError for a file that is no table, a missing column (with the nearest
@@ -203,9 +203,9 @@ def select_runs(
     marks = table.get("held_out", [""] * len(is_selected))
     marked = np.array([marks[i].strip().lower() in TRUE_CELLS for i in rows], dtype=bool)
     names = [table["run"][i] for i in rows] if "run" in table else None
-    groups, more = _find_groups(path, table, group, rows)
-    if groups is not None:
-        column_of_letter["group"] = group or TRUNK
+    column, groups, more = _find_groups(path, table, group, rows)
+    if column is not None:
+        column_of_letter["group"] = column
     return Selection(
         N, D, L, column_of_letter, applied, sums, warnings + more, rows, U, marked, names, groups
     )
@@ -246,27 +246,27 @@ def _parse_number(text: str) -> float | None:
 
 def _find_groups(
     path: Path, table: dict[str, list[str]], name: str | None, rows: np.ndarray
-) -> tuple[np.ndarray | None, list[str]]:
-    """Return (labels [rows] or None, warnings); a row with an empty cell is a group of its own."""
+) -> tuple[str | None, np.ndarray | None, list[str]]:
+    """Return (column, labels [rows], warnings), None where nothing groups the rows.
+
+    A row with an empty cell is a group of its own.
+    """
     if name == "none":
-        return None, []
+        return None, np.arange(len(rows)), []
     if name is not None and name not in table:
         raise ValueError(f"{path}: got no column '{name}' for --group; {suggest_nearest(name, list(table))}")
-    column = name or (TRUNK if TRUNK in table else None)
-    if column is not None:
+    for column in [name] if name else [column for column in (TRUNK, "run") if column in table]:
         labels = np.array([table[column][i] or f"row {i}" for i in rows])
+        n_repeated = len(labels) - len(np.unique(labels))
         # trunks that are all different group nothing; a group column that the caller names is used in any
         # case
-        if name is not None or len(np.unique(labels)) < len(labels):
-            return labels, []
-    names = [table["run"][i] for i in rows] if "run" in table else []
-    n_repeated = len(names) - len(set(names))
-    if not n_repeated:
-        return None, []
-    return None, [
-        f"{n_repeated} rows repeat the name of another run: rows of one run are not independent, so the "
-        "intervals are too narrow. Group them with --group run."
-    ]
+        if name is not None or n_repeated:
+            warning = (
+                f"{n_repeated} rows repeat the name of another run, and rows of one run are grouped. "
+                "Independent rows need --group none."
+            )
+            return column, labels, [warning] if name is None and column != TRUNK else []
+    return None, None, []
 
 
 def _read_unique_tokens(path: Path, table: dict[str, list[str]], name: str, rows: np.ndarray) -> np.ndarray:

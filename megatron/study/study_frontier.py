@@ -23,6 +23,7 @@ EXACT = FLOPS_COLUMN["exact"]
 class FrontierRuns:
     """Runs that a frontier is fitted on: N parameters, D tokens, L nats per token, C FLOPs, each float64 [n].
 
+    groups [n] as in selection.Selection.
     table: path and sha256 of their source, objective, and the column of C; all as text
     """
 
@@ -33,10 +34,11 @@ class FrontierRuns:
     names: list[str]
     table: dict[str, str]
     warnings: list[str]
+    groups: np.ndarray | None = None
 
     def fit(self) -> ComputeLaw:
         """Fit the law of these runs. Raises ValueError if there are too few."""
-        law = fit_compute_law(self.N, self.D, self.L, self.C, self.names)
+        law = fit_compute_law(self.N, self.D, self.L, self.C, self.names, self.groups)
         return replace(law, table=self.table)
 
 
@@ -77,7 +79,13 @@ def make_frontier_runs(
     # 1.01: rounding to whole steps can exceed one epoch slightly
     n_repeated = sum((row.epochs or 0) > 1.01 for row in rows)
     warnings = [f"{n_repeated} runs read some text more than once."] if n_repeated else []
-    return FrontierRuns(N, D, L, C, [row.run for row in rows], table, warnings)
+    return FrontierRuns(N, D, L, C, [row.run for row in rows], table, warnings, group_trunks(rows))
+
+
+def group_trunks(rows: Sequence[FinishedRow]) -> np.ndarray | None:
+    """Return the trunks of rows, as labels of rows that are not independent; None if none share one."""
+    trunks = np.array([row.trunk or row.run for row in rows])
+    return trunks if len(np.unique(trunks)) < len(trunks) else None
 
 
 def read_study_runs(study_dir: str | Path, objective: str | None = None) -> FrontierRuns:
@@ -115,15 +123,17 @@ def read_table_runs(
     objective: str | None = None,
     flops_by: str | None = None,
     where: Sequence[str] = (),
+    group: str | None = None,
 ) -> FrontierRuns:
-    """Read the runs of a table. C is the column `flops_by`, or 6 N D for "6nd".
+    """Read the runs of a table. C is the column `flops_by`, or 6 N D for "6nd"; `group` as in select_runs.
 
     `flops_by` defaults to train_flops if the table has that column, else to 6nd.
     Raises the errors of `selection.select_runs`.
     """
-    runs = select_runs(path, columns, objective, where=where)
+    runs = select_runs(path, columns, objective, where=where, group=group)
     runs = runs.subset(~runs.held_out())
     by = flops_by or (EXACT if EXACT in read_table(path) else "6nd")
     table = {**runs.table, "objective": str(runs.filter.get("objective", "")), "flops_by": by}
     names = runs.names if runs.names is not None else [str(i) for i in runs.rows]
-    return FrontierRuns(runs.N, runs.D, runs.L, compute_of(path, runs, by), names, table, runs.warnings)
+    C = compute_of(path, runs, by)
+    return FrontierRuns(runs.N, runs.D, runs.L, C, names, table, runs.warnings, runs.groups)

@@ -154,7 +154,8 @@ def test_rows_that_are_no_token_are_never_sampled(tiny_of: Callable[..., Gpt]) -
 VARIED: dict[str, dict[str, Any]] = {
     "size": {"size": "7M"}, "d_model": {"d_model": 48}, "d_ff": {"d_ff": 96}, "d_head": {"d_head": 16},
     "n_heads": {"n_heads": 2}, "n_layers": {"n_layers": 3}, "n_tokens": {"n_tokens": 30},
-    "vocab_rows": {"vocab_rows": 64}, "vocab_multiple": {"vocab_multiple": 16}, "rope_theta": {"rope_theta": 100.0}, "norm_eps": {"norm_eps": 0.1},
+    "vocab_rows": {"vocab_rows": 64}, "vocab_multiple": {"vocab_multiple": 16},
+    "rope_theta": {"rope_theta": 100.0}, "norm_eps": {"norm_eps": 0.1},
     "n_kv_heads": {"n_kv_heads": 1}, "norm": {"norm": "layernorm"}, "feed_forward": {"feed_forward": "gelu"},
     "positions": {"positions": "learned", "n_positions": 20},
     "n_positions": {"positions": "learned", "n_positions": 24},

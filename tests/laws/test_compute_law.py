@@ -11,6 +11,8 @@ import pytest
 
 from megatron.laws.compute_law import ComputeLaw, fit_compute_law
 from megatron.laws.fitting.frontier_form import CONSTANTS, log_loss, log_loss_slopes
+from megatron.laws.fitting.noise import GROUPED
+from megatron.laws.isoflop import fit_isoflop
 
 E, A, B, ALPHA, BETA = 1.7, 90.0, 200.0, 0.35, 0.37
 BUDGETS = np.geomspace(2e10, 1e12, 6)
@@ -79,6 +81,27 @@ def test_intervals_at_4_times_the_largest_budget_cover_a_chinchilla_surface(
         covered["run"] += optimum.predictive[0] <= new <= optimum.predictive[1]
     # 95 of 100 with a standard deviation of 2.2, less at 0.1 % noise, where the slices differ from the form
     assert all(count >= 87 for count in covered.values()), covered
+
+
+def test_exponents_of_runs_that_share_the_noise_of_a_model_are_inside_their_intervals() -> None:
+    budgets = np.geomspace(2e10, 4e13, 14)
+    sizes = np.geomspace(best_size(budgets[0]) / 2, 2 * best_size(budgets[-1]), 22)
+    C, N = (a.ravel() for a in np.meshgrid(budgets, sizes))
+    is_near = np.abs(np.log(N / best_size(C))) < 1.3
+    N, C = N[is_near], C[is_near]
+    model, inside = np.unique(N, return_inverse=True)[1], np.zeros((2, 2))
+    for seed in range(30):
+        rng = np.random.default_rng([seed, 1])
+        noise = 0.003 * rng.standard_normal(22)[model] + 0.001 * rng.standard_normal(len(N))
+        runs = (N, C / (6 * N), true_loss(N, C) * np.exp(noise), C)
+        for i, groups in enumerate((None, range(len(N)))):
+            law = fit_compute_law(*runs, groups=groups)
+            isoflop = fit_isoflop(*runs, groups=groups)
+            assert law.warnings == isoflop.warnings[-1:] == ([GROUPED] if groups is None else [])
+            for j, (low, high) in enumerate((law.interval("size_exponent"), isoflop.size.interval)):
+                inside[i, j] += low <= BETA / (ALPHA + BETA) <= high
+    # of 30 at 95 %, fewer than 25 have a probability of 0.3 %
+    assert (inside[0] >= 25).all() and (inside[1] < 25).all()
 
 
 def test_without_noise_the_loss_at_4_times_the_budget_is_within_a_thousandth() -> None:

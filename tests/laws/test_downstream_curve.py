@@ -10,6 +10,7 @@ from scipy.optimize import least_squares
 
 from megatron.laws.downstream_curve import chance_of_task, fit_downstream, predict_score
 from megatron.laws.fit import fit_law
+from megatron.laws.fitting.noise import GROUPED
 
 published = runpy.run_path(str(Path(__file__).with_name("published.py")))
 
@@ -134,6 +135,23 @@ def test_the_scatter_of_a_score_is_unbiased_and_not_less_than_binomial() -> None
     curve = fit_downstream(L, y, "accuracy", n_bootstrap=0, n_questions=20)
     assert float(curve.score_sd(0.5)) == pytest.approx(np.sqrt(0.25 / 20))
     assert float(curve.score_sd(1.0)) == curve.spread
+
+
+def test_scores_of_one_model_are_grouped_and_the_curve_has_wider_intervals() -> None:
+    n = np.repeat(np.geomspace(1e7, 1e9, 22), 9)
+    d = n * np.tile(np.geomspace(4, 100, 9), 22)
+    loss = 1.8 + 480 / n**0.348 + 2085 / d**0.366
+    rng = np.random.default_rng(0)
+    noise = 0.01 * rng.standard_normal(22).repeat(9) + 0.003 * rng.standard_normal(198)
+    scores = 0.85 - 2.2 * np.exp(-0.71 * loss) + noise
+    alone = fit_downstream(loss, scores, n_bootstrap=50, N=n, groups=range(198))
+    grouped = fit_downstream(loss, scores, n_bootstrap=50, N=n)
+    assert (grouped.n_groups, grouped.warnings) == (22, [GROUPED]) and alone.n_groups is None
+    # nine rows of one model count as about one: the error grows by up to the root of nine
+    ratio = np.std(grouped.replicates["gamma"]) / np.std(alone.replicates["gamma"])
+    assert 1.8 < ratio < 4 and grouped.dof < 40 < alone.dof
+    independent = 0.85 - 2.2 * np.exp(-0.71 * loss) + 0.01 * rng.standard_normal(198)
+    assert fit_downstream(loss, independent, n_bootstrap=0, N=n).warnings == []
 
 
 @pytest.mark.slow

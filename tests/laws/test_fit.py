@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from megatron.laws.diagnostics import diagnose
 from megatron.laws.fit import fit_law
 from megatron.laws.fitting.huber import (
     CentredRuns,
@@ -284,3 +285,16 @@ def test_a_lower_minimum_in_a_narrow_valley_is_the_fit() -> None:
     # the lowest of 100 random starts of scipy's L-BFGS-B; narrowing Huber widths end at 1.0466e-4, beta 0.18
     assert law.objective == pytest.approx(1.035965e-4, rel=1e-5)
     assert law.params["beta"] == pytest.approx(0.3540, abs=2e-4)
+
+
+def test_a_coefficient_is_not_identified_if_its_exponent_is_not() -> None:
+    n, d = np.geomspace(1e7, 1e9, 20), np.geomspace(1e9, 1e10, 20)[::-1]
+    params = {"E": 1.8, "A": 400.0, "B": 1000.0, "alpha": 0.34, "beta": 0.3}
+    spread = np.linspace(0.9, 1.1, 100)
+    replicates = {name: value * spread for name, value in params.items()} | {
+        "beta": 0.3 + 0.3 * (spread - 1) * 8
+    }
+    diagnosis = diagnose("chinchilla", n, d, None, params, replicates, {}, 2.5)
+    assert set(diagnosis.not_identified) == {"B", "beta"}
+    fixed = diagnose("chinchilla", n, d, None, params, replicates, {"B": 1000.0}, 2.5)
+    assert set(fixed.not_identified) == {"beta"}

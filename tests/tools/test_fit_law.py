@@ -264,7 +264,7 @@ def grouped_table(path: Path, column: str) -> Path:
     return path
 
 
-def test_rows_of_one_trunk_are_grouped_by_default_and_repeated_names_are_warned_of(
+def test_rows_of_one_trunk_run_or_size_with_shared_noise_are_grouped_unless_none_is_given(
     root: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "law.json"
@@ -276,9 +276,12 @@ def test_rows_of_one_trunk_are_grouped_by_default_and_repeated_names_are_warned_
 
     assert fit_grouped("trunk")[1].noise["n_groups"] == 12
     assert fit_grouped("trunk", "--group", "none")[1].noise["n_groups"] is None
-    assert "84 rows repeat the name of another run" in fit_grouped("run")[0].stdout
+    done, law = fit_grouped("run")
+    assert law.noise["n_groups"] == 12 and "84 rows repeat the name of another run" in done.stdout
     done, law = fit_grouped("run", "--group", "run")
     assert law.noise["n_groups"] == 12 and "repeat the name" not in done.stdout
+    done, law = fit_grouped("seed")
+    assert law.noise["n_groups"] == 12 and "rows that share N correlate" in done.stdout
     done, _ = fit_grouped("run", "--group", "model")
     assert done.returncode == 1 and "got no column 'model' for --group" in done.stderr
 

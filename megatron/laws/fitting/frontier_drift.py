@@ -60,17 +60,25 @@ class Continuation:
 
 
 def continue_frontier(
-    theta: np.ndarray, basis: np.ndarray, x: np.ndarray, log_n: np.ndarray, y: np.ndarray
+    theta: np.ndarray,
+    basis: np.ndarray,
+    x: np.ndarray,
+    log_n: np.ndarray,
+    y: np.ndarray,
+    correlation: np.ndarray | None,
+    covariance: np.ndarray,
 ) -> Continuation:
     """Return the continuation of a fit with constants theta [7], free in the directions `basis` [7, p].
 
-    x [n] are log(C / C0), log_n [n] are log N, y [n] are log L. The constants other than the curvature are
-    adjusted together with the walk, to first order. The walk takes the place of an error of the curvature.
+    x [n] are log(C / C0), log_n [n] are log N, y [n] are log L, and their noise has `correlation`
+    [n, n]; None: it is independent. `covariance` [7, 7] is that of theta. The constants other than the
+    curvature are adjusted together with the walk, to first order. The walk takes the place of an error of the
+    curvature.
 
     The model is y = form + columns shift + w(x) + noise: Gaussian process regression with the covariance
-    noise^2 (I + ratio K), K that of the integrated Wiener process and ratio = (drift / noise)^2. At each
-    drift of the grid the shift is the generalised least-squares estimate, and the walk its kriging prediction
-    at the edge.
+    noise^2 (correlation + ratio K), K that of the integrated Wiener process and ratio = (drift / noise)^2. At
+    each drift of the grid the shift is the generalised least-squares estimate, and the walk its kriging
+    prediction at the edge.
     """
     form = clip_curvature(theta)
     # row 2 is the curvature: drop the directions that change it
@@ -91,7 +99,9 @@ def continue_frontier(
     logs, means, covariances, squares = [], [], [], []
     # ratio = (drift / noise)^2 needs a noise before it is estimated below: a fit without the walk gives it.
     for ratio in (DRIFTS / _estimate_scale(residual, columns)) ** 2:
-        inverse, log_det = _invert_positive_definite(np.eye(len(u)) + ratio * kernel)
+        inverse, log_det = _invert_positive_definite(
+            (np.eye(len(u)) if correlation is None else correlation) + ratio * kernel
+        )
         constants_covariance = np.linalg.pinv(columns.T @ inverse @ columns)
         shift = constants_covariance @ columns.T @ inverse @ residual
         remainder = residual - columns @ shift
@@ -121,12 +131,16 @@ def continue_frontier(
     mean = weights @ np.array(means)
     deviations = np.array(means) - mean
     # law of total variance: mean of the covariances plus covariance of the means
-    covariance = np.einsum("k,kij->ij", weights, covariances) + (weights * deviations.T) @ deviations
+    ends_covariance = np.einsum("k,kij->ij", weights, covariances) + (weights * deviations.T) @ deviations
     drift = float(np.sqrt(weights @ np.array(squares)))
     # The level of the fit instead of that of the walk, which differs by less than its error: so the frontier
     # has no step at the edge.
     level = evaluate_frontier(theta, edge)[0]
-    return Continuation(edge, level, float(mean[1]), covariance.tolist(), drift)
+    if correlation is not None:
+        # that fit weights all rows equally, and its level is less exact than generalised least squares
+        gradient = _differentiate_frontier(theta, edge)[0]
+        ends_covariance[0, 0] = max(ends_covariance[0, 0], float(gradient @ covariance @ gradient))
+    return Continuation(edge, level, float(mean[1]), ends_covariance.tolist(), drift)
 
 
 def clip_curvature(theta: np.ndarray) -> np.ndarray:
@@ -168,5 +182,5 @@ def _estimate_scale(residual: np.ndarray, columns: np.ndarray) -> float:
 def _invert_positive_definite(matrix: np.ndarray) -> tuple[np.ndarray, float]:
     """Return the inverse of a positive definite matrix, and the log of its determinant."""
     values, vectors = np.linalg.eigh(matrix)
-    # matrices are I + ratio K with K positive semidefinite: all eigenvalues are 1 or more
+    # correlation + ratio K with K positive semidefinite: eigenvalues are at least those of the correlation
     return (vectors / values) @ vectors.T, float(np.log(values).sum())

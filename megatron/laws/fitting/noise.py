@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 CLIP_SIGMAS = 3.0  # standard deviations beyond which a residual is clipped
 MIN_DOF = 1.0
@@ -27,6 +28,12 @@ NORMAL_DOF = 1e6  # degrees of freedom at which Student's t is numerically norma
 TREND_P = 0.01  # p-value of the likelihood ratio below which sigma has a trend
 MIN_DOF_FOR_TREND = 8  # fewest degrees of freedom for a trend
 MAX_TREND_SLOPE = 2.0  # of log sigma per unit of log(N D)
+GROUP_P = 0.01  # p-value of the F test below which rows of one group are dependent
+MIN_SCATTER = 1e-6  # root mean square residual below which losses are exact and have no dependence
+GROUPED = (
+    "The residuals of rows that share N correlate: these rows are grouped. If they are independent runs, use "
+    "groups=range(n), or --group none."
+)
 MIN_RESIDUAL_SHARE = 0.05  # lower bound of 1 - h; a run that determines a constant alone has no residual
 
 
@@ -70,7 +77,7 @@ class Noise:
     sigma    sqrt(between^2 + within^2)
     between  standard deviation of the effect that rows of one group share; 0 without groups
     within   standard deviation of the effect of a row
-    dof      degrees of freedom of sigma^2: runs, or groups, minus free constants
+    dof      degrees of freedom of sigma^2: runs minus free constants; with groups by Satterthwaite
     n_cut    number of residuals beyond 3 sigma, which were clipped
     trend    change of sigma with compute; None for a constant sigma
     """
@@ -88,6 +95,11 @@ class Noise:
         from scipy.special import stdtrit  # slow to import, and readers of laws need none of it
 
         return float(stdtrit(self.dof, (1 + level) / 2)) * self.sigma
+
+    def correlate(self, labels: np.ndarray) -> np.ndarray:
+        """Return the correlation matrix [n, n] of the noise of rows with labels [n], positive definite."""
+        share = min(self.between**2 / max(self.sigma**2, 1e-300), 0.999)
+        return (1 - share) * np.eye(len(labels)) + share * (labels[:, None] == labels)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content for law.json."""
@@ -118,12 +130,46 @@ def estimate_noise(
         trend = None if log_compute is None else fit_trend(residual, basis, log_compute)
         return Noise(sigma, dof, 0.0, sigma, None, n_cut, trend)
     # `between` and `within` are variances here, standard deviations in Noise
-    between, within = _estimate_components(remainder, basis, groups)
+    between, within, dof = _estimate_components(remainder, basis, groups)
     n_groups = len(np.unique(groups))
-    dof = max(n_groups - p, MIN_DOF)
     scale = 1 / _sigma_retained()
     sigma = float(np.sqrt(between + within)) * scale
     return Noise(sigma, dof, float(np.sqrt(between)) * scale, float(np.sqrt(within)) * scale, n_groups, n_cut)
+
+
+def validate_labels(groups: ArrayLike, n_rows: int) -> np.ndarray:
+    """Return labels [n_rows] of the group of each row. Raises ValueError for another number of them."""
+    labels = np.asarray(groups).ravel()
+    if len(labels) != n_rows:
+        raise ValueError(f"groups: got {len(labels)} labels, expected one for each of {n_rows} runs")
+    return labels
+
+
+def is_dependent(residual: np.ndarray, slopes: np.ndarray, labels: np.ndarray) -> bool:
+    """Return whether the residuals [n] of rows with equal `labels` [n] correlate; slopes [n, p] of the law.
+
+    F test of effects of the groups beside the law (analysis of covariance).
+    """
+    from scipy.special import fdtrc  # slow import
+
+    _, index, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    basis = orthonormal_basis(slopes)
+    n, p = basis.shape
+    clipped = _winsorize(residual, p)
+    both = np.column_stack([clipped, basis])
+    both = both - np.stack([np.bincount(index, column) / sizes for column in both.T], axis=-1)[index]
+    left, singular, _ = np.linalg.svd(both[:, 1:], full_matrices=False)
+    within = left[:, singular > 1e-8]  # what the law explains inside the groups
+    dof = n - len(sizes) - within.shape[1]
+    n_effects = n - p - dof
+    if min(n_effects, dof) < 1:
+        return False
+    squares = float(((clipped - basis @ (basis.T @ clipped)) ** 2).sum())
+    error = float(((both[:, 0] - within @ (within.T @ both[:, 0])) ** 2).sum())
+    if squares < n * MIN_SCATTER**2:
+        return False
+    statistic = (squares - error) / n_effects / max(error / dof, 1e-300)
+    return bool(fdtrc(n_effects, dof, statistic) < GROUP_P)
 
 
 @dataclass(frozen=True)
@@ -262,8 +308,13 @@ def _sigma_retained(is_dropped: bool = False) -> float:
     return float(np.sqrt(inner / (1 - 2 * tail) if is_dropped else inner + 2 * CLIP_SIGMAS**2 * tail))
 
 
-def _estimate_components(residual: np.ndarray, basis: np.ndarray, groups: np.ndarray) -> tuple[float, float]:
-    """Return (variance between groups, variance within), both 0 or above, from e = (I - H) r [n]."""
+def _estimate_components(
+    residual: np.ndarray, basis: np.ndarray, groups: np.ndarray
+) -> tuple[float, float, float]:
+    """Return (variance between groups, variance within, degrees of freedom of their sum), from e = (I - H) r.
+
+    Both variances are 0 or above; residual [n], basis [n, p], groups [n].
+    """
     n, p = basis.shape
     _, index = np.unique(groups, return_inverse=True)
     # Z [n, groups]: 1 where a row belongs to the group
@@ -278,11 +329,17 @@ def _estimate_components(residual: np.ndarray, basis: np.ndarray, groups: np.nda
     moments = np.array([float((residual**2).sum()), float(((member.T @ residual) ** 2).sum())])
     # no solution where groups and rows coincide; a negative variance becomes 0, and the other is solved alone
     if abs(np.linalg.det(equations)) < 1e-12 * np.abs(equations).max() ** 2:
-        return 0.0, moments[0] / max(n - p, MIN_DOF)
+        return 0.0, moments[0] / max(n - p, MIN_DOF), max(n - p, MIN_DOF)
     between, within = (float(v) for v in np.linalg.solve(equations, moments))
     if between < 0:
-        return 0.0, moments[0] / max(n - p, MIN_DOF)
+        return 0.0, moments[0] / max(n - p, MIN_DOF), max(n - p, MIN_DOF)
     # with within = 0 the first equation is between = e'e / tr(Z'MZ)
     if within < 0:
-        return moments[0] / max(trace, 1e-300), 0.0
-    return between, within
+        between, within = moments[0] / max(trace, 1e-300), 0.0
+    # groups of equal size m have dof_between = trace / m and the mean square m between + within, so the sum
+    # of both variances is mean square / m + within (1 - 1 / m): Satterthwaite (Biometrics Bulletin 1946)
+    size = equations[1, 0] / trace
+    dof_between = trace / size
+    parts = between + within / size, within * (1 - 1 / size)
+    spread = parts[0] ** 2 / dof_between + parts[1] ** 2 / max(n - p - dof_between, MIN_DOF)
+    return between, within, max((between + within) ** 2 / max(spread, 1e-300), MIN_DOF)

@@ -31,6 +31,7 @@ from megatron.study.format import (
     format_interval,
     format_with_interval,
 )
+from megatron.study.study_frontier import group_trunks
 
 STEPS = 40  # points per side of the contour grid
 Z95 = 1.96
@@ -49,7 +50,8 @@ def fit_study_isoflop(study: Study) -> IsoFlop | None:
         # standard errors are used only if every run has one
         errors = [row.loss_se for row in rows]
         try:
-            return fit_isoflop(N, D, L, C, np.array(errors) if all(errors) else None)
+            se = np.array(errors) if all(errors) else None
+            return fit_isoflop(N, D, L, C, se, groups=group_trunks(rows))
         except ValueError:
             continue
     return None
