@@ -18,7 +18,7 @@ STUDIES = {
     "law_cpu": 32,
     "study_gpu": 30,
     "study_crossover_gpu": 96,
-    "study_crossover_cpu": 468,
+    "study_crossover_cpu": 489,
 }
 
 
