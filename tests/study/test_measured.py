@@ -15,7 +15,7 @@ from megatron.run_dir import METRICS, PLAN, RESULT
 from megatron.study.forecast import calibrate
 from megatron.study.ladder import StudyPlan, expand_study, read_study_plan
 from megatron.study.measured import measure_study, score_forecasts, seal_next
-from megatron.study.table import read_runs, write_table
+from megatron.study.table import read_rows, read_runs, write_table
 
 EXPONENT = 1.5
 STUDY = """
@@ -166,3 +166,24 @@ def test_a_study_without_test_losses_is_refused(tmp_path) -> None:
         (run.folder / RESULT).write_text(json.dumps(result))
     with pytest.raises(ValueError, match="test loss"):
         measure_study(read_runs(study.directory))
+
+
+def test_the_guide_states_the_measured_crossover_of_its_table(root: Path) -> None:
+    folder = root / "examples_scaling" / "training"
+    guide = (folder / "STUDY.md").read_text()
+    rows = read_rows(folder / "crossover_cpu" / "table.csv")
+    plain = [
+        row
+        for row in rows
+        if row.objective == "masked_diffusion" or not ("masked" in row.run or "drop" in row.run)
+    ]
+    best, against_plain = measure_study(rows)[0], measure_study(plain)[0]
+    for at, other in zip(best, against_plain, strict=True):
+        cells = [f"{at.U:,.0f}"]
+        for loss, error, C in (
+            (at.first.loss, at.first.seed_se, at.first.C), (at.second.loss, at.second.seed_se, at.second.C),
+        ):  # fmt: skip
+            cells += [f"{loss:.3f} ± {error:.3f}", f"{C:.1e}".replace("e+", "e")]
+        cells += [f"{at.gap:.3f} ± {at.gap_se:.3f}", f"{other.first.loss:.3f} ± {other.first.seed_se:.3f}"]
+        crossing = "none" if other.C is None else f"{other.C:.1e}".replace("e+", "e")
+        assert f"| {' | '.join(cells)} | {crossing} " in guide
