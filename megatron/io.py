@@ -14,6 +14,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +33,11 @@ WITHOUT_FOLDER_FSYNC = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBAD
 POLL_S = 0.1  # between two attempts to lock
 
 log = get_logger(__name__)
+
+
+def is_url(name: object) -> bool:
+    """Return whether a name is a URL, of any scheme."""
+    return re.match(r"[a-z][a-z0-9+.-]*://", str(name)) is not None
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -1,0 +1,165 @@
+"""Remote files: retries, errors as sentences, pinned versions, and no credentials in any message."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megatron.data import remote
+from megatron.data.remote import (
+    RemoteDeniedError,
+    RemoteError,
+    RemoteMissingError,
+    RemoteUnreachableError,
+    download_file,
+    find_file,
+    find_remote,
+    open_remote,
+    read_range,
+    redact,
+    remove_file,
+    upload_file,
+)
+from tests.remote_servers import STORE_VARIABLES, FaultyServer, serve_store
+
+CONTENT = bytes(range(256)) * 40
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(remote, "MAX_WAIT_S", 0.02)
+    monkeypatch.setattr(remote, "BLOCK_BYTES", 1000)
+
+
+@pytest.fixture
+def web() -> Iterator[FaultyServer]:
+    pytest.importorskip("aiohttp", reason="requires aiohttp, which datasets installs")
+    with FaultyServer() as server:
+        server.files["f.bin"] = CONTENT
+        yield server
+
+
+@pytest.mark.parametrize("fault", ["reset", "truncate", 503, 429, "whole"])
+def test_a_failed_request_is_repeated(web: FaultyServer, fault: int | str) -> None:
+    file = find_file(f"{web.url}/f.bin")
+    assert file.size == len(CONTENT)
+    web.faults["f.bin"] = [fault] * 3
+    with open_remote(file) as content:
+        assert content.read() == CONTENT
+    assert not web.faults["f.bin"]
+
+
+@pytest.mark.parametrize("fault", ["reset", "truncate", 500, "whole"])
+def test_repeated_failures_end_with_a_sentence(web: FaultyServer, fault: int | str) -> None:
+    file = find_file(f"{web.url}/f.bin?token=hidden")
+    web.faults["f.bin"] = [fault] * 1000
+    pattern = r"^http://127.*/f.bin: not readable after 8 attempts"
+    with pytest.raises(RemoteUnreachableError, match=pattern) as error:
+        read_range(file, 0, file.size // 2)
+    assert "hidden" not in str(error.value) and error.value.is_temporary
+    # aiohttp repeats a request once if a connection that was open already is reset
+    assert 8 <= 1000 - len(web.faults["f.bin"]) <= 16
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(403, RemoteDeniedError), (401, RemoteDeniedError), (404, RemoteMissingError), (418, RemoteError)],
+)
+def test_a_permanent_error_is_not_repeated(
+    web: FaultyServer, status: int, expected: type[RemoteError]
+) -> None:
+    file = find_file(f"{web.url}/f.bin?X-Amz-Signature=hidden")
+    n_before = len(web.requests)
+    web.faults["f.bin"] = [status]
+    with pytest.raises(expected) as error:
+        read_range(file, 0, 10)
+    assert str(error.value).startswith(f"{web.url}/f.bin: ") and "hidden" not in str(error.value)
+    assert sum(method == "GET" for method, _, _ in web.requests[n_before:]) == 1
+    assert not error.value.is_temporary
+
+
+def test_a_server_that_cannot_be_reached_is_a_sentence() -> None:
+    with pytest.raises(RemoteUnreachableError, match="Check the network"):
+        find_remote("http://127.0.0.1:9/f.jsonl", (".jsonl",))
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(web: FaultyServer, tmp_path: Path) -> None:
+    file = find_file(f"{web.url}/f.bin")
+    with pytest.raises(RemoteError, match="The file was replaced meanwhile"), open_remote(file) as content:
+        content.read(10)
+        web.files["f.bin"] = CONTENT[::-1]
+    for use in (lambda: open_remote(file), lambda: download_file(file, tmp_path / "f")):
+        with pytest.raises(RemoteError, match="The file was replaced meanwhile"):
+            use()
+    assert list(tmp_path.iterdir()) in ([], [tmp_path / "f.partial"])
+
+
+def test_the_reader_equals_a_local_file_for_all_seeks(web: FaultyServer, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(CONTENT)
+    begin, end = 1500, 9001
+    file = find_file(f"{web.url}/f.bin")
+    with open_remote(file, begin, end) as content, (tmp_path / "f").open("rb") as local:
+        for position, n in [(0, 10), (999, 2), (5000, 3000), (10, 1), (7400, 500), (7501, 3), (20_000, 1)]:
+            content.seek(position)
+            local.seek(begin + position)
+            assert content.read(n) == local.read(max(0, min(n, end - begin - position)))
+        assert content.seek(-5, os.SEEK_END) == end - begin - 5
+
+
+def test_a_killed_download_resumes_after_its_last_byte(web: FaultyServer, tmp_path: Path) -> None:
+    (tmp_path / "f.partial").write_bytes(CONTENT[:5123])
+    download_file(find_file(f"{web.url}/f.bin"), tmp_path / "f")
+    assert (tmp_path / "f").read_bytes() == CONTENT and len(list(tmp_path.iterdir())) == 1
+    ranges = [span.removeprefix("bytes=") for method, _, span in web.requests if method == "GET" and span]
+    assert min(int(span.partition("-")[0]) for span in ranges) == 5123
+
+
+def test_names_and_messages_have_no_secrets() -> None:
+    file = remote.RemoteFile("https://me:hidden@host/a%20b/c%20d.json.gz?token=hidden#x", 1, None)
+    assert (str(file), file.name) == ("https://host/a%20b/c%20d.json.gz", "c d.json.gz")
+    assert remote.RemoteFile("s3://bucket/a/what?.json", 1, None).name == "what?.json"
+    text = "403, url='https://me:pw@h/x?X-Amz-Signature=abc' and s3://key:pw@bucket/a b"
+    assert redact(text) == "403, url='https://h/x' and s3://bucket/a b"
+    for url, sentence in [
+        ("s3://key:pw@b/x", "s3://b/x: got credentials in a URL"),
+        ("ftp://h/x", "ftp://h/x: got an unsupported kind of URL"),
+    ]:
+        with pytest.raises(ValueError, match=sentence) as error:
+            find_remote(url, ())
+        assert "pw" not in str(error.value)
+
+
+def test_files_of_a_store_are_listed_uploaded_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve_store() as endpoint:
+        import s3fs
+
+        for name, value in (STORE_VARIABLES | {"AWS_ENDPOINT_URL": endpoint}).items():
+            monkeypatch.setenv(name, value)
+        s3fs.S3FileSystem.clear_instance_cache()
+        s3fs.S3FileSystem().mkdir("bucket")
+        (tmp_path / "f").write_bytes(CONTENT)
+        names = ["a.jsonl", "b.json", "b.idx", "b.bin", "c.rejects.jsonl", ".hidden/d.jsonl", "sub/e.jsonl"]
+        n_bytes: list[int] = []
+        for name in names:
+            upload_file(tmp_path / "f", f"s3://bucket/in/{name}", n_bytes.append)
+        assert sum(n_bytes) == len(names) * len(CONTENT)
+
+        def list_names(url: str) -> list[str]:
+            return [
+                file.url.removeprefix("s3://bucket/in/") for file in find_remote(url, (".jsonl", ".json"))
+            ]
+
+        assert list_names("s3://bucket/in") == ["a.jsonl", "sub/e.jsonl"]
+        assert list_names("s3://bucket/in/*.json*") == ["a.jsonl"]
+        assert list_names("s3://bucket/in/b.json") == ["b.json"]
+        with open_remote(find_file("s3://bucket/in/a.jsonl"), 10, 2500) as content:
+            assert content.read() == CONTENT[10:2500]
+        for _ in range(2):  # the second time there is nothing to remove
+            remove_file("s3://bucket/in/a.jsonl")
+        with pytest.raises(RemoteMissingError, match=r"a.jsonl: no such file"):
+            find_file("s3://bucket/in/a.jsonl")
+    s3fs.S3FileSystem.clear_instance_cache()
