@@ -1,4 +1,4 @@
-"""Reader of a .bin/.idx dataset: Megatron's format MMIDIDX, version 1.
+"""Reader of datasets: Megatron's format MMIDIDX, version 1.
 
 Layout of the index, little endian: 9 bytes of magic, u64 version, u8 dtype code, u64 number of sequences, u64
 number of documents + 1; then int32 lengths [sequences], int64 byte positions [sequences], and int64 document
@@ -7,79 +7,81 @@ boundaries [documents + 1], counted in sequences.
 
 from collections.abc import Iterator
 from functools import cached_property
-from io import BufferedReader
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from megatron import _csrc
-from megatron.data.remote_tokens import RemoteTokens, TokenArray
-from megatron.plan.idx_header import DTYPE_NAMES, HEADER, MAGIC, VERSION
-from megatron.plan.sidecar import (
-    PARTS_INDEX_SUFFIX,
-    PARTS_SUFFIX,
-    dataset_exists,
-    find_sidecar,
-    read_sidecar,
+from megatron.data.parts import (
+    ConcatenatedTokens,
+    DatasetPart,
+    TokenArray,
+    check_index_starts,
+    check_parts,
+    read_parts_list,
 )
-from megatron.remote_cache import count_bin_bytes, localize, open_remote_dataset
-from megatron.remote_requests import is_url
+from megatron.data.sidecar import DTYPE_NAMES, HEADER, MAGIC, VERSION, load_sidecar, locate_dataset
 
 # little endian on every machine
 DTYPES = {code: np.dtype(name).newbyteorder("<") for code, name in DTYPE_NAMES.items()}
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
 BLOCK_DOCUMENTS = 1 << 18  # documents whose lengths are computed at a time
 BLOCK_NUMBERS = 1 << 14  # numbers of the index read at a time: they fit into a core's private cache
+CHECKED_BYTES = 1 << 28  # an index of parts up to this size (13 M documents, 0.1 s) is checked completely
 HINT = "Delete the dataset and run tools/preprocess_data_many_cores.py again"
 
 
-def resolve_prefix(word: str | Path) -> str:
-    """Return the dataset prefix for a word: the word itself, or without the suffix of one of its files."""
-    prefix = str(word)
-    if is_url(prefix):
-        return prefix.removesuffix(".bin").removesuffix(".idx")
-    for suffix in (PARTS_SUFFIX, PARTS_INDEX_SUFFIX, ".bin", ".idx"):
-        if prefix.endswith(suffix) and not dataset_exists(prefix):
-            shorter = prefix.removesuffix(suffix)
-            return shorter if dataset_exists(shorter) or Path(f"{shorter}.idx").is_file() else prefix
-    return prefix
-
-
 class IndexedTokens:
-    """Documents of one .bin/.idx dataset, memory-mapped on first use. Opening reads and checks the index.
-
-    The prefix may be a URL: the index is then downloaded, and tokens are read through a cache on disk.
+    """Documents of a dataset, memory-mapped on first use. Opening reads and checks the index.
 
     sidecar  dict|None, <prefix>.json
+    parts    parts of a dataset of parts, in the order of their documents; else empty
     """
 
-    def __init__(self, prefix: str | Path) -> None:
+    def __init__(self, uri: str | Path) -> None:
         """Open and check. Raises FileNotFoundError, or ValueError if index and data are inconsistent.
 
         Raises RemoteError for a URL that cannot be read.
         """
-        self.prefix, self._is_remote = str(prefix), is_url(prefix)
-        self._index, data = Path(f"{localize(prefix)}.idx"), f"{prefix}.bin"
-        for path in () if self._is_remote else (self._index, Path(data)):
-            if not path.is_file():
-                raise FileNotFoundError(f"{path}: no such file, expected the prefix of a .bin/.idx dataset")
+        self.prefix, self.files = str(uri), locate_dataset(uri)
+        self.n_ids: int | None = None  # vocabulary size of the model, for `check_ids`; None: unknown
+        self._index = self.files.index
+        if not self._index.is_file():
+            raise FileNotFoundError(
+                f"{self._index}: no such file, expected the prefix of a .bin/.idx dataset or list of parts"
+            )
+        if not self.files.exists():
+            raise FileNotFoundError(
+                f"{self.prefix}.bin: no such file, expected the prefix of a .bin/.idx dataset"
+            )
+        self.sidecar = load_sidecar(uri)  # other programs write none
         self.dtype, self.n_sequences, self.n_documents = read_index_header(self._index)
-        self.n_tokens, self._longest, in_order = check_index(
-            self._index, self.n_sequences, self.n_documents, self.dtype
-        )
+        self.parts: list[DatasetPart] = []
+        n_tokens, self._longest, in_order = self._check_index()
+        if self.files.has_parts:
+            assert self.sidecar is not None, "a list of parts is a sidecar"
+            self.parts = read_parts_list(self.files, self.sidecar)
+            # a document is a sequence of this index
+            counts = (self.n_sequences, self.n_documents, n_tokens)
+            check_parts(self.files, self.sidecar, self.parts, counts, self.dtype)
+            check_index_starts(self._index, self._positions, self._boundaries, self.parts, self.dtype)
+        self.n_tokens = n_tokens
         # `check_index` has summed the lengths; a truncated .bin is detected without reading it
-        n_bytes = count_bin_bytes(prefix)
-        expected = self.n_tokens * self.dtype.itemsize
-        if n_bytes != expected:
-            raise ValueError(f"{data}: got {n_bytes:,} bytes, expected {expected:,} as in its index. {HINT}.")
+        n_bytes, size = self.files.count_bytes(), n_tokens * self.dtype.itemsize
+        if n_bytes != size:
+            raise ValueError(
+                f"{self.prefix}.bin: got {n_bytes:,} bytes, expected {size:,} as in its index. {HINT}."
+            )
         if not in_order:
             # readers compute spans from positions, and `tokens` assumes that there are no gaps
             raise ValueError(f"{self._index}: got sequences that are not contiguous. {HINT}.")
-        self.n_ids: int | None = None  # vocabulary size of the model, for `check_ids`; None: unknown
-        self.sidecar: dict[str, Any] | None = None
-        if find_sidecar(prefix) is not None:  # other programs write none
-            self.sidecar = read_sidecar(prefix)
+
+    def _check_index(self) -> tuple[int, int, bool]:
+        """Return (tokens, longest sequence, whether sequences are contiguous)."""
+        sidecar = self.sidecar or {}
+        if self.files.has_parts and "tokens" in sidecar and self._index.stat().st_size > CHECKED_BYTES:
+            return sidecar["tokens"], sidecar.get("longest_document", 1 << 31), True
+        return check_index(self._index, self.n_sequences, self.n_documents, self.dtype)
 
     def __reduce__(self) -> tuple[type["IndexedTokens"], tuple[str]]:
         """Pickle the prefix only: pickling the memory maps would copy the files."""
@@ -89,16 +91,15 @@ class IndexedTokens:
     def tokens(self) -> TokenArray:
         """All documents concatenated, [n_tokens]: the .bin file, memory-mapped on first access.
 
-        Of a URL: blocks are downloaded when they are read, and all of them if they fit into the cache.
+        The .bin of a URL is downloaded to the cache before.
         """
+        if self.parts:
+            counts = [part.n_tokens for part in self.parts]
+            return ConcatenatedTokens([f"{part.prefix}.bin" for part in self.parts], counts, self.dtype)
         # An empty file cannot be mapped. A view as plain ndarray: slicing a np.memmap is three times slower.
         if not self.n_tokens:
             return np.empty(0, self.dtype)
-        if self._is_remote:
-            dataset = open_remote_dataset(self.prefix)
-            dataset.download()
-            return RemoteTokens(dataset, self.dtype)
-        return np.memmap(f"{self.prefix}.bin", self.dtype, mode="r").view(np.ndarray)
+        return np.memmap(self.files.data, self.dtype, mode="r").view(np.ndarray)
 
     @cached_property
     def _body(self) -> np.ndarray:
@@ -139,10 +140,17 @@ class IndexedTokens:
         In most datasets a document is a single sequence.
         """
         lengths = np.empty(self.n_sequences, dtype=np.uint16 if self._longest < 1 << 16 else np.int32)
-        # A copy, because all blocks share one buffer. A memory map of the lengths would count as memory of
-        # the process.
-        for k, block in enumerate(_iter_blocks(self._index, "<i4", HEADER.size, self.n_sequences)):
-            lengths[k * BLOCK_NUMBERS : k * BLOCK_NUMBERS + len(block)] = block
+        # in blocks: a memory map of the lengths would count as memory of the process
+        with self._index.open("rb") as file:
+            file.seek(HEADER.size)
+            for first in range(0, self.n_sequences, BLOCK_NUMBERS):
+                n = min(BLOCK_NUMBERS, self.n_sequences - first)
+                lengths[first : first + n] = np.fromfile(file, "<i4", n)
+        # opening does not read the lengths of a large list of parts
+        if int(lengths.sum(dtype=np.int64)) != self.n_tokens:
+            raise ValueError(
+                f"{self._index}: got lengths that do not add up to {self.n_tokens:,} tokens. {HINT}."
+            )
         return lengths
 
     def sequence_spans(self, sequences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -179,18 +187,9 @@ class IndexedTokens:
 
         Pages read through a memory map count as memory of the process.
         """
-        if self._is_remote:
-            return self.tokens[begin : begin + n]
-        return np.fromfile(f"{self.prefix}.bin", self.dtype, n, offset=begin * self.dtype.itemsize)
-
-    def prefetch(self, begins: np.ndarray, n: int) -> None:
-        """Begin to download tokens[b : b + n] for each of `begins` int64 [k] of a remote dataset."""
-        if self._is_remote and isinstance(self.tokens, RemoteTokens):
-            self.tokens.prefetch(begins, n)
-
-    def open_index(self) -> BufferedReader:
-        """Open the .idx file, of a URL that in the cache."""
-        return self._index.open("rb")
+        if isinstance(self.tokens, ConcatenatedTokens):
+            return self.tokens.read_copy(begin, min(begin + n, self.n_tokens))
+        return np.fromfile(self.files.data, self.dtype, n, offset=begin * self.dtype.itemsize)
 
     def check_ids(self, ids: np.ndarray) -> None:
         """Check int64 ids of this dataset against the model's vocabulary size, if it is known."""
@@ -271,14 +270,3 @@ def check_index(path: Path, n_sequences: int, n_documents: int, dtype: np.dtype)
     if not sound:
         raise ValueError(f"{path}: got inconsistent lengths or document boundaries. {HINT}.")
     return n_tokens, longest, in_order
-
-
-def _iter_blocks(path: Path, kind: str, offset: int, n: int) -> Iterator[np.ndarray]:
-    """Yield `n` numbers of an index from byte `offset`, in blocks. All blocks share one buffer."""
-    buffer = np.empty(min(n, BLOCK_NUMBERS), dtype=kind)
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        for first in range(0, n, BLOCK_NUMBERS):
-            block = buffer[: n - first]
-            file.readinto(block.view(np.uint8).data)
-            yield block

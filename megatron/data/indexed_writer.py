@@ -4,7 +4,7 @@ Lengths are spooled to disk beside the tokens, so that memory does not grow with
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -14,10 +14,9 @@ import numpy as np
 
 from megatron import _csrc
 from megatron.data.block_hash import BLOCK_BYTES, BlockHash
-from megatron.data.indexed import DTYPE_CODES
+from megatron.data.indexed import DTYPE_CODES, IndexedTokens
+from megatron.data.sidecar import HEADER, MAGIC, PARTS_SUFFIX, VERSION
 from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
-from megatron.plan.idx_header import HEADER, MAGIC, VERSION
-from megatron.plan.sidecar import PARTS_SUFFIX
 
 DATASET_SUFFIXES = (".bin", ".idx", ".json")  # renamed in this order: the sidecar appears last
 SPOOL_SUFFIX = ".lengths"
@@ -137,13 +136,14 @@ class IndexedWriter:
         self._append_ids(ids)
         self._end_documents(lengths)
 
-    def add_document_in_parts(self, parts: Iterable[np.ndarray]) -> None:
-        """Append one document from an iterator of parts, one part in memory at a time."""
-        n_tokens = 0
-        for ids in parts:
+    def add_dataset(self, dataset: IndexedTokens, advance: Callable[[int], object]) -> None:
+        """Append all documents of a dataset of the same dtype; `advance` gets the tokens of each block."""
+        for begin in range(0, dataset.n_tokens, BLOCK):
+            ids = dataset.read_copy(begin, BLOCK)
             self._append_ids(ids)
-            n_tokens += len(ids)
-        self._end_documents(np.array([n_tokens]))
+            advance(len(ids))
+        for lengths in dataset.iter_document_lengths():
+            self._end_documents(lengths)
 
     def _append_ids(self, ids: np.ndarray) -> None:
         assert self._bin is not None, "add documents inside the `with` block"
@@ -182,7 +182,7 @@ class IndexedWriter:
             return
         bin_sum, index_hash = self._finish_data(), BlockHash(self.block_bytes)
         with self._partial_path(".idx").open("wb") as file:
-            for block in self._iter_index():
+            for block in iter_index(self.dtype, self.n_documents, self._iter_lengths):
                 index_hash.update(block)
                 file.write(block)
         sha256 = self.sha256 = {"bin": bin_sum, "idx": index_hash.hexdigest()}
@@ -222,24 +222,29 @@ class IndexedWriter:
         while block := self._spool.read(4 * BLOCK):
             yield np.frombuffer(block, dtype="<i4")
 
-    def _iter_index(self) -> Iterator[bytes]:
-        """Yield the .idx file block by block; each document is one sequence."""
-        # Three passes over the documents: all lengths, all positions, all boundaries. The format stores the
-        # arrays one after another, and their size may exceed memory; the spool is read twice instead.
-        n = self.n_documents
-        yield HEADER.pack(MAGIC, VERSION, DTYPE_CODES[self.dtype], n, n + 1)
-        for lengths in self._iter_lengths():
-            yield lengths.tobytes()
-        begin = 0  # tokens before the block; positions in the file are in bytes
-        for lengths in self._iter_lengths():
-            # lengths [3, 0, 2], begin 0: ends [3, 3, 5], starts [0, 3, 3], bytes [0, 6, 6] for uint16
-            ends = begin + np.cumsum(lengths, dtype="<i8")
-            starts = np.concatenate([np.array([begin], dtype="<i8"), ends[:-1]])
-            yield (starts * self.dtype.itemsize).tobytes()
-            begin = int(ends[-1])
-        # document i is sequence i, so the boundaries are 0, 1, ..., n
-        for first in range(0, n + 1, BLOCK):
-            yield np.arange(first, min(first + BLOCK, n + 1), dtype="<i8").tobytes()
+
+def iter_index(
+    dtype: np.dtype, n_documents: int, iter_lengths: Callable[[], Iterable[np.ndarray]]
+) -> Iterator[bytes]:
+    """Yield the .idx file of a dataset block by block; each document is one sequence.
+
+    iter_lengths   returns the tokens of all documents in blocks [n]; called twice
+    """
+    # Three passes over the documents: all lengths, all positions, all boundaries. The format stores the
+    # arrays one after another, and their size may exceed memory; the lengths are read twice instead.
+    n = n_documents
+    yield HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], n, n + 1)
+    for lengths in iter_lengths():
+        yield lengths.astype("<i4").tobytes()
+    begin = 0  # tokens before the block; positions in the file are in bytes
+    for lengths in iter_lengths():
+        # lengths [3, 0, 2], begin 0: ends [3, 3, 5], starts [0, 3, 3], bytes [0, 6, 6] for uint16
+        ends = begin + np.cumsum(lengths, dtype="<i8")
+        yield ((ends - lengths) * dtype.itemsize).astype("<i8").tobytes()
+        begin = int(ends[-1])
+    # document i is sequence i, so the boundaries are 0, 1, ..., n
+    for first in range(0, n + 1, BLOCK):
+        yield np.arange(first, min(first + BLOCK, n + 1), dtype="<i8").tobytes()
 
 
 def publish_dataset(prefix: Path, scratch: Path) -> None:

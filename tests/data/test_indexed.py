@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.data.indexed import BLOCK_NUMBERS, HEADER, MAGIC, IndexedTokens
+from megatron.data.indexed import BLOCK_NUMBERS, DTYPES, IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter, dtype_for, unigram_entropy
+from megatron.data.sidecar import DTYPE_NAMES, HEADER, MAGIC, VERSION, count_token_bytes
 from megatron.tokenizer.bpe import BpeTokenizer, build_gpt2_tokenizer
 
 OPENWEBTEXT = "megatron_openwebtext/meg-gpt2-openwebtext_text_document"
@@ -49,15 +50,6 @@ def test_writing_megatrons_tokens_again_gives_the_same_bytes(scaling_data: Path,
                 writer.add_document(tokens.get_document(i))
         for suffix in (".bin", ".idx"):
             assert (tmp_path / f"again{suffix}").read_bytes() == Path(f"{source}{suffix}").read_bytes()
-
-
-def test_a_document_written_in_parts_gives_the_same_bytes(pair: Path, tmp_path: Path) -> None:
-    with IndexedWriter(tmp_path / "parts", np.dtype(np.uint16)) as writer:
-        for parts in (([5], [6, 7]), (), ([1, 2], [], [3, 65535])):
-            writer.add_document_in_parts(np.array(part, dtype=np.uint16) for part in parts)
-    for suffix in (".bin", ".idx", ".json"):
-        expected = pair.with_suffix(suffix).read_text("latin-1").replace("pair", "parts")
-        assert (tmp_path / f"parts{suffix}").read_text("latin-1") == expected
 
 
 def test_written_tokens_are_read_across_documents(pair: Path) -> None:
@@ -209,3 +201,11 @@ def test_entropy_of_even_and_of_single_tokens() -> None:
     assert unigram_entropy(np.array([5, 5, 0, 5, 5])) == pytest.approx(np.log(4))
     assert unigram_entropy(np.array([0, 9])) == 0.0
     assert unigram_entropy(np.array([0])) is None
+
+
+def test_the_header_has_the_34_bytes_that_megatron_writes() -> None:
+    # Megatron-LM, indexed_dataset.py: header, <Q version, <B dtype, <Q sequences, <Q document indices
+    written = b"MMIDIDX\x00\x00" + b"\x01" + bytes(7) + b"\x08" + b"\x05" + bytes(7) + b"\x06" + bytes(7)
+    assert len(written) == 34 and HEADER.pack(MAGIC, VERSION, 8, 5, 6) == written
+    for code, name in DTYPE_NAMES.items():
+        assert count_token_bytes(name) == np.dtype(name).itemsize == DTYPES[code].itemsize

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.data.indexed import IndexedTokens, resolve_prefix
+from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.inspect import find_faults, summarize_lengths
+from megatron.data.sidecar import resolve_prefix
 from megatron.text import merge as merge_module
+from megatron.text.inspect_dataset import find_faults, summarize_lengths
 from megatron.text.merge import merge_datasets
 from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.tokenizer.kinds import TokenizerSpec

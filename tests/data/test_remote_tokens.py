@@ -15,18 +15,18 @@ import pytest
 from megatron import remote_cache, remote_requests
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.inspect import find_faults
 from megatron.data.megatron_order import MegatronSamples
 from megatron.data.samples import Samples
+from megatron.data.sidecar import read_sidecar
 from megatron.plan.datapaths import count_corpus_tokens, read_data_paths
 from megatron.plan.resolve import load_config
-from megatron.plan.sidecar import read_sidecar
 from megatron.remote_requests import (
     RemoteChangedError,
     RemoteDeniedError,
     RemoteMissingError,
     RemoteUnreachableError,
 )
+from megatron.text.inspect_dataset import find_faults
 from megatron.text.merge import merge_datasets
 from tests.remote_servers import STORE_VARIABLES, FaultyServer, serve_store
 

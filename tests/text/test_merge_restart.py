@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from megatron.command import load_tool
+from megatron.data import open_dataset
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.inspect import find_faults
-from megatron.data.parts import open_dataset
 from megatron.text import merge as module
+from megatron.text.inspect_dataset import find_faults
 from megatron.text.merge import merge_datasets, read_unfinished_removal
 from megatron.text.merge_inputs import expand_prefixes, natural_key
 from megatron.text.write_parts import write_parts_list

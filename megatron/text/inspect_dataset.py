@@ -1,14 +1,18 @@
 """Statistics and verification of a .bin/.idx dataset."""
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from megatron.data.block_hash import BlockHash
+from megatron.data import open_dataset
+from megatron.data.block_hash import BlockHash, hash_blocks
 from megatron.data.indexed import IndexedTokens
+from megatron.data.parts import DatasetPart
 
 BLOCK_TOKENS = 1 << 20
 BLOCK_DOCUMENTS = 1 << 18
@@ -76,36 +80,76 @@ def _iter_document_spans(dataset: IndexedTokens) -> Iterator[tuple[np.ndarray, n
 
 
 def find_faults(
-    prefix: str | Path,
-    advance: Callable[[int], object] = lambda n_bytes: None,
-    recorded: dict[str, Any] | None = None,
+    prefix: str | Path, advance: Callable[[int], object] = lambda n_bytes: None, n_workers: int = 1
 ) -> Iterator[str]:
-    """Yield a message for every violated invariant; none for an intact .bin/.idx dataset.
+    """Yield a message for every violated invariant; none for an intact dataset.
 
     Opening checks the consistency of the index and the size of the data. This function reads both files
     completely. It checks hashes and counts against the sidecar, every id against the tokenizer's vocabulary,
-    and the last token of every document. `advance` is called with the number of bytes read. Raises the errors
-    of `IndexedTokens`.
+    and the last token of every document. `advance` is called with the number of bytes read.
 
-    recorded   entries of a sidecar, for a dataset that has none
+    `n_workers` threads verify a part of a dataset of parts each: hashing and reading release the interpreter
+    lock. The messages do not depend on their number. An error of opening a part is a message; raises the
+    errors of `open_dataset` for the whole.
     """
-    dataset = IndexedTokens(prefix)
-    if dataset.sidecar is None and recorded is not None:
-        dataset.sidecar = recorded
-    if dataset.sidecar is None:
-        yield f"{prefix}.json: no sidecar; hashes and vocabulary cannot be checked"
+    dataset = open_dataset(prefix)
     sidecar = dataset.sidecar or {}
-    sums = sidecar.get("sha256") or {}
-    if dataset.sidecar is not None and not {"bin", "idx"} <= set(sums):
-        yield f"{prefix}.json: no hashes; later changes cannot be detected"
+    if not dataset.parts:
+        yield from _find_own_faults(dataset, dataset.sidecar, advance)
+        return
+    lock = threading.Lock()
+
+    def advance_locked(n_bytes: int) -> None:
+        with lock:
+            advance(n_bytes)
+
+    pool = ThreadPoolExecutor(n_workers, thread_name_prefix="verify")
+    try:
+        for faults in pool.map(lambda part: _verify_part(part, dataset, advance_locked), dataset.parts):
+            yield from faults
+    finally:
+        pool.shutdown(cancel_futures=True)
+    yield from _find_wrong_index(dataset, sidecar.get("sha256") or {}, str(dataset.files.sidecar))
     yield from find_wrong_counts(dataset, sidecar)
-    with dataset.open_index() as file:
-        index_hash = BlockHash(sums.get("block_bytes"))
-        while block := file.read(BLOCK_TOKENS):
-            index_hash.update(block)
-        if "idx" in sums and index_hash.hexdigest() != sums["idx"]:
-            yield f"{prefix}.idx: its hash differs from the sidecar's; the file has changed"
-    yield from _find_wrong_tokens(dataset, sidecar, sums, advance)
+
+
+def _verify_part(part: DatasetPart, whole: IndexedTokens, advance: Callable[[int], object]) -> list[str]:
+    """Return the messages for one part; it is read completely."""
+    faults = []
+    if not part.matches_record():
+        faults.append(f"{part.prefix}: got another sidecar or index than in {whole.files.sidecar}")
+    try:
+        dataset = open_dataset(part.prefix)
+        is_recorded = part.sidecar_sha256 is None and "bin" in part.sha256
+        faults += _find_own_faults(
+            dataset, {"sha256": part.sha256} if is_recorded else dataset.sidecar, advance
+        )
+    except (OSError, ValueError) as error:
+        faults.append(str(error))
+    return faults
+
+
+def _find_own_faults(
+    dataset: IndexedTokens, sidecar: dict[str, Any] | None, advance: Callable[[int], object]
+) -> Iterator[str]:
+    """Yield the messages for a dataset without parts."""
+    if sidecar is None:
+        yield f"{dataset.prefix}.json: no sidecar; hashes and vocabulary cannot be checked"
+    content = sidecar or {}
+    sums = content.get("sha256") or {}
+    if sidecar is not None and not {"bin", "idx"} <= set(sums):
+        yield f"{dataset.prefix}.json: no hashes; later changes cannot be detected"
+    yield from find_wrong_counts(dataset, content)
+    if "idx" in sums:
+        yield from _find_wrong_index(dataset, sums, f"{dataset.prefix}.json")
+    yield from _find_wrong_tokens(dataset, content, sums, advance)
+
+
+def _find_wrong_index(dataset: IndexedTokens, sums: dict[str, Any], sidecar: str) -> Iterator[str]:
+    if "idx" not in sums:
+        yield f"{sidecar}: no hashes; later changes cannot be detected"
+    elif hash_blocks(dataset.files.index, sums.get("block_bytes")).hexdigest() != sums["idx"]:
+        yield f"{dataset.files.index}: its hash differs from the sidecar's; the file has changed"
 
 
 def find_wrong_counts(dataset: IndexedTokens, sidecar: dict[str, Any]) -> Iterator[str]:
