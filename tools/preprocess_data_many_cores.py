@@ -13,7 +13,7 @@ and settings). With a custom tokenizer:
         --workers 2 --root tokens
 
 After an interruption, the same command resumes after the last finished piece. Several machines share the
-work by --part (examples_scaling/training/prepare_slurm.sh), and --dry-run prints what a job reads.
+work by --part (examples_scaling/training/prepare_slurm.sh), and --dry-run prints what a job costs.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from megatron.io import explain_disk_full
 from megatron.log import get_logger
 from megatron.remote_files import RemotePath
 from megatron.text.arguments import parse_count, parse_output_prefix_or_url
-from megatron.text.dry_run import describe_job
+from megatron.text.dry_run import estimate_job
 from megatron.text.inputs import add_root
 from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.text.sources import parse_part
@@ -120,7 +120,8 @@ def build_parser() -> argparse.ArgumentParser:
     work.add_argument(
         "--dry-run",
         action="store_true",
-        help="check the input and the tokenizer, print files, bytes and free disk, and write nothing",
+        help="print files, bytes, and the time and disk that the job takes by a short sample of its input, "
+        "and write nothing",
     )
     work.add_argument("--workers", type=positive_int, default=1, metavar="N", help="number of processes")
     work.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -157,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         if args.dry_run:
-            print(describe_job(inputs, prefix, parse_tokenizer_spec(args)))
+            print(estimate_job(inputs, prefix, parse_tokenizer_spec(args), options))
             return 0
         # a full disk is an OSError deep in a worker; this adds the output's folder and the space that is free
         with explain_disk_full(prefix.parent):

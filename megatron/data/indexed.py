@@ -20,7 +20,7 @@ from megatron.data.parts import (
     check_parts,
     read_parts_list,
 )
-from megatron.data.sidecar import DTYPE_NAMES, HEADER, MAGIC, VERSION, load_sidecar, locate_dataset
+from megatron.data.sidecar import DTYPE_NAMES, HEADER, HINT, load_sidecar, locate_dataset, read_header
 
 # little endian on every machine
 DTYPES = {code: np.dtype(name).newbyteorder("<") for code, name in DTYPE_NAMES.items()}
@@ -28,7 +28,6 @@ DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
 BLOCK_DOCUMENTS = 1 << 18  # documents whose lengths are computed at a time
 BLOCK_NUMBERS = 1 << 14  # numbers of the index read at a time: they fit into a core's private cache
 CHECKED_BYTES = 1 << 28  # an index of parts up to this size (13 M documents, 0.1 s) is checked completely
-HINT = "Delete the dataset and run tools/preprocess_data_many_cores.py again"
 
 
 class IndexedTokens:
@@ -55,7 +54,8 @@ class IndexedTokens:
                 f"{self.prefix}.bin: no such file, expected the prefix of a .bin/.idx dataset"
             )
         self.sidecar = load_sidecar(uri)  # other programs write none
-        self.dtype, self.n_sequences, self.n_documents = read_index_header(self._index)
+        name, self.n_sequences, self.n_documents = read_header(self._index)
+        self.dtype = np.dtype(name).newbyteorder("<")
         self.parts: list[DatasetPart] = []
         n_tokens, self._longest, in_order = self._check_index()
         if self.files.has_parts:
@@ -127,12 +127,7 @@ class IndexedTokens:
     @cached_property
     def document_tokens(self) -> np.ndarray:
         """Tokens of each document, int64 [n_documents]; read from the index on first access."""
-        # boundaries are counted in sequences: difference the cumulative tokens at the boundaries
-        # Sequences of 4, 3 and 5 tokens, boundaries [0, 2, 3]: ends = [0, 4, 7, 12], documents of 12 - 7 = 5
-        # and 7 tokens come from ends[[0, 2, 3]] = [0, 7, 12].
-        ends = np.zeros(self.n_sequences + 1, dtype=np.int64)
-        np.cumsum(self.sequence_tokens(), out=ends[1:])
-        return np.diff(ends[self._boundaries])
+        return np.concatenate([np.empty(0, np.int64), *self.iter_document_lengths()])
 
     def sequence_tokens(self) -> np.ndarray:
         """Read the tokens of each sequence from the index: [n_sequences], uint16 if they fit, else int32.
@@ -164,23 +159,11 @@ class IndexedTokens:
         return begins, ends - begins
 
     def iter_document_lengths(self) -> Iterator[np.ndarray]:
-        """Yield the number of tokens of all documents in blocks, each int32 or int64."""
+        """Yield the number of tokens of all documents in blocks, each int64."""
         for first in range(0, self.n_documents, BLOCK_DOCUMENTS):
             bounds = self._boundaries[first : first + BLOCK_DOCUMENTS + 1]
-            end = first + len(bounds) - 1
-            if (bounds == np.arange(first, end + 1)).all():  # a document is a sequence, as usual
-                yield self._lengths[first:end]
-            else:
-                yield np.diff(self._sequence_starts(bounds))
-
-    def read(self, document: int, offset: int, n: int) -> np.ndarray:
-        """Return `n` tokens from `offset` in a document, across document ends: [n], a view of the file."""
-        begin = self._document_start(document) + offset
-        if begin < 0 or begin + n > self.n_tokens:
-            raise ValueError(
-                f"{self.prefix}: no {n} tokens from {begin:,} on, the file has {self.n_tokens:,}"
-            )
-        return self.tokens[begin : begin + n]
+            # Sequences of 4, 3 and 5 tokens, boundaries [0, 2, 3]: starts [0, 7, 12], documents of 7 and 5
+            yield np.diff(self._sequence_starts(bounds))
 
     def read_copy(self, begin: int, n: int) -> np.ndarray:
         """Return a copy of tokens[begin : begin + n], read without a memory map.
@@ -200,7 +183,8 @@ class IndexedTokens:
         """Return the tokens of document i, a view of the file."""
         if not 0 <= i < self.n_documents:
             raise IndexError(f"{self.prefix}: no document {i}, the file has {self.n_documents:,}")
-        return self.tokens[self._document_start(i) : self._document_start(i + 1)]
+        begins, lengths = self.document_spans(np.array([i]))
+        return self.tokens[int(begins[0]) : int(begins[0] + lengths[0])]
 
     def _sequence_starts(self, sequences: np.ndarray) -> np.ndarray:
         """Return the first token of each sequence; n_tokens for the number after the last sequence."""
@@ -211,18 +195,11 @@ class IndexedTokens:
         starts[inside] = self._positions[sequences[inside]] // self.dtype.itemsize
         return starts
 
-    def _document_start(self, document: int) -> int:
-        """Return the first token of a document; n_tokens for the number after the last document."""
-        sequence = int(self._boundaries[document])
-        if sequence == self.n_sequences:
-            return self.n_tokens
-        return int(self._positions[sequence]) // self.dtype.itemsize
-
 
 def count_index_tokens(index: Path) -> int:
     """Return the tokens that a .idx file lists, without its .bin. Raises ValueError if it is inconsistent."""
-    dtype, n_sequences, n_documents = read_index_header(index)
-    return check_index(index, n_sequences, n_documents, dtype)[0]
+    name, n_sequences, n_documents = read_header(index)
+    return check_index(index, n_sequences, n_documents, np.dtype(name))[0]
 
 
 def check_ids(ids: np.ndarray, n_ids: int, name: str) -> None:
@@ -236,26 +213,6 @@ def check_ids(ids: np.ndarray, n_ids: int, name: str) -> None:
         f"{name}: got id {odd}, expected 0 to {n_ids - 1} (model.n_tokens={n_ids}). "
         "Preprocess with the model's tokenizer, or raise model.n_tokens."
     )
-
-
-def read_index_header(path: Path) -> tuple[np.dtype, int, int]:
-    """Read (dtype, sequences, documents) of an index, and check its size against them."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        head = file.read(HEADER.size)
-    if len(head) < HEADER.size:
-        raise ValueError(f"{path}: got {size} bytes, too few for an index. {HINT}.")
-    magic, version, code, n, m = HEADER.unpack(head)
-    if magic != MAGIC:
-        raise ValueError(f"{path}: got {magic!r} at the start, expected {MAGIC!r}")
-    if version != VERSION or code not in DTYPES:
-        raise ValueError(
-            f"{path}: got version {version} with dtype code {code}, expected version 1 with integer tokens"
-        )
-    expected = HEADER.size + 12 * n + 8 * m  # int32 length and int64 position per sequence, int64 boundaries
-    if size < expected or m < 1:
-        raise ValueError(f"{path}: got {size:,} bytes, expected {expected:,} as in its header. {HINT}.")
-    return DTYPES[code], n, m - 1
 
 
 def check_index(path: Path, n_sequences: int, n_documents: int, dtype: np.dtype) -> tuple[int, int, bool]:

@@ -20,9 +20,8 @@ from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
 
 DATASET_SUFFIXES = (".bin", ".idx", ".json")  # renamed in this order: the sidecar appears last
 SPOOL_SUFFIX = ".lengths"
-MAX_COUNTED_IDS = (
-    1 << 22
-)  # larger ids are not counted: text vocabularies are smaller, and counts take 8 bytes per id
+# Larger ids are not counted: text vocabularies are smaller, and counts take 8 bytes per id.
+MAX_COUNTED_IDS = 1 << 22
 BLOCK = 1 << 20  # documents or tokens processed at a time
 
 
@@ -74,7 +73,7 @@ class IndexedWriter:
         """`meta`: entries of the sidecar beside counts and hashes. `scratch`: folder of the partial files."""
         self.prefix = Path(prefix)
         self.scratch = scratch or self.prefix.parent
-        self.keep_partial = False  # of an exception, for a writer that can resume
+        self.keep_partial = False  # after an exception, for a writer that can resume
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.meta = meta or {}
         self.n_tokens = self.n_documents = self.n_empty = self.longest = 0
@@ -115,15 +114,12 @@ class IndexedWriter:
                 publish_dataset(self.prefix, self.scratch)
                 is_whole = True
         finally:
-            if (
-                is_whole or not self.keep_partial
-            ):  # before closing: the lock ends with the file handle, and another process may start
-                for suffix in (*DATASET_SUFFIXES, SPOOL_SUFFIX):
-                    self._partial_path(suffix).unlink(missing_ok=True)
+            # before closing: the lock ends with the file handle, and another process may start
+            for suffix in (*DATASET_SUFFIXES, SPOOL_SUFFIX) if is_whole or not self.keep_partial else ():
+                self._partial_path(suffix).unlink(missing_ok=True)
             for file in (self._bin, self._spool):
-                with suppress(
-                    *(() if is_whole else (OSError,))
-                ):  # the disk-full error is already propagating
+                # the disk-full error is already propagating
+                with suppress(*(() if is_whole else (OSError,))):
                     file.close()
 
     def add_document(self, ids: Sequence[int] | np.ndarray) -> None:
@@ -164,9 +160,6 @@ class IndexedWriter:
         assert self._spool is not None, "add documents inside the `with` block"
         # int32 as in the index: a document has fewer than 2^31 tokens
         self._spool.write(lengths.astype("<i4").data)
-        self._count_documents(lengths)
-
-    def _count_documents(self, lengths: np.ndarray) -> None:
         self.n_tokens += int(lengths.sum(dtype=np.int64))
         self.n_documents += len(lengths)
         self.n_empty += int((lengths == 0).sum())
@@ -180,11 +173,10 @@ class IndexedWriter:
         assert self._bin is not None and self._spool is not None, "call prepare inside the `with` block"
         if self._is_prepared:
             return
-        bin_sum, index_hash = self._finish_data(), BlockHash(self.block_bytes)
-        with self._partial_path(".idx").open("wb") as file:
-            for block in iter_index(self.dtype, self.n_documents, self._iter_lengths):
-                index_hash.update(block)
-                file.write(block)
+        bin_sum = self._finish_data()
+        index_hash = write_index(
+            self._partial_path(".idx"), self.dtype, self.n_documents, self._iter_lengths, self.block_bytes
+        )
         sha256 = self.sha256 = {"bin": bin_sum, "idx": index_hash.hexdigest()}
         # without this entry, both are plain SHA-256
         if index_hash.n_blocks or self.n_tokens * self.dtype.itemsize > self.block_bytes:
@@ -197,9 +189,7 @@ class IndexedWriter:
             "tokens": self.n_tokens,
             "empty_documents": self.n_empty,
             "longest_document": self.longest,
-            "unigram_entropy_nats": None
-            if self._counts.counts is None
-            else unigram_entropy(self._counts.counts),
+            "unigram_entropy_nats": unigram_entropy(self._counts.counts),
             # after the counts, so that a caller's entry replaces them: `empty_documents` counts EOD-only
             # documents
             **self.meta,
@@ -223,16 +213,24 @@ class IndexedWriter:
             yield np.frombuffer(block, dtype="<i4")
 
 
-def iter_index(
-    dtype: np.dtype, n_documents: int, iter_lengths: Callable[[], Iterable[np.ndarray]]
-) -> Iterator[bytes]:
-    """Yield the .idx file of a dataset block by block; each document is one sequence.
+def write_index(
+    path: Path, dtype: np.dtype, n: int, iter_lengths: Callable[[], Iterable[np.ndarray]], block_bytes: int
+) -> BlockHash:
+    """Write the .idx file of n documents, each one sequence; return its hash.
 
-    iter_lengths   returns the tokens of all documents in blocks [n]; called twice
+    iter_lengths   returns the tokens of all documents in blocks [k]; called twice
     """
+    digest = BlockHash(block_bytes)
+    with path.open("wb") as file:
+        for block in _iter_index(dtype, n, iter_lengths):
+            digest.update(block)
+            file.write(block)
+    return digest
+
+
+def _iter_index(dtype: np.dtype, n: int, iter_lengths: Callable[[], Iterable[np.ndarray]]) -> Iterator[bytes]:
     # Three passes over the documents: all lengths, all positions, all boundaries. The format stores the
     # arrays one after another, and their size may exceed memory; the lengths are read twice instead.
-    n = n_documents
     yield HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], n, n + 1)
     for lengths in iter_lengths():
         yield lengths.astype("<i4").tobytes()
@@ -254,11 +252,13 @@ def publish_dataset(prefix: Path, scratch: Path) -> None:
     publish_files([(scratch / (name + PARTIAL), prefix.with_name(name)) for name in names])
 
 
-def unigram_entropy(counts: np.ndarray) -> float | None:
-    """Return the entropy of the unigram distribution in nats: the minimum loss of a model without context."""
-    # 0 log 0 counts as 0; in floating point it would be NaN
-    positive = counts[counts > 0]
-    if not len(positive):
+def unigram_entropy(counts: np.ndarray | None) -> float | None:
+    """Return the entropy of the unigram distribution in nats: the minimum loss of a model without context.
+
+    None without counts.
+    """
+    if counts is None or not counts.any():
         return None
+    positive = counts[counts > 0]  # 0 log 0 counts as 0; in floating point it would be NaN
     p = positive / positive.sum()
     return float(-(p * np.log(p)).sum())

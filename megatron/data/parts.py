@@ -69,23 +69,19 @@ class DatasetPart:
 def read_parts_list(files: DatasetFiles, sidecar: dict[str, Any]) -> list[DatasetPart]:
     """Return the parts of a dataset of parts. Raises ValueError for a list without parts."""
     entries = sidecar.get("parts")
-    names = ("path", "documents", "tokens", "mtime_ns")
-    if not entries or not all(name in entry for entry in entries for name in names):
+    names = ("documents", "tokens", "mtime_ns")
+    if not entries or not all(name in entry for entry in entries for name in ("path", *names)):
         raise ValueError(
-            f"{files.sidecar}: got no list of parts with {', '.join(names)}. "
+            f"{files.sidecar}: got no list of parts with path, {', '.join(names)}. "
             "Write it with tools/merge_datasets.py --parts."
         )
     return [
         DatasetPart(
-            prefix=os.path.join(files.sidecar.parent, entry["path"]),
-            n_documents=entry["documents"],
-            n_tokens=entry["tokens"],
-            mtime_ns=entry["mtime_ns"],
-            sidecar_sha256=entry.get("sidecar_sha256"),
-            sha256=entry.get("sha256") or {},
+            os.path.join(files.sidecar.parent, entry["path"]), entry["documents"], entry["tokens"],
+            entry["mtime_ns"], entry.get("sidecar_sha256"), entry.get("sha256") or {},
         )
         for entry in entries
-    ]
+    ]  # fmt: skip
 
 
 def describe_part(files: DatasetFiles, n_documents: int, n_tokens: int, folder: Path) -> dict[str, Any]:

@@ -26,13 +26,12 @@ HEADER = struct.Struct("<9sQBQQ")
 # codes of Megatron's indexed_dataset; 6 and 7 are float types, which are not tokens
 DTYPE_NAMES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 MAX_COUNT = 1 << 63
+HINT = "Delete the dataset and run tools/preprocess_data_many_cores.py again"
 HOW = "expected the prefix of a .bin/.idx dataset, as tools/preprocess_data_many_cores.py writes it"
-
-# (returns whether a value is valid, description of valid values)
-FieldCheck = tuple[Callable[[Any], bool], str]
 
 
 def _is_count(value: Any) -> bool:
+    # JSON does not separate counts from other numbers: 1.0, true, -1 and 10^30 are rejected
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_COUNT
 
 
@@ -40,51 +39,39 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _or_null(check: FieldCheck) -> FieldCheck:
-    return (lambda value: value is None or check[0](value)), f"{check[1]} or null"
-
-
-# JSON does not separate counts from other numbers: 1.0, true, -1 and 10^30 are rejected
-COUNT: FieldCheck = (_is_count, "a whole number")
-NUMBER: FieldCheck = (_is_number, "a finite number")
-SIZE: FieldCheck = (lambda value: _is_count(value) and value > 0), "a whole number of 1 or more"
-STRING: FieldCheck = ((lambda value: isinstance(value, str)), "a string")
-BOOLEAN: FieldCheck = ((lambda value: isinstance(value, bool)), "true or false")
-OBJECT: FieldCheck = ((lambda value: isinstance(value, dict)), "an object")
-OBJECTS: FieldCheck = (
-    (lambda value: isinstance(value, list) and all(isinstance(item, dict) for item in value)),
-    "a list of objects",
-)
-DTYPE: FieldCheck = (
-    (lambda value: isinstance(value, str) and value in DTYPE_NAMES.values()),
-    "one of " + ", ".join(DTYPE_NAMES.values()),
-)
-COUNTS = (
-    "documents", "tokens", "empty_documents", "longest_document", "rejected_lines", "rejected_files"
-)  # fmt: skip
-FIELDS: dict[str, FieldCheck] = {
-    "dtype": DTYPE,
-    **dict.fromkeys(COUNTS, COUNT),
-    "unigram_entropy_nats": _or_null(NUMBER),
-    **dict.fromkeys(("append_eod", "special_text"), BOOLEAN),
-    "json_key": STRING,
-    "job": _or_null(STRING),
-    "tokenizer": _or_null(OBJECT),
-    **dict.fromkeys(("sha256", "part", "subset_of"), OBJECT),
-    **dict.fromkeys(("sources", "merged_from", "parts"), OBJECTS),
+# kind of a field: (returns whether a value is valid, description of valid values)
+KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "count": (_is_count, "a whole number"),
+    "size": ((lambda value: _is_count(value) and value > 0), "a whole number of 1 or more"),
+    "number": (_is_number, "a finite number"),
+    "string": ((lambda value: isinstance(value, str)), "a string"),
+    "flag": ((lambda value: isinstance(value, bool)), "true or false"),
+    "object": ((lambda value: isinstance(value, dict)), "an object"),
+    "objects": (
+        (lambda value: isinstance(value, list) and all(isinstance(item, dict) for item in value)),
+        "a list of objects",
+    ),
+    "dtype": (
+        (lambda value: isinstance(value, str) and value in DTYPE_NAMES.values()),
+        "one of " + ", ".join(DTYPE_NAMES.values()),
+    ),
 }
-PART_FIELDS: dict[str, FieldCheck] = {
-    "path": STRING,
-    **dict.fromkeys(("documents", "tokens", "mtime_ns"), COUNT),
-    "sidecar_sha256": _or_null(STRING),
-    "sha256": OBJECT,
-}
-TOKENIZER_FIELDS: dict[str, FieldCheck] = {
-    **dict.fromkeys(("name", "sha256", "eod_token", "eod_from"), _or_null(STRING)),
-    **dict.fromkeys(("n_tokens", "eod_id"), _or_null(COUNT)),
-}
-# block_bytes: the two are hashes of the hashes of blocks of this size (megatron/data/block_hash.py)
-SUM_FIELDS: dict[str, FieldCheck] = {"bin": STRING, "idx": STRING, "block_bytes": SIZE}
+# section of a sidecar: kind of its fields, with "?" if null is valid too: names
+FIELDS: dict[str, dict[str, str]] = {
+    "": {
+        "count": "documents tokens empty_documents longest_document rejected_lines rejected_files",
+        "number?": "unigram_entropy_nats", "flag": "append_eod special_text", "dtype": "dtype",
+        "string": "json_key", "string?": "job", "object?": "tokenizer", "object": "sha256 part subset_of",
+        "objects": "sources merged_from parts",
+    },
+    "parts": {
+        "string": "path", "count": "documents tokens mtime_ns", "string?": "sidecar_sha256",
+        "object": "sha256",
+    },
+    "tokenizer": {"string?": "name sha256 eod_token eod_from", "count?": "n_tokens eod_id"},
+    # block_bytes: bin and idx are hashes of the hashes of blocks of this size (megatron/data/block_hash.py)
+    "sha256": {"string": "bin idx parts", "size": "block_bytes"},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -202,28 +189,52 @@ def read_sidecar(uri: str | Path) -> dict[str, Any]:
         raise ValueError(
             f"{path}: got {type(content).__name__}, expected an object. Preprocess the corpus again."
         )
-    _check_fields(path, "", content, FIELDS)
-    _check_fields(path, "tokenizer.", content.get("tokenizer") or {}, TOKENIZER_FIELDS)
-    _check_fields(path, "sha256.", content.get("sha256") or {}, SUM_FIELDS | {"parts": STRING})
+    _check_fields(path, "", "", content)
+    for section in ("tokenizer", "sha256"):
+        _check_fields(path, section, f"{section}.", content.get(section) or {})
     for number, part in enumerate(content.get("parts") or []):
-        _check_fields(path, f"parts[{number}].", part, PART_FIELDS)
-        _check_fields(path, f"parts[{number}].sha256.", part.get("sha256") or {}, SUM_FIELDS)
+        _check_fields(path, "parts", f"parts[{number}].", part)
+        _check_fields(path, "sha256", f"parts[{number}].sha256.", part.get("sha256") or {})
     return content
 
 
-def _check_fields(path: Path, where: str, content: dict[str, Any], checks: dict[str, FieldCheck]) -> None:
-    for name, (is_valid, expected) in checks.items():
-        # unknown and missing keys are accepted: files of older and newer versions have fewer or more
-        if name in content and not is_valid(content[name]):
-            raise ValueError(
-                f"{path}: {where}{name}: got {str(content[name])[:40]!r}, expected {expected}. "
-                "Preprocess the corpus again, or delete this file if another program wrote it."
-            )
+def _check_fields(path: Path, section: str, where: str, content: dict[str, Any]) -> None:
+    for kind, names in FIELDS[section].items():
+        (is_valid, expected), is_optional = KINDS[kind.rstrip("?")], kind.endswith("?")
+        for name in names.split():
+            # unknown and missing keys are accepted: files of older and newer versions have fewer or more
+            value = content.get(name)
+            if name in content and not is_valid(value) and not (is_optional and value is None):
+                expected += " or null" * is_optional
+                raise ValueError(
+                    f"{path}: {where}{name}: got {str(value)[:40]!r}, expected {expected}. "
+                    "Preprocess the corpus again, or delete this file if another program wrote it."
+                )
 
 
 def count_token_bytes(dtype: str) -> int:
     """Return the bytes of a token: "uint16" has 16 bits, 2 bytes."""
     return int(dtype.removeprefix("u").removeprefix("int")) // 8
+
+
+def read_header(index: Path) -> tuple[str, int, int]:
+    """Read (dtype, sequences, documents) of an index, and check its size against them."""
+    size = index.stat().st_size
+    with index.open("rb") as file:
+        head = file.read(HEADER.size)
+    if len(head) < HEADER.size:
+        raise ValueError(f"{index}: got {size} bytes, too few for an index. {HINT}.")
+    magic, version, code, n, m = HEADER.unpack(head)
+    if magic != MAGIC:
+        raise ValueError(f"{index}: got {magic!r} at the start, expected {MAGIC!r}")
+    if version != VERSION or code not in DTYPE_NAMES:
+        raise ValueError(
+            f"{index}: got version {version} with dtype code {code}, expected version 1 with integer tokens"
+        )
+    expected = HEADER.size + 12 * n + 8 * m  # int32 length and int64 position per sequence, int64 boundaries
+    if size < expected or m < 1:
+        raise ValueError(f"{index}: got {size:,} bytes, expected {expected:,} as in its header. {HINT}.")
+    return DTYPE_NAMES[code], n, m - 1
 
 
 def count_tokens(uri: str | Path) -> int:
@@ -233,22 +244,14 @@ def count_tokens(uri: str | Path) -> int:
     FileNotFoundError if there is neither.
     """
     files, sidecar = locate_dataset(uri), load_sidecar(uri)
-    if sidecar is not None:
-        if "tokens" not in sidecar:
-            raise ValueError(f"{files.sidecar}: tokens is missing. Preprocess the corpus again.")
-        return int(sidecar["tokens"])
-    if not files.index.is_file():
-        raise FileNotFoundError(f"{uri}.idx: no such file, {HOW}")
-    with files.index.open("rb") as file:
-        header = file.read(HEADER.size)  # may be shorter; the padding below fails the check
-    magic, version, code, _, _ = HEADER.unpack(header.ljust(HEADER.size, b"\0"))
-    if magic != MAGIC or version != VERSION or code not in DTYPE_NAMES:
-        raise ValueError(
-            f"{uri}.idx: got another format, expected an MMIDIDX index of version 1. "
-            "Preprocess the corpus again."
-        )
-    # the .bin is a plain array of ids, so its size gives their number without reading the index
-    return files.count_bytes() // count_token_bytes(DTYPE_NAMES[code])
+    if sidecar is None:
+        if not files.index.is_file():
+            raise FileNotFoundError(f"{uri}.idx: no such file, {HOW}")
+        # the .bin is a plain array of ids, so its size gives their number without reading the index
+        return files.count_bytes() // count_token_bytes(read_header(files.index)[0])
+    if "tokens" not in sidecar:
+        raise ValueError(f"{files.sidecar}: tokens is missing. Preprocess the corpus again.")
+    return int(sidecar["tokens"])
 
 
 @dataclass(frozen=True)

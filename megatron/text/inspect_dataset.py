@@ -72,11 +72,11 @@ def _count_lengths(dataset: IndexedTokens) -> tuple[np.ndarray, np.ndarray]:
     return lengths, counts
 
 
-def _iter_document_spans(dataset: IndexedTokens) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield (start in the tokens, length) of documents, in blocks."""
+def _iter_document_spans(dataset: IndexedTokens) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield (first document, starts in the tokens, lengths) of blocks of documents."""
     for first in range(0, dataset.n_documents, BLOCK_DOCUMENTS):
         numbers = np.arange(first, min(first + BLOCK_DOCUMENTS, dataset.n_documents))
-        yield dataset.document_spans(numbers)
+        yield first, *dataset.document_spans(numbers)
 
 
 def find_faults(
@@ -181,23 +181,20 @@ def _find_wrong_tokens(
         tokenizer.get("eod_id") if sidecar.get("append_eod") else None,
     )
     # start values that no check below reports, also for a dataset without tokens
-    data_hash, least, most = BlockHash(sums.get("block_bytes")), 0, -1
-    ends, n_ended, odd = _DocumentEnds(dataset), 0, None
-    for begin in range(0, dataset.n_tokens, BLOCK_TOKENS):
-        # one read serves all three checks: hash, range of ids, last tokens
-        ids = dataset.read_copy(begin, BLOCK_TOKENS)
-        data_hash.update(ids.data)
-        least, most = min(least, int(ids.min())), max(most, int(ids.max()))
-        if eod is not None and odd is None:
-            # document ends e with begin < e <= begin + len(ids), each one token after the last token of a
-            # document
-            block_ends = ends.pop_until(begin + len(ids))
-            # the last token of a document that ends in this block is in this block, at end - 1
-            wrong = np.flatnonzero(ids[block_ends - 1 - begin] != eod)
-            # counted among documents that are not empty: empty ones have no end in `ends`
-            odd = n_ended + int(wrong[0]) if len(wrong) else None
-            n_ended += len(block_ends)
-        advance(ids.nbytes)
+    data_hash, least, most, odd = BlockHash(sums.get("block_bytes")), 0, -1, None
+    for first, begins, lengths in _iter_document_spans(dataset):
+        ends = begins + lengths
+        for begin in range(int(begins[0]), int(ends[-1]), BLOCK_TOKENS):
+            # one read serves all three checks: hash, range of ids, last tokens
+            ids = dataset.read_copy(begin, min(BLOCK_TOKENS, int(ends[-1]) - begin))
+            data_hash.update(ids.data)
+            least, most = min(least, int(ids.min())), max(most, int(ids.max()))
+            if eod is not None and odd is None:
+                # the last token of a document that ends in this block is in this block, at end - 1
+                ending = np.flatnonzero((lengths > 0) & (ends > begin) & (ends <= begin + len(ids)))
+                wrong = ending[ids[ends[ending] - 1 - begin] != eod]
+                odd = first + int(wrong[0]) if len(wrong) else None
+            advance(ids.nbytes)
     if "bin" in sums and data_hash.hexdigest() != sums["bin"]:
         yield f"{dataset.prefix}.bin: its hash differs from the sidecar's; the file has changed"
     if vocab_size is not None and most >= vocab_size:
@@ -205,36 +202,4 @@ def _find_wrong_tokens(
     if least < 0:
         yield f"{dataset.prefix}.bin: got negative id {least}"
     if odd is not None:
-        number = _find_nonempty_document(dataset, odd)
-        yield f"{dataset.prefix}.bin: document {number} does not end with id {eod} as in the sidecar"
-
-
-def _find_nonempty_document(dataset: IndexedTokens, n: int) -> int:
-    """Return the number, among all documents, of document `n` of those that are not empty."""
-    first = 0
-    for _, lengths in _iter_document_spans(dataset):
-        nonempty = np.flatnonzero(lengths)
-        if n < len(nonempty):
-            return first + int(nonempty[n])
-        first, n = first + len(lengths), n - len(nonempty)
-    raise IndexError(f"got document {n} past the last that is not empty")
-
-
-class _DocumentEnds:
-    """Ends of non-empty documents, in order, in bounded memory."""
-
-    def __init__(self, dataset: IndexedTokens) -> None:
-        self._blocks = (begins[n > 0] + n[n > 0] for begins, n in _iter_document_spans(dataset))
-        self._pending = np.zeros(0, dtype=np.int64)
-
-    def pop_until(self, token: int) -> np.ndarray:
-        """Return and remove the ends up to and including `token`."""
-        # one block of documents may end in many blocks of tokens, and the other way round
-        while not len(self._pending) or self._pending[-1] <= token:
-            if (block := next(self._blocks, None)) is None:
-                break
-            self._pending = np.concatenate([self._pending, block])
-        # `_pending` now contains an end after `token`, or all remaining ends
-        n = int(np.searchsorted(self._pending, token, side="right"))
-        ends, self._pending = self._pending[:n], self._pending[n:]
-        return ends
+        yield f"{dataset.prefix}.bin: document {odd} does not end with id {eod} as in the sidecar"

@@ -94,7 +94,8 @@ def copy_documents(
             ids = dataset.read_copy(int(begins[0]), total)
         else:
             # scattered documents, as of a sample: through the memory map, one copy per document
-            ids = np.concatenate([dataset.get_document(i) for i in part.tolist()])
+            spans = zip(begins[:n].tolist(), lengths[:n].tolist(), strict=True)
+            ids = np.concatenate([dataset.tokens[first : first + size] for first, size in spans])
         writer.add_documents(ids, lengths[:n])
         advance(total)
         begin += n

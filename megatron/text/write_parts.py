@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from megatron.data import open_dataset
-from megatron.data.block_hash import BLOCK_BYTES, BlockHash, describe_sums, hash_blocks
-from megatron.data.indexed_writer import IdCounts, iter_index, unigram_entropy
+from megatron.data.block_hash import BLOCK_BYTES, BlockHash, describe_sums
+from megatron.data.indexed_writer import IdCounts, unigram_entropy, write_index
 from megatron.data.parts import describe_part
 from megatron.data.sidecar import PARTS_INDEX_SUFFIX, PARTS_SUFFIX
 from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
@@ -63,8 +63,7 @@ def write_parts_list(
     partial_index, partial = (path.with_name(path.name + PARTIAL) for path in paths)
     with open_exclusive(partial, output):
         try:
-            content = _write_index(inputs, partial_index)
-            index_hash = hash_blocks(partial_index, BLOCK_BYTES)
+            content, index_hash = _write_index(inputs, partial_index)
             content |= {name: value for name, value in inputs.meta.items() if name != "merged_from"}
             content |= _hash_parts(inputs, parts, index_hash, hash_tokens)
             partial.write_text(json.dumps(content | {"parts": parts}, indent=1) + "\n")
@@ -95,8 +94,8 @@ def _is_written(output: Path, parts: list[dict[str, Any]], hash_tokens: bool) ->
     )
 
 
-def _write_index(inputs: MergeInputs, path: Path) -> dict[str, Any]:
-    """Write the index of all documents; return the entries of the sidecar that it gives."""
+def _write_index(inputs: MergeInputs, path: Path) -> tuple[dict[str, Any], BlockHash]:
+    """Write the index of all documents; return the entries of the sidecar that it gives, and its hash."""
     dtype, n_empty, longest = inputs.datasets[0].dtype, 0, 0
 
     def iter_lengths() -> Iterator[np.ndarray]:
@@ -104,13 +103,11 @@ def _write_index(inputs: MergeInputs, path: Path) -> dict[str, Any]:
             yield from dataset.iter_document_lengths()
             dataset.unmap()
 
-    with path.open("wb") as file:
-        for block in iter_index(dtype, inputs.n_documents, iter_lengths):
-            file.write(block)
+    digest = write_index(path, dtype, inputs.n_documents, iter_lengths, BLOCK_BYTES)
     for lengths in iter_lengths():
         n_empty += int((lengths == 0).sum())
         longest = max(longest, int(lengths.max(initial=0)))
-    return {
+    content = {
         "format": FORMAT,
         "version": PARTS_VERSION,
         "dtype": dtype.name,
@@ -119,6 +116,7 @@ def _write_index(inputs: MergeInputs, path: Path) -> dict[str, Any]:
         "empty_documents": n_empty,
         "longest_document": longest,
     }
+    return content, digest
 
 
 def _hash_parts(
@@ -150,5 +148,5 @@ def _hash_tokens(inputs: MergeInputs, parts: list[dict[str, Any]], index_hash: B
                 bar.update(len(ids))
             if part_digest is not None:
                 part["sha256"]["bin"] = part_digest.hexdigest()
-    entropy = None if counts.counts is None else unigram_entropy(counts.counts)
+    entropy = unigram_entropy(counts.counts)
     return {"unigram_entropy_nats": entropy, "sha256": describe_sums(digest, index_hash)}
