@@ -209,7 +209,7 @@ class IndexedWriter:
         assert self._spool is not None
         # seek also flushes the write buffer of the spool, so that the read below includes all lengths
         self._spool.seek(0)
-        while block := self._spool.read(4 * BLOCK):
+        while block := self._spool.read(BLOCK):
             yield np.frombuffer(block, dtype="<i4")
 
 

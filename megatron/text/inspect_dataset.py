@@ -191,7 +191,8 @@ def _find_wrong_tokens(
             least, most = min(least, int(ids.min())), max(most, int(ids.max()))
             if eod is not None and odd is None:
                 # the last token of a document that ends in this block is in this block, at end - 1
-                ending = np.flatnonzero((lengths > 0) & (ends > begin) & (ends <= begin + len(ids)))
+                low, high = np.searchsorted(ends, (begin, begin + len(ids)), side="right")
+                ending = low + np.flatnonzero(lengths[low:high])
                 wrong = ending[ids[ends[ending] - 1 - begin] != eod]
                 odd = first + int(wrong[0]) if len(wrong) else None
             advance(ids.nbytes)
