@@ -5,7 +5,7 @@ Lengths are spooled to disk beside the tokens, so that memory does not grow with
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -22,7 +22,8 @@ DATASET_SUFFIXES = (".bin", ".idx", ".json")  # renamed in this order: the sidec
 SPOOL_SUFFIX = ".lengths"
 # Larger ids are not counted: text vocabularies are smaller, and counts take 8 bytes per id.
 MAX_COUNTED_IDS = 1 << 22
-BLOCK = 1 << 20  # documents or tokens processed at a time
+BLOCK = 1 << 20  # tokens processed at a time
+BLOCK_DOCUMENTS = 1 << 18  # processed at a time
 
 
 def dtype_for(n_tokens: int) -> np.dtype:
@@ -209,7 +210,7 @@ class IndexedWriter:
         assert self._spool is not None
         # seek also flushes the write buffer of the spool, so that the read below includes all lengths
         self._spool.seek(0)
-        while block := self._spool.read(BLOCK):
+        while block := self._spool.read(4 * BLOCK_DOCUMENTS):
             yield np.frombuffer(block, dtype="<i4")
 
 
@@ -241,15 +242,29 @@ def _iter_index(dtype: np.dtype, n: int, iter_lengths: Callable[[], Iterable[np.
         yield ((ends - lengths) * dtype.itemsize).astype("<i8").tobytes()
         begin = int(ends[-1])
     # document i is sequence i, so the boundaries are 0, 1, ..., n
-    for first in range(0, n + 1, BLOCK):
-        yield np.arange(first, min(first + BLOCK, n + 1), dtype="<i8").tobytes()
+    for first in range(0, n + 1, BLOCK_DOCUMENTS):
+        yield np.arange(first, min(first + BLOCK_DOCUMENTS, n + 1), dtype="<i8").tobytes()
+
+
+def list_partial_files(prefix: Path, scratch: Path) -> list[tuple[Path, Path]]:
+    """Return (partial, final) path of each file of a dataset, in the order of their renames."""
+    names = [prefix.name + suffix for suffix in DATASET_SUFFIXES]
+    return [(scratch / (name + PARTIAL), prefix.with_name(name)) for name in names]
 
 
 def publish_dataset(prefix: Path, scratch: Path) -> None:
     """Rename the partial files of a prepared dataset to their final names; safe to repeat after a kill."""
     # an older dataset is deleted first: a kill must not leave new tokens with an old index
-    names = [prefix.name + suffix for suffix in DATASET_SUFFIXES]
-    publish_files([(scratch / (name + PARTIAL), prefix.with_name(name)) for name in names])
+    publish_files(list_partial_files(prefix, scratch))
+
+
+def finish_publishing(files: Sequence[tuple[Path, Path]]) -> None:
+    """Complete the renames of (partial, final) files of a writer that was killed between two of them."""
+    (first_partial, first), (last_partial, _) = files[0], files[-1]
+    if first.exists() and last_partial.exists() and not first_partial.exists():
+        # the lock of a writer is on its first file: a running one is not disturbed
+        with closing(open_exclusive(first)):
+            publish_files(files)
 
 
 def unigram_entropy(counts: np.ndarray | None) -> float | None:

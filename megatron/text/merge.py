@@ -13,7 +13,7 @@ import numpy as np
 
 from megatron.data import open_dataset
 from megatron.data.indexed import IndexedTokens
-from megatron.data.indexed_writer import IndexedWriter
+from megatron.data.indexed_writer import IndexedWriter, finish_publishing, list_partial_files
 from megatron.terminal import ProgressBar
 from megatron.text.arguments import check_not_exists, dataset_files
 from megatron.text.merge_inputs import open_inputs
@@ -45,6 +45,7 @@ def merge_datasets(
     false.
     """
     inputs = open_inputs(prefixes, output, mixed_eod)
+    finish_publishing(list_partial_files(output, output.parent))
     if is_built_from(output, {"merged_from": inputs.meta["merged_from"]}):
         return MergeResult(inputs.n_documents, inputs.n_tokens, is_new=False)
     if not overwrite:

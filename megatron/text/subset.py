@@ -18,7 +18,7 @@ import numpy as np
 
 from megatron.data import open_dataset
 from megatron.data.indexed import IndexedTokens
-from megatron.data.indexed_writer import IndexedWriter
+from megatron.data.indexed_writer import IndexedWriter, finish_publishing, list_partial_files
 from megatron.data.sidecar import locate_dataset, resolve_prefix
 from megatron.io import PARTIAL, atomic_path
 from megatron.log import get_logger
@@ -172,6 +172,7 @@ def subset_dataset(
             f"{output}: got the name of a text file, expected a prefix: a subset of a dataset is a dataset"
         )
     provenance = {"subset_of": describe_origin(dataset), "selection": selection.to_meta()}
+    finish_publishing(list_partial_files(output, output.parent))
     if is_built_from(output, provenance):
         existing = open_dataset(output)
         log.info("%s: exists already, the same subset of the same dataset", output)

@@ -13,7 +13,7 @@ import numpy as np
 
 from megatron.data import open_dataset
 from megatron.data.block_hash import BLOCK_BYTES, BlockHash, describe_sums
-from megatron.data.indexed_writer import IdCounts, unigram_entropy, write_index
+from megatron.data.indexed_writer import IdCounts, finish_publishing, unigram_entropy, write_index
 from megatron.data.parts import describe_part
 from megatron.data.sidecar import PARTS_INDEX_SUFFIX, PARTS_SUFFIX
 from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
@@ -54,14 +54,15 @@ def write_parts_list(
         describe_part(dataset.files, dataset.n_documents, dataset.n_tokens, output.parent)
         for dataset in inputs.datasets
     ]
+    paths = [Path(f"{output}{suffix}") for suffix in (PARTS_INDEX_SUFFIX, PARTS_SUFFIX)]
+    partial_index, partial = (path.with_name(path.name + PARTIAL) for path in paths)
+    finish_publishing([(partial_index, paths[0]), (partial, paths[1])])
     if _is_written(output, parts, hash_tokens):
         return MergeResult(inputs.n_documents, inputs.n_tokens, is_new=False)
-    paths = [Path(f"{output}{suffix}") for suffix in (PARTS_INDEX_SUFFIX, PARTS_SUFFIX)]
     if not overwrite:
         check_not_exists(*paths)
     output.parent.mkdir(parents=True, exist_ok=True)
-    partial_index, partial = (path.with_name(path.name + PARTIAL) for path in paths)
-    with open_exclusive(partial, output):
+    with open_exclusive(partial_index, output):
         try:
             content, index_hash = _write_index(inputs, partial_index)
             content |= {name: value for name, value in inputs.meta.items() if name != "merged_from"}
