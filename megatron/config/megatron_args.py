@@ -209,7 +209,7 @@ class Row:
 class Draft:
     """A translation under construction: rules read arguments from it and set keys in it.
 
-    texts      path -> content of files that a launch script writes, such as its DeepSpeed JSON
+    texts      absolute path -> content of files that a launch script writes, such as its DeepSpeed JSON
     unsplit    why zero3 replaces the split of the model over ranks; empty: the model is split
     sources    key -> the given arguments that set it
     notes      argument -> why it sets no key, or what is special about how it does

@@ -5,6 +5,7 @@ The table names the rule of an argument; each rule runs once, at the first row t
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def translate_command(
 
     objective  autoregressive or masked_diffusion; None: the script decides, autoregressive without one
     n_ranks    number of ranks; None: the launcher's words give it
-    texts      path -> content of files that the launch script writes, such as its DeepSpeed JSON
+    texts      absolute path -> content of files that the launch script writes, such as its DeepSpeed JSON
     """
     command = parse_command(words)
     is_diffusion = command.script.rpartition("/")[2] in DIFFUSION_SCRIPTS
@@ -76,7 +77,7 @@ def translate_command(
     draft = _apply_table(build_draft())
     if reason := _find_refused_split(draft.settings):
         draft = _apply_table(build_draft(unsplit=reason))
-    path = draft.get("dist.deepspeed_config")
+    path = os.path.abspath(draft.get("dist.deepspeed_config") or "")
     if path in draft.texts:
         # the script writes this file when it runs, so it comes with the configuration
         draft.files["deepspeed.json"] = draft.texts[path]
@@ -310,7 +311,7 @@ def set_deepspeed(draft: Draft) -> None:
     if not draft.has("deepspeed"):
         return
     path, stage, names = draft.value("deepspeed-config"), draft.value("zero-stage"), ["zero-stage"]
-    has_file = path in draft.texts or path is not None and Path(path).is_file()
+    has_file = path is not None and (os.path.abspath(path) in draft.texts or Path(path).is_file())
     if has_file:
         zero = _read_object(path, draft.texts, "--deepspeed-config").get("zero_optimization")
         of_file = zero.get("stage") if isinstance(zero, dict) else None
@@ -336,7 +337,8 @@ def set_deepspeed(draft: Draft) -> None:
 def _read_object(path: str, texts: Mapping[str, str], option: str) -> dict[str, Any]:
     """Return the content of a JSON file."""
     try:
-        content = json.loads(texts[path] if path in texts else Path(path).read_text(encoding="utf-8"))
+        text = texts.get(os.path.abspath(path))
+        content = json.loads(Path(path).read_text(encoding="utf-8") if text is None else text)
     except ValueError as error:  # also for numbers of thousands of digits
         raise ValueError(f"{option}: {path}: not JSON ({error})") from error
     if not isinstance(content, dict):

@@ -43,7 +43,7 @@ RELATIVE_PATH = re.compile(r"(?<![\w./~$}-])(?:\./)?\w[\w-]*(?:[./][\w-]+)+")
 
 
 def record_launch_script(path: Path, given: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Run a script, and return (words of its last training command, path -> content of files that it writes).
+    """Run a script, and return (words of its last training command, absolute path -> content of files that it writes).
 
     It runs with a time limit and closed standard input, in a directory in which the folders and .py files
     that it names exist and are empty. Programs other than launchers and installers are run.
@@ -68,7 +68,9 @@ def record_launch_script(path: Path, given: Mapping[str, str]) -> tuple[list[str
                 f"script lacks with --set NAME=VALUE (its errors: {errors.strip()[-300:] or 'none'})."
             )
         files = [file for file in cwd.rglob("*") if file.is_file() and 0 < file.stat().st_size <= MAX_BYTES]
-        texts = {str(file.relative_to(cwd)): file.read_text("utf-8", "replace") for file in files}
+        texts = {
+            str(Path.cwd() / file.relative_to(cwd)): file.read_text("utf-8", "replace") for file in files
+        }
         # what the script derives from its working directory is meant for the caller's
         return [word.replace(str(cwd), str(Path.cwd())) for word in words], texts
 
