@@ -43,7 +43,7 @@ RELATIVE_PATH = re.compile(r"(?<![\w./~$}-])(?:\./)?\w[\w-]*(?:[./][\w-]+)+")
 
 
 def record_launch_script(path: Path, given: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Run a script, and return (words of its last training command, absolute path -> content of files that it writes).
+    """Run a script, and return (words of its last training command, absolute path -> content of its files).
 
     It runs with a time limit and closed standard input, in a directory in which the folders and .py files
     that it names exist and are empty. Programs other than launchers and installers are run.
