@@ -283,6 +283,8 @@ def _name_corpora(draft: Draft, words: list[str], kind: str, suffix: str = "") -
     if not words or len(words) % 2 or not all(re.fullmatch(r"[\d.]+(e-?\d+)?", word) for word in weights):
         got = " ".join(words[:4])
         raise ValueError(f"--data-path: got {got!r}, expected a prefix, or pairs of weight and prefix")
+    if len(prefixes) == 1:
+        return prefixes[0] + suffix
     name = f"{kind}_data.txt"
     draft.files[name] = "".join(f"{w} {p}{suffix}\n" for w, p in zip(weights, prefixes, strict=True))
     return name
