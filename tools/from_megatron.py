@@ -5,22 +5,23 @@
         --micro-batch-size 8 --global-batch-size 64 --train-iters 1000 --split 100 \\
         --data-path data/c4_text_document --bf16
 
-    python tools/from_megatron.py --script train.sh --set NODES=2 --out run.yaml
+    python tools/from_megatron.py --script train.sh --execute --set NODES=2 --out run.yaml
 
-A table lists what becomes of each argument. Scripts are read, not run. The arguments of Megatron-LM,
-Megatron-DeepSpeed and the data-constrained study are known: see examples_scaling/MIGRATE.md.
+A table lists what becomes of each argument: see examples_scaling/MIGRATE.md. --script requires --execute,
+which runs the script in an empty directory, with programs that record their arguments in place of torchrun,
+deepspeed, python, srun and mpirun. Read the script first: all other commands in it run.
 tools/pretrain_gpt.py and tools/pretrain_diff_gpt.py translate and train at once.
 """
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.command import create_parser, positive_int, report_error, run_main
-from megatron.config.migration.launch_script import read_launch_script
-from megatron.config.migration.megatron_command import translate_command
-from megatron.config.migration.write_translation import format_rows, write_translation
+from megatron.config.megatron_rules import format_rows, translate_command, write_translation
+from megatron.config.megatron_script import LAUNCHERS, record_launch_script
 
 OBJECTIVES = {"ar": "autoregressive", "mdm": "masked_diffusion"}
 
@@ -35,13 +36,14 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="ARGS",
         help="after --: the command, with or without its launcher",
     )
-    parser.add_argument("--script", type=Path, metavar="FILE", help="bash script that contains the command")
+    parser.add_argument("--script", type=Path, metavar="FILE", help="bash script that starts the command")
+    parser.add_argument("--execute", action="store_true", help="run the script, without its launchers")
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="value of a variable of the script; a positional argument is a number, as in 1=checkpoints",
+        help="value of a variable of the script, which it cannot change; 1=VALUE is its first argument",
     )
     parser.add_argument(
         "--objective", choices=OBJECTIVES, help="default: mdm for pretrain_diff_gpt.py, ar for other scripts"
@@ -87,12 +89,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(words)
     if bool(command) == (args.script is not None):
         parser.error("give either a command after -- or --script")
-    written: dict[str, str] = {}
+    if args.script is not None and not args.execute:
+        parser.error(f"--script: {args.script} is translated by running it. Read it, then add --execute")
+    texts: dict[str, str] = {}
     try:
         if args.script is not None:
-            command, written = read_launch_script(args.script, parse_variables(args.set))
+            names = ", ".join(LAUNCHERS)
+            print(f"{args.script.resolve()}: run by bash, with a recorder for {names}", flush=True)
+            command, texts = record_launch_script(args.script, parse_variables(args.set))
+            print(f"command: {shlex.join(command)}")
         objective = None if args.objective is None else OBJECTIVES[args.objective]
-        translation = translate_command(command, objective, args.ranks, written)
+        translation = translate_command(command, objective, args.ranks, texts)
         print(format_rows(translation.rows))
         for line in translation.commands:
             print(f"first: {line}")

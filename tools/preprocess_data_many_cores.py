@@ -28,7 +28,7 @@ gc.set_threshold(100_000)  # the default threshold rescans the imported modules,
 
 import megatron.early_stop  # noqa: F401  # before slow imports, so that a signal during them is handled
 from megatron.command import create_parser, install_stop_handlers, positive_int, report_error, run_main
-from megatron.config.migration.preprocess_flags import (
+from megatron.config.preprocess_flags import (
     FORMATS,
     add_preprocess_flags,
     drop_unused_files,

@@ -10,20 +10,22 @@ See tools/pretrain_gpt.py for what becomes of the arguments.
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
-from megatron.command import run_main
-from megatron.config.migration.train_translated import build_megatron_parser, start_training
+from megatron.command import load_tool, run_main
+
+SIBLING = load_tool(Path(__file__).with_name("pretrain_gpt.py"))
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
-    return build_megatron_parser(__doc__)
+    parser: argparse.ArgumentParser = SIBLING.build_parser(__doc__)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Translate the command, and replace this process by tools/pretrain.py."""
-    args = build_parser().parse_args(argv)
-    return start_training(args.arguments, args.overrides, "masked_diffusion", __file__)
+    return int(SIBLING.main(argv, "masked_diffusion", __doc__))
 
 
 if __name__ == "__main__":

@@ -10,21 +10,75 @@ trains it. section.key=value words change single keys. An argument that is not s
 """
 
 import argparse
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
-from megatron.command import run_main
-from megatron.config.migration.train_translated import build_megatron_parser, start_training
+from megatron.command import ToolParser, create_parser, report_error, run_main
+from megatron.config.megatron_args import PAGE, parse_command, suggest_argument
+from megatron.config.megatron_rules import Translation, format_rows, translate_command, write_translation
+from megatron.rank_env import ranks_from_environment
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the argument parser."""
-    return build_megatron_parser(__doc__)
+class MegatronParser(ToolParser):
+    """Parser that takes Megatron's arguments as they are: its own only option is --help."""
+
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
+        """Return (Namespace with the words, no remaining words); exit with status 2 for unknown arguments."""
+        words = self._strip_local_rank(list(sys.argv[1:] if args is None else args))
+        if "-h" in words or "--help" in words:
+            return super().parse_known_args(["--help"], namespace)
+        self.arguments = []
+        try:
+            command = parse_command(words)
+        except ValueError as error:
+            self.error(str(error))
+        for name in command.unknown:
+            hint = suggest_argument(name)
+            self.error(f"--{name}: not supported, see {PAGE}{'; ' + hint if hint else ''}")
+        return argparse.Namespace(arguments=words, overrides=command.overrides), []
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Translate the command, and replace this process by tools/pretrain.py."""
-    args = build_parser().parse_args(argv)
-    return start_training(args.arguments, args.overrides, "autoregressive", __file__)
+def build_parser(doc: str | None = __doc__) -> argparse.ArgumentParser:
+    """Build the parser of a command that takes Megatron's arguments."""
+    parser = create_parser(doc or "", may_stop=True, takes_ranks=True, parser_class=MegatronParser)
+    help = "arguments of Megatron, section.key=value words"
+    parser.add_argument("arguments", nargs="*", default=[], metavar="ARGS", help=help)
+    return parser
+
+
+def main(
+    argv: Sequence[str] | None = None, objective: str = "autoregressive", doc: str | None = __doc__
+) -> int:
+    """Write the configuration of a command, and replace this process by tools/pretrain.py."""
+    args = build_parser(doc).parse_args(argv)
+    try:
+        ranks = ranks_from_environment(os.environ)
+        translation = translate_command(args.arguments, objective, ranks.n_ranks)
+        if ranks.rank == 0:
+            print(format_rows(translation.rows), flush=True)
+        check_translation(translation)
+        path = Path(translation.settings["logging"]["run_dir"]) / "from_megatron.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # every rank writes the same content, as its node may have a disk of its own
+        write_translation(translation, path, ranks.rank)
+    except (OSError, ValueError) as error:
+        return report_error(error)
+    trainer = Path(__file__).with_name("pretrain.py")
+    # the same process, so that signals and environment of the launcher reach the training
+    os.execv(sys.executable, [sys.executable, str(trainer), str(path), *args.overrides])
+
+
+def check_translation(translation: Translation) -> None:
+    """Raise ValueError if arguments are not supported or datasets of --split are missing."""
+    if translation.refused:
+        row = translation.refused[0]
+        raise ValueError(f"{row.argument}: not supported. {row.text[0].upper()}{row.text[1:]}.")
+    for line in translation.commands:
+        if not Path(f"{line.rpartition(' ')[2]}_train.idx").is_file():
+            raise ValueError(f"--split: the parts of the dataset are not there. Run: {line}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from megatron.command import load_tool
-from megatron.config.migration.preprocess_flags import COUNT, PREPROCESS_FLAGS, SWITCH, PreprocessFlag
+from megatron.config.preprocess_flags import COUNT, PREPROCESS_FLAGS, SWITCH, PreprocessFlag
 from megatron.data.indexed import IndexedTokens
 from megatron.log import get_logger
 from megatron.tokenizer.kinds import KINDS, TokenizerSpec, load_tokenizer

@@ -23,17 +23,7 @@ evaluation: {{every_iterations: 10}}
 logging: {{run_dir: "{folder}/runs/${{name}}", every_iterations: 5}}
 misc: {{seed: 1}}
 """
-SCRIPT = """#!/bin/bash
-SHAPE=(64 4 2); SEQ=$((8*4)); NONE=
-if [ -z "$NONE" ] && [[ "$SEQ" == 32 ]]; then CLIP=0.5; else CLIP=1; fi
-cat <<EOF > ds.json
-{"zero_optimization": {"stage": 1}}
-EOF
-ARGS=" --num-layers ${SHAPE[2]} --hidden-size ${SHAPE[0]} --num-attention-heads ${SHAPE[1]} \\
-    --seq-length $SEQ --max-position-embeddings ${SEQ:-9} --clip-grad $CLIP"
-torchrun --nproc_per_node 2 pretrain_gpt.py $ARGS "--lr" '1e-3' --train-samples 99 --global-batch-size 8 \\
-    --data-path 0.3 a 0.7 b --split 9,1,0 --save $1 --deepspeed --deepspeed_config ds.json 2>&1 | tee log
-"""
+
 STUDY = """name: quick
 directory: {folder}/study
 run:
@@ -279,22 +269,7 @@ def open_addresses(folder: Path) -> WordCase:
     return WordCase(words, mutate_text, read)
 
 
-def open_launch_scripts(folder: Path) -> FileCase:
-    """Return launch scripts of Megatron: quotes, arrays, conditions, arithmetic, here-documents."""
-    from megatron.config.migration.launch_script import read_launch_script
-    from megatron.config.migration.megatron_command import translate_command
-
-    (folder / "train.sh").write_text(SCRIPT)
-
-    def read() -> None:
-        words, written = read_launch_script(folder / "train.sh", {"1": "out"})
-        translate_command(words, written=written)
-
-    return FileCase(folder, {"train.sh": mutate_text}, read)
-
-
 TARGETS: tuple[FuzzTarget, ...] = (
-    FuzzTarget("launch scripts", 1, open_launch_scripts),
     FuzzTarget("run YAML", 3, open_runs),
     FuzzTarget("key=value words", 3, open_words),
     FuzzTarget("study YAML", 1.5, open_studies),

@@ -1,0 +1,323 @@
+"""Translation of Megatron's arguments: the table against published lists, examples, and rules.
+
+megatron_arguments.json has the kinds and defaults of the arguments in Megatron-LM core_v0.12.0 and d98e8a6,
+Megatron-DeepSpeed 4efb479 and diffusion-data-constraint d31c167: argument -> [kinds, defaults].
+"""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from megatron.command import load_tool
+from megatron.config.megatron_args import (
+    IMPLIED,
+    NO_EFFECT,
+    PAGE,
+    TRANSLATED,
+    UNSUPPORTED,
+    load_table,
+    parse_command,
+)
+from megatron.config.megatron_rules import RULES, Translation, translate_command, write_translation
+from megatron.config.parallelism import build_layout
+from megatron.config.read import build_config
+from megatron.config.reference import list_sections
+from megatron.kernels.rotary import compute_frequencies
+from megatron.model.precision import choose_precision
+from megatron.plan.resolve import load_config
+from megatron.plan.run_plan import plan_run
+from megatron.train.microbatch import list_microbatches
+
+PUBLISHED = json.loads(Path(__file__).with_name("megatron_arguments.json").read_text())
+TABLE = load_table()
+SUPPORTED = [row for row in TABLE.values() if not {"ignored", "unsupported"} & set(row.conversion)]
+KINDS = ("as", "needs", "requires", "excludes", "ignored", "unsupported")
+LLAMA = "--use-rotary-position-embeddings --swiglu --normalization RMSNorm --disable-bias-linear"
+BASE = (
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 "
+    "--micro-batch-size 2 --global-batch-size 8 --train-iters 100 --lr 1e-3 --data-path d --split 100 "
+    f"--vocab-size 1000 --hidden-dropout 0 --attention-dropout 0 {LLAMA}"
+)
+# words added to BASE (-name: taken away first; MDM: masked diffusion) -> settings that must follow
+EXAMPLES = Path(__file__).with_name("megatron_examples.txt").read_text().splitlines()
+
+
+def translate(words: str, **options: Any) -> Translation:
+    base, extra = BASE.split(), words.split()
+    for name in [word[1:] for word in extra if word.startswith("-") and not word.startswith("--")]:
+        first = base.index(f"--{name}")
+        end = next((i for i in range(first + 1, len(base)) if base[i].startswith("--")), len(base))
+        base = base[:first] + base[end:]
+    if "MDM" in extra:
+        options["objective"] = "masked_diffusion"
+    chosen = [word for word in extra if word != "MDM" and (word.startswith("--") or not word.startswith("-"))]
+    return translate_command(base + chosen, **options)
+
+
+def read_setting(translation: Translation, key: str) -> Any:
+    section, _, name = key.rpartition(".")
+    return (translation.settings[section] if section else translation.settings)[name]
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_an_argument_sets_its_keys_in_a_valid_configuration(line: str, tmp_path: Path) -> None:
+    words, _, expected = line.partition(" -> ")
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1, "c": 2}')
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 1}}')
+    for name, file in (("VOCAB", "vocab.json"), ("JSON", "ds.json")):
+        words = words.replace(name, str(tmp_path / file))
+    translation = translate(words)
+    for key, _, value in (pair.partition("=") for pair in expected.split()):
+        assert read_setting(translation, key) == yaml.safe_load(value), key
+    assert not translation.refused
+    build_config(translation.settings, vocabulary=lambda key, data: 100)
+
+
+@pytest.mark.parametrize("row", [row for row in SUPPORTED if not row.conversion], ids=lambda row: row.name)
+def test_an_argument_without_a_conversion_is_copied_to_its_keys(row) -> None:
+    value: Any = {"int": 2, "float": 0.125, "text": "torch", "switch": True}[row.form]
+    translation = translate(f"--bf16 --{row.name} {'' if value is True else value}")
+    for key, equals, constant in (key.partition("=") for key in row.keys):
+        assert read_setting(translation, key) == (yaml.safe_load(constant) if equals else value)
+    assert any(x.argument.split()[0] == f"--{row.name}" and x.outcome == TRANSLATED for x in translation.rows)
+
+
+@pytest.mark.parametrize("row", [row for row in SUPPORTED if row.name in PUBLISHED], ids=lambda row: row.name)
+def test_kind_and_default_are_those_of_the_code_bases(row) -> None:
+    kinds, defaults = PUBLISHED[row.name]
+    assert row.form in kinds or row.form == "list" or "float" in (row.form, *kinds)
+    # defaults that differ between code bases, or are derived after parsing
+    if row.default and row.name not in ("split", "save", "tensorboard-dir", "eval-interval", "normalization"):
+        assert row.default == "required" or row.default_value in defaults or row.default in map(str, defaults)
+
+
+def test_the_table_names_keys_rules_and_arguments_that_exist() -> None:
+    keys = {f"{name}.{key.name}" if name else key.name for name, _, rows in list_sections() for key in rows}
+    assert len(SUPPORTED) > 120
+    for row in TABLE.values():
+        assert {key.partition("=")[0] for key in row.keys} <= keys, row
+        for word in row.conversion:
+            kind, colon, condition = word.partition(":")
+            names = [x for x in condition.split("|") if x and "." not in x and "=" not in x]
+            assert kind in (*RULES, *KINDS) or "->" in word or word[0] in "*/", row
+            assert set(names) <= set(TABLE), row
+        assert row.keys or row.note or row.conversion, row
+        assert len(row.note.split()) <= 5 or "unsupported" not in row.conversion, row
+
+
+def test_ignored_arguments_change_nothing_and_unsupported_ones_are_refused() -> None:
+    plain = translate("").settings
+    for row in TABLE.values():
+        name = row.name.replace("*", "x")
+        if "ignored" in row.conversion:
+            translation = translate(f"--{name} 1")
+            assert (translation.settings, translation.refused) == (plain, []), name
+        elif "unsupported" in row.conversion:
+            (refused,) = translate(f"--{name} 77").refused
+            assert refused.text == row.note
+            assert all(
+                not translate(f"--{name} {value}").refused for value in row.default.split(",") if value
+            )
+
+
+def test_defaults_of_megatron_that_are_others_here_are_set_and_listed() -> None:
+    words = (
+        "--num-layers 2 --hidden-size 64 --num-attention-heads 2 --seq-length 128 "
+        "--max-position-embeddings 128 --global-batch-size 8"
+        " --train-iters 10 --lr 1e-3 --data-path d --split 100"
+    )
+    implied = {row.text for row in translate_command(words.split()).rows if row.outcome == IMPLIED}
+    assert implied == {
+        "model.norm=layernorm", "model.biases=true", "model.feed_forward=gelu", "model.positions=learned",
+        "model.attention_dropout=0.1", "model.hidden_dropout=0.1", "dist.dtype=float32", "misc.seed=1234",
+        "optim.weight_decay=0.01", "optim.beta2=0.999", "lr_scheduler.kind=linear", "checkpoint.resume=never",
+        "lr_scheduler.lr_min_ratio=0", "logging.every_iterations=100", "logging.run_dir=experiments/megatron",
+        "logging.tensorboard=false", "dataset.order=megatron", "model.vocab_multiple=128",
+    }  # fmt: skip
+
+
+def test_several_corpora_become_a_data_path_file_and_a_split_the_commands_that_cut_them(
+    tmp_path: Path,
+) -> None:
+    translation = translate("--data-path 0.3 a 0.7 b --split '90,10,0'")
+    assert translation.commands == [
+        f"python tools/subset_corpus.py --input {name} --split 90,10,0 --output {name}_90_10_0"
+        for name in "ab"
+    ]
+    write_translation(translation, tmp_path / "run.yaml")
+    paths = yaml.safe_load((tmp_path / "run.yaml").read_text())["dataset"]
+    assert Path(paths["path_train"]).read_text() == "0.3 a_90_10_0_train\n0.7 b_90_10_0_train\n"
+    assert Path(paths["path_eval"]).read_text() == "0.3 a_90_10_0_valid\n0.7 b_90_10_0_valid\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--num-layers", "--num-layers: got no value, expected 1"),
+        ("--num-layers 2 3", "got 2 values"),
+        ("--num-layers two", "got 'two', expected a whole number"),
+        ("--swiglu yes", "--swiglu: got 1 values (yes), expected none"),
+        ("-lr", "--lr: missing"),
+        ("-num-layers", "--num-layers: missing"),
+        ("-train-iters", "--train-iters: missing"),
+        ("-global-batch-size", "--global-batch-size: missing"),
+        ("-use-rotary-position-embeddings -max-position-embeddings", "--max-position-embeddings: missing"),
+        ("--data-path a b", "got 'a b', expected a prefix, or pairs"),
+        ("--data-path 0.3 a 0.7", "expected a prefix, or pairs"),
+        ("--split a,b", "--split: got 'a,b'"),
+        ("--rampup-batch-size 2 2", "expected start, increment and samples"),
+        ("-train-iters --train-samples 7", "less than one step of 8 samples"),
+        ("--lr-decay-style WSD", "--lr-wsd-decay-iters: missing"),
+    ],
+)
+def test_a_command_that_megatron_would_refuse_too_is_an_error(words: str, message: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        translate(words)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "argument", "advice"),
+    [
+        ("--rampup-batch-size 4 2 5_000_000", "--rampup-batch-size", "a step always has 8 samples"),
+        ("--use-rope-scaling --rotary-seq-len-interpolation-factor 2", "--rotary-seq", "excludes --use-rope"),
+        ("-data-path --train-weighted-split-paths-path p", "(--data-path", "missing; give it"),
+        ("--bf16 --fp16", "--fp16", "it excludes --bf16"),
+        ("--optimizer sgd", "--optimizer", "use adam"),
+        ("--normalization LayerNorm", "--disable-bias-linear", "requires model.norm=rmsnorm"),
+        ("-swiglu", "--disable-bias-linear", "requires swiglu or openai-gelu"),
+        ("--lr-decay-style inverse-square-root", "--lr-decay-style", "use constant or linear or cosine"),
+        ("--reset-position-ids", "--reset-position-ids", "requires reset-attention-mask"),
+        ("MDM --randmask-ratio 0.5", "--randmask-ratio", "requires objective=autoregressive"),
+        ("--ar-ratio 0.5", "--ar-ratio", "requires objective=masked_diffusion"),
+        ("--distributed-backend ccl", "--distributed-backend", "use nccl or gloo"),
+        ("--optimizer-cpu-offload", "--optimizer-cpu-offload", "requires use-distributed-optimizer"),
+        ("--position-embedding-type yarn -use-rotary-position-embeddings", "--position", "use rope"),
+        ("--context-parallel-size 2 --cp-comm-type allgather", "--cp-comm-type", "use p2p or a2a"),
+        ("--num-layerz 3", "--num-layerz", f"not in the table of {PAGE}; did you mean --num-layers?"),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_be_met_is_refused_with_what_to_do(
+    words: str, argument: str, advice: str
+) -> None:
+    rows = [row for row in translate(words).refused if row.argument.startswith(argument)]
+    assert rows and rows[0].outcome == UNSUPPORTED and advice in rows[0].text
+
+
+def test_a_command_is_split_into_launcher_script_arguments_and_overrides() -> None:
+    words = (
+        "torchrun --nproc_per_node 4 --nnodes=2 x/pretrain_gpt.py --lr=1e-3 optim.beta2=0.9 --num-layers 2"
+    )
+    command = parse_command(words.split())
+    assert command.given == {"lr": 1e-3, "num-layers": 2}
+    assert (command.overrides, command.n_ranks) == (["optim.beta2=0.9"], 8)
+    assert parse_command(["--nope", "1"]).unknown == ["nope"]
+    assert (
+        read_setting(
+            translate("-global-batch-size --tensor-model-parallel-size 2", n_ranks=8), "dataset.batch_size"
+        )
+        == 8
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "n_tokens", "rows"),
+    [
+        ("--vocab-size 32000", None, 32000),  # 250 x 128
+        ("--vocab-size 32000 --tensor-model-parallel-size 8", None, 32768),  # 32 x 1024
+        ("-vocab-size", 50257, 50304),  # the corpus gives the ids
+        ("MDM -vocab-size", 32000, 32128),  # a row for [MASK]: 251 x 128
+        ("--padded-vocab-size 1005", None, 1005),
+    ],
+)
+def test_the_embedding_has_the_rows_of_megatron(words: str, n_tokens: int | None, rows: int) -> None:
+    config = build_config(translate(words).settings, vocabulary=lambda key, data: n_tokens or 0)
+    assert (config.model.vocab_rows, config.model.vocab_multiple) == (rows, None)
+
+
+def test_the_residual_stream_has_the_dtype_of_the_products_unless_float32_is_given() -> None:
+    half = (torch.bfloat16, torch.bfloat16)
+    for words, dtypes in (
+        ("--bf16", half),
+        ("--bf16 --fp32-residual-connection", (torch.bfloat16, torch.float32)),
+    ):
+        precision = choose_precision(build_config(translate(words).settings).dist)
+        assert (precision.compute, precision.residual) == dtypes
+
+
+@pytest.mark.parametrize(
+    ("words", "channels", "llama3"),
+    [("--rotary-percent 0.25", 32, None), ("--use-rope-scaling --rope-scaling-factor 32", 128, 32)],
+)
+def test_rotary_angles_are_those_of_megatron(words: str, channels: int, llama3: float | None) -> None:
+    frequencies = []
+    for k in range(0, channels, 2):
+        frequency = 500000.0 ** (-k / channels)
+        wavelength = 2 * math.pi / frequency
+        if llama3 is not None and wavelength > 8192:
+            frequency /= llama3
+        elif llama3 is not None and wavelength >= 8192 / 4:
+            share = (8192 / wavelength - 1) / (4 - 1)
+            frequency = (1 - share) * frequency / llama3 + share * frequency
+        frequencies.append(frequency)
+    config = build_config(translate(f"--kv-channels 128 --rotary-base 500000 {words}").settings)
+    np.testing.assert_allclose(compute_frequencies(config.model).numpy(), np.array(frequencies), rtol=1e-12)
+
+
+# published layouts: arguments of Megatron-DeepSpeed's llama, 125M (LayerNorm) and Megatron-LM's gpt3 175b
+UNTIED = f"{LLAMA} --untie-embeddings-and-output-weights --bf16 --zero-stage=0 --deepspeed"
+LAYOUTS = [
+    (8, f"{UNTIED} --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2", "zero3", 1),
+    (64, "--deepspeed --zero-stage 1 --tensor-model-parallel-size 2 --fp16", "zero3", 1),
+    (128, "--fp16 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16", "zero3", 1),
+    (8, f"{LLAMA} --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2", "zero0", 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("n_ranks", "words", "stage", "size"), LAYOUTS)
+def test_training_accepts_a_published_layout_or_its_zero3_form(
+    n_ranks, words, stage, size, tmp_path: Path
+) -> None:
+    shape = (
+        "--num-layers 16 --hidden-size 512 --num-attention-heads 16 --seq-length 128 "
+        "--max-position-embeddings 128 --micro-batch-size 4 "
+        "--global-batch-size 256 --train-iters 9 --lr 2e-4 --data-path x --split 949,50,1"
+    )
+    dropout = "--attention-dropout 0 --hidden-dropout 0" if "swiglu" in words else ""
+    translation = translate_command(f"{shape} {dropout} {words}".split(), n_ranks=n_ranks)
+    assert not translation.refused
+    write_translation(translation, tmp_path / "run.yaml")
+    no_files = ["dataset.path_train=synthetic", "dataset.path_eval=null", "dataset.order=epoch"]
+    config = load_config(tmp_path / "run.yaml", [*no_files, "model.n_tokens=50257"])
+    plan_run(config)
+    layout = build_layout(config.dist, n_ranks)
+    list_microbatches(config, cast(Any, SimpleNamespace(dp_size=layout.data, layout=layout)))
+    assert (config.dist.sharding_stage, config.dist.tensor_parallel) == (stage, size)
+    tensor = 2 if n_ranks != 128 else 8
+    assert config.model.vocab_rows == -(-50257 // (128 * tensor)) * 128 * tensor  # as Megatron pads
+
+
+def test_the_page_in_the_tree_is_current(root: Path) -> None:
+    page = load_tool(root / "tools" / "migration_page.py").render_page(root)
+    assert (root / PAGE).read_text() == page, "run make docs"
+    assert [row.name for row in TABLE.values() if f"`--{row.name}`" not in page] == []
+
+
+def test_unsupported_arguments_end_the_command_unless_they_are_omitted(
+    root: Path, tmp_path: Path, capsys
+) -> None:
+    tool, out = load_tool(root / "tools" / "from_megatron.py"), tmp_path / "run.yaml"
+    words = ["--out", str(out), "--", *BASE.split(), "--num-experts", "8", "--use-flash-attn"]
+    assert tool.main(words) == 1 and not out.exists()
+    assert "--num-experts 8: not supported. Change the command" in capsys.readouterr().err
+    assert tool.main(["--omit-unsupported", *words]) == 0
+    assert yaml.safe_load(out.read_text())["model"]["d_model"] == 64
+    printed = capsys.readouterr().out
+    assert f"{NO_EFFECT}: " in printed and "no mixture of experts" in printed

@@ -1,0 +1,119 @@
+"""Launch scripts of Megatron are run with recorders in place of their launchers."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from megatron.command import load_tool
+from megatron.config import megatron_script
+from megatron.config.megatron_rules import translate_command
+from megatron.config.megatron_script import record_launch_script
+
+# constructs of published scripts: arrays, arithmetic, here-documents, sourced files, values of python
+SCRIPT = r"""#!/bin/bash
+set -e
+# submit it with sbatch or by ssh
+export MASTER_PORT=$((RANDOM%16384+49152))
+NAME=trial
+OUT=runs/$NAME; GPUS=${GPUS:-4}
+source utils/shape.sh
+SAMPLES=$(python3 -c "print(8 * 10)")
+if [[ "$NAME" == "trial" ]]; then CLIP=0.5; else CLIP=9; fi
+f() { echo "--clip-grad $CLIP"; }
+cat <<EOF > ./ds/config.json
+{"zero_optimization": {"stage": 1}, "train_batch_size": $((4*2))}
+EOF
+[ -f pretrain_gpt.py ] || exit 1
+ARGS=" --num-layers ${SHAPE[1]} --hidden-size ${SHAPE[0]} --num-attention-heads 2 --seq-length 128 \
+    --max-position-embeddings 128 $(f) --train-samples $SAMPLES"
+DATA=(--data-path 0.3 'data/a b' 0.7 data/c  --split 100)
+pip install torch
+PATH=/usr/bin:/bin
+cmd="torchrun --nproc_per_node $GPUS --nnodes 2 --master_port $MASTER_PORT"
+exec 2>&1
+$cmd pretrain_gpt.py $ARGS "${DATA[@]}" --lr 1e-3 --global-batch-size 8 --swiglu --save "$OUT" \
+    --deepspeed --deepspeed_config ./ds/config.json --load $PWD/$1 | tee $OUT.log
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "utils").mkdir()
+    (tmp_path / "utils" / "shape.sh").write_text("SHAPE=(64 4)\n")
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_script_gives_its_words_and_the_files_that_it_writes(script: Path) -> None:
+    words, texts = record_launch_script(script, {"1": "old"})
+    assert words[:3] == ["--nproc_per_node", "4", "--nnodes"]
+    assert words[words.index("pretrain_gpt.py") :] == [
+        "pretrain_gpt.py", "--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "2",
+        "--seq-length", "128", "--max-position-embeddings", "128", "--clip-grad", "0.5", "--train-samples",
+        "80", "--data-path", "0.3", "data/a b", "0.7", "data/c", "--split", "100", "--lr", "1e-3",
+        "--global-batch-size", "8", "--swiglu", "--save", "runs/trial", "--deepspeed", "--deepspeed_config",
+        "./ds/config.json", "--load", f"{Path.cwd()}/old",
+    ]  # fmt: skip
+    translation = translate_command(words, texts=texts)
+    assert translation.files["train_data.txt"] == "0.3 data/a b\n0.7 data/c\n"
+    assert '"train_batch_size": 8' in translation.files["deepspeed.json"]
+    assert translation.settings["dist"]["sharding_stage"] == "zero1"
+
+
+def test_given_variables_keep_their_value(script: Path) -> None:
+    words, _ = record_launch_script(script, {"NAME": "x y", "GPUS": "2"})
+    assert words[words.index("--clip-grad") + 1] == "9"
+    assert words[words.index("--save") + 1] == "runs/x y"
+    assert words[1] == "2"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("ssh host torchrun a.py", "it calls ssh, which runs elsewhere"),
+        ("x=$(scp a b)", "it calls scp, which runs elsewhere"),
+        ("sbatch job.sh", "it calls sbatch, which runs elsewhere"),
+        ("/opt/bin/torchrun a.py --lr 1", "it calls /opt/bin/torchrun by its path"),
+        ("exec $CONDA/bin/python a.py --lr 1", "it calls $CONDA/bin/python by its path"),
+        ("~/venv/bin/deepspeed a.py --lr 1", "it calls ~/venv/bin/deepspeed by its path"),
+        ("s''sh host; torchrun a.py", "no launcher got a .py file with arguments"),
+        ("echo wrong >&2; exit 1", "its errors: wrong"),
+        ("torchrun a.py --lr 1; sleep 60", "did not end within 1 s"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, message: str
+) -> None:
+    monkeypatch.setattr(megatron_script, "LIMIT_S", 1)
+    (tmp_path / "train.sh").write_text(f"touch {tmp_path}/ran\n{line}\n")
+    with pytest.raises(ValueError) as refused:
+        record_launch_script(tmp_path / "train.sh", {})
+    assert message in str(refused.value)
+    # a script that is refused for its text has not begun
+    assert (tmp_path / "ran").exists() == ("it calls" not in message)
+
+
+def test_no_process_of_a_script_survives_it(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text("sleep 50 & echo $! > $1; read line; torchrun a.py --lr 1 --x $line\n")
+    words, _ = record_launch_script(tmp_path / "train.sh", {"1": str(tmp_path / "pid")})
+    assert words == ["a.py", "--lr", "1", "--x"]
+    state = subprocess.run(
+        ["ps", "-o", "stat=", (tmp_path / "pid").read_text()], capture_output=True, text=True
+    )
+    assert state.stdout.strip() in ("", "Z")
+
+
+def test_nothing_is_run_without_execute(root: Path, script: Path, tmp_path: Path, capsys) -> None:
+    tool = load_tool(root / "tools" / "from_megatron.py")
+    script.write_text(f"touch {tmp_path}/ran\n{SCRIPT}")
+    with pytest.raises(SystemExit) as stopped:
+        tool.main(["--script", str(script)])
+    assert stopped.value.code == 2 and "add --execute" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+    out = tmp_path / "run.yaml"
+    assert tool.main(["--script", str(script), "--execute", "--set", "1=s", "--out", str(out)]) == 0
+    assert capsys.readouterr().out.startswith(f"{script}: run by bash, with a recorder for torchrun")
+    assert (tmp_path / "ran").exists() and out.is_file() and os.listdir(tmp_path).count("runs") == 0
