@@ -9,8 +9,8 @@ from megatron.config.migration.argument import Argument
 from megatron.config.migration.megatron_table import SECTIONS
 from megatron.config.migration.megatron_unused import FAMILIES, NO_EFFECTS, REASONS_WITHOUT_EFFECT, REFUSED
 from megatron.config.migration.preprocess_flags import PREPROCESS_FLAGS
-from megatron.config.migration.stub_keys import STUB_KEYS
-from megatron.config.yaml_file import load_yaml_file
+from megatron.config.stub_keys import RENAMES, WITHOUT_EFFECT
+from megatron.config.yaml_file import load_yaml_text
 
 PAGE = "examples_scaling/MIGRATE.md"
 SCRIPTS = "utils/migration/scripts.yaml"
@@ -85,7 +85,7 @@ def _render_rows(title: str, head: str, rows: names.Rows, is_code: bool = True) 
 
 def _render_scripts(root: Path) -> str:
     """Return the table of scripts, from the file that the scripts' tests read too."""
-    rows: list[Any] = load_yaml_file(root / SCRIPTS)
+    rows: list[Any] = load_yaml_text((root / SCRIPTS).read_text(encoding="utf-8"), SCRIPTS)
     cells = []
     for row in rows:
         new = [path if path != row["old"] else "the same" for path in row["new"]]
@@ -129,13 +129,10 @@ def _render_without_effect() -> str:
 
 
 def _list_stub_keys() -> names.Rows:
-    """Return the keys that the reader of exp-maxie's YAML translates or refuses."""
+    """Return the keys that the reader of exp-maxie's YAML renames or drops."""
     listed = {old for old, _, _ in names.EXP_MAXIE}
-    return tuple(
-        (key.name, key.successor, f"{key.outcome}: {key.note}" if key.note else key.outcome)
-        for key in STUB_KEYS.values()
-        if key.name not in listed
-    )
+    rows = [(old, new, "renamed") for old, new in RENAMES.items() if old not in listed]
+    return (*rows, *((old, "", "no effect here") for old in WITHOUT_EFFECT if old not in listed))
 
 
 def _render_preprocess_flags() -> str:
