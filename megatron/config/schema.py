@@ -6,12 +6,13 @@ all other facts of the key (option.py). None means not set. Derived numbers (ste
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from megatron.config.option import ALWAYS, CONTENT, IF_CHANGED, option, read_switch
 
 SYNTHETIC = "synthetic"  # replaces the prefix of a dataset: random tokens without files
-OBJECTIVES = ("autoregressive", "masked_diffusion")
+ObjectiveName = Literal["autoregressive", "masked_diffusion"]
+OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
 AUTOREGRESSIVE, DIFFUSION = "objective.name=autoregressive", "objective.name=masked_diffusion"
 SHARDED = "zero1|zero2|zero3|zero2_hybrid|zero3_hybrid"
 # A model that is split by a parallel axis has the Llama family's shape and reads samples left to right.
@@ -299,7 +300,7 @@ class ObjectiveConfig:
                           up to this
     """
 
-    name: Literal["autoregressive", "masked_diffusion"] = option("autoregressive", identity=ALWAYS)
+    name: ObjectiveName = option("autoregressive", identity=ALWAYS)
     rate_min: float = option(0.001, above=0, below=1, unit="share", identity=ALWAYS)
     t_draw: Literal["independent", "antithetic", "stratified"] = option(
         "independent", identity=IF_CHANGED, needs=DIFFUSION

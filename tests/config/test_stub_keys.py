@@ -10,7 +10,7 @@ from megatron.config.stub_keys import HF, RENAMES, WITHOUT_EFFECT
 from megatron.config.yaml_file import merge_sections, parse_overrides
 from megatron.plan.run_plan import plan_run
 
-# names and values of test_config_training.yaml in the repository of exp-maxie, with placeholders of data files
+# names and values of test_config_training.yaml of exp-maxie, with placeholders of data files
 STUB = """
 checkpoint: {state_dict_type: full, chkpt_saving_iterations: 100, preempt_metadata_path: preemptive,
   preempt_chkpt_saving_iterations: 100, directory: experiments/chkpts, prefix: dummy-0.1,
