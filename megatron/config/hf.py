@@ -19,38 +19,72 @@ LLADA = "llada"  # Llama's block without a causal mask (arXiv 2502.09992)
 # LayerNorm, GELU and rotary positions (arXiv 2406.07524); [MASK] is the last row. Without time conditioning
 # its adaptive norms have constant gains, shifts and gates.
 MDLM = "mdlm"
+CODE_OF_HUB = (LLADA, MDLM)  # read by other code than the classes of transformers
 DIFFUSION_TYPES = (DIFFUSION_TYPE, DREAM, LLADA, MDLM)
 
-_LLAMA_KEYS = {
-    "hidden_size": "d_model", "intermediate_size": "d_ff", "head_dim": "d_head",
-    "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads", "num_hidden_layers": "n_layers",
-    "vocab_size": "n_tokens", "rope_theta": "rope_theta", "rms_norm_eps": "norm_eps",
-    "tie_word_embeddings": "tied_embedding", "attention_dropout": "attention_dropout",
+Table = dict[str, tuple[str, Any]]
+# their key -> (key of ModelConfig or "", transformers' default). A type instead of a default: the key must be
+# present. A null default stands for a count that is computed from other keys.
+_LLAMA: Table = {
+    "hidden_size": ("d_model", 4096), "intermediate_size": ("d_ff", 11008), "head_dim": ("d_head", None),
+    "num_attention_heads": ("n_heads", 32), "num_key_value_heads": ("n_kv_heads", None),
+    "num_hidden_layers": ("n_layers", 32), "vocab_size": ("n_tokens", 32000),
+    "rope_theta": ("rope_theta", 10000.0), "rms_norm_eps": ("norm_eps", 1e-6),
+    "tie_word_embeddings": ("tied_embedding", False), "attention_dropout": ("attention_dropout", 0.0),
+    "max_position_embeddings": ("", 2048),
 }  # fmt: skip
-# their key -> key of ModelConfig, for each family that can be trained
-SHAPE_KEYS: dict[str, dict[str, str]] = {
-    **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral", "olmo2"), _LLAMA_KEYS),
+_QWEN2: Table = _LLAMA | {
+    "intermediate_size": ("d_ff", 22016), "num_key_value_heads": ("n_kv_heads", 32),
+    "vocab_size": ("n_tokens", 151936), "max_position_embeddings": ("", 32768),
+}  # fmt: skip
+FAMILIES: dict[str, Table] = {
+    "llama": _LLAMA,
+    "qwen2": _QWEN2,
+    "qwen3": _QWEN2 | {"head_dim": ("d_head", 128)},
+    "mistral": _LLAMA | {
+        "intermediate_size": ("d_ff", 14336), "num_key_value_heads": ("n_kv_heads", 8),
+        "max_position_embeddings": ("", 131072),
+    },
+    "olmo2": _LLAMA | {"vocab_size": ("n_tokens", 50304), "rms_norm_eps": ("norm_eps", 1e-5)},
     "gpt_neox": {
-        "hidden_size": "d_model", "intermediate_size": "d_ff", "num_attention_heads": "n_heads",
-        "num_hidden_layers": "n_layers", "vocab_size": "n_tokens", "layer_norm_eps": "norm_eps",
-        "tie_word_embeddings": "tied_embedding", "attention_dropout": "attention_dropout",
-        "use_parallel_residual": "parallel_residual",
+        "hidden_size": ("d_model", 6144), "intermediate_size": ("d_ff", 24576),
+        "num_attention_heads": ("n_heads", 64), "num_hidden_layers": ("n_layers", 44),
+        "vocab_size": ("n_tokens", 50432), "layer_norm_eps": ("norm_eps", 1e-5),
+        "tie_word_embeddings": ("tied_embedding", False), "attention_dropout": ("attention_dropout", 0.0),
+        "use_parallel_residual": ("parallel_residual", True), "max_position_embeddings": ("", 2048),
+        "rope_theta": ("", 10000.0),
     },
     "gpt2": {
-        "n_embd": "d_model", "n_inner": "d_ff", "n_head": "n_heads", "n_layer": "n_layers",
-        "n_positions": "n_positions", "vocab_size": "n_tokens", "layer_norm_epsilon": "norm_eps",
-        "tie_word_embeddings": "tied_embedding", "attn_pdrop": "attention_dropout",
+        "n_embd": ("d_model", 768), "n_inner": ("d_ff", None), "n_head": ("n_heads", 12),
+        "n_layer": ("n_layers", 12), "n_positions": ("n_positions", 1024), "vocab_size": ("n_tokens", 50257),
+        "layer_norm_epsilon": ("norm_eps", 1e-5), "tie_word_embeddings": ("tied_embedding", True),
+        "attn_pdrop": ("attention_dropout", 0.1),
     },
-}  # fmt: skip
-_DIFFUSION_KEYS = {
+    # of exported/modeling_masked_diffusion.py, whose widths and counts have no meaningful default
+    DIFFUSION_TYPE: _LLAMA | {
+        "hidden_size": ("d_model", int), "intermediate_size": ("d_ff", int), "vocab_size": ("n_tokens", int),
+        "num_attention_heads": ("n_heads", int), "num_hidden_layers": ("n_layers", int),
+        "rms_norm_eps": ("norm_eps", 1e-5), "tie_word_embeddings": ("tied_embedding", True),
+    },
+    DREAM: _QWEN2 | {"mask_token_id": ("mask_id", int)},
     LLADA: {
-        "d_model": "d_model", "mlp_hidden_size": "d_ff", "n_heads": "n_heads", "n_kv_heads": "n_kv_heads",
-        "n_layers": "n_layers", "vocab_size": "n_tokens", "embedding_size": "vocab_rows",
-        "mask_token_id": "mask_id", "rms_norm_eps": "norm_eps", "rope_theta": "rope_theta",
-        "weight_tying": "tied_embedding", "include_qkv_bias": "qkv_biases",
+        "d_model": ("d_model", int), "mlp_hidden_size": ("d_ff", None), "n_heads": ("n_heads", int),
+        "n_kv_heads": ("n_kv_heads", None), "n_layers": ("n_layers", int), "vocab_size": ("n_tokens", int),
+        "embedding_size": ("vocab_rows", None), "mask_token_id": ("mask_id", int),
+        "rms_norm_eps": ("norm_eps", 1e-5), "rope_theta": ("rope_theta", 10000.0), "rope": ("", bool),
+        "weight_tying": ("tied_embedding", bool), "include_qkv_bias": ("qkv_biases", False),
+        "include_bias": ("", bool), "max_sequence_length": ("", None),
+        **dict.fromkeys(("block_type", "activation_type", "layer_norm_type"), ("", str)),
     },
-    MDLM: {"hidden_dim": "d_model", "n_heads": "n_heads", "n_blocks": "n_layers", "vocab_size": "vocab_rows"},
+    MDLM: {
+        "hidden_dim": ("d_model", int), "n_heads": ("n_heads", int), "n_blocks": ("n_layers", int),
+        "vocab_size": ("vocab_rows", int), "model_length": ("", None),
+    },
 }  # fmt: skip
+NAMES = {kind: {key: ours for key, (ours, _) in table.items() if ours} for kind, table in FAMILIES.items()}
+DEFAULTS = {kind: {key: value for key, (_, value) in table.items()} for kind, table in FAMILIES.items()}
+# the families that can be trained
+SHAPE_KEYS = {kind: names for kind, names in NAMES.items() if kind not in DIFFUSION_TYPES}
 FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
     "qwen2": {"qkv_biases": True},
     "qwen3": {"qk_norm": True},
@@ -84,49 +118,6 @@ SUPPORTED_VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
         "scale_logits": (False,), "multi_query_attention": (None, False), "clip_qkv": (None,),
     },
     MDLM: {"time_conditioning": (False,)},
-}  # fmt: skip
-# transformers' defaults; a type instead of a value: the key must be present. A null default stands for a
-# count that is computed from other keys.
-_LLAMA_DEFAULTS: dict[str, Any] = {
-    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": None, "head_dim": None, "vocab_size": 32000, "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False, "attention_dropout": 0.0, "max_position_embeddings": 2048,
-    "rope_theta": 10000.0,
-}  # fmt: skip
-_QWEN2_DEFAULTS = _LLAMA_DEFAULTS | {
-    "intermediate_size": 22016, "num_key_value_heads": 32, "vocab_size": 151936,
-    "max_position_embeddings": 32768,
-}  # fmt: skip
-_LLADA_WORDS = ("block_type", "activation_type", "layer_norm_type")
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": _LLAMA_DEFAULTS,
-    "qwen2": _QWEN2_DEFAULTS,
-    "qwen3": _QWEN2_DEFAULTS | {"head_dim": 128},
-    "mistral": _LLAMA_DEFAULTS | {
-        "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072,
-    },
-    "olmo2": _LLAMA_DEFAULTS | {"vocab_size": 50304, "rms_norm_eps": 1e-5},
-    "gpt_neox": {
-        "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 44, "num_attention_heads": 64,
-        "vocab_size": 50432, "layer_norm_eps": 1e-5, "tie_word_embeddings": False, "attention_dropout": 0.0,
-        "max_position_embeddings": 2048, "rope_theta": 10000.0, "use_parallel_residual": True,
-    },
-    "gpt2": {
-        "n_embd": 768, "n_inner": None, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257,
-        "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "attn_pdrop": 0.1,
-    },
-    # of exported/modeling_masked_diffusion.py, whose widths and counts have no meaningful default
-    DIFFUSION_TYPE: _LLAMA_DEFAULTS | {"rms_norm_eps": 1e-5, "tie_word_embeddings": True} | dict.fromkeys(
-        ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"), int
-    ),
-    DREAM: _QWEN2_DEFAULTS | {"mask_token_id": int},
-    LLADA: {
-        **dict.fromkeys(("d_model", "n_heads", "n_layers", "vocab_size", "mask_token_id"), int),
-        **dict.fromkeys(_LLADA_WORDS, str), **dict.fromkeys(("rope", "include_bias", "weight_tying"), bool),
-        "mlp_hidden_size": None, "embedding_size": None, "n_kv_heads": None, "max_sequence_length": None,
-        "rms_norm_eps": 1e-5, "include_qkv_bias": False, "rope_theta": 10000.0,
-    },
-    MDLM: {**dict.fromkeys(("hidden_dim", "n_heads", "n_blocks", "vocab_size"), int), "model_length": None},
 }  # fmt: skip
 NULLABLE = ("num_key_value_heads", "head_dim", "rope_theta")  # as if they were omitted
 POSITIONS = {"gpt2": "n_positions", LLADA: "max_sequence_length", MDLM: "model_length"}
@@ -243,15 +234,14 @@ def read_hf_config(hf_config: Raw) -> tuple[Raw, int, list[str]]:
         if _is_ignored(key, value, kind):
             ignored.append(f"{key} {value!r:.40}")
 
-    names = SHAPE_KEYS.get(shape_kind) or _DIFFUSION_KEYS[kind]
-    shape = _read_shape(shape_kind, content, names, judge_other)
-    if kind in _DIFFUSION_KEYS:
+    shape = _read_shape(shape_kind, content, NAMES[kind], judge_other)
+    if kind in CODE_OF_HUB:
         _complete_diffusion_shape(shape)
     if kind == DREAM:
-        shape |= {"predicts_next": True, "mask_id": content["mask_token_id"]}
+        shape["predicts_next"] = True
     if shape.get("mask_id", 0) >= shape["n_tokens"]:
         raise ValueError(f"mask_token_id: got {shape['mask_id']}, expected below {shape['n_tokens']}")
-    _complete_heads(shape, names)
+    _complete_heads(shape, NAMES[kind])
     return shape, content[POSITIONS.get(kind, "max_position_embeddings")] or 1024, ignored
 
 
@@ -361,7 +351,7 @@ def _is_ignored(key: str, value: Any, kind: str) -> bool:
     """
     if key == "rope_theta" or key in DEFAULTS[kind] or _has_no_effect(key):
         return key.startswith("_") and key not in ("_name_or_path", "_attn_implementation_autoset")
-    if kind in _DIFFUSION_KEYS and key in DIFFUSION_WITHOUT_EFFECT:
+    if kind in CODE_OF_HUB and key in DIFFUSION_WITHOUT_EFFECT:
         return False
     if "dropout" in key or key.endswith("_pdrop"):
         return bool(value)
@@ -381,7 +371,7 @@ def _pop_linked_keys(kind: str, remaining: Raw) -> Raw:
 
     Raises ValueError, "key: got X, expected Y", for a computation that this model does not have.
     """
-    if kind in _DIFFUSION_KEYS:
+    if kind in CODE_OF_HUB:
         return {}
     shape = {} if kind == "gpt2" else _pop_rotary(kind, remaining)
     if kind == "llama":

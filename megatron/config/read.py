@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 from omegaconf import OmegaConf
 
 from megatron.config.check import check_config
-from megatron.config.deepspeed_json import adopt_deepspeed_json, format_adopted
+from megatron.config.deepspeed_json import adopt_deepspeed_json
 from megatron.config.hf import shape_from_hf
 from megatron.config.presets import (
     SIZES_FILE,
@@ -53,7 +53,7 @@ def read_config(
     raw, adopted = adopt_deepspeed_json(read_yaml(path, overrides))
     if adopted:
         name = raw["dist"]["deepspeed_config"]
-        log.info("dist.deepspeed_config: %s sets keys that are open:\n%s", name, format_adopted(adopted))
+        log.info("dist.deepspeed_config: %s sets keys that are open:\n  %s", name, "\n  ".join(adopted))
     _check_size_label(path, overrides)
     return build_config(raw, str(path), vocabulary)
 

@@ -14,7 +14,9 @@ SYNTHETIC = "synthetic"  # replaces the prefix of a dataset: random tokens witho
 ObjectiveName = Literal["autoregressive", "masked_diffusion"]
 OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
 AUTOREGRESSIVE, DIFFUSION = "objective.name=autoregressive", "objective.name=masked_diffusion"
-SHARDED = "zero1|zero2|zero3|zero2_hybrid|zero3_hybrid"
+Stage = Literal["zero0", "zero1", "zero2", "zero3", "zero2_hybrid", "zero3_hybrid"]
+SHARDED = "dist.sharding_stage=zero1|zero2|zero3|zero2_hybrid|zero3_hybrid"
+HYBRID = "dist.sharding_stage=zero2_hybrid|zero3_hybrid"
 # A model that is split by a parallel axis has the Llama family's shape and reads samples left to right.
 AXIS = (
     "dist.engine=torch model.norm=rmsnorm model.feed_forward=swiglu model.positions=rotary "
@@ -68,12 +70,8 @@ class DistConfig:
     backend: Literal["nccl", "gloo"] | None = option(None)
     dtype: Literal["float32", "bfloat16", "float16"] = option("bfloat16", identity=ALWAYS)
     residual_dtype: Literal["float32"] | None = option(None, identity=ALWAYS)
-    sharding_stage: Literal["zero0", "zero1", "zero2", "zero3", "zero2_hybrid", "zero3_hybrid"] = option(
-        "zero0"
-    )
-    shard_size: int | None = option(
-        None, above=0, unit="ranks", needs="dist.sharding_stage=zero2_hybrid|zero3_hybrid"
-    )
+    sharding_stage: Stage = option("zero0")
+    shard_size: int | None = option(None, above=0, unit="ranks", needs=HYBRID)
     tensor_parallel: int = option(1, above=0, unit="ranks", needs=AXIS)
     pipeline_parallel: int = option(1, above=0, unit="ranks", needs=AXIS)
     pipeline_schedule: Literal["1f1b", "interleaved"] = option("1f1b", needs="dist.pipeline_parallel>1")
@@ -82,9 +80,7 @@ class DistConfig:
     )
     context_parallel: int = option(1, above=0, unit="ranks", needs=AXIS)
     context_method: Literal["ulysses", "ring"] = option("ulysses", needs="dist.context_parallel>1")
-    cpu_offload: bool = option(
-        False, needs=f"dist.engine=torch dist.sharding_stage={SHARDED} dist.pipeline_parallel=1"
-    )
+    cpu_offload: bool = option(False, needs=f"dist.engine=torch {SHARDED} dist.pipeline_parallel=1")
     activation_checkpointing: Literal["none", "full", "selective"] = option("none")
     compile: bool | None = option(None, read=read_switch, needs="dist.engine=torch")
     cuda_graphs: bool | None = option(None, read=read_switch, needs="dist.engine=torch")

@@ -49,13 +49,19 @@ def adopt_stub_keys(raw: Raw) -> Raw:
 
     Raises ValueError for a key beside another value of its successor, and for the placeholder of a data file.
     """
-    settings = copy.deepcopy(raw)
-    found = {name: value for name in (*RENAMES, *WITHOUT_EFFECT) for value in _pop(settings, name, raw)}
-    if found.get("loss.grad_accum_steps") not in (None, 1):
+    settings, found = copy.deepcopy(raw), {}
+    hf_config = _find_section(settings, HF)
+    stub_keys = {key for key in hf_config if f"{HF}.{key}" in (*RENAMES, *WITHOUT_EFFECT)}
+    is_stub = "model_type" not in hf_config and not stub_keys <= SHARED_HF_KEYS
+    for name in (*RENAMES, *WITHOUT_EFFECT):
+        section, _, key = name.rpartition(".")
+        if key in (keys := _find_section(settings, section)) and (is_stub or section != HF):
+            found[name] = keys.pop(key)
+    n_batches = found.get("loss.grad_accum_steps")
+    if n_batches not in (None, 1):
         raise ValueError(
-            f"loss.grad_accum_steps: got {found['loss.grad_accum_steps']!r}, expected 1. Set "
-            "dataset.batch_size to batch_size x ranks x grad_accum_steps, and dataset.microbatch_size to "
-            "batch_size."
+            f"loss.grad_accum_steps: got {n_batches!r}, expected 1. Set dataset.batch_size to batch_size x "
+            "ranks x grad_accum_steps, and dataset.microbatch_size to batch_size."
         )
     if settings.get("loss") == {}:
         del settings["loss"]
@@ -65,39 +71,26 @@ def adopt_stub_keys(raw: Raw) -> Raw:
         section, _, key = name.partition(".")
         keys = settings.setdefault(section, {})
         if isinstance(keys, dict) and value is not None:  # the reader of the section reports another type
-            if keys.get(key) not in (None, value):
-                raise ValueError(
-                    f"{name}: got {keys[key]!r}, but {value!r} from the training stub. Set one of them."
-                )
+            if keys.setdefault(key, value) not in (None, value):
+                raise ValueError(f"{name}: got {keys[key]!r}, but {value!r} from the stub. Set one of them.")
             keys[key] = value
-    _refuse_placeholders(settings.get("dataset"))
+    _refuse_placeholders(_find_section(settings, "dataset"))
     return settings
 
 
-def _pop(settings: Raw, name: str, raw: Raw) -> list[Any]:
-    """Remove a key by its dotted name; return [its value], or [] if it is not there or not the stub's."""
-    *path, key = name.split(".")
+def _find_section(settings: Raw, place: str) -> Raw:
+    """Return a section by its dotted name, or {} if there is none."""
     section: Any = settings
-    original: Any = raw
-    for word in path:
-        section, original = (
-            part.get(word) if isinstance(part, dict) else None for part in (section, original)
-        )
-    if not isinstance(section, dict) or key not in section:
-        return []
-    if name.startswith(HF):
-        stub_keys = {other for other in original if f"{HF}.{other}" in (*RENAMES, *WITHOUT_EFFECT)}
-        if stub_keys <= SHARED_HF_KEYS or "model_type" in original:
-            return []
-    return [section.pop(key)]
+    for word in place.split("."):
+        section = section.get(word) if isinstance(section, dict) else None
+    return section if isinstance(section, dict) else {}
 
 
 def _convert(found: Raw, settings: Raw) -> Raw:
     """Return the renamed settings by their names here, in the units of these."""
 
     def read_number(section: str, key: str, default: float) -> float:
-        keys = settings.get(section)
-        value = keys.get(key) if isinstance(keys, dict) else None
+        value = _find_section(settings, section).get(key)
         return value if isinstance(value, int | float) and value > 0 else default
 
     converted = {RENAMES[name]: value for name, value in found.items() if name in RENAMES}
@@ -115,18 +108,16 @@ def _convert(found: Raw, settings: Raw) -> Raw:
     return converted
 
 
-def _refuse_placeholders(data: Any) -> None:
+def _refuse_placeholders(data: Raw) -> None:
     """Raise ValueError for a .csv file of the stub as a dataset; held-out tokens follow synthetic ones."""
     for key in ("path_train", "path_eval"):
-        path = data.get(key) if isinstance(data, dict) else None
-        if not isinstance(path, str) or not path.endswith(".csv"):
-            continue
-        if data.get("path_train") != "synthetic":
-            raise ValueError(
-                f"dataset.{key}: got {path}, expected the prefix of a .bin/.idx dataset. For random tokens "
-                "instead of data, set dataset.path_train=synthetic."
+        if str(data.get(key)).endswith(".csv"):
+            if data.get("path_train") != "synthetic":
+                raise ValueError(
+                    f"dataset.{key}: got {data[key]}, expected the prefix of a .bin/.idx dataset. For random "
+                    "tokens instead of data, set dataset.path_train=synthetic."
+                )
+            log.warning(
+                "dataset.%s: %s is replaced by synthetic tokens, as the training data", key, data[key]
             )
-        log.warning(
-            "dataset.%s: %s is replaced by synthetic tokens, as those of dataset.path_train", key, path
-        )
-        data[key] = "synthetic"
+            data[key] = "synthetic"

@@ -24,35 +24,34 @@ class _Loader(yaml.SafeLoader):
     """Loader of YAML 1.1 without dates; 1e6 is a number as in YAML 1.2; duplicate keys are errors."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node. Raises ComposerError for an anchor or alias: a small file could become large."""
+        """Compose a node. Raises YAMLError for an anchor or alias: a small file could become large."""
         event = self.peek_event()  # type: ignore[no-untyped-call]  # of the stubs of PyYAML
-        if getattr(event, "anchor", None) is not None:
-            raise yaml.composer.ComposerError(
-                None, None, f"got the anchor or alias '{event.anchor}', expected none. Write the value out",
-                event.start_mark,
-            )  # fmt: skip
+        if name := getattr(event, "anchor", None):
+            raise yaml.YAMLError(
+                f"got the anchor or alias '{name}', expected none. Write the value out {event.start_mark}"
+            )
         return super().compose_node(parent, index)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Construct a value. Raises ConstructorError, with the place, for text that its type cannot have."""
+        """Construct a value. Raises YAMLError, with the place, for text that its type cannot have."""
         try:
             value = super().construct_object(node, deep=deep)
-            if isinstance(value, int) and abs(value) > MAX_INT:
-                raise ValueError("a number above 2^63")
         except (ValueError, KeyError, IndexError) as error:  # !!int x or 0x_; !!bool x; !!int ''
-            expected = "an int below 2^63" if node.tag == f"{TAG}int" else node.tag.removeprefix(TAG)
-            message = f"got {str(node.value)[:40]!r}, expected a value of type {expected}"
-            raise yaml.constructor.ConstructorError(None, None, message, node.start_mark) from error
+            expected = f"a value of type {node.tag.removeprefix(TAG)}"
+            raise yaml.YAMLError(f"got {node.value[:40]!r}, expected {expected} {node.start_mark}") from error
+        if isinstance(value, int) and abs(value) > MAX_INT:
+            raise yaml.YAMLError(f"got {node.value[:40]}, expected a number below 2^63 {node.start_mark}")
         return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Construct a mapping. Raises ConstructorError for a duplicate key or one that is not a scalar."""
+        """Construct a mapping. Raises YAMLError for a duplicate key or one that is not a scalar."""
         keys: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str | int | float) or key != key or key in keys:
-                message = f"got the key {key!r:.40}, expected different words or numbers (duplicate key?)"
-                raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
+                raise yaml.YAMLError(
+                    f"got the key {key!r:.40}, expected different words {key_node.start_mark}"
+                )
             keys.add(key)
         return super().construct_mapping(node, deep=deep)
 

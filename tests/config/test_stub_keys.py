@@ -144,7 +144,7 @@ def test_epochs_set_the_length_where_nothing_else_does() -> None:
         ("dataset={path_train: a, path_eval: b.csv}", "dataset.path_eval: got b.csv, expected the prefix"),
         (
             "misc.compiles_model=true dist.compile=false",
-            "dist.compile: got False, but True from the training st",
+            "dist.compile: got False, but True from the st",
         ),
         (f"{HF}.hidden_act=gelu", "hf_config.hidden_act: got 'gelu', expected 'silu'"),  # a gated gelu
         (f"{HF}.hidden_act=gelu {HF}.layer_norm_eps=1e-6 {HF}.model_type=llama", "hf_config.hidden_act"),
