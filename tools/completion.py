@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from megatron.command import create_parser, load_tool, report_error, run_main
+from megatron.config.option import list_choices
 from megatron.config.reference import list_sections
 from megatron.console import PROGRAM, SUBCOMMANDS, TOOLS
 from megatron.io import write_atomic
@@ -105,7 +106,7 @@ def key_completions(name: str, before: str) -> Iterator[tuple[str, Sequence[str]
             key = f"{before}{section}.{option.name}=" if section else f"{before}{option.name}="
             # a key ends with "=", so the shell completes "optim.lr=" without a blank and then its value
             keys.append(key)
-            choices = [str(choice) for choice in option.metadata["choices"]]
+            choices = [str(choice) for choice in list_choices(option)]
             if option.type is bool:
                 choices = ["true", "false"]
             if choices:

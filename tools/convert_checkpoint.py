@@ -15,7 +15,7 @@ from pathlib import Path
 
 from megatron.command import create_parser, positive_int, report_error, run_main
 from megatron.config.cli_choices import TARGET_DTYPES, TARGETS
-from megatron.config.training_schema import OBJECTIVES
+from megatron.config.schema import OBJECTIVES
 
 
 def build_parser() -> argparse.ArgumentParser:

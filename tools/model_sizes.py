@@ -12,13 +12,12 @@ options of the model. C is the training FLOPs for --tokens tokens.
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from megatron.command import create_parser, positive_int, report_error, run_main
 from megatron.config.presets import format_shell_tables, load_model_sizes
 from megatron.config.read import build_config
 from megatron.config.schema import ModelConfig
-from megatron.config.yaml_file import merge_sections, parse_override
+from megatron.config.yaml_file import merge_sections, parse_overrides
 from megatron.plan.conventions import training_flops_per_token
 from megatron.plan.count import flops_per_token, n_non_embedding, n_params
 
@@ -66,9 +65,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def resolve_shape(size: str, args: argparse.Namespace, options: Sequence[str]) -> ModelConfig:
     """Return the resolved shape of a size. Raise ValueError for an unknown name or option."""
-    more: dict[str, Any] = {}
-    for word in options:
-        more = merge_sections(more, parse_override(word))
+    more = parse_overrides(options)
     other = [key for key in more if key != "model"]
     if other:
         raise ValueError(f"got '{other[0]}', expected only options of the model, such as model.n_kv_heads=4")

@@ -1,8 +1,9 @@
 """Declaration of a setting: a dataclass field that carries every fact about its key."""
 
+import types
 from collections.abc import Callable
 from dataclasses import MISSING, Field, field
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin
 
 # how a setting enters the identity of a run (plan/identity.py)
 ALWAYS = "always"  # its value
@@ -14,38 +15,50 @@ BOUNDS = ("above", "at_least", "below", "at_most")
 
 def option(
     default: Any,
-    help_text: str,
+    help_text: str = "",
     *choices: Any,
     above: float | None = None,
     at_least: float | None = None,
     below: float | None = None,
     at_most: float | None = None,
     unit: str = "",
-    engine: str | None = None,
-    objective: str | None = None,
     identity: str | None = None,
+    needs: str = "",
     expected: str = "",
     read: Callable[[Any, str], Any] | None = None,
 ) -> Any:
     """Declare a setting: a dataclass field with its help text, `choices` and bounds.
 
+    choices     valid values; default: those of the type Literal
     unit        of a number; "-" for a number without unit
-    engine      the only engine that supports values other than the default
-    objective   the only objective that supports values other than the default
     identity    ALWAYS, IF_CHANGED or CONTENT; None: does not affect the losses
+    needs       settings without which a value other than the default has no effect: "section.key=value",
+                "section.key=value|value" or "section.key>number", separated by blanks
     expected    description of valid values in messages; default: from type, choices and bounds
     read        reader of a value with a form of its own: (value, name of the key) -> value of the field
     """
-    # read.py and check.py check these facts, reference.py prints them, and plan/identity.py hashes by them
+    # section.py and check.py check these facts, reference.py prints them, and plan/identity.py hashes by them
     metadata = {
         "help": help_text, "choices": choices,
         "above": above, "at_least": at_least, "below": below, "at_most": at_most,
-        "unit": unit, "engine": engine, "objective": objective, "identity": identity,
-        "expected": expected, "read": read,
+        "unit": unit, "identity": identity, "needs": needs, "expected": expected, "read": read,
     }  # fmt: skip
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def split_type(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return a field's type without None, and its choices: `Literal["a"] | None` -> (str, ("a",))."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    # unpacking one element: a key of two types other than None fails here
+    (kind,) = [kind for kind in kinds if kind is not types.NoneType]
+    return (str, get_args(kind)) if get_origin(kind) is Literal else (kind, ())
+
+
+def list_choices(key: Field[Any]) -> tuple[Any, ...]:
+    """Return the valid values of a key, empty if it has no list of them."""
+    return key.metadata["choices"] or split_type(key.type)[1]
 
 
 def read_switch(value: Any, name: str) -> bool | None:

@@ -37,18 +37,12 @@ def swiglu_width(d_model: int) -> int:
 @cache
 def load_model_sizes() -> dict[str, dict[str, int]]:
     """Return the named model shapes of utils/model_sizes.yaml."""
-    if not SIZES_FILE.is_file():
-        raise FileNotFoundError(f"{SIZES_FILE}: no such file. Install with `pip install -e .` in a checkout.")
     return {str(name): dict(shape) for name, shape in read_yaml(SIZES_FILE).items()}
 
 
 @cache
 def load_epoch_tokens() -> dict[str, int]:
     """Return the tokens per epoch of the published subsets, by name."""
-    if not EPOCH_TOKENS_FILE.is_file():
-        raise FileNotFoundError(
-            f"{EPOCH_TOKENS_FILE}: no such file. Install with `pip install -e .` in a checkout."
-        )
     return {str(name): int(tokens) for name, tokens in read_yaml(EPOCH_TOKENS_FILE).items()}
 
 

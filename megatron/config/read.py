@@ -3,11 +3,7 @@
 No data file is opened. A corpus records the size of its vocabulary and its end-of-document id, and
 plan/resolve.py passes the function that reads them.
 
-Sections are read by section.py, not by pydantic. Measured with pydantic 2.14.3 and the same sections as its
-dataclasses (328 lines instead of 555): importing the schema takes 245 ms instead of 23 ms, and
-`tools/pretrain.py --help` 0.38 s of CPU time instead of 0.22 s. Its strict mode refuses dictionaries for
-nested dataclasses, and its lax mode reads "yes" as true and "1e-3" as a number. Its errors suggest no nearest
-key, so that conversions and messages would need code beside it.
+Sections are read by section.py, not by pydantic, which takes 245 ms to import and suggests no nearest key.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,36 +14,26 @@ from typing import Any, get_type_hints
 from omegaconf import OmegaConf
 
 from megatron.config.check import check_config
-from megatron.config.deepspeed_json import adopt_deepspeed_json, format_adopted
+from megatron.config.deepspeed_json import adopt_deepspeed_json
 from megatron.config.hf import shape_from_hf
-from megatron.config.migration.stub_keys import adopt_stub_keys
 from megatron.config.presets import (
     SIZES_FILE,
+    VOCAB_MULTIPLE,
     load_model_sizes,
     load_named_shape,
     padded_rows,
     suggest_nearest,
     swiglu_width,
 )
-from megatron.config.schema import DatasetConfig, RunConfig
+from megatron.config.schema import DatasetConfig, ModelConfig, ObjectiveConfig, RunConfig
 from megatron.config.section import convert_value
-from megatron.config.yaml_file import (
-    MAX_INT,
-    is_finite,
-    load_yaml_file,
-    merge_sections,
-    parse_override,
-    read_yaml,
-)
+from megatron.config.stub_keys import adopt_stub_keys
+from megatron.config.yaml_file import parse_overrides, read_yaml
 from megatron.io import write_atomic
 from megatron.log import get_logger
 
 log = get_logger(__name__)
 
-# keys from which others are computed before the types of all keys are checked
-INTEGER_SHAPE_KEYS = (
-    "d_model", "d_ff", "d_head", "n_heads", "n_layers", "n_tokens", "vocab_rows", "vocab_multiple",
-)  # fmt: skip
 REQUIRED_SHAPE_KEYS = ("d_model", "n_heads", "n_layers")  # keys that every named size defines
 # (n_tokens or eod_id, section `dataset`) -> the number that the corpus records
 VocabularyReader = Callable[[str, Mapping[str, Any]], int]
@@ -67,7 +53,7 @@ def read_config(
     raw, adopted = adopt_deepspeed_json(read_yaml(path, overrides))
     if adopted:
         name = raw["dist"]["deepspeed_config"]
-        log.info("dist.deepspeed_config: %s sets keys that are open:\n%s", name, format_adopted(adopted))
+        log.info("dist.deepspeed_config: %s sets keys that are open:\n  %s", name, "\n  ".join(adopted))
     _check_size_label(path, overrides)
     return build_config(raw, str(path), vocabulary)
 
@@ -76,26 +62,16 @@ def _check_size_label(path: str | Path, overrides: Sequence[str]) -> None:
     """Raise ValueError if `model.size=NAME` on the command line would only rename the shape of the file.
 
     A name that is not in the table of sizes is a label for an explicit shape. Label and shape must both be in
-    the file or both on the command line.
+    the file or both on the command line: a misspelt size must not train the file's shape.
     """
-    words: dict[str, Any] = {}
-    for word in overrides:
-        words = merge_sections(words, parse_override(word))
-    model_words = words.get("model")
-    if not isinstance(model_words, dict):
+    words = parse_overrides(overrides).get("model")
+    size = words.get("size") if isinstance(words, dict) else None
+    if not isinstance(words, dict) or size is None or str(size) in load_model_sizes():
         return
-    size = model_words.get("size")
-    # Without this check, a misspelt size on the command line would become the label of the file's shape, and
-    # that shape would be trained.
-    if size is None or str(size) in load_model_sizes():
+    if words.get("hf_config") is not None or all(words.get(key) for key in REQUIRED_SHAPE_KEYS):
         return
-    if model_words.get("hf_config") is not None or all(model_words.get(key) for key in REQUIRED_SHAPE_KEYS):
-        return
-    # the file before overrides: its own label may be repeated on the command line
-    content = load_yaml_file(Path(path))
-    model = content.get("model") if isinstance(content, dict) else None
-    file_model = model if isinstance(model, dict) else {}
-    if str(file_model.get("size", "custom")) != str(size):
+    model = read_yaml(path).get("model")  # the file before overrides: its own label may be repeated
+    if str(size) != str(model.get("size", "custom") if isinstance(model, dict) else "custom"):
         hint = suggest_nearest(str(size), list(load_model_sizes()))
         raise ValueError(
             f"{path}: model.size: '{size}' is not in {SIZES_FILE.name}; {hint} "
@@ -116,80 +92,85 @@ def build_config(
     if not isinstance(raw, dict):
         raise ValueError(f"{where}: got {type(raw).__name__}, expected sections with keys")
     try:
-        raw = adopt_stub_keys(raw)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
-    model = raw.get("model") or {}
-    data = raw.get("dataset") or {}
-    raw = {**raw, "objective": _expand_objective_alias(raw.get("objective"))} if "objective" in raw else raw
-    try:
-        # the order matters: key names first, then values that follow from others, then types and combinations
-        _check_section_keys(raw)
-        resolved = {**raw, "model": _resolve_model(model, data, vocabulary or _refuse_vocabulary)}
-        _fill_rows(resolved)
-        _fill_positions(resolved)
-        config = _build_section(RunConfig, resolved, "")
+        raw = _expand_objective_alias(adopt_stub_keys(raw))
+        # the order matters: all names of keys, then types and bounds, then values that follow from others
+        _check_keys(RunConfig, raw, "")
+        classes = {key.name: key.type for key in fields(RunConfig) if is_dataclass(key.type)}
+        for key in raw.keys() & classes.keys() - {"model"}:
+            _check_keys(classes[key], raw[key] or {}, f"{key}.")
+        values = _convert_keys(RunConfig, {key: raw[key] for key in raw.keys() - classes.keys()}, "")
+        for key, cls in classes.items():
+            if key != "model":
+                section = _convert_keys(cls, raw.get(key) or {}, f"{key}.")
+                values[key] = cls(**section)  # type: ignore[operator]  # a class, no instance
+        values["model"] = _build_model(
+            raw.get("model") or {}, values["dataset"], values["objective"], vocabulary or _refuse_vocabulary
+        )
+        config = RunConfig(**values)
         check_config(config)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     return config
 
 
-def _expand_objective_alias(objective: Any) -> Any:
+def _expand_objective_alias(raw: dict[str, Any]) -> dict[str, Any]:
     """Replace the alias `ar` or `mdm` by the objective's name, so that configs store only one spelling."""
+    objective = raw.get("objective")
     if isinstance(objective, dict) and str(objective.get("name")) in OBJECTIVE_ALIASES:
-        return {**objective, "name": OBJECTIVE_ALIASES[objective["name"]]}
-    return objective
+        return {**raw, "objective": {**objective, "name": OBJECTIVE_ALIASES[objective["name"]]}}
+    return raw
 
 
 def _refuse_vocabulary(key: str, data: Mapping[str, Any]) -> int:
     """Raise ValueError: the default VocabularyReader, for a configuration without its corpus."""
-    corpus = data.get("path_train") or data.get("mixture")
+    corpus = data["path_train"] or data["mixture"]
     raise ValueError(f"model.{key}: missing, expected beside a corpus ({corpus}) that is not read. Set it.")
 
 
-def _resolve_model(raw: Any, data: Mapping[str, Any], vocabulary: VocabularyReader) -> dict[str, Any]:
+def _build_model(
+    raw: Any, data: DatasetConfig, objective: ObjectiveConfig, vocabulary: VocabularyReader
+) -> ModelConfig:
     """Return the complete shape from `size`, `hf_config` or explicit keys, and `vocabulary`."""
     if not isinstance(raw, dict):
         raise ValueError(f"model: got {raw!r}, expected keys such as size or d_model")
-    shape = {
-        key: value for key, value in raw.items() if key not in ("size", "hf_config") and value is not None
-    }
+    shape = {key: value for key, value in raw.items() if key != "hf_config" and value is not None}
     # explicit keys override hf_config, and are compared with a named size
     if raw.get("hf_config") is not None:
         shape = shape_from_hf(raw["hf_config"]) | shape
-    if raw.get("size") is not None:
-        shape = _resolve_named_shape(str(raw["size"]), shape)
-    for key in INTEGER_SHAPE_KEYS:
-        if not is_finite(shape.get(key, 0)) or abs(shape.get(key, 0)) > MAX_INT:
-            raise ValueError(f"model.{key}: got {shape[key]!r}, expected int")
-    if not shape.get("d_model"):
+    if "size" in shape:
+        shape = _resolve_named_shape(str(shape["size"]), shape)
+    shape = _convert_keys(ModelConfig, shape, "model.")
+    if "d_model" not in shape:
         raise ValueError(
             "model: no shape; set model.size (a name in utils/model_sizes.yaml), "
             "model.hf_config, or model.d_model, n_heads and n_layers"
         )
     for key in ("n_heads", "n_layers"):
-        if not shape.get(key):
+        if key not in shape:
             raise ValueError(f"model.{key}: missing, expected with model.d_model={shape['d_model']}")
-    if not shape.get("d_head"):
+    if "d_head" not in shape:
         if shape["d_model"] % shape["n_heads"]:
             raise ValueError(
                 f"model.n_heads: got {shape['n_heads']}, expected a divisor of d_model {shape['d_model']}. "
                 "Choose another, or set model.d_head."
             )
         shape["d_head"] = shape["d_model"] // shape["n_heads"]
-    if not shape.get("d_ff"):
-        gelu = shape.get("feed_forward") in (
-            "gelu",
-            "gelu_exact",
-        )  # which has two matrices, of GPT-2's width 4 d
+    if "d_ff" not in shape:
+        # a GELU layer has two matrices, of GPT-2's width 4 d
+        gelu = shape.get("feed_forward", "swiglu") != "swiglu"
         shape["d_ff"] = 4 * shape["d_model"] if gelu else swiglu_width(shape["d_model"])
-    if not shape.get("n_tokens"):
-        shape["n_tokens"] = vocabulary("n_tokens", data)
-    if shape.get("document_mask") and shape.get("eod_id") is None:
-        shape["eod_id"] = vocabulary("eod_id", data)
-    size = raw.get("size")
-    return {"size": "custom" if size is None else str(size)} | shape
+    if "n_tokens" not in shape:
+        shape["n_tokens"] = vocabulary("n_tokens", vars(data))
+    if shape.get("document_mask") and "eod_id" not in shape:
+        shape["eod_id"] = vocabulary("eod_id", vars(data))
+    if shape.get("positions") == "learned":  # one row per position of a sample
+        shape.setdefault("n_positions", data.seq_len)
+    multiple = shape.pop("vocab_multiple", None)
+    if multiple is not None and "vocab_rows" in shape:
+        raise ValueError("model.vocab_multiple: got model.vocab_rows too. Remove one of the two settings.")
+    masks = multiple is None or objective.name != "autoregressive" or objective.masked_input_ratio > 0
+    shape.setdefault("vocab_rows", padded_rows(shape["n_tokens"], int(masks), multiple or VOCAB_MULTIPLE))
+    return ModelConfig(**shape)
 
 
 def _resolve_named_shape(size: str, shape: dict[str, Any]) -> dict[str, Any]:
@@ -210,29 +191,6 @@ def _resolve_named_shape(size: str, shape: dict[str, Any]) -> dict[str, Any]:
     return shape
 
 
-def _fill_rows(resolved: dict[str, Any]) -> None:
-    """Set the default rows of the embedding; vocab_rows replaces vocab_multiple."""
-    model, objective = resolved["model"], resolved.get("objective")
-    multiple = model.get("vocab_multiple")
-    if multiple is not None and model.get("vocab_rows"):
-        raise ValueError("model.vocab_multiple: got model.vocab_rows too. Remove one of the two settings.")
-    if isinstance(multiple, int) and multiple > 0:
-        options = objective if isinstance(objective, dict) else {}
-        masks = options.get("name", "autoregressive") != "autoregressive" or options.get("masked_input_ratio")
-        model["vocab_rows"] = padded_rows(model["n_tokens"], 1 if masks else 0, multiple)
-        del model["vocab_multiple"]
-    elif not model.get("vocab_rows"):
-        model["vocab_rows"] = padded_rows(model["n_tokens"])
-
-
-def _fill_positions(resolved: dict[str, Any]) -> None:
-    """Set the default size of the table of learned positions: one row per position of a sample."""
-    model, data = resolved["model"], resolved.get("dataset")
-    if model.get("positions") == "learned" and model.get("n_positions") is None:
-        seq_len = data.get("seq_len") if isinstance(data, dict) else None
-        model["n_positions"] = DatasetConfig.seq_len if seq_len is None else seq_len
-
-
 def config_to_dict(config: Any) -> dict[str, Any]:
     """Return nested dictionaries from which `build_config` builds an equal config."""
     return asdict(config)
@@ -243,7 +201,8 @@ def write_config(config: RunConfig, path: Path) -> None:
     write_atomic(path, OmegaConf.to_yaml(OmegaConf.create(config_to_dict(config))))
 
 
-def _check_keys(cls: type, raw: Any, path: str) -> None:
+def _check_keys(cls: Any, raw: Any, path: str) -> None:
+    """Raise ValueError unless `raw` is a dictionary with keys of the section `cls`."""
     if not isinstance(raw, dict):
         raise ValueError(f"{path.rstrip('.')}: got {raw!r}, expected keys")
     known_keys = [f.name for f in fields(cls)]
@@ -252,28 +211,8 @@ def _check_keys(cls: type, raw: Any, path: str) -> None:
             raise ValueError(f"unknown key '{path}{key}'; {suggest_nearest(str(key), known_keys)}")
 
 
-def _check_section_keys(raw: dict[str, Any]) -> None:
-    """Check the keys of all sections except the model's, before any value is computed from them.
-
-    A misspelt dataset.path_train must not be reported as a missing vocabulary. The model's section is checked
-    after it was completed, because it may have keys that ModelConfig does not have (hf_config).
-    """
-    _check_keys(RunConfig, raw, "")
-    for name, hint in get_type_hints(RunConfig).items():
-        if isinstance(hint, type) and is_dataclass(hint) and name != "model" and raw.get(name) is not None:
-            _check_keys(hint, raw[name], f"{name}.")
-
-
-def _build_section(cls: type, raw: Any, path: str) -> Any:
-    """Build a dataclass from a dictionary, recursively, and check its keys and types."""
+def _convert_keys(cls: Any, raw: Any, path: str) -> dict[str, Any]:
+    """Return the values of a section's keys in the types of its fields, after a check of names and bounds."""
     _check_keys(cls, raw, path)
-    fields_by_name = {f.name: f for f in fields(cls)}
-    hints = get_type_hints(cls)
-    values: dict[str, Any] = {}
-    for key, value in raw.items():
-        hint = hints[key]
-        if isinstance(hint, type) and is_dataclass(hint):
-            values[key] = _build_section(hint, {} if value is None else value, f"{path}{key}.")
-        else:
-            values[key] = convert_value(value, hint, fields_by_name[key], f"{path}{key}")
-    return cls(**values)
+    hints, by_name = get_type_hints(cls), {f.name: f for f in fields(cls)}
+    return {key: convert_value(value, hints[key], by_name[key], f"{path}{key}") for key, value in raw.items()}

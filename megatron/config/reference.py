@@ -1,12 +1,13 @@
 """Generator of the reference page of the configuration, from the dataclasses of schema.py."""
 
-import types
+import inspect
+import re
 import typing
 from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
-from megatron.config.option import read_switch
+from megatron.config.option import list_choices, read_switch, split_type
 from megatron.config.schema import RunConfig
 
 PAGE = "examples_scaling/training/CONFIG.md"
@@ -23,15 +24,11 @@ def format_type(key: Field[Any]) -> str:
     """Return the type as written in YAML: whole number, number, true or false, text, a list, or choices."""
     if key.metadata["read"] is read_switch:
         return "`auto` or true or false"
-    if key.metadata["choices"]:
-        return " or ".join(f"`{choice}`" for choice in key.metadata["choices"])
+    if choices := list_choices(key):
+        return " or ".join(f"`{choice}`" for choice in choices)
     names = {int: "whole number", float: "number", bool: "true or false", str: "text"}
-    types_of_key = typing.get_args(key.type) if isinstance(key.type, types.UnionType) else (key.type,)
-    # unpacking one element: a key of two types other than None fails here, when the page is generated
-    (inner,) = [part for part in types_of_key if part is not types.NoneType]
-    if typing.get_origin(inner) is list:
-        return f"list of {names[typing.get_args(inner)[0]]}s"
-    return names[inner]
+    kind, _ = split_type(key.type)
+    return f"list of {names[typing.get_args(kind)[0]]}s" if typing.get_args(kind) else names[kind]
 
 
 def find_unit(key: Field[Any]) -> str:
@@ -57,44 +54,42 @@ def format_default(key: Field[Any]) -> str:
     return f"`{key.default}`"
 
 
-def format_help(key: Field[Any]) -> str:
+def read_help(cls: Any) -> dict[str, str]:
+    """Return the help texts of a section: the entries "key  text" of its docstring, on one line each."""
+    entries = re.split(r"\n(?=\w+  )", inspect.cleandoc(cls.__doc__ or ""))[1:]
+    return {entry.split()[0]: " ".join(entry.split()[1:]) for entry in entries}
+
+
+def format_help(key: Field[Any], text: str) -> str:
     """Return the help text, and the lower bound of a number that has no upper one."""
     above = key.metadata["above"]
     if above is None or key.metadata["below"] is not None:
-        return key.metadata["help"]
+        return text
     # above=-1 bounds whole numbers from 0: "0 or more" reads better than "more than -1"
-    return f"{key.metadata['help']}; " + (f"{above + 1} or more" if above < 0 else f"more than {above}")
+    return f"{text}; " + (f"{above + 1} or more" if above < 0 else f"more than {above}")
 
 
-def list_sections() -> Iterator[tuple[str, str, list[Field[Any]]]]:
-    """Yield (name, description, keys) of each section, first the keys that are in no section."""
-    yield "", "", [key for key in fields(RunConfig) if not is_dataclass(key.type)]
+def list_sections() -> Iterator[tuple[str, Any, list[Field[Any]]]]:
+    """Yield (name, class, keys) of each section, first the keys that are in no section."""
+    yield "", RunConfig, [key for key in fields(RunConfig) if not is_dataclass(key.type)]
     for section in fields(RunConfig):
         if is_dataclass(section.type):
-            yield section.name, section.type.__doc__ or "", list(fields(section.type))
+            yield section.name, section.type, list(fields(section.type))
 
 
 def render_reference() -> str:
-    """Return the page as markdown."""
+    """Return the page as markdown. Raises KeyError for a key without a help text."""
     lines = [HEAD]
-    for name, what, keys in list_sections():
+    for name, cls, keys in list_sections():
+        texts = read_help(cls)
         lines.append(f"## {name or 'Run'}\n")
-        if what:
-            lines.append(f"{what.partition(chr(10))[0]}\n")
+        if name:
+            lines.append(f"{cls.__doc__.partition(chr(10))[0]}\n")
         lines += ["| key | type | default | unit | meaning |", "|---|---|---|---|---|"]
         for key in keys:
-            path = f"{name}.{key.name}" if name else key.name
-            cells = (
-                f"`{path}`",
-                format_type(key),
-                format_default(key),
-                find_unit(key),
-                _escape_cell(format_help(key)),
-            )
+            path = f"`{name}.{key.name}`" if name else f"`{key.name}`"
+            meaning = format_help(key, texts[key.name]).replace("|", "\\|")
+            cells = (path, format_type(key), format_default(key), find_unit(key), meaning)
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
-
-
-def _escape_cell(text: Any) -> str:
-    return str(text).replace("|", "\\|")

@@ -1,282 +1,495 @@
 """Settings of a run, section by section. `read.py` builds them once, and they are immutable.
 
-None means not set. Derived numbers (steps, FLOPs, parameters) are in `megatron/plan/`.
+A docstring explains every key. The declaration below it states the type with its choices, the default, and
+all other facts of the key (option.py). None means not set. Derived numbers (steps, FLOPs, parameters) are in
+`megatron/plan/`.
 """
 
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from megatron.config.option import ALWAYS, CONTENT, IF_CHANGED, option, read_switch
-from megatron.config.training_schema import LrSchedulerConfig as LrSchedulerConfig
-from megatron.config.training_schema import ModelConfig as ModelConfig
-from megatron.config.training_schema import ObjectiveConfig as ObjectiveConfig
-from megatron.config.training_schema import OptimConfig as OptimConfig
 
 SYNTHETIC = "synthetic"  # replaces the prefix of a dataset: random tokens without files
+ObjectiveName = Literal["autoregressive", "masked_diffusion"]
+OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
+AUTOREGRESSIVE, DIFFUSION = "objective.name=autoregressive", "objective.name=masked_diffusion"
+Stage = Literal["zero0", "zero1", "zero2", "zero3", "zero2_hybrid", "zero3_hybrid"]
+SHARDED = "dist.sharding_stage=zero1|zero2|zero3|zero2_hybrid|zero3_hybrid"
+HYBRID = "dist.sharding_stage=zero2_hybrid|zero3_hybrid"
+# A model that is split by a parallel axis has the Llama family's shape and reads samples left to right.
+AXIS = (
+    "dist.engine=torch model.norm=rmsnorm model.feed_forward=swiglu model.positions=rotary "
+    "model.biases=false model.tied_embedding=true model.qk_norm=false model.document_mask=false "
+    "model.attention_dropout=0.0 model.hidden_dropout=0.0 model.parametrization=standard "
+    "model.norm_placement=input model.attention_window=null model.predicts_next=false "
+    "model.head_bias=false objective.orders=1 objective.randmask_ratio=0.0"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistConfig:
-    """Devices, parallelism and precision."""
+    """Devices, parallelism and precision.
 
-    engine: str = option("torch", "implementation of forward, backward and update", "torch", "deepspeed")
-    cpu_only: bool = option(False, "use the CPU even if there is a GPU")
-    backend: str | None = option(
-        None, "backend of torch.distributed; default: nccl on GPUs; CPUs always use gloo", "nccl", "gloo"
-    )
-    dtype: str = option(
-        "bfloat16",
-        "dtype of matrix products; updates, reductions over ranks and checkpoints are float32",
-        "float32",
-        "bfloat16",
-        "float16",
-        identity=ALWAYS,
-    )
-    residual_dtype: str | None = option(
-        None,
-        "dtype of the residual stream in every layout; default: that of dist.dtype",
-        "float32",
-        identity=ALWAYS,
-    )
-    sharding_stage: str = option(
-        "zero0",
-        "state sharded over data-parallel ranks: zero0 none, zero1 optimizer states, zero2 also gradients, "
-        "zero3 also weights; hybrid: sharded within groups of shard_size ranks, replicated between groups",
-        "zero0",
-        "zero1",
-        "zero2",
-        "zero3",
-        "zero2_hybrid",
-        "zero3_hybrid",
-    )
-    shard_size: int | None = option(
-        None,
-        "hybrid: ranks that together hold one copy of the model; default: the ranks of a node",
-        above=0,
-        unit="ranks",
-    )
-    tensor_parallel: int = option(
-        1, "ranks over which the matrices of a block are split", above=0, unit="ranks", engine="torch"
-    )
-    pipeline_parallel: int = option(
-        1, "ranks over which the blocks are split", above=0, unit="ranks", engine="torch"
-    )
-    pipeline_schedule: str = option("1f1b", "schedule of the microbatches", "1f1b", "interleaved")
+    engine                    implementation of forward, backward and update
+    cpu_only                  use the CPU even if there is a GPU
+    backend                   backend of torch.distributed; default: nccl on GPUs; CPUs always use gloo
+    dtype                     dtype of matrix products; updates, reductions over ranks and checkpoints are
+                              float32
+    residual_dtype            dtype of the residual stream in every layout; default: that of dist.dtype
+    sharding_stage            state sharded over data-parallel ranks: zero0 none, zero1 optimizer states,
+                              zero2 also gradients, zero3 also weights; hybrid: sharded within groups of
+                              shard_size ranks, replicated between groups
+    shard_size                hybrid: ranks that together hold one copy of the model; default: the ranks of a
+                              node
+    tensor_parallel           ranks over which the matrices of a block are split
+    pipeline_parallel         ranks over which the blocks are split
+    pipeline_schedule         schedule of the microbatches
+    pipeline_chunks           interleaved: model stages on each rank
+    context_parallel          ranks over which the positions of a sample are split
+    context_method            ulysses: exchange positions for heads (all-to-all); ring: pass keys and values
+                              around the ranks
+    cpu_offload               offload weights and optimizer states to CPU memory
+    activation_checkpointing  recomputed in backward: nothing, whole blocks, or all except matrix products and
+                              attention
+    compile                   apply torch.compile to each block; auto: on GPUs
+    cuda_graphs               record steps as CUDA graphs; auto: on one GPU, up to 150 million parameters
+    attention_backend         kernel of attention on a GPU; auto: the fastest for the shape, measured before
+                              the first step
+    float8                    matrix products in float8 through torchao, on GPUs that support it
+    offload_optimizer         deepspeed: offload AdamW's state and update to the CPU
+    offload_parameters        deepspeed, zero3: offload weights to CPU memory
+    deepspeed_config          DeepSpeed JSON file; it sets keys that are open, and must not contradict the
+                              others
+    timeout_s                 timeout of collectives; a run that exceeds it ends with an error that names the
+                              rank
+    """
+
+    engine: Literal["torch", "deepspeed"] = option("torch")
+    cpu_only: bool = option(False)
+    backend: Literal["nccl", "gloo"] | None = option(None)
+    dtype: Literal["float32", "bfloat16", "float16"] = option("bfloat16", identity=ALWAYS)
+    residual_dtype: Literal["float32"] | None = option(None, identity=ALWAYS)
+    sharding_stage: Stage = option("zero0")
+    shard_size: int | None = option(None, above=0, unit="ranks", needs=HYBRID)
+    tensor_parallel: int = option(1, above=0, unit="ranks", needs=AXIS)
+    pipeline_parallel: int = option(1, above=0, unit="ranks", needs=AXIS)
+    pipeline_schedule: Literal["1f1b", "interleaved"] = option("1f1b", needs="dist.pipeline_parallel>1")
     pipeline_chunks: int = option(
-        2, "interleaved: model stages on each rank", above=1, unit="stages per rank"
+        2, above=1, unit="stages per rank", needs="dist.pipeline_schedule=interleaved"
     )
-    context_parallel: int = option(
-        1, "ranks over which the positions of a sample are split", above=0, unit="ranks", engine="torch"
+    context_parallel: int = option(1, above=0, unit="ranks", needs=AXIS)
+    context_method: Literal["ulysses", "ring"] = option("ulysses", needs="dist.context_parallel>1")
+    cpu_offload: bool = option(False, needs=f"dist.engine=torch {SHARDED} dist.pipeline_parallel=1")
+    activation_checkpointing: Literal["none", "full", "selective"] = option("none")
+    compile: bool | None = option(None, read=read_switch, needs="dist.engine=torch")
+    cuda_graphs: bool | None = option(None, read=read_switch, needs="dist.engine=torch")
+    attention_backend: Literal["auto", "cudnn", "flash", "flash3", "flash4", "efficient", "math"] = option(
+        "auto"
     )
-    context_method: str = option(
-        "ulysses",
-        "ulysses: exchange positions for heads (all-to-all); ring: pass keys and values around the ranks",
-        "ulysses",
-        "ring",
-    )
-    cpu_offload: bool = option(False, "offload weights and optimizer states to CPU memory", engine="torch")
-    activation_checkpointing: str = option(
-        "none",
-        "recomputed in backward: nothing, whole blocks, or all except matrix products and attention",
-        "none",
-        "full",
-        "selective",
-    )
-    compile: bool | None = option(
-        None, "apply torch.compile to each block; auto: on GPUs", engine="torch", read=read_switch
-    )
-    cuda_graphs: bool | None = option(
-        None,
-        "record steps as CUDA graphs; auto: on one GPU, up to 150 million parameters",
-        engine="torch",
-        read=read_switch,
-    )
-    attention_backend: str = option(
-        "auto",
-        "kernel of attention on a GPU; auto: the fastest for the shape, measured before the first step",
-        "auto",
-        "cudnn",
-        "flash",
-        "flash3",
-        "flash4",
-        "efficient",
-        "math",
-    )
-    float8: bool = option(
-        False,
-        "matrix products in float8 through torchao, on GPUs that support it",
-        engine="torch",
-        identity=ALWAYS,
-    )
+    float8: bool = option(False, identity=ALWAYS, needs="dist.engine=torch dist.dtype=bfloat16")
     offload_optimizer: bool = option(
-        False, "deepspeed: offload AdamW's state and update to the CPU", engine="deepspeed"
+        False, needs="dist.engine=deepspeed dist.sharding_stage=zero1|zero2|zero3"
     )
-    offload_parameters: bool = option(
-        False, "deepspeed, zero3: offload weights to CPU memory", engine="deepspeed"
-    )
-    deepspeed_config: str | None = option(
-        None,
-        "DeepSpeed JSON file; it sets keys that are open, and must not contradict the others",
-        engine="deepspeed",
-    )
-    timeout_s: int = option(
-        1800,
-        "timeout of collectives; a run that exceeds it ends with an error that names the rank",
-        above=0,
-        unit="seconds",
-    )
+    offload_parameters: bool = option(False, needs="dist.engine=deepspeed dist.sharding_stage=zero3")
+    deepspeed_config: str | None = option(None, needs="dist.engine=deepspeed")
+    timeout_s: int = option(1800, above=0, unit="seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
-    """Training and held-out tokens, and the batch size."""
+    """Training and held-out tokens, and the batch size.
 
-    path_train: str | None = option(
-        None,
-        "prefix of a .bin/.idx dataset, a data-path file (.txt), or synthetic: random tokens, no files",
-        identity=CONTENT,
-    )
-    path_eval: str | None = option(None, "the same, for held-out documents", identity=CONTENT)
-    path_test: str | None = option(
-        None,
-        "the same, for documents scored once, with the final weights: for runs that path_eval selects",
-        identity=CONTENT,
-    )
-    mixture: str | None = option(
-        None, "YAML file of a mixture of domains, replaces path_train", identity=CONTENT
-    )
-    order: str = option(
-        "epoch",
-        "sample order: exact epochs without index arrays, or Megatron's order bit for bit",
-        "epoch",
-        "megatron",
-        identity=IF_CHANGED,
-    )
-    num_workers: int = option(
-        1, "threads that prefetch batches; 0: none, training waits for each batch", above=-1, unit="threads"
-    )
+    path_train       prefix of a .bin/.idx dataset, a data-path file (.txt), or synthetic: random tokens, no
+                     files
+    path_eval        the same, for held-out documents
+    path_test        the same, for documents scored once, with the final weights: for runs that path_eval
+                     selects
+    mixture          YAML file of a mixture of domains, replaces path_train
+    order            sample order: exact epochs without index arrays, or Megatron's order bit for bit
+    num_workers      threads that prefetch batches; 0: none, training waits for each batch
+    unique_tokens    use only the first whole samples with this many tokens, and repeat them; default: all
+    mixed_eod        allow a blend of corpora that end documents with different tokens or with none
+    seq_len          positions per sample
+    batch_size       samples per step, over all ranks
+    microbatch_size  maximum samples per forward on one rank; default: all its samples, on a GPU as many as
+                     fit, in a pipeline the most that give each of its ranks a microbatch
+    """
+
+    path_train: str | None = option(None, identity=CONTENT)
+    path_eval: str | None = option(None, identity=CONTENT)
+    path_test: str | None = option(None, identity=CONTENT)
+    mixture: str | None = option(None, identity=CONTENT, needs="dataset.path_train=null dataset.order=epoch")
+    order: Literal["epoch", "megatron"] = option("epoch", identity=IF_CHANGED)
+    num_workers: int = option(1, above=-1, unit="threads")
     unique_tokens: int | None = option(
+        None, above=0, unit="tokens", identity=IF_CHANGED, needs="dataset.mixture=null dataset.order=epoch"
+    )
+    mixed_eod: bool = option(False)
+    seq_len: int = option(2048, above=0, unit="tokens", identity=ALWAYS)
+    batch_size: int = option(256, above=0, unit="samples", identity=ALWAYS)
+    microbatch_size: int | None = option(None, above=0, unit="samples")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Resolved shape of a transformer, for autoregressive models and masked diffusion.
+
+    size                     name of a size in utils/model_sizes.yaml, or a label
+    d_model                  width of the residual stream
+    d_ff                     width of the feed-forward layer
+    d_head                   width of an attention head
+    n_heads                  number of attention heads
+    n_layers                 number of blocks
+    n_tokens                 ids of the tokenizer; [MASK] is the next row
+    vocab_rows               embedding rows: tokens, then [MASK], then padding
+    rope_theta               base of the rotary frequencies
+    norm_eps                 epsilon added to the mean square (variance) in a norm
+    n_kv_heads               key and value heads, each shared by a group of heads; default: n_heads
+    norm                     norm of the residual stream
+    feed_forward             swiglu: three matrices; gelu: two matrices, GPT-2's tanh approximation;
+                             gelu_exact: exact GELU
+    positions                position encoding; learned: a table added to the embedding
+    n_positions              rows of the table of learned positions; default: dataset.seq_len
+    biases                   biases in every matrix of a block and in LayerNorm
+    tied_embedding           the output head is the embedding; false: a separate matrix
+    qk_norm                  RMSNorm on each head's query and key
+    document_mask            attend only within a document, with positions counted from its start
+    eod_id                   end-of-document id, for document_mask; default: that of the corpus
+    attention_dropout        probability of dropping an attention weight in training; 0 in evaluation
+    hidden_dropout           probability of dropping a feature of the embedding and of each branch in
+                             training; 0 in evaluation
+    init_std                 std of the initial matrices; much narrower models than GPT-2 learn faster with
+                             0.6 / sqrt(d_model)
+    parametrization          scaling of initialisation, learning rates and multipliers with the shape
+    base_d_model             mup, completep: width at which the model equals the standard one
+    base_n_layers            completep: depth at which the model equals the standard one
+    base_d_head              mup, completep: head width at which the model equals the standard one; default:
+                             d_head
+    qkv_biases               biases in the matrices of query, key and value alone, as in Qwen2
+    qk_norm_all_heads        qk_norm: one norm over all heads, as in OLMo 2, not one per head
+    norm_placement           norm of the input of attention and feed-forward layer, or of their output as in
+                             OLMo 2
+    parallel_residual        attention and feed-forward layer read the same input, as in GPT-NeoX
+    attention_window         autoregressive: last positions, itself included, that a position attends to;
+                             default: all
+    rotary_dims              channels of a head that are rotated, the first ones; default: d_head
+    rope_scaling             stretching of the rotary frequencies: linear, or that of Llama 3.1
+    rope_factor              rope_scaling: factor of the length
+    rope_low_factor          llama3: frequencies of fewer turns in rope_original_positions are divided by
+                             rope_factor
+    rope_high_factor         llama3: frequencies of more turns in rope_original_positions are unchanged
+    rope_original_positions  llama3: length before the stretching
+    vocab_multiple           rows of the embedding: the next multiple of this, with a row for [MASK] only if
+                             the run masks tokens, as in Megatron; default: of 128, always with that row
+    mask_id                  masked diffusion: row of [MASK] if it is one of the ids of the tokenizer;
+                             default: n_tokens
+    predicts_next            masked diffusion: the output of a position predicts the token after it, as in
+                             Dream
+    head_bias                a bias of the separate head, as in the models of MDLM
+    """
+
+    size: str = option("custom")
+    d_model: int = option(0, above=0, unit="features", identity=ALWAYS)
+    d_ff: int = option(0, above=0, unit="features", identity=ALWAYS)
+    d_head: int = option(0, above=0, unit="features", identity=ALWAYS)
+    n_heads: int = option(0, above=0, unit="heads", identity=ALWAYS)
+    n_layers: int = option(0, above=0, unit="blocks", identity=ALWAYS)
+    n_tokens: int = option(0, above=0, unit="tokens", identity=ALWAYS)
+    vocab_rows: int = option(0, above=0, unit="rows", identity=ALWAYS)
+    rope_theta: float = option(10000.0, above=0, unit="-", identity=ALWAYS)
+    norm_eps: float = option(1e-05, above=0, unit="-", identity=ALWAYS)
+    n_kv_heads: int | None = option(None, above=0, unit="heads", identity=IF_CHANGED)
+    norm: Literal["rmsnorm", "layernorm"] = option("rmsnorm", identity=IF_CHANGED)
+    feed_forward: Literal["swiglu", "gelu", "gelu_exact"] = option("swiglu", identity=IF_CHANGED)
+    positions: Literal["rotary", "learned"] = option("rotary", identity=IF_CHANGED)
+    n_positions: int | None = option(None, above=0, unit="positions", identity=IF_CHANGED)
+    biases: bool = option(False, identity=IF_CHANGED)
+    tied_embedding: bool = option(True, identity=IF_CHANGED)
+    qk_norm: bool = option(False, identity=IF_CHANGED)
+    document_mask: bool = option(False, identity=IF_CHANGED)
+    eod_id: int | None = option(None, unit="id", identity=IF_CHANGED)
+    attention_dropout: float = option(0.0, at_least=0, below=1, unit="share", identity=IF_CHANGED)
+    hidden_dropout: float = option(0.0, at_least=0, below=1, unit="share", identity=IF_CHANGED)
+    init_std: float = option(0.02, above=0, unit="-", identity=IF_CHANGED)
+    parametrization: Literal["standard", "mup", "completep"] = option("standard", identity=IF_CHANGED)
+    base_d_model: int | None = option(
+        None, above=0, unit="features", identity=IF_CHANGED, needs="model.parametrization=mup|completep"
+    )
+    base_n_layers: int | None = option(
+        None, above=0, unit="blocks", identity=IF_CHANGED, needs="model.parametrization=completep"
+    )
+    base_d_head: int | None = option(
+        None, above=0, unit="features", identity=IF_CHANGED, needs="model.parametrization=mup|completep"
+    )
+    qkv_biases: bool = option(False, identity=IF_CHANGED, needs="model.biases=false")
+    qk_norm_all_heads: bool = option(False, identity=IF_CHANGED, needs="model.qk_norm=true")
+    norm_placement: Literal["input", "output"] = option("input", identity=IF_CHANGED)
+    parallel_residual: bool = option(False, identity=IF_CHANGED, needs="model.norm_placement=input")
+    attention_window: int | None = option(
         None,
-        "use only the first whole samples with this many tokens, and repeat them; default: all",
         above=0,
-        unit="tokens",
+        unit="positions",
         identity=IF_CHANGED,
+        needs="objective.name=autoregressive objective.orders=1",
     )
-    mixed_eod: bool = option(
-        False, "allow a blend of corpora that end documents with different tokens or with none"
+    rotary_dims: int | None = option(
+        None, above=0, unit="channels", identity=IF_CHANGED, needs="model.positions=rotary"
     )
-    seq_len: int = option(2048, "positions per sample", above=0, unit="tokens", identity=ALWAYS)
-    batch_size: int = option(
-        256, "samples per step, over all ranks", above=0, unit="samples", identity=ALWAYS
+    rope_scaling: Literal["none", "linear", "llama3"] = option(
+        "none", identity=IF_CHANGED, needs="model.positions=rotary"
     )
-    microbatch_size: int | None = option(
-        None,
-        "maximum samples per forward on one rank; default: all its samples, on a GPU as many as fit, in a "
-        "pipeline the most that give each of its ranks a microbatch",
+    rope_factor: float = option(
+        1.0, above=0, unit="-", identity=IF_CHANGED, needs="model.rope_scaling=linear|llama3"
+    )
+    rope_low_factor: float = option(
+        1.0, above=0, unit="turns", identity=IF_CHANGED, needs="model.rope_scaling=llama3"
+    )
+    rope_high_factor: float = option(
+        4.0, above=0, unit="turns", identity=IF_CHANGED, needs="model.rope_scaling=llama3"
+    )
+    rope_original_positions: int | None = option(
+        None, above=0, unit="positions", identity=IF_CHANGED, needs="model.rope_scaling=llama3"
+    )
+    vocab_multiple: int | None = option(None, above=0, unit="rows")
+    mask_id: int | None = option(None, at_least=0, unit="id", identity=IF_CHANGED, needs=DIFFUSION)
+    predicts_next: bool = option(False, identity=IF_CHANGED, needs=DIFFUSION)
+    head_bias: bool = option(False, identity=IF_CHANGED, needs="model.tied_embedding=false")
+
+    @property
+    def rotary_channels(self) -> int:
+        """Number of channels of a head that are rotated."""
+        return self.rotary_dims or self.d_head
+
+    @property
+    def mask_row(self) -> int:
+        """Row of [MASK] in the embedding."""
+        return self.n_tokens if self.mask_id is None else self.mask_id
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key and value heads."""
+        return self.n_kv_heads or self.n_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """Training objective.
+
+    name                  autoregressive (ar): next token; masked_diffusion (mdm): masked tokens from both
+                          sides
+    rate_min              masked diffusion: masking rate = (1 - rate_min) t + rate_min, t ~ U(0, 1)
+    t_draw                masked diffusion: joint distribution of the t of a batch; each t is uniform
+    low_noise_start       masked diffusion: t ~ U(0, low_noise_start) for the first low_noise_iterations
+    low_noise_iterations  masked diffusion: number of steps with low_noise_start
+    ar_ratio              masked diffusion: share of training samples whose last tokens are masked, not random
+                          ones
+    orders                autoregressive: number of orders in which training samples are read, including left
+                          to right
+    order_kind            autoregressive: kind of the orders other than left to right
+    order_noise           noise_sorted: sort positions plus normal noise of this std, in units of seq_len
+    randmask_ratio        autoregressive: share of training positions that attend to a random subset of the
+                          past
+    masked_input_ratio    autoregressive: share of training samples with masked inputs, a regularization for
+                          repeated text
+    masked_input_rate     masked_input_ratio: largest rate of masked inputs of a sample; its rate is uniform
+                          up to this
+    """
+
+    name: ObjectiveName = option("autoregressive", identity=ALWAYS)
+    rate_min: float = option(0.001, above=0, below=1, unit="share", identity=ALWAYS)
+    t_draw: Literal["independent", "antithetic", "stratified"] = option(
+        "independent", identity=IF_CHANGED, needs=DIFFUSION
+    )
+    low_noise_start: float | None = option(
+        None, above=0, at_most=1, unit="share", identity=IF_CHANGED, needs=DIFFUSION
+    )
+    low_noise_iterations: int | None = option(
+        None, above=0, unit="steps", identity=IF_CHANGED, needs=DIFFUSION
+    )
+    ar_ratio: float = option(0.0, at_least=0, at_most=1, unit="share", identity=IF_CHANGED, needs=DIFFUSION)
+    orders: int = option(1, above=0, unit="orders", identity=IF_CHANGED, needs=AUTOREGRESSIVE)
+    order_kind: Literal["random", "noise_sorted"] = option(
+        "random", identity=IF_CHANGED, needs=AUTOREGRESSIVE
+    )
+    order_noise: float = option(
+        0.1, above=0, unit="sample lengths", identity=IF_CHANGED, needs=AUTOREGRESSIVE
+    )
+    randmask_ratio: float = option(
+        0.0, at_least=0, at_most=1, unit="share", identity=IF_CHANGED, needs=AUTOREGRESSIVE
+    )
+    masked_input_ratio: float = option(
+        0.0, at_least=0, at_most=1, unit="share", identity=IF_CHANGED, needs=AUTOREGRESSIVE
+    )
+    masked_input_rate: float = option(
+        0.5,
         above=0,
-        unit="samples",
+        at_most=1,
+        unit="share",
+        identity=IF_CHANGED,
+        needs=f"{AUTOREGRESSIVE} objective.masked_input_ratio>0",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """AdamW (Loshchilov and Hutter, arXiv 1711.05101).
+
+    lr            peak learning rate
+    weight_decay  weight decay of matrices; gains of norms have none
+    beta1         decay rate of the mean gradient
+    beta2         decay rate of the mean squared gradient
+    eps           epsilon added to the root of the mean square
+    grad_clip     maximum gradient norm; 0: no clipping
+    kernel        fused AdamW of torch or of NVIDIA's apex, which must be built from source
+    """
+
+    lr: float = option(0.0003, above=0, unit="-", identity=ALWAYS)
+    weight_decay: float = option(0.1, at_least=0, unit="-", identity=ALWAYS)
+    beta1: float = option(0.9, at_least=0, below=1, unit="-", identity=ALWAYS)
+    beta2: float = option(0.95, at_least=0, below=1, unit="-", identity=ALWAYS)
+    eps: float = option(1e-08, above=0, unit="-", identity=ALWAYS)
+    grad_clip: float = option(1.0, at_least=0, unit="L2 norm", identity=ALWAYS)
+    kernel: Literal["torch", "apex"] = option("torch", needs="dist.engine=torch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LrSchedulerConfig:
+    """Length of the run and learning-rate schedule. Set each length in one unit only.
+
+    kind               schedule after the warm-up
+    total_iterations   length of the run
+    total_tokens       length of the run, rounded to whole steps
+    total_epochs       length of the run, rounded down to whole steps
+    warmup_iterations  length of the linear warm-up
+    warmup_tokens      length of the linear warm-up, rounded up to whole steps
+    warmup_fraction    length of the linear warm-up, as a fraction of the run
+    decay_iterations   length of the decay; wsd: at the end; cosine, linear: after the warm-up, then the
+                       minimum rate; default: the rest of the run
+    decay_tokens       the same in tokens, rounded up to whole steps
+    decay_fraction     the same as a fraction of the run; default of wsd: the last fifth
+    decay_shape        wsd: shape of the decay; sqrt: 1 - sqrt(fraction of the decay)
+    lr_min_ratio       final learning rate divided by the peak
+    """
+
+    kind: Literal["cosine", "linear", "wsd", "constant"] = option("cosine", identity=ALWAYS)
+    total_iterations: int | None = option(None, above=0, unit="steps", identity=ALWAYS)
+    total_tokens: int | None = option(None, above=0, unit="tokens", identity=ALWAYS)
+    total_epochs: float | None = option(None, above=0, unit="epochs", identity=ALWAYS)
+    warmup_iterations: int | None = option(None, at_least=0, unit="steps", identity=ALWAYS)
+    warmup_tokens: int | None = option(None, at_least=0, unit="tokens", identity=ALWAYS)
+    warmup_fraction: float | None = option(None, at_least=0, at_most=1, unit="share", identity=ALWAYS)
+    decay_iterations: int | None = option(
+        None, above=0, unit="steps", identity=ALWAYS, needs="lr_scheduler.kind=cosine|linear|wsd"
+    )
+    decay_tokens: int | None = option(
+        None, above=0, unit="tokens", identity=ALWAYS, needs="lr_scheduler.kind=cosine|linear|wsd"
+    )
+    decay_fraction: float | None = option(
+        None, above=0, at_most=1, unit="share", identity=ALWAYS, needs="lr_scheduler.kind=cosine|linear|wsd"
+    )
+    decay_shape: Literal["linear", "sqrt", "cosine"] = option(
+        "sqrt", identity=ALWAYS, needs="lr_scheduler.kind=wsd"
+    )
+    lr_min_ratio: float = option(0.1, at_least=0, at_most=1, unit="share", identity=ALWAYS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """Checkpoints: contents, times, retention, and resuming."""
+    """Checkpoints: contents, times, retention, and resuming.
 
-    state_dict_type: str = option(
-        "full",
-        "full: one file per part, written by rank 0; sharded: torch's DCP, written by all ranks",
-        "full",
-        "sharded",
-    )
-    asynchronous: bool = option(False, "sharded: write in the background while training continues")
-    chkpt_saving_iterations: int | None = option(
-        None, "steps between checkpoints; default: only the last step", above=0, unit="steps"
-    )
-    directory: str | None = option(None, "folder of checkpoints; default: <run_dir>/checkpoints")
-    prefix: str = option("step", "prefix of checkpoint names, <prefix>.<timestamp>")
-    resume: str = option(
-        "auto",
-        "auto: from the latest complete checkpoint in the directory; never; or the path of a checkpoint",
-    )
-    init_from: str | None = option(
-        None,
-        "start from only the weights of this checkpoint, as written by tools/convert_checkpoint.py",
-        identity=CONTENT,
-    )
-    branch_from: str | None = option(
-        None, "start from another run's checkpoint, with its step, data position and optimizer state"
-    )
-    preempt_every_minutes: float | None = option(
-        None, "save a checkpoint to resume from after this many minutes without one", above=0, unit="minutes"
-    )
-    chkpt_at: list[int] | None = option(
-        None, "also save checkpoints after these steps, and never delete them", unit="steps"
-    )
-    keep_every: int | None = option(
-        None, "never delete checkpoints whose step is a multiple of this", above=0, unit="steps"
-    )
-    keep_last: int | None = option(
-        2,
-        "number of newest checkpoints to keep; older ones are deleted; null: keep all",
-        above=0,
-        unit="checkpoints",
-    )
+    state_dict_type          full: one file per part, written by rank 0; sharded: torch's DCP, written by all
+                             ranks
+    asynchronous             sharded: write in the background while training continues
+    chkpt_saving_iterations  steps between checkpoints; default: only the last step
+    directory                folder of checkpoints; default: <run_dir>/checkpoints
+    prefix                   prefix of checkpoint names, <prefix>.<timestamp>
+    resume                   auto: from the latest complete checkpoint in the directory; never; or the path of
+                             a checkpoint
+    init_from                start from only the weights of this checkpoint, as written by
+                             tools/convert_checkpoint.py
+    branch_from              start from another run's checkpoint, with its step, data position and optimizer
+                             state
+    preempt_every_minutes    save a checkpoint to resume from after this many minutes without one
+    chkpt_at                 also save checkpoints after these steps, and never delete them
+    keep_every               never delete checkpoints whose step is a multiple of this
+    keep_last                number of newest checkpoints to keep; older ones are deleted; null: keep all
+    """
+
+    state_dict_type: Literal["full", "sharded"] = option("full")
+    asynchronous: bool = option(False, needs="checkpoint.state_dict_type=sharded")
+    chkpt_saving_iterations: int | None = option(None, above=0, unit="steps")
+    directory: str | None = option(None)
+    prefix: str = option("step")
+    resume: str = option("auto")
+    init_from: str | None = option(None, identity=CONTENT)
+    branch_from: str | None = option(None)
+    preempt_every_minutes: float | None = option(None, above=0, unit="minutes")
+    chkpt_at: list[int] | None = option(None, unit="steps")
+    keep_every: int | None = option(None, above=0, unit="steps")
+    keep_last: int | None = option(2, above=0, unit="checkpoints")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """Held-out loss, computed at every checkpoint and at the end."""
+    """Held-out loss, computed at every checkpoint and at the end.
 
-    every_iterations: int | None = option(None, "steps between additional evaluations", above=0, unit="steps")
-    batch_size: int = option(32, "samples per forward on one rank", above=0, unit="samples")
-    max_samples: int | None = option(
-        None, "maximum number of held-out samples; default: all", above=0, unit="samples", identity=ALWAYS
-    )
-    num_mc: int = option(
-        8,
-        "masked diffusion: number of masks per held-out sample",
-        above=0,
-        unit="masks per sample",
-        identity=ALWAYS,
-    )
+    every_iterations  steps between additional evaluations
+    batch_size        samples per forward on one rank
+    max_samples       maximum number of held-out samples; default: all
+    num_mc            masked diffusion: number of masks per held-out sample
+    """
+
+    every_iterations: int | None = option(None, above=0, unit="steps")
+    batch_size: int = option(32, above=0, unit="samples")
+    max_samples: int | None = option(None, above=0, unit="samples", identity=ALWAYS)
+    num_mc: int = option(8, above=0, unit="masks per sample", identity=ALWAYS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
-    """Logs and profiles."""
+    """Logs and profiles.
 
-    run_dir: str = option("experiments/run", "folder of all files of the run")
-    every_iterations: int = option(10, "steps between log lines", above=0, unit="steps")
-    tensorboard: bool = option(True, "write scalars to <run_dir>/tensorboard")
-    wandb: str | None = option(
-        None, "also log to this Weights & Biases project; WANDB_MODE=offline is supported"
-    )
-    profile_steps: list[int] | None = option(
-        None, "[first, last]: profile these steps to <run_dir>/profile", unit="steps"
-    )
+    run_dir           folder of all files of the run
+    every_iterations  steps between log lines
+    tensorboard       write scalars to <run_dir>/tensorboard
+    wandb             also log to this Weights & Biases project; WANDB_MODE=offline is supported
+    profile_steps     [first, last]: profile these steps to <run_dir>/profile
+    """
+
+    run_dir: str = option("experiments/run")
+    every_iterations: int = option(10, above=0, unit="steps")
+    tensorboard: bool = option(True)
+    wandb: str | None = option(None)
+    profile_steps: list[int] | None = option(None, unit="steps")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MiscConfig:
-    """Seed, threads, stopping and error handling."""
+    """Seed, threads, stopping and error handling.
 
-    seed: int = option(
-        0, "seed of initial weights, sample order and noise", at_least=0, unit="-", identity=ALWAYS
-    )
-    n_threads: int | None = option(
-        None, "CPU threads per rank; default: chosen by torch", above=0, unit="threads"
-    )
-    stop_file: str | None = option(None, "save and stop when this file exists")
-    max_hours: float | None = option(None, "save and stop after this time", above=0, unit="hours")
-    on_nonfinite: str = option(
-        "stop", "on a NaN or Inf loss or gradient: stop the run, or skip the step", "stop", "skip"
-    )
+    seed          seed of initial weights, sample order and noise
+    n_threads     CPU threads per rank; default: chosen by torch
+    stop_file     save and stop when this file exists
+    max_hours     save and stop after this time
+    on_nonfinite  on a NaN or Inf loss or gradient: stop the run, or skip the step
+    """
+
+    seed: int = option(0, at_least=0, unit="-", identity=ALWAYS)
+    n_threads: int | None = option(None, above=0, unit="threads")
+    stop_file: str | None = option(None)
+    max_hours: float | None = option(None, above=0, unit="hours")
+    on_nonfinite: Literal["stop", "skip"] = option("stop")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """All settings of a training run."""
+    """All settings of a training run.
 
-    name: str = option("run", "name of the run, for display")
+    name  name of the run, for display
+    """
+
+    name: str = option("run")
     dist: DistConfig = field(default_factory=DistConfig)
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -4,13 +4,12 @@ Runs (read.py), studies and mixtures are read by this module, so that unknown ke
 bounds are refused alike: `<key>: got X, expected Y`.
 """
 
-import types
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from megatron.config.option import describe_bounds
+from megatron.config.option import describe_bounds, split_type
 from megatron.config.presets import suggest_nearest
 from megatron.config.yaml_file import MAX_INT, is_finite, is_single_line
 
@@ -56,11 +55,9 @@ def convert_value(value: Any, hint: Any, field: Field[Any], name: str) -> Any:
     """
     if field.metadata["read"] is not None:
         return field.metadata["read"](value, name)
-    # `int | None` -> (int, NoneType); a plain type is its only kind
-    kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if value is None and type(None) in kinds:
+    if value is None and type(None) in get_args(hint):
         return None
-    expected_type = next(kind for kind in kinds if kind is not type(None))
+    expected_type, choices = split_type(hint)
     if expected_type is Any:
         return value
     if get_origin(expected_type) is list:
@@ -77,7 +74,7 @@ def convert_value(value: Any, hint: Any, field: Field[Any], name: str) -> Any:
     # `dict[str, Any]` is checked as dict: its keys belong to the reader of another section
     if type(value) is not (get_origin(expected_type) or expected_type):
         raise _refuse_value(name, written, field, _describe_type(expected_type))
-    choices = field.metadata["choices"]
+    choices = choices or field.metadata["choices"]
     if choices and value not in choices:
         raise _refuse_value(name, written, field, f"one of {', '.join(map(str, choices))}")
     if expected := describe_bounds(field, value):

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron.config.option import REQUIRED, option
+from megatron.config.schema import OBJECTIVES
 from megatron.config.section import read_section
-from megatron.config.training_schema import OBJECTIVES
 from megatron.study.grid import Grid, read_sizes
 from megatron.study.seeds import Seeds
 

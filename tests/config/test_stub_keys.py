@@ -1,27 +1,23 @@
-"""Every key of exp-maxie's test_config_training.yaml is accepted, translated or named with its successor."""
+"""The training stub of exp-maxie: its keys are renamed or dropped, and its YAML runs with one override."""
 
-import copy
-import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from megatron.config.migration.stub_keys import HF, NO_EFFECT, REFUSED, STUB_KEYS, TRANSLATED
-from megatron.config.read import build_config
-from megatron.config.schema import RunConfig
-from megatron.config.yaml_file import load_yaml_text, read_yaml
-from megatron.log import get_logger
+from megatron.config.read import build_config, read_config
+from megatron.config.stub_keys import HF, RENAMES, WITHOUT_EFFECT
+from megatron.config.yaml_file import merge_sections, parse_overrides
+from megatron.plan.run_plan import plan_run
 
-# names and values of test_config_training.yaml in the repository of exp-maxie; paths are synthetic
-STUB = yaml.safe_load("""
+# names and values of test_config_training.yaml of exp-maxie, with placeholders of data files
+STUB = """
 checkpoint: {state_dict_type: full, chkpt_saving_iterations: 100, preempt_metadata_path: preemptive,
   preempt_chkpt_saving_iterations: 100, directory: experiments/chkpts, prefix: dummy-0.1,
   path_chkpt_prev: null, pretrain: null}
 dataset:
   {batch_size: 256, cache_size: 0, debug: false, drop_last_in_loader: true, drop_last_in_sampler: true,
-   num_workers: 1, path_train: synthetic, path_eval: synthetic, pin_memory: true, prefetch_factor: 2,
+   num_workers: 1, path_train: train.csv, path_eval: eval.csv, pin_memory: true, prefetch_factor: 2,
    seg_size: 2560, num_channels: 1, input: {C: 1, H: 1920, W: 1920, total_size: 256000},
    transforms: {H_pad: 1920, Hv: 256, W_pad: 1920, Wv: 256, angle_max: 360, frac_shift_max: 0.1, num_crop: 8,
      num_patch: 100, sampling_fraction: null, sigma: 0.333, size_patch: 20, var_size_patch: 0.2,
@@ -43,194 +39,118 @@ model:
     decoder_num_attention_heads: 16, decoder_hidden_size: 512, decoder_num_hidden_layers: 16,
     decoder_intermediate_size: 2048, mask_ratio: 0.75, norm_pix_loss: true}
 optim: {grad_clip: 1.0, lr: 0.0003, weight_decay: 0.05, beta1: 0.9, beta2: 0.95, fused: false}
-""")
-# of the published hydra_config/train_config/base.yaml: its numbers with tags, and the keys that STUB lacks
+"""
+# keys of its published base.yaml that differ, some with tags
 BASE_YAML = """
 checkpoint: {offload_to_cpu: false, rank0_only: true}
-dataset: {path_val: experiments/datasets/dataset.val.json, transforms: {set: {instance_norm: false}}}
+dataset: {path_val: held_out, transforms: {set: {instance_norm: false}}}
 lr_scheduler: {min_lr: !!float 1e-7, total_iterations: !!int 1_000_000}
 misc: {sharding_stage: zero3, peak_flops_per_sec: !!float 112e12}
+model: {n_tokens: 300, hf_config: {hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 2}}
 optim: {lr: !!float 1.5e-4, weight_decay: !!float 0.001}
 """
-VISION = [
-    "image_size", "patch_size", "num_channels", "qkv_bias", "decoder_num_attention_heads", "mask_ratio",
-    "decoder_hidden_size", "decoder_num_hidden_layers", "decoder_intermediate_size", "norm_pix_loss",
-]  # fmt: skip
-
-
-def leaves(section: Any, place: str = "") -> dict[str, Any]:
-    if not isinstance(section, dict):
-        return {place: section}
-    return {
-        name: leaf
-        for key, value in section.items()
-        for name, leaf in leaves(value, f"{place}.{key}".lstrip(".")).items()
-    }
-
-
-ALL = leaves(load_yaml_text(BASE_YAML, "base.yaml")) | leaves(STUB)
-SHAPE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-BASE = {
+BASE: dict[str, Any] = {
     "dataset": {"path_train": "synthetic"},
     "lr_scheduler": {"total_iterations": 9},
-    "model": {"n_tokens": 300, "hf_config": SHAPE},
+    "model": {
+        "n_tokens": 300,
+        "hf_config": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
+    },
 }
 
 
-def with_key(name: str, value: Any, base: dict[str, Any] = BASE) -> dict[str, Any]:
-    raw = copy.deepcopy(base)
-    section = raw
-    *path, key = name.split(".")
-    for word in path:
-        section = section.setdefault(word, {})
-    section[key] = value
-    return raw
+def read(*words: str, base: dict[str, Any] = BASE) -> Any:
+    return build_config(merge_sections(base, parse_overrides(words)))
 
 
-@pytest.fixture
-def logged(caplog, monkeypatch):
-    monkeypatch.setattr(get_logger(), "propagate", True)
-    caplog.set_level(logging.INFO)
-    return caplog
-
-
-def read(settings: RunConfig, name: str) -> Any:
+def get(config: Any, name: str) -> Any:
     section, key = name.split(".")
-    return getattr(getattr(settings, section), key)
+    return getattr(getattr(config, section), key)
 
 
-def test_the_configuration_has_89_keys_and_the_table_names_those_that_differ() -> None:
-    assert len(leaves(STUB)) == 89
-    assert ALL.keys() >= STUB_KEYS.keys()
-    assert len(ALL.keys() - STUB_KEYS.keys()) == 23
+def test_the_yaml_of_the_guide_runs_with_the_override_that_its_error_names(tmp_path: Path) -> None:
+    path = tmp_path / "stub.yaml"
+    path.write_text(STUB)
+    with pytest.raises(ValueError) as refused:
+        read_config(path)
+    (word,) = [
+        word for word in str(refused.value).rstrip(".").split() if word.startswith("dataset.path_train=")
+    ]
+    assert word == "dataset.path_train=synthetic" and "got train.csv" in str(refused.value)
+    config = read_config(path, [word], lambda key, data: 50257)
+    assert plan_run(config).n_steps == 1_000_000
+    assert (config.dataset.path_eval, config.model.n_layers, config.model.d_model) == ("synthetic", 32, 1280)
+    assert (config.dist.compile, config.dist.sharding_stage) == (True, "zero3_hybrid")
+    assert config.lr_scheduler.lr_min_ratio == pytest.approx(1e-7 / 3e-4)
+    assert config.logging.run_dir == "experiments/logs/dummy-5.0"
+    assert (config.model.feed_forward, config.model.norm_eps) == ("gelu", 1e-12)
+    assert config.evaluation.max_samples == 2560  # 10 batches of 256
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name not in STUB_KEYS])
-def test_a_key_of_both_is_read_under_its_own_name(name: str) -> None:
-    if name.startswith(HF):
-        config = build_config(with_key(name, ALL[name]))
-        ours = {"hidden_size": "d_model", "num_hidden_layers": "n_layers", "intermediate_size": "d_ff",
-                "num_attention_heads": "n_heads"}[name.rpartition(".")[2]]  # fmt: skip
-        assert read(config, f"model.{ours}") == ALL[name]
-    else:
-        assert read(build_config(with_key(name, ALL[name])), name) == ALL[name]
+def test_the_published_base_yaml_is_read_with_its_tags(tmp_path: Path) -> None:
+    path = tmp_path / "base.yaml"
+    path.write_text(BASE_YAML)
+    config = read_config(path)
+    assert (config.optim.lr, config.optim.weight_decay) == (1.5e-4, 0.001)
+    assert config.lr_scheduler.lr_min_ratio == pytest.approx(1e-7 / 1.5e-4)
+    assert (config.lr_scheduler.total_iterations, config.dataset.path_eval) == (1_000_000, "held_out")
 
 
-@pytest.mark.parametrize("key", STUB_KEYS.values(), ids=lambda key: key.name)
-def test_a_key_of_the_stub_is_translated_dropped_with_the_reason_or_refused(key, logged) -> None:
-    # beside a key that only the stub has: alone, hidden_act is that of a language model
-    raw = with_key(key.name, ALL[key.name], with_key(f"{HF}.hidden_dropout_prob", 0.0))
-    successor = key.successor.partition("=")[0]
-    assert not successor or read(build_config(BASE), successor) is not NotImplemented  # the key exists
-    if key.outcome == REFUSED and not key.harmless:
-        with pytest.raises(ValueError, match=f"{key.name.rpartition('.')[2]} -> {key.successor}"):
-            build_config(raw)
-        return
-    plain, config = build_config(BASE), build_config(raw)
-    if key.outcome == NO_EFFECT:
-        assert config == plain
-        assert f"no effect here, {key.note}: {key.name}" in logged.text
-        assert not key.successor or f"(see {key.successor})" in logged.text
-    elif key.outcome == REFUSED:  # a harmless value
-        assert config == plain
-
-
-TRANSLATIONS = [
-    ("lr_scheduler.min_lr", 3e-5, "lr_scheduler.lr_min_ratio", 0.1),  # of the default rate 3e-4
-    ("misc.compiles_model", True, "dist.compile", True),
-    ("misc.sharding_stage", "zero3", "dist.sharding_stage", "zero3"),
-    ("dataset.path_val", "text_val", "dataset.path_eval", "text_val"),
-    ("checkpoint.path_chkpt_prev", "a/b", "checkpoint.resume", "a/b"),
-    ("checkpoint.path_chkpt_prev", None, "checkpoint.resume", "auto"),
-    ("checkpoint.pretrain", "a/b", "checkpoint.init_from", "a/b"),
-    ("logging.directory", "experiments/logs", "logging.run_dir", "experiments/logs"),
-    ("logging.prefix", "dummy", "logging.run_dir", "experiments/dummy"),
-    ("misc.max_eval_iter", 10, "evaluation.max_samples", 2560),
-    ("misc.max_epochs", 5, "lr_scheduler.total_epochs", None),  # the length is set in steps
-    (f"{HF}.layer_norm_eps", 1e-12, "model.norm_eps", 1e-12),
-    (f"{HF}.attention_probs_dropout_prob", 0.25, "model.attention_dropout", 0.25),
-    (f"{HF}.hidden_dropout_prob", 0.25, "model.hidden_dropout", 0.25),
-]
-
-
-@pytest.mark.parametrize(("name", "value", "successor", "expected"), TRANSLATIONS, ids=lambda word: str(word))
-def test_a_translated_key_sets_its_successor(name: str, value: Any, successor: str, expected: Any) -> None:
-    assert STUB_KEYS[name].outcome == TRANSLATED and STUB_KEYS[name].successor == successor
-    assert read(build_config(with_key(name, value)), successor) == pytest.approx(expected)
-
-
-def test_epochs_set_the_length_where_nothing_else_does() -> None:
-    raw = with_key("misc.max_epochs", 5)
-    raw["lr_scheduler"] = {}
-    raw["dataset"] = {"path_train": "text"}
-    assert build_config(raw).lr_scheduler.total_epochs == 5
-
-
-def test_activation_and_initial_weights_are_the_stubs_only_beside_its_other_keys(logged) -> None:
-    with pytest.raises(ValueError, match=r"hf_config.hidden_act: got 'gelu', expected 'silu'"):
-        build_config(with_key(f"{HF}.hidden_act", "gelu"))  # a gated gelu, of a language model
-    raw = with_key(f"{HF}.initializer_range", 0.5)
-    assert build_config(raw).model.init_std == 0.02
-    for name, value in (("hidden_act", "gelu"), ("layer_norm_eps", 1e-6)):
-        raw = with_key(f"{HF}.{name}", value, raw)
-    config = build_config(raw)
-    assert (config.model.feed_forward, config.model.init_std, config.model.norm_eps) == ("gelu", 0.5, 1e-6)
-    raw = with_key(f"{HF}.model_type", "llama", raw)
-    with pytest.raises(ValueError, match="hidden_act"):
-        build_config(raw)
+def test_verify_cluster_is_read_unaltered(root: Path) -> None:
+    config = read_config(root / "examples_scaling/training/verify_cluster.yaml", (), lambda key, data: 50257)
+    assert plan_run(config).n_steps == 1_000_000 and config.dist.sharding_stage == "zero3"
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("word", "successor", "expected"),
     [
-        ("loss.grad_accum_steps", 4, "Set dataset.batch_size to batch_size x ranks x grad_accum_steps"),
-        ("lr_scheduler.min_lr", "low", "lr_scheduler.lr_min_ratio: got 'low'"),
-        ("misc.max_eval_iter", "ten", "evaluation.max_samples: got 'ten'"),
-        ("loss.grad_accum", 1, "unknown key 'loss'"),
-        ("dataset.transforms.other", 1, "unknown key 'dataset.transforms'"),
+        ("lr_scheduler.min_lr=3e-5", "lr_scheduler.lr_min_ratio", 0.1),  # of the default rate 3e-4
+        ("misc.compiles_model=true", "dist.compile", True),
+        ("misc.sharding_stage=zero3", "dist.sharding_stage", "zero3"),
+        ("dataset.path_val=text", "dataset.path_eval", "text"),
+        ("checkpoint.path_chkpt_prev=a/b", "checkpoint.resume", "a/b"),
+        ("checkpoint.path_chkpt_prev=", "checkpoint.resume", "auto"),
+        ("checkpoint.pretrain=a/b", "checkpoint.init_from", "a/b"),
+        ("logging.directory=a/b", "logging.run_dir", "a/b"),
+        ("logging.prefix=dummy", "logging.run_dir", "experiments/dummy"),
+        ("misc.max_eval_iter=10", "evaluation.max_samples", 2560),
+        ("misc.max_epochs=5", "lr_scheduler.total_epochs", None),  # the length is set in steps
+        (f"{HF}.attention_probs_dropout_prob=0.25", "model.attention_dropout", 0.25),
+        (f"{HF}.hidden_dropout_prob=0.25", "model.hidden_dropout", 0.25),
     ],
 )
-def test_a_value_that_cannot_be_taken_over_is_refused(name: str, value: Any, message: str) -> None:
+def test_a_renamed_key_sets_its_successor(word: str, successor: str, expected: Any) -> None:
+    assert RENAMES[word.partition("=")[0]] == successor
+    assert get(read(word), successor) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_a_key_without_effect_changes_nothing(name: str) -> None:
+    assert read(f"{name}=1", f"{HF}.hidden_dropout_prob=0.0") == read()
+
+
+def test_epochs_set_the_length_where_nothing_else_does() -> None:
+    config = read("misc.max_epochs=5", "lr_scheduler.total_iterations=", "dataset.path_train=text")
+    assert config.lr_scheduler.total_epochs == 5
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("loss.grad_accum_steps=4", "Set dataset.batch_size to batch_size x ranks x grad_accum_steps"),
+        ("lr_scheduler.min_lr=low", "lr_scheduler.lr_min_ratio: got 'low'"),
+        ("misc.max_eval_iter=ten", "evaluation.max_samples: got 'ten'"),
+        ("loss.grad_accum=1", "unknown key 'loss'"),
+        ("dataset={path_train: a, path_eval: b.csv}", "dataset.path_eval: got b.csv, expected the prefix"),
+        (
+            "misc.compiles_model=true dist.compile=false",
+            "dist.compile: got False, but True from the st",
+        ),
+        (f"{HF}.hidden_act=gelu", "hf_config.hidden_act: got 'gelu', expected 'silu'"),  # a gated gelu
+        (f"{HF}.hidden_act=gelu {HF}.layer_norm_eps=1e-6 {HF}.model_type=llama", "hf_config.hidden_act"),
+    ],
+)
+def test_a_value_that_cannot_be_taken_over_is_refused(word: str, message: str) -> None:
+    words = [word] if "{" in word else word.split()
     with pytest.raises(ValueError, match=message):
-        build_config(with_key(name, value))
-
-
-def test_a_successor_with_another_value_is_a_contradiction() -> None:
-    raw = with_key("dist.compile", False, with_key("misc.compiles_model", True))
-    with pytest.raises(ValueError, match="dist.compile: got False, but True from the training stub"):
-        build_config(raw)
-
-
-def test_the_whole_configuration_names_its_image_keys_and_is_read_without_them(root: Path, logged) -> None:
-    raw = copy.deepcopy(STUB)
-    raw["model"]["n_tokens"] = 300
-    with pytest.raises(ValueError, match="keys of an image model") as refused:
-        build_config(raw)
-    assert all(f"{name} -> " in str(refused.value) for name in VISION)
-    for name in VISION:
-        del raw["model"]["hf_config"][name]
-    config = build_config(raw)
-    assert (config.dist.compile, config.dist.sharding_stage, config.model.n_layers) == (
-        True,
-        "zero3_hybrid",
-        32,
-    )
-    assert config.lr_scheduler.lr_min_ratio == pytest.approx(1e-7 / 3e-4)
-    assert (config.logging.run_dir, config.checkpoint.directory) == (
-        "experiments/logs/dummy-5.0", "experiments/chkpts"
-    )  # fmt: skip
-    assert (config.model.feed_forward, config.model.norm_eps, config.evaluation.max_samples) == (
-        "gelu", 1e-12, 2560
-    )  # fmt: skip
-    assert len(logged.messages) == 5  # a line for each reason, and one for the epochs
-
-
-def test_the_tagged_numbers_and_other_keys_of_the_published_base_yaml_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "base.yaml"
-    path.write_text(f"model: {{n_tokens: 300, hf_config: {SHAPE}}}\n{BASE_YAML}")
-    config = build_config(read_yaml(path))
-    assert (config.optim.lr, config.optim.weight_decay) == (1.5e-4, 0.001)
-    assert config.lr_scheduler.lr_min_ratio == pytest.approx(1e-7 / 1.5e-4)
-    assert config.lr_scheduler.total_iterations == 1_000_000
-    assert config.dist.sharding_stage == "zero3"
-    assert config.dataset.path_eval == "experiments/datasets/dataset.val.json"
+        read(*words)

@@ -240,7 +240,7 @@ def test_invalid_mixtures_are_refused_with_a_one_line_error(folder) -> None:
     path = write_mixture(folder, ADO)
     with pytest.raises(ValueError, match="num_workers: got 2, which prepare up to 4 steps ahead"):
         build_small_run(path, "x", "dataset.num_workers=2")
-    with pytest.raises(ValueError, match="replaces path_train"):
+    with pytest.raises(ValueError, match="dataset.mixture: got"):
         build_small_run(path, "x", "dataset.path_train=somewhere")
     for lines, sentence in (
         ("weights: {d: 1}", "no document has kind=d"),

@@ -29,8 +29,7 @@ from torch.utils.flop_counter import flop_registry
 
 from megatron.command import create_parser, positive_int, run_main
 from megatron.config.presets import load_named_shape, padded_rows
-from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
-from megatron.config.training_schema import OBJECTIVES
+from megatron.config.schema import OBJECTIVES, DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch import rank_weights
 from megatron.engine.torch.torch_native import TorchEngine
 from megatron.kernels import cpu_attention, linear_cross_entropy, norm, softmax_nll

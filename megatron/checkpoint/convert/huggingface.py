@@ -31,8 +31,14 @@ from megatron.checkpoint.convert.neox_names import BUFFER as NEOX_BUFFER
 from megatron.checkpoint.convert.neox_names import export_neox_names, import_neox_names
 from megatron.checkpoint.convert.redundant_tensors import check_tied_head
 from megatron.checkpoint.model_weights import Weights, clone_if_view
-from megatron.config.hf_checkpoint import DIFFUSION_TYPE, DIFFUSION_TYPES, find_model_type, read_hf_config
-from megatron.config.hf_diffusion import LLADA, MDLM
+from megatron.config.hf import (
+    DIFFUSION_TYPE,
+    DIFFUSION_TYPES,
+    LLADA,
+    MDLM,
+    find_model_type,
+    read_hf_config,
+)
 from megatron.config.schema import ModelConfig
 from megatron.io import atomic_folder
 from megatron.log import get_logger

@@ -1,1 +1,0 @@
-"""Arguments, scripts, files and names of other systems, and what replaces them here."""
