@@ -1,21 +1,33 @@
-r"""Parser of the regular expressions that split text into words, as in tokenizer.json.
+r"""Syntax trees of the regular expressions that split text into words, as in tokenizer.json.
 
-Oniguruma's syntax, of which these parts are supported: literals, escapes, classes with ranges and \p{..},
-alternatives, groups, (?i:..), greedy and lazy quantifiers, possessive ones of a single class, and the
-conditions (?=.), (?!.) and $ on one character. Everything else raises UnsupportedPatternError, and the caller
-uses the library.
+Python's parser of `re` reads the pattern. Its syntax and Oniguruma's, which `tokenizers` uses, agree in these
+parts: literals, escapes, classes with ranges, alternatives, groups, (?i:..), greedy, lazy and possessive
+quantifiers, and the conditions (?=.), (?!.) and $ on one character. \p{..} becomes a placeholder. Everything
+else, and all that the two read differently, raises UnsupportedPatternError, and the caller uses the library.
 """
 
-from collections.abc import Callable
+import re
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
+from re import _parser  # type: ignore[attr-defined]  # private, but the parser of every Python since 3.11
+from typing import Any
 
 import numpy as np
 
 from megatron.tokenizer.code_points import N_CODE_POINTS, load_folds, load_property, load_table
 
-CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "e": "\x1b"}
 MAX_REPEATS = 64
 FOLDED_PAIRS = ("ss", "st", "ff", "fi", "fl")  # these match one character (sharp s, ligatures) under (?i)
+PLACEHOLDER = 0x100000  # private characters from here on stand for the properties of a pattern
+ESCAPE = re.compile(
+    r"\\(?:(?P<kind>[pP])\{(?P<not>\^?)(?P<name>\w+)\}|x\{(?P<hex>[0-9a-fA-F]+)\}|x[0-7][0-9a-fA-F]"
+    r"|u[0-9a-fA-F]{4}|[sSdDnrtfva]|\W|_|(?P<other>.?))",
+    re.DOTALL,
+)
+CLASS = re.compile(r"\[\^?[^\]]+\]")
+# in a pattern whose escapes and classes are dots, these have another meaning in Python, or none in one of the two
+DIFFERENCES = re.compile(r"\}[?+*{]|\{(?!\d+(?:,\d*)?\})|\(\?P")
 
 
 class UnsupportedPatternError(ValueError):
@@ -66,11 +78,22 @@ Node = Chars | Concat | Alternatives | Repeat | LookAhead
 
 def parse_split_pattern(pattern: str) -> Node:
     """Return the syntax tree of a pattern. Raises UnsupportedPatternError."""
-    parser = _Parser(pattern)
-    node = parser.parse_alternatives()
-    if parser.at < len(pattern):
-        raise parser.error("an unmatched parenthesis")
-    return node
+    reader = _Reader(pattern)
+    text = ESCAPE.sub(reader.replace_escape, pattern)
+    bare = ESCAPE.sub(".", pattern)
+    if any("[" in found[1:] for found in CLASS.findall(bare)) or re.search(r"\[\^?\]", bare):
+        raise reader.error("a class of classes or an empty one")
+    if DIFFERENCES.search(CLASS.sub(".", bare)) or max(pattern, default="") >= chr(PLACEHOLDER):
+        raise reader.error("a quantifier, group or character of another form")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # Python warns about `&&` and `--` in classes
+            parsed = _parser.parse(text)
+    except (re.error, Warning, OverflowError, RecursionError) as error:
+        raise reader.error(str(error)) from error
+    if parsed.state.flags != re.UNICODE:
+        raise reader.error("flags for the whole pattern")
+    return reader.convert(parsed, ignore_case=False)
 
 
 def literal_pattern(text: str) -> Node:
@@ -84,96 +107,81 @@ def _members(*points: int) -> np.ndarray:
     return members
 
 
-def _class_of_escape(letter: str) -> np.ndarray | None:
-    kinds: dict[str, Callable[[], np.ndarray]] = {
-        "s": lambda: load_table("space") == 1,
-        "d": lambda: _property("Nd"),
-    }
-    if letter.lower() not in kinds:
-        return None
-    members = kinds[letter.lower()]()
-    return ~members if letter.isupper() else members
-
-
-def _property(name: str) -> np.ndarray:
-    members = load_property(name)
-    if members is None:
-        raise UnsupportedPatternError(f"property {name}")
-    return members
-
-
-class _Parser:
-    """Recursive descent; `at` is the position of the next character."""
+class _Reader:
+    """Conversion of the tree of Python's parser. `properties`: the sets of the placeholders."""
 
     def __init__(self, pattern: str) -> None:
-        self.pattern, self.at, self.ignore_case = pattern, 0, False
+        self.pattern, self.properties = pattern, list[np.ndarray]()
 
     def error(self, what: str) -> UnsupportedPatternError:
-        return UnsupportedPatternError(f"{what} at position {self.at} of {self.pattern}")
+        return UnsupportedPatternError(f"{what} in the pattern {self.pattern}")
 
-    def peek(self, text: str) -> bool:
-        return self.pattern.startswith(text, self.at)
+    def replace_escape(self, match: re.Match[str]) -> str:
+        """Return a placeholder for a property, and other escapes as Python writes them."""
+        if match["other"] is not None:
+            raise self.error(f"the escape {match[0]}")
+        if match["hex"] is not None:
+            if int(match["hex"], 16) >= PLACEHOLDER:
+                raise self.error("a number beyond Unicode")
+            return re.escape(chr(int(match["hex"], 16)))
+        if match["kind"] is None:
+            return match[0]
+        members = load_property(match["name"])
+        if members is None:
+            raise self.error(f"property {match['name']}")
+        is_negated = bool(match["not"]) != (match["kind"] == "P")
+        self.properties.append(~members if is_negated else members)
+        return chr(PLACEHOLDER + len(self.properties) - 1)
 
-    def accept(self, text: str) -> bool:
-        if not self.peek(text):
-            return False
-        self.at += len(text)
-        return True
-
-    def take(self) -> str:
-        if self.at == len(self.pattern):
-            raise self.error("an incomplete pattern")
-        self.at += 1
-        return self.pattern[self.at - 1]
-
-    def parse_alternatives(self) -> Node:
-        nodes = [self.parse_concat()]
-        while self.accept("|"):
-            nodes.append(self.parse_concat())
-        return nodes[0] if len(nodes) == 1 else Alternatives(tuple(nodes))
-
-    def parse_concat(self) -> Node:
-        nodes: list[Node] = []
-        while self.at < len(self.pattern) and self.pattern[self.at] not in "|)":
-            nodes.append(self.parse_quantified())
-            if self.ignore_case:
-                self._refuse_folded_pair(nodes[-2:])
+    def convert(self, parsed: Iterable[tuple[Any, Any]], ignore_case: bool) -> Node:
+        """Return the node of a sequence."""
+        nodes = [self._convert_item(kind.name, value, ignore_case) for kind, value in parsed]
+        if ignore_case:
+            for first, second in zip(nodes, nodes[1:], strict=False):
+                self._refuse_folded_pair(first, second)
         return nodes[0] if len(nodes) == 1 else Concat(tuple(nodes))
 
-    def _refuse_folded_pair(self, nodes: list[Node]) -> None:
-        if not all(isinstance(node, Chars) for node in nodes) or len(nodes) < 2:
-            return
-        first, second = (node.members for node in nodes if isinstance(node, Chars))
-        if any(first[ord(pair[0])] and second[ord(pair[1])] for pair in FOLDED_PAIRS):
-            raise self.error("letters that match a ligature without regard to case")
+    def _refuse_folded_pair(self, first: Node, second: Node) -> None:
+        """Refuse two nodes that may match a ligature as one character."""
+        for pair in FOLDED_PAIRS:
+            # a node of several characters may end or begin with any letter
+            may_begin = not isinstance(first, Chars) or first.members[ord(pair[0])]
+            if may_begin and (not isinstance(second, Chars) or second.members[ord(pair[1])]):
+                raise self.error("letters that match a ligature without regard to case")
 
-    def parse_quantified(self) -> Node:
-        node = self.parse_atom()
-        low, high = 1, 1
-        is_counted = False
-        if self.accept("?"):
-            low, high = 0, 1
-        elif self.accept("*"):
-            low, high = 0, -1
-        elif self.accept("+"):
-            low, high = 1, -1
-        elif self.peek("{"):
-            low, high = self._parse_counts()
-            is_counted = True
-        else:
-            return node
-        limit = None if high < 0 else high
-        if isinstance(node, LookAhead) or self.ignore_case:
-            raise self.error("a quantifier of a condition or without regard to case")
-        suffix = next((mark for mark in "?+" if self.accept(mark)), "")
-        # Oniguruma reads {1,3}+ and {1,3}? as quantifiers of a quantifier, and a** as well
-        if (suffix and is_counted) or any(self.peek(mark) for mark in ("?", "*", "+", "{")):
-            raise self.error("two quantifiers")
-        if suffix != "+":
-            return Repeat(node, low, limit, greedy=suffix == "")
-        return self._possessive(node, low, limit)
+    def _convert_item(self, kind: str, value: Any, ignore_case: bool) -> Node:
+        match kind:
+            case "LITERAL" | "NOT_LITERAL" | "ANY" | "IN":
+                return Chars(self._read_set(kind, value, ignore_case))
+            case "BRANCH":
+                return Alternatives(tuple(self.convert(part, ignore_case) for part in value[1]))
+            case "SUBPATTERN":
+                _, added_flags, removed_flags, inner = value
+                if removed_flags or added_flags & ~re.IGNORECASE:
+                    raise self.error("a group with flags")
+                return self.convert(inner, ignore_case or bool(added_flags))
+            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
+                low, high, inner = value
+                node = self.convert(inner, ignore_case)
+                limit = None if high == _parser.MAXREPEAT else int(high)
+                if isinstance(node, LookAhead) or ignore_case:
+                    raise self.error("a quantifier of a condition or without regard to case")
+                if max(low, limit or 0) > MAX_REPEATS or limit == 0:
+                    raise self.error(f"a quantifier above {MAX_REPEATS} or without a match")
+                if kind == "POSSESSIVE_REPEAT":
+                    return self._make_possessive(node, low, limit)
+                return Repeat(node, low, limit, greedy=kind == "MAX_REPEAT")
+            case "ASSERT" | "ASSERT_NOT":
+                direction, inner = value
+                node = self.convert(inner, ignore_case)
+                if direction < 0 or not isinstance(node, Chars):
+                    raise self.error("a look-behind, or a look-ahead of more than one character")
+                return LookAhead(node.members ^ (kind == "ASSERT_NOT"), at_end=kind == "ASSERT_NOT")
+            case "AT" if value.name == "AT_END":
+                return LookAhead(_members(ord("\n")), at_end=True)
+        raise self.error(f"{kind.lower()} of another form")
 
-    def _possessive(self, node: Node, low: int, high: int | None) -> Node:
+    def _make_possessive(self, node: Node, low: int, high: int | None) -> Node:
         """Return X*+ as X*(?!X), and X?+ as X|(?!X): without backtracking, no X follows a match."""
         if not isinstance(node, Chars):
             raise self.error("a possessive group")
@@ -182,141 +190,39 @@ class _Parser:
             return Alternatives((node, no_more))
         return Concat((Repeat(node, low, high), no_more))
 
-    def _parse_counts(self) -> tuple[int, int]:
-        end = self.pattern.find("}", self.at)
-        low, comma, high = self.pattern[self.at + 1 : max(end, self.at + 1)].partition(",")
-        self.at = end + 1
-        if not low.isdecimal() or not (high.isdecimal() or (comma and not high)):
-            if comma or not low.isdecimal():
-                raise self.error("a quantifier of another form")
-            high = low
-        counts = int(low), int(high) if high else -1
-        if max(counts) > MAX_REPEATS or 0 <= counts[1] < counts[0] or counts[1] == 0:
-            raise self.error(f"a quantifier above {MAX_REPEATS} or without a match")
-        return counts
-
-    def parse_atom(self) -> Node:
-        letter = self.take()
-        if letter == "(":
-            return self._parse_group()
-        if letter == "[":
-            return Chars(self._parse_class())
-        if letter == "\\":
-            return Chars(self._parse_escape())
-        if letter == ".":
-            return Chars(~_members(ord("\n")))
-        if letter == "$":
-            return LookAhead(_members(ord("\n")), at_end=True)
-        if letter in "^*+?{":
-            raise self.error(f"the character {letter}")
-        return Chars(self._literal(letter))
-
-    def _literal(self, letter: str) -> np.ndarray:
-        if not self.ignore_case:
-            return _members(ord(letter))
-        if not letter.isascii():
-            raise self.error("a character beyond ASCII without regard to case")
-        return self._fold(_members(ord(letter)))
-
-    def _fold(self, members: np.ndarray) -> np.ndarray:
-        """Add the characters that match an ASCII set without regard to case."""
-        folds = load_folds()
-        folded = members.copy()
-        for lower in map(chr, range(ord("a"), ord("z") + 1)):
-            points = [ord(lower), ord(lower.upper()), *folds.get(lower, [])]
-            folded[points] |= members[points].any()
-        return folded
-
-    def _parse_group(self) -> Node:
-        outer = self.ignore_case
-        look: bool | None = None
-        if self.accept("?"):
-            if self.accept("=") or self.peek("!"):
-                look = not self.accept("!")
-            elif self.accept("i:"):
-                self.ignore_case = True
-            elif not self.accept(":"):
-                raise self.error("a group of another kind")
-        node = self.parse_alternatives()
-        if not self.accept(")"):
-            raise self.error("an unmatched parenthesis")
-        self.ignore_case = outer
-        if look is None:
-            return node
-        if not isinstance(node, Chars):
-            raise self.error("a look-ahead of more than one character")
-        return LookAhead(node.members if look else ~node.members, at_end=not look)
-
-    def _parse_class(self) -> np.ndarray:
-        is_negated = self.accept("^")
+    def _read_set(self, kind: str, value: Any, ignore_case: bool) -> np.ndarray:
+        if kind == "ANY":
+            return ~_members(ord("\n"))
+        items = [(item.name, content) for item, content in value] if kind == "IN" else [("LITERAL", value)]
+        is_negated = kind == "NOT_LITERAL" or items[0][0] == "NEGATE"
         members = np.zeros(N_CODE_POINTS, dtype=bool)
-        if self.peek("]"):
-            raise self.error("an empty class")
-        while not self.accept("]"):
-            if self.peek("[") or self.peek("&&"):
-                raise self.error("a class of classes")
-            members |= self._parse_class_item()
-        if self.ignore_case:
+        for name, content in items:
+            if name != "NEGATE":
+                members |= self._read_set_item(name, content)
+        if ignore_case:
             if is_negated or members[128:].any():
-                raise self.error("a class of this kind without regard to case")
-            members = self._fold(members)
+                raise self.error("a class of this kind, or a character beyond ASCII, without regard to case")
+            members = _fold(members)
         return ~members if is_negated else members
 
-    def _parse_class_item(self) -> np.ndarray:
-        first = self._class_element()
-        is_range = self.peek("-") and not self.peek("-]")
-        if not is_range:
-            return first
-        self.at += 1
-        if self.peek("["):
-            raise self.error("a class of classes")
-        last = self._class_element()
-        if first.sum() != 1 or last.sum() != 1:
-            raise self.error("a range between classes")
-        low, high = int(first.argmax()), int(last.argmax())
-        if low > high:
-            raise self.error("an empty range")
-        return _members(*range(low, high + 1))
+    def _read_set_item(self, name: str, content: Any) -> np.ndarray:
+        if name == "LITERAL":
+            return _members(content) if content < PLACEHOLDER else self.properties[content - PLACEHOLDER]
+        if name == "RANGE" and content[1] < PLACEHOLDER:
+            return _members(*range(content[0], content[1] + 1))
+        categories = {"SPACE": load_table("space") == 1, "DIGIT": load_property("Nd")}
+        _, *negation, category = getattr(content, "name", "").split("_") if name == "CATEGORY" else ("", "")
+        members = categories.get(category)
+        if members is None:
+            raise self.error(f"{name.lower()} {content} of another form")
+        return ~members if negation else members
 
-    def _class_element(self) -> np.ndarray:
-        letter = self.take()
-        return self._parse_escape() if letter == "\\" else _members(ord(letter))
 
-    def _parse_escape(self) -> np.ndarray:
-        letter = self.take()
-        if letter in "pP":
-            if not self.accept("{"):
-                raise self.error("a property of another form")
-            is_negated = self.accept("^") != (letter == "P")
-            end = self.pattern.find("}", self.at)
-            name = self.pattern[self.at : end]
-            self.at = end + 1
-            return ~_property(name) if is_negated else _property(name)
-        if (members := _class_of_escape(letter)) is not None:
-            return members
-        if letter in CONTROLS:
-            return _members(ord(CONTROLS[letter]))
-        if letter in "xu":
-            return _members(self._parse_hexadecimal(letter))
-        if letter.isalnum() or not letter.isascii():
-            raise self.error(f"the escape \\{letter}")
-        return self._literal(letter)
-
-    def _parse_hexadecimal(self, letter: str) -> int:
-        if letter == "x" and self.accept("{"):
-            end = self.pattern.find("}", self.at)
-            digits = self.pattern[self.at : end]
-            self.at = end + 1
-        else:
-            n = 4 if letter == "u" else 2
-            digits = self.pattern[self.at : self.at + n]
-            self.at += n
-            if len(digits) < n or (letter == "x" and int(digits, 16) >= 128):
-                raise self.error("a hexadecimal byte")  # Oniguruma takes \x80 and above as bytes of UTF-8
-        try:
-            point = int(digits, 16)
-        except ValueError as error:
-            raise self.error("a hexadecimal number") from error
-        if point >= N_CODE_POINTS:
-            raise self.error("a number beyond Unicode")
-        return point
+def _fold(members: np.ndarray) -> np.ndarray:
+    """Add the characters that match an ASCII set without regard to case."""
+    folds = load_folds()
+    folded = members.copy()
+    for lower in map(chr, range(ord("a"), ord("z") + 1)):
+        points = [ord(lower), ord(lower.upper()), *folds.get(lower, [])]
+        folded[points] |= members[points].any()
+    return folded

@@ -242,7 +242,7 @@ def test_a_refused_pattern_is_the_reason_for_the_fallback() -> None:
     saved = json.loads(train([split(r"\p{L}+"), byte_level()]).to_str())
     saved["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"(?<=a)b"
     fast, reason = compile_fast_bpe(json.dumps(saved))
-    assert fast is None and "a group of another kind at position 2 of (?<=a)b" in reason
+    assert fast is None and "a look-behind, or" in reason and "(?<=a)b" in reason
 
 
 def test_tables_are_those_of_the_installed_library() -> None:
