@@ -26,7 +26,7 @@ ESCAPE = re.compile(
     re.DOTALL,
 )
 CLASS = re.compile(r"\[\^?[^\]]+\]")
-# in a pattern whose escapes and classes are dots, these have another meaning in Python, or none in one of the two
+# where escapes and classes are dots: quantifiers and groups that the two read differently
 DIFFERENCES = re.compile(r"\}[?+*{]|\{(?!\d+(?:,\d*)?\})|\(\?P")
 
 
