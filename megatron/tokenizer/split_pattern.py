@@ -1,4 +1,4 @@
-r"""Syntax trees of the regular expressions that split text into words, as in tokenizer.json.
+r"""Programs of the regular expressions that split text into words, as in tokenizer.json.
 
 Python's parser of `re` reads the pattern. Its syntax and Oniguruma's, which `tokenizers` uses, agree in these
 parts: literals, escapes, classes with ranges, alternatives, groups, (?i:..), greedy, lazy and possessive
@@ -8,8 +8,9 @@ else, and all that the two read differently, raises UnsupportedPatternError, and
 
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from re import _parser  # type: ignore[attr-defined]  # private, but the parser of every Python since 3.11
 from typing import Any
 
@@ -17,7 +18,8 @@ import numpy as np
 
 from megatron.tokenizer.code_points import N_CODE_POINTS, load_folds, load_property, load_table
 
-MAX_REPEATS = 64
+MAX_REPEATS, MAX_PROGRAM = 64, 4000
+SET_KINDS = ("LITERAL", "NOT_LITERAL", "ANY", "IN")
 FOLDED_PAIRS = ("ss", "st", "ff", "fi", "fl")  # these match one character (sharp s, ligatures) under (?i)
 PLACEHOLDER = 0x100000  # private characters from here on stand for the properties of a pattern
 ESCAPE = re.compile(
@@ -34,89 +36,57 @@ class UnsupportedPatternError(ValueError):
     """A pattern that this module does not compile."""
 
 
-@dataclass(frozen=True, eq=False)
-class Chars:
-    """One character of a set; `members` is bool [0x110000]."""
+@dataclass
+class Step:
+    """An instruction: read a character (`chars`), test the next one (`look`), or go to all `targets`.
 
-    members: np.ndarray
+    `chars` and `look` are numbers of sets. `at_end`: the end of the text passes the test.
+    """
 
-
-@dataclass(frozen=True)
-class Concat:
-    """Nodes one after the other; empty: the empty text."""
-
-    nodes: tuple["Node", ...]
-
-
-@dataclass(frozen=True)
-class Alternatives:
-    """The first node that leads to a match."""
-
-    nodes: tuple["Node", ...]
+    targets: list[int]
+    chars: int = -1
+    look: int = -1
+    at_end: bool = False
 
 
-@dataclass(frozen=True)
-class Repeat:
-    """A node `low` to `high` times, None: without limit."""
+class Program:
+    """Instructions of a pattern for a backtracking matcher, and the sets that they test.
 
-    node: "Node"
-    low: int
-    high: int | None
-    greedy: bool = True
+    steps   the last instruction is the match; the first of several targets is preferred
+    sets    bool [0x110000] each
+    """
 
+    def __init__(self, pattern: str, named: Mapping[str, np.ndarray] | None = None) -> None:
+        r"""`named`: sets in addition to the properties of Unicode. Raises UnsupportedPatternError."""
+        self.pattern, self._named = pattern, named or {}
+        self.steps: list[Step] = []
+        self.sets: list[np.ndarray] = []
+        self._numbers: dict[bytes, int] = {}  # of the sets, by their bits
+        self._properties: list[np.ndarray] = []  # the sets of the placeholders
+        self._emit(self._parse(), ignore_case=False)
+        self.match = self._add(Step([]))
 
-@dataclass(frozen=True, eq=False)
-class LookAhead:
-    """A condition on the next character: one of `members`, or the end of the text if `at_end`."""
-
-    members: np.ndarray
-    at_end: bool
-
-
-Node = Chars | Concat | Alternatives | Repeat | LookAhead
-
-
-def parse_split_pattern(pattern: str) -> Node:
-    """Return the syntax tree of a pattern. Raises UnsupportedPatternError."""
-    reader = _Reader(pattern)
-    text = ESCAPE.sub(reader.replace_escape, pattern)
-    bare = ESCAPE.sub(".", pattern)
-    if any("[" in found[1:] for found in CLASS.findall(bare)) or re.search(r"\[\^?\]", bare):
-        raise reader.error("a class of classes or an empty one")
-    if DIFFERENCES.search(CLASS.sub(".", bare)) or max(pattern, default="") >= chr(PLACEHOLDER):
-        raise reader.error("a quantifier, group or character of another form")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Python warns about `&&` and `--` in classes
-            parsed = _parser.parse(text)
-    except (re.error, Warning, OverflowError, RecursionError) as error:
-        raise reader.error(str(error)) from error
-    if parsed.state.flags != re.UNICODE:
-        raise reader.error("flags for the whole pattern")
-    return reader.convert(parsed, ignore_case=False)
-
-
-def literal_pattern(text: str) -> Node:
-    """Return the syntax tree of a text."""
-    return Concat(tuple(Chars(_members(ord(letter))) for letter in text))
-
-
-def _members(*points: int) -> np.ndarray:
-    members = np.zeros(N_CODE_POINTS, dtype=bool)
-    members[list(points)] = True
-    return members
-
-
-class _Reader:
-    """Conversion of the tree of Python's parser. `properties`: the sets of the placeholders."""
-
-    def __init__(self, pattern: str) -> None:
-        self.pattern, self.properties = pattern, list[np.ndarray]()
+    def _parse(self) -> Any:
+        """Return the tree of Python's parser."""
+        text, bare = ESCAPE.sub(self._replace_escape, self.pattern), ESCAPE.sub(".", self.pattern)
+        if any("[" in found[1:] for found in CLASS.findall(bare)) or re.search(r"\[\^?\]", bare):
+            raise self.error("a class of classes or an empty one")
+        if DIFFERENCES.search(CLASS.sub(".", bare)) or max(self.pattern, default="") >= chr(PLACEHOLDER):
+            raise self.error("a quantifier, group or character of another form")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # Python warns about `&&` and `--` in classes
+                parsed = _parser.parse(text)
+        except (re.error, Warning, OverflowError, RecursionError) as error:
+            raise self.error(str(error)) from error
+        if parsed.state.flags != re.UNICODE:
+            raise self.error("flags for the whole pattern")
+        return parsed
 
     def error(self, what: str) -> UnsupportedPatternError:
         return UnsupportedPatternError(f"{what} in the pattern {self.pattern}")
 
-    def replace_escape(self, match: re.Match[str]) -> str:
+    def _replace_escape(self, match: re.Match[str]) -> str:
         """Return a placeholder for a property, and other escapes as Python writes them."""
         if match["other"] is not None:
             raise self.error(f"the escape {match[0]}")
@@ -126,69 +96,117 @@ class _Reader:
             return re.escape(chr(int(match["hex"], 16)))
         if match["kind"] is None:
             return match[0]
-        members = load_property(match["name"])
+        members = self._named.get(match["name"], load_property(match["name"]))
         if members is None:
             raise self.error(f"property {match['name']}")
         is_negated = bool(match["not"]) != (match["kind"] == "P")
-        self.properties.append(~members if is_negated else members)
-        return chr(PLACEHOLDER + len(self.properties) - 1)
+        self._properties.append(~members if is_negated else members)
+        return chr(PLACEHOLDER + len(self._properties) - 1)
 
-    def convert(self, parsed: Iterable[tuple[Any, Any]], ignore_case: bool) -> Node:
-        """Return the node of a sequence."""
-        nodes = [self._convert_item(kind.name, value, ignore_case) for kind, value in parsed]
-        if ignore_case:
-            for first, second in zip(nodes, nodes[1:], strict=False):
-                self._refuse_folded_pair(first, second)
-        return nodes[0] if len(nodes) == 1 else Concat(tuple(nodes))
+    def _add(self, step: Step) -> int:
+        if len(self.steps) >= MAX_PROGRAM:
+            raise self.error("too many instructions")
+        self.steps.append(step)
+        return len(self.steps) - 1
 
-    def _refuse_folded_pair(self, first: Node, second: Node) -> None:
-        """Refuse two nodes that may match a ligature as one character."""
+    def _add_set(self, members: np.ndarray) -> int:
+        number = self._numbers.setdefault(np.packbits(members).tobytes(), len(self.sets))
+        if number == len(self.sets):
+            self.sets.append(members)
+        return number
+
+    def _emit(self, parsed: Any, ignore_case: bool) -> None:
+        """Append the instructions of a sequence; the next instruction follows it."""
+        for number, (kind, value) in enumerate(parsed):
+            if ignore_case and number:
+                self._refuse_folded_pair(parsed[number - 1 : number], parsed[number : number + 1])
+            self._emit_item(kind.name, value, ignore_case)
+
+    def _refuse_folded_pair(self, first: Any, second: Any) -> None:
+        """Refuse two items that may match a ligature as one character."""
+        before, after = self._find_set(first, True), self._find_set(second, True)
         for pair in FOLDED_PAIRS:
-            # a node of several characters may end or begin with any letter
-            may_begin = not isinstance(first, Chars) or first.members[ord(pair[0])]
-            if may_begin and (not isinstance(second, Chars) or second.members[ord(pair[1])]):
+            # an item of several characters may end or begin with any letter
+            may_begin = before is None or before[ord(pair[0])]
+            if may_begin and (after is None or after[ord(pair[1])]):
                 raise self.error("letters that match a ligature without regard to case")
 
-    def _convert_item(self, kind: str, value: Any, ignore_case: bool) -> Node:
-        match kind:
-            case "LITERAL" | "NOT_LITERAL" | "ANY" | "IN":
-                return Chars(self._read_set(kind, value, ignore_case))
-            case "BRANCH":
-                return Alternatives(tuple(self.convert(part, ignore_case) for part in value[1]))
-            case "SUBPATTERN":
-                _, added_flags, removed_flags, inner = value
-                if removed_flags or added_flags & ~re.IGNORECASE:
-                    raise self.error("a group with flags")
-                return self.convert(inner, ignore_case or bool(added_flags))
-            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
-                low, high, inner = value
-                node = self.convert(inner, ignore_case)
-                limit = None if high == _parser.MAXREPEAT else int(high)
-                if isinstance(node, LookAhead) or ignore_case:
-                    raise self.error("a quantifier of a condition or without regard to case")
-                if max(low, limit or 0) > MAX_REPEATS or limit == 0:
-                    raise self.error(f"a quantifier above {MAX_REPEATS} or without a match")
-                if kind == "POSSESSIVE_REPEAT":
-                    return self._make_possessive(node, low, limit)
-                return Repeat(node, low, limit, greedy=kind == "MAX_REPEAT")
-            case "ASSERT" | "ASSERT_NOT":
-                direction, inner = value
-                node = self.convert(inner, ignore_case)
-                if direction < 0 or not isinstance(node, Chars):
-                    raise self.error("a look-behind, or a look-ahead of more than one character")
-                return LookAhead(node.members ^ (kind == "ASSERT_NOT"), at_end=kind == "ASSERT_NOT")
-            case "AT" if value.name == "AT_END":
-                return LookAhead(_members(ord("\n")), at_end=True)
-        raise self.error(f"{kind.lower()} of another form")
+    def _find_set(self, parsed: Any, ignore_case: bool) -> np.ndarray | None:
+        """Return the set of a sequence of one character, None for another sequence."""
+        if len(parsed) != 1:
+            return None
+        kind, value = parsed[0]
+        if kind.name == "SUBPATTERN" and not value[1]:
+            return self._find_set(value[3], ignore_case)
+        return self._read_set(kind.name, value, ignore_case) if kind.name in SET_KINDS else None
 
-    def _make_possessive(self, node: Node, low: int, high: int | None) -> Node:
-        """Return X*+ as X*(?!X), and X?+ as X|(?!X): without backtracking, no X follows a match."""
-        if not isinstance(node, Chars):
-            raise self.error("a possessive group")
-        no_more = LookAhead(~node.members, at_end=True)
-        if high == 1:
-            return Alternatives((node, no_more))
-        return Concat((Repeat(node, low, high), no_more))
+    def _emit_item(self, kind: str, value: Any, ignore_case: bool) -> None:
+        if kind in SET_KINDS:
+            self._emit_set(self._read_set(kind, value, ignore_case))
+        elif kind == "BRANCH":
+            self._emit_branch([partial(self._emit, part, ignore_case) for part in value[1]])
+        elif kind == "SUBPATTERN":
+            _, added_flags, removed_flags, inner = value
+            if removed_flags or added_flags & ~re.IGNORECASE:
+                raise self.error("a group with flags")
+            self._emit(inner, ignore_case or bool(added_flags))
+        elif kind in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT") and not ignore_case:
+            self._emit_repeat(kind, *value)
+        elif kind in ("ASSERT", "ASSERT_NOT"):
+            members = self._find_set(value[1], ignore_case)
+            if value[0] < 0 or members is None:
+                raise self.error("a look-behind, or a look-ahead of more than one character")
+            is_negated = kind == "ASSERT_NOT"
+            self._emit_look(members ^ is_negated, at_end=is_negated)
+        elif kind == "AT" and value.name == "AT_END":
+            self._emit_look(_members(ord("\n")), at_end=True)
+        else:
+            raise self.error(f"{kind.lower()} of another form")
+
+    def _emit_set(self, members: np.ndarray) -> None:
+        self._add(Step([len(self.steps) + 1], chars=self._add_set(members)))
+
+    def _emit_look(self, members: np.ndarray, at_end: bool) -> None:
+        self._add(Step([len(self.steps) + 1], look=self._add_set(members), at_end=at_end))
+
+    def _emit_branch(self, parts: Sequence[Callable[[], None]]) -> None:
+        fork = self._add(Step([]))
+        ends = []
+        for emit in parts:
+            self.steps[fork].targets.append(len(self.steps))
+            emit()
+            ends.append(self._add(Step([])))
+        for end in ends:
+            self.steps[end].targets = [len(self.steps)]
+
+    def _emit_repeat(self, kind: str, low: int, high: Any, inner: Any) -> None:
+        limit = None if high == _parser.MAXREPEAT else int(high)
+        if max(low, limit or 0) > MAX_REPEATS or limit == 0:
+            raise self.error(f"a quantifier above {MAX_REPEATS} or without a match")
+        if len(inner) == 1 and inner[0][0].name in ("AT", "ASSERT", "ASSERT_NOT"):
+            raise self.error("a quantifier of a condition")
+        members = self._find_set(inner, False)
+        # X*+ is X*(?!X), and X?+ is X|(?!X): without backtracking, no X follows a match
+        if kind == "POSSESSIVE_REPEAT":
+            if members is None:
+                raise self.error("a possessive group")
+            no_more = ~members
+            if limit == 1:
+                self._emit_branch([lambda: self._emit_set(members), lambda: self._emit_look(no_more, True)])
+                return
+        for _ in range(low):
+            self._emit(inner, False)
+        forks = []
+        for _ in range(1 if limit is None else limit - low):
+            forks.append(self._add(Step([len(self.steps) + 1])))
+            self._emit(inner, False)
+        if limit is None:
+            self._add(Step([forks[0]]))
+        for fork in forks:
+            into, out = self.steps[fork].targets[0], len(self.steps)
+            self.steps[fork].targets = [out, into] if kind == "MIN_REPEAT" else [into, out]
+        if kind == "POSSESSIVE_REPEAT":
+            self._emit_look(no_more, at_end=True)
 
     def _read_set(self, kind: str, value: Any, ignore_case: bool) -> np.ndarray:
         if kind == "ANY":
@@ -207,7 +225,7 @@ class _Reader:
 
     def _read_set_item(self, name: str, content: Any) -> np.ndarray:
         if name == "LITERAL":
-            return _members(content) if content < PLACEHOLDER else self.properties[content - PLACEHOLDER]
+            return _members(content) if content < PLACEHOLDER else self._properties[content - PLACEHOLDER]
         if name == "RANGE" and content[1] < PLACEHOLDER:
             return _members(*range(content[0], content[1] + 1))
         categories = {"SPACE": load_table("space") == 1, "DIGIT": load_property("Nd")}
@@ -226,3 +244,9 @@ def _fold(members: np.ndarray) -> np.ndarray:
         points = [ord(lower), ord(lower.upper()), *folds.get(lower, [])]
         folded[points] |= members[points].any()
     return folded
+
+
+def _members(*points: int) -> np.ndarray:
+    members = np.zeros(N_CODE_POINTS, dtype=bool)
+    members[list(points)] = True
+    return members
