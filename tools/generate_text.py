@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from megatron.checkpoint.convert.formats import read_any
     from megatron.generation.completions import TextGenerator
     from megatron.generation.sampling import Sampling
-    from megatron.text.hub_models import open_hub_model, parse_hub_name
+    from megatron.text.hub import open_hub_model, parse_hub_name
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.command import create_parser, positive_int, report_error, run_main
-from megatron.text.corpus import prepare_corpus
-from megatron.text.corpus_split import HELD_OUT_SHARE, HELD_OUT_SHARE_RANGE
+from megatron.text.corpus import HELD_OUT_SHARE, HELD_OUT_SHARE_RANGE, CorpusLimits, prepare_corpus
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -75,15 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prepare the text, and print which corpus was used and why."""
     args = build_parser().parse_args(argv)
     try:
-        content, is_new = prepare_corpus(
-            args.corpus,
-            args.out,
-            to_bytes(args.max_mb),
-            args.max_documents,
-            to_bytes(args.min_mb),
-            args.held_out_share,
-            args.fill,
+        min_bytes = to_bytes(args.min_mb)
+        limits = CorpusLimits(
+            to_bytes(args.max_mb), args.max_documents, min_bytes, args.held_out_share, args.fill
         )
+        content, is_new = prepare_corpus(args.corpus, args.out, limits)
     except (OSError, ValueError) as error:
         return report_error(error)
     note = "" if is_new else " (already there)"

@@ -75,16 +75,11 @@ class Exposure:
         assert self.round_robin is not None, "__init__ sets it before"
         limited = self.round_robin.prefix_counts(-(-unique_tokens // self.seq_len))
         for corpus, n, available in zip(self.corpora, limited, self.epoch_samples, strict=True):
-            if n > available:
+            if not 0 < n <= available:
                 raise ValueError(
-                    f"dataset.unique_tokens: {unique_tokens:,} require {n * self.seq_len:,} of "
-                    f"{corpus.prefix}, which has {available * self.seq_len:,} in whole samples. "
-                    "Set fewer, or preprocess more text."
-                )
-            if not n:
-                raise ValueError(
-                    f"dataset.unique_tokens: {unique_tokens:,} give no whole sample of {corpus.prefix}. "
-                    "Set more."
+                    f"dataset.unique_tokens: {unique_tokens:,} are {n * self.seq_len:,} in whole samples of "
+                    f"{corpus.prefix}, expected some and at most its {available * self.seq_len:,}. Set "
+                    f"{'fewer, or preprocess more text' if n else 'more'}."
                 )
         return limited
 
@@ -104,12 +99,8 @@ class Exposure:
                  mixture an estimate from its first weights.
         """
         if counts is None:
-            round_robin = self.round_robin
-            counts = (
-                split_by_weights(self.weights, n_samples)
-                if round_robin is None
-                else round_robin.prefix_counts(n_samples)
-            )
+            exact = self.round_robin
+            counts = exact.prefix_counts(n_samples) if exact else split_by_weights(self.weights, n_samples)
         return tuple(
             CorpusUse(
                 name=name,

@@ -39,7 +39,6 @@ DEVICES = {
     "L40S": DeviceSpec(362.05, 0.864, 350.0),
     "T4": DeviceSpec(65.0, 0.32, 70.0),
 }
-PEAK_TFLOPS = {name: device.peak_tflops for name, device in DEVICES.items()}
 
 
 def find_device(device_name: str) -> DeviceSpec | None:

@@ -59,28 +59,24 @@ def _select_settings(section: Any) -> dict[str, Any]:
 
 def run_identity(config: RunConfig) -> str:
     """Return 64 hex digits, equal for two configs with the same losses. Names and paths do not count."""
-    return _hash_json(_collect_hashed_values(config))
+    return _hash_settings(config)
 
 
 def trunk_identity(config: RunConfig) -> str:
     """Return a hash that is equal for runs with the same steps as long as their learning rates are equal."""
-    # held-out data affects the reported losses, but no step of the training
-    excluded = ["held_out", "evaluation"]
-    if config.dataset.order == "epoch":  # Megatron's sample order depends on the length of the run
-        excluded.append("lr_scheduler")
-    return _hash_json(
-        {name: value for name, value in _collect_hashed_values(config).items() if name not in excluded}
-    )
+    # Held-out data affects the reported losses, but no step of the training. Megatron's sample order depends
+    # on the length of the run.
+    schedule = ("lr_scheduler",) if config.dataset.order == "epoch" else ()
+    return _hash_settings(config, "held_out", "evaluation", *schedule)
 
 
 def cell_identity(config: RunConfig) -> str:
     """Return a hash that is equal for runs that differ only in their seed."""
-    return _hash_json(
-        {name: value for name, value in _collect_hashed_values(config).items() if name != "seed"}
-    )
+    return _hash_settings(config, "seed")
 
 
-def _hash_json(values: dict[str, Any]) -> str:
+def _hash_settings(config: RunConfig, *excluded: str) -> str:
+    values = {name: value for name, value in _collect_hashed_values(config).items() if name not in excluded}
     # sort_keys: the order in which keys were set is not part of the identity
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 

@@ -24,8 +24,8 @@ def count_steps(length: LrSchedulerConfig, data: DatasetConfig, epoch_samples: i
         # example: 2 epochs of 1,000 samples in batches of 256 are 7.8, so 7 steps; 208 samples are skipped
         n_steps = math.floor(_to_fraction(length.total_epochs) * epoch_samples / data.batch_size)
     if n_steps < 1:
-        key = "total_iterations" if length.total_iterations is not None else "total_tokens"
-        key = "total_epochs" if length.total_epochs is not None else key
+        keys = ("total_iterations", "total_tokens", "total_epochs")
+        key = next(key for key in keys if getattr(length, key) is not None)
         raise ValueError(
             f"lr_scheduler.{key}: {getattr(length, key):,} is less than one step of {data.batch_size:,} "
             f"samples x {data.seq_len:,} tokens = {tokens_per_step:,}. Set more, or lower dataset.batch_size."

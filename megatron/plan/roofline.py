@@ -37,8 +37,7 @@ ELEMENTWISE_BYTES = {
 # Bytes per logit: (autoregressive, masked diffusion, whose rows have weights), and the rows of a chunk. Each
 # chunk adds a float32 gradient of the head: 12 bytes per element (read, add, write).
 LOSS_BYTES = {"chunked": (28, 36), "fused": (6, 6)}
-LOSS_LOGITS = {"chunked": 1 << 26}  # elements of a chunk
-LOSS_ROWS = {"fused": 16384}
+CHUNK_LOGITS, FUSED_ROWS = 1 << 26, 16384  # elements of a chunk, and rows of a fused one
 SUM_BYTES = 12
 # A chunk of few rows leaves the gradient of its input, [rows, V] x [V, D], with too few tiles for all SMs.
 SMALL_CHUNK_ROWS, SMALL_CHUNK_SHARE = 4096, 0.545
@@ -174,7 +173,7 @@ def count_launches(model: ModelConfig, settings: StepSettings, n_chunks: int) ->
 def _chunk_rows(model: ModelConfig, loss: str) -> float:
     """Return the rows of a chunk of the loss."""
     # a head of 50,304 rows: 2^26 / 50,304 = 1,334 rows
-    return LOSS_ROWS[loss] if loss in LOSS_ROWS else max(1, LOSS_LOGITS[loss] // model.vocab_rows)
+    return FUSED_ROWS if loss == "fused" else max(1, CHUNK_LOGITS // model.vocab_rows)
 
 
 def _slow_down_chunks(rows: float, predicted_rows: float) -> float:

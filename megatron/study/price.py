@@ -13,7 +13,7 @@ import numpy as np
 
 from megatron.config.presets import suggest_nearest
 from megatron.io import read_json
-from megatron.plan.hardware import PEAK_TFLOPS, find_device
+from megatron.plan.hardware import DEVICES, find_device
 from megatron.run_dir import RESULT
 from megatron.study.ladder import PlannedRun
 from megatron.study.probe import Timing, flops_per_step
@@ -123,7 +123,7 @@ def _speed_on_hardware(
     device = find_device(hardware)
     if device is None:
         raise ValueError(
-            f"--hardware {hardware}: unknown peak; {suggest_nearest(hardware, list(PEAK_TFLOPS))}"
+            f"--hardware {hardware}: unknown peak; {suggest_nearest(hardware, list(DEVICES))}"
         )
     if mfu is None:
         same = [entry for entry in finished if find_device(entry.hardware) is device]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from megatron.config.presets import load_epoch_tokens
 from megatron.io import write_json
-from megatron.text.hub_download import HubFile, HubRepository
+from megatron.text.hub import HubRepository
 
 QUICKSTART_REPO = "ZahlenReal/diffusion_data_constraint_quickstart"
 SUBSETS_REPO = "ZahlenReal/diffusion_data_constraint_c4subsets"
@@ -38,31 +38,28 @@ def fetch_subset(repository: HubRepository, name: str, prefix: str | None, folde
     from megatron.tokenizer.kinds import load_tokenizer
 
     remote = prefix or _find_prefix(repository, name)
-    (index,) = repository.list_files(f"{remote}.idx")
-    (tokens,) = repository.list_files(f"{remote}.bin")
-    local = folder / Path(remote).name
-    index_path, tokens_path = Path(f"{local}.idx"), Path(f"{local}.bin")
-    _fetch_missing(repository, index, index_path)
-    n_tokens = count_index_tokens(index_path)
+    local = folder / remote
+    index = repository.fetch(f"{remote}.idx", folder)
+    n_tokens = count_index_tokens(index)
     expected = load_epoch_tokens().get(name)  # None: the validation set, whose count is not published
     if expected is not None and n_tokens != expected:
-        index_path.unlink()
+        index.unlink()
         raise ValueError(
-            f"{repository.repo}/{index.path}: got {n_tokens:,} tokens, expected {expected:,} of {name} as in "
+            f"{repository.repo}/{remote}.idx: got {n_tokens:,} tokens, expected {expected:,} of {name} as in "
             "utils/epoch_tokens.yaml. Give its own dataset with --prefix."
         )
-    _fetch_missing(repository, tokens, tokens_path)
-    tokenizer = load_tokenizer(TOKENIZER)
-    ends = detect_eod(IndexedTokens(local), tokenizer.eod_id)
+    repository.fetch(f"{remote}.bin", folder)
+    tokenizer, dataset = load_tokenizer(TOKENIZER), IndexedTokens(local)
+    ends = detect_eod(dataset, tokenizer.eod_id)
     about = {
-        "dtype": IndexedTokens(local).dtype.name,
-        "documents": IndexedTokens(local).n_documents,
+        "dtype": dataset.dtype.name,
+        "documents": dataset.n_documents,
         "tokens": n_tokens,
         "tokenizer": {
             "name": TOKENIZER, "sha256": tokenizer.sha256,
             "n_tokens": tokenizer.n_tokens, "eod_id": tokenizer.eod_id,
         },
-        "sha256": {"bin": _hash_file(tokens, tokens_path), "idx": _hash_file(index, index_path)},
+        "sha256": {part: _check_sha256(repository, f"{remote}.{part}", folder) for part in ("bin", "idx")},
         "sources": [{"hub": repository.repo, "commit": repository.commit, "path": remote}],
     }  # fmt: skip
     if ends is not None:
@@ -76,25 +73,25 @@ def _find_prefix(repository: HubRepository, name: str) -> str:
     """Return the only .idx file with the subset's name in its own, without the suffix."""
     # c4_7B6_text_document is 7B6; c4_7B6_2ep_text_document is 7B6_2ep and not 7B6
     word = re.compile(rf"(?<![0-9a-z]){re.escape(name)}(?![0-9a-z]|_[0-9]+ep)", re.IGNORECASE)
-    files = repository.list_files("*")
-    candidates = [file.path for file in files if file.path.endswith(".idx") and word.search(file.path)]
+    paths = [file.path for file in repository.list_files("*")]
+    candidates = [path for path in paths if path.endswith(".idx") and word.search(path)]
     if len(candidates) != 1:
-        names = ", ".join(file.path for file in files[:20])
         raise FileNotFoundError(
-            f"{repository.repo}: got {len(candidates)} .bin/.idx datasets of {name} among {names}, expected "
-            "one. Give --prefix, or tokenize text from `download_assets.py c4 --repo REPO --files PATTERN`."
+            f"{repository.repo}: got {len(candidates)} .bin/.idx datasets of {name} among "
+            f"{', '.join(paths[:20])}, expected one. Give --prefix, or tokenize text from "
+            "`download_assets.py c4 --repo REPO --files PATTERN`."
         )
     return candidates[0].removesuffix(".idx")
 
 
-def _fetch_missing(repository: HubRepository, file: HubFile, target: Path) -> None:
-    if not target.is_file() or target.stat().st_size != file.n_bytes:
-        repository.fetch(file, target)
-
-
-def _hash_file(file: HubFile, path: Path) -> str:
-    """Return the sha256 that the hub lists and `fetch` has verified, or that of a file too small for one."""
-    if file.sha256 is not None:
-        return file.sha256
-    with path.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+def _check_sha256(repository: HubRepository, path: str, folder: Path) -> str:
+    """Return the sha256 of a downloaded file. Delete it and raise ValueError if the hub lists another."""
+    with (folder / path).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    (listed,) = repository.list_files(path)
+    if listed.lfs is not None and listed.lfs.sha256 != digest:  # small files are listed without one
+        (folder / path).unlink()
+        raise ValueError(
+            f"{repository.repo}/{path}: got another sha256 than the hub lists. Download it again."
+        )
+    return digest

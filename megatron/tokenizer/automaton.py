@@ -5,24 +5,16 @@ positions in the program, from the alternative that a backtracking matcher tries
 after a complete match ends the list, because no later one can win.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from megatron.tokenizer.code_points import N_CODE_POINTS
-from megatron.tokenizer.split_pattern import (
-    Alternatives,
-    Chars,
-    Concat,
-    LookAhead,
-    Node,
-    Repeat,
-    UnsupportedPatternError,
-)
+from megatron.tokenizer.split_pattern import Program, UnsupportedPatternError
 
 MATCH_FLAG = 0x8000
-MAX_STATES, MAX_CLASSES, MAX_PROGRAM = 200, 128, 4000
+MAX_STATES, MAX_CLASSES = 200, 128
 
 
 @dataclass(frozen=True)
@@ -38,78 +30,9 @@ class Automaton:
     transitions: np.ndarray
 
 
-@dataclass
-class _Step:
-    """An instruction: read a character (`chars`), test the next one (`look`), or go to all `targets`."""
-
-    targets: list[int]
-    chars: int = -1
-    look: int = -1
-    at_end: bool = False
-
-
-class _Program:
-    """Instructions of a pattern, and the sets that they test. The last instruction is the match."""
-
-    def __init__(self, node: Node) -> None:
-        self.steps: list[_Step] = []
-        self.sets: list[np.ndarray] = []
-        self._numbers: dict[bytes, int] = {}  # of the sets, by their bits
-        self._emit(node)
-        self.match = self._add(_Step([]))
-
-    def _add(self, step: _Step) -> int:
-        if len(self.steps) >= MAX_PROGRAM:
-            raise UnsupportedPatternError("a pattern of this size")
-        self.steps.append(step)
-        return len(self.steps) - 1
-
-    def _add_set(self, members: np.ndarray) -> int:
-        number = self._numbers.setdefault(np.packbits(members).tobytes(), len(self.sets))
-        if number == len(self.sets):
-            self.sets.append(members)
-        return number
-
-    def _emit(self, node: Node) -> None:
-        """Append the instructions of a node; the next instruction follows it."""
-        match node:
-            case Chars(members):
-                self._add(_Step([len(self.steps) + 1], chars=self._add_set(members)))
-            case LookAhead(members, at_end):
-                self._add(_Step([len(self.steps) + 1], look=self._add_set(members), at_end=at_end))
-            case Concat(nodes):
-                for part in nodes:
-                    self._emit(part)
-            case Alternatives(nodes):
-                fork = self._add(_Step([]))
-                ends = []
-                for part in nodes:
-                    self.steps[fork].targets.append(len(self.steps))
-                    self._emit(part)
-                    ends.append(self._add(_Step([])))
-                for end in ends:
-                    self.steps[end].targets = [len(self.steps)]
-            case Repeat():
-                self._emit_repeat(node)
-
-    def _emit_repeat(self, node: Repeat) -> None:
-        for _ in range(node.low):
-            self._emit(node.node)
-        optional = 1 if node.high is None else node.high - node.low
-        forks = []
-        for _ in range(optional):
-            forks.append(self._add(_Step([len(self.steps) + 1])))
-            self._emit(node.node)
-        if node.high is None:
-            self._add(_Step([forks[0]]))
-        for fork in forks:
-            into, out = self.steps[fork].targets[0], len(self.steps)
-            self.steps[fork].targets = [into, out] if node.greedy else [out, into]
-
-
-def compile_automaton(node: Node) -> Automaton:
-    """Compile a syntax tree. Raises UnsupportedPatternError for too many states or an empty match."""
-    program = _Program(node)
+def compile_automaton(pattern: str, named: Mapping[str, np.ndarray] | None = None) -> Automaton:
+    """Compile a pattern with properties `named`. Raises UnsupportedPatternError, also for an empty match."""
+    program = Program(pattern, named)
     classes, members = _partition(program.sets)
     n_classes = members.shape[1]
     numbers: dict[tuple[int, ...], int] = {(): 0, (0,): 1}
@@ -148,7 +71,7 @@ def _partition(sets: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _step(
-    program: _Program, members: np.ndarray, state: tuple[int, ...], kind: int
+    program: Program, members: np.ndarray, state: tuple[int, ...], kind: int
 ) -> tuple[tuple[int, ...], bool]:
     """Return (next state, whether the text before this character is a match). `kind` may be the end."""
     is_end = kind == members.shape[1]
@@ -163,7 +86,7 @@ def _step(
 
 
 def _closure(
-    program: _Program, members: np.ndarray, state: tuple[int, ...], kind: int, is_end: bool
+    program: Program, members: np.ndarray, state: tuple[int, ...], kind: int, is_end: bool
 ) -> Iterator[int]:
     """Yield the reading instructions and the match that are reached before the next character, in order."""
     seen: set[int] = set()

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from megatron.io import atomic_path
 from megatron.log import get_logger
 from megatron.tokenizer.eod import CONFIG, EOD_NAMES, Eod, EodMixin, find_eod, read_configured_eos
-from megatron.tokenizer.hub_cache import find_cached_file, find_hub_error
+from megatron.tokenizer.hub_cache import download_file, find_cached_file, find_hub_error
 from megatron.tokenizer.tokenizer_file import BpeFile, read_bpe_file
 
 if TYPE_CHECKING:
@@ -66,11 +66,6 @@ class BpeTokenizer(EodMixin):
         # largest id + 1, not the number of pieces: ids may have gaps, and the embedding needs a row for each
         # id
         self.n_tokens = largest + 1
-
-    @cached_property
-    def tokenizer_json(self) -> dict[str, Any]:
-        """The serialised tokenizer."""
-        return json.loads(self.inner.to_str())
 
     def take_model(self) -> "_csrc.TokenizerModel":
         """Return vocabulary and merges, and keep none. Raises ValueError for another model than BPE."""
@@ -154,17 +149,6 @@ class Gpt2Tokenizer(BpeTokenizer):
         # the first line is a version number
         return self.merges.read_text(encoding="utf-8").partition("\n")[2]
 
-    @cached_property
-    def tokenizer_json(self) -> dict[str, Any]:
-        """The parts of the serialised tokenizer that affect ids."""
-        merges = self.merge_lines().splitlines()
-        eod = {"id": GPT2_EOD.id, "content": GPT2_EOD.token}
-        return {
-            "model": {"type": "BPE", "vocab": json.loads(self.vocab.read_bytes()), "merges": merges},
-            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
-            "added_tokens": [eod],
-        }
-
 
 def load_bpe_files(vocab: Path, merges: Path, name: str) -> BpeTokenizer:
     """Load a vocabulary and its merges, with GPT-2's pre-tokenization. Raises ValueError for other files."""
@@ -172,7 +156,7 @@ def load_bpe_files(vocab: Path, merges: Path, name: str) -> BpeTokenizer:
     if checksums == [GPT2_VOCAB_SHA256, GPT2_MERGES_SHA256]:
         return Gpt2Tokenizer(vocab, merges, name)
     tokenizer = BpeTokenizer(build_gpt2_tokenizer(vocab, merges), name)
-    model = tokenizer.tokenizer_json["model"]
+    model = json.loads(tokenizer.inner.to_str())["model"]
     pieces, n_merges = model["vocab"], len(model["merges"])
     # every piece except the 256 bytes and a few special tokens is the result of a merge
     n_without_merge = len(pieces) - 256 - n_merges
@@ -205,11 +189,12 @@ def load_hf_tokenizer(name_or_folder: str) -> BpeTokenizer:
     if name_or_folder.startswith((".", os.sep)) or name_or_folder.count("/") > 1:
         raise FileNotFoundError(f"{path}: no such tokenizer folder")
     # the cache first: it needs no network, and compute nodes often have none
-    if cached := find_cached_file(name_or_folder, "tokenizer.json"):
-        return _load_file(cached, name_or_folder, _read_hub_eos(name_or_folder))
-    if name_or_folder in GPT2_NAMES:  # before the network: their checksums are those of the files on the hub
+    file = find_cached_file(name_or_folder, "tokenizer.json")
+    if file is None and name_or_folder in GPT2_NAMES:  # their checksums are those of the files on the hub
         return _load_packaged_gpt2()
-    return BpeTokenizer(_download_tokenizer(name_or_folder), name_or_folder, _read_hub_eos(name_or_folder))
+    if file is None and (file := download_file(name_or_folder, "tokenizer.json")) is None:
+        raise ValueError(f"{name_or_folder}: no tokenizer.json on the hub. Set a folder with tokenizer.json.")
+    return _load_file(file, name_or_folder, _read_hub_eos(name_or_folder))
 
 
 def _read_hub_eos(name: str) -> str | None:
@@ -218,15 +203,7 @@ def _read_hub_eos(name: str) -> str | None:
         return GPT2_EOD.token
     config = find_cached_file(name, CONFIG)
     if config is None and find_hub_error() is None:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
-
-        try:
-            config = Path(hf_hub_download(name, CONFIG))
-        except EntryNotFoundError:
-            return None
-        except (HfHubHTTPError, OSError) as error:
-            log.warning("%s: cannot download its %s (%s)", name, CONFIG, _first_error_line(error))
+        config = download_file(name, CONFIG)
     return read_configured_eos(config)
 
 
@@ -247,20 +224,6 @@ def build_gpt2_tokenizer(vocab: Path, merges: Path) -> "Tokenizer":
     # only the first of EOD_NAMES: a second one, such as </s>, stays ordinary text
     inner.add_special_tokens([AddedToken(word, normalized=False) for word in present[:1]])
     return inner
-
-
-def _download_tokenizer(name: str) -> "Tokenizer":
-    from tokenizers import Tokenizer
-
-    try:
-        if silent := find_hub_error():
-            raise ConnectionError(silent)
-        return Tokenizer.from_pretrained(name)
-    except Exception as error:  # as above
-        raise ValueError(
-            f"{name}: no such folder, and not available on the Hugging Face hub "
-            f"({_first_error_line(error)}). Set a folder with tokenizer.json."
-        ) from error
 
 
 def _load_packaged_gpt2() -> BpeTokenizer:

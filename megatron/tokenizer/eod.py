@@ -78,20 +78,17 @@ def read_configured_eos(config: Path | None) -> str | None:
 
     Raises ValueError for invalid content.
     """
-    content: Any = None if config is None else read_json(config)
-    if content is None:
-        return None
-    if not isinstance(content, dict):
-        raise ValueError(
-            f"{config}: got {type(content).__name__}, expected an object. Correct or delete the file."
-        )
-    token = content.get("eos_token")
-    # a serialised AddedToken, as transformers saves it
-    if isinstance(token, dict):
-        token = token.get("content")
+    content = None if config is None else read_json(config)
+    return None if content is None else read_token(content, "eos_token", str(config))
+
+
+def read_token(settings: dict[str, Any], key: str, where: str) -> str | None:
+    """Return the text of a special token: text, or a serialised AddedToken {"content": "</s>", ...}."""
+    token = settings.get(key)
+    token = token.get("content") if isinstance(token, dict) else token
     if token is not None and not (isinstance(token, str) and is_single_line(token)):
         raise ValueError(
-            f"{config}: got eos_token {token!r}, expected a line of text. Correct or delete the file."
+            f"{where}: got {key} {token!r}, expected a line of text. Correct or delete the file."
         )
     return token
 

@@ -48,3 +48,22 @@ def find_cached_file(repo: str, name: str) -> Path | None:
     """Return the path of a file of a model repository, revision `main`, in the hub's local cache, or None."""
     snapshot = find_cached_snapshot(repo)
     return snapshot / name if snapshot is not None and (snapshot / name).is_file() else None
+
+
+def download_file(repo: str, name: str) -> Path | None:
+    """Download a file of a model repository into the cache; None if the hub lacks it. Raises ValueError."""
+    reason = find_hub_error()
+    if reason is None:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError, RemoteEntryNotFoundError
+
+        try:
+            return Path(hf_hub_download(repo, name, endpoint=os.environ.get("HF_ENDPOINT")))
+        except RemoteEntryNotFoundError:
+            return None
+        except (HfHubHTTPError, OSError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    raise ValueError(
+        f"{repo}: no such folder, and not available on the Hugging Face hub ({reason}). "
+        "Set a folder with tokenizer.json."
+    )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from megatron.tokenizer.bpe import load_bpe_files, load_hf_tokenizer
+from megatron.tokenizer.bpe import BpeTokenizer, load_bpe_files, load_hf_tokenizer
 from megatron.tokenizer.eod import Eod, EodMixin
 
 KINDS = (
@@ -14,6 +14,8 @@ KINDS = (
     "BertWordPieceLowerCase", "BertWordPieceCase", "Llama2cTokenizer", "NullTokenizer",
 )  # fmt: skip
 MAX_NULL_IDS = 2**31 - 1
+UNKNOWN = "[UNK]"
+MAX_WORD = 200  # characters of a word; a longer one is [UNK], in Google's tokenizer as in Megatron's
 
 
 class Tokenizer(Protocol):
@@ -106,14 +108,11 @@ def _load_kind(spec: TokenizerSpec) -> Tokenizer:
     if spec.kind in ("SentencePieceTokenizer", "GPTSentencePieceTokenizer"):
         return SentencePieceTokenizer(Path(str(spec.model)))
     if spec.kind == "Llama2cTokenizer":
-        from megatron.tokenizer.llama2c_tokenizer import (
-            Llama2cTokenizer,  # imports the library, which other kinds do not need
-        )
+        # imports the library, which other kinds do not need
+        from megatron.tokenizer.llama2c_tokenizer import Llama2cTokenizer
 
         return Llama2cTokenizer(Path(str(spec.model)))
     if spec.kind in ("BertWordPieceLowerCase", "BertWordPieceCase"):
-        from megatron.tokenizer.wordpiece import WordPieceTokenizer  # imports the library
-
         return WordPieceTokenizer(Path(str(spec.vocab_file)), spec.kind == "BertWordPieceLowerCase")
     if spec.kind == "NullTokenizer":
         assert spec.vocab_size is not None
@@ -169,6 +168,35 @@ class NullTokenizer(EodMixin):
 
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(map(str, ids))
+
+
+class WordPieceTokenizer(BpeTokenizer):
+    """WordPiece: words are split greedily into the longest pieces of the vocabulary.
+
+    The text of a special token, such as [SEP], is ordinary characters within a document, as in Megatron. No
+    token ends documents unless --eod-token or --eod-id names one.
+    """
+
+    def __init__(self, vocab: Path, lower_case: bool) -> None:
+        """`lower_case`: also strip accents. Raises FileNotFoundError, or ValueError for another file."""
+        from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+        if not vocab.is_file():
+            raise FileNotFoundError(f"{vocab}: no such vocabulary of a BERT tokenizer")
+        try:
+            # the id of a token is the number of its line; of a repeated token, that of the last line
+            pieces = {line.strip(): i for i, line in enumerate(vocab.read_text("utf-8").splitlines())}
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{vocab}: got bytes that are not UTF-8, expected one token a line.") from error
+        if UNKNOWN not in pieces:
+            raise ValueError(f"{vocab}: got no line {UNKNOWN}, expected the vocab.txt of a BERT tokenizer.")
+        inner = Tokenizer(models.WordPiece(pieces, unk_token=UNKNOWN, max_input_chars_per_word=MAX_WORD))
+        inner.normalizer = normalizers.BertNormalizer(
+            clean_text=True, handle_chinese_chars=True, strip_accents=lower_case, lowercase=lower_case
+        )
+        inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        inner.decoder = decoders.WordPiece()
+        super().__init__(inner, str(vocab))
 
 
 class SentencePieceTokenizer(EodMixin):

@@ -1,12 +1,13 @@
 """Special tokens in transformers' configuration files beside a tokenizer."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from megatron.io import read_json
+from megatron.tokenizer.eod import CONFIG, read_token
 from megatron.tokenizer.hub_cache import find_cached_file
 
-CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
+MAP = "special_tokens_map.json"
 TOKEN_KINDS = ("bos", "eos", "pad", "unk")
 CLASS_BOS = {
     "GPT2Tokenizer": "<|endoftext|>",
@@ -33,17 +34,7 @@ def find_companion_file(name: str, file: str) -> Path | None:
 def read_settings(name: str, file: str) -> dict[str, Any] | None:
     """Return the content of CONFIG or MAP beside a tokenizer, or None. Raises ValueError for other JSON."""
     path = find_companion_file(name, file)
-    if path is None:
-        return None
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(
-            f"{path}: got invalid JSON ({error}), expected an object. Download the tokenizer again."
-        ) from error
-    if not isinstance(settings, dict):
-        raise ValueError(f"{path}: got {type(settings).__name__}, expected an object. Download it again.")
-    return settings
+    return None if path is None else read_json(path)
 
 
 def read_special_tokens(name: str) -> dict[str, str] | None:
@@ -57,14 +48,7 @@ def read_special_tokens(name: str) -> dict[str, str] | None:
     tokens: dict[str, str] = {}
     for kind in TOKEN_KINDS:
         for settings in (config or {}, token_map or {}):
-            token = settings.get(f"{kind}_token")
-            # transformers saves a token as text, or as a serialised AddedToken: {"content": "</s>", "lstrip":
-            # ...}
-            token = token.get("content") if isinstance(token, dict) else token
-            if token is not None and not isinstance(token, str):
-                raise ValueError(
-                    f"{name}: {kind}_token is {token!r}, expected text. Download the tokenizer again."
-                )
+            token = read_token(settings, f"{kind}_token", name)
             if token:
                 # setdefault: CONFIG is first in the loop, so MAP only adds what CONFIG lacks
                 tokens.setdefault(kind, token)

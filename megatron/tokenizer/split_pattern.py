@@ -1,322 +1,252 @@
-r"""Parser of the regular expressions that split text into words, as in tokenizer.json.
+r"""Programs of the regular expressions that split text into words, as in tokenizer.json.
 
-Oniguruma's syntax, of which these parts are supported: literals, escapes, classes with ranges and \p{..},
-alternatives, groups, (?i:..), greedy and lazy quantifiers, possessive ones of a single class, and the
-conditions (?=.), (?!.) and $ on one character. Everything else raises UnsupportedPatternError, and the caller
-uses the library.
+Python's parser of `re` reads the pattern. Its syntax and Oniguruma's, which `tokenizers` uses, agree in these
+parts: literals, escapes, classes with ranges, alternatives, groups, (?i:..), greedy, lazy and possessive
+quantifiers, and the conditions (?=.), (?!.) and $ on one character. \p{..} becomes a placeholder. Everything
+else, and all that the two read differently, raises UnsupportedPatternError, and the caller uses the library.
 """
 
-from collections.abc import Callable
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from re import _parser  # type: ignore[attr-defined]  # private, but the parser of every Python since 3.11
+from typing import Any
 
 import numpy as np
 
 from megatron.tokenizer.code_points import N_CODE_POINTS, load_folds, load_property, load_table
 
-CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "e": "\x1b"}
-MAX_REPEATS = 64
+MAX_REPEATS, MAX_PROGRAM = 64, 4000
+SET_KINDS = ("LITERAL", "NOT_LITERAL", "ANY", "IN")
 FOLDED_PAIRS = ("ss", "st", "ff", "fi", "fl")  # these match one character (sharp s, ligatures) under (?i)
+PLACEHOLDER = 0x100000  # private characters from here on stand for the properties of a pattern
+ESCAPE = re.compile(
+    r"\\(?:(?P<kind>[pP])\{(?P<not>\^?)(?P<name>\w+)\}|x\{(?P<hex>[0-9a-fA-F]+)\}|x[0-7][0-9a-fA-F]"
+    r"|u[0-9a-fA-F]{4}|[sSdDnrtfva]|\W|_|(?P<other>.?))",
+    re.DOTALL,
+)
+CLASS = re.compile(r"\[\^?[^\]]+\]")
+# where escapes and classes are dots: quantifiers and groups that the two read differently
+DIFFERENCES = re.compile(r"\}[?+*{]|\{(?!\d+(?:,\d*)?\})|\(\?P")
 
 
 class UnsupportedPatternError(ValueError):
     """A pattern that this module does not compile."""
 
 
-@dataclass(frozen=True, eq=False)
-class Chars:
-    """One character of a set; `members` is bool [0x110000]."""
+@dataclass
+class Step:
+    """An instruction: read a character (`chars`), test the next one (`look`), or go to all `targets`.
 
-    members: np.ndarray
+    `chars` and `look` are numbers of sets. `at_end`: the end of the text passes the test.
+    """
 
-
-@dataclass(frozen=True)
-class Concat:
-    """Nodes one after the other; empty: the empty text."""
-
-    nodes: tuple["Node", ...]
-
-
-@dataclass(frozen=True)
-class Alternatives:
-    """The first node that leads to a match."""
-
-    nodes: tuple["Node", ...]
+    targets: list[int]
+    chars: int = -1
+    look: int = -1
+    at_end: bool = False
 
 
-@dataclass(frozen=True)
-class Repeat:
-    """A node `low` to `high` times, None: without limit."""
+class Program:
+    """Instructions of a pattern for a backtracking matcher, and the sets that they test.
 
-    node: "Node"
-    low: int
-    high: int | None
-    greedy: bool = True
+    steps   the last instruction is the match; the first of several targets is preferred
+    sets    bool [0x110000] each
+    """
+
+    def __init__(self, pattern: str, named: Mapping[str, np.ndarray] | None = None) -> None:
+        r"""`named`: sets in addition to the properties of Unicode. Raises UnsupportedPatternError."""
+        self.pattern, self._named = pattern, named or {}
+        self.steps: list[Step] = []
+        self.sets: list[np.ndarray] = []
+        self._numbers: dict[bytes, int] = {}  # of the sets, by their bits
+        self._properties: list[np.ndarray] = []  # the sets of the placeholders
+        self._emit(self._parse(), ignore_case=False)
+        self.match = self._add(Step([]))
+
+    def _parse(self) -> Any:
+        """Return the tree of Python's parser."""
+        text, bare = ESCAPE.sub(self._replace_escape, self.pattern), ESCAPE.sub(".", self.pattern)
+        if any("[" in found[1:] for found in CLASS.findall(bare)) or re.search(r"\[\^?\]", bare):
+            raise self.error("a class of classes or an empty one")
+        if DIFFERENCES.search(CLASS.sub(".", bare)) or max(self.pattern, default="") >= chr(PLACEHOLDER):
+            raise self.error("a quantifier, group or character of another form")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # Python warns about `&&` and `--` in classes
+                parsed = _parser.parse(text)
+        except (re.error, Warning, OverflowError, RecursionError) as error:
+            raise self.error(str(error)) from error
+        if parsed.state.flags != re.UNICODE:
+            raise self.error("flags for the whole pattern")
+        return parsed
+
+    def error(self, what: str) -> UnsupportedPatternError:
+        return UnsupportedPatternError(f"{what} in the pattern {self.pattern}")
+
+    def _replace_escape(self, match: re.Match[str]) -> str:
+        """Return a placeholder for a property, and other escapes as Python writes them."""
+        if match["other"] is not None:
+            raise self.error(f"the escape {match[0]}")
+        if match["hex"] is not None:
+            if int(match["hex"], 16) >= PLACEHOLDER:
+                raise self.error("a number beyond Unicode")
+            return re.escape(chr(int(match["hex"], 16)))
+        if match["kind"] is None:
+            return match[0]
+        members = self._named.get(match["name"], load_property(match["name"]))
+        if members is None:
+            raise self.error(f"property {match['name']}")
+        is_negated = bool(match["not"]) != (match["kind"] == "P")
+        self._properties.append(~members if is_negated else members)
+        return chr(PLACEHOLDER + len(self._properties) - 1)
+
+    def _add(self, step: Step) -> int:
+        if len(self.steps) >= MAX_PROGRAM:
+            raise self.error("too many instructions")
+        self.steps.append(step)
+        return len(self.steps) - 1
+
+    def _add_set(self, members: np.ndarray) -> int:
+        number = self._numbers.setdefault(np.packbits(members).tobytes(), len(self.sets))
+        if number == len(self.sets):
+            self.sets.append(members)
+        return number
+
+    def _emit(self, parsed: Any, ignore_case: bool) -> None:
+        """Append the instructions of a sequence; the next instruction follows it."""
+        for number, (kind, value) in enumerate(parsed):
+            if ignore_case and number:
+                self._refuse_folded_pair(parsed[number - 1 : number], parsed[number : number + 1])
+            self._emit_item(kind.name, value, ignore_case)
+
+    def _refuse_folded_pair(self, first: Any, second: Any) -> None:
+        """Refuse two items that may match a ligature as one character."""
+        before, after = self._find_set(first, True), self._find_set(second, True)
+        for pair in FOLDED_PAIRS:
+            # an item of several characters may end or begin with any letter
+            may_begin = before is None or before[ord(pair[0])]
+            if may_begin and (after is None or after[ord(pair[1])]):
+                raise self.error("letters that match a ligature without regard to case")
+
+    def _find_set(self, parsed: Any, ignore_case: bool) -> np.ndarray | None:
+        """Return the set of a sequence of one character, None for another sequence."""
+        if len(parsed) != 1:
+            return None
+        kind, value = parsed[0]
+        if kind.name == "SUBPATTERN" and not value[1]:
+            return self._find_set(value[3], ignore_case)
+        return self._read_set(kind.name, value, ignore_case) if kind.name in SET_KINDS else None
+
+    def _emit_item(self, kind: str, value: Any, ignore_case: bool) -> None:
+        if kind in SET_KINDS:
+            self._emit_set(self._read_set(kind, value, ignore_case))
+        elif kind == "BRANCH":
+            self._emit_branch([partial(self._emit, part, ignore_case) for part in value[1]])
+        elif kind == "SUBPATTERN":
+            _, added_flags, removed_flags, inner = value
+            if removed_flags or added_flags & ~re.IGNORECASE:
+                raise self.error("a group with flags")
+            self._emit(inner, ignore_case or bool(added_flags))
+        elif kind in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT") and not ignore_case:
+            self._emit_repeat(kind, *value)
+        elif kind in ("ASSERT", "ASSERT_NOT"):
+            members = self._find_set(value[1], ignore_case)
+            if value[0] < 0 or members is None:
+                raise self.error("a look-behind, or a look-ahead of more than one character")
+            is_negated = kind == "ASSERT_NOT"
+            self._emit_look(members ^ is_negated, at_end=is_negated)
+        elif kind == "AT" and value.name == "AT_END":
+            self._emit_look(_members(ord("\n")), at_end=True)
+        else:
+            raise self.error(f"{kind.lower()} of another form")
+
+    def _emit_set(self, members: np.ndarray) -> None:
+        self._add(Step([len(self.steps) + 1], chars=self._add_set(members)))
+
+    def _emit_look(self, members: np.ndarray, at_end: bool) -> None:
+        self._add(Step([len(self.steps) + 1], look=self._add_set(members), at_end=at_end))
+
+    def _emit_branch(self, parts: Sequence[Callable[[], None]]) -> None:
+        fork = self._add(Step([]))
+        ends = []
+        for emit in parts:
+            self.steps[fork].targets.append(len(self.steps))
+            emit()
+            ends.append(self._add(Step([])))
+        for end in ends:
+            self.steps[end].targets = [len(self.steps)]
+
+    def _emit_repeat(self, kind: str, low: int, high: Any, inner: Any) -> None:
+        limit = None if high == _parser.MAXREPEAT else int(high)
+        if max(low, limit or 0) > MAX_REPEATS or limit == 0:
+            raise self.error(f"a quantifier above {MAX_REPEATS} or without a match")
+        if len(inner) == 1 and inner[0][0].name in ("AT", "ASSERT", "ASSERT_NOT"):
+            raise self.error("a quantifier of a condition")
+        members = self._find_set(inner, False)
+        # X*+ is X*(?!X), and X?+ is X|(?!X): without backtracking, no X follows a match
+        if kind == "POSSESSIVE_REPEAT":
+            if members is None:
+                raise self.error("a possessive group")
+            no_more = ~members
+            if limit == 1:
+                self._emit_branch([lambda: self._emit_set(members), lambda: self._emit_look(no_more, True)])
+                return
+        for _ in range(low):
+            self._emit(inner, False)
+        forks = []
+        for _ in range(1 if limit is None else limit - low):
+            forks.append(self._add(Step([len(self.steps) + 1])))
+            self._emit(inner, False)
+        if limit is None:
+            self._add(Step([forks[0]]))
+        for fork in forks:
+            into, out = self.steps[fork].targets[0], len(self.steps)
+            self.steps[fork].targets = [out, into] if kind == "MIN_REPEAT" else [into, out]
+        if kind == "POSSESSIVE_REPEAT":
+            self._emit_look(no_more, at_end=True)
+
+    def _read_set(self, kind: str, value: Any, ignore_case: bool) -> np.ndarray:
+        if kind == "ANY":
+            return ~_members(ord("\n"))
+        items = [(item.name, content) for item, content in value] if kind == "IN" else [("LITERAL", value)]
+        is_negated = kind == "NOT_LITERAL" or items[0][0] == "NEGATE"
+        members = np.zeros(N_CODE_POINTS, dtype=bool)
+        for name, content in items:
+            if name != "NEGATE":
+                members |= self._read_set_item(name, content)
+        if ignore_case:
+            if is_negated or members[128:].any():
+                raise self.error("a class of this kind, or a character beyond ASCII, without regard to case")
+            members = _fold(members)
+        return ~members if is_negated else members
+
+    def _read_set_item(self, name: str, content: Any) -> np.ndarray:
+        if name == "LITERAL":
+            return _members(content) if content < PLACEHOLDER else self._properties[content - PLACEHOLDER]
+        if name == "RANGE" and content[1] < PLACEHOLDER:
+            return _members(*range(content[0], content[1] + 1))
+        categories = {"SPACE": load_table("space") == 1, "DIGIT": load_property("Nd")}
+        _, *negation, category = getattr(content, "name", "").split("_") if name == "CATEGORY" else ("", "")
+        members = categories.get(category)
+        if members is None:
+            raise self.error(f"{name.lower()} {content} of another form")
+        return ~members if negation else members
 
 
-@dataclass(frozen=True, eq=False)
-class LookAhead:
-    """A condition on the next character: one of `members`, or the end of the text if `at_end`."""
-
-    members: np.ndarray
-    at_end: bool
-
-
-Node = Chars | Concat | Alternatives | Repeat | LookAhead
-
-
-def parse_split_pattern(pattern: str) -> Node:
-    """Return the syntax tree of a pattern. Raises UnsupportedPatternError."""
-    parser = _Parser(pattern)
-    node = parser.parse_alternatives()
-    if parser.at < len(pattern):
-        raise parser.error("an unmatched parenthesis")
-    return node
-
-
-def literal_pattern(text: str) -> Node:
-    """Return the syntax tree of a text."""
-    return Concat(tuple(Chars(_members(ord(letter))) for letter in text))
+def _fold(members: np.ndarray) -> np.ndarray:
+    """Add the characters that match an ASCII set without regard to case."""
+    folds = load_folds()
+    folded = members.copy()
+    for lower in map(chr, range(ord("a"), ord("z") + 1)):
+        points = [ord(lower), ord(lower.upper()), *folds.get(lower, [])]
+        folded[points] |= members[points].any()
+    return folded
 
 
 def _members(*points: int) -> np.ndarray:
     members = np.zeros(N_CODE_POINTS, dtype=bool)
     members[list(points)] = True
     return members
-
-
-def _class_of_escape(letter: str) -> np.ndarray | None:
-    kinds: dict[str, Callable[[], np.ndarray]] = {
-        "s": lambda: load_table("space") == 1,
-        "d": lambda: _property("Nd"),
-    }
-    if letter.lower() not in kinds:
-        return None
-    members = kinds[letter.lower()]()
-    return ~members if letter.isupper() else members
-
-
-def _property(name: str) -> np.ndarray:
-    members = load_property(name)
-    if members is None:
-        raise UnsupportedPatternError(f"property {name}")
-    return members
-
-
-class _Parser:
-    """Recursive descent; `at` is the position of the next character."""
-
-    def __init__(self, pattern: str) -> None:
-        self.pattern, self.at, self.ignore_case = pattern, 0, False
-
-    def error(self, what: str) -> UnsupportedPatternError:
-        return UnsupportedPatternError(f"{what} at position {self.at} of {self.pattern}")
-
-    def peek(self, text: str) -> bool:
-        return self.pattern.startswith(text, self.at)
-
-    def accept(self, text: str) -> bool:
-        if not self.peek(text):
-            return False
-        self.at += len(text)
-        return True
-
-    def take(self) -> str:
-        if self.at == len(self.pattern):
-            raise self.error("an incomplete pattern")
-        self.at += 1
-        return self.pattern[self.at - 1]
-
-    def parse_alternatives(self) -> Node:
-        nodes = [self.parse_concat()]
-        while self.accept("|"):
-            nodes.append(self.parse_concat())
-        return nodes[0] if len(nodes) == 1 else Alternatives(tuple(nodes))
-
-    def parse_concat(self) -> Node:
-        nodes: list[Node] = []
-        while self.at < len(self.pattern) and self.pattern[self.at] not in "|)":
-            nodes.append(self.parse_quantified())
-            if self.ignore_case:
-                self._refuse_folded_pair(nodes[-2:])
-        return nodes[0] if len(nodes) == 1 else Concat(tuple(nodes))
-
-    def _refuse_folded_pair(self, nodes: list[Node]) -> None:
-        if not all(isinstance(node, Chars) for node in nodes) or len(nodes) < 2:
-            return
-        first, second = (node.members for node in nodes if isinstance(node, Chars))
-        if any(first[ord(pair[0])] and second[ord(pair[1])] for pair in FOLDED_PAIRS):
-            raise self.error("letters that match a ligature without regard to case")
-
-    def parse_quantified(self) -> Node:
-        node = self.parse_atom()
-        low, high = 1, 1
-        is_counted = False
-        if self.accept("?"):
-            low, high = 0, 1
-        elif self.accept("*"):
-            low, high = 0, -1
-        elif self.accept("+"):
-            low, high = 1, -1
-        elif self.peek("{"):
-            low, high = self._parse_counts()
-            is_counted = True
-        else:
-            return node
-        limit = None if high < 0 else high
-        if isinstance(node, LookAhead) or self.ignore_case:
-            raise self.error("a quantifier of a condition or without regard to case")
-        suffix = next((mark for mark in "?+" if self.accept(mark)), "")
-        # Oniguruma reads {1,3}+ and {1,3}? as quantifiers of a quantifier, and a** as well
-        if (suffix and is_counted) or any(self.peek(mark) for mark in ("?", "*", "+", "{")):
-            raise self.error("two quantifiers")
-        if suffix != "+":
-            return Repeat(node, low, limit, greedy=suffix == "")
-        return self._possessive(node, low, limit)
-
-    def _possessive(self, node: Node, low: int, high: int | None) -> Node:
-        """Return X*+ as X*(?!X), and X?+ as X|(?!X): without backtracking, no X follows a match."""
-        if not isinstance(node, Chars):
-            raise self.error("a possessive group")
-        no_more = LookAhead(~node.members, at_end=True)
-        if high == 1:
-            return Alternatives((node, no_more))
-        return Concat((Repeat(node, low, high), no_more))
-
-    def _parse_counts(self) -> tuple[int, int]:
-        end = self.pattern.find("}", self.at)
-        low, comma, high = self.pattern[self.at + 1 : max(end, self.at + 1)].partition(",")
-        self.at = end + 1
-        if not low.isdecimal() or not (high.isdecimal() or (comma and not high)):
-            if comma or not low.isdecimal():
-                raise self.error("a quantifier of another form")
-            high = low
-        counts = int(low), int(high) if high else -1
-        if max(counts) > MAX_REPEATS or 0 <= counts[1] < counts[0] or counts[1] == 0:
-            raise self.error(f"a quantifier above {MAX_REPEATS} or without a match")
-        return counts
-
-    def parse_atom(self) -> Node:
-        letter = self.take()
-        if letter == "(":
-            return self._parse_group()
-        if letter == "[":
-            return Chars(self._parse_class())
-        if letter == "\\":
-            return Chars(self._parse_escape())
-        if letter == ".":
-            return Chars(~_members(ord("\n")))
-        if letter == "$":
-            return LookAhead(_members(ord("\n")), at_end=True)
-        if letter in "^*+?{":
-            raise self.error(f"the character {letter}")
-        return Chars(self._literal(letter))
-
-    def _literal(self, letter: str) -> np.ndarray:
-        if not self.ignore_case:
-            return _members(ord(letter))
-        if not letter.isascii():
-            raise self.error("a character beyond ASCII without regard to case")
-        return self._fold(_members(ord(letter)))
-
-    def _fold(self, members: np.ndarray) -> np.ndarray:
-        """Add the characters that match an ASCII set without regard to case."""
-        folds = load_folds()
-        folded = members.copy()
-        for lower in map(chr, range(ord("a"), ord("z") + 1)):
-            points = [ord(lower), ord(lower.upper()), *folds.get(lower, [])]
-            folded[points] |= members[points].any()
-        return folded
-
-    def _parse_group(self) -> Node:
-        outer = self.ignore_case
-        look: bool | None = None
-        if self.accept("?"):
-            if self.accept("=") or self.peek("!"):
-                look = not self.accept("!")
-            elif self.accept("i:"):
-                self.ignore_case = True
-            elif not self.accept(":"):
-                raise self.error("a group of another kind")
-        node = self.parse_alternatives()
-        if not self.accept(")"):
-            raise self.error("an unmatched parenthesis")
-        self.ignore_case = outer
-        if look is None:
-            return node
-        if not isinstance(node, Chars):
-            raise self.error("a look-ahead of more than one character")
-        return LookAhead(node.members if look else ~node.members, at_end=not look)
-
-    def _parse_class(self) -> np.ndarray:
-        is_negated = self.accept("^")
-        members = np.zeros(N_CODE_POINTS, dtype=bool)
-        if self.peek("]"):
-            raise self.error("an empty class")
-        while not self.accept("]"):
-            if self.peek("[") or self.peek("&&"):
-                raise self.error("a class of classes")
-            members |= self._parse_class_item()
-        if self.ignore_case:
-            if is_negated or members[128:].any():
-                raise self.error("a class of this kind without regard to case")
-            members = self._fold(members)
-        return ~members if is_negated else members
-
-    def _parse_class_item(self) -> np.ndarray:
-        first = self._class_element()
-        is_range = self.peek("-") and not self.peek("-]")
-        if not is_range:
-            return first
-        self.at += 1
-        if self.peek("["):
-            raise self.error("a class of classes")
-        last = self._class_element()
-        if first.sum() != 1 or last.sum() != 1:
-            raise self.error("a range between classes")
-        low, high = int(first.argmax()), int(last.argmax())
-        if low > high:
-            raise self.error("an empty range")
-        return _members(*range(low, high + 1))
-
-    def _class_element(self) -> np.ndarray:
-        letter = self.take()
-        return self._parse_escape() if letter == "\\" else _members(ord(letter))
-
-    def _parse_escape(self) -> np.ndarray:
-        letter = self.take()
-        if letter in "pP":
-            if not self.accept("{"):
-                raise self.error("a property of another form")
-            is_negated = self.accept("^") != (letter == "P")
-            end = self.pattern.find("}", self.at)
-            name = self.pattern[self.at : end]
-            self.at = end + 1
-            return ~_property(name) if is_negated else _property(name)
-        if (members := _class_of_escape(letter)) is not None:
-            return members
-        if letter in CONTROLS:
-            return _members(ord(CONTROLS[letter]))
-        if letter in "xu":
-            return _members(self._parse_hexadecimal(letter))
-        if letter.isalnum() or not letter.isascii():
-            raise self.error(f"the escape \\{letter}")
-        return self._literal(letter)
-
-    def _parse_hexadecimal(self, letter: str) -> int:
-        if letter == "x" and self.accept("{"):
-            end = self.pattern.find("}", self.at)
-            digits = self.pattern[self.at : end]
-            self.at = end + 1
-        else:
-            n = 4 if letter == "u" else 2
-            digits = self.pattern[self.at : self.at + n]
-            self.at += n
-            if len(digits) < n or (letter == "x" and int(digits, 16) >= 128):
-                raise self.error("a hexadecimal byte")  # Oniguruma takes \x80 and above as bytes of UTF-8
-        try:
-            point = int(digits, 16)
-        except ValueError as error:
-            raise self.error("a hexadecimal number") from error
-        if point >= N_CODE_POINTS:
-            raise self.error("a number beyond Unicode")
-        return point

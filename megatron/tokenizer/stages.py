@@ -1,18 +1,12 @@
 """Pre-tokenizers: stages that split the pieces of the one before, or U+2581 in place of blanks."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from megatron.tokenizer.automaton import Automaton, compile_automaton
 from megatron.tokenizer.code_points import load_table
-from megatron.tokenizer.split_pattern import (
-    Chars,
-    Node,
-    Repeat,
-    UnsupportedPatternError,
-    literal_pattern,
-    parse_split_pattern,
-)
+from megatron.tokenizer.split_pattern import UnsupportedPatternError
 
 
 @dataclass(frozen=True)
@@ -100,15 +94,15 @@ def flatten_parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]
 
 def _compile_stage(part: dict[str, Any]) -> SplitStage:
     if part["type"] == "Digits":
-        digit = Chars(load_table("numeric") == 1)
-        node: Node = digit if part["individual_digits"] else Repeat(digit, 1, None)
-        return SplitStage(compile_automaton(node), drops_gaps=False)
+        pattern = r"\p{numeric}" if part["individual_digits"] else r"\p{numeric}+"
+        automaton = compile_automaton(pattern, {"numeric": load_table("numeric") == 1})
+        return SplitStage(automaton, drops_gaps=False)
     if part["type"] != "Split":
         raise UnsupportedPatternError(f"its pre-tokenizer has {part['type']}")
     # inverted, the text between matches is removed
     drops_gaps = part["behavior"] == "Removed" and bool(part["invert"])
     if part["behavior"] != "Isolated" and not drops_gaps:
         raise UnsupportedPatternError(f"its pre-tokenizer splits with {part['behavior']}")
-    pattern: dict[str, str] = part["pattern"]
-    node = parse_split_pattern(pattern["Regex"]) if "Regex" in pattern else literal_pattern(pattern["String"])
-    return SplitStage(compile_automaton(node), drops_gaps)
+    pattern = part["pattern"]
+    text = pattern["Regex"] if "Regex" in pattern else re.escape(pattern["String"])
+    return SplitStage(compile_automaton(text), drops_gaps)

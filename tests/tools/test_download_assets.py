@@ -1,223 +1,195 @@
-"""Tests of tools/download_assets.py with a local hub: text, tokenizers, weights, errors."""
+"""Tests of tools/download_assets.py and of models by name, with a hub on this machine."""
 
 import gzip
+import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pyarrow
 import pyarrow.parquet
 import pytest
 
+from megatron.command import load_tool
+from megatron.config import presets
+from megatron.data.indexed import IndexedTokens
+from megatron.data.indexed_writer import IndexedWriter
+from megatron.plan.sidecar import read_eod_use, read_sidecar
+from megatron.text import hub
+from megatron.text.hub import is_complete_model, open_hub_model, parse_hub_name
+from megatron.text.published_subsets import QUICKSTART_REPO, SUBSETS_REPO
 from tests.data.fake_hub import COMMIT, FakeHub, serve_hub
 
 TOKEN = "hf_aVerySecretWord"
-C4 = "datasets/allenai/c4"
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def make_documents(first: int, n: int) -> list[dict[str, str]]:
-    return [
-        {"text": f"document {i}: größe " + "x" * (i % 50), "url": f"u{i}"} for i in range(first, first + n)
-    ]
-
-
-def pack_documents(first: int, n: int) -> bytes:
-    lines = "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in make_documents(first, n))
-    return gzip.compress(lines.encode(), mtime=0)
+GPT2_END = 50256
 
 
 @pytest.fixture
-def run(root: Path, tmp_path: Path) -> Run:
-    """Run the tool against a hub, with a token in the environment."""
+def run(root: Path, tmp_path: Path, monkeypatch, capsys):
+    """Return a function that serves a hub and runs the tool in `tmp_path`: (status, output, errors)."""
+    tool = load_tool(root / "tools" / "download_assets.py")
+    counts = dict.fromkeys(presets.load_epoch_tokens(), 12345) | {"100M": 3000, "7B6": 3000, "7B6_2ep": 3000}
+    monkeypatch.setattr("megatron.text.published_subsets.load_epoch_tokens", lambda: counts)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.chdir(tmp_path)
 
-    def run_download(hub: FakeHub, *words: str, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            tool_command(root, *words), env=hub_environment(root, hub, token), cwd=tmp_path,
-            capture_output=True, text=True, timeout=240, check=False,
-        )  # fmt: skip
+    def run_download(served: FakeHub, *words: str) -> tuple[int, str, str]:
+        with serve_hub(served):
+            monkeypatch.setenv("HF_ENDPOINT", served.address)
+            status = tool.main(list(words))
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
 
     return run_download
 
 
-def tool_command(root: Path, *words: str) -> list[str]:
-    return [sys.executable, str(root / "tools" / "download_assets.py"), *words]
+def make_documents(first: int, n: int) -> list[dict[str, str]]:
+    return [{"text": f"document {i}: größe " + "x" * (i % 50)} for i in range(first, first + n)]
 
 
-def hub_environment(root: Path, hub: FakeHub, token: str = TOKEN) -> dict[str, str]:
-    variables = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    return variables | {"PYTHONPATH": str(root), "HF_ENDPOINT": hub.address, "HF_TOKEN": token}
+def make_lines(first: int, n: int) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in make_documents(first, n)).encode()
 
 
 @pytest.fixture
 def c4() -> FakeHub:
-    shards = {f"en/c4-train.{i:05d}-of-00003.json.gz": pack_documents(100 * i, 100) for i in range(3)}
-    shards["en/c4-validation.00000-of-00001.json.gz"] = pack_documents(1000, 7)
-    return FakeHub({C4: shards})
+    shards = {
+        f"en/c4-train.{i:05d}-of-00003.json.gz": gzip.compress(make_lines(100 * i, 100)) for i in range(3)
+    }
+    return FakeHub({"datasets/allenai/c4": {**shards, "en/c4-validation.00000-of-00001.json.gz": b"x"}})
 
 
-def read_lines(path: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def count_contents(served: FakeHub) -> int:
+    return sum(request.startswith("GET") and "/resolve/" in request for request in served.requests)
 
 
-def test_text_arrives_as_json_lines_up_to_a_number_of_documents(
-    run: Run, c4: FakeHub, tmp_path: Path
-) -> None:
-    with serve_hub(c4) as hub:
-        done = run(hub, "c4", "--documents", "150", "--out", "c4")
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines()[1:] == [
-            "c4/train-00000.jsonl: 100 documents",
-            "c4/train-00001.jsonl: 50 documents",
-        ]
-        waiting = tmp_path / "c4" / ".fetched" / "c4-train.00002-of-00003.json.gz.partial"
-        waiting.parent.mkdir()
-        waiting.write_bytes(b"the partial file of a stopped download")
-        assert run(hub, "c4", "--split", "validation", "--out", "c4").returncode == 0
-        waiting.unlink()
-        waiting.parent.rmdir()
-        n_requests = len(hub.requests)
-        again = run(hub, "c4", "--documents", "150", "--out", "c4")
-        assert again.stdout.count("already there") == 2
-        assert not [path for path, _, _ in hub.requests[n_requests:] if "/resolve/" in path]
-        other = run(hub, "c4", "--documents", "151", "--out", "c4")
-        assert other.returncode == 1 and "got train with other documents" in other.stderr
-    assert read_lines(tmp_path / "c4" / "train-00000.jsonl") == make_documents(0, 100)
-    assert read_lines(tmp_path / "c4" / "train-00001.jsonl") == make_documents(100, 50)
-    assert read_lines(tmp_path / "c4" / "validation-00000.jsonl") == make_documents(1000, 7)
-    assert {path.name for path in (tmp_path / "c4").iterdir()} == {
-        "train-00000.jsonl", "train-00001.jsonl", "train.about", "validation-00000.jsonl", "validation.about",
-    }  # fmt: skip
+def test_text_arrives_up_to_a_number_of_documents_or_bytes_and_is_downloaded_once(run, c4, tmp_path) -> None:
+    words = ("c4", "--documents", "150", "--out", "c4")
+    status, out, _ = run(c4, *words)
+    assert (status, out.splitlines()[1:]) == (
+        0, ["c4/train-00000.jsonl: 100 documents", "c4/train-00001.jsonl: 50 documents"],
+    )  # fmt: skip
+    assert (tmp_path / "c4" / "train-00000.jsonl").read_bytes() == make_lines(0, 100)
+    assert (tmp_path / "c4" / "train-00001.jsonl").read_bytes() == make_lines(100, 50)
+    assert len(list((tmp_path / "c4").iterdir())) == 3
+    n_before = count_contents(c4)
+    assert run(c4, *words)[1].count("already there") == 2 and count_contents(c4) == n_before
+    status, _, errors = run(c4, "c4", "--documents", "151", "--out", "c4")
+    assert status == 1 and "got train with other documents" in errors
+    fitting = max(n for n in range(100) if len(make_lines(0, n)) <= 2000)
+    assert run(c4, "c4", "--max-bytes", "2000", "--out", "few")[0] == 0
+    assert (tmp_path / "few" / "train-00000.jsonl").read_bytes() == make_lines(0, fitting)
 
 
-def test_max_bytes_is_not_exceeded_and_packed_shards_equal_those_of_the_hub(
-    run: Run, c4: FakeHub, tmp_path: Path
-) -> None:
-    with serve_hub(c4) as hub:
-        assert run(hub, "c4", "--max-bytes", "2000", "--out", "few").returncode == 0
-        assert run(hub, "c4", "--shards", "2", "--format", "packed", "--out", "packed").returncode == 0
-        assert run(hub, "c4", "--documents", "2", "--format", "packed", "--out", "none").returncode == 1
-    sizes = [
-        len(json.dumps(document, ensure_ascii=False).encode()) + 1 for document in make_documents(0, 100)
-    ]
-    fitting = max(n for n in range(100) if sum(sizes[:n]) <= 2000)
-    assert read_lines(tmp_path / "few" / "train-00000.jsonl") == make_documents(0, fitting)
-    names = sorted(path.name for path in (tmp_path / "packed").iterdir() if path.suffix == ".gz")
-    assert names == ["train-00000.json.gz", "train-00001.json.gz"]
-    assert (tmp_path / "packed" / names[1]).read_bytes() == pack_documents(100, 100)
-    assert not (tmp_path / "none").exists()
+def test_packed_shards_equal_those_of_the_hub_and_parquet_becomes_json_lines(run, c4, tmp_path) -> None:
+    assert run(c4, "c4", "--shards", "2", "--format", "packed", "--out", "packed")[0] == 0
+    packed = c4.files["datasets/allenai/c4"]["en/c4-train.00001-of-00003.json.gz"]
+    assert (tmp_path / "packed" / "train-00001.json.gz").read_bytes() == packed
+    assert run(c4, "c4", "--documents", "2", "--format", "packed", "--out", "none")[0] == 1
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(make_documents(0, 9)), tmp_path / "rows")
+    slim = {"data/train-00000-of-00001-ab.parquet": (tmp_path / "rows").read_bytes()}
+    assert run(FakeHub({"datasets/DKYoon/SlimPajama-6B": slim}), "slimpajama", "--out", "b")[0] == 0
+    assert (tmp_path / "b" / "train-00000.jsonl").read_bytes() == make_lines(0, 9)
 
 
-def test_json_lines_become_parquet_and_parquet_becomes_json_lines(
-    run: Run, c4: FakeHub, tmp_path: Path
-) -> None:
-    with serve_hub(c4) as hub:
-        assert run(hub, "c4", "--shards", "1", "--format", "parquet", "--out", "a").returncode == 0
-    table = pyarrow.parquet.read_table(tmp_path / "a" / "train-00000.parquet")
-    assert table.to_pylist() == make_documents(0, 100)
-    content = (tmp_path / "a" / "train-00000.parquet").read_bytes()
-    slim = FakeHub({"datasets/DKYoon/SlimPajama-6B": {"data/train-00000-of-00001-ab.parquet": content}})
-    with serve_hub(slim) as hub:
-        assert run(hub, "slimpajama", "--out", "b").returncode == 0
-    assert read_lines(tmp_path / "b" / "train-00000.jsonl") == make_documents(0, 100)
+def test_a_folder_gets_a_tokenizer_or_safetensors_and_no_pickle(run, tmp_path) -> None:
+    files = {"vocab.json": b"{}", "merges.txt": b"#", "model.safetensors": b"big", "pytorch_model.bin": b"x"}
+    served = FakeHub({"models/gpt2": files}, token=TOKEN)
+    status, out, _ = run(served, "tokenizer", "gpt2", "--out", "t")
+    assert status == 0 and out.splitlines()[0] == f"gpt2 at {COMMIT[:12]}"
+    assert {path.name for path in (tmp_path / "t").glob("[!.]*")} == {"vocab.json", "merges.txt"}
+    assert run(served, "weights", "gpt2", "--out", "w")[0] == 0
+    assert (tmp_path / "w" / "model.safetensors").read_bytes() == b"big"
+    assert not (tmp_path / "w" / "pytorch_model.bin").exists()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and TOKEN in path.read_text("latin1")]
 
 
-def test_a_lost_connection_is_resumed_at_the_byte_where_it_was_lost(run: Run, tmp_path: Path) -> None:
-    content = os.urandom(50_000)
-    hub = FakeHub(
-        {"models/m": {"model.safetensors": content, "config.json": b"{}"}}, drop_after=20_000, drops=2
-    )
-    with serve_hub(hub):
-        done = run(hub, "weights", "m", "--out", "w")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "w" / "model.safetensors").read_bytes() == content
-    ranges = [given for path, given, _ in hub.requests if path.endswith("model.safetensors")]
-    assert ranges == [None, "bytes=20000-", "bytes=40000-"]
+def test_what_the_hub_lacks_or_refuses_is_reported_in_one_line(run, monkeypatch) -> None:
+    pickled = FakeHub({"models/p": {"pytorch_model.bin": b"pickle"}})
+    for served, words, sentence in (
+        (pickled, ("tokenizer", "nobody/none"), "nobody/none: not on the hub, or private"),
+        (FakeHub({}, token="other"), ("tokenizer", "p"), "p: not on the hub, or private"),
+        (pickled, ("weights", "p"), "expected *.safetensors, got pytorch_model.bin"),
+        (FakeHub({"datasets/p": {}}), ("c4", "--repo", "p"), "p: no file en/c4-train"),
+    ):
+        status, _, errors = run(served, *words, "--out", "t")
+        assert status == 1 and sentence in errors and errors.count("\n") == 1
+    with pytest.raises(SystemExit):
+        run(pickled, "c4", "--format", "parquet", "--out", "t")
 
 
-def test_a_killed_download_leaves_no_final_name_and_resumes_when_rerun(
-    run: Run, root: Path, tmp_path: Path
-) -> None:
-    content = os.urandom(300_000)
-    # the hub sends 100,000 bytes and then nothing, at every request
-    hub = FakeHub({"models/m": {"model.safetensors": content}}, drop_after=0, drops=10**6)
-    with serve_hub(hub):
-        hub.drop_after, hub.drops = 100_000, 1
-        partial = tmp_path / "w" / "model.safetensors.partial"
-        hub.send_content = lambda handler, content, give=hub.send_content: (
-            give(handler, content) if not partial.stat().st_size else time.sleep(60)
-        )
-        process = subprocess.Popen(
-            tool_command(root, "weights", "m", "--out", "w"), env=hub_environment(root, hub), cwd=tmp_path,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        end = time.monotonic() + 60
-        while not (partial.is_file() and partial.stat().st_size == 100_000):
-            assert time.monotonic() < end and process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=240)
-        assert process.returncode == 75 and errors == "stopped; run the same command again\n"
-        assert sorted(path.name for path in (tmp_path / "w").iterdir()) == ["model.safetensors.partial"]
-        del hub.send_content
-        hub.requests.clear()
-        assert run(hub, "weights", "m", "--out", "w").returncode == 0
-    assert (tmp_path / "w" / "model.safetensors").read_bytes() == content
-    assert [given for path, given, _ in hub.requests if "resolve" in path] == ["bytes=100000-"]
+def make_dataset(folder: Path, prefix: str, end: int = GPT2_END) -> dict[str, bytes]:
+    """Return the .bin and .idx of 300 documents of 9 tokens, each closed by `end`: 3,000 tokens."""
+    rng = np.random.default_rng(0)
+    with IndexedWriter(folder / "made", np.dtype(np.uint16), {}) as writer:
+        for _ in range(300):
+            writer.add_document(np.append(rng.integers(0, 50000, 9), end).astype(np.uint16))
+    return {prefix + suffix: (folder / f"made{suffix}").read_bytes() for suffix in (".bin", ".idx")}
 
 
-def test_the_token_is_sent_to_the_hub_only_and_written_nowhere(run: Run, tmp_path: Path) -> None:
-    content = os.urandom(5_000)
-    files = {"models/m": {"model.safetensors": content, "config.json": b"{}"}}
-    with serve_hub(FakeHub(files)) as store, serve_hub(FakeHub(files, token=TOKEN)) as hub:
-        hub.elsewhere = store.address.replace("127.0.0.1", "localhost")
-        done = run(hub, "weights", "m", "--out", "w")
-        refused = run(hub, "weights", "m", "--out", "x", token="hf_another")
-        nothing = run(hub, "weights", "m", "--out", "x", token="")
-    assert done.returncode == 0, done.stderr
-    assert {given for _, _, given in store.requests} == {None}
-    assert f"Bearer {TOKEN}" in {given for _, _, given in hub.requests}
-    for failed in (refused, nothing):
-        assert failed.returncode == 1 and failed.stderr.count("\n") == 1
-        assert "access to m refused (401)" in failed.stderr and "Set HF_TOKEN" in failed.stderr
-    output = done.stdout + done.stderr + refused.stdout + refused.stderr
-    assert TOKEN not in output and "hf_another" not in output
-    assert not [
-        path for path in tmp_path.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()
-    ]
-    assert not (tmp_path / "x").exists()
+def test_published_tokens_arrive_with_a_sidecar_that_names_their_tokenizer_and_end(run, tmp_path) -> None:
+    prefix = "gpt2tok_c4_100_text_document"
+    files = make_dataset(tmp_path, prefix)
+    served = FakeHub({f"datasets/{QUICKSTART_REPO}": files})
+    status, out, errors = run(served, "subset", "100M", "--out", "data")
+    assert status == 0 and out.endswith(f"data/{prefix}: 3,000 tokens\n"), errors
+    sidecar = read_sidecar(tmp_path / "data" / prefix)
+    assert sidecar["tokenizer"]["n_tokens"] == 50257 and sidecar["sources"][0]["hub"] == QUICKSTART_REPO
+    for part in ("bin", "idx"):
+        assert sidecar["sha256"][part] == hashlib.sha256(files[f"{prefix}.{part}"]).hexdigest()
+    assert IndexedTokens(tmp_path / "data" / prefix).n_documents == 300
+    assert read_eod_use(str(tmp_path / "data" / prefix)).eod_id == GPT2_END
+    n_before = count_contents(served)
+    assert run(served, "subset", "100M", "--out", "data")[0] == 0 and count_contents(served) == n_before
+    served.damaged = f"{prefix}.bin"
+    status, _, errors = run(served, "subset", "100M", "--out", "other")
+    assert status == 1 and f"{prefix}.bin: got another sha256 than the hub lists" in errors
+    other = make_dataset(tmp_path, "gpt2tok_c4_val_text_document", end=7)
+    run(FakeHub({f"datasets/{QUICKSTART_REPO}": other}), "subset", "validation", "--out", "data")
+    assert read_sidecar(tmp_path / "data" / "gpt2tok_c4_val_text_document")["append_eod"] is False
 
 
-def test_missing_unsafe_and_damaged_files_are_reported_in_one_line(run: Run, tmp_path: Path) -> None:
-    pickled = {"models/p": {"pytorch_model.bin": b"pickle", "config.json": b"{}"}}
-    with serve_hub(FakeHub(pickled)) as hub:
-        absent, unsafe = (
-            run(hub, "tokenizer", "nobody/none", "--out", "t"),
-            run(hub, "weights", "p", "--out", "t"),
-        )
-        pattern = run(hub, "c4", "--repo", "p", "--out", "t")
-    with serve_hub(FakeHub({"models/m": {"model.safetensors": bytes(2_000)}})) as hub:
-        hub.send_content = lambda handler, content: FakeHub.send_content(hub, handler, b"\1" * len(content))
-        other = run(hub, "weights", "m", "--out", "t")
-    gone = run(FakeHub({}, address="http://127.0.0.1:9"), "tokenizer", "gpt2", "--out", "t")
-    for failed, sentence in (
-        (absent, "nobody/none does not exist (404)"), (pattern, "p does not exist (404)"),
-        (unsafe, "expected *.safetensors, got only config.json, pytorch_model.bin"),
-        (other, "got content with another hash than the hub lists"),
-        (gone, "Connection refused. Run the same command"),
-    ):  # fmt: skip
-        assert failed.returncode == 1 and failed.stderr.count("\n") == 1, failed.stderr
-        assert sentence in failed.stderr
-    assert not list((tmp_path / "t").glob("*")) if (tmp_path / "t").exists() else True
+def test_a_subset_is_found_by_its_name_and_refused_before_its_tokens_by_its_count(run, tmp_path) -> None:
+    files: dict[str, bytes] = {}
+    for name in ("7B6", "7B6_2ep", "17B6", "12B"):
+        files |= make_dataset(tmp_path, f"c4_{name}_text_document")
+    served = FakeHub({f"datasets/{SUBSETS_REPO}": files})
+    for name in ("7B6", "7B6_2ep"):
+        assert f"c4_{name}_text_document: 3,000 tokens" in run(served, "subset", name, "--out", "d")[1]
+    served.requests.clear()
+    status, _, errors = run(served, "subset", "12B", "--out", "d")
+    assert status == 1 and "c4_12B_text_document.idx: got 3,000 tokens, expected 12,345 of 12B" in errors
+    assert count_contents(served) == 1 and not (tmp_path / "d" / "c4_12B_text_document.idx").exists()
+    text = FakeHub({f"datasets/{SUBSETS_REPO}": {"c4_7B6.json": b"{}"}})
+    assert "download_assets.py c4 --repo REPO --files" in run(text, "subset", "7B6", "--out", "e")[2]
 
 
-def test_a_tokenizer_is_downloaded_as_its_files_and_the_commit_is_printed(run: Run, tmp_path: Path) -> None:
-    files = {"vocab.json": b"{}", "merges.txt": b"#", "model.safetensors": b"big", "README.md": b"x"}
-    with serve_hub(FakeHub({"models/gpt2": files})) as hub:
-        done = run(hub, "tokenizer", "gpt2", "--out", "t")
-    assert done.stdout.splitlines()[0] == f"gpt2 at {COMMIT[:12]}"
-    assert {path.name for path in (tmp_path / "t").iterdir()} == {"vocab.json", "merges.txt"}
+def test_models_by_name_are_opened_from_the_cache_or_downloaded_into_it(run, tmp_path, monkeypatch) -> None:
+    assert parse_hub_name("EleutherAI/pythia-70m@step1000") == ("EleutherAI/pythia-70m", "step1000")
+    for text in ("/tmp/gpt2", "./gpt2", "../gpt2", "a/b/c", "a/../b", "gpt2@", "gpt2@../main", ".hidden", ""):
+        assert parse_hub_name(text) is None, text
+    (tmp_path / "experiments").mkdir()  # a mistyped run of an existing folder is not sent to the hub
+    assert parse_hub_name("experiments/rnu") is None
+    files = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{}", "evil.py": b"1"}
+    with serve_hub(FakeHub({"models/acme/tiny": {**files, "pytorch_model.bin": b"pickle"}})) as served:
+        monkeypatch.setenv("HF_ENDPOINT", served.address)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+        snapshot = open_hub_model("acme/tiny")
+    assert snapshot == tmp_path / "hub" / "models--acme--tiny" / "snapshots" / COMMIT
+    assert {path.name for path in snapshot.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }
+    monkeypatch.setattr(hub, "find_hub_error", lambda: "no network")
+    assert open_hub_model("acme/tiny") == open_hub_model(f"acme/tiny@{COMMIT}") == snapshot
+    (snapshot / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"^acme/tiny: .*no complete model .*\(no network\)"):
+        open_hub_model("acme/tiny")
+    (snapshot / "model.safetensors.index.json").write_text('{"weight_map": {"a": "m-1.safetensors"}}')
+    assert not is_complete_model(snapshot)
+    (snapshot / "m-1.safetensors").write_text("")
+    assert is_complete_model(snapshot)

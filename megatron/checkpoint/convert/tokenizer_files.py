@@ -7,9 +7,9 @@ from typing import Any
 
 from megatron.log import get_logger
 from megatron.tokenizer.bpe import BpeTokenizer
+from megatron.tokenizer.eod import CONFIG
 from megatron.tokenizer.kinds import load_tokenizer_by_name
 from megatron.tokenizer.special_tokens import (
-    CONFIG,
     MAP,
     find_companion_file,
     find_special_ids,

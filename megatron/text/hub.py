@@ -1,0 +1,263 @@
+"""Downloads from the Hugging Face hub by `huggingface_hub`: shards of text, tokenizers and weights.
+
+A shard is downloaded whole, stored as JSON lines or as it is, and listed in <folder>/<split>.about. Listed
+shards are not downloaded again. Weights are safetensors only: loading a pickle executes code in it.
+"""
+
+import fnmatch
+import gzip
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megatron.io import atomic_path, read_json, write_json
+from megatron.tokenizer.hub_cache import find_cached_snapshot, find_hub_error
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi, RepoFile
+
+FETCHED = ".fetched"  # folder of downloads that are not yet converted
+STYLES = ("jsonl", "packed")
+# repository and files of a text
+TEXT_DATASETS = {
+    "c4": ("allenai/c4", "en/c4-{split}.*.json.gz"),
+    "slimpajama": ("DKYoon/SlimPajama-6B", "data/{split}-*.parquet"),
+}
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+)  # fmt: skip
+TOKENIZER_REQUIRED = ("tokenizer.json", "tokenizer.model", "vocab.json")
+WEIGHT_FILES = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
+WEIGHT_REQUIRED = ("*.safetensors",)
+# owner/name@revision; owner and revision are optional. No part begins with a dot, so none is "..".
+HUB_NAME = re.compile(r"((?:\w[\w.-]*/)?\w[\w.-]*)(?:@(\w[\w.-]*))?", re.ASCII)
+INDEX = "model.safetensors.index.json"
+BATCH_ROWS = 1024  # parquet rows in memory at a time
+
+
+@dataclass(frozen=True)
+class DownloadLimits:
+    """Limits of a text download; None: no limit. n_bytes: maximum size as JSON lines, with line ends."""
+
+    n_documents: int | None = None
+    n_bytes: int | None = None
+    n_shards: int | None = None
+
+
+@contextmanager
+def explain_hub_errors(repo: str) -> Iterator[None]:
+    """Convert the library's errors to ConnectionError or FileNotFoundError with one line."""
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # its HTTP library's, of any name
+
+    try:
+        yield
+    except (OSError, HTTPError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # an error of the disk
+        if getattr(getattr(error, "response", None), "status_code", None) in (401, 403, 404):
+            raise FileNotFoundError(
+                f"{repo}: not on the hub, or private, or requires consent on its page. Check its name, or "
+                "set HF_TOKEN to a token with read access."
+            ) from error
+        reason = str(error).strip().splitlines()[0]
+        raise ConnectionError(f"{repo}: {reason}. Run the same command again to resume.") from error
+
+
+class HubRepository:
+    """A repository at the commit that `revision` refers to at construction."""
+
+    def __init__(self, repo: str, kind: str, revision: str = "main", token: str | None = None) -> None:
+        """`kind`: dataset or model. Raises ConnectionError or FileNotFoundError."""
+        self.repo, self.kind = repo, kind
+        # the library would retry for 20 s
+        if (error := find_hub_error()) is not None:
+            raise ConnectionError(f"{repo}: {error}. Download it where there is a network.")
+        self.api = _open_api(token)
+        # Resolve the branch once. All later requests name the commit, so that two calls never mix versions.
+        with explain_hub_errors(repo):
+            info = self.api.model_info if kind == "model" else self.api.dataset_info
+            self.commit = str(info(repo, revision=revision, expand=["sha"]).sha)
+
+    def list_files(self, pattern: str) -> "list[RepoFile]":
+        """List matching files, sorted; `*` does not match a slash. Raises FileNotFoundError for none."""
+        from huggingface_hub import RepoFile
+
+        folder = pattern.rpartition("/")[0] or None
+        with explain_hub_errors(self.repo):
+            entries = list(
+                self.api.list_repo_tree(self.repo, folder, revision=self.commit, repo_type=self.kind)
+            )
+        files = [entry for entry in entries if isinstance(entry, RepoFile)]
+        files = [file for file in files if fnmatch.fnmatchcase(file.path, pattern)]
+        if not files:
+            raise FileNotFoundError(
+                f"{self.repo}: no file {pattern}. See the list of files on the repository's page."
+            )
+        return sorted(files, key=lambda file: file.path)
+
+    def fetch(self, path: str, folder: Path) -> Path:
+        """Download to <folder>/<path>, unless it is there at this commit. Raises ConnectionError."""
+        with explain_hub_errors(self.repo):
+            return Path(
+                self.api.hf_hub_download(
+                    self.repo, path, repo_type=self.kind, revision=self.commit, local_dir=folder
+                )
+            )
+
+
+def _open_api(token: str | None) -> "HfApi":
+    from huggingface_hub import HfApi
+
+    return HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
+
+
+def fetch_folder(
+    repository: HubRepository, patterns: Sequence[str], required: Sequence[str], folder: Path
+) -> list[Path]:
+    """Download the top-level files that match a pattern. Raises ValueError if none matches `required`."""
+    paths = [file.path for file in repository.list_files("*")]
+    if not any(fnmatch.filter(paths, pattern) for pattern in required):
+        raise ValueError(f"{repository.repo}: expected {' or '.join(required)}, got {', '.join(paths)}")
+    chosen = {path for pattern in patterns for path in fnmatch.filter(paths, pattern)}
+    return [repository.fetch(path, folder) for path in sorted(chosen)]
+
+
+def fetch_text(
+    repository: HubRepository, pattern: str, folder: Path, split: str, style: str, limit: DownloadLimits
+) -> Iterator[tuple[Path, int, bool]]:
+    """Write shards as <folder>/<split>-<number>.<style>; yield (file, its documents, whether it is new).
+
+    Style packed stores a shard as on the hub, and does not count its documents (0).
+    Raises ValueError if the folder has the same split from another request.
+    """
+    if style == "packed" and (limit.n_documents or limit.n_bytes):
+        raise ValueError("packed shards are stored whole. Limit the number of shards, or use jsonl.")
+    # sorted by name: the first n shards are the same in every call at the same commit
+    shards = repository.list_files(pattern)[: limit.n_shards]
+    about = folder / f"{split}.about"
+    request = {
+        "repository": repository.repo, "commit": repository.commit, "files": pattern, "style": style,
+        "documents": limit.n_documents, "bytes": limit.n_bytes,
+    }  # fmt: skip
+    record = read_json(about) or {"asked": request, "shards": {}}
+    if changed := [key for key in request if record["asked"].get(key) != request[key]]:
+        raise ValueError(
+            f"{folder}: got {split} with other {', '.join(changed)}. Choose another folder, or delete it."
+        )
+    # remaining limits, reduced by each shard, whether it is new or listed already
+    documents, n_bytes = limit.n_documents, limit.n_bytes
+    for i, shard in enumerate(shards):
+        # c4-train.00001-of-01024.json.gz, i = 1: after the last "00001" is "-of-01024.json.gz", suffix
+        # ".json.gz"
+        suffix = f".{Path(shard.path).name.rpartition(f'{i:05d}')[2].partition('.')[2]}"
+        target = folder / f"{split}-{i:05d}{suffix if style == 'packed' else '.' + style}"
+        is_new = shard.path not in record["shards"] or not target.is_file()
+        if is_new:
+            counts = _fetch_shard(repository, shard.path, target, style, documents, n_bytes)
+            record["shards"][shard.path] = counts
+            # after the shard has its final name: the record never lists a shard that does not exist
+            write_json(about, record)
+        counts = record["shards"][shard.path]
+        yield target, counts["documents"], is_new
+        documents = None if documents is None else documents - counts["documents"]
+        n_bytes = None if n_bytes is None else n_bytes - counts["bytes"]
+        # is_cut: by bytes the limit is rarely met exactly, so that `n_bytes` stays above 0
+        if counts["is_cut"] or 0 in (documents, n_bytes):
+            return
+
+
+def _fetch_shard(
+    repository: HubRepository, path: str, target: Path, style: str, documents: int | None, n_bytes: int | None
+) -> dict[str, Any]:
+    """Download and convert a shard, atomically; return its counts."""
+    folder = target.parent / FETCHED
+    fetched = repository.fetch(path, folder)
+    counts = {"documents": 0, "bytes": fetched.stat().st_size, "is_cut": False}
+    if style == "packed":
+        fetched.rename(target)
+    else:
+        with atomic_path(target) as partial:
+            counts = _write_lines(fetched, partial, documents, n_bytes)
+    shutil.rmtree(folder)  # after the shard has its final name
+    return counts
+
+
+def _write_lines(source: Path, target: Path, documents: int | None, n_bytes: int | None) -> dict[str, Any]:
+    """Write the first documents within the limits as JSON lines; return their number and bytes."""
+    counts = {"documents": 0, "bytes": 0, "is_cut": False}
+    with target.open("wb") as file:
+        for line in _iter_json_lines(source):
+            size = counts["bytes"] + len(line) + 1
+            # a line is never cut: the first line that would exceed a limit ends the part
+            if counts["documents"] == documents or (n_bytes is not None and size > n_bytes):
+                return counts | {"is_cut": True}
+            file.write(line + b"\n")
+            counts |= {"documents": counts["documents"] + 1, "bytes": size}
+    return counts
+
+
+def _iter_json_lines(path: Path) -> Iterator[bytes]:
+    """Yield documents of JSON lines or parquet as JSON lines."""
+    if path.suffix != ".parquet":
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+            yield from (line.rstrip(b"\r\n") for line in lines if line.strip())
+        return
+    import pyarrow.parquet  # slow to import
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(BATCH_ROWS):
+            for row in batch.to_pylist():
+                yield json.dumps(row, ensure_ascii=False, default=str).encode()
+
+
+def parse_hub_name(text: str) -> tuple[str, str] | None:
+    """Return (repository, revision) of NAME, OWNER/NAME or either with @REVISION; None for other text.
+
+    A path below an existing folder is not a name of the hub.
+    """
+    match = HUB_NAME.fullmatch(text)
+    if match is None or ("/" in match[1] and Path(match[1]).parts[0] and Path(match[1]).parent.is_dir()):
+        return None
+    return match[1], match[2] or "main"
+
+
+def open_hub_model(name: str) -> Path:
+    """Return the cached folder of a model of the hub; missing files are downloaded into the hub's cache.
+
+    Raises FileNotFoundError if it is neither complete in the cache nor on the hub, and ConnectionError for a
+    failed download.
+    """
+    parsed = parse_hub_name(name)
+    if parsed is None:
+        raise FileNotFoundError(f"{name}: got neither a file or folder nor a name of the hub")
+    repo, revision = parsed
+    snapshot = find_cached_snapshot(repo, revision)
+    if snapshot is not None and is_complete_model(snapshot):
+        return snapshot
+    if (error := find_hub_error()) is not None:
+        raise FileNotFoundError(
+            f"{name}: no file or folder of this name, and no complete model in the hub's cache. Download it "
+            f"where there is a network ({error})."
+        )
+    # ranks of a job start together: the library locks each file
+    with explain_hub_errors(repo):
+        patterns = [*WEIGHT_FILES, *TOKENIZER_FILES]
+        return Path(_open_api(None).snapshot_download(repo, revision=revision, allow_patterns=patterns))
+
+
+def is_complete_model(folder: Path) -> bool:
+    """Return whether a folder has config.json and all files of the weights."""
+    index = read_json(folder / INDEX)
+    if not (folder / "config.json").is_file():
+        return False
+    if index is not None:
+        shards = index.get("weight_map")
+        return isinstance(shards, dict) and all((folder / str(name)).is_file() for name in shards.values())
+    return any(True for pattern in ("*.safetensors", "pytorch_model*.bin") for _ in folder.glob(pattern))
