@@ -11,7 +11,6 @@ time of a .bin differs (a copied folder, or a changed part), its sidecar must ha
 `tools/inspect_data.py --verify` reads everything.
 """
 
-import hashlib
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from megatron import _csrc
+from megatron.data.block_hash import hash_blocks
 from megatron.data.sidecar import PARTS_SUFFIX, DatasetFiles, load_sidecar, locate_dataset, read_sidecar
 
 REBUILD = "Restore it, or write the list again with tools/merge_datasets.py --parts --overwrite"
@@ -61,7 +61,7 @@ class DatasetPart:
         if expected is None:
             suffix, expected = ".idx", self.sha256.get("idx")
         try:
-            return hash_file(Path(f"{self.prefix}{suffix}")) == expected
+            return hash_blocks(Path(f"{self.prefix}{suffix}"), None).hexdigest() == expected
         except OSError:
             return False
 
@@ -94,14 +94,18 @@ def describe_part(files: DatasetFiles, n_documents: int, n_tokens: int, folder: 
             f"{files.uri}: got a URL, expected a part on this machine. Merge it, or download it."
         )
     sidecar, prefix = load_sidecar(files.uri), Path(files.uri)
-    sums = {"idx": hash_file(files.index)} if sidecar is None else dict(sidecar.get("sha256") or {})
+    sums = (
+        {"idx": hash_blocks(files.index, None).hexdigest()}
+        if sidecar is None
+        else dict(sidecar.get("sha256") or {})
+    )
     return {
         # real paths: a relative path through `..` is resolved from the real folder
         "path": os.path.relpath(prefix.parent.resolve() / prefix.name, folder.resolve()),
         "documents": n_documents,
         "tokens": n_tokens,
         "mtime_ns": files.data.stat().st_mtime_ns,
-        "sidecar_sha256": None if sidecar is None else hash_file(files.sidecar),
+        "sidecar_sha256": None if sidecar is None else hash_blocks(files.sidecar, None).hexdigest(),
         "sha256": sums,
     }
 
@@ -231,9 +235,3 @@ class ConcatenatedTokens:
             n_bytes = self.counts[number] * self.dtype.itemsize
             tokens = self._maps[number] = _csrc.map_file(self.paths[number], n_bytes).view(self.dtype)
         return tokens
-
-
-def hash_file(path: Path) -> str:
-    """Return the sha256 of a file as 64 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

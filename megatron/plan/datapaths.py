@@ -49,7 +49,7 @@ def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
     corpora: list[WeightedCorpus] = []
     first_recorded: str | None = None
     seen: dict[Path, str] = {}
-    lines = list(_read_lines(path))
+    lines = list(read_lines(path))
     entries = [(location, entry) for location, line in lines for entry in _split_entries(line)]
     for location, entry in entries:
         # location is "file:line", for error messages
@@ -71,14 +71,14 @@ def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
     return tuple(corpora)
 
 
-def _read_lines(path: Path) -> Iterator[tuple[str, str]]:
+def read_lines(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (file:line, content) of each line that is not empty, without comments and quotes."""
     try:
         # utf-8-sig drops the byte order mark of Windows editors, which would become part of the first weight
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path}: got bytes that are not UTF-8 ({error}), expected lines of: weight path-prefix"
+            f"{path}: got bytes that are not UTF-8 ({error}), expected a line for each dataset"
         ) from error
     for number, line in enumerate(text.splitlines(), 1):
         # the leading space makes a `#` at the start of a line a comment too

@@ -20,6 +20,7 @@ from megatron.data.sidecar import (
     strip_suffix,
 )
 from megatron.log import get_logger
+from megatron.plan.datapaths import read_lines
 
 log = get_logger(__name__)
 SAMPLED_DOCUMENTS = 1000  # whose last tokens `detect_eod` compares
@@ -84,31 +85,21 @@ def read_list(path: Path) -> list[tuple[str, str]]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such list of datasets")
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}: got bytes that are not UTF-8 ({error}), expected one prefix a line"
-        ) from error
     entries = []
-    for number, line in enumerate(lines, 1):
-        word = (" " + line.replace("\t", " ")).partition(" #")[0].strip()
-        if not word:
-            continue
-        location = f"{path}:{number}"
-        if WEIGHT.match(word) and not locate_dataset(resolve_prefix(word)).exists():
+    for location, name in read_lines(path):
+        beside = str(path.parent / name)
+        if WEIGHT.match(name) and not _exists(name):
             raise ValueError(
-                f"{location}: got weight {word.split()[0]}, expected a prefix: a merge has natural sizes. "
+                f"{location}: got weight {name.split()[0]}, expected a prefix: a merge has natural sizes. "
                 "Give a data-path file with weights to dataset.path_train instead."
             )
-        beside = str(path.parent / word)
-        entries.append((word if _exists(word) or not _exists(beside) else beside, location))
+        entries.append((name if _exists(name) or not _exists(beside) else beside, location))
     return entries
 
 
-def _exists(word: str) -> bool:
-    is_dataset = locate_dataset(resolve_prefix(word)).exists()
-    return is_dataset or bool(PATTERN.search(word) and _match_pattern(word))
+def _exists(name: str) -> bool:
+    is_dataset = locate_dataset(resolve_prefix(name)).exists()
+    return is_dataset or bool(PATTERN.search(name) and _match_pattern(name))
 
 
 @dataclass(frozen=True)
