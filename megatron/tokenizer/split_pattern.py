@@ -62,6 +62,7 @@ class Program:
         self.steps: list[Step] = []
         self.sets: list[np.ndarray] = []
         self._numbers: dict[bytes, int] = {}  # of the sets, by their bits
+        self._known_sets: dict[tuple[str, str, bool], np.ndarray] = {}  # by kind and content
         self._properties: list[np.ndarray] = []  # the sets of the placeholders
         self._emit(self._parse(), ignore_case=False)
         self.match = self._add(Step([]))
@@ -185,9 +186,9 @@ class Program:
             raise self.error(f"a quantifier above {MAX_REPEATS} or without a match")
         if len(inner) == 1 and inner[0][0].name in ("AT", "ASSERT", "ASSERT_NOT"):
             raise self.error("a quantifier of a condition")
-        members = self._find_set(inner, False)
         # X*+ is X*(?!X), and X?+ is X|(?!X): without backtracking, no X follows a match
         if kind == "POSSESSIVE_REPEAT":
+            members = self._find_set(inner, False)
             if members is None:
                 raise self.error("a possessive group")
             no_more = ~members
@@ -209,6 +210,12 @@ class Program:
             self._emit_look(no_more, at_end=True)
 
     def _read_set(self, kind: str, value: Any, ignore_case: bool) -> np.ndarray:
+        key = (kind, str(value), ignore_case)
+        if key not in self._known_sets:
+            self._known_sets[key] = self._compute_set(kind, value, ignore_case)
+        return self._known_sets[key]
+
+    def _compute_set(self, kind: str, value: Any, ignore_case: bool) -> np.ndarray:
         if kind == "ANY":
             return ~_members(ord("\n"))
         items = [(item.name, content) for item, content in value] if kind == "IN" else [("LITERAL", value)]
@@ -228,11 +235,11 @@ class Program:
             return _members(content) if content < PLACEHOLDER else self._properties[content - PLACEHOLDER]
         if name == "RANGE" and content[1] < PLACEHOLDER:
             return _members(*range(content[0], content[1] + 1))
-        categories = {"SPACE": load_table("space") == 1, "DIGIT": load_property("Nd")}
-        _, *negation, category = getattr(content, "name", "").split("_") if name == "CATEGORY" else ("", "")
-        members = categories.get(category)
-        if members is None:
+        _, *negation, category = content.name.split("_") if name == "CATEGORY" else ("", "")
+        if category not in ("SPACE", "DIGIT"):
             raise self.error(f"{name.lower()} {content} of another form")
+        members = load_table("space") == 1 if category == "SPACE" else load_property("Nd")
+        assert members is not None, "Nd is a property"
         return ~members if negation else members
 
 
