@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import torch
 from omegaconf import OmegaConf
@@ -20,6 +20,7 @@ from megatron.checkpoint.layout import (
     read_meta_json,
 )
 from megatron.checkpoint.torch_file import load_torch_file
+from megatron.config.option import split_type
 from megatron.config.schema import ModelConfig
 from megatron.io import atomic_folder
 from megatron.log import get_logger
@@ -244,8 +245,10 @@ def _parse_model_config(meta: dict[str, Any], path: Path) -> ModelConfig:
     # JSON has one number type: 1.0 may be stored as 1, so int is accepted for float. bool is a subclass of
     # int and must be excluded.
     for key, value in shape.items():
-        kind = kinds[key] | int if kinds[key] in (float, float | None) else kinds[key]
-        if not isinstance(value, kind) or isinstance(value, bool) and kind is not bool:
+        kind, _ = split_type(kinds[key])
+        is_unset = value is None and type(None) in get_args(kinds[key])
+        is_valid = isinstance(value, (float, int) if kind is float else kind)
+        if not is_unset and (not is_valid or isinstance(value, bool) and kind is not bool):
             raise ValueError(f"{path / META}: model.{key}: got {type(value).__name__}, expected {kind}")
     return ModelConfig(**shape)
 
