@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import create_parser, positive_int, report_error, run_main
+from megatron.cli import create_parser, positive_int, report_error, run_main
 from megatron.config.megatron_rules import format_rows, translate_command, write_translation
 from megatron.config.megatron_script import LAUNCHERS, record_launch_script
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from megatron.command import create_parser, report_error, run_main
+from megatron.cli import create_parser, report_error, run_main
 from megatron.config.megatron_args import PAGE, load_table
 from megatron.config.preprocess_flags import PREPROCESS_FLAGS
 from megatron.io import write_atomic

@@ -12,7 +12,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import load_tool, run_main
+from megatron.cli import run_main
+from tests.tool_modules import load_tool
 
 SIBLING = load_tool(Path(__file__).with_name("pretrain_gpt.py"))
 

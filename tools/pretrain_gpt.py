@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.command import ToolParser, create_parser, report_error, run_main
+from megatron.cli import ToolParser, create_parser, report_error, run_main
 from megatron.config.megatron_args import PAGE, parse_command, suggest_argument
 from megatron.config.megatron_rules import Translation, format_rows, translate_command, write_translation
-from megatron.rank_env import ranks_from_environment
+from megatron.parallel.rank_env import ranks_from_environment
 
 
 class MegatronParser(ToolParser):

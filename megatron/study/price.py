@@ -14,7 +14,7 @@ import numpy as np
 from megatron.config.presets import suggest_nearest
 from megatron.io import read_json
 from megatron.plan.hardware import DEVICES, find_device
-from megatron.run_dir import RESULT
+from megatron.plan.run_dir import RESULT
 from megatron.study.ladder import PlannedRun
 from megatron.study.probe import Timing, flops_per_step
 from megatron.study.roofline_price import FinishedRun, RooflineSpeed, build_roofline_speed
@@ -122,9 +122,7 @@ def _speed_on_hardware(
     """Return the speed on a named GPU."""
     device = find_device(hardware)
     if device is None:
-        raise ValueError(
-            f"--hardware {hardware}: unknown peak; {suggest_nearest(hardware, list(DEVICES))}"
-        )
+        raise ValueError(f"--hardware {hardware}: unknown peak; {suggest_nearest(hardware, list(DEVICES))}")
     if mfu is None:
         same = [entry for entry in finished if find_device(entry.hardware) is device]
         return build_roofline_speed(runs, hardware, device, gpus_per_run, same)

@@ -19,8 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from megatron.io import open_exclusive, read_json, write_atomic_bytes, write_json
-from megatron.owner_file import OWNER
+from megatron.io import OWNER, open_exclusive, read_json, write_atomic_bytes, write_json
 from megatron.remote_files import RemotePath
 from megatron.text.block_writer import WriterCounts, WrittenBlocks
 from megatron.text.inputs import STDIN

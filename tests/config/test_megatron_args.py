@@ -15,7 +15,6 @@ import pytest
 import torch
 import yaml
 
-from megatron.command import load_tool
 from megatron.config.megatron_args import (
     IMPLIED,
     NO_EFFECT,
@@ -34,6 +33,7 @@ from megatron.model.precision import choose_precision
 from megatron.plan.resolve import load_config
 from megatron.plan.run_plan import plan_run
 from megatron.train.microbatch import list_microbatches
+from tests.tool_modules import load_tool
 
 PUBLISHED = json.loads(Path(__file__).with_name("megatron_arguments.json").read_text())
 TABLE = load_table()

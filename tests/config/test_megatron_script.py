@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from megatron.command import load_tool
 from megatron.config import megatron_script
 from megatron.config.megatron_rules import translate_command
 from megatron.config.megatron_script import record_launch_script
+from tests.tool_modules import load_tool
 
 # constructs of published scripts: arrays, arithmetic, here-documents, sourced files, values of python
 SCRIPT = r"""#!/bin/bash

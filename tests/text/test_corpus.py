@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from megatron.command import load_tool
 from megatron.io import open_partial_folder
 from megatron.text import corpus
 from megatron.text.corpus import CorpusLimits, choose_source, prepare_corpus
 from megatron.text.local_text import MAX_BYTES, MIN_BYTES, PACKAGES, REASONS, LocalText, read_local_text
+from tests.tool_modules import load_tool
 
 LIMITS = CorpusLimits(10**6)
 
