@@ -170,7 +170,7 @@ class RemoteDataset:
         threading.Thread(target=self._download_all, daemon=True, name="dataset download").start()
 
     def _download_all(self) -> None:
-        lock = acquire_lock(self.folder / ".download", watch=False)
+        lock = acquire_lock(self.folder / ".download")
         if lock is None:
             return
         try:
@@ -266,7 +266,7 @@ def _read_part(path: Path, size: int, begin: int, end: int) -> bytes | None:
 
 def trim_cache(limit: int) -> None:
     """Delete the least recently used blocks of all datasets until at most 7/8 of `limit` bytes remain."""
-    lock = acquire_lock(cache_folder() / ".trim", watch=False)
+    lock = acquire_lock(cache_folder() / ".trim")
     if lock is None:
         return  # another process does it
     try:

@@ -78,15 +78,15 @@ def truncate_metrics(run: Path, step: int) -> None:
     write_atomic(run / METRICS, "".join(line + "\n" for line in lines))
 
 
-def lock_run(run: Path, wait_s: float = 0.0, watch: bool = True) -> LockedFile | None:
+def lock_run(run: Path, wait_s: float = 0.0) -> LockedFile | None:
     """Lock a run for this process until the returned lock is closed; None if another process trains it.
 
-    The lock ends with the process in any case. Arguments as in `io.acquire_lock`.
+    The lock ends with the process in any case. `wait_s` as in `io.acquire_lock`.
     """
     # The lock is on a file of its own, since files of the run are replaced by renames, and a lock belongs to
     # an inode.
     run.mkdir(parents=True, exist_ok=True)
-    return acquire_lock(run / LOCK, wait_s, watch)
+    return acquire_lock(run / LOCK, wait_s)
 
 
 def is_done(run: Path, identity: str | None = None) -> bool:

@@ -24,7 +24,6 @@ from megatron.checkpoint.layout import (
 from megatron.checkpoint.torch_file import load_torch_file, save_torch_file
 from megatron.io import PARTIAL, atomic_folder, commit_folder
 from megatron.log import get_logger
-from megatron.owner_file import OWNER
 from megatron.run_dir import CHECKPOINTS
 
 log = get_logger(__name__)
@@ -240,8 +239,6 @@ def _remove_interrupted(directory: Path, prefix: str) -> None:
             match = NAME.fullmatch(leftover.name.removesuffix(PARTIAL))
             if match and match["prefix"] == prefix:
                 shutil.rmtree(leftover, ignore_errors=True)
-                # its lock, on a file system without flock
-                leftover.with_name(leftover.name + OWNER).unlink(missing_ok=True)
 
 
 def _is_retained(info: CheckpointInfo, keep_every: int | None, keep_at: Sequence[int]) -> bool:
