@@ -24,7 +24,6 @@ from megatron.config.schema import RunConfig
 from megatron.config.yaml_file import read_yaml
 from megatron.plan.resolve import load_config
 from megatron.plan.run_plan import RunPlan, plan_run
-from megatron.processes import end_after_parent
 from megatron.rank_env import ranks_from_environment
 from megatron.run_dir import is_done
 
@@ -48,8 +47,6 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Train the run, and print its folder."""
     args = build_parser().parse_args(argv)
-    # before the slow imports: a sweep that is killed meanwhile must not leave this run behind
-    end_after_parent()
     local_rank = 0
     try:
         ranks = ranks_from_environment(os.environ)

@@ -9,10 +9,12 @@ See tools/pretrain_gpt.py for what becomes of the arguments.
 """
 
 import argparse
+import os
 from collections.abc import Sequence
 
 from megatron.command import run_main
 from megatron.config.migration.train_translated import build_megatron_parser, start_training
+from megatron.parallel.rank_env import ranks_from_environment
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -23,7 +25,10 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Translate the command, and replace this process by tools/pretrain.py."""
     args = build_parser().parse_args(argv)
-    return start_training(args.arguments, args.overrides, "masked_diffusion", __file__)
+    ranks = ranks_from_environment(os.environ)
+    return start_training(
+        args.arguments, args.overrides, "masked_diffusion", __file__, ranks.rank, ranks.n_ranks
+    )
 
 
 if __name__ == "__main__":

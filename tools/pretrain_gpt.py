@@ -10,10 +10,12 @@ trains it. section.key=value words change single keys. An argument that is not s
 """
 
 import argparse
+import os
 from collections.abc import Sequence
 
 from megatron.command import run_main
 from megatron.config.migration.train_translated import build_megatron_parser, start_training
+from megatron.parallel.rank_env import ranks_from_environment
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -24,7 +26,10 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Translate the command, and replace this process by tools/pretrain.py."""
     args = build_parser().parse_args(argv)
-    return start_training(args.arguments, args.overrides, "autoregressive", __file__)
+    ranks = ranks_from_environment(os.environ)
+    return start_training(
+        args.arguments, args.overrides, "autoregressive", __file__, ranks.rank, ranks.n_ranks
+    )
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     program = [args.script]
     if args.script in SUBCOMMANDS and not Path(args.script).exists():
-        program = ["-m", "megatron.console", args.script]
+        program = ["-m", "megatron.cli", args.script]
     return run_ranks([sys.executable, *program, *args.words], args.n_ranks)
 
 

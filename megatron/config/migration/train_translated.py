@@ -12,7 +12,6 @@ from megatron.config.migration.command_line import parse_command, suggest_argume
 from megatron.config.migration.megatron_command import translate_command
 from megatron.config.migration.translate import Translation
 from megatron.config.migration.write_translation import format_rows, write_translation
-from megatron.rank_env import ranks_from_environment
 
 CONFIGURATION = "from_megatron.yaml"
 
@@ -49,21 +48,22 @@ def build_megatron_parser(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def start_training(words: Sequence[str], overrides: Sequence[str], objective: str, tool: str) -> int:
+def start_training(
+    words: Sequence[str], overrides: Sequence[str], objective: str, tool: str, rank: int, n_ranks: int
+) -> int:
     """Write the configuration of a command, and replace this process by tools/pretrain.py, which trains it.
 
     tool   the file of the command, in the folder of pretrain.py
     """
     try:
-        ranks = ranks_from_environment(os.environ)
-        translation = translate_command(words, objective, ranks.n_ranks)
-        if ranks.rank == 0:
+        translation = translate_command(words, objective, n_ranks)
+        if rank == 0:
             print(format_rows(translation.rows), flush=True)
         check_translation(translation)
         path = Path(translation.settings["logging"]["run_dir"]) / CONFIGURATION
         path.parent.mkdir(parents=True, exist_ok=True)
         # every rank writes the same content, as its node may have a disk of its own
-        write_translation(translation, path, ranks.rank)
+        write_translation(translation, path, rank)
     except (OSError, ValueError) as error:
         return report_error(error)
     trainer = Path(tool).with_name("pretrain.py")

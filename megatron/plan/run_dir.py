@@ -1,4 +1,4 @@
-"""Files of a run directory, and functions that read and write them.
+"""Files of a run directory, its lock, and whether it is done.
 
 config.yaml    the resolved configuration
 plan.json      quantities derived from it (plan/run_plan.py)
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megatron.io import LockedFile, acquire_lock, read_json, replace_nonfinite, write_atomic
+from megatron.io import LockedFile, acquire_lock, read_json
 
 CONFIG, PLAN, METRICS, RESULT = "config.yaml", "plan.json", "metrics.jsonl", "result.json"
 EXIT, LOCK = "exit.json", ".lock"
@@ -50,32 +50,6 @@ def read_metrics(run: Path) -> Iterator[dict[str, Any]]:
                     "Remove the line."
                 )
             yield record
-
-
-def read_last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any] | None:
-    """Return the last complete record of metrics.jsonl, or None. Reads only the end of the file."""
-    path = run / METRICS
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        # The first line of the tail is usually cut. Its rest is not a JSON object and is skipped.
-        file.seek(max(0, path.stat().st_size - tail_bytes))
-        lines = file.read().split(b"\n")[:-1]  # the part after the last line end is incomplete
-    for line in reversed(lines):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            return record
-    return None
-
-
-def truncate_metrics(run: Path, step: int) -> None:
-    """Drop the records after `step`, which a resumed run will log again."""
-    # Python's json reads NaN, which JSON does not have: it is written back as null
-    lines = [json.dumps(replace_nonfinite(line)) for line in read_metrics(run) if line["step"] <= step]
-    write_atomic(run / METRICS, "".join(line + "\n" for line in lines))
 
 
 def lock_run(run: Path, wait_s: float = 0.0) -> LockedFile | None:

@@ -115,17 +115,6 @@ def export_ranks(ranks: Ranks, environment: MutableMapping[str, str]) -> None:
         environment.update(dict.fromkeys(LOCAL_SIZES, str(ranks.n_local)))
 
 
-def remove_launcher_variables(environment: MutableMapping[str, str]) -> None:
-    """Remove the variables of all launchers, for a child process that is a separate run."""
-    names = {
-        name
-        for launcher in LAUNCHERS
-        for name in (launcher.marker, launcher.rank, launcher.n_ranks, launcher.local_rank)
-    }
-    for name in (*TORCHRUN_VARIABLES, *LOCAL_SIZES, *names):
-        environment.pop(name, None)
-
-
 def parse_first_host(hosts: str) -> str:
     """Return the first host of Slurm's host list: `n[03-05,9],gpu1` -> `n03`."""
     # up to the first comma outside brackets: n[03-05,9],gpu1 -> n[03-05,9]

@@ -22,14 +22,14 @@ from megatron.io import open_locked
 from megatron.log import get_logger
 
 HISTORY = "bench_history.jsonl"
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LOCK_WAIT_S = 60.0
 MAX_REPEATS = 100  # repetitions stored per line: 1 KB
 PACKAGES = ("torch", "numpy")
 # environment variables that change the speed of the same code on the same machine
 SPEED_VARIABLES = ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 
-log = get_logger(__name__)
+log = get_logger("megatron.bench_history")
 
 
 def add_history_options(parser: argparse.ArgumentParser) -> None:
