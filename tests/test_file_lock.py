@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from megatron.io import LockedError, acquire_lock, atomic_folder, open_exclusive, open_locked, wait_for_lock
-from megatron.run_dir import LOCK, lock_run
+from megatron.plan.run_dir import LOCK, lock_run
 
 HOLDER = """
 import sys

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import create_parser, positive_int, report_error, run_main
+from megatron.cli import ProgressBar, create_parser, positive_int, report_error, run_main
 from megatron.data.indexed import resolve_prefix
 from megatron.data.inspect import LengthSummary, find_faults, summarize_lengths
 from megatron.data.parts import PartsTokens, open_dataset, read_parts_list
@@ -19,7 +19,6 @@ from megatron.data.verify_parts import find_faults_of_parts
 from megatron.plan.sidecar import is_dataset_of_parts
 from megatron.remote_cache import count_bin_bytes
 from megatron.remote_requests import is_url
-from megatron.terminal import ProgressBar
 from megatron.tokenizer.kinds import load_tokenizer
 
 BAR = 40

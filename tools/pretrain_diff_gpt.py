@@ -12,7 +12,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from megatron.command import run_main
+from megatron.cli import run_main
 from megatron.config.migration.train_translated import build_megatron_parser, start_training
 from megatron.parallel.rank_env import ranks_from_environment
 

@@ -12,8 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import create_parser, positive_int, run_main
-from megatron.console import SUBCOMMANDS
+from megatron.cli import SUBCOMMANDS, create_parser, positive_int, run_main
 
 
 def build_parser() -> argparse.ArgumentParser:

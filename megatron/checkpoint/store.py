@@ -24,7 +24,7 @@ from megatron.checkpoint.layout import (
 from megatron.checkpoint.torch_file import load_torch_file, save_torch_file
 from megatron.io import PARTIAL, atomic_folder, commit_folder
 from megatron.log import get_logger
-from megatron.run_dir import CHECKPOINTS
+from megatron.plan.run_dir import CHECKPOINTS
 
 log = get_logger(__name__)
 SHARED_PARTS = ("lr", "iter")  # parts stored as separate files in both layouts

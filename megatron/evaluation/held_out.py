@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from megatron.checkpoint.model_weights import Weights
+from megatron.cli import ProgressBar
 from megatron.config.cli_choices import WINDOWS
 from megatron.data.indexed import IndexedTokens
 from megatron.data.parts import open_dataset, read_parts_list
@@ -37,11 +38,10 @@ from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.collectives import barrier
 from megatron.parallel.world import World
 from megatron.plan.datapaths import SUFFIX, WeightedCorpus, read_corpora, read_sidecar
+from megatron.plan.run_dir import TENSORBOARD
 from megatron.plan.sidecar import PARTS_INDEX_SUFFIX, PARTS_SUFFIX, find_sidecar, is_dataset_of_parts
 from megatron.remote_cache import count_bin_bytes, localize
 from megatron.remote_requests import is_url
-from megatron.run_dir import TENSORBOARD
-from megatron.terminal import ProgressBar
 from megatron.text.text_readers import write_parquet_columns
 from megatron.tokenizer.kinds import Tokenizer
 

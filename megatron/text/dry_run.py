@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from megatron.cli import format_si
 from megatron.log import get_logger
-from megatron.terminal import format_si
 from megatron.text.encode_piece import encode_piece
 from megatron.text.inputs import STDIN, find_inputs
 from megatron.text.job_checks import INDEX_BYTES

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from megatron.cli import ProgressBar
 from megatron.data.block_hash import BLOCK_BYTES, BlockHash, describe_sums, hash_blocks
 from megatron.data.indexed import IndexedTokens, resolve_prefix
 from megatron.data.indexed_writer import (
@@ -31,7 +32,6 @@ from megatron.plan.idx_header import VERSION
 from megatron.plan.sidecar import PARTS_INDEX_SUFFIX, PARTS_SUFFIX, is_dataset_of_parts
 from megatron.remote_cache import localize
 from megatron.remote_requests import is_url
-from megatron.terminal import ProgressBar
 from megatron.text.arguments import check_not_exists, dataset_files
 from megatron.text.merge_inputs import (
     MergeInputs,

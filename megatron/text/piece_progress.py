@@ -4,7 +4,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from megatron.terminal import ProgressBar
+from megatron.cli import ProgressBar
 
 
 class StoppedError(Exception):

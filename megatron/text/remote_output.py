@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from megatron.cli import ProgressBar
 from megatron.data.indexed_writer import DATASET_SUFFIXES
 from megatron.io import open_exclusive, read_json, write_json
 from megatron.log import get_logger
@@ -30,7 +31,6 @@ from megatron.remote_requests import (
     request_info,
     retry,
 )
-from megatron.terminal import ProgressBar
 from megatron.text.join import OutputDataset, RejectSummary, dataset_prefix, rejects_path
 from megatron.text.preprocess import PreprocessOptions, PreprocessResult, preprocess
 from megatron.tokenizer.kinds import TokenizerSpec

@@ -16,13 +16,13 @@ from typing import IO, Any
 
 import numpy as np
 
+from megatron.cli import ProgressBar
 from megatron.data.indexed import IndexedTokens, resolve_prefix
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.parts import open_dataset
 from megatron.io import PARTIAL, atomic_path
 from megatron.log import get_logger
 from megatron.plan.sidecar import is_dataset_of_parts
-from megatron.terminal import ProgressBar
 from megatron.text.arguments import check_not_exists, dataset_files
 from megatron.text.encode_piece import find_damage
 from megatron.text.inputs import COLUMN_SUFFIXES, describe_inputs, find_inputs

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from megatron.cli import ProgressBar
 from megatron.data.block_hash import BLOCK_BYTES, BlockHash, describe_sums, hash_blocks
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IdCounts, unigram_entropy
 from megatron.data.parts import hash_file, open_dataset
 from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
 from megatron.plan.sidecar import PARTS_INDEX_SUFFIX, PARTS_SUFFIX, read_sidecar
-from megatron.terminal import ProgressBar
 from megatron.text.arguments import check_not_exists
 from megatron.text.merge import BLOCK_TOKENS, MergeResult
 from megatron.text.merge_inputs import MergeInputs, open_inputs, resolve_dataset_path

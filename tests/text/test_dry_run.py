@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.terminal import format_si
+from megatron.cli import format_si
 from megatron.text import dry_run
 from megatron.text import preprocess as module
 from megatron.text.dry_run import estimate_job
@@ -112,7 +112,7 @@ def test_a_job_has_one_line_of_progress_with_bytes_files_and_time_left(
     tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     words = [write_files(tmp_path / "in", kind)]
-    monkeypatch.setattr("megatron.terminal.PLAIN_INTERVAL_S", 0.0)
+    monkeypatch.setattr("megatron.cli.PLAIN_INTERVAL_S", 0.0)
     monkeypatch.setattr(module, "PIECE_BYTES", 20_000)
     monkeypatch.setattr(sys, "stderr", log := io.StringIO())
     preprocess(words, tmp_path / "out", tokenizer, PreprocessOptions(n_workers=2, part=Part(1, 2)))

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.command import load_tool
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.inspect import find_faults
 from megatron.data.parts import open_dataset
@@ -19,6 +18,7 @@ from megatron.text import merge as module
 from megatron.text.merge import merge_datasets, read_unfinished_removal
 from megatron.text.merge_inputs import expand_prefixes, natural_key
 from megatron.text.write_parts import write_parts_list
+from tests.tool_modules import load_tool
 
 main = load_tool(Path(__file__).parents[2] / "tools" / "merge_datasets.py").main
 SUFFIXES = (".bin", ".idx", ".json")

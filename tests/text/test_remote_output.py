@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from megatron import remote_cache, remote_requests
-from megatron.command import load_tool
 from megatron.data.indexed import IndexedTokens
 from megatron.remote_files import RemotePath
 from megatron.text import remote_output
@@ -16,6 +15,7 @@ from megatron.text.preprocess import PreprocessOptions, PreprocessResult, prepro
 from megatron.text.remote_output import preprocess_to_store
 from megatron.tokenizer.kinds import TokenizerSpec
 from tests.remote_servers import STORE_VARIABLES, serve_store
+from tests.tool_modules import load_tool
 
 NULL = TokenizerSpec("NullTokenizer", vocab_size=1000)
 URL = "s3://out/tokens/c4"

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from history import add_history_options, record_result
 
-from megatron.bench_history import add_history_options, record_result
-from megatron.command import create_parser, positive_int, run_main
+from megatron.cli import create_parser, positive_int, run_main
 from megatron.text.join import ShardJoiner
 from megatron.text.preprocess import PIECE_BYTES
 from megatron.text.shards import JOURNAL_FILE, PieceResult, ShardFolder

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.command import ToolParser, create_parser, report_error
+from megatron.cli import ToolParser, create_parser, report_error
 from megatron.config.migration.command_line import parse_command, suggest_argument
 from megatron.config.migration.megatron_command import translate_command
 from megatron.config.migration.translate import Translation

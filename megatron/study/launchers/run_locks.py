@@ -8,7 +8,7 @@ lock is taken.
 from contextlib import suppress
 
 from megatron.io import LockedFile, acquire_lock
-from megatron.run_dir import is_done, lock_run
+from megatron.plan.run_dir import is_done, lock_run
 from megatron.study.ladder import PlannedRun
 
 # Two locks, because they end at different times. After a sweep is killed, `.sweep.lock` is free at once, but
