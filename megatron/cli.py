@@ -1,4 +1,4 @@
-r"""What all commands share: stop signals, output on terminals, help, errors, and the command `scaling`.
+r"""Shared parts of all commands: stop signals, terminal output, help, errors, and the command `scaling`.
 
     scaling                        list the sub-commands; also --help and help
     scaling help train             the same as scaling train --help
@@ -50,7 +50,7 @@ STATUSES = "Exit status: 0 done, 1 failed, 2 wrong usage"
 DISTRIBUTION = "megatron-scaling"  # in pyproject.toml
 PACKAGE_NAMES = {"yaml": "pyyaml"}  # module -> package, where the names differ
 PR_SET_PDEATHSIG = 1  # prctl(2)
-DEFAULT_HANDLERS = {  # of the signals on which a command stops
+DEFAULT_HANDLERS: dict[signal.Signals, Any] = {  # of the signals on which a command stops
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGHUP: signal.SIG_DFL,

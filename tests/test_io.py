@@ -14,6 +14,7 @@ from megatron.io import (
     PARTIAL,
     atomic_folder,
     atomic_path,
+    code_revision,
     commit_folder,
     create_partial_folder,
     explain_disk_full,
@@ -279,3 +280,26 @@ def test_a_folder_whose_files_are_published_is_removed(tmp_path: Path) -> None:
         publish_files([(partial / "x", tmp_path / "set" / "x")])
     assert (tmp_path / "set" / "x").read_text() == "new"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["set", "x"]
+
+
+def test_the_code_revision_marks_changes_and_does_not_write_to_the_checkout(tmp_path: Path) -> None:
+    def run_git(*words: str) -> str:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(
+            command, cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    assert code_revision(tmp_path) is None
+    run_git("init", "--quiet")
+    (tmp_path / "file").write_text("a")
+    run_git("add", "file")
+    run_git("commit", "--quiet", "-m", "one")
+    os.utime(tmp_path / "file", (1, 1))  # git would update its index, since only the time differs
+    index = tmp_path / ".git" / "index"
+    before = index.stat()
+    commit = run_git("rev-parse", "--short=12", "HEAD")
+    assert code_revision(tmp_path) == commit
+    (tmp_path / "file").write_text("b")
+    assert code_revision(tmp_path) == f"{commit}+"
+    after = index.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)

@@ -1,4 +1,4 @@
-"""Tests of terminal output: bars, tables and views on a terminal, and plain text elsewhere."""
+"""Output of commands: bars, tables and views on a terminal, and plain text elsewhere."""
 
 import io
 import subprocess
