@@ -532,8 +532,7 @@ def create_parser(
     examples, _, notes = rest.partition("\n\n")
     examples = textwrap.indent(textwrap.dedent(examples), "    ")
     sections = [f"examples:\n{examples}", *([notes] if notes else []), f"{STATUSES}{stopped}."]
-    epilog = "\n\n".join(sections)
-    parser = parser_class(description=head, epilog=epilog, formatter_class=create_formatter)
+    parser = parser_class(description=head, epilog="\n\n".join(sections), formatter_class=create_formatter)
     parser.takes_ranks = takes_ranks
     return parser
 
@@ -625,10 +624,9 @@ def explain_import_error(error: ImportError) -> str:
         return f"{DISTRIBUTION}: not installed. Run pip install -e . in the checkout."
     import importlib.metadata  # imported on demand: slow
 
-    try:
+    requirements: list[str] = []
+    with suppress(importlib.metadata.PackageNotFoundError):
         requirements = importlib.metadata.requires(DISTRIBUTION) or []
-    except importlib.metadata.PackageNotFoundError:
-        requirements = []
     extra = find_extra(error.name or "", requirements) if isinstance(error, ModuleNotFoundError) else ""
     return extra and f"{error.name}: not installed. This needs pip install '{DISTRIBUTION}[{extra}]'."
 

@@ -69,15 +69,15 @@ def test_lines_of_processes_that_append_at_once_do_not_mix(tmp_path: Path) -> No
     path = tmp_path / "history.jsonl"
     # lines of 40 KB: longer than a pipe's or a buffer's atomic write
     code = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv.pop()); from history import append_record\n"
+        "import sys; from pathlib import Path\n"
+        "sys.path.insert(0, sys.argv.pop())\n"
+        "from history import append_record\n"
         f"record = {RECORD!r}\n"
         "for i in range(20):\n"
         "    append_record(Path(sys.argv[1]), record | {'cell': sys.argv[2] * 40_000, 'value': i})\n"
     )
-    writers = [
-        subprocess.Popen([sys.executable, "-c", code, str(path), letter, str(BENCHES)], env=os.environ)
-        for letter in "abc"
-    ]
+    command = [sys.executable, "-c", code, str(path)]
+    writers = [subprocess.Popen([*command, letter, str(BENCHES)]) for letter in "abc"]
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0, 0]
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(records) == 60
