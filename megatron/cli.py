@@ -128,6 +128,9 @@ GROUPS = {  # in the order of a study: sub-command -> file in tools/
 SUBCOMMANDS = {name: tool for group in GROUPS.values() for name, tool in group.items()}
 
 
+# Stop signals. A command exits at once while it imports, and then raises or records them as its work needs.
+
+
 def _exit_stopped(number: int, frame: FrameType | None) -> None:
     """Handle a stop signal during imports: exit at once."""
     if "RANK" not in os.environ:  # a launcher that stops its ranks prints its own message
@@ -231,6 +234,9 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], Non
             os._exit(1)
 
     return set_parent_death_signal
+
+
+# Output on terminals and elsewhere. rich is imported only to draw.
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -452,6 +458,9 @@ def format_si(number: float) -> str:
     return f"{size:.{digits}f}{prefixes[0]}"
 
 
+# Arguments and help, by argparse.
+
+
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Help formatter that keeps the line breaks of descriptions and adds each option's default."""
 
@@ -589,6 +598,9 @@ def _parse_int_at_least(minimum: int, word: str) -> int:
     return number
 
 
+# Exit statuses and error messages.
+
+
 def run_main(main: Callable[[], int]) -> NoReturn:
     """Exit the process with the status that `main` returns.
 
@@ -665,6 +677,9 @@ def shorten_path(path: Path) -> Path:
     """Return a path relative to the working directory if it is below it, so that it is short to paste."""
     cwd = Path.cwd()
     return path.relative_to(cwd) if path.is_relative_to(cwd) else path
+
+
+# The command `scaling` with its sub-commands.
 
 
 def find_tool(name: str) -> Path:
