@@ -16,7 +16,7 @@ COMMANDS = (
 
 
 class BuildWithCommands(build_py):
-    """Copies COMMANDS into a wheel as megatron/commands/, where megatron/console.py finds them."""
+    """Copies COMMANDS into a wheel as megatron/commands/, where megatron/cli.py finds them."""
 
     def run(self) -> None:
         """Build the package, then copy the commands unless the installation refers to the checkout."""

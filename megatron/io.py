@@ -4,9 +4,9 @@ A file or folder is complete or absent: it is written under a temporary name bes
 renamed. The sync of the content before the rename and of the parent folder after it makes this true also
 after a power loss. Two processes that may write one path at the same time hold a lock meanwhile.
 
-A lock is the kernel's (flock) and ends with the process. `filelock.lock_descriptor` sets it, on the file that
-is written: filelock's path lock (4.2.11) also accepts a file that its last owner renamed meanwhile.
-`megatron/owner_file.py` replaces it on file systems without flock.
+A lock is the kernel's (flock) and ends with the process, also after kill -9: no lock file can block a rerun.
+`filelock.lock_descriptor` sets it on the file that is written. filelock's path lock is not used: it leaves a
+file beside every output, and accepts a file that its last owner has renamed meanwhile.
 """
 
 import errno
@@ -22,9 +22,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from megatron.io import OWNER, LockedError, OwnerFile
-from megatron.log import get_logger
-
 PARTIAL = ".partial"  # suffix of a file or folder that is being written
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota or size limit reached
 WITHOUT_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # flock on a file system without locks
@@ -32,7 +29,11 @@ WITHOUT_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # flock on a fil
 WITHOUT_FOLDER_FSYNC = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES)
 POLL_S = 0.1  # between two attempts to lock
 
-log = get_logger(__name__)
+LockedFile = io.BufferedRandom  # open for reading and writing, and locked until it is closed
+
+
+class LockedError(Exception):
+    """Raised if another process has the lock."""
 
 
 def is_url(name: object) -> bool:
@@ -101,7 +102,7 @@ def open_partial_folder(path: Path, replace: bool = False) -> Iterator[Path]:
     `atomic_folder`; with `replace` the folder `path` may exist.
     """
     partial = path.with_name(path.name + PARTIAL)
-    descriptor, owner = _lock_folder(partial, path, replace)
+    descriptor = _lock_folder(partial, path, replace)
     try:
         # The lock is granted, so the writer of these files has ended. A link is deleted, never followed:
         # rmtree of a link's target would delete data outside the folder.
@@ -114,11 +115,11 @@ def open_partial_folder(path: Path, replace: bool = False) -> Iterator[Path]:
         with suppress(FileNotFoundError):
             if os.path.samestat(partial.stat(), os.fstat(descriptor)):
                 shutil.rmtree(partial, ignore_errors=True)
-        _close_lock(descriptor, owner)
+        os.close(descriptor)
 
 
-def _lock_folder(partial: Path, path: Path, replace: bool) -> tuple[int, OwnerFile | None]:
-    """Create and lock the folder `partial`. Return its descriptor and its owner file."""
+def _lock_folder(partial: Path, path: Path, replace: bool) -> int:
+    """Create and lock the folder `partial`. Return its descriptor."""
     while True:
         # checked again after every failed attempt: the previous owner of the lock may have completed `path`
         if path.exists() and not replace:
@@ -129,9 +130,9 @@ def _lock_folder(partial: Path, path: Path, replace: bool) -> tuple[int, OwnerFi
             return _open_and_lock(partial, os.O_RDONLY)
         except FileNotFoundError:
             continue  # another process renamed or removed it since mkdir
-        except LockedError as error:
+        except LockedError:
             raise ValueError(
-                f"{path}: got {error.holder} writing it, expected none. Wait for it, or choose another name."
+                f"{path}: got another process writing it, expected none. Wait for it, or choose another name."
             ) from None
 
 
@@ -266,38 +267,20 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content
 
 
-class LockedFile(io.BufferedRandom):
-    """A file opened for reading and writing, locked until it is closed or the process ends."""
+def open_locked(path: Path, wait_s: float = 0.0) -> LockedFile:
+    """Open a file for reading and writing, created if missing, and lock it until it is closed.
 
-    owner: OwnerFile | None = None
-
-    def close(self) -> None:
-        """Close the file and release the lock. A second call does nothing."""
-        try:
-            super().close()  # first: it writes what is buffered
-        finally:
-            if self.owner is not None:
-                self.owner.release()
-
-
-def open_locked(path: Path, wait_s: float = 0.0, watch: bool = True) -> LockedFile:
-    """Open a file for reading and writing, created if missing, and lock it.
-
-    watch   if only a heartbeat can show whether the owner is alive, wait for one, up to `WATCH_S`
-
-    Raises LockedError if another process still has the lock after `wait_s`.
+    Raises LockedError if another process still has the lock after `wait_s`, and OSError on a file system
+    without locks.
     """
     # O_CREAT without O_TRUNC: before the lock is granted the content is that of another process
-    descriptor, owner = _open_and_lock(path, os.O_RDWR | os.O_CREAT, wait_s, watch)
-    file = LockedFile(io.FileIO(descriptor, "r+"))
-    file.owner = owner
-    return file
+    return os.fdopen(_open_and_lock(path, os.O_RDWR | os.O_CREAT, wait_s), "r+b")
 
 
-def acquire_lock(path: Path, wait_s: float = 0.0, watch: bool = True) -> LockedFile | None:
+def acquire_lock(path: Path, wait_s: float = 0.0) -> LockedFile | None:
     """Lock a file as `open_locked` does. Return None if another process has the lock."""
     try:
-        return open_locked(path, wait_s, watch)
+        return open_locked(path, wait_s)
     except LockedError:
         return None
 
@@ -305,13 +288,8 @@ def acquire_lock(path: Path, wait_s: float = 0.0, watch: bool = True) -> LockedF
 @contextmanager
 def wait_for_lock(path: Path) -> Iterator[None]:
     """Lock `path` for a `with` block. Wait without limit for another process to release it."""
-    lock = None
-    while lock is None:
-        lock = acquire_lock(path, wait_s=POLL_S)
-    try:
+    with open_locked(path, math.inf):
         yield
-    finally:
-        lock.close()
 
 
 def open_exclusive(path: Path, name: Path | None = None) -> LockedFile:
@@ -321,77 +299,67 @@ def open_exclusive(path: Path, name: Path | None = None) -> LockedFile:
     """
     try:
         return open_locked(path)
-    except LockedError as error:
+    except LockedError:
         raise ValueError(
-            f"{name or path}: in use by {error.holder}. Wait until it has ended, or choose another name."
+            f"{name or path}: in use by another process. Wait until it has ended, or choose another name."
         ) from None
 
 
-def _open_and_lock(
-    path: Path, flags: int, wait_s: float = 0.0, watch: bool = True
-) -> tuple[int, OwnerFile | None]:
-    """Open and lock a file or folder. Return its descriptor and its owner file, for `_close_lock`."""
+def _open_and_lock(path: Path, flags: int, wait_s: float = 0.0) -> int:
+    """Open and lock a file or folder. Return its descriptor, whose end releases the lock."""
     end = time.monotonic() + wait_s
     while True:
-        descriptor, owner = os.open(path, flags | os.O_CLOEXEC, 0o666), None
+        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
         try:
-            owner = _lock_descriptor(descriptor, path, end, watch)
+            is_locked = _try_lock(descriptor, path)
             # The lock belongs to an inode. If the previous owner renamed or removed the file before this lock
             # was granted, the path now names another inode or none: release the lock and retry.
             with suppress(FileNotFoundError):
-                if os.path.samestat(path.stat(), os.fstat(descriptor)):
-                    return descriptor, owner
+                if is_locked and os.path.samestat(path.stat(), os.fstat(descriptor)):
+                    return descriptor
         except BaseException:
-            _close_lock(descriptor, owner)
+            os.close(descriptor)
             raise
-        _close_lock(descriptor, owner)
+        os.close(descriptor)
+        if not is_locked:
+            if time.monotonic() >= end:
+                raise LockedError(path)
+            time.sleep(POLL_S)
 
 
-def _close_lock(descriptor: int, owner: OwnerFile | None) -> None:
-    if owner is not None:
-        owner.release()
-    os.close(descriptor)
-
-
-def _lock_descriptor(descriptor: int, path: Path, end: float, watch: bool) -> OwnerFile | None:
-    """Lock an open file at `path`. Raises LockedError if another process has the lock at the time `end`."""
-    while True:
-        try:
-            return _try_lock(descriptor, path)
-        except LockedError as error:
-            # An undecided lock is watched past `end`. After WATCH_S without a heartbeat it is taken over, and
-            # after a heartbeat `undecided` is false: the loop ends in both cases.
-            if time.monotonic() >= end and not (watch and error.undecided):
-                raise
-        time.sleep(POLL_S)
-
-
-def _try_lock(descriptor: int, path: Path) -> OwnerFile | None:
-    """Lock once. Return the owner file, or None if the kernel releases the lock with the file."""
+def _try_lock(descriptor: int, path: Path) -> bool:
+    """Lock an open file at `path`. Return False if another process has the lock; OSError without flock."""
     from filelock import lock_descriptor  # takes 30 ms, and few commands need a lock
 
     try:
         # one attempt: filelock's own wait has no limit
-        if lock_descriptor(descriptor, blocking=False):
-            return None
+        return lock_descriptor(descriptor, blocking=False)
     except OSError as error:
         if error.errno not in WITHOUT_FLOCK:
             raise
-        _warn_once(path, error)
-        return OwnerFile(path)
-    raise LockedError("another process")
+        # where no process can lock, an empty file or folder was made for this lock: remove it
+        with suppress(OSError):
+            if path.is_dir():
+                path.rmdir()
+            elif path.stat().st_size == 0:
+                path.unlink()
+        raise OSError(
+            f"{path.parent.resolve()}: got a file system without file locks (flock: {error.strerror}), "
+            "expected one with them. Choose a folder on another file system, or mount this one with flock."
+        ) from error
 
 
-_warned = False
+def code_revision(folder: Path = Path(__file__).parent) -> str | None:
+    """Return the git commit of this package's checkout, with `+` if tracked files are modified, or None."""
+    import subprocess  # imported on demand: few commands record it
 
-
-def _warn_once(path: Path, error: OSError) -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        log.warning(
-            "%s: the file system has no file locks (%s); using lock files %s instead",
-            path.parent,
-            error.strerror,
-            f"*{OWNER}",
-        )
+    # Without optional locks `status` does not refresh the index: a killed run would leave index.lock.
+    command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    # the first line is "# branch.oid COMMIT"; modified files follow the lines that begin with "#"
+    head, *lines = done.stdout.splitlines()
+    is_modified = any(not line.startswith("#") for line in lines)
+    return head.split()[-1][:12] + ("+" if is_modified else "")

@@ -304,3 +304,11 @@ def run_command(words: Sequence[str], folder: Path, variables: dict[str, str] | 
     )  # fmt: skip
     assert done.returncode == 0, f"{shlex.join(words)}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
     return done.stdout
+
+
+def test_a_guide_may_show_sub_commands_and_wrong_ones_are_refused() -> None:
+    check_program(Command("a.md:1", ["scaling"]))
+    check_program(Command("a.md:1", ["scaling", "merge", "a", "b", "--output", "c"]))
+    for words in (["merge", "a", "--no-such"], ["mrege", "a"]):
+        with pytest.raises(AssertionError):
+            check_program(Command("a.md:1", ["scaling", *words]))

@@ -14,6 +14,7 @@ from megatron.io import (
     PARTIAL,
     atomic_folder,
     atomic_path,
+    code_revision,
     commit_folder,
     create_partial_folder,
     explain_disk_full,
@@ -172,11 +173,6 @@ def test_a_full_disk_is_reported_with_its_folder_and_a_fix() -> None:
         file.write(b"x")
 
 
-def test_other_system_errors_are_raised_unchanged(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="absent"), explain_disk_full(tmp_path):
-        (tmp_path / "absent").read_bytes()
-
-
 def test_a_full_disk_is_reported_with_free_and_required_space(tmp_path: Path) -> None:
     error = OSError(errno.ENOSPC, "No space left on device")
     error.n_bytes = 2_500_000  # type: ignore[attr-defined]
@@ -186,6 +182,8 @@ def test_a_full_disk_is_reported_with_free_and_required_space(tmp_path: Path) ->
         explain_disk_full(tmp_path),
     ):
         raise error
+    with pytest.raises(FileNotFoundError, match="absent"), explain_disk_full(tmp_path):
+        (tmp_path / "absent").read_bytes()  # other errors are unchanged
 
 
 @pytest.mark.parametrize("content", ["[1]", "7", "null", '"x"', "{", "\x80", "[" * 100_000])
@@ -279,3 +277,23 @@ def test_a_folder_whose_files_are_published_is_removed(tmp_path: Path) -> None:
         publish_files([(partial / "x", tmp_path / "set" / "x")])
     assert (tmp_path / "set" / "x").read_text() == "new"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["set", "x"]
+
+
+def test_the_code_revision_marks_changes_and_does_not_write_to_the_checkout(tmp_path: Path) -> None:
+    def run_git(*words: str) -> str:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    assert code_revision(tmp_path) is None
+    run_git("init", "--quiet")
+    (tmp_path / "file").write_text("a")
+    run_git("add", "file")
+    run_git("commit", "--quiet", "-m", "one")
+    os.utime(tmp_path / "file", (1, 1))  # git would update its index, since only the time differs
+    before = (tmp_path / ".git" / "index").stat()
+    commit = run_git("rev-parse", "HEAD")[:12]
+    assert code_revision(tmp_path) == commit
+    (tmp_path / "file").write_text("b")
+    assert code_revision(tmp_path) == f"{commit}+"
+    after = (tmp_path / ".git" / "index").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)

@@ -15,10 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "megatron"
 
 LAYER = {
-    "io": 0, "owner_file": 0, "log": 0, "config": 0, "command": 0, "early_stop": 0, "keys": 0,
-    "processes": 0, "rank_env": 0, "bench_history": 0,
+    "io": 0, "log": 0, "cli": 0, "config": 0,
     "remote_files": 0, "remote_requests": 0,
-    "revision": 0, "run_dir": 0, "terminal": 0, "console": 0,
     "data": 1, "plan": 1,
     "tokenizer": 2, "text": 2, "model": 2, "kernels": 2, "objective": 2, "optim": 2,
     "mixture": 3, "parallel": 3,
@@ -120,7 +118,7 @@ def test_laws_load_only_numpy_scipy_and_the_ground() -> None:
     )
     names = loaded.stdout.split()
     ours = {name for name in names if name.startswith("megatron.") and not name.startswith("megatron.laws")}
-    assert ours <= {"megatron.io", "megatron.log", "megatron.owner_file"}  # the last one is a part of `io`
+    assert ours <= {"megatron.io", "megatron.log"}
     assert not {"torch", "pandas", "pyarrow", "yaml", "omegaconf", "pydantic"} & set(names)
 
 

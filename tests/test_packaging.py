@@ -1,12 +1,17 @@
 """The tree in the README and the environment files agree with the checkout."""
 
 import fnmatch
+import os
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+from megatron.cli import SUBCOMMANDS
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +100,26 @@ def test_relative_links_between_guides_exist(root: Path, tracked: list[Path]) ->
     ]
     assert len(links) > 50
     assert [(str(g), link) for g, link in links if not (root / g.parent / link).exists()] == []
+
+
+def test_a_wheel_has_the_tools_in_its_own_package_and_runs_them(root: Path, tmp_path: Path) -> None:
+    build = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
+    subprocess.run(build, cwd=root, check=True, timeout=240, capture_output=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["megatron"]
+    assert {path.stem for path in tmp_path.glob("megatron/commands/*.py")} == set(SUBCOMMANDS.values())
+    for helper in (root / "megatron").glob("_csrc*.so"):  # built by another command
+        shutil.copy(helper, tmp_path / "megatron")
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command, environment = [sys.executable, *words], {**os.environ, "PYTHONPATH": str(tmp_path)}
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+        )
+
+    done = run("-m", "megatron.cli", "merge", "--help")
+    assert done.returncode == 0 and done.stdout.startswith("usage: scaling merge")
+    # without requirements.txt the libraries are those of the wheel's metadata
+    done = run("-m", "megatron.cli", "check", "--quick")
+    assert done.returncode in (0, 1) and "Traceback" not in done.stderr and "Python" in done.stdout
+    code = "from megatron.study.launchers import local; print(local.PRETRAIN.is_file())"
+    assert run("-c", code).stdout == "True\n"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import megatron.cli  # noqa: F401  # before slow imports, so that a signal during them is handled
-from megatron.cli import STOPPED, create_parser, end_after_parent, report_error
+from megatron.cli import STOPPED, create_parser, report_error
 from megatron.config.schema import RunConfig
 from megatron.config.yaml_file import read_yaml
 from megatron.parallel.rank_env import ranks_from_environment
@@ -47,8 +47,6 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Train the run, and print its folder."""
     args = build_parser().parse_args(argv)
-    # before the slow imports: a sweep that is killed meanwhile must not leave this run behind
-    end_after_parent()
     local_rank = 0
     try:
         ranks = ranks_from_environment(os.environ)

@@ -9,13 +9,16 @@ See tools/pretrain_gpt.py for what becomes of the arguments.
 """
 
 import argparse
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.cli import run_main
-from tests.tool_modules import load_tool
 
-SIBLING = load_tool(Path(__file__).with_name("pretrain_gpt.py"))
+_spec = importlib.util.spec_from_file_location("pretrain_gpt", Path(__file__).with_name("pretrain_gpt.py"))
+assert _spec is not None and _spec.loader is not None, "importlib has a loader for .py files"
+SIBLING = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(SIBLING)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -22,7 +22,7 @@ from megatron.checkpoint.layout import (
     read_meta_json,
 )
 from megatron.checkpoint.torch_file import load_torch_file, save_torch_file
-from megatron.io import OWNER, PARTIAL, atomic_folder, commit_folder
+from megatron.io import PARTIAL, atomic_folder, commit_folder
 from megatron.log import get_logger
 from megatron.plan.run_dir import CHECKPOINTS
 
@@ -239,8 +239,6 @@ def _remove_interrupted(directory: Path, prefix: str) -> None:
             match = NAME.fullmatch(leftover.name.removesuffix(PARTIAL))
             if match and match["prefix"] == prefix:
                 shutil.rmtree(leftover, ignore_errors=True)
-                # its lock, on a file system without flock
-                leftover.with_name(leftover.name + OWNER).unlink(missing_ok=True)
 
 
 def _is_retained(info: CheckpointInfo, keep_every: int | None, keep_at: Sequence[int]) -> bool:

@@ -45,7 +45,7 @@ class Journal:
             self._file_lock = open_locked(path)
         except LockedError as error:
             raise ValueError(
-                f"{path}: {error.holder} has locked this log. Follow it (--follow), read from "
+                f"{path}: another process has locked this log. Follow it (--follow), read from "
                 "its server, or use another run name."
             ) from error
         # Unbuffered: bytes of a failed write must not be written later.

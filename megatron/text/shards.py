@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from megatron.io import OWNER, open_exclusive, read_json, write_atomic_bytes, write_json
+from megatron.io import open_exclusive, read_json, write_atomic_bytes, write_json
 from megatron.remote_files import RemotePath
 from megatron.text.block_writer import WriterCounts, WrittenBlocks
 from megatron.text.inputs import STDIN
@@ -274,8 +274,6 @@ class ShardFolder:
         (self.folder / LOCK_FILE).unlink(
             missing_ok=True
         )  # last: the lock file excludes other processes until then
-        # exists only on a file system without flock (megatron/io.py)
-        (self.folder / (LOCK_FILE + OWNER)).unlink(missing_ok=True)
         with suppress(OSError):
             # not empty if another process has created its lock file meanwhile: the folder is then in use
             self.folder.rmdir()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from megatron.cli import STOPPED, die_with_parent, end_after_parent, replace_lost_terminal, stop_signals
+from megatron.cli import STOPPED, die_with_parent, replace_lost_terminal, stop_signals
 
 GRACE_S = 30.0  # from SIGTERM to SIGKILL, for the remaining ranks after one has failed
 POLL_S = 0.1
@@ -34,7 +34,6 @@ def run_ranks(command: Sequence[str], n_ranks: int) -> int:
         if number == signal.SIGHUP:
             replace_lost_terminal()
 
-    end_after_parent()
     before = {number: signal.signal(number, queue_signal) for number in stop_signals(signal.SIGUSR1)}
     try:
         with reserve_port() as port:

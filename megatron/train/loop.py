@@ -1,9 +1,11 @@
 """The training loop."""
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -14,13 +16,13 @@ from megatron.config.read import config_to_dict, write_config
 from megatron.data.batches import SampleSource
 from megatron.data.prefetch import Prefetcher
 from megatron.evaluation.validate import HeldOutLoss, validate
-from megatron.io import code_revision, write_json
+from megatron.io import code_revision, replace_nonfinite, write_atomic, write_json
 from megatron.log import get_logger
 from megatron.objective.task import Task
 from megatron.parallel.collectives import any_rank, barrier
 from megatron.parallel.watchdog import mark_phase
 from megatron.parallel.world import make_thread_init
-from megatron.plan.run_dir import CONFIG, METRICS, PLAN, RESULT, lock_run, read_metrics, truncate_metrics
+from megatron.plan.run_dir import CONFIG, METRICS, PLAN, RESULT, lock_run, read_metrics
 from megatron.train.build import Run, build_schedule
 from megatron.train.collection import scheduled_collection
 from megatron.train.feedback import Feedback
@@ -241,10 +243,17 @@ def _prepare_folder(run: Run, state: TrainState) -> None:
         write_config(run.config, run.folder / CONFIG)
         write_json(run.folder / PLAN, run.plan.as_dict())
         if (run.folder / METRICS).exists():
-            truncate_metrics(run.folder, state.step)
+            _truncate_metrics(run.folder, state.step)
         store.remove_old_checkpoints(run.checkpoints, run.config.checkpoint.prefix, None)
     # no rank may write a part of a checkpoint before rank 0 has removed the partial ones
     barrier(run.world)
+
+
+def _truncate_metrics(run: Path, step: int) -> None:
+    """Drop the records after `step`, which a resumed run will log again."""
+    # Python's json reads NaN, which JSON does not have: it is written back as null
+    lines = [json.dumps(replace_nonfinite(line)) for line in read_metrics(run) if line["step"] <= step]
+    write_atomic(run / METRICS, "".join(line + "\n" for line in lines))
 
 
 def _build_result(

@@ -221,7 +221,6 @@ def test_both_commits_are_measured_in_turns_with_their_own_code(tmp_path: Path) 
         pytest.skip("this is not a git checkout")
     # the files under test, also before they are committed
     shutil.copytree(ROOT / "tools" / "bench", folder / "tools" / "bench", dirs_exist_ok=True)
-    shutil.copy(ROOT / "megatron" / "bench_history.py", folder / "megatron")
     for helper in (ROOT / "megatron").glob("_csrc*.so"):
         shutil.copy(helper, folder / "megatron")
     git = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.org"]

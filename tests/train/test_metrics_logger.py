@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ import torch
 from megatron.data.synthetic import SyntheticSamples
 from megatron.engine.interface import StepReport
 from megatron.evaluation.validate import validate
-from megatron.io import git_revision
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.task import Task
 from megatron.parallel.world import World
@@ -223,26 +221,3 @@ def test_tensorboard_contains_the_values_of_metrics_jsonl(pretrain, words, tmp_p
             assert [step for step, _ in points] == [line["step"] for line in lines]
             # events hold float32
             assert [value for _, value in points] == pytest.approx([line[name] for line in lines], rel=1e-6)
-
-
-def test_the_git_revision_marks_changes_and_does_not_write_to_the_checkout(tmp_path: Path) -> None:
-    def run_git(*words: str) -> str:
-        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
-        return subprocess.run(
-            command, cwd=tmp_path, check=True, capture_output=True, text=True
-        ).stdout.strip()
-
-    assert git_revision(tmp_path) is None
-    run_git("init", "--quiet")
-    (tmp_path / "file").write_text("a")
-    run_git("add", "file")
-    run_git("commit", "--quiet", "-m", "one")
-    os.utime(tmp_path / "file", (1, 1))  # git would update its index, since only the time differs
-    index = tmp_path / ".git" / "index"
-    before = index.stat()
-    commit = run_git("rev-parse", "--short=12", "HEAD")
-    assert git_revision(tmp_path) == commit
-    (tmp_path / "file").write_text("b")
-    assert git_revision(tmp_path) == f"{commit}+"
-    after = index.stat()
-    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)

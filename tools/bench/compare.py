@@ -167,7 +167,6 @@ def open_worktree(commit: str, folder: Path) -> Iterator[Path]:
     try:
         # the same benches on both sides: an older commit may lack them, or measure something else
         shutil.copytree(ROOT / "tools" / "bench", folder / "tools" / "bench", dirs_exist_ok=True)
-        shutil.copy(ROOT / "megatron" / "bench_history.py", folder / "megatron")
         helpers = list((ROOT / "megatron").glob("_csrc*.so"))
         same = subprocess.run([*git, "diff", "--quiet", commit, "--", "csrc", "setup.py"], timeout=60)
         if same.returncode == 0 and helpers:

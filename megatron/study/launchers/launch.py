@@ -8,9 +8,8 @@ from typing import Any, Protocol
 
 from megatron.config.read import write_config
 from megatron.io import write_json
-from megatron.plan.run_dir import CHECKPOINTS, CONFIG, EXIT, PLAN
+from megatron.plan.run_dir import CHECKPOINTS, CONFIG, EXIT, METRICS, PLAN
 from megatron.study.ladder import PlannedRun
-from megatron.study.launchers.launch import read_last_metrics
 
 ROOT = Path(__file__).resolve().parents[3]
 LOG = "log.txt"
@@ -49,6 +48,25 @@ class Job:
         path = self.run.folder / LOG
         lines = path.read_text(errors="replace").strip().splitlines() if path.is_file() else []
         return lines[-1] if lines else "no output"
+
+
+def read_last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any] | None:
+    """Return the last complete record of metrics.jsonl, or None. Reads only the end of the file."""
+    path = run / METRICS
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        # The first line of the tail is usually cut. Its rest is not a JSON object and is skipped.
+        file.seek(max(0, path.stat().st_size - tail_bytes))
+        lines = file.read().split(b"\n")[:-1]  # the part after the last line end is incomplete
+    for line in reversed(lines):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            return record
+    return None
 
 
 class Launcher(Protocol):

@@ -1,6 +1,7 @@
 """Launcher of runs as processes on this machine; several small runs share a GPU or the CPU."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,8 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron.cli import STOPPED, TOOLS, die_with_parent, parent_variable
-from megatron.parallel.rank_env import remove_launcher_variables
+from megatron.cli import STOPPED, TOOLS, die_with_parent
 from megatron.plan.memory import estimate_memory
 from megatron.plan.run_dir import CONFIG, is_done
 from megatron.study.ladder import PlannedRun
@@ -22,6 +22,11 @@ MAX_MEMORY_SHARE = 0.9  # of a device's memory, since memory use is an estimate
 # glibc returns large blocks to the kernel at every free, and the next tensor faults the pages in again.
 # Keeping the blocks makes small models on a CPU up to a third faster.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+# set by torchrun, DeepSpeed, srun and MPI's launchers for each rank (parallel/rank_env.py)
+LAUNCHER_VARIABLE = re.compile(
+    r"RANK|WORLD_SIZE|MASTER_(ADDR|PORT)|LOCAL_(RANK|SIZE|WORLD_SIZE)|SLURM_(STEP_ID|PROCID|NTASKS|LOCALID)"
+    r"|(OMPI_COMM_WORLD|MV2_COMM_WORLD|PALS|PMI)_[A-Z_]+|MPI_LOCAL(RANKID|NRANKS)"
+)
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,7 @@ class LocalLauncher:
     def _start_process(self, run: PlannedRun, devices: Sequence[int]) -> "subprocess.Popen[bytes]":
         """Start a run; its output goes to log.txt in its folder.
 
-        The run saves and stops within STOP_WAIT_S after this process has ended for any reason.
+        The run saves and stops when this process has ended for any reason.
         """
         ranks = [str(START_RANKS), str(self.gpus_per_run)] if self.gpus_per_run > 1 else []
         words = [*ranks, str(PRETRAIN), str(run.folder / CONFIG)]
@@ -158,20 +163,19 @@ class LocalLauncher:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Two guards against a sweep that is killed: the kernel sends SIGTERM at once (preexec_fn), on
-                # which the run saves; the variable makes a run that hangs end itself after STOP_WAIT_S.
-                env=self._make_environment(devices) | parent_variable(STOP_WAIT_S),
+                env=self._make_environment(devices),
                 # Ctrl-C in the terminal signals only the sweep, which then stops its runs in order
                 start_new_session=True,
+                # if the sweep is killed, the kernel sends SIGTERM, on which the run saves
                 preexec_fn=die_with_parent(signal.SIGTERM),
             )
 
     def _make_environment(self, devices: Sequence[int]) -> dict[str, str]:
         """Return a child's environment: its GPUs, or on a CPU one thread per library and KEEP_MEMORY."""
-        environment = dict(os.environ)
         # A sweep that was started by torchrun or srun has RANK and WORLD_SIZE set. Inherited, they would make
         # the run wait for ranks that do not exist.
-        remove_launcher_variables(environment)
+        variables = os.environ.items()
+        environment = {name: value for name, value in variables if not LAUNCHER_VARIABLE.fullmatch(name)}
         # one thread for each run: with one run per core, more threads would compete for the same cores
         if not self.on_gpus:
             return environment | {"OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", "1"), **KEEP_MEMORY}

@@ -38,8 +38,6 @@ class RunLocks:
         identity = run.plan.identity
         if identity not in self._locks:
             run.folder.mkdir(parents=True, exist_ok=True)
-            # watch=False: on a file system without flock the owner on another host shows only by its
-            # heartbeats. Waiting up to a minute for one, for each run, would block the polling loop.
             claim = acquire_lock(run.folder / SWEEP_LOCK)
             if claim is None:
                 return False

@@ -9,8 +9,8 @@ from megatron.parallel.rank_env import (
     export_ranks,
     parse_first_host,
     ranks_from_environment,
-    remove_launcher_variables,
 )
+from megatron.study.launchers.local import LAUNCHER_VARIABLE
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node0", "MASTER_PORT": "29400"
@@ -134,15 +134,15 @@ def test_ranks_of_one_job_agree_on_a_port_and_jobs_differ() -> None:
     assert ranks_from_environment({**SRUN, "MASTER_PORT": "555"}).port == 555
 
 
-def test_exported_variables_read_back_and_removed_ones_are_gone() -> None:
+def test_exported_variables_read_back_and_a_run_of_a_sweep_gets_none() -> None:
     environment = dict(SRUN)
     ranks = ranks_from_environment(environment)
     export_ranks(ranks, environment)
     assert ranks_from_environment(environment) == ranks
     for variables in (SRUN, OPEN_MPI, MVAPICH, PALS, HYDRA, CRAY, TORCHRUN):
-        child = dict(variables)
-        remove_launcher_variables(child)
+        child = {name: value for name, value in variables.items() if not LAUNCHER_VARIABLE.fullmatch(name)}
         assert ranks_from_environment(child) == Ranks()
+    assert not any(map(LAUNCHER_VARIABLE.fullmatch, ("SLURM_JOB_ID", "MPI_HOME", "PATH", "RANKS", "PMIX")))
 
 
 @pytest.mark.parametrize("word", ["9" * 5000, "\u0663", "-1", "1.0", "", "+1", "1_0"])

@@ -1,9 +1,7 @@
-"""Tests of terminal output: bars, tables and views on a terminal, and plain text elsewhere."""
+"""Output of commands: bars, tables and views on a terminal, and plain text elsewhere."""
 
 import io
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -134,9 +132,3 @@ def test_printable_text_of_any_script_is_unchanged() -> None:
     for text in ("", "naïve 日本語 ± µ", "a b", "[red]"):
         assert escape_controls(text) == text
     assert escape_controls("a\nb\tc\x1b\x7f", allowed="\n\t") == "a\nb\tc\\x1b\\x7f"
-
-
-def test_the_module_loads_rich_only_to_draw(root: Path) -> None:
-    code = "import sys, megatron.cli as t; t.print_table(['a'], [['b']], ['a']); "
-    code += "assert 'rich' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=240, capture_output=True)

@@ -1,0 +1,307 @@
+"""Commands: sub-commands of `scaling`, help, exit statuses, stop signals, and children that end with them."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from megatron import cli
+from megatron.cli import GROUPS, SUBCOMMANDS, list_lines, report_error, stop_signals
+from tests.screen import TerminalStream, render_screen
+from tests.tool_modules import load_tool
+
+SLOW_LIBRARIES = {"numpy", "scipy", "torch", "rich", "omegaconf", "pyarrow"}
+SLOW_IMPORT = "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(240)\n"
+# like the initialisation of a Cython module
+SWALLOWING_MODULE = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.{name})
+    signal.getsignal(signal.SIGTERM)
+except: pass
+"""
+SWALLOWED = """
+import time
+from megatron.cli import install_stop_handlers, run_main
+def main():
+    install_stop_handlers()
+    import swallows
+    time.sleep(60)
+    return 0
+run_main(main)
+"""
+WITHOUT_MODULE = """
+import sys
+sys.modules[sys.argv.pop(1)] = None
+sys.argv[0] = "scaling"
+from megatron.cli import run_console
+run_console()
+"""
+CHILD = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: (open(os.environ["STOPPED"], "w").close(), os._exit(0)))
+open(os.environ["READY"], "w").close()
+time.sleep(240)
+"""
+PARENT = """
+import signal, subprocess, sys
+from megatron.cli import die_with_parent
+child = [sys.executable, "-c", sys.argv[1]]
+subprocess.Popen(child, start_new_session=True, preexec_fn=die_with_parent(signal.SIGTERM)).wait()
+"""
+
+
+def run_python(root: Path, *words: str, path: Path | None = None, cwd: Path | None = None, **variables: str):
+    """Run Python on the checkout, and on the modules in `path` before it."""
+    variables |= {"PYTHONPATH": f"{path}:{root}" if path else str(root), "TERM": "dumb", "COLUMNS": "100"}
+    command, environment = [sys.executable, *words], {**os.environ, **variables}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=240, env=environment, cwd=cwd or root
+    )
+
+
+def run_scaling(root: Path, *words: str, cwd: Path | None = None):
+    return run_python(root, "-m", "megatron.cli", *words, cwd=cwd)
+
+
+def wait_until(is_true, process: subprocess.Popen, limit_s: float = 120) -> None:
+    end = time.monotonic() + limit_s
+    while not is_true():
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def scaling(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """A function that runs `scaling` in this process and returns (status, output, errors)."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["scaling", *words])
+        status = cli.main()
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_every_tool_is_exactly_one_sub_command_and_is_listed_with_its_sentence(root: Path, scaling) -> None:
+    assert sorted(SUBCOMMANDS.values()) == sorted(path.stem for path in root.glob("tools/*.py"))
+    assert len(SUBCOMMANDS) == sum(map(len, GROUPS.values()))
+    assert all(re.fullmatch("[a-z]+(-[a-z]+)?", name) for name in SUBCOMMANDS)
+    status, text, errors = scaling()
+    assert (status, errors) == (0, "")
+    assert scaling("--help") == scaling("help") == scaling("-h") == (0, text, "")
+    lines = text.splitlines()
+    assert [line for line in lines if re.fullmatch("[a-z]+( [a-z]+)?", line)] == list(GROUPS)
+    listed = [line for line in lines if line.startswith("  ")]
+    assert [line.split()[0] for line in listed] == list(SUBCOMMANDS)
+    assert all(line.endswith(".") for line in listed)
+
+
+def test_a_narrow_terminal_gets_one_line_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", out := TerminalStream(monkeypatch))
+    monkeypatch.setenv("COLUMNS", "60")
+    cli.print_list()
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("  ")]
+    assert lines == [line for line in list_lines(60) if line.startswith("  ")]
+    assert len(lines) == len(SUBCOMMANDS) and all(len(line) <= 60 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("trian", "; did you mean train?"), ("pretrain.py", "; did you mean train?"),
+     ("fit_law", "; did you mean fit?"), ("zzzzzz", ""), ("--verbose", ""),
+     ("\x1b[31m", "")],
+)  # fmt: skip
+def test_an_unknown_sub_command_gets_the_nearest_and_status_2(scaling, word: str, hint: str) -> None:
+    shown = word.replace("\x1b", r"\x1b")
+    sentence = f"scaling: error: got '{shown}', expected a sub-command{hint} (see scaling --help)\n"
+    assert scaling(word) == (2, "", sentence)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "status"),
+    [("sizes", ["117M"], 0), ("sizes", ["117MM"], 1), ("merge", ["--no-such"], 2), ("inspect", ["absent"], 1),
+     ("train", ["absent.yaml"], 1), ("serve", ["--no-such"], 2)],
+)  # fmt: skip
+def test_output_and_status_are_those_of_the_file(root: Path, name: str, words: list[str], status) -> None:
+    tool = SUBCOMMANDS[name]
+    expected, done = run_python(root, f"tools/{tool}.py", *words), run_scaling(root, name, *words)
+    assert (expected.returncode, done.returncode) == (status, status)
+    assert done.stdout == expected.stdout
+    assert done.stderr == expected.stderr.replace(f"{tool}.py", f"scaling {name}")
+
+
+def test_the_help_shows_the_sub_command_and_mixtera_server_is_serve(root: Path) -> None:
+    text = run_scaling(root, "help", "merge").stdout
+    assert text.startswith("usage: scaling merge [-h] ")
+    assert "\n    scaling merge " in text and "python tools/" not in text
+    scripts = tomllib.loads((root / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts["scaling"] == "megatron.cli:run_console"
+    module, function = scripts["mixtera-server"].split(":")
+    done = run_python(root, "-c", f"from {module} import {function}; {function}()", "--help")
+    assert done.returncode == 0 and done.stdout.startswith("usage: scaling serve ")
+
+
+def test_ranks_run_a_sub_command_or_a_file_and_return_its_status(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "stopped.py").write_text("raise SystemExit(75)\n")
+    assert run_scaling(root, "ranks", "2", "stopped.py", cwd=tmp_path).returncode == 75
+    done = run_scaling(root, "ranks", "1", "sizes", "117M", cwd=tmp_path)
+    assert done.returncode == 0 and "123,587,328" in done.stdout
+
+
+def test_the_list_loads_no_slow_library(root: Path) -> None:
+    done = run_python(root, "-X", "importtime", "-m", "megatron.cli")
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "argparse" in imported and not imported & SLOW_LIBRARIES
+
+
+@pytest.fixture
+def site(root: Path, tmp_path: Path) -> Path:
+    """A search path on which the distribution has the version 9.8 and the extras of pyproject.toml."""
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    lines = ["Metadata-Version: 2.4", f"Name: {project['name']}", "Version: 9.8"]
+    for extra, packages in project["optional-dependencies"].items():
+        lines += [f'Requires-Dist: {package}; extra == "{extra}"' for package in packages]
+    folder = tmp_path / "site" / "megatron_scaling-9.8.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("\n".join(lines) + "\n")
+    return folder.parent
+
+
+NEEDS = "error: {}: not installed. This needs pip install 'megatron-scaling[{}]'.\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "errors"),
+    [("yaml", ["fit", "table.csv"], NEEDS.format("yaml", "laws")),
+     ("tokenizers", ["code-points"], NEEDS.format("tokenizers", "train")),
+     ("megatron._csrc", ["inspect", "absent"], "error: megatron._csrc: not compiled when this package was "),
+     # a module of no extra: a fault of the program, not of the installation
+     ("megatron.plan", ["fit", "table.csv"], "Traceback")],
+)  # fmt: skip
+def test_a_missing_package_is_one_sentence_with_the_extra_that_installs_it(
+    root: Path, site: Path, module: str, words: list[str], errors: str
+) -> None:
+    done = run_python(root, "-c", WITHOUT_MODULE, module, *words, path=site, cwd=site)
+    assert done.returncode == 1 and done.stderr.startswith(errors)
+    assert done.stderr.count("\n") == 1 or errors == "Traceback"
+
+
+def test_the_version_is_that_of_the_distribution(root: Path, site: Path) -> None:
+    done = run_python(root, "-c", WITHOUT_MODULE, "none", "--version", path=site, cwd=site)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "megatron-scaling 9.8\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize("words", [["-m", "megatron.cli", "train"], ["tools/preprocess_data_many_cores.py"]])
+def test_a_stop_during_the_imports_of_a_command_exits_with_75(
+    root: Path, tmp_path: Path, words: list[str], number: signal.Signals
+) -> None:
+    # stands in for a library that is slow to import: omegaconf for training, numpy for tokenising
+    for name in ("omegaconf", "numpy"):
+        (tmp_path / f"{name}.py").write_text(SLOW_IMPORT)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{root}"}
+    command = [sys.executable, *words[:-1], words[-1].replace("tools/", f"{root}/tools/"), "x.yaml"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_until((tmp_path / "importing").exists, process)
+        process.send_signal(number)
+        assert process.communicate(timeout=120)[1] == "stopped; run the same command again\n"
+    assert process.returncode == 75
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_stop_signal_during_an_import_of_the_work_is_not_lost(root: Path, tmp_path: Path, name) -> None:
+    (tmp_path / "swallows.py").write_text(SWALLOWING_MODULE.format(name=name))
+    done = run_python(root, "-c", SWALLOWED, path=tmp_path)
+    assert (done.returncode, done.stderr) == (75, "stopped; run the same command again\n")
+
+
+def test_handlers_of_imports_are_for_files_in_tools_only_and_end_with_run_main(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = {number: signal.getsignal(number) for number in cli.DEFAULT_HANDLERS}
+    assert cli._exit_stopped not in before.values() and not cli._runs_tool()
+    try:
+        for number, default in cli.DEFAULT_HANDLERS.items():
+            signal.signal(number, default)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # under nohup
+        cli.exit_on_stop_signals()
+        assert signal.getsignal(signal.SIGTERM) == cli._exit_stopped
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert set(stop_signals()) == {signal.SIGINT, signal.SIGTERM}
+        with pytest.raises(SystemExit) as ended:
+            cli.run_main(lambda: 7 * (signal.getsignal(signal.SIGTERM) == signal.SIG_DFL))
+        assert ended.value.code == 7
+        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        assert set(stop_signals(signal.SIGUSR1)) == set(cli.DEFAULT_HANDLERS)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal at a parent's end is Linux's")
+def test_a_child_is_stopped_when_its_parent_is_killed(root: Path, tmp_path: Path) -> None:
+    ready, stopped = tmp_path / "ready", tmp_path / "stopped"
+    environment = {**os.environ, "READY": str(ready), "STOPPED": str(stopped)}
+    command = [sys.executable, "-c", PARENT, CHILD]
+    with subprocess.Popen(command, cwd=root, env=environment) as parent:
+        wait_until(ready.exists, parent)
+        parent.kill()
+    end = time.monotonic() + 60
+    while not stopped.exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_errors_are_one_inert_sentence_with_path_and_fix(tmp_path: Path, capsys) -> None:
+    (tmp_path / "file").touch()
+    for error, sentence in (
+        (FileNotFoundError(2, "", "runs/\x1b[31m[red]"), r"runs/\x1b[31m[red]: no such file or folder"),
+        (NotADirectoryError(20, "", "file/x"), "file/x: got a file, expected a folder; choose another place"),
+        (IsADirectoryError(21, "", "x.partial"), "x: got a folder, expected a file; choose another name"),
+        (OSError(5, "Input/output error"), "Input/output error"),
+        (OSError("a sentence of ours"), "a sentence of ours"),
+        (ValueError("a\n\tb\x07"), "a\n\tb\\x07"),
+    ):
+        assert report_error(error) == 1
+        assert capsys.readouterr().err == f"error: {sentence}\n"
+
+
+@pytest.mark.parametrize("tool", ["sweep", "register_corpus", "fit_law"])
+def test_help_on_a_terminal_has_colours_and_the_text_of_a_pipe(
+    root: Path, tool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("rich_argparse")
+    parser = load_tool(root / "tools" / f"{tool}.py").build_parser()
+    out = TerminalStream(monkeypatch)
+    plain = parser.format_help()
+    monkeypatch.setattr(sys, "stdout", out)
+    coloured = parser.format_help()
+    assert "\x1b[" in coloured and "\x1b" not in plain
+    assert render_screen(coloured) == [line.rstrip() for line in plain.splitlines() if line.strip()]
+    monkeypatch.setenv("TERM", "dumb")
+    assert parser.format_help() == plain
+
+
+@pytest.mark.parametrize("word", ["--local_rank=1", "--local-rank=1", "--local_rank=-1"])
+@pytest.mark.parametrize(
+    ("tool", "words"), [("pretrain", ["run.yaml", "optim.lr=1"]), ("validate", ["a", "b", "--data", "c"])]
+)
+def test_a_tool_that_takes_ranks_accepts_the_local_rank_of_launchers(root: Path, tool, words, word) -> None:
+    parser = load_tool(root / "tools" / f"{tool}.py").build_parser()
+    expected = parser.parse_args(words)
+    for place in range(3):
+        assert parser.parse_args([*words[:place], word, *words[place:]]) == expected
+    for refused, other in (("--local_rank=x", tool), (word, "model_sizes")):
+        with pytest.raises(SystemExit) as ended:
+            load_tool(root / "tools" / f"{other}.py").build_parser().parse_args([*words, refused])
+        assert ended.value.code == 2
