@@ -1,4 +1,4 @@
-"""Names and prose: banned identifiers and phrases, fragment docstrings, names with two meanings."""
+"""Names and prose: banned identifiers and phrases, names with two meanings in a package."""
 
 import ast
 import re
@@ -14,8 +14,6 @@ BANNED = frozenset(
     ["told", "held", "asked", "found", "wanted", "taken", "one", "each", "here", "there", "own", "mine"]
     + ["made", "known", "kept", "drawn", "said", "fellow"]
 )
-# a docstring that begins so is a fragment, not a sentence or a noun phrase
-FRAGMENT = re.compile(r"(Of|What|Where|As|Whether|How|Which|Who|Whose|From|By|With|That)\b")
 PHRASES = re.compile(r"\b(by itself|(?:is|are|was|were) told|is no number)\b")
 # this file lists the phrases; licences and lock files are not ours
 NOT_PROSE = ("tests/test_style.py",)
@@ -66,18 +64,6 @@ def banned_names(tree: ast.AST) -> list[tuple[str, int]]:
     return [(name, line) for name, line in bindings(tree) if name.strip("_") in BANNED]
 
 
-def fragments(tree: ast.AST) -> list[tuple[str, int]]:
-    """(first line, line number) of docstrings that begin as a fragment."""
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    seen = []
-    for node in ast.walk(tree):
-        if isinstance(node, kinds):
-            text = ast.get_docstring(node)
-            if text and FRAGMENT.match(text):
-                seen.append((text.splitlines()[0], node.body[0].lineno))
-    return seen
-
-
 def banned_phrases(text: str) -> list[tuple[str, int]]:
     """(phrase, line) of the phrases that STYLE replaces."""
     return [
@@ -110,15 +96,6 @@ def test_no_identifier_is_banned() -> None:
     assert not bad, "use the word for what it is (STYLE):\n" + "\n".join(bad)
 
 
-def test_no_docstring_begins_as_a_fragment() -> None:
-    bad = [
-        at(path, line, first)
-        for path in sources("megatron", "tools", "tests")
-        for first, line in fragments(ast.parse(path.read_text(encoding="utf-8")))
-    ]
-    assert not bad, "begin with a verb or a noun phrase:\n" + "\n".join(bad)
-
-
 def test_no_text_has_a_phrase_that_the_style_replaces() -> None:
     bad = [
         at(path, line, phrase)
@@ -128,33 +105,31 @@ def test_no_text_has_a_phrase_that_the_style_replaces() -> None:
     assert not bad, "write default, reports, is NaN or Inf:\n" + "\n".join(bad)
 
 
-def test_a_public_name_and_a_module_name_mean_one_thing() -> None:
-    names, modules = defaultdict(list), defaultdict(list)
+def test_a_public_name_means_one_thing_in_its_package() -> None:
+    names = defaultdict(list)
     for path in sources("megatron"):
         if str(path.relative_to(ROOT)).startswith(ALONE):
             continue
-        if path.stem != "__init__":
-            modules[path.name].append(at(path, 1, "module"))
+        package = path.relative_to(ROOT / "megatron").parts[0]
         for name, line in public_names(ast.parse(path.read_text(encoding="utf-8"))):
-            names[name].append(at(path, line, name))
-    bad = [", ".join(places) for places in (names | modules).values() if len(places) > 1]
+            names[package, name].append(at(path, line, name))
+    bad = [", ".join(places) for places in names.values() if len(places) > 1]
     assert not bad, "give each its own name:\n" + "\n".join(bad)
 
 
 def test_the_checks_report_what_they_should() -> None:
     tree = ast.parse(
-        '"""What a module is."""\n'
+        '"""A module."""\n'
         "def f(told, x):\n"
         '    """Return x."""\n'
         "    self._held = [one for one in x]\n"
         "    with x as found:\n"
         "        pass\n"
         "class Public:\n"
-        '    """Of a run."""\n'
+        '    """A run."""\n'
         "def _private(): ...\n"
     )
     assert sorted(banned_names(tree)) == [("_held", 4), ("found", 5), ("one", 4), ("told", 2)]
-    assert sorted(fragments(tree)) == [("Of a run.", 8), ("What a module is.", 1)]
     assert public_names(tree) == [("f", 2), ("Public", 7)]
     assert banned_phrases("a\nby itself 3; it is told") == [("by itself", 2), ("is told", 2)]
     assert not banned_phrases("the head itself")

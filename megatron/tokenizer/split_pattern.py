@@ -70,7 +70,7 @@ class Program:
     def _parse(self) -> Any:
         """Return the tree of Python's parser."""
         text, bare = ESCAPE.sub(self._replace_escape, self.pattern), ESCAPE.sub(".", self.pattern)
-        if any("[" in found[1:] for found in CLASS.findall(bare)) or re.search(r"\[\^?\]", bare):
+        if any("[" in members[1:] for members in CLASS.findall(bare)) or re.search(r"\[\^?\]", bare):
             raise self.error("a class of classes or an empty one")
         if DIFFERENCES.search(CLASS.sub(".", bare)) or max(self.pattern, default="") >= chr(PLACEHOLDER):
             raise self.error("a quantifier, group or character of another form")
