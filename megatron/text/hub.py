@@ -22,7 +22,7 @@ from megatron.tokenizer.hub_cache import find_cached_snapshot, find_hub_error
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, RepoFile
 
-FETCHED = ".fetched"  # folder of downloads that are not yet converted
+FETCHED = ".fetched"  # suffix of the folder of a shard that is not yet converted
 STYLES = ("jsonl", "packed")
 # repository and files of a text
 TEXT_DATASETS = {
@@ -177,13 +177,13 @@ def _fetch_shard(
     repository: HubRepository, path: str, target: Path, style: str, documents: int | None, n_bytes: int | None
 ) -> dict[str, Any]:
     """Download and convert a shard, atomically; return its counts."""
-    folder = target.parent / FETCHED
+    folder = target.with_name(f".{target.name}{FETCHED}")
     fetched = repository.fetch(path, folder)
     counts = {"documents": 0, "bytes": fetched.stat().st_size, "is_cut": False}
     if style == "packed":
         fetched.rename(target)
     else:
-        with atomic_path(target) as partial:
+        with atomic_path(target, exclusive=True) as partial:
             counts = _write_lines(fetched, partial, documents, n_bytes)
     shutil.rmtree(folder)  # after the shard has its final name
     return counts

@@ -15,41 +15,22 @@ SMALL: dict[str, Any] = {
     "lr_scheduler": {"total_iterations": 10},
 }
 # computed by the version in which plan/identity.py listed the keys: folders of finished runs have these names
-IDENTITIES = [
+IDENTITIES: list[tuple[dict[str, Any], str, str]] = [
     ({}, "2619d9b6409f6889", "a5d7314ab03566b7"),
-    (
-        {"model": {"qk_norm": True, "size": "label"}, "optim": {"kernel": "apex"}},
-        "3ae165e0e1ad96d7",
-        "b50456b12856b271",
-    ),
+    ({"model": {"qk_norm": True, "size": "label"}, "optim": {"kernel": "apex"}},
+     "3ae165e0e1ad96d7", "b50456b12856b271"),
     ({"dist": {"float8": True}}, "fbdccf16c0d9b088", "c1996badc4487c9b"),
-    (
-        {"dist": {"dtype": "float32", "tensor_parallel": 2}, "misc": {"seed": 3}},
-        "cd00f32651e88aa8",
-        "f66ecb90086a96ed",
-    ),
-    (
-        {"dataset": {"order": "megatron", "seq_len": 128, "mixed_eod": True}},
-        "97d3549e88c5aac7",
-        "24e21da8e7f5db0f",
-    ),
-    (
-        {
-            "dataset": {"unique_tokens": 4096, "path_eval": "synthetic"},
-            "evaluation": {"num_mc": 2, "batch_size": 1},
-        },
-        "ec93cc24e3e1e1ec",
-        "6a533db64760778d",
-    ),
-    (
-        {
-            "objective": {"name": "mdm", "t_draw": "stratified"},
-            "checkpoint": {"init_from": "no/such/checkpoint", "keep_last": 7},
-        },
-        "55eee5881033277b",
-        "5883261d609c639a",
-    ),
-]
+    ({"dist": {"dtype": "float32", "tensor_parallel": 2}, "misc": {"seed": 3}},
+     "cd00f32651e88aa8", "f66ecb90086a96ed"),
+    ({"dataset": {"order": "megatron", "seq_len": 128, "mixed_eod": True}},
+     "97d3549e88c5aac7", "24e21da8e7f5db0f"),
+    ({"dataset": {"unique_tokens": 4096, "path_eval": "synthetic"},
+      "evaluation": {"num_mc": 2, "batch_size": 1}},
+     "ec93cc24e3e1e1ec", "6a533db64760778d"),
+    ({"objective": {"name": "mdm", "t_draw": "stratified"},
+      "checkpoint": {"init_from": "no/such/checkpoint", "keep_last": 7}},
+     "55eee5881033277b", "5883261d609c639a"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "run", "trunk"), IDENTITIES)

@@ -1,12 +1,23 @@
-"""Every named size has a default microbatch that fits an 80 GB device by the estimate, or a sentence."""
+"""Estimated memory: of every named size on an 80 GB device, and of loss and dropout against torch."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from megatron.config.presets import load_model_sizes
-from megatron.plan.memory import MEMORY_SHARE, choose_rows, estimate_memory
+from megatron.config.schema import RunConfig
+from megatron.kernels.dropout import attend_with_dropout
+from megatron.plan.memory import (
+    MEMORY_SHARE,
+    activation_bytes,
+    choose_rows,
+    count_head_rows,
+    dense_dropout_bytes,
+    estimate_memory,
+    warn_dense_dropout,
+)
 from megatron.plan.resolve import resolve_config
 
 DEVICE = 80e9
@@ -45,18 +56,64 @@ def test_sharding_and_recomputation_make_the_largest_size_fit() -> None:
     assert (warning, rows >= 1) == (None, True)
 
 
-def test_a_small_model_takes_all_samples_of_the_rank() -> None:
+def test_compilation_and_parallel_ranks_lower_the_estimate() -> None:
     assert choose_rows(make_config("7M"), 1, POWERS, DEVICE) == (256, None)
-
-
-def test_compiled_blocks_allow_more_samples() -> None:
-    config = make_config("425M")
-    eager, compiled = (choose_rows(config, 1, POWERS, DEVICE, flag)[0] for flag in (False, True))
-    assert compiled >= eager
-    assert estimate_memory(config, 1, 8, True) < estimate_memory(config, 1, 8, False)
-
-
-def test_tensor_and_context_ranks_divide_states_and_activations() -> None:
     config = make_config("1143M")
+    assert estimate_memory(config, 1, 8, True) < estimate_memory(config, 1, 8, False)
     cut = replace(config, dist=replace(config.dist, tensor_parallel=2, context_parallel=2))
     assert estimate_memory(cut, 4, 8) < 0.55 * estimate_memory(config, 1, 8)
+
+
+def make_dropout_config(seq_len: int = 64, objective: dict[str, Any] | None = None, **dist: Any) -> RunConfig:
+    return resolve_config(
+        {
+            "dist": {"dtype": "float32", **dist},
+            "model": {"d_model": 32, "n_heads": 4, "n_layers": 3, "n_tokens": 50, "attention_dropout": 0.1},
+            "dataset": {"seq_len": seq_len, "batch_size": 2},
+            "objective": objective or {},
+            "lr_scheduler": {"total_iterations": 1},
+        }
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dense_dropout_saves_the_estimated_bytes(dtype: str) -> None:
+    config = make_dropout_config(dtype=dtype)
+    n, sizes, tensors = config.dataset.seq_len, {}, []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape[-2:] == (n, n) and tensor.numel() == 4 * n * n:  # of a head, not the causal mask
+            tensors.append(tensor)  # a reference, so that no storage address is reused
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    q, k, v = (torch.randn(1, 4, n, 8).to(getattr(torch, dtype)).requires_grad_() for _ in range(3))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        attend_with_dropout(q, k, v, 0.3, True, None, torch.tensor([1]), 0.1)
+    assert dense_dropout_bytes(config) == 3 * sum(sizes.values())  # three blocks
+
+
+def test_a_run_is_warned_about_dense_dropout_where_no_kernel_covers_it() -> None:
+    assert not warn_dense_dropout(make_dropout_config(seq_len=16384))  # a GPU has the kernel
+    assert not warn_dense_dropout(make_dropout_config(seq_len=64, cpu_only=True))  # 442 KB
+    (warning,) = warn_dense_dropout(make_dropout_config(seq_len=16384, cpu_only=True))
+    assert "on a CPU" in warning and "29.0 GB for each sample" in warning  # 3 x 4 x 16384^2 x 9 bytes
+    orders = make_dropout_config(seq_len=16384, objective={"randmask_ratio": 0.5})
+    assert "with masks of orders" in warn_dense_dropout(orders)[0]
+
+
+@pytest.mark.parametrize("n_rows", [128, 50304, 131072, 262144])
+def test_a_chunk_of_logits_has_8_to_16_thousand_rows_in_whole_tiles(n_rows: int) -> None:
+    rows = count_head_rows(n_rows)
+    assert 8192 <= rows <= 16384 and rows % 128 == 0
+
+
+def test_the_loss_counts_one_chunk_of_logits_in_the_dtype_of_the_products() -> None:
+    sizes = []
+    for seq_len in (1024, 2048, 65536):  # 2,048, 4,096 and 131,072 tokens
+        config = make_dropout_config(seq_len=seq_len, dtype="bfloat16")
+        n_rows = config.model.vocab_rows
+        head = 4 * n_rows * 32  # its gradient in float32
+        sizes.append(activation_bytes(config) - head - min(2 * seq_len, count_head_rows(n_rows)) * n_rows * 2)
+    # the rest is proportional to the tokens
+    assert sizes[1] == pytest.approx(2 * sizes[0]) and sizes[2] == pytest.approx(64 * sizes[0])

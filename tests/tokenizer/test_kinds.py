@@ -35,8 +35,6 @@ def test_gpt2_from_the_two_files_named_on_the_command_line(scaling_data: Path) -
     files = {"vocab_file": str(folder / "vocab.json"), "merge_file": str(folder / "merges.txt")}
     tokenizer = load_tokenizer(TokenizerSpec("GPT2BPETokenizer", **files))
     assert tokenizer.sha256 == load_hf_tokenizer(str(folder)).sha256
-    with pytest.raises(FileNotFoundError, match="nowhere: no such file"):
-        load_tokenizer(TokenizerSpec("GPT2BPETokenizer", vocab_file="nowhere", merge_file="nowhere"))
 
 
 def test_numbers_are_their_own_ids(tmp_path: Path) -> None:
@@ -58,17 +56,7 @@ def test_numbers_are_their_own_ids(tmp_path: Path) -> None:
 
 
 # Megatron's rule, with a margin for more ids: uint16 below 65,500 ids, including the end-of-document id
-@pytest.mark.parametrize(
-    ("vocab_size", "dtype"),
-    [
-        (65498, "uint16"),
-        (65499, "int32"),
-        (65534, "int32"),
-        (65535, "int32"),
-        (65536, "int32"),
-        (2**31 - 1, "int32"),
-    ],
-)
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65498, "uint16"), (65499, "int32"), (2**31 - 1, "int32")])
 def test_ids_at_the_limit_of_two_bytes_are_stored_exactly(
     tmp_path: Path, vocab_size: int, dtype: str
 ) -> None:
@@ -121,34 +109,26 @@ def test_sentencepiece_gives_the_ids_of_its_library(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "sentence"),
-    [
-        ("HFTokenizer", "--tokenizer-model missing"),
-        ("GPT2BPETokenizer", "--vocab-file and --merge-file missing"),
-        ("NullTokenizer", "--vocab-size missing"),
-    ],
-)
-def test_a_missing_option_of_a_kind_is_named(kind: str, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        load_tokenizer(TokenizerSpec(kind))
-
-
-@pytest.mark.parametrize(
     ("kind", "options", "sentence"),
     [
+        ("HFTokenizer", {}, "--tokenizer-model missing"),
+        ("GPT2BPETokenizer", {}, "--vocab-file and --merge-file missing"),
+        ("NullTokenizer", {}, "--vocab-size missing"),
         (
             "HFTokenizer",
-            {"vocab_file": "v", "merge_file": "m"},
-            "HFTokenizer: got --merge-file and --vocab-file",
+            {"model": "gpt2", "vocab_file": "v", "merge_file": "m"},
+            "got --merge-file and --voc",
         ),
-        ("HFTokenizer", {"vocab_size": 9}, "choose --tokenizer-type NullTokenizer"),
-        ("NullTokenizer", {"merge_file": "m"}, "choose --tokenizer-type GPT2BPETokenizer"),
+        ("HFTokenizer", {"model": "gpt2", "vocab_size": 9}, "choose --tokenizer-type NullTokenizer"),
+        ("NullTokenizer", {"vocab_size": 9, "merge_file": "m"}, "choose --tokenizer-type GPT2BPETokenizer"),
+        ("GPT2BPETokenizer", {"vocab_file": "nowhere", "merge_file": "m"}, "nowhere: no such file"),
     ],
 )
-def test_an_option_of_another_kind_is_refused(kind: str, options: dict[str, Any], sentence: str) -> None:
-    required = {"vocab_size": 9} if kind == "NullTokenizer" else {"model": "gpt2"}
-    with pytest.raises(ValueError, match=sentence):
-        load_tokenizer(TokenizerSpec(kind, **required, **options))
+def test_missing_options_and_those_of_another_kind_are_refused(
+    kind: str, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+        load_tokenizer(TokenizerSpec(kind, **options))
 
 
 def test_gpt2_recognised_by_checksum_equals_the_tokenizer_built_from_its_files(scaling_data: Path) -> None:
