@@ -5,11 +5,11 @@
         --micro-batch-size 8 --global-batch-size 64 --train-iters 1000 --split 100 \\
         --data-path data/c4_text_document --bf16
 
-    python tools/from_megatron.py --script train.sh --execute --set NODES=2 --out run.yaml
+    NODES=2 python tools/from_megatron.py --script train.sh --execute --out run.yaml
 
-A table lists what becomes of each argument: see examples_scaling/MIGRATE.md. --script requires --execute,
-which runs the script in an empty directory, with programs that record their arguments in place of torchrun,
-deepspeed, python, srun and mpirun. Read the script first: all other commands in it run.
+See examples_scaling/MIGRATE.md for the arguments. --script requires --execute, which runs the script in an
+empty directory, with programs that record their arguments in place of torchrun, deepspeed, python, srun and
+mpirun. Read the script first: all other commands in it run. Words after -- are the script's arguments.
 tools/pretrain_gpt.py and tools/pretrain_diff_gpt.py translate and train at once.
 """
 
@@ -19,10 +19,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.cli import create_parser, positive_int, report_error, run_main
-from megatron.config.megatron_rules import format_rows, translate_command, write_translation
+from megatron.cli import create_parser, report_error, run_main
+from megatron.config.megatron_rules import translate_command, write_translation
 from megatron.config.megatron_script import LAUNCHERS, record_launch_script
 
+# options of earlier versions -> what replaces them
+REMOVED = {
+    "--set": "Set variables in the environment, as in NAME=VALUE python tools/from_megatron.py, and give "
+    "arguments of the script after --",
+    "--ranks": "Give --global-batch-size in the command",
+}
 OBJECTIVES = {"ar": "autoregressive", "mdm": "masked_diffusion"}
 
 
@@ -34,22 +40,12 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="*",
         default=[],
         metavar="ARGS",
-        help="after --: the command, with or without its launcher",
+        help="after --: the command, with or without its launcher, or the arguments of the script",
     )
     parser.add_argument("--script", type=Path, metavar="FILE", help="bash script that starts the command")
     parser.add_argument("--execute", action="store_true", help="run the script, without its launchers")
     parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="value of a variable of the script, which it cannot change; 1=VALUE is its first argument",
-    )
-    parser.add_argument(
         "--objective", choices=OBJECTIVES, help="default: mdm for pretrain_diff_gpt.py, ar for other scripts"
-    )
-    parser.add_argument(
-        "--ranks", type=positive_int, metavar="N", help="number of ranks, if no launcher gives it"
     )
     parser.add_argument(
         "--out", type=Path, metavar="RUN.yaml", help="write the configuration; default: print it"
@@ -71,23 +67,24 @@ def split_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:place], words[place + 1 :]
 
 
-def parse_variables(words: Sequence[str]) -> dict[str, str]:
-    """Return the variables of --set NAME=VALUE. Raises ValueError for another form."""
-    variables = {}
+def check_removed_options(words: Sequence[str]) -> None:
+    """Raise ValueError for an option of earlier versions, with what replaces it."""
     for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            raise ValueError(f"--set: got {word!r}, expected NAME=VALUE")
-        variables[name] = value
-    return variables
+        name = word.partition("=")[0]
+        if name in REMOVED:
+            raise ValueError(f"{name}: removed. {REMOVED[name]}.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Translate the command, print the table, and write the configuration."""
+    """Translate the command, print what is special about it, and write the configuration."""
     words, command = split_words(sys.argv[1:] if argv is None else argv)
     parser = build_parser()
+    try:
+        check_removed_options(words)
+    except ValueError as error:
+        parser.error(str(error))
     args = parser.parse_args(words)
-    if bool(command) == (args.script is not None):
+    if not command and args.script is None:
         parser.error("give either a command after -- or --script")
     if args.script is not None and not args.execute:
         parser.error(f"--script: {args.script} is translated by running it. Read it, then add --execute")
@@ -96,19 +93,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.script is not None:
             names = ", ".join(LAUNCHERS)
             print(f"{args.script.resolve()}: run by bash, with a recorder for {names}", flush=True)
-            command, texts = record_launch_script(args.script, parse_variables(args.set))
+            command, texts = record_launch_script(args.script, command)
             print(f"command: {shlex.join(command)}")
         objective = None if args.objective is None else OBJECTIVES[args.objective]
-        translation = translate_command(command, objective, args.ranks, texts)
-        print(format_rows(translation.rows))
+        translation = translate_command(command, objective, texts)
+        for note in translation.notes:
+            print(note)
         for line in translation.commands:
             print(f"first: {line}")
         if translation.refused and not args.omit_unsupported:
-            others = _count_others(len(translation.refused) - 1)
-            raise ValueError(
-                f"{translation.refused[0].argument}: not supported{others}. "
-                "Change the command as the table says, or add --omit-unsupported."
-            )
+            reasons = translation.explain_refusal()
+            raise ValueError(f"{reasons}. Change the command, or add --omit-unsupported.")
+        if translation.refused:
+            print(f"omitted: {translation.explain_refusal()}")
         if args.out is None:
             print(write_translation(translation, None))
         else:
@@ -117,10 +114,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         return report_error(error)
     return 0
-
-
-def _count_others(n: int) -> str:
-    return f", nor {n} other{'s' if n > 1 else ''}" if n else ""
 
 
 if __name__ == "__main__":

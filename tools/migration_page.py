@@ -12,8 +12,7 @@ from pathlib import Path
 import yaml
 
 from megatron.cli import create_parser, report_error, run_main
-from megatron.config.megatron_args import PAGE, load_table
-from megatron.config.preprocess_flags import PREPROCESS_FLAGS
+from megatron.config.megatron_args import PAGE, load_rows
 from megatron.io import write_atomic
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,13 +31,12 @@ is not current.
 
 `--execute` runs the script in an empty directory, with programs that record their arguments in place of
 `torchrun`, `deepspeed`, `python`, `srun` and `mpirun`. Everything else in the script runs: read it first. A
-script that calls `ssh`, `scp` or `sbatch`, or a launcher by its path, is refused; give its command after `--`
-then.
+script that calls `ssh`, `scp` or `sbatch`, or a launcher by its path, is refused; translate its command
+instead. Set variables of the script in the environment, and give its arguments after `--`.
 
-The command prints what becomes of each argument. *Translated*: it sets keys. *Implied*: it is not given, and
-Megatron's default is set because this project has another one. *No effect here*: nothing is lost. *Not
-supported*: the command ends with an error; `--omit-unsupported` skips such arguments. An argument that is not
-on this page is not supported; its setting may be a key of [CONFIG.md](training/CONFIG.md).
+The command prints the arguments without effect, and ends with an error for those that are not supported;
+`--omit-unsupported` skips them. Megatron's default is set where this project has another one. An argument
+that is not on this page is not supported; its setting may be a key of [CONFIG.md](training/CONFIG.md).
 
 Tensor, pipeline and context parallelism support models of the Llama family with a tied embedding
 ([LAYOUTS.md](training/LAYOUTS.md#model-parallelism)). Arguments that split another model are translated to
@@ -49,29 +47,16 @@ Tensor, pipeline and context parallelism support models of the Llama family with
 def render_page(root: Path) -> str:
     """Return the page as markdown. `root` is the checkout, whose tables are read."""
     parts = [HEAD]
-    for title, rows in groupby(load_table().values(), key=lambda row: row.section):
-        if title == "No effect here":
-            reasons: dict[str, list[str]] = {}
-            for row in rows:
-                reasons.setdefault(row.note, []).append(f"`--{row.name}`")
-            cells = [(note, " ".join(names)) for note, names in reasons.items()]
-            parts.append(_render_table(title, ("why", "arguments"), cells))
-        elif title == "Not supported":
-            cells = [(f"`--{row.name}`", row.note) for row in rows]
-            parts.append(_render_table(title, ("argument", "why"), cells))
-        else:
-            cells = []
-            for row in rows:
-                alias = "".join(f"as `--{name}`" for name in row.list_conditions("as"))
-                keys = alias or " ".join(f"`{key}`" for key in row.keys)
-                values = ", ".join(
-                    f"{old}: {new}" for old, new in row.values.items() if old not in ("*", "none")
-                )
-                note = "; ".join(text for text in (row.note, values if row.form != "switch" else "") if text)
-                cells.append((f"`--{row.name}`", keys, row.default, note))
-            parts.append(_render_table(title, ("argument", "here", "default there", "note"), cells))
-    flags = [(f"`--{flag.name}`", flag.reason) for flag in PREPROCESS_FLAGS]
-    parts.append(_render_table("Options of preprocessing without effect", ("option", "why"), flags))
+    for title, rows in groupby(load_rows(), key=lambda row: row.section):
+        reasons: dict[str, list[str]] = {}
+        for row in rows:
+            keys = ", ".join(key.partition("=")[0] for key in row.keys)
+            alias = "".join(row.list_conditions("as"))
+            reason = keys or (f"--{alias}" if alias else row.note)
+            reasons.setdefault(reason, []).append(f"`--{row.name}`")
+        is_supported = not title.startswith(("No effect", "Not supported", "Options of preprocessing"))
+        cells = [(", ".join(names), reason) for reason, names in reasons.items()]
+        parts.append(_render_table(title, ("argument", "here" if is_supported else "why"), cells))
     for title, name in (("Scripts of the data-constrained study", "scripts"), ("Files", "files")):
         rows = yaml.safe_load((root / f"utils/migration/{name}.yaml").read_text())
         parts.append(_render_table(title, ("there", "here", "note"), map(_list_cells, rows)))

@@ -19,7 +19,7 @@ work by --part (examples_scaling/training/prepare_slurm.sh), and --dry-run print
 import argparse
 import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 # OpenBLAS threads would spin next to the workers; numpy reads this variable at import
@@ -28,12 +28,7 @@ gc.set_threshold(100_000)  # the default threshold rescans the imported modules,
 
 import megatron.cli  # noqa: F401  # before slow imports, so that a signal during them is handled
 from megatron.cli import create_parser, install_stop_handlers, positive_int, report_error, run_main
-from megatron.config.preprocess_flags import (
-    FORMATS,
-    add_preprocess_flags,
-    drop_unused_files,
-    list_ignored_flags,
-)
+from megatron.config.megatron_args import load_rows
 from megatron.io import explain_disk_full
 from megatron.log import get_logger
 from megatron.remote_files import RemotePath
@@ -43,6 +38,42 @@ from megatron.text.inputs import add_root
 from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.text.sources import parse_part
 from megatron.tokenizer.cli_options import add_tokenizer_options, parse_tokenizer_spec
+
+FORMATS = ("mmap", "lazy", "cached")  # of --dataset-impl; the first is written
+FLAGS = [row for row in load_rows() if "preprocessing" in row.conversion]
+# option that names files of a tokenizer -> the kinds that read it; the other kinds read --tokenizer-model
+FILE_KINDS = {
+    "vocab_file": ("GPT2BPETokenizer", "BertWordPieceLowerCase", "BertWordPieceCase"),
+    "merge_file": ("GPT2BPETokenizer",),
+    "vocab_size": ("NullTokenizer",),
+}
+
+
+def add_ignored_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the options of Megatron's scripts that have no effect, so that commands for them work here."""
+    group = parser.add_argument_group("of Megatron's scripts: accepted, without effect")
+    for flag in FLAGS:
+        if flag.form == "switch":
+            group.add_argument(f"--{flag.name}", action="store_true", help=flag.note)
+        else:
+            group.add_argument(f"--{flag.name}", metavar="VALUE", help=flag.note)
+
+
+def drop_ignored_options(args: argparse.Namespace) -> Iterator[str]:
+    """Yield a sentence for each given option without effect, and remove files of other kinds of tokenizer."""
+    for flag in FLAGS:
+        # a switch that is not given is False, another option None
+        if getattr(args, flag.name.replace("-", "_")) not in (None, False):
+            yield f"--{flag.name}: no effect: {flag.note}."
+    if args.dataset_impl != FORMATS[0]:
+        yield f"--dataset-impl: got {args.dataset_impl}, writing {FORMATS[0]}, the only format that is read."
+    kind = args.tokenizer_type
+    used = [name for name, kinds in FILE_KINDS.items() if kind in kinds] or ["tokenizer_model"]
+    for name in ("tokenizer_model", *FILE_KINDS):
+        if getattr(args, name) is not None and name not in used:
+            setattr(args, name, None)  # the reader of a tokenizer refuses it
+            options = " and ".join(f"--{option.replace('_', '-')}" for option in used)
+            yield f"--{name.replace('_', '-')}: no effect: {kind} is read from {options}."
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -108,7 +139,7 @@ def build_parser() -> argparse.ArgumentParser:
         "10^6, 10^9 and 10^12, as in 100M; default: all",
     )
     add_tokenizer_options(parser)
-    add_preprocess_flags(parser, positive_int)
+    add_ignored_flags(parser)
     work = parser.add_argument_group("work")
     work.add_argument(
         "--part",
@@ -132,9 +163,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Tokenize, and print the size of each output."""
     args = build_parser().parse_args(argv)
-    for sentence in list_ignored_flags(args):
+    for sentence in drop_ignored_options(args):
         get_logger().warning("%s", sentence)
-    drop_unused_files(args)
     install_stop_handlers()  # a signal raises KeyboardInterrupt, which ends the workers in order
     gc.freeze()  # exclude the imported modules from garbage collection, also at exit
     is_remote = isinstance(args.output_prefix, RemotePath)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron.cli import ToolParser, create_parser, report_error, run_main
-from megatron.config.megatron_args import PAGE, parse_command, suggest_argument
-from megatron.config.megatron_rules import Translation, format_rows, translate_command, write_translation
+from megatron.config.megatron_args import explain_unknown, find_argument, parse_arguments
+from megatron.config.megatron_rules import Translation, split_overrides, translate_command, write_translation
 from megatron.parallel.rank_env import ranks_from_environment
 
 
@@ -32,13 +32,13 @@ class MegatronParser(ToolParser):
             return super().parse_known_args(["--help"], namespace)
         self.arguments = []
         try:
-            command = parse_command(words)
+            given = parse_arguments(split_overrides(words)[1])
         except ValueError as error:
             self.error(str(error))
-        for name in command.unknown:
-            hint = suggest_argument(name)
-            self.error(f"--{name}: not supported, see {PAGE}{'; ' + hint if hint else ''}")
-        return argparse.Namespace(arguments=words, overrides=command.overrides), []
+        for name in given:
+            if find_argument(name) is None:
+                self.error(f"--{name}: {explain_unknown(name)}")
+        return argparse.Namespace(arguments=words), []
 
 
 def build_parser(doc: str | None = __doc__) -> argparse.ArgumentParser:
@@ -56,9 +56,9 @@ def main(
     args = build_parser(doc).parse_args(argv)
     try:
         ranks = ranks_from_environment(os.environ)
-        translation = translate_command(args.arguments, objective, ranks.n_ranks)
-        if ranks.rank == 0:
-            print(format_rows(translation.rows), flush=True)
+        translation = translate_command(args.arguments, objective)
+        for note in translation.notes if ranks.rank == 0 else ():
+            print(note, flush=True)
         check_translation(translation)
         path = Path(translation.settings["logging"]["run_dir"]) / "from_megatron.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,14 +68,13 @@ def main(
         return report_error(error)
     trainer = Path(__file__).with_name("pretrain.py")
     # the same process, so that signals and environment of the launcher reach the training
-    os.execv(sys.executable, [sys.executable, str(trainer), str(path), *args.overrides])
+    os.execv(sys.executable, [sys.executable, str(trainer), str(path), *translation.overrides])
 
 
 def check_translation(translation: Translation) -> None:
     """Raise ValueError if arguments are not supported or datasets of --split are missing."""
     if translation.refused:
-        row = translation.refused[0]
-        raise ValueError(f"{row.argument}: not supported. {row.text[0].upper()}{row.text[1:]}.")
+        raise ValueError(f"{translation.explain_refusal()}. Change the command.")
     for line in translation.commands:
         if not Path(f"{line.rpartition(' ')[2]}_train.idx").is_file():
             raise ValueError(f"--split: the parts of the dataset are not there. Run: {line}")

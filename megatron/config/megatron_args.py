@@ -1,24 +1,25 @@
 """Megatron's arguments: the table utils/megatron_arguments.tsv, and the reader of a command line.
 
 A row of the table is an argument, the form of its value, Megatron's default, the keys that it sets (with
-`=value` for a constant), its conversion, and a note. Words of a conversion:
+`=value` for a constant), its conversion, and a note. Words of a conversion, in the order of their effect:
 
     as:NAME       another name of NAME
     needs:X       ignored without X: an argument, a key, key=value, objective=NAME, or several of these with |
+    unless:X      ignored with X
     requires:X    refused without X
-    excludes:NAME refused beside NAME
-    old->new      a value here; * is any other value there, or the same value here
-    *60 /60       a factor: a number, `batch` (samples of a step) or `lr`
+    excludes:X    refused with X
+    old->new      a value here; * is any other value there, or the same value here; null sets nothing
+    *60 /60 +1    a number, another argument, or `head`, the width of a head; * rounds down
     set_...       a rule of megatron_rules.py
-    ignored, unsupported
+    ignored, unsupported, preprocessing
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fractions import Fraction
 from functools import cache
+from operator import add, mul, truediv
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +28,12 @@ import yaml
 from megatron.config.schema import RunConfig
 
 PAGE = "examples_scaling/MIGRATE.md"
-TRANSLATED, IMPLIED, NO_EFFECT, UNSUPPORTED = OUTCOMES = (
-    "translated",
-    "implied",  # not given: the default of Megatron, which is another one here
-    "no effect here",
-    "not supported",
-)
-MISSING = object()
 # a link to utils/megatron_arguments.tsv; a copy of it in a wheel
 TABLE_FILE = Path(__file__).with_name("megatron_arguments.tsv")
 REQUIRED = "required"
-# an override such as optim.lr=1e-3, which a data path never looks like
-OVERRIDE = re.compile(
-    r"(dist|dataset|model|objective|optim|lr_scheduler|checkpoint|evaluation|logging|misc)\.\w+="
-)
-RANK_OPTIONS = ("--nproc_per_node", "--nproc-per-node", "--num_gpus", "--nproc")
-NODE_OPTIONS = ("--nnodes", "--num_nodes", "-N")
+# argparse's type=bool: every text except the empty one is true, also "False"
+READERS = {"int": int, "float": float, "text": str, "bool": bool}
+OPERATIONS = {"*": mul, "/": truediv, "+": add}
 
 
 @dataclass(frozen=True)
@@ -62,20 +53,15 @@ class Argument:
 
     def read_value(self, words: list[str]) -> Any:
         """Return the value of the words after the argument. Raises ValueError for a wrong form."""
-        if self.form == "list":
+        if self.form in ("list", "any"):
             return words
-        expected = 0 if self.form == "switch" else 1
-        if len(words) != expected:
-            got = f"{len(words)} values ({' '.join(words[:3])})" if words else "no value"
-            raise ValueError(f"--{self.name}: got {got}, expected {expected or 'none'}")
-        if self.form in ("switch", "bool"):
-            # argparse's type=bool: every text except the empty one is true, also "False"
-            return self.form == "switch" or bool(words[0])
+        if len(words) != (self.form != "switch"):
+            expected = "no value" if self.form == "switch" else "one value"
+            raise ValueError(f"--{self.name}: got {' '.join(words[:3]) or 'no value'}, expected {expected}")
         try:
-            return {"int": int, "float": float, "text": str}[self.form](words[0])
+            return READERS[self.form](words[0]) if words else True
         except ValueError:
-            form = "a whole number" if self.form == "int" else "a number"
-            raise ValueError(f"--{self.name}: got {words[0]!r}, expected {form}") from None
+            raise ValueError(f"--{self.name}: got {words[0]!r}, expected {self.form}") from None
 
     @property
     def default_value(self) -> Any:
@@ -87,8 +73,7 @@ class Argument:
     @property
     def values(self) -> dict[str, str]:
         """Value there -> value here, of the `old->new` words."""
-        pairs = (word.partition("->") for word in self.conversion if "->" in word)
-        return {old: new for old, _, new in pairs}
+        return dict(word.split("->") for word in self.conversion if "->" in word)
 
     def list_conditions(self, kind: str) -> list[str]:
         """Return X of the words `kind:X`."""
@@ -96,18 +81,24 @@ class Argument:
 
 
 @cache
-def load_table() -> Mapping[str, Argument]:
-    """Return the rows of the table by name."""
-    rows, section = {}, ""
+def load_rows() -> tuple[Argument, ...]:
+    """Return all rows of the table."""
+    rows, section = [], ""
     for line in TABLE_FILE.read_text(encoding="utf-8").splitlines()[2:]:
         if line.startswith("# "):
             section = line[2:]
             continue
         name, form, default, keys, conversion, note = line.split("\t")
-        rows[name] = Argument(
-            section, name, form, default, tuple(keys.split()), tuple(conversion.split()), note
+        rows.append(
+            Argument(section, name, form, default, tuple(keys.split()), tuple(conversion.split()), note)
         )
-    return rows
+    return tuple(rows)
+
+
+@cache
+def load_table() -> Mapping[str, Argument]:
+    """Return the arguments of training by name."""
+    return {row.name: row for row in load_rows() if "preprocessing" not in row.conversion}
 
 
 def find_argument(name: str) -> Argument | None:
@@ -120,57 +111,17 @@ def find_argument(name: str) -> Argument | None:
     return argument
 
 
-def suggest_argument(name: str) -> str:
-    """Return a hint with the nearest argument of the table, or an empty string."""
+def explain_unknown(name: str) -> str:
+    """Return why an argument is refused that is not in the table, with the nearest one."""
     nearest = get_close_matches(name.replace("_", "-"), load_table(), 1)
-    return f"did you mean --{nearest[0]}?" if nearest else ""
+    return f"not supported, see {PAGE}" + (f"; did you mean --{nearest[0]}?" if nearest else "")
 
 
-@dataclass(frozen=True)
-class CommandLine:
-    """A command line, split into its parts.
-
-    given      argument's name -> its value, in the order of the words; the last of repeated ones counts
-    typed      the same names -> the words as typed
-    unknown    the names in `given` that are not in the table
-    overrides  section.key=value words
-    script     the .py file, or empty
-    n_ranks    ranks that the launcher's options give; None: not given
-    """
-
-    given: dict[str, Any] = field(default_factory=dict)
-    typed: dict[str, str] = field(default_factory=dict)
-    unknown: list[str] = field(default_factory=list)
-    overrides: list[str] = field(default_factory=list)
-    script: str = ""
-    n_ranks: int | None = None
-
-
-def parse_command(words: Sequence[str]) -> CommandLine:
-    """Split the words of a command, with or without launcher and script, into its parts.
+def parse_arguments(words: list[str]) -> dict[str, Any]:
+    """Return argument's name -> its value; the last of repeated ones counts.
 
     Raises ValueError for words that belong to no argument, and for values of a wrong number or type.
     """
-    place = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
-    start = 0 if place is None else place + 1
-    command = CommandLine(
-        overrides=[word for word in words[start:] if OVERRIDE.match(word)],
-        script="" if place is None else words[place],
-        n_ranks=_count_ranks(words[:start]),
-    )
-    for name, values in _group_words([word for word in words[start:] if not OVERRIDE.match(word)]):
-        argument = find_argument(name)
-        if argument is None:
-            command.unknown.append(name)
-        key = argument.name if argument and not argument.name.endswith("*") else name
-        command.given.pop(key, None)  # a repeated argument moves to its last place
-        command.given[key] = argument.read_value(values) if argument and argument.form != "any" else values
-        command.typed[key] = f"--{name} {' '.join(values)}".rstrip()
-    return command
-
-
-def _group_words(words: list[str]) -> list[tuple[str, list[str]]]:
-    """Return (argument's name, its values) of each argument."""
     groups: list[tuple[str, list[str]]] = []
     for word in words:
         if word.startswith("--"):
@@ -181,68 +132,47 @@ def _group_words(words: list[str]) -> list[tuple[str, list[str]]]:
         else:
             # a negative number such as -1 is a value; Megatron has no argument with a single dash
             groups[-1][1].append(word)
-    return groups
-
-
-def _count_ranks(launcher: Sequence[str]) -> int | None:
-    """Return ranks per node x nodes of a launcher's words, or None if it does not give them as numbers."""
-    n_ranks, n_nodes = "", "1"
-    words = [part for word in launcher for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    for i, name in enumerate(words[:-1]):
-        if name in RANK_OPTIONS:
-            n_ranks = words[i + 1]
-        elif name in NODE_OPTIONS:
-            n_nodes = words[i + 1]
-    return int(n_ranks) * int(n_nodes) if n_ranks.isdecimal() and n_nodes.isdecimal() else None
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the report: an argument, what becomes of it, and the settings or the reason."""
-
-    argument: str
-    outcome: str
-    text: str
+    given = {}
+    for name, values in groups:
+        argument = find_argument(name)
+        if argument is None or argument.name.endswith("*"):
+            given[name] = values
+        else:
+            given[argument.name] = argument.read_value(values)
+    return given
 
 
 @dataclass
 class Draft:
     """A translation under construction: rules read arguments from it and set keys in it.
 
+    given      argument -> value
     texts      absolute path -> content of files that a launch script writes, such as its DeepSpeed JSON
-    unsplit    why zero3 replaces the split of the model over ranks; empty: the model is split
-    sources    key -> the given arguments that set it
-    notes      argument -> why it sets no key, or what is special about how it does
-    refusals   argument -> why it cannot be met
-    files      data-path files to write beside the configuration: name -> content; settings name them so
+    ignored    given arguments without effect here
+    refused    argument -> why it cannot be met
+    files      key -> (name, content) of a file to write beside the configuration, which the key names
     commands   commands that make the datasets that the settings name, to be run before training
     """
 
-    command: CommandLine
+    given: Mapping[str, Any]
     objective: str
-    n_ranks: int | None
     texts: Mapping[str, str]
-    unsplit: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
-    sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    notes: dict[str, str] = field(default_factory=dict)
-    refusals: dict[str, str] = field(default_factory=dict)
-    implied: list[Row] = field(default_factory=list)
-    files: dict[str, str] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    files: dict[str, tuple[str, str]] = field(default_factory=dict)
     commands: list[str] = field(default_factory=list)
 
     def has(self, *names: str) -> bool:
         """Return whether any of the arguments is given."""
-        return any(name in self.command.given for name in names)
+        return any(name in self.given for name in names)
 
     def value(self, name: str) -> Any:
         """Return the value of an argument, else Megatron's default. Raises ValueError if it requires one."""
-        if name in self.command.given:
-            return self.command.given[name]
         argument = load_table()[name]
-        if argument.default == REQUIRED:
+        if name not in self.given and argument.default == REQUIRED:
             raise ValueError(f"--{name}: missing. Megatron requires it, and so does the translation.")
-        return argument.default_value
+        return self.given.get(name, argument.default_value)
 
     def get(self, key: str) -> Any:
         """Return the value of a key that was set."""
@@ -251,120 +181,68 @@ class Draft:
 
     def set(self, key: str, value: Any, *names: str) -> None:
         """Set a key because of these arguments, given or not; a default of both sides is skipped."""
-        given = [name for name in names if self.has(name)]
         section, _, name = key.rpartition(".")
-        if not given:
-            default = _find_default(section, name)
+        if not self.has(*names):
+            cls = RunConfig.__dataclass_fields__[section].type
+            default = getattr(cls, name, None)  # the field's default is an attribute of its class
             if value == default and type(value) is type(default):
                 return
-            reason = f"--{names[0]} {load_table()[names[0]].default or 'absent'}" if names else "always there"
-            self.implied.append(Row(f"({reason})", IMPLIED, f"{key}={_format_value(value)}"))
         (self.settings.setdefault(section, {}) if section else self.settings)[name] = value
-        self.sources[key] = (*self.sources.get(key, ()), *given)
 
     def holds(self, condition: str) -> bool:
         """Return whether one of the conditions holds that `|` separates."""
         for word in condition.split("|"):
-            key, _, value = word.partition("=")
-            if key == "objective":
-                state: Any = self.objective == value
-            elif "." in key:
-                state = self.get(key) == read_constant(value) if value else self.get(key)
+            name, _, expected = word.partition("=")
+            if name == "objective":
+                state: Any = self.objective
+            elif "." in name:
+                state = self.get(name)
             else:
-                state = self.has(key) and self.value(key) != load_table()[key].default_value
-            if state:
+                state = self.has(name) and self.value(name) != load_table()[name].default_value
+            if state == yaml.safe_load(expected) if expected else state:
                 return True
         return False
 
     def apply(self, argument: Argument) -> None:
         """Set the keys of an argument whose conversion is data."""
-        name, default = argument.name, argument.default_value
-        for condition in argument.list_conditions("needs"):
-            if not self.holds(condition):
-                self.notes[name] = f"without effect, as it requires {condition}"
-                return
+        name, conditions = argument.name, argument.list_conditions
+        if not all(map(self.holds, conditions("needs"))) or any(map(self.holds, conditions("unless"))):
+            self.ignored += [name] * self.has(name)
+            return
         value = self.value(name)
         if self.has(name) and value:
-            missing = [x for x in argument.list_conditions("requires") if not self.holds(x)]
-            refusals = [f"it requires {x.replace('|', ' or ')}" for x in missing]
-            refusals += [f"it excludes --{x}" for x in argument.list_conditions("excludes") if self.has(x)]
-            if refusals:
-                self.refusals[name] = refusals[0]
-                value = default
+            reasons = [
+                f"it requires {x.replace('|', ' or ')}" for x in conditions("requires") if not self.holds(x)
+            ]
+            reasons += [f"it excludes --{x}" for x in conditions("excludes") if self.holds(x)]
+            if reasons:
+                self.refused[name] = reasons[0]
+                value = argument.default_value
         if argument.values and value is not None:
             word = str(value[0] if isinstance(value, list) else value).lower()
             here = argument.values.get(word, argument.values.get("*"))
             if here is None:
-                self.refusals[name] = f"use {' or '.join(argument.values)}"
+                self.refused[name] = f"use {' or '.join(argument.values)}"
                 return
-            value = value if here == "*" else read_constant(here)
+            value = value if here == "*" else yaml.safe_load(here)
         if value is None or value == "" or value is False and not argument.values:
             return
         for entry in argument.keys:
-            key, equals, constant = entry.partition("=")
-            if not equals or self.has(name):
-                self.set(key, read_constant(constant) if equals else self._scale(argument, value), name)
+            key, _, constant = entry.partition("=")
+            if not constant:
+                self.set(key, self._calculate(argument, value), name)
+            elif self.has(name):
+                self.set(key, yaml.safe_load(constant), name)
 
-    def _scale(self, argument: Argument, value: Any) -> Any:
-        """Return the value times or by the factors of the conversion, exactly: 2e-5 / 2e-4 is 0.1."""
-        known = {"batch": self.get("dataset.batch_size"), "lr": self.get("optim.lr")}
-        for sign, word in (entry for entry in map(_split_factor, argument.conversion) if entry):
-            factor = Fraction(str(known.get(word, word)))
-            exact = Fraction(str(value)) * factor if sign == "*" else Fraction(str(value)) / factor
-            value = int(exact) if argument.form == "int" and sign == "*" else float(exact)
+    def _calculate(self, argument: Argument, value: Any) -> Any:
+        """Return the value after the operations of the conversion, exactly: 2e-5 / 2e-4 is 0.1."""
+        for sign, operand in ((word[0], word[1:]) for word in argument.conversion if "->" not in word):
+            if sign in OPERATIONS:
+                exact = OPERATIONS[sign](Fraction(str(value)), Fraction(str(self._read_operand(operand))))
+                value = float(exact) if sign == "/" else int(exact)
         return value
 
-    def list_rows(self) -> list[Row]:
-        """Return the rows: arguments in their order, then defaults of Megatron, then what is missing."""
-        rows = [self._make_row(name) for name in self.command.given]
-        absent = [name for name in self.refusals if not self.has(name)]
-        return [
-            *rows,
-            *self.implied,
-            *(Row(f"(--{x} absent)", UNSUPPORTED, self.refusals[x]) for x in absent),
-        ]
-
-    def _make_row(self, name: str) -> Row:
-        typed, argument = self.command.typed[name], find_argument(name)
-        typed = typed if len(typed) <= 60 else f"{typed[:57]}..."
-        if argument is None:
-            hint = suggest_argument(name)
-            return Row(typed, UNSUPPORTED, f"not in the table of {PAGE}{'; ' if hint else ''}{hint}")
-        if name in self.refusals:
-            return Row(typed, UNSUPPORTED, self.refusals[name])
-        if "unsupported" in argument.conversion:
-            is_harmless = " ".join(self.command.given[name]) in argument.default.split(",")
-            if is_harmless and argument.default:
-                return Row(typed, NO_EFFECT, "this value is the only one here")
-            return Row(typed, UNSUPPORTED, argument.note)
-        keys = [key for key, names in self.sources.items() if name in names]
-        note = self.notes.get(name, "")
-        if not keys:
-            reason = note or argument.note or "without effect beside the other arguments"
-            return Row(typed, NO_EFFECT, reason)
-        text = " ".join(f"{key}={_format_value(self.get(key))}" for key in keys)
-        return Row(typed, TRANSLATED, f"{text}; {note}" if note else text)
-
-
-def _split_factor(word: str) -> tuple[str, str] | None:
-    """Return the sign and the factor of a word such as `*60`, None of another word."""
-    return (word[0], word[1:]) if word[0] in "*/" and "->" not in word else None
-
-
-def read_constant(text: str) -> Any:
-    """Return a value of the table as YAML reads it."""
-    return yaml.safe_load(text)
-
-
-def _find_default(section: str, name: str) -> Any:
-    """Return the default of a key here, MISSING if it has none."""
-    cls: Any = RunConfig
-    if section:
-        cls = {key.name: key.type for key in RunConfig.__dataclass_fields__.values()}[section]
-    return cls.__dataclass_fields__[name].default if name in cls.__dataclass_fields__ else MISSING
-
-
-def _format_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    def _read_operand(self, word: str) -> Any:
+        if word == "head":
+            return self.value("kv-channels") or self.value("hidden-size") // self.value("num-attention-heads")
+        return self.value(word) if word in load_table() else word

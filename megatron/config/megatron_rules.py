@@ -10,362 +10,293 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from megatron.config.megatron_args import (
-    OUTCOMES,
-    UNSUPPORTED,
     Draft,
-    Row,
+    explain_unknown,
+    find_argument,
     load_table,
-    parse_command,
+    parse_arguments,
 )
 from megatron.config.read import build_config
+from megatron.config.schema import RunConfig
 from megatron.io import PARTIAL, atomic_path
 
 DIFFUSION_SCRIPTS = ("pretrain_diff_gpt.py", "finetune_diff_gpt.py")
-# ids of the tokenizers that Megatron's users name without a vocabulary file
-NAMED_TOKENIZERS = {"gpt2": 50257, "openai-community/gpt2": 50257}
+# an override such as optim.lr=1e-3, which a data path never looks like
+OVERRIDE = re.compile(rf"({'|'.join(RunConfig.__dataclass_fields__)})\.\w+=")
 SPLIT_KEYS = (
     "tensor_parallel", "pipeline_parallel", "pipeline_schedule", "pipeline_chunks", "context_parallel",
     "context_method",
 )  # fmt: skip
-ARGUMENT_WIDTH = 46
+CORPUS_FILES = {"dataset.path_train": "train_data.txt", "dataset.path_eval": "valid_data.txt"}
 
 
 @dataclass(frozen=True)
 class Translation:
     """A translated command.
 
-    settings  sections of the configuration, as in YAML
-    rows      a row for each argument, and for each default of Megatron that is another one here
-    files     files to write beside the configuration: name -> content; settings name them so
-    commands  commands that make the datasets that the settings name, to be run before training
+    settings   sections of the configuration, as in YAML
+    overrides  section.key=value words of the command
+    notes      sentences on arguments without effect, and on a split of the model that is replaced
+    refused    argument -> why it cannot be met
+    files      key -> (name, content) of a file to write beside the configuration, which the key names
+    commands   commands that make the datasets that the settings name, to be run before training
     """
 
     settings: dict[str, Any]
-    rows: list[Row]
-    files: dict[str, str]
+    overrides: list[str]
+    notes: list[str]
+    refused: dict[str, str]
+    files: dict[str, tuple[str, str]]
     commands: list[str]
 
-    @property
-    def refused(self) -> list[Row]:
-        """Rows of arguments that cannot be met."""
-        return [row for row in self.rows if row.outcome == UNSUPPORTED]
+    def explain_refusal(self) -> str:
+        """Return a line with all refused arguments and the reasons; empty if there are none."""
+        return "; ".join(f"--{name}: {reason}" for name, reason in self.refused.items())
 
 
 def translate_command(
-    words: Sequence[str],
-    objective: str | None = None,
-    n_ranks: int | None = None,
-    texts: Mapping[str, str] | None = None,
+    words: Sequence[str], objective: str | None = None, texts: Mapping[str, str] | None = None
 ) -> Translation:
     """Translate a command, with or without launcher and script. Raises ValueError for a wrong use of it.
 
     objective  autoregressive or masked_diffusion; None: the script decides, autoregressive without one
-    n_ranks    number of ranks; None: the launcher's words give it
     texts      absolute path -> content of files that the launch script writes, such as its DeepSpeed JSON
     """
-    command = parse_command(words)
-    is_diffusion = command.script.rpartition("/")[2] in DIFFUSION_SCRIPTS
-    name = objective or ("masked_diffusion" if is_diffusion else "autoregressive")
-    build_draft = partial(Draft, command, name, n_ranks or command.n_ranks, texts or {})
-    draft = _apply_table(build_draft())
-    if reason := _find_refused_split(draft.settings):
-        draft = _apply_table(build_draft(unsplit=reason))
-    path = os.path.abspath(draft.get("dist.deepspeed_config") or "")
-    if path in draft.texts:
-        # the script writes this file when it runs, so it comes with the configuration
-        draft.files["deepspeed.json"] = draft.texts[path]
-        draft.settings["dist"]["deepspeed_config"] = "deepspeed.json"
-    return Translation(draft.settings, draft.list_rows(), draft.files, draft.commands)
+    place = next((i for i, word in enumerate(words) if word.endswith(".py")), -1)
+    is_diffusion = place >= 0 and Path(words[place]).name in DIFFUSION_SCRIPTS
+    overrides, words = split_overrides(words[place + 1 :])
+    given = parse_arguments(words)
+    draft = Draft(given, objective or ("masked_diffusion" if is_diffusion else "autoregressive"), texts or {})
+    _apply_table(draft)
+    _sort_others(draft)
+    notes = []
+    if draft.ignored:
+        notes.append(f"no effect here: {' '.join(f'--{name}' for name in draft.ignored)}")
+    if reason := _replace_split(draft.settings):
+        notes.append(f"dist.sharding_stage=zero3 replaces the split of the model over ranks: {reason}")
+    return Translation(draft.settings, overrides, notes, draft.refused, draft.files, draft.commands)
 
 
-def _apply_table(draft: Draft) -> Draft:
+def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return (section.key=value words, other words)."""
+    overrides = [word for word in words if OVERRIDE.match(word)]
+    return overrides, [word for word in words if not OVERRIDE.match(word)]
+
+
+def _apply_table(draft: Draft) -> None:
     if draft.objective != "autoregressive":
         draft.settings["objective"] = {"name": draft.objective}
     finished = set()
-    split = {f"dist.{key}" for key in SPLIT_KEYS}
     for argument in load_table().values():
         rule = next((word for word in argument.conversion if word in RULES), None)
-        if rule is not None and rule not in finished:
+        if rule is None:
+            draft.apply(argument)
+        elif rule not in finished:
             RULES[rule](draft)
             finished.add(rule)
-        elif rule is None and draft.unsplit and split & {key.partition("=")[0] for key in argument.keys}:
-            _unsplit(draft, argument.name)
-        elif rule is None and not {"ignored", "unsupported"} & set(argument.conversion):
-            draft.apply(argument)
-    return draft
 
 
-def _find_refused_split(settings: dict[str, Any]) -> str:
-    """Return why training refuses to split the model over ranks; empty if not, or if it refuses zero3 too."""
+def _sort_others(draft: Draft) -> None:
+    """Sort the given arguments that set nothing into ignored and refused ones."""
+    for name, words in draft.given.items():
+        argument = find_argument(name)
+        if argument is None:
+            draft.refused[name] = explain_unknown(name)
+        elif "ignored" in argument.conversion:
+            draft.ignored.append(name)
+        elif "unsupported" in argument.conversion:
+            if argument.default and " ".join(words) in argument.default.split(","):
+                draft.ignored.append(name)
+            else:
+                draft.refused[name] = f"not supported, {argument.note}"
 
-    def check(dist: dict[str, Any]) -> str:
+
+def _replace_split(settings: dict[str, Any]) -> str:
+    """Shard by ZeRO 3 if training refuses to split the model over ranks, and return why; else return ""."""
+
+    def find_refusal(parts: dict[str, Any]) -> str:
         try:
-            build_config({**settings, "dist": dist}, vocabulary=lambda key, data: int(key == "n_tokens"))
+            build_config(parts, vocabulary=lambda key, data: int(key == "n_tokens"))
         except ValueError as error:
             return str(error).partition(": ")[2].partition(". ")[0]
         return ""
 
     dist = settings.get("dist", {})
     whole = {key: value for key, value in dist.items() if key not in SPLIT_KEYS}
-    reason = check(dist) if whole != dist else ""
-    return reason if reason and not check({**whole, "sharding_stage": "zero3"}) else ""
-
-
-def _unsplit(draft: Draft, name: str) -> None:
-    """Shard over all ranks instead of splitting the model as the argument says."""
-    if draft.has(name) and draft.value(name) != 1:
-        draft.set("dist.sharding_stage", "zero3", name)
-        draft.notes[name] = f"unsplit, on ranks that divide a step's samples: {draft.unsplit}"
-
-
-def set_positions(draft: Draft) -> None:
-    """Set rotary positions with their base and rotated channels, or a table of learned ones."""
-    names = ("position-embedding-type", "use-rotary-position-embeddings")
-    kind = "rope" if draft.has("use-rotary-position-embeddings") else draft.value("position-embedding-type")
-    if kind == "learned_absolute":
-        if not draft.has("max-position-embeddings"):
-            raise ValueError("--max-position-embeddings: missing. Learned positions require it.")
-        draft.set("model.positions", "learned", *names)
-        draft.set("model.n_positions", draft.value("max-position-embeddings"), "max-position-embeddings")
-    elif kind == "rope":
-        draft.set("model.positions", "rotary", *names)
-        draft.set("model.rope_theta", float(draft.value("rotary-base")), "rotary-base")
-        width = draft.get("model.d_head") or draft.get("model.d_model") // max(1, draft.get("model.n_heads"))
-        rotated = int(width * min(1.0, draft.value("rotary-percent")))
-        if rotated < width:
-            draft.set("model.rotary_dims", rotated, "rotary-percent")
-    else:
-        draft.refusals["position-embedding-type"] = f"no {kind} positions; use rope or learned_absolute"
+    reason = find_refusal(settings) if whole != dist else ""
+    # a micro-batch need not divide the share of a rank without the split
+    data = {key: value for key, value in settings["dataset"].items() if key != "microbatch_size"}
+    unsplit = {**settings, "dist": {**whole, "sharding_stage": "zero3"}, "dataset": data}
+    if not reason or find_refusal(unsplit):
+        return ""
+    settings.update(unsplit)
+    return reason
 
 
 def set_vocabulary(draft: Draft) -> None:
-    """Set the number of ids if the arguments give it, and the rows or their multiple."""
-    is_null = draft.value("tokenizer-type") == "NullTokenizer"
-    file, names = draft.value("vocab-file"), ["vocab-file"]
-    n_ids = NAMED_TOKENIZERS.get(draft.value("tokenizer-model"))
-    if draft.has("vocab-size"):
-        # NullTokenizer has an end-of-document id after the others
-        n_ids, names = draft.value("vocab-size") + is_null, ["vocab-size", *["tokenizer-type"] * is_null]
-    elif file is not None and Path(file).is_file():
-        n_ids = len(_read_object(file, {}, "--vocab-file"))
-    elif n_ids is not None:
-        names = ["tokenizer-model"]
-    if n_ids is not None:
-        draft.set("model.n_tokens", n_ids, *names)
-    if not draft.has("padded-vocab-size"):
-        parts = ("make-vocab-size-divisible-by", "tensor-model-parallel-size")
-        draft.set("model.vocab_multiple", draft.value(parts[0]) * draft.value(parts[1]), *parts)
+    """Set the number of ids that a vocabulary file has, if it exists."""
+    path = draft.value("vocab-file")
+    if path is not None and Path(path).is_file():
+        draft.set("model.n_tokens", len(_read_object(path, {})), "vocab-file")
 
 
-def set_batch(draft: Draft) -> None:
-    """Set the batch sizes: samples of a step, and of a forward on one rank."""
-    micro, size = draft.value("micro-batch-size"), draft.value("global-batch-size")
-    if micro is not None and not draft.unsplit:  # it need not divide the share of a rank without the split
-        draft.set("dataset.microbatch_size", micro, "micro-batch-size")
-    if size is None:
-        if micro is None or draft.n_ranks is None:
-            raise ValueError(
-                "--global-batch-size: missing. Give it, or --micro-batch-size and the number of ranks "
-                "(--ranks, or the launcher's words)."
-            )
-        split = draft.value("tensor-model-parallel-size") * draft.value("pipeline-model-parallel-size")
-        split *= draft.value("context-parallel-size") * draft.value("ds-sequence-parallel-size")
-        size = micro * max(1, draft.n_ranks // split)
-    draft.set("dataset.batch_size", size, "global-batch-size")
-    ramp = draft.value("rampup-batch-size") or []
-    try:
-        start, _, n_samples = map(int, ramp or [size, 0, 0])
-    except ValueError:
-        raise ValueError(
-            f"--rampup-batch-size: got {' '.join(ramp)!r}, expected start, increment and samples"
-        ) from None
-    if start == size or n_samples == 0:
-        draft.set("dataset.batch_size", size, "rampup-batch-size", "global-batch-size")
-    else:
-        draft.refusals["rampup-batch-size"] = f"a step always has {size} samples; use the warm-up of the rate"
+def _read_steps(draft: Draft, stem: str) -> dict[str, Fraction]:
+    """Return the given arguments STEM-tokens, STEM-samples and STEM-iters, in steps."""
+    batch = draft.value("global-batch-size")
+    sizes = {"tokens": batch * draft.value("seq-length"), "samples": batch, "iters": 1}
+    names = {f"{stem}-{unit}": size for unit, size in sizes.items()}
+    return {name: Fraction(draft.value(name), size) for name, size in names.items() if draft.value(name)}
 
 
 def set_length(draft: Draft) -> None:
     """Set length, warm-up and decay in steps, from iterations, samples or tokens."""
-    batch = draft.get("dataset.batch_size")
-    units = {"iters": 1, "samples": batch, "tokens": batch * draft.value("seq-length")}
-    given = {unit: draft.value(f"train-{unit}") for unit in units if draft.has(f"train-{unit}")}
-    if not given:
+    train, decay, warmup = (_read_steps(draft, stem) for stem in ("train", "lr-decay", "lr-warmup"))
+    if not train:
         raise ValueError("--train-iters: missing. Give it, --train-samples or --train-tokens.")
     # as in Megatron, samples are rounded down, tokens up, and the run ends with the first that is reached
-    n_steps = min(-(-n // units[unit]) if unit == "tokens" else n // units[unit] for unit, n in given.items())
-    names = [f"train-{unit}" for unit in given]
+    n_steps = min(math.ceil(n) if name == "train-tokens" else math.floor(n) for name, n in train.items())
     if n_steps < 1:
-        raise ValueError(f"--{names[0]}: got less than one step of {batch:,} samples")
-    draft.set("lr_scheduler.total_iterations", n_steps, *names)
-    decay, decay_names = n_steps, [f"lr-decay-{unit}" for unit in units if draft.has(f"lr-decay-{unit}")]
-    for name in decay_names:
-        # the whole run in samples is rounded down to steps, so its decay must be too
-        decay = draft.value(name) // units[name.rpartition("-")[2]]
-    warmup = _set_warmup(draft, units, decay, n_steps)
-    kind = draft.get("lr_scheduler.kind")
-    if decay != n_steps and kind in ("linear", "cosine"):
-        draft.set("lr_scheduler.decay_iterations", max(1, decay - warmup), *decay_names)
-    elif decay != n_steps and kind == "wsd":
-        draft.refusals[decay_names[0]] = "WSD decays at the end of the run; omit it"
-
-
-def _set_warmup(draft: Draft, units: Mapping[str, int], decay: int, n_steps: int) -> int:
-    """Set the warm-up and return its steps."""
+        raise ValueError(
+            f"--{min(train)}: got less than one step of {draft.value('global-batch-size')} samples"
+        )
+    draft.set("lr_scheduler.total_iterations", n_steps, *train)
+    # the whole run in samples is rounded down to steps, so its decay must be too
+    n_decay = math.floor(next(iter(decay.values()), n_steps))
+    n_warmup = math.ceil(next(iter(warmup.values()), 0))
     share = draft.value("lr-warmup-fraction")
-    if share is not None:
-        # Megatron's fraction refers to the length of the decay
-        steps = math.ceil(Fraction(str(share)) * decay)
-        key, value = ("fraction", share) if decay == n_steps else ("iterations", steps)
-        draft.set(f"lr_scheduler.warmup_{key}", value, "lr-warmup-fraction")
-        return steps
-    unit = next((unit for unit in ("tokens", "samples", "iters") if draft.value(f"lr-warmup-{unit}")), None)
-    if unit is not None:
-        steps = -(-draft.value(f"lr-warmup-{unit}") // units[unit])
-        draft.set("lr_scheduler.warmup_iterations", steps, f"lr-warmup-{unit}")
-        return int(steps)
-    return 0
+    if share is not None:  # Megatron's fraction refers to the length of the decay
+        n_warmup = math.ceil(Fraction(str(share)) * n_decay)
+    if share is not None and n_decay == n_steps:
+        draft.set("lr_scheduler.warmup_fraction", share, "lr-warmup-fraction")
+    elif n_warmup:
+        draft.set("lr_scheduler.warmup_iterations", n_warmup)
+    kind = draft.get("lr_scheduler.kind")
+    if n_decay != n_steps and kind in ("linear", "cosine"):
+        draft.set("lr_scheduler.decay_iterations", max(1, n_decay - n_warmup), *decay)
+    elif n_decay != n_steps and kind == "wsd":
+        draft.refused[min(decay)] = "WSD decays at the end of the run; omit it"
 
 
 def set_data(draft: Draft) -> None:
     """Set training and held-out data that are given by prefixes, and Megatron's order of samples."""
     for kind, key in (("train", "dataset.path_train"), ("valid", "dataset.path_eval")):
-        name = f"{kind}-data-path"
-        if draft.has(name) and draft.get(key) is None:
-            draft.set(key, _name_corpora(draft, draft.value(name), kind), name)
+        if draft.has(f"{kind}-data-path") and draft.get(key) is None:
+            _set_corpora(draft, key, draft.value(f"{kind}-data-path"))
     if draft.has("data-path") and draft.get("dataset.path_train") is None:
-        _set_split(draft, draft.value("data-path"))
+        _set_cut_corpora(draft)
     if draft.get("dataset.path_train") is None:
-        # a fork may name its data by an argument of its own, which the report lists
-        draft.refusals["data-path"] = "missing; give it, --train-data-path or --train-data-path-file"
+        # a fork may name its data by an argument of its own, which is refused too
+        draft.refused["data-path"] = "missing; give it, --train-data-path or --train-data-path-file"
     elif draft.get("dataset.path_train") != "synthetic":
         # Megatron shuffles the documents of all epochs together, and then their samples, from the seed
         draft.set("dataset.order", "megatron")
-    if draft.has("eval-iters") and draft.value("eval-iters") == 0:
+    if draft.value("eval-iters") == 0:
         draft.settings["dataset"].pop("path_eval", None)
 
 
-def _set_split(draft: Draft, words: list[str]) -> None:
+def _set_cut_corpora(draft: Draft) -> None:
     """Set the datasets of --data-path, cut by --split such as 949,50,1, and the commands that cut them."""
     # published scripts pass it with quotes inside, as in '99,1,0'
-    text, names = draft.value("split"), ("data-path", "split")
-    shares = re.findall(r"[^,/'\" ]+", text)
-    try:
-        numbers = [float(share) for share in shares]
-    except ValueError:
-        numbers = []
-    if not 1 <= len(numbers) <= 3 or min(numbers) < 0 or not numbers[0]:
-        raise ValueError(f"--split: got {text!r}, expected up to three numbers such as 949,50,1")
-    if not any(numbers[1:]):
-        draft.set("dataset.path_train", _name_corpora(draft, words, "train"), *names)
-        return
-    tag = "_".join(shares)
-    draft.set("dataset.path_train", _name_corpora(draft, words, "train", f"_{tag}_train"), *names)
-    if numbers[1]:
-        draft.set("dataset.path_eval", _name_corpora(draft, words, "valid", f"_{tag}_valid"), *names)
-    for prefix in words[1::2] if len(words) > 1 else words:
-        command = f"--input {prefix} --split {','.join(shares)} --output {prefix}_{tag}"
-        draft.commands.append(f"python tools/subset_corpus.py {command}")
+    split = ",".join(re.findall(r"[^,/'\" ]+", draft.value("split")))
+    shares = (
+        [float(share) for share in split.split(",")] if re.fullmatch(r"[\d.]+(,[\d.]+){0,2}", split) else [0]
+    )
+    if not shares[0]:
+        raise ValueError(
+            f"--split: got {draft.value('split')!r}, expected up to three numbers such as 949,50,1"
+        )
+    tag = f"_{split.replace(',', '_')}" if any(shares[1:]) else ""
+    words = draft.value("data-path")
+    prefixes = _set_corpora(draft, "dataset.path_train", words, f"{tag}_train" if tag else "")
+    if tag and shares[1]:
+        _set_corpora(draft, "dataset.path_eval", words, f"{tag}_valid")
+    for prefix in prefixes if tag else ():
+        options = f"--input {prefix} --split {split} --output {prefix}{tag}"
+        draft.commands.append(f"python tools/subset_corpus.py {options}")
 
 
-def _name_corpora(draft: Draft, words: list[str], kind: str, suffix: str = "") -> str:
-    """Return the prefix of one corpus, or the name of a data-path file of several, which is to be written."""
-    if len(words) == 1:
-        return words[0] + suffix
-    weights, prefixes = words[::2], words[1::2]
-    if not words or len(words) % 2 or not all(re.fullmatch(r"[\d.]+(e-?\d+)?", word) for word in weights):
+def _set_corpora(draft: Draft, key: str, words: list[str], suffix: str = "") -> list[str]:
+    """Set the prefix of one corpus, or a data-path file of several, and return their prefixes."""
+    weights, prefixes = (["1"], words) if len(words) == 1 else (words[::2], words[1::2])
+    are_weights = all(re.fullmatch(r"[\d.]+(e-?\d+)?", word) for word in weights)
+    if not words or len(weights) != len(prefixes) or not are_weights:
         got = " ".join(words[:4])
         raise ValueError(f"--data-path: got {got!r}, expected a prefix, or pairs of weight and prefix")
-    if len(prefixes) == 1:
-        return prefixes[0] + suffix
-    name = f"{kind}_data.txt"
-    draft.files[name] = "".join(f"{w} {p}{suffix}\n" for w, p in zip(weights, prefixes, strict=True))
-    return name
+    path = prefixes[0] + suffix
+    if len(prefixes) > 1:
+        path = CORPUS_FILES[key]
+        lines = [f"{w} {p}{suffix}\n" for w, p in zip(weights, prefixes, strict=True)]
+        draft.files[key] = (path, "".join(lines))
+    draft.set(key, path)
+    return prefixes
 
 
 def set_loading(draft: Draft) -> None:
     """Set the checkpoint from which the run starts."""
     load, tag = draft.value("load"), draft.value("load-tag")
     if load is not None and draft.has("finetune"):
-        draft.set("checkpoint.init_from", load, "load", "finetune")
+        draft.set("checkpoint.init_from", load)
         return
     is_own = draft.has("save") and load == draft.value("save")
     resume = "never" if load is None else f"{load}/{tag}" if tag else "auto" if is_own else load
-    draft.set("checkpoint.resume", resume, "load", "load-tag")
+    draft.set("checkpoint.resume", resume, "load")
 
 
 def set_profile(draft: Draft) -> None:
     """Set the steps that are profiled; they are counted from 1 here."""
     if draft.has("profile"):
-        names = ("profile-step-start", "profile-step-end")
-        draft.set("logging.profile_steps", [max(1, draft.value(name)) for name in names], "profile", *names)
+        steps = [max(1, draft.value(f"profile-step-{end}")) for end in ("start", "end")]
+        draft.set("logging.profile_steps", steps)
 
 
 def set_deepspeed(draft: Draft) -> None:
     """Set engine and stage of --deepspeed; its JSON decides, as in Megatron-DeepSpeed."""
     if not draft.has("deepspeed"):
         return
-    path, stage, names = draft.value("deepspeed-config"), draft.value("zero-stage"), ["zero-stage"]
-    has_file = path is not None and (os.path.abspath(path) in draft.texts or Path(path).is_file())
+    path, stage = draft.value("deepspeed-config"), draft.value("zero-stage")
+    text = draft.texts.get(os.path.abspath(path or ""))
+    has_file = path is not None and (text is not None or Path(path).is_file())
     if has_file:
-        zero = _read_object(path, draft.texts, "--deepspeed-config").get("zero_optimization")
-        of_file = zero.get("stage") if isinstance(zero, dict) else None
-        if stage not in (None, of_file) and of_file is not None:
-            draft.refusals["zero-stage"] = f"the DeepSpeed JSON has stage {of_file}; make them equal"
-        if isinstance(of_file, int):
-            stage, names = of_file, ["deepspeed-config", *names]
-    if not draft.unsplit:
-        draft.set("dist.sharding_stage", f"zero{stage or 0}", *names)
+        zero = _read_object(path, draft.texts).get("zero_optimization")
+        in_file = zero.get("stage") if isinstance(zero, dict) else None
+        if None not in (stage, in_file) and stage != in_file:
+            draft.refused["zero-stage"] = f"the DeepSpeed JSON has stage {in_file}; make them equal"
+        stage = in_file if isinstance(in_file, int) else stage
+    draft.set("dist.sharding_stage", f"zero{stage or 0}")
     sizes = [draft.get(f"dist.{axis}_parallel") for axis in ("tensor", "pipeline", "context")]
-    if draft.unsplit or draft.get("dist.float8") or any(size not in (None, 1) for size in sizes):
-        # only this engine supports the layout or float8
-        draft.set("dist.engine", "torch", "deepspeed")
-    else:
-        draft.set("dist.engine", "deepspeed", "deepspeed")
-        if has_file:
-            draft.set("dist.deepspeed_config", path, "deepspeed-config")
+    # only this engine supports the layout or float8
+    is_torch = draft.get("dist.float8") or any(size not in (None, 1) for size in sizes)
+    draft.set("dist.engine", "torch" if is_torch else "deepspeed", "deepspeed")
+    if has_file and not is_torch:
+        draft.set("dist.deepspeed_config", path)
+        if text is not None:  # the script writes this file when it runs, so it comes with the configuration
+            draft.files["dist.deepspeed_config"] = ("deepspeed.json", text)
     if draft.has("cpu-optimizer") and stage:
-        is_torch = draft.get("dist.engine") == "torch"
-        draft.set(f"dist.{'cpu_offload' if is_torch else 'offload_optimizer'}", True, "cpu-optimizer")
+        draft.set(f"dist.{'cpu_offload' if is_torch else 'offload_optimizer'}", True)
 
 
-def _read_object(path: str, texts: Mapping[str, str], option: str) -> dict[str, Any]:
+def _read_object(path: str, texts: Mapping[str, str]) -> dict[str, Any]:
     """Return the content of a JSON file."""
+    text = texts.get(os.path.abspath(path))
     try:
-        text = texts.get(os.path.abspath(path))
         content = json.loads(Path(path).read_text(encoding="utf-8") if text is None else text)
     except ValueError as error:  # also for numbers of thousands of digits
-        raise ValueError(f"{option}: {path}: not JSON ({error})") from error
+        raise ValueError(f"{path}: not JSON ({error})") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{option}: {path}: got {type(content).__name__}, expected a JSON object")
+        raise ValueError(f"{path}: got {type(content).__name__}, expected a JSON object")
     return content
 
 
 RULES: dict[str, Callable[[Draft], None]] = {
     rule.__name__: rule
-    for rule in (
-        set_positions, set_vocabulary, set_batch, set_length, set_data, set_loading, set_profile,
-        set_deepspeed,
-    )
-}  # fmt: skip
-
-
-def format_rows(rows: list[Row]) -> str:
-    """Return the rows as a table, grouped by outcome, with a count of each."""
-    lines = []
-    for outcome in OUTCOMES:
-        chosen = [row for row in rows if row.outcome == outcome]
-        if chosen:
-            width = min(ARGUMENT_WIDTH, max(len(row.argument) for row in chosen))
-            lines += [f"{outcome}: {len(chosen)}", *(f"  {x.argument:<{width}}  {x.text}" for x in chosen)]
-    return "\n".join(lines)
+    for rule in (set_vocabulary, set_length, set_data, set_loading, set_profile, set_deepspeed)
+}
 
 
 def write_translation(translation: Translation, path: Path | None, writer: int = 0) -> str:
@@ -374,17 +305,13 @@ def write_translation(translation: Translation, path: Path | None, writer: int =
     path    the YAML file; None: write nothing, and files are named as they would be beside run.yaml
     writer  number of this process among those that write the same content at the same time
     """
-    target = path or Path("run.yaml")
-    contents = {target.with_name(f"{target.stem}.{name}"): text for name, text in translation.files.items()}
-    places = dict(zip(translation.files, map(str, contents), strict=True))
-    settings = {
-        name: {
-            key: places.get(value, value) if isinstance(value, str) else value for key, value in part.items()
-        }
-        if isinstance(part, dict)
-        else part
-        for name, part in translation.settings.items()
-    }
+    target, settings = path or Path("run.yaml"), dict(translation.settings)
+    contents = {}
+    for key, (name, content) in translation.files.items():
+        file = target.with_name(f"{target.stem}.{name}")
+        section, _, name = key.partition(".")
+        settings[section] = {**settings[section], name: str(file)}
+        contents[file] = content
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     for file, content in {**contents, target: text}.items() if path is not None else ():
         # a temporary name for each writer: the ranks of a run write one file, and one would rename another's

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.config.preprocess_flags import COUNT, PREPROCESS_FLAGS, SWITCH, PreprocessFlag
+from megatron.config.megatron_args import Argument, load_rows
 from megatron.data.indexed import IndexedTokens
 from megatron.log import get_logger
 from megatron.tokenizer.kinds import KINDS, TokenizerSpec, load_tokenizer
@@ -18,6 +18,7 @@ THEIRS = {
     "--trust-remote-code", "--make-vocab-size-divisible-by", "--pad-vocab-size-to", "--output-prefix",
     "--dataset-impl", "--workers", "--log-interval", "--lang", "--partitions", "--vocab-size",
 }  # fmt: skip
+FLAGS = [row for row in load_rows() if "preprocessing" in row.conversion]
 THEIR_KINDS = {
     "BertWordPieceLowerCase", "BertWordPieceCase", "GPT2BPETokenizer", "HFTokenizer",
     "SentencePieceTokenizer", "GPTSentencePieceTokenizer", "NullTokenizer",
@@ -59,12 +60,12 @@ def test_every_option_and_kind_of_their_scripts_is_known(tool) -> None:
     assert set(KINDS) >= THEIR_KINDS
 
 
-@pytest.mark.parametrize("flag", PREPROCESS_FLAGS, ids=lambda flag: flag.name)
-def test_an_option_without_effect_is_accepted_with_the_reason(write_tokens, flag: PreprocessFlag) -> None:
-    values = [] if flag.kind == SWITCH else ["7"] if flag.kind == COUNT else ["english"]
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+def test_an_option_without_effect_is_accepted_with_the_reason(write_tokens, flag: Argument) -> None:
+    values = [] if flag.form == "switch" else ["7"]
     documents, warnings = write_tokens(f"--{flag.name}", *values)
     assert documents == [[1, 2, 3], [4], []]
-    assert warnings == [f"--{flag.name}: no effect: {flag.reason}."]
+    assert warnings == [f"--{flag.name}: no effect: {flag.note}."]
 
 
 @pytest.mark.parametrize("name", ["lazy", "cached"])
@@ -81,12 +82,6 @@ def test_files_of_another_kind_of_tokenizer_are_reported(write_tokens) -> None:
         f"--{name}: no effect: NullTokenizer is read from --vocab-size."
         for name in ("vocab-file", "merge-file")
     ]
-
-
-def test_a_count_that_is_no_number_is_a_usage_error(tool, capsys) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        tool.build_parser().parse_args(["--input", "a", "--output-prefix", "b", "--seq-length", "x"])
-    assert stopped.value.code == 2
 
 
 def test_an_input_is_also_searched_below_the_output_folder(tool, tmp_path: Path, monkeypatch) -> None:
