@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron.cli import ToolParser, create_parser, report_error, run_main
-from megatron.config.megatron_args import explain_unknown, find_argument, parse_arguments
-from megatron.config.megatron_rules import Translation, split_overrides, translate_command, write_translation
+from megatron.config.megatron_args import Translation, explain_unknown, find_argument, parse_arguments
+from megatron.config.megatron_rules import split_overrides, translate_command, write_translation
 from megatron.parallel.rank_env import ranks_from_environment
 
 
@@ -56,7 +56,8 @@ def main(
     args = build_parser(doc).parse_args(argv)
     try:
         ranks = ranks_from_environment(os.environ)
-        translation = translate_command(args.arguments, objective)
+        overrides, words = split_overrides(args.arguments)
+        translation = translate_command(words, objective)
         for note in translation.notes if ranks.rank == 0 else ():
             print(note, flush=True)
         check_translation(translation)
@@ -68,7 +69,7 @@ def main(
         return report_error(error)
     trainer = Path(__file__).with_name("pretrain.py")
     # the same process, so that signals and environment of the launcher reach the training
-    os.execv(sys.executable, [sys.executable, str(trainer), str(path), *translation.overrides])
+    os.execv(sys.executable, [sys.executable, str(trainer), str(path), *overrides])
 
 
 def check_translation(translation: Translation) -> None:

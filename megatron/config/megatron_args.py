@@ -143,8 +143,8 @@ def parse_arguments(words: list[str]) -> dict[str, Any]:
 
 
 @dataclass
-class Draft:
-    """A translation under construction: rules read arguments from it and set keys in it.
+class Translation:
+    """A translation: rules read arguments from it and set keys in it.
 
     given      argument -> value
     texts      absolute path -> content of files that a launch script writes, such as its DeepSpeed JSON
@@ -152,6 +152,7 @@ class Draft:
     refused    argument -> why it cannot be met
     files      key -> (name, content) of a file to write beside the configuration, which the key names
     commands   commands that make the datasets that the settings name, to be run before training
+    notes      sentences on arguments without effect, and on a split of the model that is replaced
     """
 
     given: Mapping[str, Any]
@@ -162,6 +163,11 @@ class Draft:
     refused: dict[str, str] = field(default_factory=dict)
     files: dict[str, tuple[str, str]] = field(default_factory=dict)
     commands: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def explain_refusal(self) -> str:
+        """Return a line with all refused arguments and the reasons; empty if there are none."""
+        return "; ".join(f"--{name}: {reason}" for name, reason in self.refused.items())
 
     def has(self, *names: str) -> bool:
         """Return whether any of the arguments is given."""

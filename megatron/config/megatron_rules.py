@@ -8,7 +8,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import yaml
 
 from megatron.config.megatron_args import (
-    Draft,
+    Translation,
     explain_unknown,
     find_argument,
     load_table,
@@ -36,30 +35,6 @@ SPLIT_KEYS = (
 CORPUS_FILES = {"dataset.path_train": "train_data.txt", "dataset.path_eval": "valid_data.txt"}
 
 
-@dataclass(frozen=True)
-class Translation:
-    """A translated command.
-
-    settings   sections of the configuration, as in YAML
-    overrides  section.key=value words of the command
-    notes      sentences on arguments without effect, and on a split of the model that is replaced
-    refused    argument -> why it cannot be met
-    files      key -> (name, content) of a file to write beside the configuration, which the key names
-    commands   commands that make the datasets that the settings name, to be run before training
-    """
-
-    settings: dict[str, Any]
-    overrides: list[str]
-    notes: list[str]
-    refused: dict[str, str]
-    files: dict[str, tuple[str, str]]
-    commands: list[str]
-
-    def explain_refusal(self) -> str:
-        """Return a line with all refused arguments and the reasons; empty if there are none."""
-        return "; ".join(f"--{name}: {reason}" for name, reason in self.refused.items())
-
-
 def translate_command(
     words: Sequence[str], objective: str | None = None, texts: Mapping[str, str] | None = None
 ) -> Translation:
@@ -70,17 +45,17 @@ def translate_command(
     """
     place = next((i for i, word in enumerate(words) if word.endswith(".py")), -1)
     is_diffusion = place >= 0 and Path(words[place]).name in DIFFUSION_SCRIPTS
-    overrides, words = split_overrides(words[place + 1 :])
-    given = parse_arguments(words)
-    draft = Draft(given, objective or ("masked_diffusion" if is_diffusion else "autoregressive"), texts or {})
+    given = parse_arguments(split_overrides(words[place + 1 :])[1])
+    draft = Translation(
+        given, objective or ("masked_diffusion" if is_diffusion else "autoregressive"), texts or {}
+    )
     _apply_table(draft)
     _sort_others(draft)
-    notes = []
     if draft.ignored:
-        notes.append(f"no effect here: {' '.join(f'--{name}' for name in draft.ignored)}")
+        draft.notes.append(f"no effect here: {' '.join(f'--{name}' for name in draft.ignored)}")
     if reason := _replace_split(draft.settings):
-        notes.append(f"dist.sharding_stage=zero3 replaces the split of the model over ranks: {reason}")
-    return Translation(draft.settings, overrides, notes, draft.refused, draft.files, draft.commands)
+        draft.notes.append(f"dist.sharding_stage=zero3 replaces the split of the model over ranks: {reason}")
+    return draft
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -89,7 +64,7 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return overrides, [word for word in words if not OVERRIDE.match(word)]
 
 
-def _apply_table(draft: Draft) -> None:
+def _apply_table(draft: Translation) -> None:
     if draft.objective != "autoregressive":
         draft.settings["objective"] = {"name": draft.objective}
     finished = set()
@@ -102,7 +77,7 @@ def _apply_table(draft: Draft) -> None:
             finished.add(rule)
 
 
-def _sort_others(draft: Draft) -> None:
+def _sort_others(draft: Translation) -> None:
     """Sort the given arguments that set nothing into ignored and refused ones."""
     for name, words in draft.given.items():
         argument = find_argument(name)
@@ -139,14 +114,14 @@ def _replace_split(settings: dict[str, Any]) -> str:
     return reason
 
 
-def set_vocabulary(draft: Draft) -> None:
+def set_vocabulary(draft: Translation) -> None:
     """Set the number of ids that a vocabulary file has, if it exists."""
     path = draft.value("vocab-file")
     if path is not None and Path(path).is_file():
         draft.set("model.n_tokens", len(_read_object(path, {})), "vocab-file")
 
 
-def _read_steps(draft: Draft, stem: str) -> dict[str, Fraction]:
+def _read_steps(draft: Translation, stem: str) -> dict[str, Fraction]:
     """Return the given arguments STEM-tokens, STEM-samples and STEM-iters, in steps."""
     batch = draft.value("global-batch-size")
     sizes = {"tokens": batch * draft.value("seq-length"), "samples": batch, "iters": 1}
@@ -154,7 +129,7 @@ def _read_steps(draft: Draft, stem: str) -> dict[str, Fraction]:
     return {name: Fraction(draft.value(name), size) for name, size in names.items() if draft.value(name)}
 
 
-def set_length(draft: Draft) -> None:
+def set_length(draft: Translation) -> None:
     """Set length, warm-up and decay in steps, from iterations, samples or tokens."""
     train, decay, warmup = (_read_steps(draft, stem) for stem in ("train", "lr-decay", "lr-warmup"))
     if not train:
@@ -183,7 +158,7 @@ def set_length(draft: Draft) -> None:
         draft.refused[min(decay)] = "WSD decays at the end of the run; omit it"
 
 
-def set_data(draft: Draft) -> None:
+def set_data(draft: Translation) -> None:
     """Set training and held-out data that are given by prefixes, and Megatron's order of samples."""
     for kind, key in (("train", "dataset.path_train"), ("valid", "dataset.path_eval")):
         if draft.has(f"{kind}-data-path") and draft.get(key) is None:
@@ -200,7 +175,7 @@ def set_data(draft: Draft) -> None:
         draft.settings["dataset"].pop("path_eval", None)
 
 
-def _set_cut_corpora(draft: Draft) -> None:
+def _set_cut_corpora(draft: Translation) -> None:
     """Set the datasets of --data-path, cut by --split such as 949,50,1, and the commands that cut them."""
     # published scripts pass it with quotes inside, as in '99,1,0'
     split = ",".join(re.findall(r"[^,/'\" ]+", draft.value("split")))
@@ -221,7 +196,7 @@ def _set_cut_corpora(draft: Draft) -> None:
         draft.commands.append(f"python tools/subset_corpus.py {options}")
 
 
-def _set_corpora(draft: Draft, key: str, words: list[str], suffix: str = "") -> list[str]:
+def _set_corpora(draft: Translation, key: str, words: list[str], suffix: str = "") -> list[str]:
     """Set the prefix of one corpus, or a data-path file of several, and return their prefixes."""
     weights, prefixes = (["1"], words) if len(words) == 1 else (words[::2], words[1::2])
     are_weights = all(re.fullmatch(r"[\d.]+(e-?\d+)?", word) for word in weights)
@@ -237,7 +212,7 @@ def _set_corpora(draft: Draft, key: str, words: list[str], suffix: str = "") -> 
     return prefixes
 
 
-def set_loading(draft: Draft) -> None:
+def set_loading(draft: Translation) -> None:
     """Set the checkpoint from which the run starts."""
     load, tag = draft.value("load"), draft.value("load-tag")
     if load is not None and draft.has("finetune"):
@@ -248,14 +223,14 @@ def set_loading(draft: Draft) -> None:
     draft.set("checkpoint.resume", resume, "load")
 
 
-def set_profile(draft: Draft) -> None:
+def set_profile(draft: Translation) -> None:
     """Set the steps that are profiled; they are counted from 1 here."""
     if draft.has("profile"):
         steps = [max(1, draft.value(f"profile-step-{end}")) for end in ("start", "end")]
         draft.set("logging.profile_steps", steps)
 
 
-def set_deepspeed(draft: Draft) -> None:
+def set_deepspeed(draft: Translation) -> None:
     """Set engine and stage of --deepspeed; its JSON decides, as in Megatron-DeepSpeed."""
     if not draft.has("deepspeed"):
         return
@@ -268,7 +243,7 @@ def set_deepspeed(draft: Draft) -> None:
         if None not in (stage, in_file) and stage != in_file:
             draft.refused["zero-stage"] = f"the DeepSpeed JSON has stage {in_file}; make them equal"
         stage = in_file if isinstance(in_file, int) else stage
-    draft.set("dist.sharding_stage", f"zero{stage or 0}")
+    draft.set("dist.sharding_stage", f"zero{stage or 0}", "zero-stage", "deepspeed-config")
     sizes = [draft.get(f"dist.{axis}_parallel") for axis in ("tensor", "pipeline", "context")]
     # only this engine supports the layout or float8
     is_torch = draft.get("dist.float8") or any(size not in (None, 1) for size in sizes)
@@ -293,7 +268,7 @@ def _read_object(path: str, texts: Mapping[str, str]) -> dict[str, Any]:
     return content
 
 
-RULES: dict[str, Callable[[Draft], None]] = {
+RULES: dict[str, Callable[[Translation], None]] = {
     rule.__name__: rule
     for rule in (set_vocabulary, set_length, set_data, set_loading, set_profile, set_deepspeed)
 }

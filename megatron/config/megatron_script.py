@@ -60,7 +60,7 @@ def record_launch_script(path: Path, arguments: Sequence[str] = ()) -> tuple[lis
             )
         # what the script derives from its working directory is meant for the caller's
         here = Path.cwd()
-        files = cwd.rglob("*.json")
+        files = [file for file in cwd.rglob("*.json") if file.is_file() and file.stat().st_size]
         texts = {str(here / file.relative_to(cwd)): file.read_text("utf-8") for file in files}
         return [word.replace(str(cwd), str(here)) for word in words], texts
 

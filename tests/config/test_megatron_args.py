@@ -15,8 +15,15 @@ import pytest
 import torch
 import yaml
 
-from megatron.config.megatron_args import OPERATIONS, PAGE, load_rows, load_table, parse_arguments
-from megatron.config.megatron_rules import RULES, Translation, translate_command, write_translation
+from megatron.config.megatron_args import (
+    OPERATIONS,
+    PAGE,
+    Translation,
+    load_rows,
+    load_table,
+    parse_arguments,
+)
+from megatron.config.megatron_rules import RULES, split_overrides, translate_command, write_translation
 from megatron.config.parallelism import build_layout
 from megatron.config.read import build_config
 from megatron.config.reference import list_sections
@@ -207,7 +214,8 @@ def test_a_value_that_cannot_be_met_is_refused_with_what_to_do(
 def test_launcher_and_script_are_skipped_and_overrides_are_kept() -> None:
     words = f"torchrun --nproc_per_node 4 x/pretrain_gpt.py {BASE} optim.beta2=0.9 --num_layers=2"
     translation = translate_command(words.split())
-    assert (translation.settings["model"]["n_layers"], translation.overrides) == (2, ["optim.beta2=0.9"])
+    assert translation.settings["model"]["n_layers"] == 2
+    assert split_overrides(["a/b.py=1", "optim.beta2=0.9"]) == (["optim.beta2=0.9"], ["a/b.py=1"])
     assert parse_arguments(["--lr=1e-3", "--nope", "-1"]) == {"lr": 1e-3, "nope": ["-1"]}
 
 
