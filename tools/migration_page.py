@@ -53,6 +53,8 @@ def render_page(root: Path) -> str:
             keys = ", ".join(key.partition("=")[0] for key in row.keys)
             alias = "".join(row.list_conditions("as"))
             reason = keys or (f"--{alias}" if alias else row.note)
+            if "preprocessing" in row.conversion:
+                reason = "`preprocess_data_many_cores.py` warns with the reason"
             reasons.setdefault(reason, []).append(f"`--{row.name}`")
         is_supported = not title.startswith(("No effect", "Not supported", "Options of preprocessing"))
         cells = [(", ".join(names), reason) for reason, names in reasons.items()]
