@@ -17,17 +17,17 @@ PACKAGE = ROOT / "megatron"
 LAYER = {
     "io": 0, "owner_file": 0, "log": 0, "config": 0, "command": 0, "early_stop": 0, "keys": 0,
     "processes": 0, "rank_env": 0, "bench_history": 0,
-    "remote_files": 0, "remote_requests": 0, "remote_cache": 0,
+    "remote_files": 0, "remote_requests": 0,
     "revision": 0, "run_dir": 0, "terminal": 0, "console": 0,
-    "plan": 1,
-    "tokenizer": 2, "data": 2, "text": 2, "model": 2, "kernels": 2, "objective": 2, "optim": 2,
+    "data": 1, "plan": 1,
+    "tokenizer": 2, "text": 2, "model": 2, "kernels": 2, "objective": 2, "optim": 2,
     "mixture": 3, "parallel": 3,
     "engine": 4, "checkpoint": 4,
     "evaluation": 5, "generation": 5,
     "train": 6,
 }  # fmt: skip
 ALLOWED_WITHIN_LAYER = {
-    ("text", "tokenizer"), ("text", "data"), ("model", "kernels"),
+    ("plan", "data"), ("text", "tokenizer"), ("model", "kernels"),
     ("objective", "kernels"),
     ("evaluation", "generation"),
 }  # fmt: skip

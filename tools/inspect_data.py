@@ -9,17 +9,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from megatron.command import create_parser, positive_int, report_error, run_main
-from megatron.data.indexed import resolve_prefix
-from megatron.data.inspect import LengthSummary, find_faults, summarize_lengths
-from megatron.data.parts import PartsTokens, open_dataset, read_parts_list
-from megatron.data.verify_parts import find_faults_of_parts
-from megatron.plan.sidecar import is_dataset_of_parts
-from megatron.remote_cache import count_bin_bytes
-from megatron.remote_requests import is_url
+from megatron.data import open_dataset
+from megatron.data.sidecar import resolve_prefix
 from megatron.terminal import ProgressBar
+from megatron.text.inspect_dataset import LengthSummary, find_faults, summarize_lengths
 from megatron.tokenizer.kinds import load_tokenizer
 
 BAR = 40
@@ -73,18 +68,10 @@ def format_summary(summary: LengthSummary) -> str:
 
 def verify(prefix: str, n_workers: int | None) -> list[str]:
     """Return the faults of a dataset, in an order that does not depend on the number of workers."""
-    has_parts = is_dataset_of_parts(prefix)
-    paths = [f"{part.prefix}.bin" for part in read_parts_list(prefix)] if has_parts else [f"{prefix}.bin"]
-    total = sum(Path(path).stat().st_size for path in paths if Path(path).is_file())
-    if is_url(prefix):
-        total = count_bin_bytes(prefix)
-    with ProgressBar("verifying", total, "B") as bar:
-        if has_parts:
-            n_cores = (
-                len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            )
-            return list(find_faults_of_parts(prefix, bar.update, n_workers or n_cores))
-        return list(find_faults(prefix, bar.update))
+    dataset = open_dataset(prefix)
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ProgressBar("verifying", dataset.n_tokens * dataset.dtype.itemsize, "B") as bar:
+        return list(find_faults(prefix, bar.update, n_workers or n_cores))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         pair = open_dataset(args.prefix)
         if args.document is None:
             print(format_summary(summarize_lengths(pair)))
-            if isinstance(pair, PartsTokens):
+            if pair.parts:
                 print(f"{len(pair.parts):,} parts")
             return 0
         if not pair.n_documents:

@@ -2,10 +2,9 @@
 
 python tools/merge_datasets.py tokens/a_text_document tokens/b_text_document --output tokens/joined
 python tools/merge_datasets.py 'tokens/part-*_text_document' --parts tokens/c4
-python tools/merge_datasets.py 'tokens/part-*_text_document' --output tokens/c4 --remove
 
 --parts writes tokens/c4.parts.json and .parts.idx. Training, blends and all tools then accept tokens/c4; the
-parts stay where they are. A killed merge is resumed by the same command.
+parts stay where they are. A killed merge leaves no output; run the same command again.
 """
 
 import argparse
@@ -17,7 +16,7 @@ import megatron.early_stop  # noqa: F401  # before slow imports, so that a signa
 from megatron.command import STOPPED, create_parser, install_stop_handlers, report_error, run_main
 from megatron.io import explain_disk_full
 from megatron.text.arguments import parse_output_prefix
-from megatron.text.merge import MergeResult, find_finished_removal, merge_datasets, read_unfinished_removal
+from megatron.text.merge import MergeResult, merge_datasets
 from megatron.text.merge_inputs import expand_prefixes
 from megatron.text.write_parts import write_parts_list
 
@@ -56,11 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="PREFIX",
         help="a dataset of parts: only a list and an index are written, and the tokens stay in the inputs",
     )
-    outputs.add_argument(
-        "--remove",
-        action="store_true",
-        help="with --output: delete each input as soon as its content is in the output durably",
-    )
+    outputs.add_argument("--remove", action="store_true", help=argparse.SUPPRESS)  # removed option
     outputs.add_argument(
         "--hash",
         action="store_true",
@@ -72,27 +67,21 @@ def build_parser() -> argparse.ArgumentParser:
 
 def merge(args: argparse.Namespace) -> MergeResult:
     """Write the dataset, or the list of parts."""
+    prefixes = expand_prefixes(args.prefixes, args.list)
     if args.parts is not None:
-        prefixes = expand_prefixes(args.prefixes, args.list)
         return write_parts_list(prefixes, args.parts, args.mixed_eod, args.overwrite, args.hash)
-    is_resumed = read_unfinished_removal(args.output) is not None
-    try:
-        prefixes = expand_prefixes(args.prefixes, args.list, allow_missing=is_resumed)
-        return merge_datasets(prefixes, args.output, args.mixed_eod, args.overwrite, args.remove)
-    except FileNotFoundError:
-        # patterns match nothing any more
-        finished = find_finished_removal(args.prefixes, args.output, args.list) if args.remove else None
-        if finished is None:
-            raise
-        return finished
+    return merge_datasets(prefixes, args.output, args.mixed_eod, args.overwrite)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Merge, and print the size of the result."""
     parser = build_parser()
     args = parser.parse_args(argv)
-    if args.remove and args.parts is not None:
-        parser.error("--remove: got --parts, expected --output; a dataset of parts reads its inputs")
+    if args.remove:
+        parser.error(
+            "--remove: no longer supported. Delete the inputs after the merge, or use --parts, which copies "
+            "no tokens"
+        )
     if args.hash and args.parts is None:
         parser.error("--hash: got --output, expected --parts; a merged dataset always has the hash")
     output = args.output or args.parts
@@ -101,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with explain_disk_full(output.parent):
             joined = merge(args)
     except KeyboardInterrupt:
-        print("stopped; the same command resumes", file=sys.stderr)
+        print("stopped; nothing was written", file=sys.stderr)
         return STOPPED
     except (OSError, ValueError) as error:
         return report_error(error)

@@ -24,7 +24,7 @@ from megatron.config.schema import ModelConfig
 from megatron.io import atomic_folder
 from megatron.log import get_logger
 from megatron.model.transformer import Gpt
-from megatron.plan.datapaths import read_corpora, read_sidecar
+from megatron.plan.datapaths import read_corpora, read_corpus_sidecar
 from megatron.run_dir import CHECKPOINTS
 
 log = get_logger(__name__)
@@ -273,7 +273,7 @@ def _read_sidecar_tokenizer(prefix: str | None, key: str) -> str | None:
     if prefix is None:
         return None
     try:
-        value = read_sidecar(read_corpora(prefix)[0].prefix)["tokenizer"][key]
+        value = (read_corpus_sidecar(read_corpora(prefix)[0].prefix) or {})["tokenizer"][key]
     except (OSError, ValueError, KeyError, TypeError):
         return None  # moved, or written by another program; the user can give a tokenizer
     return value if isinstance(value, str) else None

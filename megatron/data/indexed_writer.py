@@ -4,8 +4,8 @@ Lengths are spooled to disk beside the tokens, so that memory does not grow with
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -14,17 +14,16 @@ import numpy as np
 
 from megatron import _csrc
 from megatron.data.block_hash import BLOCK_BYTES, BlockHash
-from megatron.data.indexed import DTYPE_CODES
+from megatron.data.indexed import DTYPE_CODES, IndexedTokens
+from megatron.data.sidecar import HEADER, MAGIC, PARTS_SUFFIX, VERSION
 from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
-from megatron.plan.idx_header import HEADER, MAGIC, VERSION
-from megatron.plan.sidecar import PARTS_SUFFIX
 
 DATASET_SUFFIXES = (".bin", ".idx", ".json")  # renamed in this order: the sidecar appears last
 SPOOL_SUFFIX = ".lengths"
-MAX_COUNTED_IDS = (
-    1 << 22
-)  # larger ids are not counted: text vocabularies are smaller, and counts take 8 bytes per id
-BLOCK = 1 << 20  # documents or tokens processed at a time
+# Larger ids are not counted: text vocabularies are smaller, and counts take 8 bytes per id.
+MAX_COUNTED_IDS = 1 << 22
+BLOCK = 1 << 20  # tokens processed at a time
+BLOCK_DOCUMENTS = 1 << 18  # processed at a time
 
 
 def dtype_for(n_tokens: int) -> np.dtype:
@@ -75,7 +74,7 @@ class IndexedWriter:
         """`meta`: entries of the sidecar beside counts and hashes. `scratch`: folder of the partial files."""
         self.prefix = Path(prefix)
         self.scratch = scratch or self.prefix.parent
-        self.keep_partial = False  # of an exception, for a writer that can resume
+        self.keep_partial = False  # after an exception, for a writer that can resume
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.meta = meta or {}
         self.n_tokens = self.n_documents = self.n_empty = self.longest = 0
@@ -116,15 +115,12 @@ class IndexedWriter:
                 publish_dataset(self.prefix, self.scratch)
                 is_whole = True
         finally:
-            if (
-                is_whole or not self.keep_partial
-            ):  # before closing: the lock ends with the file handle, and another process may start
-                for suffix in (*DATASET_SUFFIXES, SPOOL_SUFFIX):
-                    self._partial_path(suffix).unlink(missing_ok=True)
+            # before closing: the lock ends with the file handle, and another process may start
+            for suffix in (*DATASET_SUFFIXES, SPOOL_SUFFIX) if is_whole or not self.keep_partial else ():
+                self._partial_path(suffix).unlink(missing_ok=True)
             for file in (self._bin, self._spool):
-                with suppress(
-                    *(() if is_whole else (OSError,))
-                ):  # the disk-full error is already propagating
+                # the disk-full error is already propagating
+                with suppress(*(() if is_whole else (OSError,))):
                     file.close()
 
     def add_document(self, ids: Sequence[int] | np.ndarray) -> None:
@@ -137,13 +133,14 @@ class IndexedWriter:
         self._append_ids(ids)
         self._end_documents(lengths)
 
-    def add_document_in_parts(self, parts: Iterable[np.ndarray]) -> None:
-        """Append one document from an iterator of parts, one part in memory at a time."""
-        n_tokens = 0
-        for ids in parts:
+    def add_dataset(self, dataset: IndexedTokens, advance: Callable[[int], object]) -> None:
+        """Append all documents of a dataset of the same dtype; `advance` gets the tokens of each block."""
+        for begin in range(0, dataset.n_tokens, BLOCK):
+            ids = dataset.read_copy(begin, BLOCK)
             self._append_ids(ids)
-            n_tokens += len(ids)
-        self._end_documents(np.array([n_tokens]))
+            advance(len(ids))
+        for lengths in dataset.iter_document_lengths():
+            self._end_documents(lengths)
 
     def _append_ids(self, ids: np.ndarray) -> None:
         assert self._bin is not None, "add documents inside the `with` block"
@@ -164,9 +161,6 @@ class IndexedWriter:
         assert self._spool is not None, "add documents inside the `with` block"
         # int32 as in the index: a document has fewer than 2^31 tokens
         self._spool.write(lengths.astype("<i4").data)
-        self._count_documents(lengths)
-
-    def _count_documents(self, lengths: np.ndarray) -> None:
         self.n_tokens += int(lengths.sum(dtype=np.int64))
         self.n_documents += len(lengths)
         self.n_empty += int((lengths == 0).sum())
@@ -180,11 +174,10 @@ class IndexedWriter:
         assert self._bin is not None and self._spool is not None, "call prepare inside the `with` block"
         if self._is_prepared:
             return
-        bin_sum, index_hash = self._finish_data(), BlockHash(self.block_bytes)
-        with self._partial_path(".idx").open("wb") as file:
-            for block in self._iter_index():
-                index_hash.update(block)
-                file.write(block)
+        bin_sum = self._finish_data()
+        index_hash = write_index(
+            self._partial_path(".idx"), self.dtype, self.n_documents, self._iter_lengths, self.block_bytes
+        )
         sha256 = self.sha256 = {"bin": bin_sum, "idx": index_hash.hexdigest()}
         # without this entry, both are plain SHA-256
         if index_hash.n_blocks or self.n_tokens * self.dtype.itemsize > self.block_bytes:
@@ -197,9 +190,7 @@ class IndexedWriter:
             "tokens": self.n_tokens,
             "empty_documents": self.n_empty,
             "longest_document": self.longest,
-            "unigram_entropy_nats": None
-            if self._counts.counts is None
-            else unigram_entropy(self._counts.counts),
+            "unigram_entropy_nats": unigram_entropy(self._counts.counts),
             # after the counts, so that a caller's entry replaces them: `empty_documents` counts EOD-only
             # documents
             **self.meta,
@@ -219,41 +210,70 @@ class IndexedWriter:
         assert self._spool is not None
         # seek also flushes the write buffer of the spool, so that the read below includes all lengths
         self._spool.seek(0)
-        while block := self._spool.read(4 * BLOCK):
+        while block := self._spool.read(4 * BLOCK_DOCUMENTS):
             yield np.frombuffer(block, dtype="<i4")
 
-    def _iter_index(self) -> Iterator[bytes]:
-        """Yield the .idx file block by block; each document is one sequence."""
-        # Three passes over the documents: all lengths, all positions, all boundaries. The format stores the
-        # arrays one after another, and their size may exceed memory; the spool is read twice instead.
-        n = self.n_documents
-        yield HEADER.pack(MAGIC, VERSION, DTYPE_CODES[self.dtype], n, n + 1)
-        for lengths in self._iter_lengths():
-            yield lengths.tobytes()
-        begin = 0  # tokens before the block; positions in the file are in bytes
-        for lengths in self._iter_lengths():
-            # lengths [3, 0, 2], begin 0: ends [3, 3, 5], starts [0, 3, 3], bytes [0, 6, 6] for uint16
-            ends = begin + np.cumsum(lengths, dtype="<i8")
-            starts = np.concatenate([np.array([begin], dtype="<i8"), ends[:-1]])
-            yield (starts * self.dtype.itemsize).tobytes()
-            begin = int(ends[-1])
-        # document i is sequence i, so the boundaries are 0, 1, ..., n
-        for first in range(0, n + 1, BLOCK):
-            yield np.arange(first, min(first + BLOCK, n + 1), dtype="<i8").tobytes()
+
+def write_index(
+    path: Path, dtype: np.dtype, n: int, iter_lengths: Callable[[], Iterable[np.ndarray]], block_bytes: int
+) -> BlockHash:
+    """Write the .idx file of n documents, each one sequence; return its hash.
+
+    iter_lengths   returns the tokens of all documents in blocks [k]; called twice
+    """
+    digest = BlockHash(block_bytes)
+    with path.open("wb") as file:
+        for block in _iter_index(dtype, n, iter_lengths):
+            digest.update(block)
+            file.write(block)
+    return digest
+
+
+def _iter_index(dtype: np.dtype, n: int, iter_lengths: Callable[[], Iterable[np.ndarray]]) -> Iterator[bytes]:
+    # Three passes over the documents: all lengths, all positions, all boundaries. The format stores the
+    # arrays one after another, and their size may exceed memory; the lengths are read twice instead.
+    yield HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], n, n + 1)
+    for lengths in iter_lengths():
+        yield lengths.astype("<i4").tobytes()
+    begin = 0  # tokens before the block; positions in the file are in bytes
+    for lengths in iter_lengths():
+        # lengths [3, 0, 2], begin 0: ends [3, 3, 5], starts [0, 3, 3], bytes [0, 6, 6] for uint16
+        ends = begin + np.cumsum(lengths, dtype="<i8")
+        yield ((ends - lengths) * dtype.itemsize).astype("<i8").tobytes()
+        begin = int(ends[-1])
+    # document i is sequence i, so the boundaries are 0, 1, ..., n
+    for first in range(0, n + 1, BLOCK_DOCUMENTS):
+        yield np.arange(first, min(first + BLOCK_DOCUMENTS, n + 1), dtype="<i8").tobytes()
+
+
+def list_partial_files(prefix: Path, scratch: Path) -> list[tuple[Path, Path]]:
+    """Return (partial, final) path of each file of a dataset, in the order of their renames."""
+    names = [prefix.name + suffix for suffix in DATASET_SUFFIXES]
+    return [(scratch / (name + PARTIAL), prefix.with_name(name)) for name in names]
 
 
 def publish_dataset(prefix: Path, scratch: Path) -> None:
     """Rename the partial files of a prepared dataset to their final names; safe to repeat after a kill."""
     # an older dataset is deleted first: a kill must not leave new tokens with an old index
-    names = [prefix.name + suffix for suffix in DATASET_SUFFIXES]
-    publish_files([(scratch / (name + PARTIAL), prefix.with_name(name)) for name in names])
+    publish_files(list_partial_files(prefix, scratch))
 
 
-def unigram_entropy(counts: np.ndarray) -> float | None:
-    """Return the entropy of the unigram distribution in nats: the minimum loss of a model without context."""
-    # 0 log 0 counts as 0; in floating point it would be NaN
-    positive = counts[counts > 0]
-    if not len(positive):
+def finish_publishing(files: Sequence[tuple[Path, Path]]) -> None:
+    """Complete the renames of (partial, final) files of a writer that was killed between two of them."""
+    (first_partial, first), (last_partial, _) = files[0], files[-1]
+    if first.exists() and last_partial.exists() and not first_partial.exists():
+        # the lock of a writer is on its first file: a running one is not disturbed
+        with closing(open_exclusive(first)):
+            publish_files(files)
+
+
+def unigram_entropy(counts: np.ndarray | None) -> float | None:
+    """Return the entropy of the unigram distribution in nats: the minimum loss of a model without context.
+
+    None without counts.
+    """
+    if counts is None or not counts.any():
         return None
+    positive = counts[counts > 0]  # 0 log 0 counts as 0; in floating point it would be NaN
     p = positive / positive.sum()
     return float(-(p * np.log(p)).sum())

@@ -126,9 +126,6 @@ class MegatronSamples(Samples):
             )
         return self.indices.shuffle_index[numbers].astype(np.int64)
 
-    def _prefetch_windows(self, windows: np.ndarray) -> None:
-        """Do nothing: a window is in several places of the file."""
-
     def _copy_window(self, window: int, row: np.ndarray) -> None:
         # `skip`: tokens from the start of sequence `place` to the window; it may be larger than the sequence
         place, skip = self.indices.find_start(window)

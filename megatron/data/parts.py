@@ -1,4 +1,4 @@
-"""Reader of a dataset of parts: many .bin/.idx datasets that are one dataset, without a copy of their tokens.
+"""Dataset of parts: many .bin/.idx datasets that are one dataset, without a copy of their tokens.
 
 `<prefix>.parts.json` is the sidecar of the whole, and lists the parts with paths relative to its folder.
 `<prefix>.parts.idx` is the index that the merged dataset would have, byte for byte. So documents, windows and
@@ -6,38 +6,44 @@ every order of samples are those of the merged dataset; only the tokens are in s
 of the parts are not read. `megatron/text/write_parts.py` writes both files.
 
 Opening takes one `stat` and one read of 8 bytes per part: it compares the size of each .bin with the list,
-and the start of each part in the index. Only an index of up to CHECKED_BYTES is checked completely. If the
+and the start of each part in the index. Only an index of up to 256 MB is checked completely. If the
 time of a .bin differs (a copied folder, or a changed part), its sidecar must have the recorded hash.
 `tools/inspect_data.py --verify` reads everything.
 """
 
-import hashlib
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from megatron import _csrc
-from megatron.data.indexed import IndexedTokens, check_index, read_index_header
-from megatron.data.remote_tokens import TokenArray
-from megatron.plan.idx_header import HEADER
-from megatron.plan.sidecar import PARTS_INDEX_SUFFIX, PARTS_SUFFIX, is_dataset_of_parts, read_sidecar
+from megatron.data.block_hash import hash_blocks
+from megatron.data.sidecar import (
+    HEADER,
+    PARTS_SUFFIX,
+    DatasetFiles,
+    load_sidecar,
+    locate_dataset,
+    read_sidecar,
+)
 
-CHECKED_BYTES = 1 << 28  # an index up to this size (13 M documents, 0.1 s) is checked completely on opening
 REBUILD = "Restore it, or write the list again with tools/merge_datasets.py --parts --overwrite"
 
 
-def open_dataset(prefix: str | Path) -> IndexedTokens:
-    """Open the dataset that a prefix names: .bin/.idx, or a list of parts. All readers open datasets here.
+class TokenArray(Protocol):
+    """Array interface of the tokens of a dataset: a numpy array, or ConcatenatedTokens."""
 
-    Raises FileNotFoundError, or ValueError if its files are inconsistent.
-    """
-    return PartsTokens(prefix) if is_dataset_of_parts(prefix) else IndexedTokens(prefix)
+    def __getitem__(self, key: slice | np.ndarray, /) -> np.ndarray:
+        """Return tokens [n]."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -62,147 +68,110 @@ class DatasetPart:
         if expected is None:
             suffix, expected = ".idx", self.sha256.get("idx")
         try:
-            return hash_file(Path(f"{self.prefix}{suffix}")) == expected
+            return hash_blocks(Path(f"{self.prefix}{suffix}"), None).hexdigest() == expected
         except OSError:
             return False
 
 
-def read_parts_list(prefix: str | Path, sidecar: dict[str, Any] | None = None) -> list[DatasetPart]:
+def read_parts_list(files: DatasetFiles, sidecar: dict[str, Any]) -> list[DatasetPart]:
     """Return the parts of a dataset of parts. Raises ValueError for a list without parts."""
-    entries = (read_sidecar(prefix) if sidecar is None else sidecar).get("parts")
-    path = Path(f"{prefix}{PARTS_SUFFIX}")
-    names = ("path", "documents", "tokens", "mtime_ns")
-    if not entries or not all(name in entry for entry in entries for name in names):
+    entries = sidecar.get("parts")
+    names = ("documents", "tokens", "mtime_ns")
+    if not entries or not all(name in entry for entry in entries for name in ("path", *names)):
         raise ValueError(
-            f"{path}: got no list of parts with {', '.join(names)}. "
+            f"{files.sidecar}: got no list of parts with path, {', '.join(names)}. "
             "Write it with tools/merge_datasets.py --parts."
         )
     return [
         DatasetPart(
-            prefix=os.path.join(path.parent, entry["path"]),
-            n_documents=entry["documents"],
-            n_tokens=entry["tokens"],
-            mtime_ns=entry["mtime_ns"],
-            sidecar_sha256=entry.get("sidecar_sha256"),
-            sha256=entry.get("sha256") or {},
+            os.path.join(files.sidecar.parent, entry["path"]), entry["documents"], entry["tokens"],
+            entry["mtime_ns"], entry.get("sidecar_sha256"), entry.get("sha256") or {},
         )
         for entry in entries
-    ]
+    ]  # fmt: skip
 
 
-class PartsTokens(IndexedTokens):
-    """Documents of a dataset of parts, with the interface of `IndexedTokens`.
+def describe_part(files: DatasetFiles, n_documents: int, n_tokens: int, folder: Path) -> dict[str, Any]:
+    """Return the entry of a dataset in the list of parts in `folder`; without a sidecar, with an index hash.
 
-    parts   the parts, in the order of their documents
+    Raises ValueError for a URL.
     """
+    if files.cached is not None:
+        raise ValueError(
+            f"{files.uri}: got a URL, expected a part on this machine. Merge it, or download it."
+        )
+    sidecar, prefix = load_sidecar(files.uri), Path(files.uri)
+    sums = (
+        {"idx": hash_blocks(files.index, None).hexdigest()}
+        if sidecar is None
+        else dict(sidecar.get("sha256") or {})
+    )
+    return {
+        # real paths: a relative path through `..` is resolved from the real folder
+        "path": os.path.relpath(prefix.parent.resolve() / prefix.name, folder.resolve()),
+        "documents": n_documents,
+        "tokens": n_tokens,
+        "mtime_ns": files.data.stat().st_mtime_ns,
+        "sidecar_sha256": None if sidecar is None else hash_blocks(files.sidecar, None).hexdigest(),
+        "sha256": sums,
+    }
 
-    def __init__(self, prefix: str | Path) -> None:
-        """Open and check the sizes. Raises FileNotFoundError, or ValueError if a part has changed."""
-        self.prefix, self._is_remote = str(prefix), False
-        self._index = Path(f"{prefix}{PARTS_INDEX_SUFFIX}")
-        self.n_ids: int | None = None
-        sidecar = self.sidecar = read_sidecar(prefix)
-        self.parts = read_parts_list(prefix, sidecar)
-        if not self._index.is_file():
-            raise FileNotFoundError(
-                f"{self._index}: no such file, expected the index of the parts. {REBUILD}."
-            )
-        self.dtype, self.n_sequences, self.n_documents = read_index_header(self._index)
-        self.n_tokens = sum(part.n_tokens for part in self.parts)
-        self._longest = sidecar.get("longest_document", 1 << 31)
-        counts = [sum(part.n_documents for part in self.parts), self.n_tokens, self.dtype.name]
-        listed = [sidecar.get(name) for name in ("documents", "tokens", "dtype")]
-        if listed != counts or self.n_sequences != self.n_documents or self.n_documents != counts[0]:
+
+def list_data_files(name: str) -> list[str]:
+    """Return the .bin files of a dataset on this machine: of all its parts, or its own; else an empty list.
+
+    name   prefix, or the path of a list of parts
+    """
+    files = locate_dataset(name.removesuffix(PARTS_SUFFIX))
+    if files.has_parts:
+        return [f"{part.prefix}.bin" for part in read_parts_list(files, read_sidecar(files.uri))]
+    return [str(files.data)] if files.exists() else []
+
+
+def check_parts(
+    files: DatasetFiles, sidecar: dict[str, Any], parts: Sequence[DatasetPart], counts: tuple[int, int, int],
+    dtype: np.dtype,
+) -> None:  # fmt: skip
+    """Compare the list with its index and with the files of the parts. Raises ValueError if one has changed.
+
+    counts   (sequences, documents, tokens) of the index
+    """
+    n, n_tokens = sum(part.n_documents for part in parts), sum(part.n_tokens for part in parts)
+    listed = [sidecar.get(name) for name in ("documents", "tokens", "dtype")]
+    expected = [n, n_tokens, dtype.name]
+    if listed != expected or counts != (n, n, n_tokens):
+        raise ValueError(
+            f"{files.sidecar}: got {listed} for documents, tokens and dtype, expected {expected} as in its "
+            f"parts and in {files.index.name}. {REBUILD}."
+        )
+    for part in parts:
+        path, size = Path(f"{part.prefix}.bin"), part.n_tokens * dtype.itemsize
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file, expected a part of {files.uri}. {REBUILD}.")
+        status = path.stat()
+        if status.st_size != size:
             raise ValueError(
-                f"{prefix}{PARTS_SUFFIX}: got {listed} for documents, tokens and dtype, expected {counts} "
-                f"as in its parts and in {self._index.name}. {REBUILD}."
-            )
-        if self._index.stat().st_size <= CHECKED_BYTES:
-            n_tokens, _, in_order = check_index(self._index, self.n_sequences, self.n_documents, self.dtype)
-            if n_tokens != self.n_tokens or not in_order:
-                raise ValueError(f"{self._index}: got lengths or positions of other tokens. {REBUILD}.")
-        self._check_index_starts()
-        for part in self.parts:
-            self._check_part(part)
-
-    def __reduce__(self) -> tuple[type["PartsTokens"], tuple[str]]:
-        """Pickle the prefix only."""
-        return PartsTokens, (self.prefix,)
-
-    @cached_property
-    def tokens(self) -> TokenArray:
-        """All documents of all parts concatenated, [n_tokens]. Each .bin is mapped on its first access."""
-        counts = [part.n_tokens for part in self.parts]
-        return ConcatenatedTokens([f"{part.prefix}.bin" for part in self.parts], counts, self.dtype)
-
-    @cached_property
-    def document_tokens(self) -> np.ndarray:
-        """Tokens of each document, int64 [n_documents]; a document is a sequence of this index."""
-        return self.sequence_tokens().astype(np.int64)
-
-    def sequence_tokens(self) -> np.ndarray:
-        """Read the tokens of each document from the index. Raises ValueError if their sum is wrong."""
-        lengths = super().sequence_tokens()
-        # opening does not read the lengths; csrc/sample_starts.cpp checks the order, not their sum
-        if int(lengths.sum(dtype=np.int64)) != self.n_tokens:
-            raise ValueError(
-                f"{self._index}: got lengths that do not add up to {self.n_tokens:,}. {REBUILD}."
-            )
-        return lengths
-
-    def read_copy(self, begin: int, n: int) -> np.ndarray:
-        """Return a copy of tokens[begin : begin + n], read without a memory map."""
-        tokens = self.tokens
-        assert isinstance(tokens, ConcatenatedTokens), "tokens of parts"
-        pieces = [
-            np.fromfile(tokens.paths[number], self.dtype, count, offset=offset * self.dtype.itemsize)
-            for number, offset, count in tokens.iter_pieces(begin, min(begin + n, self.n_tokens))
-        ]
-        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, self.dtype), *pieces])
-
-    def _check_index_starts(self) -> None:
-        """Check the position of the first document of each part, and the last boundary of the index."""
-        n, begin, document = self.n_documents, 0, 0
-        positions = HEADER.size + 4 * n  # header, int32 lengths, int64 positions, int64 boundaries
-        checks: list[tuple[int, int, str]] = []  # (byte in the index, number at it, what it is)
-        for part in self.parts:
-            if part.n_documents:
-                place = positions + 8 * document
-                checks.append((place, begin * self.dtype.itemsize, f"first token of {part.prefix}"))
-            begin, document = begin + part.n_tokens, document + part.n_documents
-        checks.append((positions + 16 * n, n, "last boundary"))
-        with self._index.open("rb", buffering=0) as file:
-            if hasattr(os, "posix_fadvise"):
-                # from a disk: all pages are requested at once, and no others
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-                for place, *_ in checks:
-                    os.posix_fadvise(file.fileno(), place, 8, os.POSIX_FADV_WILLNEED)
-            for place, expected, name in checks:
-                stored = int.from_bytes(os.pread(file.fileno(), 8, place), "little", signed=True)
-                if stored != expected:
-                    raise ValueError(
-                        f"{self._index}: got {stored:,} as {name}, expected {expected:,} as in the list. "
-                        f"{REBUILD}."
-                    )
-
-    def _check_part(self, part: DatasetPart) -> None:
-        path, expected = f"{part.prefix}.bin", part.n_tokens * self.dtype.itemsize
-        try:
-            status = os.stat(path)
-        except FileNotFoundError:
-            raise FileNotFoundError(
-                f"{path}: no such file, expected a part of {self.prefix}. {REBUILD}."
-            ) from None
-        if status.st_size != expected:
-            raise ValueError(
-                f"{path}: got {status.st_size:,} bytes, expected {expected:,} as a part of {self.prefix}. "
+                f"{path}: got {status.st_size:,} bytes, expected {size:,} as a part of {files.uri}. "
                 f"{REBUILD}."
             )
         if status.st_mtime_ns != part.mtime_ns and not part.matches_record():
             raise ValueError(
-                f"{path}: got another dataset than at the time when {self.prefix}{PARTS_SUFFIX} was written. "
-                f"{REBUILD}."
+                f"{path}: got another dataset than at the time when {files.sidecar} was written. {REBUILD}."
             )
+
+
+def check_index_starts(index: Path, n: int, parts: Sequence[DatasetPart], dtype: np.dtype) -> None:
+    """Check the position of the first document of each part, and the last boundary, of n documents."""
+    n_documents, n_tokens = ([getattr(part, name) for part in parts] for name in ("n_documents", "n_tokens"))
+    firsts, begins = (np.cumsum([0, *counts])[:-1] for counts in (n_documents, n_tokens))
+    has_documents = np.array(n_documents) > 0
+    # header, int32 lengths [n], int64 positions [n], int64 boundaries [n + 1]
+    places = [HEADER.size + 4 * n + 8 * first for first in firsts[has_documents].tolist()]
+    with index.open("rb", buffering=0) as file:
+        # no memory map: its pages would count as memory of the process
+        content = b"".join(os.pread(file.fileno(), 8, place) for place in [*places, HEADER.size + 20 * n])
+    if content != np.append(begins[has_documents] * dtype.itemsize, n).astype("<i8").tobytes():
+        raise ValueError(f"{index}: got other documents than in the list of parts. {REBUILD}.")
 
 
 class ConcatenatedTokens:
@@ -219,11 +188,6 @@ class ConcatenatedTokens:
     def __len__(self) -> int:
         return self._n_tokens
 
-    @property
-    def n_mapped(self) -> int:
-        """Number of files that are mapped."""
-        return sum(tokens is not None for tokens in self._maps)
-
     def __getitem__(self, key: Any) -> Any:
         """Return a slice of step 1, a view if it is in one file, or the tokens at indices of any shape."""
         if not isinstance(key, slice):
@@ -236,11 +200,11 @@ class ConcatenatedTokens:
         if begin < end <= begin - offset + self.counts[number]:  # as most windows: in one file
             return self._get_map(number)[offset : offset + end - begin]
         pieces = [
-            self._get_map(number)[offset : offset + n] for number, offset, n in self.iter_pieces(begin, end)
+            self._get_map(number)[offset : offset + n] for number, offset, n in self._iter_pieces(begin, end)
         ]
         return np.concatenate([np.empty(0, self.dtype), *pieces])
 
-    def iter_pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    def _iter_pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Yield (file, first token in it, number of tokens) of the tokens from begin to end - 1."""
         number = bisect_right(self._start_list, begin) - 1
         while begin < end:
@@ -249,6 +213,14 @@ class ConcatenatedTokens:
             if n:
                 yield number, offset, n
             begin, number = begin + n, number + 1
+
+    def read_copy(self, begin: int, end: int) -> np.ndarray:
+        """Return a copy of the tokens [begin, end), read without a memory map."""
+        pieces = [
+            np.fromfile(self.paths[number], self.dtype, n, offset=offset * self.dtype.itemsize)
+            for number, offset, n in self._iter_pieces(begin, end)
+        ]
+        return np.concatenate([np.empty(0, self.dtype), *pieces])
 
     def _gather(self, indices: np.ndarray) -> np.ndarray:
         if indices.size and not -self._n_tokens <= indices.min() <= indices.max() < self._n_tokens:
@@ -268,9 +240,3 @@ class ConcatenatedTokens:
             n_bytes = self.counts[number] * self.dtype.itemsize
             tokens = self._maps[number] = _csrc.map_file(self.paths[number], n_bytes).view(self.dtype)
         return tokens
-
-
-def hash_file(path: Path) -> str:
-    """Return the sha256 of a file as 64 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

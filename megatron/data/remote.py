@@ -18,11 +18,16 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
+
+import fsspec
+from fsspec.callbacks import Callback
+from fsspec.spec import AbstractBufferedFile
 
 from megatron.io import PARTIAL, explain_disk_full, fsync_path, wait_for_lock
 from megatron.log import get_logger
@@ -57,21 +62,13 @@ class RemoteError(OSError):
     is_temporary   whether the same command may succeed later
     """
 
-    is_temporary = False
+    def __init__(self, message: str, is_temporary: bool = False) -> None:
+        super().__init__(message)
+        self.is_temporary = is_temporary
 
 
 class RemoteMissingError(RemoteError, FileNotFoundError):
     """No such remote file."""
-
-
-class RemoteDeniedError(RemoteError, PermissionError):
-    """The server refuses the access."""
-
-
-class RemoteUnreachableError(RemoteError):
-    """All attempts of a request have failed."""
-
-    is_temporary = True
 
 
 @dataclass(frozen=True)
@@ -126,8 +123,6 @@ def _connect(url: str) -> tuple[Any, str]:
     scheme = urlsplit(url).scheme
     options: dict[str, Any] = {"use_listings_cache": False}  # a cached version would hide a change
     try:
-        import fsspec
-
         if scheme in WEB:
             import aiohttp
 
@@ -225,7 +220,7 @@ def read_range(file: RemoteFile, begin: int, end: int, stop: threading.Event | N
     try:
         return _retry(file.url, request, stop) if end > begin else b""
     except RemoteError as error:
-        if not error.is_temporary and not isinstance(error, FileNotFoundError | PermissionError):
+        if not error.is_temporary and not isinstance(error, FileNotFoundError):
             file.check_unchanged()  # a range after the end of a shorter file is refused with status 416
         raise
 
@@ -235,55 +230,39 @@ def open_remote(file: RemoteFile, begin: int = 0, end: int | None = None) -> io.
 
     A read raises RemoteError. So do opening and closing if the file has changed since it was found.
     """
-    return io.BufferedReader(_RangeReader(file, begin, file.size if end is None else end), 1 << 20)
+    last, stop = file.size if end is None else end, threading.Event()
+    file.check_unchanged()
+
+    def fetch(first: int, after: int) -> bytes:
+        return read_range(file, begin + first, min(begin + after, last), stop)
+
+    return io.BufferedReader(_CachedReader(file, last - begin, fetch, stop), 1 << 20)
 
 
-class _RangeReader(io.RawIOBase):
-    """Raw file of the bytes [begin, end) of a remote file; position 0 is `begin`."""
+class _CachedReader(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
+    """Raw file whose blocks `fetch` returns; `stop` ends the waits of the background thread."""
 
-    def __init__(self, file: RemoteFile, begin: int, end: int) -> None:
-        from fsspec.caching import BackgroundBlockCache
-
-        file.check_unchanged()
-        self._file, self._size, self._position = file, end - begin, 0
-        self._stop, self._must_check = threading.Event(), False
-
-        def fetch(first: int, last: int) -> bytes:
-            return read_range(file, begin + first, min(begin + last, end), self._stop)
-
-        self._cache = BackgroundBlockCache(BLOCK_BYTES, fetch, self._size, maxblocks=3)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        self._position = max(0, origin + offset)
-        return self._position
+    def __init__(
+        self, file: RemoteFile, size: int, fetch: Callable[[int, int], bytes], stop: threading.Event
+    ) -> None:
+        self.file, self.stop, self.must_check = file, stop, False
+        self._fetch_range = fetch  # the method that fsspec's cache calls
+        options = {"maxblocks": 3}  # current, next, and the previous one for a step back
+        super().__init__(None, file.url, "rb", BLOCK_BYTES, True, "background", options, size=size)
 
     def readinto(self, buffer: Any) -> int:
-        self._must_check = False  # a failed read is reported, and needs no second error on closing
-        data = self._cache._fetch(self._position, min(self._position + len(buffer), self._size))
-        self._must_check = True
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
+        self.must_check = False  # a failed read is reported, and needs no second error on closing
+        n_bytes = int(super().readinto(buffer))
+        self.must_check = True
+        return n_bytes
 
     def close(self) -> None:
-        if self.closed:
-            return
-        self._stop.set()
-        self._cache.close()
-        super().close()
-        # fsspec has no If-Match for all stores: bytes read between two equal versions are of that version
-        if self._must_check:
-            self._file.check_unchanged()
+        if not self.closed:
+            self.stop.set()
+            super().close()  # also of the cache and its thread
+            # fsspec has no If-Match for all stores: bytes between two equal versions are of that version
+            if self.must_check:
+                self.file.check_unchanged()
 
 
 def upload_file(path: Path, url: str, advance: Callable[[int], object] = lambda n_bytes: None) -> RemoteFile:
@@ -291,20 +270,14 @@ def upload_file(path: Path, url: str, advance: Callable[[int], object] = lambda 
 
     advance   called with the number of bytes of each part
     """
-    from fsspec.callbacks import Callback
-
-    size = path.stat().st_size
-
-    class Progress(Callback):  # type: ignore[misc]  # fsspec has no types
-        def relative_update(self, inc: int = 1) -> None:
-            advance(inc)
+    check_url(url)
+    size, progress = path.stat().st_size, Callback()
+    progress.relative_update = advance
 
     def request() -> None:
         filesystem, remote = _connect(url)
-        _abort_uploads(filesystem, remote)
-        filesystem.put_file(str(path), remote, Progress(), chunksize=max(UPLOAD_BYTES, size // MAX_UPLOADS))
+        filesystem.put_file(str(path), remote, progress, chunksize=max(UPLOAD_BYTES, size // MAX_UPLOADS))
 
-    check_url(url)
     _retry(url, request)
     uploaded = find_file(url)
     if uploaded.size != size:
@@ -312,17 +285,6 @@ def upload_file(path: Path, url: str, advance: Callable[[int], object] = lambda 
             f"{redact(url)}: got {uploaded.size:,} bytes after the upload, expected {size:,}. Run it again."
         )
     return uploaded
-
-
-def _abort_uploads(filesystem: Any, remote: str) -> None:
-    """Delete the parts of killed uploads of this file; S3 stores them, and bills them."""
-    if not hasattr(filesystem, "list_multipart_uploads"):
-        return
-    bucket, _, key = remote.partition("/")
-    for upload in filesystem.list_multipart_uploads(bucket) or ():
-        if upload["Key"] == key:
-            log.info("%s: deleting the parts of an earlier upload that was not completed", remote)
-            filesystem.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload["UploadId"])
 
 
 def remove_file(url: str) -> None:
@@ -345,8 +307,7 @@ def cache_dataset(prefix: str) -> "CachedDataset":
 
     A process uses the versions of its first call. Raises RemoteError, or ValueError for an unusable URL.
     """
-    parts = urlsplit(prefix)
-    if parts.scheme in WEB and (parts.query or "@" in parts.netloc):
+    if redact(prefix) != prefix and urlsplit(prefix).scheme in WEB:
         # the prefix is recorded in configurations, plans and checkpoints
         raise ValueError(
             f"{redact(prefix)}: got a query or a password in the URL of a dataset, expected none. "
@@ -358,12 +319,10 @@ def cache_dataset(prefix: str) -> "CachedDataset":
             "SCALING_CACHE to a folder with room for the dataset."
         )
     files = {suffix: find_file(prefix + suffix) for suffix in (".bin", ".idx")}
-    try:
+    with suppress(RemoteMissingError):  # other programs write no sidecar
         files[".json"] = find_file(f"{prefix}.json")
-    except RemoteMissingError:
-        log.info("%s: no sidecar", prefix)  # other programs write none
-    content = json.dumps([[suffix, file.size, file.version] for suffix, file in sorted(files.items())])
-    key = hashlib.sha256(f"{prefix} {content}".encode()).hexdigest()[:24]
+    content = [prefix, [[file.size, file.version] for file in files.values()]]
+    key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "megatron-scaling"
     folder = Path(os.environ.get("SCALING_CACHE") or default) / "remote"
     name = files[".bin"].name.removesuffix(".bin")
@@ -387,14 +346,13 @@ class CachedDataset:
             target.parent.mkdir(parents=True, exist_ok=True)
             with explain_disk_full(target.parent), wait_for_lock(target.parent / f".lock{suffix}"):
                 if not target.is_file():  # else another process has downloaded it meanwhile
-                    download_file(self.files[suffix], target)
+                    _download_file(self.files[suffix], target)
         return target
 
 
-def download_file(file: RemoteFile, target: Path) -> None:
-    """Download a file; the caller excludes other writers. A killed download resumes. Raises RemoteError."""
+def _download_file(file: RemoteFile, target: Path) -> None:
+    """Download a file; a killed download resumes. The caller excludes other writers."""
     partial = target.with_name(target.name + PARTIAL)
-    step = N_REQUESTS * BLOCK_BYTES
     file.check_unchanged()
     log.info("%s: downloading %s bytes to %s", file, f"{file.size:,}", target)
 
@@ -402,8 +360,8 @@ def download_file(file: RemoteFile, target: Path) -> None:
         return read_range(file, begin, min(begin + BLOCK_BYTES, file.size))
 
     with partial.open("ab") as output, ThreadPoolExecutor(N_REQUESTS, "download") as pool:
-        # a killed process may have written part of a block, so blocks begin at any byte
-        for first in range(output.tell(), file.size, step):
+        # the partial file is of this version, which is in the name of its folder, and ends at any byte
+        for first in range(output.tell(), file.size, step := N_REQUESTS * BLOCK_BYTES):
             for data in pool.map(fetch, range(first, min(first + step, file.size), BLOCK_BYTES)):
                 output.write(data)
     file.check_unchanged()
@@ -427,9 +385,10 @@ def _retry(url: str, request: Callable[[], ResultT], stop: threading.Event | Non
             _raise_permanent(url, error)
             reason = _describe_error(error)
             if attempt == ATTEMPTS or (stop is not None and stop.is_set()):
-                raise RemoteUnreachableError(
+                raise RemoteError(
                     f"{redact(url)}: not readable after {attempt} attempts ({reason}). "
-                    "Check the network, then run the same command again."
+                    "Check the network, then run the same command again.",
+                    is_temporary=True,
                 ) from error
         log.warning(
             "%s: attempt %d of %d failed (%s); again in %.1f s",
@@ -449,12 +408,14 @@ def _describe_error(error: BaseException) -> str:
 def _raise_permanent(url: str, error: BaseException) -> None:
     """Raise RemoteError if another attempt is useless, as for a missing file."""
     label, reason, status = redact(url), _describe_error(error), _find_status(error)
-    is_missing = isinstance(error, FileNotFoundError) and error.__cause__ is None
-    if status in (404, 410) or (is_missing and status is None):
+    if status is None and isinstance(error, FileNotFoundError) and error.__cause__ is None:
+        status = 404
+    if status is None and (isinstance(error, PermissionError) or "Credentials" in type(error).__name__):
+        status = 403
+    if status in (404, 410):
         raise RemoteMissingError(f"{label}: no such file ({reason}). Correct the URL.") from error
-    is_denied = isinstance(error, PermissionError) or "Credentials" in type(error).__name__
-    if status in (401, 403) or (is_denied and status is None):
-        raise RemoteDeniedError(
+    if status in (401, 403):
+        raise RemoteError(
             f"{label}: access denied ({reason}). Set credentials that may read it in the environment "
             "(AWS_*, GOOGLE_APPLICATION_CREDENTIALS, HF_TOKEN); DATA.md lists them."
         ) from error

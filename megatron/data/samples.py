@@ -62,17 +62,13 @@ class Samples(SampleSource):
     def take(self, numbers: np.ndarray) -> np.ndarray:
         """Return the samples `numbers` int64 [n], of any epochs: int64 [n, seq_len + 1]."""
         samples = np.empty((len(numbers), self.seq_len + 1), dtype=np.int64)
-        self._prefetch_windows(windows := self.sample_windows(numbers))
+        windows = self.sample_windows(numbers)
         # `row` is a view of `samples`: _copy_window writes into it, and converts to int64 without a temporary
         # array
         for row, window in zip(samples, windows.tolist(), strict=True):
             self._copy_window(window, row)
         self.tokens.check_ids(samples)
         return samples
-
-    def _prefetch_windows(self, windows: np.ndarray) -> None:
-        """Begin to download all rows of a batch of a remote dataset, not one after the other."""
-        self.tokens.prefetch(windows * self.seq_len, self.seq_len + 1)
 
     def _copy_window(self, window: int, row: np.ndarray) -> None:
         begin = window * self.seq_len

@@ -10,8 +10,9 @@ import torch
 
 from megatron.checkpoint.model_weights import Weights
 from megatron.config.cli_choices import WINDOWS
+from megatron.data import open_dataset
 from megatron.data.indexed import IndexedTokens
-from megatron.data.parts import open_dataset, read_parts_list
+from megatron.data.sidecar import load_sidecar, locate_dataset
 from megatron.evaluation.batch_size import choose_batch_size
 from megatron.evaluation.corpus_loss import (
     CorpusLoss,
@@ -36,10 +37,7 @@ from megatron.log import get_logger
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.collectives import barrier
 from megatron.parallel.world import World
-from megatron.plan.datapaths import SUFFIX, WeightedCorpus, read_corpora, read_sidecar
-from megatron.plan.sidecar import PARTS_INDEX_SUFFIX, PARTS_SUFFIX, find_sidecar, is_dataset_of_parts
-from megatron.remote_cache import count_bin_bytes, localize
-from megatron.remote_requests import is_url
+from megatron.plan.datapaths import SUFFIX, WeightedCorpus, read_corpora
 from megatron.run_dir import TENSORBOARD
 from megatron.terminal import ProgressBar
 from megatron.text.text_readers import write_parquet_columns
@@ -133,23 +131,10 @@ class HeldOutScoring:
 
 def _identify_corpus(corpus: WeightedCorpus) -> list[Any]:
     """Identify a corpus, wherever it is: the checksums of its sidecar, else its path; and its sizes."""
-    sidecar = find_sidecar(corpus.prefix)
-    sums = None if sidecar is None else read_sidecar(corpus.prefix).get("sha256")
-    name = corpus.prefix if is_url(corpus.prefix) else str(Path(f"{corpus.prefix}.bin").resolve())
-    if is_dataset_of_parts(corpus.prefix):
-        # the sizes that the merged dataset has
-        n_bytes = sum(Path(f"{part.prefix}.bin").stat().st_size for part in read_parts_list(corpus.prefix))
-        index = Path(f"{corpus.prefix}{PARTS_INDEX_SUFFIX}")
-    else:
-        n_bytes, index = count_bin_bytes(corpus.prefix), Path(f"{localize(corpus.prefix)}.idx")
-    return [sums or name, n_bytes, index.stat().st_size]
-
-
-def _compute_corpus_fingerprint(prefix: str) -> str:
-    """Return a fingerprint of the file whose size and time change with a dataset."""
-    if is_url(prefix):
-        return Path(localize(prefix)).parent.name  # a hash of the versions of its files
-    return compute_fingerprint(Path(f"{prefix}{PARTS_SUFFIX if is_dataset_of_parts(prefix) else '.bin'}"))
+    files = locate_dataset(corpus.prefix)
+    sums = (load_sidecar(corpus.prefix) or {}).get("sha256")
+    # the sizes of a dataset of parts are those of the merged dataset
+    return [sums or files.location, files.count_bytes(), files.index.stat().st_size]
 
 
 def score_held_out(
@@ -181,7 +166,7 @@ def score_held_out(
     folder = out or model.folder(KIND)
     path = folder / f"{label}.json"
     fingerprints = [
-        [Path(corpus.prefix).name, _compute_corpus_fingerprint(corpus.prefix)] for corpus in corpora
+        [Path(corpus.prefix).name, hash_json(locate_dataset(corpus.prefix).version())] for corpus in corpora
     ]
     assert scoring.seq_len is not None, "resolved"
     warnings = check_trained_length(weights, scoring.seq_len, "--seq-len")

@@ -82,7 +82,7 @@ def iter_document_windows(corpus: IndexedTokens, n_read: int, stride: int, text:
     number = end = 0
     for n in corpus.document_tokens.tolist():
         first, end = end, end + n
-        if n and int(corpus.read(0, end - 1, 1)[0]) == text.eod_id:
+        if n and int(corpus.tokens[end - 1 : end][0]) == text.eod_id:
             n -= 1
         # The spans index the document with its prefix id at place 0: place p is token first + p - 1.
         for a, b, c in _iter_spans(n + 1, n_read, stride):
@@ -106,7 +106,7 @@ def _iter_spans(n: int, n_read: int, stride: int) -> Iterator[tuple[int, int, in
 
 def read_window(corpus: IndexedTokens, window: Window) -> np.ndarray:
     """Return the ids of a window, int64 [n_read]."""
-    ids = corpus.read(0, window.begin, window.end - window.begin).astype(np.int64)
+    ids = corpus.tokens[window.begin : window.end].astype(np.int64)
     corpus.check_ids(ids)
     return ids if window.prefix_id is None else np.concatenate([[window.prefix_id], ids])
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from megatron.data.parts import open_dataset
+from megatron.data import open_dataset
 from megatron.mixture.catalog.parquet import GROUP_CACHE_BYTES, ParquetTexts
 from megatron.mixture.catalog.query import QueryResult, SourceFile
 from megatron.mixture.catalog.tars import TAR_SUFFIXES, sample_to_document, samples_to_arrow

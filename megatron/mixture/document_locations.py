@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megatron.data.parts import open_dataset
+from megatron.data import open_dataset
 from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.catalog.query import QueryResult, SourceFile
 from megatron.mixture.shared_arrays import Arrays, Layout, delete_stale_arrays, open_shared_arrays

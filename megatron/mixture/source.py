@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from megatron.data import open_dataset
 from megatron.data.batches import SampleSource
 from megatron.data.indexed import IndexedTokens, check_ids
-from megatron.data.parts import open_dataset
 from megatron.mixture.adaptive import WeightLog
 from megatron.mixture.catalog.query import QueryResult
 from megatron.mixture.chunk import ChunkUnits, Position, UnitOrder

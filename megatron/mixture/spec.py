@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 
 from megatron.config.yaml_file import read_yaml
-from megatron.data.parts import open_dataset
+from megatron.data import open_dataset
+from megatron.data.sidecar import read_sidecar
 from megatron.io import open_partial_folder, publish_files, wait_for_lock, write_json
 from megatron.log import get_logger
 from megatron.mixture.adaptive import Ado, AdoConfig, LossProportional, WeightLog, WeightRule
@@ -39,7 +40,7 @@ from megatron.mixture.custom_rule import make_rule
 from megatron.mixture.distributor import ConstantWeights, DomainWeights
 from megatron.mixture.settings import AdaptiveSettings, MixtureSettings, read_mixture_settings
 from megatron.mixture.weights import ARBITRARY, WeightSchedule, compute_weights
-from megatron.plan.datapaths import compare_eods, read_sidecar
+from megatron.plan.datapaths import compare_eods
 from megatron.plan.mixture_use import RESOLVED, ResolvedMixture, mixture_folder, read_resolved
 from megatron.text.preprocess import PreprocessOptions, preprocess
 

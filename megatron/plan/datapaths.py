@@ -8,14 +8,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from megatron.plan.idx_header import DTYPE_NAMES, HEADER, MAGIC, VERSION, count_token_bytes
-from megatron.plan.sidecar import PARTS_SUFFIX, dataset_exists, read_eod_use
-from megatron.plan.sidecar import SYNTHETIC as SYNTHETIC  # re-exported for readers of data paths
-from megatron.plan.sidecar import find_sidecar as find_sidecar
-from megatron.plan.sidecar import read_sidecar as read_sidecar
-from megatron.remote_cache import count_bin_bytes, localize
-from megatron.remote_requests import is_url
+from megatron.config.schema import SYNTHETIC as SYNTHETIC  # re-exported for readers of data paths
+from megatron.data.sidecar import count_tokens, find_prefix, load_sidecar, parse_eod_use, strip_suffix
 
+# practically endless; the default vocabulary size is GPT-2's
+SYNTHETIC_SIDECAR: dict[str, Any] = {"tokens": 1 << 62, "tokenizer": {"n_tokens": 50257}, "sha256": SYNTHETIC}
 SUFFIX = ".txt"
 QUOTED = re.compile(r"\"([^\"]*)\"|'([^']*)'")
 NUMBER = re.compile(r"[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+/[0-9]+")
@@ -52,7 +49,7 @@ def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
     corpora: list[WeightedCorpus] = []
     first_recorded: str | None = None
     seen: dict[Path, str] = {}
-    lines = list(_read_lines(path))
+    lines = list(read_lines(path))
     entries = [(location, entry) for location, line in lines for entry in _split_entries(line)]
     for location, entry in entries:
         # location is "file:line", for error messages
@@ -74,14 +71,14 @@ def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
     return tuple(corpora)
 
 
-def _read_lines(path: Path) -> Iterator[tuple[str, str]]:
+def read_lines(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (file:line, content) of each line that is not empty, without comments and quotes."""
     try:
         # utf-8-sig drops the byte order mark of Windows editors, which would become part of the first weight
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path}: got bytes that are not UTF-8 ({error}), expected lines of: weight path-prefix"
+            f"{path}: got bytes that are not UTF-8 ({error}), expected a line for each dataset"
         ) from error
     for number, line in enumerate(text.splitlines(), 1):
         # the leading space makes a `#` at the start of a line a comment too
@@ -141,20 +138,17 @@ def _find_prefix(written: str, folder: Path, location: str) -> str:
     if "$" in requested:
         raise ValueError(f"{location}: {written} contains an environment variable that is not set")
     # the name of a file of the dataset is accepted too
-    requested = requested.removesuffix(PARTS_SUFFIX).removesuffix(".bin").removesuffix(".idx")
-    # an absolute path gives the same place twice, because folder / absolute is the absolute path
-    places = [requested] if is_url(requested) else list(dict.fromkeys((requested, str(folder / requested))))
-    for prefix in places:
-        if dataset_exists(prefix):
-            return prefix
+    requested = strip_suffix(requested)
+    if (prefix := find_prefix(requested, folder)) is not None:
+        return prefix
     if " " in requested:
         raise FileNotFoundError(
             f"{location}: no dataset {written}.bin/.idx, expected `weight path-prefix` pairs"
         )
-    if requested != written.removesuffix(PARTS_SUFFIX).removesuffix(".bin").removesuffix(".idx"):
-        places = [written]  # the value of a variable may be a secret, so messages contain only its name
+    # the value of a variable may be a secret, so messages contain only its name
+    name = requested if requested == strip_suffix(written) else written
     raise FileNotFoundError(
-        f"{location}: no dataset {' or '.join(f'{place}.bin/.idx' for place in places)}. "
+        f"{location}: no dataset {name}.bin/.idx, neither in the working directory nor in {folder}. "
         "Create it with tools/preprocess_data_many_cores.py, or correct the path."
     )
 
@@ -183,7 +177,7 @@ def compare_eods(prefixes: Sequence[str], allow_mixed: bool = False) -> tuple[st
 
     Raises ValueError if the records of two datasets differ, unless `allow_mixed`.
     """
-    uses = [(prefix, read_eod_use(prefix)) for prefix in prefixes if prefix != SYNTHETIC]
+    uses = [(prefix, parse_eod_use(load_sidecar(prefix))) for prefix in prefixes if prefix != SYNTHETIC]
     recorded = [(prefix, use) for prefix, use in uses if use is not None]
     warnings = []
     for prefix, use in recorded[1:]:
@@ -208,39 +202,15 @@ def compare_eods(prefixes: Sequence[str], allow_mixed: bool = False) -> tuple[st
 
 
 def _read_tokenizer_record(prefix: str) -> dict[str, Any]:
-    if find_sidecar(prefix) is None:
-        return {}  # a dataset written by another program
-    record = read_sidecar(prefix).get("tokenizer")
+    record = (read_corpus_sidecar(prefix) or {}).get("tokenizer")
     return record if isinstance(record, dict) else {}
 
 
-def count_corpus_tokens(prefix: str | Path) -> int:
-    """Return the number of tokens of a dataset, from its sidecar or from the size of its .bin.
+def read_corpus_sidecar(prefix: str) -> dict[str, Any] | None:
+    """Return the sidecar of a corpus, also of `synthetic`; None for a dataset of another program."""
+    return SYNTHETIC_SIDECAR if prefix == SYNTHETIC else load_sidecar(prefix)
 
-    Datasets of other programs have no sidecar. Raises ValueError for a sidecar without the number and for an
-    index of another format than MMIDIDX 1, and FileNotFoundError if there is neither.
-    """
-    sidecar = None if prefix == SYNTHETIC else find_sidecar(prefix)
-    if prefix == SYNTHETIC or sidecar is not None:
-        n_tokens = read_sidecar(prefix).get("tokens")
-        if not isinstance(n_tokens, int):
-            raise ValueError(
-                f"{sidecar}: got tokens {n_tokens!r}, expected a number. Preprocess the corpus again."
-            )
-        return n_tokens
-    index = Path(f"{localize(prefix)}.idx")
-    if not index.is_file():
-        raise FileNotFoundError(
-            f"{prefix}.idx: no such file, expected the prefix of a .bin/.idx dataset, "
-            "as tools/preprocess_data_many_cores.py writes it"
-        )
-    with index.open("rb") as file:
-        header = file.read(HEADER.size)  # may be shorter; the padding below fails the check
-    magic, version, code, _, _ = HEADER.unpack(header.ljust(HEADER.size, b"\0"))
-    if magic != MAGIC or version != VERSION or code not in DTYPE_NAMES:
-        raise ValueError(
-            f"{prefix}.idx: got another format, expected an MMIDIDX index of version 1. "
-            "Preprocess the corpus again."
-        )
-    # the .bin is a plain array of ids, so its size gives their number without reading the index
-    return count_bin_bytes(prefix) // count_token_bytes(code)
+
+def count_corpus_tokens(prefix: str | Path) -> int:
+    """Return the number of tokens of a corpus. Raises as `count_tokens`."""
+    return int(SYNTHETIC_SIDECAR["tokens"]) if prefix == SYNTHETIC else count_tokens(prefix)

@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron.config.option import ALWAYS, IF_CHANGED
 from megatron.config.schema import RunConfig
-from megatron.plan.datapaths import read_corpora, read_sidecar
+from megatron.plan.datapaths import read_corpora, read_corpus_sidecar
 from megatron.plan.mixture_use import read_resolved
 
 # sections whose values are hashed under `section: {key: value}`; those of the others under `key: value`
@@ -34,10 +34,7 @@ def _describe_corpora(path: str | None) -> Any:
 
 def _read_checksums(prefix: str) -> Any:
     """Return the checksums in the sidecar, or the prefix if there are none."""
-    try:
-        return read_sidecar(prefix)["sha256"]
-    except (FileNotFoundError, KeyError):
-        return prefix
+    return (read_corpus_sidecar(prefix) or {}).get("sha256", prefix)
 
 
 def _read_checkpoint_checksums(path: str) -> Any:

@@ -6,9 +6,9 @@ from typing import Any
 
 from megatron.config.read import build_config, read_config
 from megatron.config.schema import RunConfig
-from megatron.plan.datapaths import read_corpora, read_sidecar
+from megatron.data.sidecar import locate_dataset
+from megatron.plan.datapaths import read_corpora, read_corpus_sidecar
 from megatron.plan.mixture_use import read_resolved
-from megatron.remote_requests import RemoteError, is_url
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -38,18 +38,23 @@ def _read_vocab_size(prefix: str | None) -> int:
         )
     try:
         prefix = read_corpora(prefix)[0].prefix  # all corpora of a blend have one tokenizer
-        return int(read_sidecar(prefix)["tokenizer"]["n_tokens"])
-    except RemoteError as error:
+        sidecar = read_corpus_sidecar(prefix)
+        if sidecar is None and not locate_dataset(prefix).index.is_file():
+            raise FileNotFoundError(
+                f"{prefix}.idx: no such file, expected the prefix of a .bin/.idx dataset, as "
+                "tools/preprocess_data_many_cores.py writes it"
+            )
+    except OSError as error:
         raise ValueError(f"dataset.path_train: {error}") from error
-    except FileNotFoundError as error:
-        if not is_url(prefix) and not Path(f"{prefix}.idx").is_file():
-            raise ValueError(f"dataset.path_train: {error}") from error
+    if sidecar is None:
         raise ValueError(
             f"dataset.path_train: {prefix} has no sidecar (.json) with the size of the vocabulary. "
             "Set it, as in model.n_tokens=50257."
-        ) from error
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{prefix}.json: tokenizer.n_tokens is missing. Set model.n_tokens.") from error
+        )
+    n_tokens = (sidecar.get("tokenizer") or {}).get("n_tokens")
+    if n_tokens is None:
+        raise ValueError(f"{prefix}.json: tokenizer.n_tokens is missing. Set model.n_tokens.")
+    return int(n_tokens)
 
 
 def _read_eod_id(prefix: str | None) -> int:
@@ -57,7 +62,7 @@ def _read_eod_id(prefix: str | None) -> int:
     eod_id = None
     if prefix is not None:
         prefix = read_corpora(prefix)[0].prefix  # all corpora of a blend have one tokenizer
-        eod_id = (read_sidecar(prefix).get("tokenizer") or {}).get("eod_id")
+        eod_id = ((read_corpus_sidecar(prefix) or {}).get("tokenizer") or {}).get("eod_id")
     if not isinstance(eod_id, int):
         raise ValueError(
             "model.document_mask: no end-of-document id; set model.eod_id, "

@@ -5,7 +5,7 @@ from typing import Any
 
 from megatron.config.schema import DatasetConfig, RunConfig
 from megatron.plan import count
-from megatron.plan.datapaths import compare_eods, compare_tokenizers, find_sidecar, read_corpora, read_sidecar
+from megatron.plan.datapaths import compare_eods, compare_tokenizers, read_corpora, read_corpus_sidecar
 from megatron.plan.exposure import CorpusUse, Exposure
 from megatron.plan.identity import cell_identity, run_identity, trunk_identity
 from megatron.plan.length import check_batch, count_decay_steps, count_steps, count_warmup_steps
@@ -137,6 +137,5 @@ def _list_held_out(data: DatasetConfig) -> list[tuple[str, str]]:
 def _read_unigram_nats(path: str | None) -> float | None:
     """Return the unigram entropy of a single corpus. That of a blend does not follow from its parts."""
     corpora = () if path is None else read_corpora(path)
-    if len(corpora) != 1 or find_sidecar(corpora[0].prefix) is None:
-        return None
-    return read_sidecar(corpora[0].prefix).get("unigram_entropy_nats")
+    sidecar = read_corpus_sidecar(corpora[0].prefix) if len(corpora) == 1 else None
+    return (sidecar or {}).get("unigram_entropy_nats")

@@ -21,8 +21,8 @@ from datatrove.pipeline.readers.jsonl import JsonlReader
 from datatrove.utils.logging import logger
 
 from megatron.data.indexed_writer import IndexedWriter, dtype_for
+from megatron.data.sidecar import read_sidecar
 from megatron.io import acquire_lock
-from megatron.plan.sidecar import read_sidecar
 from megatron.text.encode_piece import BATCH_CHARACTERS, BATCH_DOCUMENTS
 from megatron.text.join import dataset_prefix
 from megatron.text.preprocess import describe_tokenizer, load_fast_bpe

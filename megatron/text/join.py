@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from megatron.data.sidecar import HEADER, read_sidecar
 from megatron.io import DISK_FULL_ERRNOS, atomic_path
 from megatron.log import get_logger
-from megatron.plan.idx_header import HEADER
-from megatron.plan.sidecar import read_sidecar
 from megatron.remote_requests import RemoteError
 from megatron.text.block_writer import BlockWriter, WriterCounts
 from megatron.text.encode_piece import iter_rejected_lines

@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from megatron.data.indexed import IndexedTokens, resolve_prefix
-from megatron.data.parts import PartsTokens, open_dataset
-from megatron.log import get_logger
-from megatron.plan.sidecar import (
-    PARTS_INDEX_SUFFIX,
+from megatron.data import open_dataset
+from megatron.data.indexed import IndexedTokens
+from megatron.data.sidecar import (
     PARTS_SUFFIX,
     EodUse,
-    dataset_exists,
+    locate_dataset,
     parse_eod_use,
+    resolve_prefix,
+    strip_suffix,
 )
+from megatron.log import get_logger
+from megatron.plan.datapaths import read_lines
 
 log = get_logger(__name__)
 SAMPLED_DOCUMENTS = 1000  # whose last tokens `detect_eod` compares
@@ -33,59 +35,44 @@ def natural_key(name: str) -> list[tuple[int, int | str]]:
     return [(0, int(word)) if i % 2 else (1, word) for i, word in enumerate(DIGITS.split(name))]
 
 
-def expand_prefixes(
-    words: Sequence[str], lists: Sequence[Path] = (), allow_missing: bool = False
-) -> list[str]:
-    """Return the dataset prefixes of words, then of list files. Patterns are expanded, in natural order.
-
-    allow_missing   accept patterns without a match, as of an unfinished merge that has removed its inputs
+def expand_prefixes(names: Sequence[str], lists: Sequence[Path] = ()) -> list[str]:
+    """Return the dataset prefixes of names, then of list files. Patterns are expanded, in natural order.
 
     Raises FileNotFoundError for a pattern without a match, ValueError for an unusable list and for a dataset
     that is named twice.
     """
-    named = [(word, word) for word in words]
+    named = [(name, name) for name in names]
     for path in lists:
         named += read_list(path)
-    prefixes: dict[Path, tuple[str, str]] = {}
-    for word, origin in named:
-        for prefix in _expand_word(word, origin, allow_missing):
-            path = resolve_dataset_path(prefix)
-            if path in prefixes:
+    prefixes: dict[str, tuple[str, str]] = {}
+    for name, origin in named:
+        for prefix in _expand_name(name, origin):
+            location = locate_dataset(prefix).location
+            if location in prefixes:
                 raise ValueError(
-                    f"{origin}: got {prefix} twice, also as {prefixes[path][1]}. Give each dataset once; to "
-                    "repeat text in training, use weights in a data-path file."
+                    f"{origin}: got {prefix} twice, also as {prefixes[location][1]}. Give each dataset once; "
+                    "to repeat text in training, use weights in a data-path file."
                 )
-            prefixes[path] = prefix, origin
-    if not prefixes and not allow_missing:
+            prefixes[location] = prefix, origin
+    if not prefixes:
         raise ValueError("no datasets: got empty lists, expected a prefix, a pattern or --list")
     return [prefix for prefix, _ in prefixes.values()]
 
 
-def resolve_dataset_path(prefix: str) -> Path:
-    """Return the real path of a dataset without its suffix, for comparisons."""
-    data = Path(f"{prefix}.bin").resolve()  # of the file: it may be a link
-    return data.with_name(data.name.removesuffix(".bin"))
-
-
-def _expand_word(word: str, origin: str, allow_missing: bool) -> list[str]:
-    prefix = resolve_prefix(word)
-    if dataset_exists(prefix) or not PATTERN.search(word):
+def _expand_name(name: str, origin: str) -> list[str]:
+    prefix = resolve_prefix(name)
+    if not PATTERN.search(name) or locate_dataset(prefix).exists():
         return [prefix]
-    prefixes = _match_pattern(word)
-    if not prefixes and not allow_missing:
+    prefixes = _match_pattern(name)
+    if not prefixes:
         raise FileNotFoundError(f"{origin}: no dataset matches, expected prefixes of .bin/.idx datasets")
     return prefixes
 
 
-def _match_pattern(word: str) -> list[str]:
-    for suffix in (PARTS_SUFFIX, ".bin", ".idx"):
-        word = word.removesuffix(suffix)
-    matches = {
-        path.removesuffix(suffix)
-        for suffix in (".bin", ".idx", PARTS_SUFFIX)
-        for path in glob(word + suffix)
-        if not path.endswith(PARTS_INDEX_SUFFIX)
-    }
+def _match_pattern(pattern: str) -> list[str]:
+    prefix = strip_suffix(pattern)
+    paths = [path for suffix in (".bin", ".idx", PARTS_SUFFIX) for path in glob(prefix + suffix)]
+    matches = {strip_suffix(path) for path in paths}
     return sorted(sorted(matches), key=natural_key)
 
 
@@ -98,30 +85,21 @@ def read_list(path: Path) -> list[tuple[str, str]]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such list of datasets")
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}: got bytes that are not UTF-8 ({error}), expected one prefix a line"
-        ) from error
     entries = []
-    for number, line in enumerate(lines, 1):
-        word = (" " + line.replace("\t", " ")).partition(" #")[0].strip()
-        if not word:
-            continue
-        location = f"{path}:{number}"
-        if WEIGHT.match(word) and not dataset_exists(resolve_prefix(word)):
+    for location, name in read_lines(path):
+        beside = str(path.parent / name)
+        if WEIGHT.match(name) and not _exists(name):
             raise ValueError(
-                f"{location}: got weight {word.split()[0]}, expected a prefix: a merge has natural sizes. "
+                f"{location}: got weight {name.split()[0]}, expected a prefix: a merge has natural sizes. "
                 "Give a data-path file with weights to dataset.path_train instead."
             )
-        beside = str(path.parent / word)
-        entries.append((word if _exists(word) or not _exists(beside) else beside, location))
+        entries.append((name if _exists(name) or not _exists(beside) else beside, location))
     return entries
 
 
-def _exists(word: str) -> bool:
-    return dataset_exists(resolve_prefix(word)) or bool(PATTERN.search(word) and _match_pattern(word))
+def _exists(name: str) -> bool:
+    is_dataset = locate_dataset(resolve_prefix(name)).exists()
+    return is_dataset or bool(PATTERN.search(name) and _match_pattern(name))
 
 
 @dataclass(frozen=True)
@@ -147,11 +125,8 @@ def open_inputs(prefixes: Sequence[str], output: Path, mixed_eod: bool) -> Merge
     datasets: list[IndexedTokens] = []
     for prefix in prefixes:
         dataset = open_dataset(resolve_prefix(prefix))
-        if isinstance(dataset, PartsTokens):
-            datasets += [open_dataset(part.prefix) for part in dataset.parts]
-        else:
-            datasets.append(dataset)
-        if Path(dataset.prefix).resolve() == output.resolve():
+        datasets += [open_dataset(part.prefix) for part in dataset.parts] or [dataset]
+        if dataset.files.location == locate_dataset(output).location:
             raise ValueError(f"{output}: is one of the inputs. Choose another name.")
     for dataset in datasets[1:]:
         if dataset.dtype != datasets[0].dtype:
@@ -159,7 +134,7 @@ def open_inputs(prefixes: Sequence[str], output: Path, mixed_eod: bool) -> Merge
                 f"{dataset.prefix}: got {dataset.dtype}, expected {datasets[0].dtype} as in "
                 f"{datasets[0].prefix}. Tokenise them with the same settings."
             )
-        _compare_tokenizers(datasets[0], dataset)
+    _compare_tokenizers(datasets)
     check_part_numbers(datasets)
     use = _find_common_eod(datasets, mixed_eod)
     meta: dict[str, Any] = {"merged_from": [describe_origin(dataset) for dataset in datasets]}
@@ -184,22 +159,24 @@ def open_inputs(prefixes: Sequence[str], output: Path, mixed_eod: bool) -> Merge
     return MergeInputs(datasets, meta)
 
 
-def _compare_tokenizers(first: IndexedTokens, other: IndexedTokens) -> None:
-    records = [_tokenizer_meta(dataset) for dataset in (first, other)]
-    sums = [record.get("sha256") for record in records]
-    if not all(sums):
-        unknown = other if sums[0] else first
-        log.warning(
-            "%s: its tokenizer is unknown, no sidecar names it; make sure that it is that of the others",
-            unknown.prefix,
-        )
-        return
-    sizes = [record.get("n_tokens") for record in records]
-    if sums[0] != sums[1] or None not in sizes and sizes[0] != sizes[1]:
-        raise ValueError(
-            f"{other.prefix}: got another tokenizer than {first.prefix}. "
-            "Tokenise them with the same tokenizer."
-        )
+def _compare_tokenizers(datasets: Sequence[IndexedTokens]) -> None:
+    """Raise ValueError if two sidecars record different tokenizers; warn about those that record none."""
+    first: tuple[str, dict[str, Any]] | None = None
+    for dataset in datasets if len(datasets) > 1 else ():
+        record = _tokenizer_meta(dataset)
+        if not record.get("sha256"):
+            log.warning(
+                "%s: its tokenizer is unknown, no sidecar names it; make sure that it is that of the others",
+                dataset.prefix,
+            )
+            continue
+        first = first or (dataset.prefix, record)
+        sizes = [record.get("n_tokens"), first[1].get("n_tokens")]
+        if record["sha256"] != first[1]["sha256"] or None not in sizes and sizes[0] != sizes[1]:
+            raise ValueError(
+                f"{dataset.prefix}: got another tokenizer than {first[0]}. "
+                "Tokenise them with the same tokenizer."
+            )
 
 
 def check_part_numbers(datasets: Sequence[IndexedTokens]) -> None:
@@ -237,39 +214,32 @@ def _find_common_eod(datasets: Sequence[IndexedTokens], mixed_eod: bool) -> EodU
 
     Raises ValueError if it differs without `mixed_eod`.
     """
-    # 1. what the sidecars state; 2. for datasets without one, what the last tokens show
-    uses = [parse_eod_use(dataset.sidecar) for dataset in datasets]
-    first_known = next((i for i, use in enumerate(uses) if use is not None), None)
-    named = next(
-        (i for i, dataset in enumerate(datasets) if _tokenizer_meta(dataset).get("eod_id") is not None), None
-    )
-    likely = None if named is None else _tokenizer_meta(datasets[named])["eod_id"]
-    for i, dataset in enumerate(datasets):
-        if uses[i] is None:
-            uses[i] = detect_eod(dataset, likely)
-            dataset.unmap()  # the maps of 1,000 datasets would be too many open files
-    first = (
-        next((i for i, use in enumerate(uses) if use is not None), None)
-        if first_known is None
-        else first_known
-    )
-    if first is None:
+    # what the sidecars record, and for datasets without a record what their last tokens show
+    records = [parse_eod_use(dataset.sidecar) for dataset in datasets]
+    named = [_tokenizer_meta(dataset).get("eod_id") for dataset in datasets]
+    likely = next((eod_id for eod_id in named if eod_id is not None), None)
+    uses = []
+    for dataset, record in zip(datasets, records, strict=True):
+        uses.append(record or detect_eod(dataset, likely))
+        dataset.unmap()  # the maps of 1,000 datasets would be too many open files
+    expected = next((use for use in (*records, *uses) if use is not None), None)
+    if expected is None:
         return None
+    first = datasets[(records if expected in records else uses).index(expected)].prefix
     for dataset, use in zip(datasets, uses, strict=True):
+        difference = f"{dataset.prefix}: got {use}, expected {expected} as in {first}."
         if use is None:
             log.warning(
                 "%s: the end of its documents is unknown; make sure that it is as in the others",
                 dataset.prefix,
             )
-        elif use != uses[first]:
-            words = f"{dataset.prefix}: got {use}, expected {uses[first]} as in {datasets[first].prefix}."
-            if not mixed_eod:
-                raise ValueError(
-                    f"{words} Tokenise both with the same --append-eod and --eod-token, or give --mixed-eod."
-                )
-            log.warning("%s", words)
-    same = all(use == uses[first] for use in uses)
-    return uses[first] if same else None
+        elif use != expected and not mixed_eod:
+            raise ValueError(
+                f"{difference} Tokenise both with the same --append-eod and --eod-token, or give --mixed-eod."
+            )
+        elif use != expected:
+            log.warning("%s", difference)
+    return expected if all(use == expected for use in uses) else None
 
 
 def detect_eod(dataset: IndexedTokens, likely: int | None) -> EodUse | None:

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from megatron.data.indexed_writer import DATASET_SUFFIXES
+from megatron.data.sidecar import HEADER
 from megatron.io import open_exclusive, read_json, write_json
 from megatron.log import get_logger
-from megatron.plan.idx_header import HEADER
 from megatron.remote_files import RemotePath
 from megatron.remote_requests import (
     RemoteError,

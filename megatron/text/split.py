@@ -5,7 +5,7 @@ from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
 
-from megatron.data.parts import open_dataset
+from megatron.data import open_dataset
 from megatron.text.subset import DocumentSelection, SubsetResult, subset_dataset
 
 SPLIT_NAMES = ("train", "valid", "test")

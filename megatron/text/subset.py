@@ -16,12 +16,12 @@ from typing import IO, Any
 
 import numpy as np
 
-from megatron.data.indexed import IndexedTokens, resolve_prefix
-from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.parts import open_dataset
+from megatron.data import open_dataset
+from megatron.data.indexed import IndexedTokens
+from megatron.data.indexed_writer import IndexedWriter, finish_publishing, list_partial_files
+from megatron.data.sidecar import locate_dataset, resolve_prefix
 from megatron.io import PARTIAL, atomic_path
 from megatron.log import get_logger
-from megatron.plan.sidecar import is_dataset_of_parts
 from megatron.terminal import ProgressBar
 from megatron.text.arguments import check_not_exists, dataset_files
 from megatron.text.encode_piece import find_damage
@@ -111,7 +111,7 @@ class LinePosition:
 def find_dataset_prefix(word: str) -> Path | None:
     """Return the prefix of the dataset that a word names, with or without a suffix; None: no dataset."""
     path = Path(resolve_prefix(word))
-    is_dataset = Path(f"{path}.idx").is_file() or is_dataset_of_parts(path)
+    is_dataset = locate_dataset(path).index.is_file()
     return path if is_dataset and (str(path) != word or not path.exists()) else None
 
 
@@ -172,6 +172,7 @@ def subset_dataset(
             f"{output}: got the name of a text file, expected a prefix: a subset of a dataset is a dataset"
         )
     provenance = {"subset_of": describe_origin(dataset), "selection": selection.to_meta()}
+    finish_publishing(list_partial_files(output, output.parent))
     if is_built_from(output, provenance):
         existing = open_dataset(output)
         log.info("%s: exists already, the same subset of the same dataset", output)

@@ -5,22 +5,22 @@ The tokens are not copied. megatron/data/parts.py reads the result.
 
 import hashlib
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.data.block_hash import BLOCK_BYTES, BlockHash, describe_sums, hash_blocks
-from megatron.data.indexed import IndexedTokens
-from megatron.data.indexed_writer import IdCounts, unigram_entropy
-from megatron.data.parts import hash_file, open_dataset
+import numpy as np
+
+from megatron.data import open_dataset
+from megatron.data.block_hash import BLOCK_BYTES, BlockHash, describe_sums
+from megatron.data.indexed_writer import IdCounts, finish_publishing, unigram_entropy, write_index
+from megatron.data.parts import describe_part
+from megatron.data.sidecar import PARTS_INDEX_SUFFIX, PARTS_SUFFIX
 from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
-from megatron.plan.sidecar import PARTS_INDEX_SUFFIX, PARTS_SUFFIX, read_sidecar
 from megatron.terminal import ProgressBar
 from megatron.text.arguments import check_not_exists
 from megatron.text.merge import BLOCK_TOKENS, MergeResult
-from megatron.text.merge_inputs import MergeInputs, open_inputs, resolve_dataset_path
-from megatron.text.merged_index import MergedIndex
+from megatron.text.merge_inputs import MergeInputs, open_inputs
 
 FORMAT = "parts"
 PARTS_VERSION = 1
@@ -41,8 +41,7 @@ def write_parts_list(
     Existing files for the same parts stay unchanged. Raises as `merge_datasets`.
     """
     inputs = open_inputs(prefixes, output, mixed_eod)
-    paths = [resolve_dataset_path(dataset.prefix) for dataset in inputs.datasets]
-    if len(set(paths)) < len(paths):
+    if len({dataset.files.location for dataset in inputs.datasets}) < len(inputs.datasets):
         raise ValueError(
             f"{output}: got a dataset twice, expected each part once. Use weights to repeat text."
         )
@@ -51,69 +50,38 @@ def write_parts_list(
             raise ValueError(
                 f"{output}{suffix}: exists already. Choose another name for the dataset of parts."
             )
-    parts = [describe_part(dataset, output.parent) for dataset in inputs.datasets]
-    path, index = (Path(f"{output}{suffix}") for suffix in (PARTS_SUFFIX, PARTS_INDEX_SUFFIX))
-    result = MergeResult(inputs.n_documents, inputs.n_tokens, is_new=True)
+    parts = [
+        describe_part(dataset.files, dataset.n_documents, dataset.n_tokens, output.parent)
+        for dataset in inputs.datasets
+    ]
+    paths = [Path(f"{output}{suffix}") for suffix in (PARTS_INDEX_SUFFIX, PARTS_SUFFIX)]
+    partial_index, partial = (path.with_name(path.name + PARTIAL) for path in paths)
+    finish_publishing([(partial_index, paths[0]), (partial, paths[1])])
     if _is_written(output, parts, hash_tokens):
-        return MergeResult(result.n_documents, result.n_tokens, is_new=False)
+        return MergeResult(inputs.n_documents, inputs.n_tokens, is_new=False)
     if not overwrite:
-        check_not_exists(path, index)
+        check_not_exists(*paths)
     output.parent.mkdir(parents=True, exist_ok=True)
-    partial, partial_index = (target.with_name(target.name + PARTIAL) for target in (path, index))
-    with open_exclusive(partial, output):
+    with open_exclusive(partial_index, output):
         try:
-            content = _write_index(inputs, partial_index)
-            content |= inputs.meta
-            content.pop("merged_from")
-            index_hash = hash_blocks(partial_index, BLOCK_BYTES)
-            if hash_tokens:
-                content |= _hash_tokens(inputs, parts, index_hash)
-            elif all("bin" in part["sha256"] for part in parts):
-                sums = json.dumps(
-                    [[part["sha256"]["bin"], part["sha256"].get("block_bytes")] for part in parts]
-                )
-                content["sha256"] = describe_sums(index_hash, index_hash) | {
-                    "parts": hashlib.sha256(sums.encode()).hexdigest()
-                }
-                del content["sha256"]["bin"]  # else unknown: the prefix is then the identity
-            content["parts"] = parts
-            partial.write_text(json.dumps(content, indent=1) + "\n")
+            content, index_hash = _write_index(inputs, partial_index)
+            content |= {name: value for name, value in inputs.meta.items() if name != "merged_from"}
+            content |= _hash_parts(inputs, parts, index_hash, hash_tokens)
+            partial.write_text(json.dumps(content | {"parts": parts}, indent=1) + "\n")
             for file in (partial_index, partial):
                 fsync_path(file)
-            publish_files([(partial_index, index), (partial, path)])
+            publish_files([(partial_index, paths[0]), (partial, paths[1])])
         except BaseException:
             for file in (partial_index, partial):
                 file.unlink(missing_ok=True)
             raise
-    return result
-
-
-def describe_part(dataset: IndexedTokens, folder: Path) -> dict[str, Any]:
-    """Return the entry of a dataset in the list of parts, with its path relative to `folder`.
-
-    A dataset without a sidecar gets the hash of its index.
-    """
-    prefix, sidecar = Path(dataset.prefix), Path(f"{dataset.prefix}.json")
-    sums = dict((dataset.sidecar or {}).get("sha256") or {})
-    if dataset.sidecar is None:
-        sums["idx"] = hash_file(Path(f"{dataset.prefix}.idx"))
-    # real paths: a relative path through `..` is resolved from the real folder
-    relative = os.path.relpath(prefix.parent.resolve() / prefix.name, folder.resolve())
-    return {
-        "path": relative,
-        "documents": dataset.n_documents,
-        "tokens": dataset.n_tokens,
-        "mtime_ns": Path(f"{prefix}.bin").stat().st_mtime_ns,
-        "sidecar_sha256": None if dataset.sidecar is None else hash_file(sidecar),
-        "sha256": sums,
-    }
+    return MergeResult(inputs.n_documents, inputs.n_tokens, is_new=True)
 
 
 def _is_written(output: Path, parts: list[dict[str, Any]], hash_tokens: bool) -> bool:
     """Return whether the list exists with the same parts, and an index that opens."""
     try:
-        open_dataset(output)
-        sidecar = read_sidecar(output)
+        sidecar = open_dataset(output).sidecar or {}
     except (OSError, ValueError):
         return False
     same = ("path", "documents", "tokens", "sidecar_sha256")
@@ -127,29 +95,43 @@ def _is_written(output: Path, parts: list[dict[str, Any]], hash_tokens: bool) ->
     )
 
 
-def _write_index(inputs: MergeInputs, path: Path) -> dict[str, Any]:
-    """Write the index of all documents; return the entries of the sidecar that it gives."""
-    dtype = inputs.datasets[0].dtype
-    n_documents = n_tokens = 0
-    path.unlink(missing_ok=True)
-    with (
-        ProgressBar("indexing", inputs.n_documents, "documents") as bar,
-        MergedIndex(path, dtype, inputs.n_documents) as index,
-    ):
+def _write_index(inputs: MergeInputs, path: Path) -> tuple[dict[str, Any], BlockHash]:
+    """Write the index of all documents; return the entries of the sidecar that it gives, and its hash."""
+    dtype, n_empty, longest = inputs.datasets[0].dtype, 0, 0
+
+    def iter_lengths() -> Iterator[np.ndarray]:
         for dataset in inputs.datasets:
-            index.add(dataset, n_documents, n_tokens)
+            yield from dataset.iter_document_lengths()
             dataset.unmap()
-            n_documents, n_tokens = n_documents + dataset.n_documents, n_tokens + dataset.n_tokens
-            bar.update(dataset.n_documents)
-    return {
+
+    digest = write_index(path, dtype, inputs.n_documents, iter_lengths, BLOCK_BYTES)
+    for lengths in iter_lengths():
+        n_empty += int((lengths == 0).sum())
+        longest = max(longest, int(lengths.max(initial=0)))
+    content = {
         "format": FORMAT,
         "version": PARTS_VERSION,
         "dtype": dtype.name,
-        "documents": n_documents,
-        "tokens": n_tokens,
-        "empty_documents": index.n_empty,
-        "longest_document": index.longest,
+        "documents": inputs.n_documents,
+        "tokens": inputs.n_tokens,
+        "empty_documents": n_empty,
+        "longest_document": longest,
     }
+    return content, digest
+
+
+def _hash_parts(
+    inputs: MergeInputs, parts: list[dict[str, Any]], index_hash: BlockHash, hash_tokens: bool
+) -> dict[str, Any]:
+    """Return the entries of the hashes of the whole; an entry of a part without a hash is completed."""
+    if hash_tokens:
+        return _hash_tokens(inputs, parts, index_hash)
+    if not all("bin" in part["sha256"] for part in parts):
+        return {}  # the prefix is then the identity
+    sums = json.dumps([[part["sha256"]["bin"], part["sha256"].get("block_bytes")] for part in parts])
+    content = describe_sums(index_hash, index_hash)
+    del content["bin"]
+    return {"sha256": content | {"parts": hashlib.sha256(sums.encode()).hexdigest()}}
 
 
 def _hash_tokens(inputs: MergeInputs, parts: list[dict[str, Any]], index_hash: BlockHash) -> dict[str, Any]:
@@ -167,5 +149,5 @@ def _hash_tokens(inputs: MergeInputs, parts: list[dict[str, Any]], index_hash: B
                 bar.update(len(ids))
             if part_digest is not None:
                 part["sha256"]["bin"] = part_digest.hexdigest()
-    entropy = None if counts.counts is None else unigram_entropy(counts.counts)
+    entropy = unigram_entropy(counts.counts)
     return {"unigram_entropy_nats": entropy, "sha256": describe_sums(digest, index_hash)}

@@ -9,11 +9,11 @@ import torch
 
 from megatron.checkpoint.model_weights import copy_weights, load_weights
 from megatron.config.schema import RunConfig
+from megatron.data import open_dataset
 from megatron.data.batches import Batches, SampleSource
 from megatron.data.blend import Blend
 from megatron.data.indexed import IndexedTokens
 from megatron.data.megatron_order import MegatronSamples
-from megatron.data.parts import open_dataset
 from megatron.data.prefetch import PREFETCH_FACTOR
 from megatron.data.samples import Samples
 from megatron.data.synthetic import SyntheticSamples
@@ -40,7 +40,7 @@ from megatron.optim.schedule import LearningRateSchedule, build_lr_schedule
 from megatron.parallel.activation_checkpointing import apply_activation_checkpointing
 from megatron.parallel.collectives import broadcast_string
 from megatron.parallel.world import World
-from megatron.plan.datapaths import SYNTHETIC, find_sidecar, read_corpora
+from megatron.plan.datapaths import SYNTHETIC, read_corpora
 from megatron.plan.exposure import Exposure
 from megatron.plan.run_plan import RunPlan
 from megatron.plan.weighted_round_robin import WeightedRoundRobin
@@ -315,7 +315,7 @@ def _open_tokens(prefix: str, key: str, config: RunConfig) -> IndexedTokens:
     listed = (tokens.sidecar or {}).get("tokens", tokens.n_tokens)
     if listed != tokens.n_tokens:
         raise ValueError(
-            f"{find_sidecar(prefix)}: got {listed:,} tokens, expected {tokens.n_tokens:,} as in its .idx. "
+            f"{tokens.files.sidecar}: got {listed:,} tokens, expected {tokens.n_tokens:,} as in its .idx. "
             "Preprocess the corpus again."
         )
     tokens.n_ids = config.model.n_tokens  # checked for every sample: a sidecar may be wrong or missing

@@ -11,8 +11,8 @@ import pytest
 
 from megatron.data.block_hash import BLOCK_BYTES, BlockHash, combine_digests, hash_range
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.inspect import find_faults
-from megatron.plan.sidecar import read_sidecar
+from megatron.data.sidecar import read_sidecar
+from megatron.text.inspect_dataset import find_faults
 
 COMMAND = "split -b 8M --filter=sha256sum '{}' | cut -c-64 | xxd -r -p | sha256sum"  # as in the guide
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.data.indexed import BLOCK_NUMBERS, HEADER, MAGIC, IndexedTokens
+from megatron.data.indexed import BLOCK_NUMBERS, DTYPES, IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter, dtype_for, unigram_entropy
+from megatron.data.sidecar import DTYPE_NAMES, HEADER, MAGIC, VERSION, count_token_bytes
 from megatron.tokenizer.bpe import BpeTokenizer, build_gpt2_tokenizer
 
 OPENWEBTEXT = "megatron_openwebtext/meg-gpt2-openwebtext_text_document"
@@ -51,24 +52,12 @@ def test_writing_megatrons_tokens_again_gives_the_same_bytes(scaling_data: Path,
             assert (tmp_path / f"again{suffix}").read_bytes() == Path(f"{source}{suffix}").read_bytes()
 
 
-def test_a_document_written_in_parts_gives_the_same_bytes(pair: Path, tmp_path: Path) -> None:
-    with IndexedWriter(tmp_path / "parts", np.dtype(np.uint16)) as writer:
-        for parts in (([5], [6, 7]), (), ([1, 2], [], [3, 65535])):
-            writer.add_document_in_parts(np.array(part, dtype=np.uint16) for part in parts)
-    for suffix in (".bin", ".idx", ".json"):
-        expected = pair.with_suffix(suffix).read_text("latin-1").replace("pair", "parts")
-        assert (tmp_path / f"parts{suffix}").read_text("latin-1") == expected
-
-
 def test_written_tokens_are_read_across_documents(pair: Path) -> None:
     tokens = IndexedTokens(pair)
     assert tokens.document_tokens.tolist() == [3, 0, 4]
-    assert tokens.read(0, 1, 4).tolist() == [6, 7, 1, 2]
-    assert tokens.read(2, 3, 1).tolist() == [65535]
+    assert tokens.tokens[1:5].tolist() == tokens.read_copy(1, 4).tolist() == [6, 7, 1, 2]
     assert tokens.sidecar["tokens"] == 7
     assert tokens.sidecar["empty_documents"] == 1
-    with pytest.raises(ValueError, match="no 5 tokens from 3 on"):
-        tokens.read(2, 0, 5)
 
 
 def test_documents_of_several_sequences_are_read_whole(tmp_path: Path) -> None:
@@ -83,7 +72,6 @@ def test_documents_of_several_sequences_are_read_whole(tmp_path: Path) -> None:
     assert tokens.document_tokens.tolist() == [3, 0, 0, 4, 0]
     assert tokens.sequence_tokens().tolist() == lengths
     assert [part.tolist() for part in tokens.sequence_spans(np.array([4, 1]))] == [[6, 2], [1, 1]]
-    assert tokens.read(3, 1, 2).tolist() == [4, 5]
 
 
 @pytest.mark.parametrize(("longest", "dtype"), [(65535, np.uint16), (65536, np.int32)])
@@ -209,3 +197,11 @@ def test_entropy_of_even_and_of_single_tokens() -> None:
     assert unigram_entropy(np.array([5, 5, 0, 5, 5])) == pytest.approx(np.log(4))
     assert unigram_entropy(np.array([0, 9])) == 0.0
     assert unigram_entropy(np.array([0])) is None
+
+
+def test_the_header_has_the_34_bytes_that_megatron_writes() -> None:
+    # Megatron-LM, indexed_dataset.py: header, <Q version, <B dtype, <Q sequences, <Q document indices
+    written = b"MMIDIDX\x00\x00" + b"\x01" + bytes(7) + b"\x08" + b"\x05" + bytes(7) + b"\x06" + bytes(7)
+    assert len(written) == 34 and HEADER.pack(MAGIC, VERSION, 8, 5, 6) == written
+    for code, name in DTYPE_NAMES.items():
+        assert count_token_bytes(name) == np.dtype(name).itemsize == DTYPES[code].itemsize

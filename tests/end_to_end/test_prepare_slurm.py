@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.data.inspect import find_faults
+from megatron.text.inspect_dataset import find_faults
 from megatron.tokenizer.train_bpe import train_bpe
 
 SCRIPT = "examples_scaling/training/prepare_slurm.sh"

@@ -48,7 +48,7 @@ def test_every_token_but_the_first_is_scored_once_with_the_documented_context(
 ) -> None:
     """The context of a token in the first window is all tokens before it. In a later window it begins 8
     tokens before the end of the window. Windows end every `stride` tokens and at the end of the corpus."""
-    tokens = corpus.read(0, 0, 43)
+    tokens = corpus.tokens[:43]
     expected = np.zeros(43)
     for i in range(1, 43):
         end = min(43, 9 if i < 9 else 9 + math.ceil((i - 8) / stride) * stride)
@@ -86,7 +86,7 @@ def test_a_uniform_model_has_a_loss_of_log_rows_with_every_method(
 def test_the_bound_uses_the_masks_of_validation_during_training(tiny: Gpt, corpus: IndexedTokens) -> None:
     """The expected value is computed per window and draw with the objective."""
     objective = MaskedDiffusion(40, 1e-3, 3)
-    tokens = corpus.read(0, 0, 43).astype(np.int64)
+    tokens = corpus.tokens[:43].astype(np.int64)
     draws, nats = np.zeros(3), np.zeros(43)
     for number in range(6):
         window = tokens[8 * number : 8 * number + 8]
@@ -126,7 +126,7 @@ def test_the_bound_of_a_short_corpus_is_its_mean_over_all_masks(tiny: Gpt, tmp_p
 def test_left_to_right_a_token_is_predicted_only_from_those_before_it(
     tiny: Gpt, corpus: IndexedTokens
 ) -> None:
-    tokens = corpus.read(0, 0, 43).astype(np.int64)
+    tokens = corpus.tokens[:43].astype(np.int64)
     expected = np.zeros(43)
     for begin in range(0, 43, 8):
         window = tokens[begin : begin + 8]

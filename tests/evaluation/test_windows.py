@@ -136,7 +136,7 @@ def test_a_diffusion_model_sees_the_context_of_a_document_under_every_mask(
 
 
 def test_bits_per_byte_exclude_the_nats_of_end_of_document_tokens(tiny: Gpt, corpus: IndexedTokens) -> None:
-    tokens = corpus.read(0, 0, corpus.n_tokens).astype(np.int64)
+    tokens = corpus.tokens[: corpus.n_tokens].astype(np.int64)
     whole = compute_autoregressive_loss(
         tiny, corpus, seq_len=100, stride=100, batch_size=1, world=ALONE, eod_id=EOD
     )
@@ -211,7 +211,7 @@ def test_windows_across_documents_have_the_nats_of_transformers_and_bits_of_text
 
     model = AutoModelForCausalLM.from_pretrained(stories["hf"]).eval()
     corpus = IndexedTokens(stories["data"])
-    ids = torch.from_numpy(corpus.read(0, 0, corpus.n_tokens).astype(np.int64))[None]
+    ids = torch.from_numpy(corpus.tokens[: corpus.n_tokens].astype(np.int64))[None]
     length, stride, before = 128, 32, 0
     nats = torch.zeros(ids.shape[1], dtype=torch.float64)
     for begin in range(0, ids.shape[1], stride):

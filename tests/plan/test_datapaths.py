@@ -86,7 +86,7 @@ def test_one_corpus_needs_no_weight_and_a_prefix_needs_no_file(folder: Path) -> 
     ("text", "sentence"),
     [
         ("", "blend.txt: got no corpus"),
-        ("0.5 a\n# x\n0.5 nowhere", "blend.txt:3: no dataset nowhere.bin/.idx or "),
+        ("0.5 a\n# x\n0.5 nowhere", "blend.txt:3: no dataset nowhere.bin/.idx, neither in"),
         ("0.5 a x b", "blend.txt:1: no dataset a x b.bin/.idx, expected `weight path-prefix` pairs"),
         ('"0.5 a" "0.5 none"', "blend.txt:1: no dataset none.bin/.idx"),
         ("0.5 a 0.5 a", "blend.txt:1: a is on line 1 already"),

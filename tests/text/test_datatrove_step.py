@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from megatron.data.indexed import IndexedTokens
-from megatron.data.inspect import find_faults
 from megatron.io import open_locked
+from megatron.text.inspect_dataset import find_faults
 from megatron.text.merge import merge_datasets
 from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.text.text_readers import parse_text

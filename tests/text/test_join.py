@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron.data.inspect import find_faults
 from megatron.text import preprocess as module
 from megatron.text import shards as shards_module
+from megatron.text.inspect_dataset import find_faults
 from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.text.shards import JOURNAL_FILE, PLAN_FILE, ShardFolder
 from megatron.text.sources import Part

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from megatron.data.indexed import IndexedTokens
-from megatron.data.inspect import find_faults
 from megatron.io import open_exclusive
 from megatron.text import preprocess as module
+from megatron.text.inspect_dataset import find_faults
 from megatron.text.merge import merge_datasets
 from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.text.sources import Part, parse_part, select_part

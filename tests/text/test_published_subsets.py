@@ -11,7 +11,7 @@ from megatron.command import load_tool
 from megatron.config import presets
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.plan.sidecar import read_eod_use, read_sidecar
+from megatron.data.sidecar import read_eod_use, read_sidecar
 from megatron.text.published_subsets import QUICKSTART_REPO, SUBSETS_REPO
 from tests.data.fake_hub import FakeHub, serve_hub
 

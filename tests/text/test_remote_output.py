@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from megatron import remote_cache, remote_requests
+from megatron import remote_requests
 from megatron.command import load_tool
+from megatron.data import remote
 from megatron.data.indexed import IndexedTokens
 from megatron.remote_files import RemotePath
 from megatron.text import remote_output
@@ -42,7 +43,7 @@ def store(store_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> An
     monkeypatch.setattr(remote_requests, "FIRST_WAIT_S", 0.01)
     monkeypatch.setattr(remote_requests, "ATTEMPTS", 3)
     s3fs.S3FileSystem.clear_instance_cache()
-    remote_cache.open_remote_dataset.cache_clear()
+    remote.cache_dataset.cache_clear()
     store = s3fs.S3FileSystem(use_listings_cache=False)
     if store.exists("out"):
         store.rm("out", recursive=True)

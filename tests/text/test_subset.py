@@ -13,9 +13,9 @@ from tokenizers import ByteLevelBPETokenizer
 
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.inspect import find_faults
 from megatron.io import atomic_path
 from megatron.text import subset as module
+from megatron.text.inspect_dataset import find_faults
 from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.text.subset import CountingEncoder, DocumentSelection
 from megatron.tokenizer.encoder import NO_EOD, FastEncoder, LibraryEncoder, build_fast_bpe

@@ -9,9 +9,9 @@ from tokenizers import Tokenizer, models
 
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.inspect import find_faults
+from megatron.data.sidecar import read_sidecar
 from megatron.plan.datapaths import compare_eods
-from megatron.plan.sidecar import read_sidecar
+from megatron.text.inspect_dataset import find_faults
 from megatron.text.merge import merge_datasets
 from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.tokenizer.bpe import load_hf_tokenizer

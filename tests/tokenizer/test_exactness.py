@@ -136,7 +136,7 @@ def test_every_real_text_file_passes_the_pipeline_token_for_token(
             PreprocessOptions(quiet=True, overwrite=True),
         )
         tokens = IndexedTokens(tmp_path / "out_text_document")
-        assert np.array_equal(tokens.read(0, 0, tokens.n_tokens), expected), path
+        assert np.array_equal(tokens.tokens[: tokens.n_tokens], expected), path
         assert np.array_equal(tokens.document_tokens, lengths), path
         assert tokens.n_tokens == published.pop(path.name, tokens.n_tokens), path
         n_files += 1

@@ -37,7 +37,6 @@ QUICK = (
         "preprocess-1",
         "preprocess-2",
         "merge",
-        "merge-remove",
         "write-parts",
         "subset-text",
         "subset-dataset",

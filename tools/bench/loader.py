@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from megatron.bench_history import add_history_options, record_result
 from megatron.command import create_parser, positive_int, run_main
+from megatron.data import open_dataset
 from megatron.data.batches import Batches
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.parts import open_dataset
 from megatron.data.prefetch import Prefetcher
 from megatron.data.samples import Samples
 from megatron.objective.autoregressive import Autoregressive

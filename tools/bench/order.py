@@ -35,10 +35,11 @@ import numpy as np
 
 from megatron.bench_history import add_history_options, record_result
 from megatron.command import create_parser, positive_int, run_main
-from megatron.data.indexed import DTYPE_CODES, HEADER, MAGIC, VERSION
+from megatron.data import open_dataset
+from megatron.data.indexed import DTYPE_CODES
 from megatron.data.megatron_order import MegatronSamples
-from megatron.data.parts import open_dataset
 from megatron.data.samples import Samples
+from megatron.data.sidecar import HEADER, MAGIC, VERSION
 
 SEED = 1234
 SIDES = {

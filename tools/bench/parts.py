@@ -29,11 +29,11 @@ import numpy as np
 
 from megatron.bench_history import add_history_options, record_result
 from megatron.command import create_parser, positive_int, run_main
-from megatron.data.indexed import DTYPE_CODES, HEADER, MAGIC, VERSION
+from megatron.data import open_dataset
+from megatron.data.indexed import DTYPE_CODES
 from megatron.data.megatron_order import MegatronSamples
-from megatron.data.parts import open_dataset
 from megatron.data.samples import Samples
-from megatron.plan.sidecar import PARTS_INDEX_SUFFIX
+from megatron.data.sidecar import HEADER, MAGIC, PARTS_INDEX_SUFFIX, VERSION
 
 TOKENS_PER_DOCUMENT = 478.6
 SEED = 1234

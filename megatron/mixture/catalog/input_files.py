@@ -5,9 +5,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.data.parts import read_parts_list
+from megatron.data.parts import list_data_files
+from megatron.data.sidecar import PARTS_SUFFIX
 from megatron.mixture.catalog.tars import TAR_SUFFIXES
-from megatron.plan.sidecar import PARTS_SUFFIX, is_dataset_of_parts
 from megatron.text.inputs import COMPRESSED_SUFFIXES, PLAIN_SUFFIXES, find_inputs
 
 INPUTS = (*PLAIN_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet", *TAR_SUFFIXES, ".bin")
@@ -21,11 +21,7 @@ def find_input_files(inputs: Sequence[str]) -> list[Path]:
     """
     patterns = []
     for word in inputs:
-        prefix = word.removesuffix(PARTS_SUFFIX)
-        if is_dataset_of_parts(prefix):
-            patterns += [f"{part.prefix}.bin" for part in read_parts_list(prefix)]
-        else:
-            patterns.append(f"{word}.bin" if _is_indexed_dataset(Path(f"{word}.bin")) else word)
+        patterns += list_data_files(word) or [word]
     return [
         path
         for path in find_inputs(patterns, INPUTS)

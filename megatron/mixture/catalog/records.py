@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from megatron.data.parts import open_dataset
+from megatron.data import open_dataset
+from megatron.data.sidecar import read_sidecar
 from megatron.mixture.catalog.line_blocks import (
     BLOCK_BYTES,
     LineBlock,
@@ -24,7 +25,6 @@ from megatron.mixture.catalog.part_files import PartWriter
 from megatron.mixture.catalog.properties import Property, quote_identifier
 from megatron.mixture.catalog.tars import MAX_SAMPLE_BYTES, TAR_SUFFIXES, iter_samples
 from megatron.mixture.lazy_imports import fetch_rows, import_duckdb, import_pyarrow
-from megatron.plan.datapaths import read_sidecar
 from megatron.text.text_readers import iter_columns
 from megatron.text.token_counts import TokenCounter
 

@@ -69,8 +69,8 @@ def open_indexes(folder: Path) -> FileCase:
 
 def open_sidecars(folder: Path) -> FileCase:
     """Open sidecars and data-path files, and values computed from them."""
+    from megatron.data.sidecar import parse_eod_use, read_sidecar
     from megatron.plan.datapaths import compare_eods, compare_tokenizers, count_corpus_tokens, read_corpora
-    from megatron.plan.sidecar import parse_eod_use, read_sidecar
 
     for i, name in enumerate(("a", "b")):
         write_dataset(folder / name, i)
@@ -94,8 +94,8 @@ def open_sidecars(folder: Path) -> FileCase:
 
 def open_parts(folder: Path) -> FileCase:
     """Open a dataset of two parts, and verify it."""
-    from megatron.data.parts import open_dataset
-    from megatron.data.verify_parts import find_faults_of_parts
+    from megatron.data import open_dataset
+    from megatron.text.inspect_dataset import find_faults
     from megatron.text.write_parts import write_parts_list
 
     for seed in (0, 1):
@@ -110,7 +110,7 @@ def open_parts(folder: Path) -> FileCase:
         documents = [opened.get_document(i).tolist() for i in range(opened.n_documents)]
         if [token for document in documents for token in document] != opened.tokens[:].tolist():
             raise WrongAnswerError(f"got {documents}, expected the documents of {expected}")
-        list(find_faults_of_parts(prefix))
+        list(find_faults(prefix))
 
     form = "<QBQQ" + "i" * 24 + "q" * 24 + "q" * 25
     mutators = {
@@ -124,7 +124,7 @@ def open_parts(folder: Path) -> FileCase:
 def open_inspected(folder: Path) -> FileCase:
     """Open a dataset as training and tools/inspect_data.py do."""
     from megatron.data.indexed import IndexedTokens
-    from megatron.data.inspect import find_faults, summarize_lengths
+    from megatron.text.inspect_dataset import find_faults, summarize_lengths
 
     prefix = folder / "train"
     write_dataset(prefix)

@@ -38,19 +38,6 @@ def merge_job(inputs: Inputs, work: Path) -> Job:
     return Job("merge", tool_command("merge_datasets", *words), work, read_outcome, ["joined.json"])
 
 
-def merge_remove_job(inputs: Inputs, work: Path) -> Job:
-    """Job that merges datasets and deletes each of them as soon as it is merged."""
-    parts = inputs.parts
-    # in a process of its own: the amount between two entries of the journal is larger than these datasets
-    code = "import sys; from tools import merge_datasets as tool; from megatron.text import merge; "
-    code += "merge.SYNC_BYTES = 1; sys.exit(tool.main(sys.argv[1:]))"
-    words = ("part-*", "--output", "joined", "--remove")
-    command = [*PYTHON, code, *(str(work / word) if word[0] != "-" else word for word in words)]
-    return Job(
-        "merge-remove", command, work, read_outcome, ["joined.json"], lambda work: copy_folder(parts, work)
-    )
-
-
 def write_parts_job(inputs: Inputs, work: Path) -> Job:
     """Job that makes datasets one dataset of parts."""
     words = (inputs.parts / "part-*", "--parts", work / "all", "--hash")
@@ -183,7 +170,6 @@ JOBS: dict[str, Make] = {
     "preprocess-1": lambda inputs, work: preprocess_job(inputs, work, 1),
     "preprocess-2": lambda inputs, work: preprocess_job(inputs, work, 2),
     "merge": merge_job,
-    "merge-remove": merge_remove_job,
     "write-parts": write_parts_job,
     "subset-text": subset_text_job,
     "subset-dataset": subset_dataset_job,

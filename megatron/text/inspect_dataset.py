@@ -1,14 +1,18 @@
 """Statistics and verification of a .bin/.idx dataset."""
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from megatron.data.block_hash import BlockHash
+from megatron.data import open_dataset
+from megatron.data.block_hash import BlockHash, hash_blocks
 from megatron.data.indexed import IndexedTokens
+from megatron.data.parts import DatasetPart
 
 BLOCK_TOKENS = 1 << 20
 BLOCK_DOCUMENTS = 1 << 18
@@ -68,44 +72,84 @@ def _count_lengths(dataset: IndexedTokens) -> tuple[np.ndarray, np.ndarray]:
     return lengths, counts
 
 
-def _iter_document_spans(dataset: IndexedTokens) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield (start in the tokens, length) of documents, in blocks."""
+def _iter_document_spans(dataset: IndexedTokens) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield (first document, starts in the tokens, lengths) of blocks of documents."""
     for first in range(0, dataset.n_documents, BLOCK_DOCUMENTS):
         numbers = np.arange(first, min(first + BLOCK_DOCUMENTS, dataset.n_documents))
-        yield dataset.document_spans(numbers)
+        yield first, *dataset.document_spans(numbers)
 
 
 def find_faults(
-    prefix: str | Path,
-    advance: Callable[[int], object] = lambda n_bytes: None,
-    recorded: dict[str, Any] | None = None,
+    prefix: str | Path, advance: Callable[[int], object] = lambda n_bytes: None, n_workers: int = 1
 ) -> Iterator[str]:
-    """Yield a message for every violated invariant; none for an intact .bin/.idx dataset.
+    """Yield a message for every violated invariant; none for an intact dataset.
 
     Opening checks the consistency of the index and the size of the data. This function reads both files
     completely. It checks hashes and counts against the sidecar, every id against the tokenizer's vocabulary,
-    and the last token of every document. `advance` is called with the number of bytes read. Raises the errors
-    of `IndexedTokens`.
+    and the last token of every document. `advance` is called with the number of bytes read.
 
-    recorded   entries of a sidecar, for a dataset that has none
+    `n_workers` threads verify a part of a dataset of parts each: hashing and reading release the interpreter
+    lock. The messages do not depend on their number. An error of opening a part is a message; raises the
+    errors of `open_dataset` for the whole.
     """
-    dataset = IndexedTokens(prefix)
-    if dataset.sidecar is None and recorded is not None:
-        dataset.sidecar = recorded
-    if dataset.sidecar is None:
-        yield f"{prefix}.json: no sidecar; hashes and vocabulary cannot be checked"
+    dataset = open_dataset(prefix)
     sidecar = dataset.sidecar or {}
-    sums = sidecar.get("sha256") or {}
-    if dataset.sidecar is not None and not {"bin", "idx"} <= set(sums):
-        yield f"{prefix}.json: no hashes; later changes cannot be detected"
+    if not dataset.parts:
+        yield from _find_own_faults(dataset, dataset.sidecar, advance)
+        return
+    lock = threading.Lock()
+
+    def advance_locked(n_bytes: int) -> None:
+        with lock:
+            advance(n_bytes)
+
+    pool = ThreadPoolExecutor(n_workers, thread_name_prefix="verify")
+    try:
+        for faults in pool.map(lambda part: _verify_part(part, dataset, advance_locked), dataset.parts):
+            yield from faults
+    finally:
+        pool.shutdown(cancel_futures=True)
+    yield from _find_wrong_index(dataset, sidecar.get("sha256") or {}, str(dataset.files.sidecar))
     yield from find_wrong_counts(dataset, sidecar)
-    with dataset.open_index() as file:
-        index_hash = BlockHash(sums.get("block_bytes"))
-        while block := file.read(BLOCK_TOKENS):
-            index_hash.update(block)
-        if "idx" in sums and index_hash.hexdigest() != sums["idx"]:
-            yield f"{prefix}.idx: its hash differs from the sidecar's; the file has changed"
-    yield from _find_wrong_tokens(dataset, sidecar, sums, advance)
+
+
+def _verify_part(part: DatasetPart, whole: IndexedTokens, advance: Callable[[int], object]) -> list[str]:
+    """Return the messages for one part; it is read completely."""
+    faults = []
+    if not part.matches_record():
+        faults.append(f"{part.prefix}: got another sidecar or index than in {whole.files.sidecar}")
+    try:
+        dataset = open_dataset(part.prefix)
+        is_recorded = part.sidecar_sha256 is None and "bin" in part.sha256
+        faults += _find_own_faults(
+            dataset, {"sha256": part.sha256} if is_recorded else dataset.sidecar, advance
+        )
+    except (OSError, ValueError) as error:
+        faults.append(str(error))
+    return faults
+
+
+def _find_own_faults(
+    dataset: IndexedTokens, sidecar: dict[str, Any] | None, advance: Callable[[int], object]
+) -> Iterator[str]:
+    """Yield the messages for a dataset without parts."""
+    if sidecar is None:
+        yield f"{dataset.prefix}.json: no sidecar; hashes and vocabulary cannot be checked"
+    content = sidecar or {}
+    sums = content.get("sha256") or {}
+    if sidecar is not None and not {"bin", "idx"} <= set(sums):
+        yield f"{dataset.prefix}.json: no hashes; later changes cannot be detected"
+    yield from find_wrong_counts(dataset, content)
+    if "idx" in sums:
+        yield from _find_wrong_index(dataset, sums, f"{dataset.prefix}.json")
+    yield from _find_wrong_tokens(dataset, content, sums, advance)
+
+
+def _find_wrong_index(dataset: IndexedTokens, sums: dict[str, Any], sidecar: str) -> Iterator[str]:
+    if "idx" not in sums:
+        yield f"{sidecar}: no hashes; later changes cannot be detected"
+    elif hash_blocks(dataset.files.index, sums.get("block_bytes")).hexdigest() != sums["idx"]:
+        yield f"{dataset.files.index}: its hash differs from the sidecar's; the file has changed"
 
 
 def find_wrong_counts(dataset: IndexedTokens, sidecar: dict[str, Any]) -> Iterator[str]:
@@ -137,23 +181,21 @@ def _find_wrong_tokens(
         tokenizer.get("eod_id") if sidecar.get("append_eod") else None,
     )
     # start values that no check below reports, also for a dataset without tokens
-    data_hash, least, most = BlockHash(sums.get("block_bytes")), 0, -1
-    ends, n_ended, odd = _DocumentEnds(dataset), 0, None
-    for begin in range(0, dataset.n_tokens, BLOCK_TOKENS):
-        # one read serves all three checks: hash, range of ids, last tokens
-        ids = dataset.read_copy(begin, BLOCK_TOKENS)
-        data_hash.update(ids.data)
-        least, most = min(least, int(ids.min())), max(most, int(ids.max()))
-        if eod is not None and odd is None:
-            # document ends e with begin < e <= begin + len(ids), each one token after the last token of a
-            # document
-            block_ends = ends.pop_until(begin + len(ids))
-            # the last token of a document that ends in this block is in this block, at end - 1
-            wrong = np.flatnonzero(ids[block_ends - 1 - begin] != eod)
-            # counted among documents that are not empty: empty ones have no end in `ends`
-            odd = n_ended + int(wrong[0]) if len(wrong) else None
-            n_ended += len(block_ends)
-        advance(ids.nbytes)
+    data_hash, least, most, odd = BlockHash(sums.get("block_bytes")), 0, -1, None
+    for first, begins, lengths in _iter_document_spans(dataset):
+        ends = begins + lengths
+        for begin in range(int(begins[0]), int(ends[-1]), BLOCK_TOKENS):
+            # one read serves all three checks: hash, range of ids, last tokens
+            ids = dataset.read_copy(begin, min(BLOCK_TOKENS, int(ends[-1]) - begin))
+            data_hash.update(ids.data)
+            least, most = min(least, int(ids.min())), max(most, int(ids.max()))
+            if eod is not None and odd is None:
+                # the last token of a document that ends in this block is in this block, at end - 1
+                low, high = np.searchsorted(ends, (begin, begin + len(ids)), side="right")
+                ending = low + np.flatnonzero(lengths[low:high])
+                wrong = ending[ids[ends[ending] - 1 - begin] != eod]
+                odd = first + int(wrong[0]) if len(wrong) else None
+            advance(ids.nbytes)
     if "bin" in sums and data_hash.hexdigest() != sums["bin"]:
         yield f"{dataset.prefix}.bin: its hash differs from the sidecar's; the file has changed"
     if vocab_size is not None and most >= vocab_size:
@@ -161,36 +203,4 @@ def _find_wrong_tokens(
     if least < 0:
         yield f"{dataset.prefix}.bin: got negative id {least}"
     if odd is not None:
-        number = _find_nonempty_document(dataset, odd)
-        yield f"{dataset.prefix}.bin: document {number} does not end with id {eod} as in the sidecar"
-
-
-def _find_nonempty_document(dataset: IndexedTokens, n: int) -> int:
-    """Return the number, among all documents, of document `n` of those that are not empty."""
-    first = 0
-    for _, lengths in _iter_document_spans(dataset):
-        nonempty = np.flatnonzero(lengths)
-        if n < len(nonempty):
-            return first + int(nonempty[n])
-        first, n = first + len(lengths), n - len(nonempty)
-    raise IndexError(f"got document {n} past the last that is not empty")
-
-
-class _DocumentEnds:
-    """Ends of non-empty documents, in order, in bounded memory."""
-
-    def __init__(self, dataset: IndexedTokens) -> None:
-        self._blocks = (begins[n > 0] + n[n > 0] for begins, n in _iter_document_spans(dataset))
-        self._pending = np.zeros(0, dtype=np.int64)
-
-    def pop_until(self, token: int) -> np.ndarray:
-        """Return and remove the ends up to and including `token`."""
-        # one block of documents may end in many blocks of tokens, and the other way round
-        while not len(self._pending) or self._pending[-1] <= token:
-            if (block := next(self._blocks, None)) is None:
-                break
-            self._pending = np.concatenate([self._pending, block])
-        # `_pending` now contains an end after `token`, or all remaining ends
-        n = int(np.searchsorted(self._pending, token, side="right"))
-        ends, self._pending = self._pending[:n], self._pending[n:]
-        return ends
+        yield f"{dataset.prefix}.bin: document {odd} does not end with id {eod} as in the sidecar"

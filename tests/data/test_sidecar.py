@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from megatron.data.inspect import find_faults
+from megatron.data.sidecar import read_sidecar
 from megatron.plan.datapaths import compare_eods, compare_tokenizers, count_corpus_tokens, read_data_paths
-from megatron.plan.sidecar import read_sidecar
+from megatron.text.inspect_dataset import find_faults
 from megatron.text.merge import merge_datasets
 from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.text.subset import DocumentSelection, subset_dataset

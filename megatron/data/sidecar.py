@@ -1,0 +1,276 @@
+"""Files of a dataset by its name, and its sidecar: the only module that tells kinds of datasets apart.
+
+A dataset is <uri>.bin/.idx with the sidecar <uri>.json; or a list of such datasets as parts, <uri>.parts.json
+with the index <uri>.parts.idx (megatron/data/parts.py); or the three files at a URL, which are read from a
+local cache (megatron/data/remote.py). Nothing here requires numpy.
+"""
+
+import json
+import math
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron.io import is_url
+
+PARTS_SUFFIX = ".parts.json"
+PARTS_INDEX_SUFFIX = ".parts.idx"
+# header of Megatron's format MMIDIDX, version 1
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+# "<": little endian without padding, 34 bytes: magic, version, dtype code, sequences, documents + 1
+HEADER = struct.Struct("<9sQBQQ")
+# codes of Megatron's indexed_dataset; 6 and 7 are float types, which are not tokens
+DTYPE_NAMES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+MAX_COUNT = 1 << 63
+HINT = "Delete the dataset and run tools/preprocess_data_many_cores.py again"
+HOW = "expected the prefix of a .bin/.idx dataset, as tools/preprocess_data_many_cores.py writes it"
+
+
+def _is_count(value: Any) -> bool:
+    # JSON does not separate counts from other numbers: 1.0, true, -1 and 10^30 are rejected
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_COUNT
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# kind of a field: (returns whether a value is valid, description of valid values)
+KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "count": (_is_count, "a whole number"),
+    "size": ((lambda value: _is_count(value) and value > 0), "a whole number of 1 or more"),
+    "number": (_is_number, "a finite number"),
+    "string": ((lambda value: isinstance(value, str)), "a string"),
+    "flag": ((lambda value: isinstance(value, bool)), "true or false"),
+    "object": ((lambda value: isinstance(value, dict)), "an object"),
+    "objects": (
+        (lambda value: isinstance(value, list) and all(isinstance(item, dict) for item in value)),
+        "a list of objects",
+    ),
+    "dtype": (
+        (lambda value: isinstance(value, str) and value in DTYPE_NAMES.values()),
+        "one of " + ", ".join(DTYPE_NAMES.values()),
+    ),
+}
+# section of a sidecar: kind of its fields, with "?" if null is valid too: names
+FIELDS: dict[str, dict[str, str]] = {
+    "": {
+        "count": "documents tokens empty_documents longest_document rejected_lines rejected_files",
+        "number?": "unigram_entropy_nats", "flag": "append_eod special_text", "dtype": "dtype",
+        "string": "json_key", "string?": "job", "object?": "tokenizer", "object": "sha256 part subset_of",
+        "objects": "sources merged_from parts",
+    },
+    "parts": {
+        "string": "path", "count": "documents tokens mtime_ns", "string?": "sidecar_sha256",
+        "object": "sha256",
+    },
+    "tokenizer": {"string?": "name sha256 eod_token eod_from", "count?": "n_tokens eod_id"},
+    # block_bytes: bin and idx are hashes of the hashes of blocks of this size (megatron/data/block_hash.py)
+    "sha256": {"string": "bin idx parts", "size": "block_bytes"},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DatasetFiles:
+    """Files of a dataset on this machine; they may be missing. `has_parts`: the sidecar lists its parts."""
+
+    uri: str
+    index: Path
+    sidecar: Path
+    has_parts: bool = False
+    cached: Any = None  # remote.CachedDataset of a URL
+
+    @property
+    def data(self) -> Path:
+        """The .bin of a dataset without parts; that of a URL is downloaded by the first access."""
+        return Path(f"{self.uri}.bin") if self.cached is None else self.cached.download(".bin")
+
+    @property
+    def location(self) -> str:
+        """A name for comparisons: the URL, or the absolute path of the .bin without links."""
+        return self.uri if self.cached is not None else str(Path(f"{self.uri}.bin").resolve())
+
+    def exists(self) -> bool:
+        """Return whether the dataset has its index and its tokens."""
+        has_data = self.has_parts or self.cached is not None or Path(f"{self.uri}.bin").is_file()
+        return has_data and self.index.is_file()
+
+    def count_bytes(self) -> int:
+        """Return the bytes of all tokens, from the size of the .bin or from the list of parts."""
+        if self.has_parts:
+            content = read_sidecar(self.uri)
+            return int(content["tokens"]) * count_token_bytes(content["dtype"])
+        return int(self.data.stat().st_size if self.cached is None else self.cached.files[".bin"].size)
+
+    def version(self) -> Any:
+        """Return a JSON value that changes with the files."""
+        if self.cached is not None:
+            return self.index.parent.name  # contains a hash of the versions of the files
+        path = self.sidecar if self.has_parts else self.data
+        return [[path.name, path.stat().st_size, path.stat().st_mtime_ns]]
+
+
+def locate_dataset(uri: str | Path) -> DatasetFiles:
+    """Return the files of a dataset. Of a URL the index and the sidecar are downloaded.
+
+    Raises ValueError if a prefix names both a list of parts and a .bin or .idx, RemoteError for a URL without
+    a dataset.
+    """
+    prefix = str(uri)
+    if is_url(prefix):
+        from megatron.data.remote import cache_dataset  # a local path needs no fsspec
+
+        cached = cache_dataset(prefix)
+        local = cached.local_prefix
+        return DatasetFiles(prefix, Path(f"{local}.idx"), Path(f"{local}.json"), cached=cached)
+    parts = Path(f"{prefix}{PARTS_SUFFIX}")
+    if not parts.is_file():
+        return DatasetFiles(prefix, Path(f"{prefix}.idx"), Path(f"{prefix}.json"))
+    for suffix in (".bin", ".idx"):
+        if Path(f"{prefix}{suffix}").is_file():
+            raise ValueError(
+                f"{parts}: got {prefix}{suffix} as well, expected a list of parts or a .bin/.idx dataset. "
+                "Delete or rename one of them."
+            )
+    return DatasetFiles(prefix, Path(f"{prefix}{PARTS_INDEX_SUFFIX}"), parts, has_parts=True)
+
+
+def strip_suffix(name: str | Path) -> str:
+    """Return the prefix of a dataset for the name of one of its files; any other name stays as it is."""
+    prefix = str(name)
+    for suffix in (PARTS_SUFFIX, PARTS_INDEX_SUFFIX, ".bin", ".idx"):
+        if prefix.endswith(suffix):
+            return prefix.removesuffix(suffix)
+    return prefix
+
+
+def resolve_prefix(name: str | Path) -> str:
+    """Return the prefix of a dataset: the name itself, or without the suffix of one of its files."""
+    prefix, shorter = str(name), strip_suffix(name)
+    if is_url(prefix) or shorter == prefix:
+        return shorter
+    # a prefix may end like a file: c4.bin.bin is a file of c4.bin
+    if locate_dataset(prefix).exists() or not locate_dataset(shorter).index.is_file():
+        return prefix
+    return shorter
+
+
+def find_prefix(name: str, folder: Path) -> str | None:
+    """Return the prefix of an existing dataset with this name, or with this name in `folder`; else None."""
+    names = [name] if is_url(name) else [name, os.path.join(folder, name)]
+    return next((prefix for prefix in names if locate_dataset(prefix).exists()), None)
+
+
+def load_sidecar(uri: str | Path) -> dict[str, Any] | None:
+    """Return the sidecar of a dataset as `read_sidecar` does; None if it has none."""
+    return read_sidecar(uri) if locate_dataset(uri).sidecar.is_file() else None
+
+
+def read_sidecar(uri: str | Path) -> dict[str, Any]:
+    """Read the sidecar of a dataset and check the types of its known fields.
+
+    Raises FileNotFoundError if there is none, ValueError for invalid content.
+    """
+    path = locate_dataset(uri).sidecar
+    if not path.is_file():
+        raise FileNotFoundError(f"{uri}.json: no such file, {HOW}")
+    try:
+        content = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"{path}: got invalid JSON ({reason}), expected an object. Preprocess the corpus again."
+        ) from error
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"{path}: got {type(content).__name__}, expected an object. Preprocess the corpus again."
+        )
+    _check_fields(path, "", "", content)
+    for section in ("tokenizer", "sha256"):
+        _check_fields(path, section, f"{section}.", content.get(section) or {})
+    for number, part in enumerate(content.get("parts") or []):
+        _check_fields(path, "parts", f"parts[{number}].", part)
+        _check_fields(path, "sha256", f"parts[{number}].sha256.", part.get("sha256") or {})
+    return content
+
+
+def _check_fields(path: Path, section: str, where: str, content: dict[str, Any]) -> None:
+    for kind, names in FIELDS[section].items():
+        (is_valid, expected), is_optional = KINDS[kind.rstrip("?")], kind.endswith("?")
+        for name in names.split():
+            # unknown and missing keys are accepted: files of older and newer versions have fewer or more
+            value = content.get(name)
+            if name in content and not is_valid(value) and not (is_optional and value is None):
+                expected += " or null" * is_optional
+                raise ValueError(
+                    f"{path}: {where}{name}: got {str(value)[:40]!r}, expected {expected}. "
+                    "Preprocess the corpus again, or delete this file if another program wrote it."
+                )
+
+
+def count_token_bytes(dtype: str) -> int:
+    """Return the bytes of a token: "uint16" has 16 bits, 2 bytes."""
+    return int(dtype.removeprefix("u").removeprefix("int")) // 8
+
+
+def read_header(index: Path) -> tuple[str, int, int]:
+    """Read (dtype, sequences, documents) of an index, and check its size against them."""
+    size = index.stat().st_size
+    with index.open("rb") as file:
+        head = file.read(HEADER.size)
+    if len(head) < HEADER.size:
+        raise ValueError(f"{index}: got {size} bytes, too few for an index. {HINT}.")
+    magic, version, code, n, m = HEADER.unpack(head)
+    if magic != MAGIC:
+        raise ValueError(f"{index}: got {magic!r} at the start, expected {MAGIC!r}")
+    if version != VERSION or code not in DTYPE_NAMES:
+        raise ValueError(
+            f"{index}: got version {version} with dtype code {code}, expected version 1 with integer tokens"
+        )
+    expected = HEADER.size + 12 * n + 8 * m  # int32 length and int64 position per sequence, int64 boundaries
+    if size < expected or m < 1:
+        raise ValueError(f"{index}: got {size:,} bytes, expected {expected:,} as in its header. {HINT}.")
+    return DTYPE_NAMES[code], n, m - 1
+
+
+def count_tokens(uri: str | Path) -> int:
+    """Return the number of tokens of a dataset, from its sidecar or from the size of its .bin.
+
+    Raises ValueError for a sidecar without the number and for an index of another format than MMIDIDX 1, and
+    FileNotFoundError if there is neither.
+    """
+    files, sidecar = locate_dataset(uri), load_sidecar(uri)
+    if sidecar is None:
+        if not files.index.is_file():
+            raise FileNotFoundError(f"{uri}.idx: no such file, {HOW}")
+        # the .bin is a plain array of ids, so its size gives their number without reading the index
+        return files.count_bytes() // count_token_bytes(read_header(files.index)[0])
+    if "tokens" not in sidecar:
+        raise ValueError(f"{files.sidecar}: tokens is missing. Preprocess the corpus again.")
+    return int(sidecar["tokens"])
+
+
+@dataclass(frozen=True)
+class EodUse:
+    """End of the documents of a dataset: the token `eod_id`, or None for no end-of-document token."""
+
+    eod_id: int | None
+
+    def __str__(self) -> str:
+        return "no end-of-document token" if self.eod_id is None else f"end-of-document id {self.eod_id}"
+
+
+def parse_eod_use(sidecar: dict[str, Any] | None) -> EodUse | None:
+    """Return how the documents of a dataset end according to its sidecar; None if it is not recorded."""
+    appended = (sidecar or {}).get("append_eod")
+    if sidecar is None or appended is None:
+        return None
+    # false and missing differ: false records that documents have no end token
+    if not appended:
+        return EodUse(None)
+    eod_id = (sidecar.get("tokenizer") or {}).get("eod_id")
+    return None if eod_id is None else EodUse(eod_id)

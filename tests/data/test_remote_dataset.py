@@ -1,0 +1,207 @@
+"""Datasets at URLs: the samples of local files, bit for bit, from copies that all processes share."""
+
+import multiprocessing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megatron.data import open_dataset, remote
+from megatron.data.indexed_writer import IndexedWriter
+from megatron.data.megatron_order import MegatronSamples
+from megatron.data.remote import RemoteError, RemoteMissingError
+from megatron.data.samples import Samples
+from megatron.data.sidecar import count_tokens, read_sidecar
+from megatron.plan.datapaths import read_data_paths
+from megatron.plan.resolve import load_config
+from megatron.text.inspect_dataset import find_faults
+from megatron.text.merge import merge_datasets
+from megatron.text.write_parts import write_parts_list
+from tests.remote_servers import STORE_VARIABLES, FaultyServer, serve_store
+
+N_TOKENS = 60_000
+FILES = (".bin", ".idx", ".json")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("SCALING_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("SCALING_CACHE_GB", raising=False)
+    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(remote, "ATTEMPTS", 3)
+    monkeypatch.setattr(remote, "BLOCK_BYTES", 4096)
+    remote.cache_dataset.cache_clear()
+    yield tmp_path / "cache" / "remote"
+    remote.cache_dataset.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of documents of 0 to 400 tokens."""
+    prefix = tmp_path_factory.mktemp("local") / "c4_text_document"
+    rng = np.random.default_rng(0)
+    meta = {"tokenizer": {"name": "t", "sha256": "0", "n_tokens": 50257}, "append_eod": False}
+    with IndexedWriter(prefix, np.dtype("<u2"), meta) as writer:
+        while writer.n_tokens < N_TOKENS:
+            writer.add_document(rng.integers(0, 50257, rng.integers(0, 400)))
+    return prefix
+
+
+@pytest.fixture
+def web(local: Path) -> Iterator[FaultyServer]:
+    pytest.importorskip("aiohttp", reason="requires aiohttp, which datasets installs")
+    with FaultyServer() as server:
+        server.files = {f"t/{local.name}{end}": Path(f"{local}{end}").read_bytes() for end in FILES}
+        yield server
+
+
+@pytest.fixture
+def url(web: FaultyServer, local: Path) -> str:
+    return f"{web.url}/t/{local.name}"
+
+
+def count_gets(web: FaultyServer, suffix: str = ".bin") -> int:
+    return sum(method == "GET" and name.endswith(suffix) for method, name, _ in web.requests)
+
+
+def test_samples_equal_those_of_local_files(url: str, local: Path) -> None:
+    ours, theirs = open_dataset(url), open_dataset(local)
+    assert (ours.prefix, ours.sidecar) == (url, theirs.sidecar)
+    for order, more in ((Samples, ()), (MegatronSamples, (500,))):
+        samples, expected = (order(tokens, 128, 7, *more) for tokens in (ours, theirs))
+        np.testing.assert_array_equal(samples.take(np.arange(100)), expected.take(np.arange(100)))
+    np.testing.assert_array_equal(ours.read_copy(100, 9999), theirs.read_copy(100, 9999))
+
+
+def test_plans_inspection_and_merge_read_a_url(
+    url: str, local: Path, web: FaultyServer, tmp_path: Path
+) -> None:
+    assert read_sidecar(url) == read_sidecar(local) and count_tokens(url) == count_tokens(local)
+    mix = tmp_path / "mix.txt"
+    mix.write_text(f"0.7 {url}\n0.3 {local}.bin\n")
+    assert [corpus.prefix for corpus in read_data_paths(mix)] == [url, str(local)]
+    assert count_gets(web) == 0  # plans need no tokens
+    assert list(find_faults(url)) == []
+    merge_datasets([url, str(local)], tmp_path / "merged")
+    merge_datasets([str(local), str(local)], tmp_path / "expected")
+    for end in (".bin", ".idx"):
+        assert Path(f"{tmp_path}/merged{end}").read_bytes() == Path(f"{tmp_path}/expected{end}").read_bytes()
+    mix.write_text(f"1 {url}x\n")
+    with pytest.raises(RemoteMissingError, match=r"documentx.bin: no such file"):
+        read_data_paths(mix)
+    with pytest.raises(ValueError, match="got a URL, expected a part on this machine"):
+        write_parts_list([url], tmp_path / "parts")
+
+
+def test_a_training_run_takes_the_same_samples_and_has_the_same_identity(
+    url: str, local: Path, tmp_path: Path
+) -> None:
+    from megatron.plan.identity import run_identity
+    from megatron.train.build import open_held_out_samples, open_train_samples
+
+    (tmp_path / "mix.txt").write_text(f"1 {url}\n")
+    yaml = "examples_scaling/training/small.yaml"
+    configs = [
+        load_config(yaml, [f"dataset.path_train={path}", f"dataset.path_eval={path}", "dataset.seq_len=64"])
+        for path in (local, url, tmp_path / "mix.txt")
+    ]
+    assert {config.model.n_tokens for config in configs} == {50257}
+    assert len({run_identity(config) for config in configs}) == 1
+    numbers = np.arange(200)
+    trained = [open_train_samples(config, 200).take(numbers) for config in configs]
+    held_out = [open_held_out_samples(str(c.dataset.path_eval), c).take(numbers[:50]) for c in configs]
+    for samples in (trained, held_out):
+        np.testing.assert_array_equal(samples[0], samples[1])
+        np.testing.assert_array_equal(samples[0], samples[2])
+    with pytest.raises(ValueError, match=f"dataset.path_train: {url}x.bin: no such file"):
+        load_config(yaml, [f"dataset.path_train={url}x"])
+
+
+def read_all(url: str, queue: Any) -> None:
+    queue.put(int(Samples(open_dataset(url), 128, 0).take(np.arange(300)).sum()))
+
+
+def test_the_processes_of_a_machine_download_once(url: str, web: FaultyServer, local: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    processes = [context.Process(target=read_all, args=(url, queue), daemon=True) for _ in range(3)]
+    for process in processes:
+        process.start()
+    try:
+        expected = int(Samples(open_dataset(local), 128, 0).take(np.arange(300)).sum())
+        assert [queue.get(timeout=90) for _ in processes] == [expected] * 3
+    finally:
+        for process in processes:
+            process.join(10)
+            process.kill()
+    assert count_gets(web) == count_gets(web, ".idx") == 1  # each is smaller than a block of 8 MiB
+    web.requests.clear()
+    assert len(open_dataset(url).tokens) >= N_TOKENS
+    assert {method for method, _, _ in web.requests} == {"HEAD"}
+
+
+def test_a_changed_object_is_another_dataset(url: str, web: FaultyServer, local: Path) -> None:
+    before = open_dataset(url)
+    name = f"t/{local.name}.bin"
+    web.files[name] = web.files[name][::-1]
+    with pytest.raises(RemoteError, match="The file was replaced meanwhile"):
+        before.tokens[:1]
+    remote.cache_dataset.cache_clear()  # as another process
+    after = open_dataset(url)
+    assert after.files.index != before.files.index and after.files.version() != before.files.version()
+    assert np.asarray(after.tokens[:50]).tobytes() == web.files[name][:100]
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [(403, "access denied"), (404, "no such file"), (503, "not readable after 3 attempts")],
+)
+def test_errors_of_the_server_are_sentences(
+    url: str, web: FaultyServer, local: Path, fault: int, sentence: str
+) -> None:
+    pattern = rf"^{web.url}/t/{local.name}.bin: {sentence}"
+    web.faults[f"t/{local.name}.bin"] = [fault] * 100
+    with pytest.raises(RemoteError, match=pattern):
+        open_dataset(url)
+    web.faults.clear()
+    tokens = open_dataset(url)
+    web.faults[f"t/{local.name}.bin"] = [fault] * 100
+    with pytest.raises(RemoteError, match=pattern):
+        tokens.tokens[:100]
+
+
+def test_bad_settings_and_urls_are_sentences(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="got a query or a password in the URL of a dataset"):
+        open_dataset("https://me:hidden@host/c4?token=hidden")
+    with pytest.raises(ValueError, match="unsupported kind of URL"):
+        open_dataset("ftp://host/c4")
+    monkeypatch.setenv("SCALING_CACHE_GB", "100")
+    with pytest.raises(ValueError, match="SCALING_CACHE_GB: got a limit, expected none"):
+        open_dataset(url)
+
+
+def test_a_dataset_without_sidecar_and_an_empty_one(web: FaultyServer, url: str, tmp_path: Path) -> None:
+    del web.files[f"t/{url.rpartition('/')[2]}.json"]
+    assert open_dataset(url).sidecar is None
+    with IndexedWriter(tmp_path / "empty", np.dtype("<u2")) as writer:
+        writer.add_document([])
+    for end in FILES:
+        web.files[f"empty{end}"] = (tmp_path / f"empty{end}").read_bytes()
+    assert len(open_dataset(f"{web.url}/empty").tokens) == 0
+
+
+def test_a_dataset_in_an_s3_store(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve_store() as endpoint:
+        import s3fs
+
+        for name, value in (STORE_VARIABLES | {"AWS_ENDPOINT_URL": endpoint}).items():
+            monkeypatch.setenv(name, value)
+        s3fs.S3FileSystem.clear_instance_cache()
+        s3fs.S3FileSystem().mkdir("bucket")
+        for end in FILES:
+            remote.upload_file(Path(f"{local}{end}"), f"s3://bucket/tokens/c4{end}")
+        tokens = open_dataset("s3://bucket/tokens/c4")
+        np.testing.assert_array_equal(tokens.tokens[:], open_dataset(local).tokens[:])
+    s3fs.S3FileSystem.clear_instance_cache()

@@ -1,0 +1,226 @@
+"""Merged datasets: documents in order, killed merges, patterns and lists, and what is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.command import load_tool
+from megatron.data import open_dataset
+from megatron.data.indexed_writer import IndexedWriter
+from megatron.text.inspect_dataset import find_faults
+from megatron.text.merge import merge_datasets
+from megatron.text.merge_inputs import expand_prefixes, natural_key
+from megatron.text.write_parts import write_parts_list
+
+ROOT = Path(__file__).parents[2]
+main = load_tool(ROOT / "tools" / "merge_datasets.py").main
+SUFFIXES = (".bin", ".idx", ".json")
+META = {"tokenizer": {"n_tokens": 500, "sha256": "same", "eod_id": 0}, "append_eod": False}
+DOCUMENTS = {"a": [[1, 2, 3], [], [4]], "b": [[], [5, 6]], "c": [[7] * 9]}
+
+
+def write(prefix: Path, documents: list[list[int]], meta: dict = META, dtype: type = np.uint16) -> str:
+    with IndexedWriter(prefix, np.dtype(dtype), meta) as writer:
+        for ids in documents:
+            writer.add_document(ids)
+    return str(prefix)
+
+
+def write_parts_of(folder: Path, n: int, n_tokens: int = 300) -> list[str]:
+    prefixes = []
+    for i in range(n):
+        rng = np.random.default_rng(i)
+        prefixes.append(str(folder / f"part-{i}_text_document"))
+        with IndexedWriter(prefixes[-1], np.dtype(np.uint16), META) as writer:
+            for length in rng.multinomial(n_tokens, [0.2, 0.3, 0, 0.5]):
+                writer.add_document(rng.integers(0, 500, length))
+    return prefixes
+
+
+def read_files(prefix: Path) -> list[bytes]:
+    return [Path(f"{prefix}{suffix}").read_bytes() for suffix in SUFFIXES]
+
+
+@pytest.mark.parametrize("block", [1, 3, 1 << 22])
+def test_a_merged_dataset_has_the_documents_of_its_parts_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr("megatron.data.indexed_writer.BLOCK", block)
+    prefixes = [write(tmp_path / name, DOCUMENTS[name]) for name in "cab"]
+    with IndexedWriter(tmp_path / "none", np.dtype("uint16"), META):
+        pass
+    assert merge_datasets([*prefixes, str(tmp_path / "none")], tmp_path / "all").is_new
+    assert not merge_datasets([*prefixes, str(tmp_path / "none")], tmp_path / "all").is_new
+    joined = open_dataset(tmp_path / "all")
+    documents = [joined.get_document(i).tolist() for i in range(joined.n_documents)]
+    assert documents == DOCUMENTS["c"] + DOCUMENTS["a"] + DOCUMENTS["b"]
+    assert joined.sidecar is not None and joined.sidecar["tokenizer"]["sha256"] == "same"
+    assert list(find_faults(tmp_path / "all")) == []
+
+
+def test_entries_common_to_all_sidecars_are_kept(tmp_path: Path) -> None:
+    meta = META | {"append_eod": True, "empty_documents": 1, "json_key": "text"}
+    prefix = write(tmp_path / "x", [[1, 0], [0]], meta)
+    other = write(tmp_path / "y", [[1, 0], [0]], meta | {"json_key": "title"})
+    merge_datasets([prefix, other], tmp_path / "joined")
+    record = json.loads((tmp_path / "joined.json").read_text())
+    assert (record["append_eod"], record["empty_documents"], record["documents"]) == (True, 2, 4)
+    assert "json_key" not in record and list(find_faults(tmp_path / "joined")) == []
+
+
+class KilledError(BaseException):
+    """Stands for SIGKILL in the same process: it leaves all partial files."""
+
+
+def test_a_merge_killed_before_any_of_its_system_calls_ends_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefixes = write_parts_of(tmp_path / "in", 3)
+    merge_datasets(prefixes, tmp_path / "whole")
+    expected = read_files(tmp_path / "whole")
+    rename, sync, unlink, calls, limit = Path.rename, os.fsync, Path.unlink, [0], [0]
+
+    def count() -> None:
+        calls[0] += 1
+        if calls[0] > limit[0]:
+            raise KilledError
+
+    # a killed process deletes nothing
+    monkeypatch.setattr(Path, "unlink", lambda path, **kw: (count(), unlink(path, **kw))[1])
+    monkeypatch.setattr(Path, "rename", lambda path, to: (count(), rename(path, to))[1])
+    monkeypatch.setattr(os, "fsync", lambda file: (count(), sync(file))[1])
+    for n_calls in range(100):
+        calls[0], limit[0] = 0, n_calls
+        try:
+            merge_datasets(prefixes, tmp_path / "joined")
+            break
+        except KilledError:
+            pass
+        limit[0] = 10**9
+        merge_datasets(prefixes, tmp_path / "joined")
+        assert read_files(tmp_path / "joined") == expected, n_calls
+        for suffix in SUFFIXES:
+            Path(f"{tmp_path}/joined{suffix}").unlink()
+    assert n_calls > 5 and read_files(tmp_path / "joined") == expected
+
+
+def test_a_process_killed_at_any_moment_ends_equal_when_repeated(tmp_path: Path) -> None:
+    prefixes = write_parts_of(tmp_path / "in", 20, 400_000)
+    merge_datasets(prefixes, tmp_path / "whole")
+    command = [sys.executable, "tools/merge_datasets.py", *prefixes, "--output", str(tmp_path / "joined")]
+    partial, sizes = tmp_path / "joined.bin.partial", (1, 4_000_000, 9_000_000, 15_000_000)
+    for size in sizes:
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            end = time.monotonic() + 60
+            # of 16 MB in all
+            while child.poll() is None and time.monotonic() < end:
+                if partial.exists() and partial.stat().st_size >= size:
+                    child.send_signal(signal.SIGKILL)
+                    break
+            assert child.wait(60) == -signal.SIGKILL
+        assert not any(Path(f"{tmp_path}/joined{suffix}").exists() for suffix in SUFFIXES)
+    assert subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    assert read_files(tmp_path / "joined") == read_files(tmp_path / "whole")
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_incompatible_datasets_are_refused(tmp_path: Path) -> None:
+    a, b = (write(tmp_path / name, DOCUMENTS[name]) for name in "ab")
+    wide = write(tmp_path / "wide", [[1]], {}, np.int32)
+    other = write(tmp_path / "other", [[1]], {"tokenizer": {"sha256": "other"}})
+    for prefixes, output, sentence in [
+        ([a, wide], "all", "got int32, expected uint16"),
+        ([a, other], "all", "another tokenizer"),
+        ([a, b], "a", "is one of the inputs"),
+        ([f"{a}.bin", b], "a", "is one of the inputs"),
+        ([a], "b", "exists already"),
+        ([a], "all", ""),
+        ([b], "all", "exists already, from other files"),
+    ]:
+        if not sentence:
+            assert merge_datasets(prefixes, tmp_path / output).is_new
+            continue
+        with pytest.raises(ValueError, match=sentence):
+            merge_datasets(prefixes, tmp_path / output)
+    assert merge_datasets([b], tmp_path / "all", overwrite=True).n_documents == 2
+
+
+def test_a_missing_or_repeated_part_of_a_job_is_refused(tmp_path: Path) -> None:
+    def write_part(name: str, number: object, of: object = 3, job: str = "a", key: str = "text") -> str:
+        part = {"number": number, "of": of, "inputs_sha256": job}
+        meta = META | {"part": part, "json_key": key}
+        with IndexedWriter(tmp_path / name, np.dtype(np.uint16), meta) as writer:
+            writer.add_document([1])
+        return str(tmp_path / name)
+
+    first, second, third = (write_part(str(i), i) for i in (1, 2, 3))
+    for merge in (merge_datasets, write_parts_list):
+        with pytest.raises(ValueError, match="got 2 of 3 parts of its job, not part 2"):
+            merge([third, first], tmp_path / "out")
+        with pytest.raises(ValueError, match="got part 1 of 3 again"):
+            merge([first, second, write_part("copy", 1), third], tmp_path / "out")
+        with pytest.raises(ValueError, match="got 1 of 3 parts of its job, not part 1"):
+            merge([first, second, third, write_part("other", 2, job="b")], tmp_path / "out")
+        with pytest.raises(ValueError, match="not part 1"):
+            merge([write_part("odd", 7, of=2**62)], tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
+    keys = [write_part(f"{key}{i}", i, key=key) for key in ("title", "text") for i in (1, 2, 3)]
+    plain = write_parts_of(tmp_path, 1)
+    assert merge_datasets(
+        [first, third, second, *keys[:3], *plain, write_part("x", "1")], tmp_path / "out"
+    ).is_new
+
+
+def test_patterns_are_in_natural_order_and_lists_and_words_in_theirs(tmp_path: Path) -> None:
+    prefixes = write_parts_of(tmp_path / "d", 12)
+    (tmp_path / "d" / "part-3_text_document.rejects.jsonl").touch()
+    for ending in ("", ".bin", ".idx"):
+        assert expand_prefixes([str(tmp_path / "d" / f"part-*{ending}")]) == prefixes
+    assert expand_prefixes([prefixes[5], str(tmp_path / "d" / "part-[12]_*")]) == [
+        prefixes[i] for i in (5, 1, 2)
+    ]
+    listed = tmp_path / "d" / "list.txt"
+    listed.write_text(f"# parts\n\npart-4_text_document  # beside the list\n{prefixes[2]}.bin\npart-1*\n")
+    assert expand_prefixes([prefixes[0]], [listed]) == [prefixes[i] for i in (0, 4, 2, 1, 10, 11)]
+    write_parts_list(prefixes, tmp_path / "d" / "all")
+    assert expand_prefixes([str(tmp_path / "d" / "a*")]) == [str(tmp_path / "d" / "all")]
+    assert sorted(["b10", "b9", "a", "10", "9"], key=natural_key) == ["9", "10", "a", "b9", "b10"]
+
+
+def test_wrong_words_and_lists_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prefixes = write_parts_of(tmp_path, 3)
+    with pytest.raises(ValueError, match="twice, also as"):
+        expand_prefixes([prefixes[0], str(tmp_path / "part-*")])
+    (tmp_path / "link.bin").symlink_to(f"{prefixes[0]}.bin")
+    (tmp_path / "link.idx").symlink_to(f"{prefixes[0]}.idx")
+    with pytest.raises(ValueError, match="twice, also as"):
+        expand_prefixes([prefixes[0], str(tmp_path / "link")])
+    with pytest.raises(FileNotFoundError, match="absent-\\*: no dataset matches"):
+        expand_prefixes([str(tmp_path / "absent-*")])
+    with pytest.raises(FileNotFoundError, match="no such list"):
+        expand_prefixes([], [tmp_path / "absent"])
+    listed = tmp_path / "mix.txt"
+    for line in (f"0.7 {prefixes[0]}", f'"1 {prefixes[0]}"', f"3e-1 {prefixes[0]}", f"1/3 {prefixes[0]}"):
+        listed.write_text(f"{prefixes[1]}\n{line}\n")
+        with pytest.raises(ValueError, match=r"mix\.txt:2: got weight .* dataset\.path_train instead"):
+            expand_prefixes([], [listed])
+    listed.write_bytes(b"\xff\n")
+    with pytest.raises(ValueError, match="not UTF-8"):
+        expand_prefixes([], [listed])
+    listed.write_text("# nothing\n")
+    with pytest.raises(ValueError, match="empty lists"):
+        expand_prefixes([], [listed])
+    for words in (["--output", "x", "--hash"], ["--output", "x", "--remove"], []):
+        with pytest.raises(SystemExit) as stop:
+            main([prefixes[0], *words])
+        assert stop.value.code == 2
+    assert "--remove: no longer supported. Delete the inputs after the merge" in capsys.readouterr().err
+    assert main([str(tmp_path / "none*"), "--parts", str(tmp_path / "x")]) == 1
+    assert "no dataset matches" in capsys.readouterr().err
