@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from megatron.data.indexed import IndexedTokens
 from megatron.text.cluster_time import (
     ClusterSize,
     CorpusSize,
     estimate_preparation,
     estimate_text_per_hour,
 )
+
+from megatron.data.indexed import IndexedTokens
 from tests.guide_commands import commands_of
 
 GUIDE = "examples_scaling/training/CLUSTER_DATA.md"

@@ -10,13 +10,13 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+from megatron.text.sources import Part
 
 from megatron.terminal import format_si
 from megatron.text import dry_run
 from megatron.text import preprocess as module
 from megatron.text.dry_run import estimate_job
 from megatron.text.preprocess import PreprocessOptions, preprocess
-from megatron.text.sources import Part
 from megatron.tokenizer.kinds import TokenizerSpec
 from megatron.tokenizer.train_bpe import train_bpe
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from megatron.text.shards import JOURNAL_FILE, PLAN_FILE, ShardFolder
+from megatron.text.sources import Part
 
 from megatron.data.inspect import find_faults
 from megatron.text import preprocess as module
 from megatron.text import shards as shards_module
 from megatron.text.preprocess import PreprocessOptions, preprocess
-from megatron.text.shards import JOURNAL_FILE, PLAN_FILE, ShardFolder
-from megatron.text.sources import Part
 from megatron.tokenizer.kinds import TokenizerSpec
 
 NUMBERS = TokenizerSpec("NullTokenizer", vocab_size=1000)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from megatron.text.sources import Part, parse_part, select_part
 
 from megatron.data.indexed import IndexedTokens
 from megatron.data.inspect import find_faults
@@ -18,7 +19,6 @@ from megatron.io import open_exclusive
 from megatron.text import preprocess as module
 from megatron.text.merge import merge_datasets
 from megatron.text.preprocess import PreprocessOptions, preprocess
-from megatron.text.sources import Part, parse_part, select_part
 from megatron.text.text_readers import iter_lines, split_into_pieces
 from megatron.tokenizer.kinds import TokenizerSpec
 

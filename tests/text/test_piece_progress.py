@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from megatron.text.piece_progress import PieceProgress, StoppedError
 
 from megatron.text import preprocess as module
-from megatron.text.piece_progress import PieceProgress, StoppedError
 from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.tokenizer.kinds import TokenizerSpec
 from megatron.tokenizer.train_bpe import train_bpe

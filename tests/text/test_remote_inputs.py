@@ -14,13 +14,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
+from megatron.text.sources import Part
 
 from megatron import remote_requests
 from megatron.remote_files import RangeReader
 from megatron.remote_requests import RemoteChangedError, RemoteMissingError, RemoteUnreachableError
 from megatron.text.inputs import find_inputs
 from megatron.text.preprocess import PreprocessOptions, preprocess
-from megatron.text.sources import Part
 from megatron.text.subset import DocumentSelection, subset_text
 from megatron.tokenizer.kinds import TokenizerSpec
 from tests.remote_servers import STORE_VARIABLES, FaultyServer, serve_store

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 
 import pytest
-
 from megatron.text.workers import map_unordered
 
 
