@@ -99,7 +99,7 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
         dataset = hashlib.sha256(f"{self.job} {self.output_prefix}".encode()).hexdigest()
         number = {"number": rank + 1, "of": world_size, "inputs_sha256": dataset}
         meta = self.meta | {"json_key": KEY, "job": self.job, "part": number}
-        documents = iter(data or ())
+        documents: Iterator[Document] = iter(data or ())
         with IndexedWriter(part, dtype, meta) as writer:
             n_empty = 0
             while batch := list(islice(documents, BATCH_DOCUMENTS)):
