@@ -175,6 +175,33 @@ class _TrackedReader(io.RawIOBase):
         return int(n)
 
 
+class _XzReader(io.RawIOBase):
+    """Raw file of decompressed xz streams. lzma.LZMAFile drops what follows padding or a damaged header."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._decoder = file, lzma.LZMADecompressor()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = b""
+        while not data:
+            packed = b""
+            if self._decoder.eof:
+                packed = self._decoder.unused_data.lstrip(b"\0")
+                while not packed and (block := self._file.read(READ_BYTES)):
+                    packed = block.lstrip(b"\0")  # padding between streams
+                if not packed:
+                    return 0
+                self._decoder = lzma.LZMADecompressor()
+            elif self._decoder.needs_input and not (packed := self._file.read(READ_BYTES)):
+                raise EOFError("the file ends within a compressed stream")
+            data = self._decoder.decompress(packed, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
 @contextmanager
 def open_decompressed(path: Source, position: ReadPosition | None = None) -> Iterator[IO[bytes]]:
     """Open the decompressed content of a file, or standard input."""
@@ -185,12 +212,12 @@ def open_decompressed(path: Source, position: ReadPosition | None = None) -> Ite
         if is_divisible(path) and path != STDIN:
             yield raw
             return
-        stored = io.BufferedReader(_TrackedReader(raw, position or ReadPosition()), READ_BYTES)
+        tracked = _TrackedReader(raw, position or ReadPosition())
+        stored = cast(IO[bytes], io.BufferedReader(tracked, READ_BYTES))
         if packing == "gz":
             yield cast(IO[bytes], gzip.GzipFile(fileobj=stored))
         elif packing == "xz":
-            with lzma.open(stored) as file:
-                yield cast(IO[bytes], file)
+            yield cast(IO[bytes], io.BufferedReader(_XzReader(stored), READ_BYTES))
         elif packing:
             import pyarrow  # slow to import, and only zstandard and bzip2 require it
 
