@@ -17,7 +17,6 @@ PACKAGE = ROOT / "megatron"
 LAYER = {
     "io": 0, "owner_file": 0, "log": 0, "config": 0, "command": 0, "early_stop": 0, "keys": 0,
     "processes": 0, "rank_env": 0, "bench_history": 0,
-    "remote_files": 0, "remote_requests": 0,
     "revision": 0, "run_dir": 0, "terminal": 0, "console": 0,
     "data": 1, "plan": 1,
     "tokenizer": 2, "text": 2, "model": 2, "kernels": 2, "objective": 2, "optim": 2,

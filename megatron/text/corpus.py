@@ -12,7 +12,7 @@ from typing import Any
 
 from megatron.io import open_partial_folder, publish_files, read_json, write_json
 from megatron.text.corpus_split import HELD_OUT_SHARE, HELD_OUT_SHARE_RANGE, SplitWriter, is_intact
-from megatron.text.inputs import find_inputs
+from megatron.text.inputs import Source, find_inputs, locate_source, stat_source
 from megatron.text.local_text import (
     LOCAL_SOURCES,
     PYTHON,
@@ -41,7 +41,7 @@ class TextSource:
     name: str
     reason: str
     texts: Callable[[], Iterator[str]]
-    paths: tuple[Path, ...] = ()
+    paths: tuple[Source, ...] = ()
     installed: tuple[str, ...] = ()  # sources as in local_text
 
 
@@ -248,13 +248,12 @@ def _scaling_data_folder() -> Path:
     return Path(os.environ.get("SCALING_DATA", beside))
 
 
-def _file_signature(path: Path) -> list[str | int]:
+def _file_signature(path: Source) -> list[str | int | None]:
     """Return a signature that changes with the file.
 
     A hash of the content would read the whole file, of which the corpus may use a small part.
     """
-    stat = path.stat()
-    return [str(path.resolve()), stat.st_size, stat.st_mtime_ns]
+    return [locate_source(path), *stat_source(path)]
 
 
 def _find_path_source(pattern: str) -> TextSource:
@@ -289,7 +288,7 @@ def _split_paragraphs(path: Path) -> Iterator[str]:
     return (text.strip("\n") for text in BLANK_LINE.split(_read_text_file(path)))
 
 
-def _iter_json_texts(paths: Sequence[Path]) -> Iterator[str]:
+def _iter_json_texts(paths: Sequence[Source]) -> Iterator[str]:
     for piece in split_into_pieces(paths, piece_bytes=1 << 62):  # one piece per file
         for i, line in iter_lines(piece):
             if not line.strip():
