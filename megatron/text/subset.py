@@ -44,12 +44,8 @@ log = get_logger(__name__)
 OUTPUT_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst")
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 128, 1 << 20
 PRIORITY_BATCH = 4096  # priorities drawn at a time
-COPIED_META = (
-    "tokenizer",
-    "append_eod",
-    "special_text",
-    "json_key",
-)  # entries copied from a dataset's sidecar
+# entries copied from the sidecar of a dataset
+COPIED_META = ("tokenizer", "append_eod", "special_text", "json_key")
 
 Document = tuple["LinePosition", bytes, str]  # position, line without its end, text
 

@@ -11,7 +11,7 @@ from megatron.command import load_tool
 from megatron.config import presets
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.sidecar import read_eod_use, read_sidecar
+from megatron.data.sidecar import parse_eod_use, read_sidecar
 from megatron.text.published_subsets import QUICKSTART_REPO, SUBSETS_REPO
 from tests.data.fake_hub import FakeHub, serve_hub
 
@@ -66,7 +66,7 @@ def test_the_published_tokens_arrive_with_a_sidecar_that_names_their_tokenizer_a
         assert sidecar["sha256"]["bin"] == hashlib.sha256(parts[".bin"]).hexdigest()
         assert sidecar["sha256"]["idx"] == hashlib.sha256(parts[".idx"]).hexdigest()
         assert sidecar["sources"][0]["hub"] == QUICKSTART_REPO
-        assert read_eod_use(str(prefix)).eod_id == GPT2_END
+        assert parse_eod_use(read_sidecar(prefix)).eod_id == GPT2_END
         n_requests = len(hub.requests)
         assert download(hub, "100M")[0] == 0
         # the second call asks for the commit and two listings of three pages, and for no content
