@@ -66,10 +66,8 @@ def test_the_output_equals_the_files_that_megatron_wrote_of_the_same_text(
     words += ["--tokenizer-model", str(tmp_path / "tiny"), "--append-eod", "--workers", str(n_workers)]
     assert load_tool("preprocess_data_many_cores").main([*words, "--root", str(tmp_path), "--timing"]) == 0
     output = capsys.readouterr().out
-    assert (
-        "1,361,845 tokens per epoch, 1,000 documents (0 empty)" in output
+    assert "1,361,845 tokens per epoch, 1,000 documents (0 empty)" in output
     assert "CPU seconds: start" in output
-    )
     for suffix in (".bin", ".idx"):
         theirs = folder / f"meg-gpt2-openwebtext_text_document{suffix}"
         assert (tmp_path / f"x_text_document{suffix}").read_bytes() == theirs.read_bytes()
