@@ -34,6 +34,7 @@ RNG = random.Random(0)
 RECORDS = [
     {"text": " ".join(RNG.choices(WORDS, k=RNG.randrange(30))), "url": f"fish {i}"} for i in range(900)
 ]
+TEXTS = [record["text"] for record in RECORDS]
 LINES = [json.dumps(record, ensure_ascii=i % 2 == 0) for i, record in enumerate(RECORDS)]
 PLAIN = "".join(f"{line}\n" for line in LINES).encode()
 CUT = len("".join(f"{line}\n" for line in LINES[:300]).encode())
@@ -71,7 +72,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("tokenizer")
-    train_bpe([record["text"] for record in RECORDS], 280, folder)
+    train_bpe(TEXTS, 280, folder)
     return str(folder)
 
 

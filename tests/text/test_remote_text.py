@@ -15,8 +15,9 @@ from megatron.text.inputs import Part, find_inputs
 from megatron.text.preprocess import PreprocessOptions, PreprocessResult, preprocess
 from megatron.text.remote_output import preprocess_to_store
 from megatron.tokenizer.kinds import TokenizerSpec
+from megatron.tokenizer.train_bpe import train_bpe
 from tests.remote_servers import STORE_VARIABLES, FaultyServer, serve_store
-from tests.text.test_preprocess import FILES, tokenizer  # noqa: F401  # a fixture
+from tests.text.test_preprocess import FILES, TEXTS
 
 NULL = TokenizerSpec("NullTokenizer", vocab_size=1000)
 SUFFIXES = (".bin", ".idx", ".json")
@@ -30,6 +31,13 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "MAX_WAIT_S", 0.02)
     monkeypatch.setattr(remote, "BLOCK_BYTES", 30_000)
     monkeypatch.setattr(module, "PIECE_BYTES", 30_000)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_bpe(TEXTS, 280, folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +79,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def run(words: list[str], prefix: Path, tokenizer: Any, **options: Any) -> list[bytes]:  # noqa: F811
+def run(words: list[str], prefix: Path, tokenizer: Any, **options: Any) -> list[bytes]:
     result = preprocess(words, prefix, tokenizer, PreprocessOptions(quiet=True, **options))
     return [Path(f"{o.prefix}{suffix}").read_bytes() for o in result.outputs for suffix in SUFFIXES[:2]]
 
@@ -83,7 +91,7 @@ def test_remote_files_give_the_bytes_of_local_ones(
     tmp_path: Path,
     tokenizer: str,
     name: str,
-    keys: tuple[str, ...],  # noqa: F811
+    keys: tuple[str, ...],
 ) -> None:
     (tmp_path / name).write_bytes(FILES[name])
     local = run([str(tmp_path / name)], tmp_path / "local", tokenizer, keys=keys)
@@ -98,7 +106,7 @@ def test_remote_files_give_the_bytes_of_local_ones(
 def test_folders_and_parts_of_a_store_have_every_document_once(
     store: Any,
     tmp_path: Path,
-    tokenizer: str,  # noqa: F811
+    tokenizer: str,
 ) -> None:
     assert [file.url for file in find_inputs(["s3://corpus/c4"])] == [  # type: ignore[union-attr]
         f"s3://corpus/c4/{name}" for name in sorted(FILES)
@@ -113,7 +121,7 @@ def test_a_fault_is_retried_and_a_lost_file_is_skipped_on_request(
     web: FaultyServer,
     tmp_path: Path,
     tokenizer: str,
-    fault: int | str,  # noqa: F811
+    fault: int | str,
 ) -> None:
     urls = [f"{web.url}/a.json.gz", f"{web.url}/a.jsonl.xz"]
     expected = run(urls[1:], tmp_path / "one", tokenizer)
@@ -131,7 +139,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_an_error(
     store: Any,
     tmp_path: Path,
     tokenizer: str,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store.pipe("out/a.jsonl", FILES["a.jsonl"])
     read = remote.read_range
