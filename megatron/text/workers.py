@@ -71,7 +71,7 @@ class PieceProgress:
 
 @dataclass(frozen=True)
 class EncoderRecipe:
-    """What a worker builds its encoder from. `fast` None: the library of the tokenizer."""
+    """Source of the encoder of a worker. `fast` None: the library of the tokenizer."""
 
     tokenizer: TokenizerSpec | str
     fast: FastBpe | None
