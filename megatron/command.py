@@ -15,8 +15,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
-from megatron.processes import replace_lost_terminal, stop_signals
-from megatron.terminal import escape_controls, is_terminal
+from megatron.cli import escape_controls, is_terminal, replace_lost_terminal, stop_signals
 
 STOPPED = 75  # EX_TEMPFAIL in sysexits.h: the caller should run the command again
 DISTRIBUTION = "megatron-scaling"  # in pyproject.toml

@@ -4,7 +4,7 @@
     scaling help train             the same as scaling train --help
     scaling --version              print the version
     scaling train CONFIG.yaml      the same as python tools/pretrain.py CONFIG.yaml
-    torchrun --nproc-per-node 2 -m megatron.console train CONFIG.yaml
+    torchrun --nproc-per-node 2 -m megatron.cli train CONFIG.yaml
 
 A sub-command runs its file as the main module. The files are in tools/ of a checkout, and in
 megatron/commands/ of an installed wheel, where setup.py copies them: a wheel has no package named tools.
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from megatron import command
-from megatron.terminal import escape_controls, is_terminal, open_console
+from megatron.cli import escape_controls, is_terminal, open_console
 
 PROGRAM = "scaling"
 PACKAGE = Path(__file__).resolve().parent

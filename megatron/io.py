@@ -22,8 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from megatron.io import OWNER, LockedError, OwnerFile
 from megatron.log import get_logger
-from megatron.owner_file import OWNER, LockedError, OwnerFile
 
 PARTIAL = ".partial"  # suffix of a file or folder that is being written
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota or size limit reached

@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from megatron.command import load_tool
+from megatron.cli import SUBCOMMANDS
 from megatron.config.schema import RunConfig
-from megatron.console import SUBCOMMANDS
+from tests.tool_modules import load_tool
 
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("examples_scaling/**/*.md"))]

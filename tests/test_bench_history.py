@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from history import add_history_options, append_record, read_history, record_result
 
 from megatron import bench_history
-from megatron.bench_history import add_history_options, append_record, read_history, record_result
 
 RECORD = {"bench": "train", "cell": "a", "value": 1.0, "unit": "s", "better": "lower", "commit": "c0ffee"}
 
@@ -68,7 +68,7 @@ def test_lines_of_processes_that_append_at_once_do_not_mix(tmp_path: Path) -> No
     path = tmp_path / "history.jsonl"
     # lines of 40 KB: longer than a pipe's or a buffer's atomic write
     code = (
-        "import sys; from pathlib import Path; from megatron.bench_history import append_record\n"
+        "import sys; from pathlib import Path; from history import append_record\n"
         f"record = {RECORD!r}\n"
         "for i in range(20):\n"
         "    append_record(Path(sys.argv[1]), record | {'cell': sys.argv[2] * 40_000, 'value': i})\n"

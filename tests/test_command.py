@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron.command import load_tool, report_error
+from megatron.cli import report_error
 from tests.screen import TerminalStream, render_screen
+from tests.tool_modules import load_tool
 
 # like the initialisation of a Cython module
 SWALLOWING_MODULE = """
@@ -20,7 +21,7 @@ except: pass
 """
 TOOL_CODE = """
 import time
-from megatron.command import install_stop_handlers, run_main
+from megatron.cli import install_stop_handlers, run_main
 def main():
     install_stop_handlers()
     import swallows

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.console import GROUPS, SUBCOMMANDS, list_lines
+from megatron.cli import GROUPS, SUBCOMMANDS, list_lines
 from tests.guide_commands import Command, check_program
 from tests.screen import TerminalStream, render_screen
 
@@ -23,7 +23,7 @@ SLOW_IMPORT = "import pathlib, time\npathlib.Path('importing').touch()\ntime.sle
 def run_scaling(root: Path, *words: str, **options: object) -> subprocess.CompletedProcess[str]:
     """Run `scaling` with some words."""
     environment = {**os.environ, "PYTHONPATH": str(root), "TERM": "dumb", "COLUMNS": "100"}
-    command = [sys.executable, "-m", "megatron.console", *words]
+    command = [sys.executable, "-m", "megatron.cli", *words]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=240, env=environment, cwd=options.get("cwd", root)
     )
@@ -62,7 +62,7 @@ def test_without_arguments_it_lists_every_sub_command_with_its_sentence(root: Pa
 def test_a_narrow_terminal_gets_one_line_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(line) <= 60 for line in list_lines(60))
     assert sum(line.startswith("  ") for line in list_lines(60)) == len(SUBCOMMANDS)
-    from megatron.console import print_list
+    from megatron.cli import print_list
 
     monkeypatch.setattr(sys, "stdout", out := TerminalStream(monkeypatch))
     print_list()
@@ -109,7 +109,7 @@ def run_without(root: Path, site: Path, module: str, *words: str) -> subprocess.
 import sys
 sys.modules[{module!r}] = None
 sys.argv[0] = "scaling"
-from megatron.console import run_console
+from megatron.cli import run_console
 run_console()
 """
     environment = {**os.environ, "PYTHONPATH": f"{site}:{root}"}
@@ -163,7 +163,7 @@ def test_a_hostile_sub_command_is_printed_inert(root: Path) -> None:
 
 
 def test_the_list_loads_no_slow_library(root: Path) -> None:
-    command = [sys.executable, "-X", "importtime", "-m", "megatron.console"]
+    command = [sys.executable, "-X", "importtime", "-m", "megatron.cli"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True, cwd=root)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "argparse" in imported and not imported & SLOW_LIBRARIES
@@ -207,7 +207,7 @@ def test_a_stop_during_the_imports_of_a_sub_command_exits_with_75(
     module = {"train": "omegaconf", "prepare": "numpy"}[name]
     (tmp_path / f"{module}.py").write_text(SLOW_IMPORT)
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{root}"}
-    command = [sys.executable, "-m", "megatron.console", name, "x.yaml"]
+    command = [sys.executable, "-m", "megatron.cli", name, "x.yaml"]
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -16,7 +16,7 @@ import pytest
 
 from megatron import owner_file
 from megatron.io import acquire_lock, open_exclusive, wait_for_lock
-from megatron.run_dir import LOCK, lock_run
+from megatron.plan.run_dir import LOCK, lock_run
 
 HOLDER_CODE = (
     "import fcntl, os, sys, time\n"
@@ -145,7 +145,7 @@ def test_a_remote_process_without_heartbeat_is_treated_as_dead(tmp_path, monkeyp
     monkeypatch.setattr(owner_file, "WATCH_S", 0.6)
     owner = write_foreign_record(tmp_path / "x")
     os.utime(owner, (1, 1))  # the clocks of the two machines may differ by years
-    assert acquire_lock(tmp_path / "x", watch=False) is None
+    assert acquire_lock(tmp_path / "x") is None
     started = time.monotonic()
     lock = acquire_lock(tmp_path / "x")
     assert lock is not None and time.monotonic() - started > 0.4
@@ -184,7 +184,7 @@ def test_an_unreadable_lock_file_is_treated_like_a_remote_one(tmp_path, monkeypa
     refuse_flock(monkeypatch)
     monkeypatch.setattr(owner_file, "WATCH_S", 0.3)
     (tmp_path / f"x{owner_file.OWNER}").write_text(content)
-    assert acquire_lock(tmp_path / "x", watch=False) is None
+    assert acquire_lock(tmp_path / "x") is None
     lock = acquire_lock(tmp_path / "x")
     assert lock is not None
     lock.close()

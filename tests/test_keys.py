@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from megatron.keys import SAMPLE_ORDER, key_words, seed_sequence
+from megatron.data.keys import SAMPLE_ORDER, key_words, seed_sequence
 
 LOW, HIGH = SAMPLE_ORDER % 2**32, SAMPLE_ORDER >> 32
 VALUES = (0, 1, 2, 3, 5, LOW, HIGH, 2**32 - 1, 2**32, 2**32 + 5, 2**64 - 1, 2**64, -1, -(2**32), SAMPLE_ORDER)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.command import find_extra
+from megatron.cli import find_extra
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "megatron"

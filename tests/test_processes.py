@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from megatron.processes import PARENT, stop_signals
+from megatron.cli import PARENT, stop_signals
 
 PARENT_CODE = """
 import signal, subprocess, sys, os
-from megatron.processes import die_with_parent, parent_variable
+from megatron.cli import die_with_parent, parent_variable
 child = subprocess.Popen(
     [sys.executable, "-c", sys.argv[1]], env=os.environ | parent_variable(1.0), start_new_session=True,
     preexec_fn=die_with_parent(signal.SIGTERM),
@@ -22,7 +22,7 @@ child.wait()
 """
 DEAF_CODE = """
 import os, signal, sys, time
-from megatron.processes import end_after_parent
+from megatron.cli import end_after_parent
 signal.signal(signal.SIGTERM, lambda *_: open(os.environ["HEARD"], "w").close())
 end_after_parent()
 open(os.environ["READY"], "w").write(str(os.getpid()))
@@ -70,7 +70,7 @@ def test_without_the_variable_a_process_does_not_depend_on_its_parent(root: Path
     assert PARENT not in os.environ
     code = (
         "import threading\n"
-        "from megatron.processes import end_after_parent\n"
+        "from megatron.cli import end_after_parent\n"
         "end_after_parent()\n"
         "print(threading.active_count())\n"
     )

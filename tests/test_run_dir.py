@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron.run_dir import read_last_metrics, read_metrics
+from megatron.plan.run_dir import read_metrics
+from megatron.study.launchers.launch import read_last_metrics
 
 
 @pytest.mark.parametrize("line", [b"{", b"\x80{}", b"[1]", b'{"kind": "train"}', b'{"kind": [], "step": 1}'])

@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.terminal import (
-    LiveView,
-    ProgressBar,
-    escape_controls,
-    format_si,
-    format_table,
-    print_table,
-)
+from megatron.cli import LiveView, ProgressBar, escape_controls, format_si, format_table, print_table
 from tests.screen import TerminalStream, render_screen
 
 HEAD = ("run", "loss", "note")
@@ -144,6 +137,6 @@ def test_printable_text_of_any_script_is_unchanged() -> None:
 
 
 def test_the_module_loads_rich_only_to_draw(root: Path) -> None:
-    code = "import sys, megatron.terminal as t; t.print_table(['a'], [['b']], ['a']); "
+    code = "import sys, megatron.cli as t; t.print_table(['a'], [['b']], ['a']); "
     code += "assert 'rich' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=240, capture_output=True)

@@ -66,7 +66,7 @@ class Row:
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     try:
-        from megatron.command import create_parser
+        from megatron.cli import create_parser
 
         parser = create_parser(__doc__)
     except ModuleNotFoundError:  # nothing is installed yet: the same options without the shared help layout

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import create_parser, report_error, run_main
+from megatron.cli import create_parser, print_table, report_error, run_main
 from megatron.study.downstream_scores import add_score_columns, read_scores, write_scores
 from megatron.study.format import (
     NOT_KNOWN,
@@ -34,7 +34,6 @@ from megatron.study.references import (
 )
 from megatron.study.run_row import RunRow
 from megatron.study.table import read_runs, write_table, write_table_parquet
-from megatron.terminal import print_table
 
 SHOWN = {
     "run": lambda row: row.run,

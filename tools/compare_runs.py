@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from megatron.command import create_parser, report_error, run_main
+from megatron.cli import create_parser, report_error, run_main
 from megatron.io import replace_nonfinite
 from megatron.laws.law import Law
 from megatron.report.difference_text import describe_difference, describe_floor, format_text_table

@@ -21,10 +21,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from megatron.command import create_parser, load_tool, report_error, run_main
+from megatron.cli import PROGRAM, SUBCOMMANDS, TOOLS, create_parser, report_error, run_main
 from megatron.config.reference import list_sections
-from megatron.console import PROGRAM, SUBCOMMANDS, TOOLS
 from megatron.io import write_atomic
+from tests.tool_modules import load_tool
 
 FILE = "FILE"  # placeholder for the value of an option without choices
 # tools that take section.key=value words, and the prefix of each word
@@ -46,7 +46,7 @@ _megatron_complete() {
         if [[ -z $word ]]; then continue; fi
         previous=$word
         if [[ $word == *tools/*.py ]]; then tool=${word##*/}; tool=${tool%.py}
-        elif [[ -z $tool && ( $word == scaling || $word == */scaling || $word == megatron.console ) ]]; then
+        elif [[ -z $tool && ( $word == scaling || $word == */scaling || $word == megatron.cli ) ]]; then
             tool=scaling
         elif [[ $tool == scaling ]]; then tool=$(_megatron_words "scaling $word")
         elif [[ -n $tool && -z $action && -n $(_megatron_words "$tool $word .") ]]; then action=" $word"

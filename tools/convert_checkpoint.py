@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import create_parser, positive_int, report_error, run_main
+from megatron.cli import create_parser, positive_int, report_error, run_main
 from megatron.config.cli_choices import TARGET_DTYPES, TARGETS
 from megatron.config.training_schema import OBJECTIVES
 

@@ -18,7 +18,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from megatron.command import create_parser, run_main
+from megatron.cli import create_parser, run_main
 from megatron.tokenizer.code_points import CATEGORIES, N_CODE_POINTS, UNSTABLE
 
 OUT = Path(__file__).resolve().parents[1] / "megatron" / "tokenizer" / "code_points.json"

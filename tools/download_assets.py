@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import megatron.early_stop  # noqa: F401  # before slow imports, so that a signal during them is handled
-from megatron.command import add_action, create_parser, install_stop_handlers, report_error, run_main
+import megatron.cli  # noqa: F401  # before slow imports, so that a signal during them is handled
+from megatron.cli import add_action, create_parser, install_stop_handlers, report_error, run_main
 from megatron.config.presets import load_epoch_tokens
 from megatron.text.arguments import parse_count
 from megatron.text.hub_assets import (

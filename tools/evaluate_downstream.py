@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import create_parser, positive_int, report_error, run_main, shorten_path
+from megatron.cli import create_parser, positive_int, report_error, run_main, shorten_path
 from megatron.config.cli_choices import BACKENDS, METHODS
 from megatron.evaluation.machine_options import add_machine_options, open_requested_world
 
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from megatron.evaluation.local_tasks import TASK_ALIASES
     from megatron.evaluation.reader import Scoring
     from megatron.evaluation.scored_models import find_models
-    from megatron.run_dir import DOWNSTREAM_RESULTS
+    from megatron.plan.run_dir import DOWNSTREAM_RESULTS
 
     try:
         selection = DownstreamRequest(

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import create_parser, positive_float, report_error, run_main
+from megatron.cli import create_parser, positive_float, report_error, run_main
 from megatron.laws.crossover import crossover
 from megatron.laws.law import Law
 

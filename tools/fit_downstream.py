@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megatron.command import create_parser, report_error, run_main
+from megatron.cli import create_parser, report_error, run_main
 from megatron.laws.downstream_curve import CONSTANTS, chance_of_task, fit_downstream, predict_score
 from megatron.laws.law import Law
 from megatron.study.selection import Columns, Selection, optional_column_of, select_runs

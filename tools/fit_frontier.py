@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import create_parser, report_error, run_main, shorten_path
+from megatron.cli import create_parser, report_error, run_main, shorten_path
 from megatron.laws.compute_law import ComputeLaw
 from megatron.study.blind import check_blind, predict_blind
 from megatron.study.blind_record import BLIND

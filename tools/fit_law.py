@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.command import create_parser, positive_int, report_error, run_main
+from megatron.cli import create_parser, positive_int, report_error, run_main
 from megatron.io import replace_nonfinite, write_json
 from megatron.laws.approaches import compare_approaches
 from megatron.laws.envelope import curves_from_runs, fit_envelope

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.command import create_parser, report_error, run_main
+from megatron.cli import create_parser, report_error, run_main
 from megatron.config.presets import suggest_nearest
 from megatron.laws.power_law import fit_power
 from megatron.study.table import read_table

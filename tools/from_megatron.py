@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import create_parser, positive_int, report_error, run_main
+from megatron.cli import create_parser, positive_int, report_error, run_main
 from megatron.config.migration.launch_script import read_launch_script
 from megatron.config.migration.megatron_command import translate_command
 from megatron.config.migration.write_translation import format_rows, write_translation

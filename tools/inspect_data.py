@@ -10,10 +10,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from megatron.command import create_parser, positive_int, report_error, run_main
+from megatron.cli import ProgressBar, create_parser, positive_int, report_error, run_main
 from megatron.data import open_dataset
 from megatron.data.sidecar import resolve_prefix
-from megatron.terminal import ProgressBar
 from megatron.text.inspect_dataset import LengthSummary, find_faults, summarize_lengths
 from megatron.tokenizer.kinds import load_tokenizer
 

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import megatron.early_stop  # noqa: F401  # before slow imports, so that a signal during them is handled
-from megatron.command import STOPPED, create_parser, install_stop_handlers, report_error, run_main
+import megatron.cli  # noqa: F401  # before slow imports, so that a signal during them is handled
+from megatron.cli import STOPPED, create_parser, install_stop_handlers, report_error, run_main
 from megatron.io import explain_disk_full
 from megatron.text.arguments import parse_output_prefix
 from megatron.text.merge import MergeResult, merge_datasets

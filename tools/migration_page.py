@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import create_parser, report_error, run_main
+from megatron.cli import create_parser, report_error, run_main
 from megatron.config.migration.page import PAGE, render_migration_page
 from megatron.io import write_atomic
 

@@ -14,7 +14,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megatron.command import create_parser, positive_int, report_error, run_main
+from megatron.cli import create_parser, positive_int, report_error, run_main
 from megatron.config.presets import format_shell_tables, load_model_sizes
 from megatron.config.read import build_config
 from megatron.config.schema import ModelConfig

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megatron.command import create_parser, positive_int, report_error, run_main
+from megatron.cli import create_parser, positive_int, report_error, run_main
 from megatron.io import write_atomic
 from megatron.laws.design import (
     CRITERIA,

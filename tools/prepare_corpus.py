@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.command import create_parser, positive_int, report_error, run_main
+from megatron.cli import create_parser, positive_int, report_error, run_main
 from megatron.text.corpus import prepare_corpus
 from megatron.text.corpus_split import HELD_OUT_SHARE, HELD_OUT_SHARE_RANGE
 

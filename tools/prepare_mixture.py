@@ -9,7 +9,7 @@ automatically. When rerun, it only does what is missing.
 import argparse
 from collections.abc import Sequence
 
-from megatron.command import create_parser, report_error, run_main
+from megatron.cli import create_parser, report_error, run_main
 from megatron.mixture.spec import prepare_mixture
 from megatron.plan.mixture_use import ResolvedMixture, mixture_folder
 

@@ -26,8 +26,8 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 gc.set_threshold(100_000)  # the default threshold rescans the imported modules, a tenth of the start-up time
 
-import megatron.early_stop  # noqa: F401  # before slow imports, so that a signal during them is handled
-from megatron.command import create_parser, install_stop_handlers, positive_int, report_error, run_main
+import megatron.cli  # noqa: F401  # before slow imports, so that a signal during them is handled
+from megatron.cli import create_parser, install_stop_handlers, positive_int, report_error, run_main
 from megatron.config.migration.preprocess_flags import (
     FORMATS,
     add_preprocess_flags,

@@ -18,15 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import megatron.early_stop  # noqa: F401  # before slow imports, so that a signal during them is handled
-from megatron.command import STOPPED, create_parser, report_error
+import megatron.cli  # noqa: F401  # before slow imports, so that a signal during them is handled
+from megatron.cli import STOPPED, create_parser, end_after_parent, report_error
 from megatron.config.schema import RunConfig
 from megatron.config.yaml_file import read_yaml
+from megatron.parallel.rank_env import ranks_from_environment
 from megatron.plan.resolve import load_config
+from megatron.plan.run_dir import is_done
 from megatron.plan.run_plan import RunPlan, plan_run
-from megatron.processes import end_after_parent
-from megatron.rank_env import ranks_from_environment
-from megatron.run_dir import is_done
 
 AFTER_FIRST_S = 5.0  # delay before other ranks than the first of a host report an error of the settings
 

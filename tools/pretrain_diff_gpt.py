@@ -11,7 +11,7 @@ See tools/pretrain_gpt.py for what becomes of the arguments.
 import argparse
 from collections.abc import Sequence
 
-from megatron.command import run_main
+from megatron.cli import run_main
 from megatron.config.migration.train_translated import build_megatron_parser, start_training
 
 

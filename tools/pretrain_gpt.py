@@ -12,7 +12,7 @@ trains it. section.key=value words change single keys. An argument that is not s
 import argparse
 from collections.abc import Sequence
 
-from megatron.command import run_main
+from megatron.cli import run_main
 from megatron.config.migration.train_translated import build_megatron_parser, start_training
 
 

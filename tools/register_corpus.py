@@ -30,7 +30,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import add_action, create_parser, positive_int, report_error, run_main
+from megatron.cli import add_action, create_parser, positive_int, report_error, run_main
 from megatron.mixture.catalog.catalog import Catalog, RegistrationResult
 from megatron.mixture.catalog.computed import list_computed
 from megatron.mixture.catalog.convert import convert_catalog

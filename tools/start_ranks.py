@@ -12,8 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.command import create_parser, positive_int, run_main
-from megatron.console import SUBCOMMANDS
+from megatron.cli import SUBCOMMANDS, create_parser, positive_int, run_main
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     program = [args.script]
     if args.script in SUBCOMMANDS and not Path(args.script).exists():
-        program = ["-m", "megatron.console", args.script]
+        program = ["-m", "megatron.cli", args.script]
     return run_ranks([sys.executable, *program, *args.words], args.n_ranks)
 
 

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from fractions import Fraction
 
-import megatron.early_stop  # noqa: F401  # before slow imports, so that a signal during them is handled
-from megatron.command import STOPPED, create_parser, install_stop_handlers, report_error, run_main
+import megatron.cli  # noqa: F401  # before slow imports, so that a signal during them is handled
+from megatron.cli import STOPPED, create_parser, install_stop_handlers, report_error, run_main
 from megatron.io import explain_disk_full
 from megatron.text.arguments import parse_count, parse_count_or_fraction, parse_output_prefix
 from megatron.text.split import SPLIT_NAMES, split_dataset

@@ -9,13 +9,20 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from megatron.command import STOPPED, create_parser, non_negative_int, positive_int, report_error, run_main
+from megatron.cli import (
+    STOPPED,
+    create_parser,
+    escape_controls,
+    non_negative_int,
+    positive_int,
+    report_error,
+    run_main,
+)
 from megatron.study.ladder import PlannedRun, expand_study, read_study_plan, select_runs_of_part
 from megatron.study.price import AnySpeed, estimate_speed
 from megatron.study.price_table import format_price_table
 from megatron.study.sweep import SweepOptions, count_jobs, run_sweep, time_study
 from megatron.study.tariff import add_tariff_options, fill_watts, read_tariff
-from megatron.terminal import escape_controls
 
 
 def build_parser() -> argparse.ArgumentParser:

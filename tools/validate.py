@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megatron.command import create_parser, positive_int, report_error, run_main, shorten_path
+from megatron.cli import create_parser, positive_int, report_error, run_main, shorten_path
 from megatron.config.cli_choices import BACKENDS, METHODS, WINDOWS
 from megatron.evaluation.machine_options import add_machine_options, open_requested_world
 from megatron.io import write_json

@@ -25,7 +25,7 @@ from megatron.io import atomic_folder
 from megatron.log import get_logger
 from megatron.model.transformer import Gpt
 from megatron.plan.datapaths import read_corpora, read_corpus_sidecar
-from megatron.run_dir import CHECKPOINTS
+from megatron.plan.run_dir import CHECKPOINTS
 
 log = get_logger(__name__)
 VOCABULARY_TENSORS = ("embedding.weight", "unembedding.weight")  # tensors with one row per vocabulary row

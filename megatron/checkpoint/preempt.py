@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from megatron.processes import replace_lost_terminal, stop_signals
+from megatron.cli import replace_lost_terminal, stop_signals
 
 
 class StopMonitor:

@@ -22,10 +22,9 @@ from megatron.checkpoint.layout import (
     read_meta_json,
 )
 from megatron.checkpoint.torch_file import load_torch_file, save_torch_file
-from megatron.io import PARTIAL, atomic_folder, commit_folder
+from megatron.io import OWNER, PARTIAL, atomic_folder, commit_folder
 from megatron.log import get_logger
-from megatron.owner_file import OWNER
-from megatron.run_dir import CHECKPOINTS
+from megatron.plan.run_dir import CHECKPOINTS
 
 log = get_logger(__name__)
 SHARED_PARTS = ("lr", "iter")  # parts stored as separate files in both layouts

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from megatron.keys import seed_sequence
+from megatron.data.keys import seed_sequence
 
 ROUNDS = 6
 MIX = np.uint64(0xFF51AFD7ED558CCD)  # multiplier of MurmurHash3's 64-bit finaliser

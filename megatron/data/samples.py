@@ -4,8 +4,8 @@ import numpy as np
 
 from megatron.data.batches import SampleSource
 from megatron.data.indexed import IndexedTokens
+from megatron.data.keys import SAMPLE_ORDER
 from megatron.data.permutation import ShuffledEpochs
-from megatron.keys import SAMPLE_ORDER
 
 
 class Samples(SampleSource):

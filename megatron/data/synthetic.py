@@ -3,8 +3,8 @@
 import numpy as np
 
 from megatron.data.batches import SampleSource
+from megatron.data.keys import seed_sequence
 from megatron.data.permutation import ShuffledEpochs
-from megatron.keys import seed_sequence
 
 TRAIN, HELD_OUT = 0x74, 0x65  # keys of two independent streams
 N_HELD_OUT = 64

@@ -30,7 +30,7 @@ from megatron.io import read_json, replace_nonfinite, write_atomic
 from megatron.log import get_logger
 from megatron.parallel.collectives import barrier
 from megatron.parallel.world import World
-from megatron.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS
+from megatron.plan.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS
 
 log = get_logger(__name__)
 

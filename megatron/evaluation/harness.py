@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from megatron.cli import ProgressBar
 from megatron.evaluation.harness_files import BOOTSTRAP_ITERS, FEWSHOT_SEED, PARTS, Results
 from megatron.evaluation.likelihood import Request
 from megatron.evaluation.reader import Reader, Scoring
@@ -20,7 +21,6 @@ from megatron.generation.nonfinite_scores import (
 )
 from megatron.generation.sampling import Sampling
 from megatron.parallel.world import World
-from megatron.terminal import ProgressBar
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM, CacheHook

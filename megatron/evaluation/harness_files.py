@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.revision import code_revision
+from megatron.io import code_revision
 
 Results = dict[str, Any]
 PARTS = (

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from megatron.checkpoint.model_weights import Weights
+from megatron.cli import ProgressBar
 from megatron.config.cli_choices import WINDOWS
 from megatron.data import open_dataset
 from megatron.data.indexed import IndexedTokens
@@ -38,8 +39,7 @@ from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.collectives import barrier
 from megatron.parallel.world import World
 from megatron.plan.datapaths import SUFFIX, WeightedCorpus, read_corpora
-from megatron.run_dir import TENSORBOARD
-from megatron.terminal import ProgressBar
+from megatron.plan.run_dir import TENSORBOARD
 from megatron.text.text_readers import write_parquet_columns
 from megatron.tokenizer.kinds import Tokenizer
 

@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from megatron.command import positive_int
+from megatron.cli import positive_int
 from megatron.config.cli_choices import DEVICES, SCORING_DTYPES
 
 if TYPE_CHECKING:  # --help should not wait for torch

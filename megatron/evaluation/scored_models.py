@@ -12,7 +12,7 @@ from megatron.checkpoint.convert.huggingface import CONFIG_FILE as HUGGINGFACE
 from megatron.checkpoint.convert.megatron_layouts import is_megatron_checkpoint
 from megatron.checkpoint.layout import META, find_checkpoints
 from megatron.io import PARTIAL, read_json
-from megatron.run_dir import CHECKPOINTS
+from megatron.plan.run_dir import CHECKPOINTS
 from megatron.text.hub_models import open_hub_model, parse_hub_name
 
 MEGATRON_STEP = re.compile(r"(?:iter_|global_step)(\d+)")  # names of Megatron's checkpoint folders

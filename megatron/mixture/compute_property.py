@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from megatron.cli import ProgressBar
 from megatron.io import acquire_lock, read_json, write_json
 from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.catalog.computed import (
@@ -37,7 +38,6 @@ from megatron.mixture.custom_rule import find_module_spec
 from megatron.mixture.document_locations import locate_files
 from megatron.mixture.property_worker import DocumentRange, compute_part, start_process, write_values
 from megatron.mixture.settings import RULE_CLASS
-from megatron.terminal import ProgressBar
 
 PART_DOCUMENTS = 1 << 13
 GROUP_FILES, GROUP_DOCUMENTS = 1000, 1 << 22  # whose places are in memory at a time

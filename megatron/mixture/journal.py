@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from megatron.io import fsync_path, open_locked, read_json, write_json
+from megatron.io import LockedError, fsync_path, open_locked, read_json, write_json
 from megatron.log import get_logger
 from megatron.mixture.adaptive import WeightLog, WeightRule
 from megatron.mixture.chunk import Position, quantize_weights
 from megatron.mixture.distributor import Distributor
-from megatron.owner_file import LockedError
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 RULE_SAVE_INTERVAL = 100  # observations between two saved states of the rule; at most so many are repeated

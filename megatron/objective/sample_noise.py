@@ -4,7 +4,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from megatron.keys import seed_sequence
+from megatron.data.keys import seed_sequence
 
 # fractional part of the golden ratio: its multiples modulo 1 are evenly spread over (0, 1)
 GOLDEN = 0.6180339887498949

@@ -27,7 +27,7 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from megatron.log import get_logger
-from megatron.rank_env import Ranks
+from megatron.parallel.rank_env import Ranks
 
 STORE_TIMEOUT_S = 3.0  # timeout of one store operation
 BEAT_INTERVAL_S = (0.25, 1.0)  # minimum and maximum interval between beats

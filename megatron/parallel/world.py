@@ -17,8 +17,8 @@ from torch.distributed import distributed_c10d
 from megatron.config.parallelism import ParallelLayout, RankCoordinate, build_layout
 from megatron.config.schema import DistConfig
 from megatron.parallel.matmul_precision import use_fastest_matmul
+from megatron.parallel.rank_env import export_ranks, ranks_from_environment
 from megatron.parallel.watchdog import Watchdog, exit_after_delay
-from megatron.rank_env import export_ranks, ranks_from_environment
 
 GLOO = "gloo"
 RESOLVE_S, RETRY_S = 10.0, 0.5  # to resolve the host name of rank 0

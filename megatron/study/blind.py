@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from megatron.io import wait_for_lock
+from megatron.io import code_revision, wait_for_lock
 from megatron.laws.compute_law import ComputeLaw, Optimum
-from megatron.revision import code_revision
-from megatron.run_dir import CHECKPOINTS, LOCK, METRICS, PLAN, RESULT
+from megatron.plan.run_dir import CHECKPOINTS, LOCK, METRICS, PLAN, RESULT
 from megatron.study.blind_record import BLIND, BlindPrediction, load_blind
 from megatron.study.format import format_count, format_loss, format_with_interval
 from megatron.study.ladder import (

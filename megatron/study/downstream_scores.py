@@ -10,7 +10,7 @@ from typing import Any
 
 from megatron.config.yaml_file import is_single_line
 from megatron.io import read_json, write_atomic
-from megatron.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS, RESULT
+from megatron.plan.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS, RESULT
 from megatron.study.run_row import RunRow
 from megatron.study.table import read_table
 

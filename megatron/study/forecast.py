@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.config.yaml_file import is_single_line
-from megatron.io import write_atomic, write_json
-from megatron.revision import code_revision
+from megatron.io import code_revision, write_atomic, write_json
 from megatron.study.blind_record import hash_record, require_positive
 from megatron.study.run_row import RunRow
 

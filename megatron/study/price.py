@@ -14,7 +14,7 @@ import numpy as np
 from megatron.config.presets import suggest_nearest
 from megatron.io import read_json
 from megatron.plan.hardware import PEAK_TFLOPS, find_device
-from megatron.run_dir import RESULT
+from megatron.plan.run_dir import RESULT
 from megatron.study.ladder import PlannedRun
 from megatron.study.probe import Timing, flops_per_step
 from megatron.study.roofline_price import FinishedRun, RooflineSpeed, build_roofline_speed

@@ -5,14 +5,14 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
+from megatron.cli import GAP, escape_controls, format_table
 from megatron.plan.conventions import training_flops_per_token
 from megatron.plan.memory import estimate_memory
-from megatron.run_dir import is_done
+from megatron.plan.run_dir import is_done
 from megatron.study.format import format_duration, format_plural
 from megatron.study.ladder import PlannedRun, format_short
 from megatron.study.price import AnySpeed, makespan
 from megatron.study.tariff import Tariff
-from megatron.terminal import GAP, escape_controls, format_table
 
 WIDTH = 100  # columns of a terminal
 MIN_NAME_WIDTH = 12

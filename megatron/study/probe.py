@@ -22,8 +22,8 @@ from megatron.config.schema import CheckpointConfig, LrSchedulerConfig
 from megatron.io import read_json, write_json
 from megatron.plan.datapaths import SYNTHETIC
 from megatron.plan.memory import estimate_memory
+from megatron.plan.run_dir import read_metrics
 from megatron.plan.run_plan import plan_run
-from megatron.run_dir import read_metrics
 from megatron.study.ladder import PlannedRun
 from megatron.study.launchers.launch import Job, Launcher
 

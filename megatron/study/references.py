@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.io import read_json, write_atomic
-from megatron.run_dir import DOWNSTREAM_RESULTS
+from megatron.plan.run_dir import DOWNSTREAM_RESULTS
 from megatron.study.downstream_scores import read_task_scores
 from megatron.study.table import read_table
 

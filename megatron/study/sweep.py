@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from megatron.command import STOPPED
+from megatron.cli import STOPPED, LiveView
 from megatron.io import read_json, wait_for_lock
-from megatron.run_dir import LOCK, RESULT, is_done
+from megatron.plan.run_dir import LOCK, RESULT, is_done
 from megatron.study.forecast import check_sealed_runs
 from megatron.study.format import format_duration
 from megatron.study.ladder import PlannedRun, StudyPlan, expand_study, select_runs_of_part
@@ -20,7 +20,6 @@ from megatron.study.launchers.slurm import SlurmLauncher
 from megatron.study.price import AnySpeed, query_gpus
 from megatron.study.price_table import format_price_table
 from megatron.study.probe import Timing, time_steps
-from megatron.terminal import LiveView
 
 JOBS_PER_GPU = 4  # default; a small run uses only part of a GPU
 HEAD = ("running", "step", "of", "done", "loss", "tokens/s", "left")

@@ -15,7 +15,7 @@ from typing import Any
 from megatron.config.yaml_file import is_single_line
 from megatron.io import write_atomic, write_atomic_bytes
 from megatron.log import get_logger
-from megatron.run_dir import CHECKPOINTS, EXIT, METRICS, PLAN, RESULT
+from megatron.plan.run_dir import CHECKPOINTS, EXIT, METRICS, PLAN, RESULT
 from megatron.study.blind_record import load_blind
 from megatron.study.ladder import STUDY, PlannedRun, expand_study, read_study_plan
 from megatron.study.run_row import (

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from megatron.command import positive_float
+from megatron.cli import positive_float
 from megatron.plan.hardware import find_device
 from megatron.study.format import format_digits
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from megatron.cli import format_si
 from megatron.log import get_logger
-from megatron.terminal import format_si
 from megatron.text.encode import encode_piece
 from megatron.text.inputs import STDIN, describe_inputs, find_inputs, select_part
 from megatron.text.preprocess import PreprocessOptions, load_fast_bpe, make_settings

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron.cli import ProgressBar
 from megatron.io import atomic_path
-from megatron.terminal import ProgressBar
 
 ENDPOINT = "https://huggingface.co"
 BLOCK_BYTES = 1 << 20

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from megatron.cli import ProgressBar
 from megatron.data import open_dataset
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter, finish_publishing, list_partial_files
-from megatron.terminal import ProgressBar
 from megatron.text.arguments import check_not_exists, dataset_files
 from megatron.text.merge_inputs import open_inputs
 

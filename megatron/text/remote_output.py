@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from megatron.cli import ProgressBar
 from megatron.data.indexed_writer import DATASET_SUFFIXES
 from megatron.data.remote import (
     RemoteFile,
@@ -27,7 +28,6 @@ from megatron.data.remote import (
     upload_file,
 )
 from megatron.io import open_exclusive, read_json, write_json
-from megatron.terminal import ProgressBar
 from megatron.text.outputs import OutputFolder, check_replaceable
 from megatron.text.preprocess import PreprocessOptions, PreprocessResult, preprocess
 from megatron.tokenizer.kinds import TokenizerSpec

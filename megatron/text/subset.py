@@ -16,13 +16,13 @@ from typing import IO, Any
 
 import numpy as np
 
+from megatron.cli import ProgressBar
 from megatron.data import open_dataset
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter, finish_publishing, list_partial_files
 from megatron.data.sidecar import locate_dataset, resolve_prefix
 from megatron.io import PARTIAL, atomic_path
 from megatron.log import get_logger
-from megatron.terminal import ProgressBar
 from megatron.text.arguments import check_not_exists, dataset_files
 from megatron.text.inputs import COLUMN_SUFFIXES, STDIN, Source, describe_inputs, find_inputs, locate_source
 from megatron.text.merge import copy_documents, is_built_from

@@ -16,8 +16,8 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Self
 
+from megatron.cli import ProgressBar
 from megatron.log import get_logger
-from megatron.terminal import ProgressBar
 from megatron.text.encode import encode_piece, ignore_progress
 from megatron.text.inputs import STDIN
 from megatron.text.text_readers import InputPiece

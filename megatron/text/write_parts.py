@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from megatron.cli import ProgressBar
 from megatron.data import open_dataset
 from megatron.data.block_hash import BLOCK_BYTES, BlockHash, describe_sums
 from megatron.data.indexed_writer import IdCounts, finish_publishing, unigram_entropy, write_index
 from megatron.data.parts import describe_part
 from megatron.data.sidecar import PARTS_INDEX_SUFFIX, PARTS_SUFFIX
 from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
-from megatron.terminal import ProgressBar
 from megatron.text.arguments import check_not_exists
 from megatron.text.merge import BLOCK_TOKENS, MergeResult
 from megatron.text.merge_inputs import MergeInputs, open_inputs

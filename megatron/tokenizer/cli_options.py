@@ -2,7 +2,7 @@
 
 import argparse
 
-from megatron.command import non_negative_int, positive_int
+from megatron.cli import non_negative_int, positive_int
 from megatron.tokenizer.eod import EOD_NAMES
 from megatron.tokenizer.kinds import KINDS, TokenizerSpec
 

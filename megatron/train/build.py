@@ -42,9 +42,9 @@ from megatron.parallel.collectives import broadcast_string
 from megatron.parallel.world import World
 from megatron.plan.datapaths import SYNTHETIC, read_corpora
 from megatron.plan.exposure import Exposure
+from megatron.plan.run_dir import CHECKPOINTS
 from megatron.plan.run_plan import RunPlan
 from megatron.plan.weighted_round_robin import WeightedRoundRobin
-from megatron.run_dir import CHECKPOINTS
 from megatron.train.microbatch import choose_microbatch_rows, confirm_microbatch_rows
 
 PROBED_SAMPLES = 8  # of a microbatch: enough to fill a GPU, and the order of the backends is that of all

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from megatron.command import STOPPED
-from megatron.processes import die_with_parent, end_after_parent, replace_lost_terminal, stop_signals
+from megatron.cli import STOPPED, die_with_parent, end_after_parent, replace_lost_terminal, stop_signals
 
 GRACE_S = 30.0  # from SIGTERM to SIGKILL, for the remaining ranks after one has failed
 POLL_S = 0.1

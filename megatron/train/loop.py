@@ -14,14 +14,13 @@ from megatron.config.read import config_to_dict, write_config
 from megatron.data.batches import SampleSource
 from megatron.data.prefetch import Prefetcher
 from megatron.evaluation.validate import HeldOutLoss, validate
-from megatron.io import write_json
+from megatron.io import code_revision, write_json
 from megatron.log import get_logger
 from megatron.objective.task import Task
 from megatron.parallel.collectives import any_rank, barrier
 from megatron.parallel.watchdog import mark_phase
 from megatron.parallel.world import make_thread_init
-from megatron.revision import code_revision
-from megatron.run_dir import CONFIG, METRICS, PLAN, RESULT, lock_run, read_metrics, truncate_metrics
+from megatron.plan.run_dir import CONFIG, METRICS, PLAN, RESULT, lock_run, read_metrics, truncate_metrics
 from megatron.train.build import Run, build_schedule
 from megatron.train.collection import scheduled_collection
 from megatron.train.feedback import Feedback

@@ -19,8 +19,8 @@ from megatron.parallel.world import World
 from megatron.plan.count import flops_per_token_executed, flops_per_token_mfu
 from megatron.plan.exposure import Exposure
 from megatron.plan.hardware import compute_mfu, peak_tflops
+from megatron.plan.run_dir import METRICS
 from megatron.plan.run_plan import RunPlan
-from megatron.run_dir import METRICS
 from megatron.train.feedback import DomainStats
 from megatron.train.memory_usage import format_memory_line, gather_peaks, measure_memory
 from megatron.train.nonfinite_monitor import NonFiniteMonitor

@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 from megatron.io import atomic_path, write_atomic
 from megatron.log import get_logger
 from megatron.parallel.world import World
-from megatron.run_dir import PROFILE
+from megatron.plan.run_dir import PROFILE
 
 log = get_logger(__name__)
 N_ROWS = 30  # in the table next to the trace

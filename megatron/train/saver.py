@@ -11,10 +11,9 @@ import torch.distributed as dist
 
 from megatron.checkpoint import layout, store
 from megatron.config.read import config_to_dict
-from megatron.io import DISK_FULL_ERRNOS, PARTIAL, create_partial_folder
+from megatron.io import DISK_FULL_ERRNOS, PARTIAL, code_revision, create_partial_folder
 from megatron.parallel.collectives import any_rank, broadcast_string
 from megatron.parallel.watchdog import mark_phase, wait_for_rank_0
-from megatron.revision import code_revision
 from megatron.train.build import Run, build_schedule
 from megatron.train.state import TrainState
 

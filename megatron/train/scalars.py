@@ -6,8 +6,8 @@ from typing import Any
 
 from megatron.config.read import config_to_dict
 from megatron.config.schema import RunConfig
+from megatron.plan.run_dir import TENSORBOARD
 from megatron.plan.run_plan import RunPlan
-from megatron.run_dir import TENSORBOARD
 
 NOT_PLOTTED = ("elapsed_s",)
 

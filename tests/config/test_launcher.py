@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron.rank_env import (
+from megatron.parallel.rank_env import (
     FIRST_PORT,
     N_PORTS,
     Ranks,

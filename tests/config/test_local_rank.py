@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.command import load_tool
+from tests.tool_modules import load_tool
 
 FORMS = (
     ["--local_rank=1"],

@@ -8,8 +8,8 @@ import pytest
 
 from megatron.config.parallelism import build_layout
 from megatron.config.schema import DistConfig
+from megatron.parallel.rank_env import ranks_from_environment
 from megatron.plan.resolve import load_config
-from megatron.rank_env import ranks_from_environment
 
 SMALL = "examples_scaling/training/small.yaml"
 

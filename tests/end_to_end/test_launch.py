@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from megatron.checkpoint import layout
-from megatron.command import load_tool
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.io import read_json
-from megatron.run_dir import PLAN, RESULT, read_metrics
+from megatron.plan.run_dir import PLAN, RESULT, read_metrics
 from tests.conftest import free_port
+from tests.tool_modules import load_tool
 
 TRAINING = "examples_scaling/training"
 SMALL = [

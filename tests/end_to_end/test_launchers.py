@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from megatron.io import read_json
-from megatron.run_dir import RESULT
+from megatron.plan.run_dir import RESULT
 from tests.conftest import free_port
 
 ROOT = Path(__file__).parents[2]

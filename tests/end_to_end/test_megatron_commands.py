@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.run_dir import PLAN, RESULT
+from megatron.plan.run_dir import PLAN, RESULT
 from tests.conftest import free_port
 
 LIMIT_S = 240

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import yaml
 
-from megatron.command import load_tool
 from megatron.config.presets import format_shell_tables, load_epoch_tokens, load_model_sizes
 from megatron.config.read import read_config
 from megatron.config.schema import RunConfig
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.io import read_json
+from tests.tool_modules import load_tool
 
 ROWS = yaml.safe_load((Path(__file__).parents[2] / "utils" / "migration" / "scripts.yaml").read_text())
 SCRIPTS = [row["old"] for row in ROWS if row["old"].endswith(".sh") and row["old"].startswith("examples_")]

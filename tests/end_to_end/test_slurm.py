@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from megatron.checkpoint import layout
-from megatron.run_dir import RESULT, read_last_metrics, read_metrics
+from megatron.plan.run_dir import RESULT, read_metrics
+from megatron.study.launchers.launch import read_last_metrics
 
 STEPS = 1000
 SMALL = [

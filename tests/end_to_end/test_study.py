@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.run_dir import read_metrics
+from megatron.plan.run_dir import read_metrics
 
 STUDY = """
 name: tiny study

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.run_dir import RESULT, lock_run, read_metrics
+from megatron.plan.run_dir import RESULT, lock_run, read_metrics
 from megatron.study.ladder import expand_study, read_study_plan
 from megatron.study.launchers.local import Device, LocalLauncher
 

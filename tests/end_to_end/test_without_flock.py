@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from megatron.io import OWNER
-from megatron.run_dir import LOCK, is_done, read_last_metrics, read_metrics
+from megatron.plan.run_dir import LOCK, is_done, read_metrics
+from megatron.study.launchers.launch import read_last_metrics
 
 NO_FLOCK = """
 import errno, fcntl, os

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.run_dir import is_done
+from megatron.plan.run_dir import is_done
 
 HIDE = "import sys; sys.modules['deepspeed'] = None; import runpy; sys.argv = sys.argv[1:]; "
 HIDE += "runpy.run_path(sys.argv[0], run_name='__main__')"

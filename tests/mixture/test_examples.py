@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.run_dir import read_metrics
+from megatron.plan.run_dir import read_metrics
 from tests.guide_commands import commands_of
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megatron.run_dir import METRICS, PLAN, RESULT
+from megatron.plan.run_dir import METRICS, PLAN, RESULT
 from megatron.study.ladder import PlannedRun, StudyPlan, expand_grids, read_study_plan
 
 E, A, B, ALPHA, BETA = 1.7, 90.0, 200.0, 0.35, 0.37

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megatron.plan.run_dir import METRICS, PLAN, RESULT
 from megatron.report.report import render_page
 from megatron.report.study_data import read_study
-from megatron.run_dir import METRICS, PLAN, RESULT
 from megatron.study.forecast import calibrate
 from megatron.study.ladder import StudyPlan, expand_study, read_study_plan
 from megatron.study.measured import measure_study, score_forecasts, seal_next

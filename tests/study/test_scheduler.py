@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron.command import STOPPED
+from megatron.cli import STOPPED
 from megatron.plan.memory import estimate_memory
-from megatron.run_dir import EXIT, RESULT
+from megatron.plan.run_dir import EXIT, RESULT
 from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
 from megatron.study.launchers.launch import Job, find_checkpoint, prepare_run
 from megatron.study.launchers.local import Device, LocalLauncher

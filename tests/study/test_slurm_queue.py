@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron.command import STOPPED
-from megatron.run_dir import RESULT, lock_run
+from megatron.cli import STOPPED
+from megatron.plan.run_dir import RESULT, lock_run
 from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
 from megatron.study.launchers import slurm
 from megatron.study.launchers.launch import Job

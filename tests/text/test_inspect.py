@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.command import load_tool
 from megatron.data import open_dataset
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.text.inspect_dataset import find_faults, summarize_lengths
+from tests.tool_modules import load_tool
 
 main = load_tool(Path(__file__).parents[2] / "tools" / "inspect_data.py").main
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from megatron.command import load_tool
 from megatron.config.migration.preprocess_flags import COUNT, PREPROCESS_FLAGS, SWITCH, PreprocessFlag
 from megatron.data.indexed import IndexedTokens
 from megatron.log import get_logger
 from megatron.tokenizer.kinds import KINDS, TokenizerSpec, load_tokenizer
+from tests.tool_modules import load_tool
 
 # options of preprocess_data_many_cores.py of the data-constrained study, and of Megatron's preprocess_data.py
 THEIRS = {

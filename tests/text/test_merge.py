@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.command import load_tool
 from megatron.data import open_dataset
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.text.inspect_dataset import find_faults
 from megatron.text.merge import merge_datasets
 from megatron.text.merge_inputs import expand_prefixes, natural_key
 from megatron.text.write_parts import write_parts_list
+from tests.tool_modules import load_tool
 
 ROOT = Path(__file__).parents[2]
 main = load_tool(ROOT / "tools" / "merge_datasets.py").main

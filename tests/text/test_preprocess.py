@@ -16,8 +16,8 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
+from megatron.cli import format_si
 from megatron.data.indexed import IndexedTokens
-from megatron.terminal import format_si
 from megatron.text import preprocess as module
 from megatron.text.dry_run import estimate_job
 from megatron.text.inputs import Part, find_inputs, parse_part, select_part

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.command import load_tool
 from megatron.config import presets
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.sidecar import parse_eod_use, read_sidecar
 from megatron.text.published_subsets import QUICKSTART_REPO, SUBSETS_REPO
 from tests.data.fake_hub import FakeHub, serve_hub
+from tests.tool_modules import load_tool
 
 GPT2_END = 50256
 N_DOCUMENTS = 300

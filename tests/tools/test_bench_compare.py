@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from megatron.command import load_tool
+from tests.tool_modules import load_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 # files without a parser are parts of a bench

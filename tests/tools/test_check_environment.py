@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.command import load_tool
+from tests.tool_modules import load_tool
 
 TWO_GPUS = "NVIDIA H100 80GB HBM3, 81559, 570.86.15\nNVIDIA H100 80GB HBM3, 81559, 570.86.15\n"
 

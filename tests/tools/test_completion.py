@@ -71,7 +71,7 @@ def offered(root: Path, tmp_path_factory: pytest.TempPathFactory):
         ("scaling sweep s.yaml run.misc.s", {"run.misc.seed=", "run.misc.stop_file="}),
         ("scaling register x add name f --pres", {"--preset"}),
         ("scaling --he", {"--help"}),
-        ("torchrun --nproc-per-node 2 -m megatron.console train run.yaml misc.se", {"misc.seed="}),
+        ("torchrun --nproc-per-node 2 -m megatron.cli train run.yaml misc.se", {"misc.seed="}),
         # the shell completes file names
         ("scaling train ", set()),
         ("scaling zzz --o", set()),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.command import load_tool
+from tests.tool_modules import load_tool
 
 main = load_tool(Path(__file__).parents[2] / "tools" / "fit_frontier.py").main
 E, A, B, ALPHA, BETA = 1.8, 480.0, 2080.0, 0.35, 0.37

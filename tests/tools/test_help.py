@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron.command import load_tool, report_error
+from megatron.cli import report_error
 from tests.guide_commands import parse_tool, split_commands
+from tests.tool_modules import load_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = sorted(ROOT.glob("tools/*.py"))

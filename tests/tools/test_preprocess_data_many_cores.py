@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron.command import load_tool
 from megatron.tokenizer.train_bpe import train_bpe
+from tests.tool_modules import load_tool
 
 
 @pytest.fixture

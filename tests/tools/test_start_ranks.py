@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.processes import die_with_parent
+from megatron.cli import die_with_parent
 from megatron.train import local_ranks
 
 # one write per line: with PYTHONUNBUFFERED print makes several writes, and the lines of two ranks are mixed

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.run_dir import read_metrics
+from megatron.plan.run_dir import read_metrics
 from tests.conftest import free_port
 
 N_TOKENS = 200

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.run_dir import read_metrics
+from megatron.plan.run_dir import read_metrics
 
 ABLATIONS = {
     "autoregressive": [

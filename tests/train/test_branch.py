@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megatron.checkpoint import layout
-from megatron.run_dir import read_metrics
+from megatron.plan.run_dir import read_metrics
 from tests.conftest import load_newest
 
 WSD = ["lr_scheduler.kind=wsd", "lr_scheduler.decay_iterations=4", "checkpoint.keep_last=null"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from megatron.checkpoint import layout, reshard
-from megatron.run_dir import is_done, read_metrics
+from megatron.plan.run_dir import is_done, read_metrics
 from tests.conftest import load_newest
 
 pytest.importorskip("deepspeed", reason="the DeepSpeed engine is optional: pip install deepspeed")

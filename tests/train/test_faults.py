@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from megatron.checkpoint import layout, store
-from megatron.run_dir import is_done, read_last_metrics, read_metrics
+from megatron.plan.run_dir import is_done, read_metrics
+from megatron.study.launchers.launch import read_last_metrics
 from tests.conftest import load_newest
 
 MDM = "objective.name=masked_diffusion"

@@ -12,8 +12,8 @@ from megatron.checkpoint import layout
 from megatron.checkpoint.preempt import StopMonitor
 from megatron.parallel.world import World
 from megatron.plan.resolve import load_config
+from megatron.plan.run_dir import read_metrics
 from megatron.plan.run_plan import plan_run
-from megatron.run_dir import read_metrics
 from megatron.train.build import Run, build_run
 from megatron.train.loop import open_feed, train
 from tests.conftest import load_newest

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron.run_dir import is_done, read_last_metrics
+from megatron.plan.run_dir import is_done
+from megatron.study.launchers.launch import read_last_metrics
 
 TIMEOUT_S = 5
 SLACK_S = 40  # for a busy machine: to compare the ranks, and for a Python process with torch to exit

@@ -12,7 +12,7 @@ from megatron.checkpoint.model_weights import load_weights
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.samples import Samples
-from megatron.run_dir import read_metrics
+from megatron.plan.run_dir import read_metrics
 from megatron.tokenizer.llama2c_tokenizer import Llama2cTokenizer
 
 STORY = (

@@ -16,13 +16,13 @@ import torch
 from megatron.data.synthetic import SyntheticSamples
 from megatron.engine.interface import StepReport
 from megatron.evaluation.validate import validate
+from megatron.io import git_revision
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.task import Task
 from megatron.parallel.world import World
 from megatron.plan.resolve import resolve_config
+from megatron.plan.run_dir import read_metrics
 from megatron.plan.run_plan import plan_run
-from megatron.revision import git_revision
-from megatron.run_dir import read_metrics
 from megatron.train.memory_usage import explain_oom, format_memory_line
 from megatron.train.metrics_logger import MetricsLogger, format_log_line
 from megatron.train.state import TrainState

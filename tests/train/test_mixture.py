@@ -18,8 +18,8 @@ from megatron.mixture.source import MixtureSamples
 from megatron.mixture.spec import prepare_mixture
 from megatron.parallel.world import World
 from megatron.plan.resolve import load_config
+from megatron.plan.run_dir import read_metrics
 from megatron.plan.run_plan import plan_run
-from megatron.run_dir import read_metrics
 from megatron.train.build import Run, build_run
 from megatron.train.loop import train
 from tests.train.conftest import write_corpus

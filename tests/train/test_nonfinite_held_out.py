@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from megatron.io import replace_nonfinite, write_json
-from megatron.run_dir import METRICS, RESULT
+from megatron.plan.run_dir import METRICS, RESULT
 from megatron.train.state import TrainState
 
 SCRIPT = Path(__file__).with_name("pretrain_with_bad_held_out.py")

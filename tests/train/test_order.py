@@ -10,8 +10,8 @@ from megatron.data.indexed import IndexedTokens
 from megatron.data.megatron_order import MegatronSamples
 from megatron.data.samples import Samples
 from megatron.plan.resolve import load_config
+from megatron.plan.run_dir import read_metrics
 from megatron.plan.run_plan import plan_run
-from megatron.run_dir import read_metrics
 from megatron.train.build import open_train_samples
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from megatron.checkpoint import layout, store
-from megatron.run_dir import read_metrics
+from megatron.plan.run_dir import read_metrics
 
 
 def read_losses(run: Path) -> list[float]:
@@ -47,7 +47,7 @@ def test_a_signal_that_comes_while_the_process_ends_does_not_change_its_status(r
     code = (
         "import atexit, os, pathlib, sys\n"
         f"sys.path.insert(0, {str(root)!r})\n"
-        "from megatron.command import load_tool\n"
+        "from tests.tool_modules import load_tool\n"
         f"atexit.register(lambda: os.kill(os.getpid(), {int(number)}))\n"
         f"load_tool(pathlib.Path({str(root / 'tools' / 'pretrain.py')!r})).exit_process(75)\n"
     )

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from megatron.checkpoint import layout, store
-from megatron.run_dir import lock_run, read_metrics
+from megatron.plan.run_dir import lock_run, read_metrics
 from tests.conftest import load_newest
 
 OBJECTIVES = ("autoregressive", "masked_diffusion")

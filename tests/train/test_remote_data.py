@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.run_dir import read_metrics
+from megatron.plan.run_dir import read_metrics
 from tests.remote_servers import STORE_VARIABLES, serve_store
 
 

@@ -11,11 +11,11 @@ import torch
 from megatron.checkpoint import layout, store
 from megatron.checkpoint.preempt import StopMonitor
 from megatron.config.read import config_to_dict
+from megatron.io import code_revision
 from megatron.parallel.world import World
 from megatron.plan.resolve import load_config
+from megatron.plan.run_dir import METRICS
 from megatron.plan.run_plan import plan_run
-from megatron.revision import code_revision
-from megatron.run_dir import METRICS
 from megatron.train.build import Run, build_run, build_schedule
 from megatron.train.loop import open_feed, train
 from megatron.train.resume import resume_run

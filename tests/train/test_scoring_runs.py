@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from megatron.data.indexed import IndexedTokens
-from megatron.run_dir import read_metrics
+from megatron.plan.run_dir import read_metrics
 from megatron.text.text_readers import read_parquet_columns
 from tests.conftest import free_port
 

@@ -9,8 +9,8 @@ import pytest
 from megatron.config.schema import RunConfig
 from megatron.data.indexed import IndexedTokens
 from megatron.plan.resolve import load_config, resolve_config
+from megatron.plan.run_dir import RESULT, read_metrics
 from megatron.plan.run_plan import plan_run
-from megatron.run_dir import RESULT, read_metrics
 from megatron.train.build import open_train_samples
 
 S = 32

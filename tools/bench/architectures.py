@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.command import create_parser, positive_int, run_main
+from megatron.cli import create_parser, positive_int, run_main
 
 ROPE31 = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,

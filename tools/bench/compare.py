@@ -34,10 +34,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from history import ROOT, add_history_options, append_record, read_history
 from scipy.stats import t as student_t
 
-from megatron.bench_history import ROOT, add_history_options, append_record, read_history
-from megatron.command import create_parser, install_stop_handlers, positive_int, run_main
+from megatron.cli import create_parser, install_stop_handlers, positive_int, run_main
 
 Record = dict[str, Any]
 Key = tuple[str, str]  # bench, cell

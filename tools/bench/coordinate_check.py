@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from history import add_history_options, record_result
 from torch import Tensor, nn
 
-from megatron.bench_history import add_history_options, record_result
-from megatron.command import create_parser, positive_int, run_main
+from megatron.cli import create_parser, positive_int, run_main
 from megatron.config.presets import padded_rows, swiglu_width
 from megatron.config.schema import ModelConfig, OptimConfig
 from megatron.model.initialization import init_weights

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from history import add_history_options, record_result
 
-from megatron.bench_history import add_history_options, record_result
-from megatron.command import create_parser, positive_int, report_error, run_main
+from megatron.cli import create_parser, positive_int, report_error, run_main
 from megatron.io import write_json
 from megatron.laws.fit import fit_law
 from megatron.laws.forms import chinchilla

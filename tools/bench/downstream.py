@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from history import add_history_options, record_result
 
-from megatron.bench_history import add_history_options, record_result
 from megatron.checkpoint.convert.formats import read_any
 from megatron.checkpoint.convert.huggingface import write_huggingface
 from megatron.checkpoint.convert.tokenizer_files import write_tokenizer
 from megatron.checkpoint.model_weights import Weights
-from megatron.command import create_parser, positive_int, run_main
+from megatron.cli import create_parser, positive_int, run_main
 from megatron.config.presets import load_named_shape, padded_rows
 from megatron.config.schema import ModelConfig
 from megatron.evaluation.harness import build_hf_model, harness_model

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from history import add_history_options, record_result
 
-from megatron.bench_history import add_history_options, record_result
-from megatron.command import create_parser, positive_int, run_main
+from megatron.cli import create_parser, positive_int, run_main
 from megatron.io import write_json
 from megatron.laws.fit import fit_law
 from megatron.laws.holdout import HoldoutScore, select_largest

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from history import add_history_options, record_result
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
-from megatron.bench_history import add_history_options, record_result
-from megatron.command import create_parser, positive_int, run_main
+from megatron.cli import create_parser, positive_int, run_main
 from megatron.laws.fit import fit_law
 from megatron.study.selection import Columns, select_runs
 

@@ -29,8 +29,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.bench_history import add_history_options, record_result
-from megatron.command import create_parser, non_negative_int, positive_int, run_main
+from history import add_history_options, record_result
+
+from megatron.cli import create_parser, non_negative_int, positive_int, run_main
 
 # set before the imports in `main`, since some libraries read these at import
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}

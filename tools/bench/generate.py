@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from history import add_history_options, record_result
 
-from megatron.bench_history import add_history_options, record_result
 from megatron.checkpoint.convert.huggingface import write_huggingface
 from megatron.checkpoint.model_weights import Weights
-from megatron.command import create_parser, positive_int, run_main
+from megatron.cli import create_parser, positive_int, run_main
 from megatron.config.presets import load_named_shape, padded_rows
 from megatron.config.schema import ModelConfig
 from megatron.generation.generate import generate

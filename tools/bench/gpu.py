@@ -25,8 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatron.bench_history import add_history_options, record_result
-from megatron.command import create_parser, positive_int, report_error, run_main
+from history import add_history_options, record_result
+
+from megatron.cli import create_parser, positive_int, report_error, run_main
 
 CELLS, TABLE, PARITY = "cells.jsonl", "table.md", "parity.json"
 STEPS = 50

@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # the package is not installed on the GPU machine
-from megatron.command import create_parser, report_error, run_main  # noqa: E402
+from megatron.cli import create_parser, report_error, run_main  # noqa: E402
 
 PYTHON = "3.12"
 PLATFORMS = (

@@ -24,8 +24,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatron.bench_history import add_history_options, record_result
-from megatron.command import create_parser, positive_int, run_main
+from history import add_history_options, record_result
+
+from megatron.cli import create_parser, positive_int, run_main
 
 if TYPE_CHECKING:
     from kill.inputs import Inputs

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from history import add_history_options, record_result
 from torch.utils.data import DataLoader, Dataset
 
-from megatron.bench_history import add_history_options, record_result
-from megatron.command import create_parser, positive_int, run_main
+from megatron.cli import create_parser, positive_int, run_main
 from megatron.data import open_dataset
 from megatron.data.batches import Batches
 from megatron.data.indexed_writer import IndexedWriter

@@ -34,9 +34,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from history import add_history_options, record_result
 
-from megatron.bench_history import add_history_options, record_result
-from megatron.command import create_parser, positive_int, run_main
+from megatron.cli import create_parser, positive_int, run_main
 from megatron.mixture.catalog.catalog import Catalog
 from megatron.mixture.catalog.commits import Commit, make_file_keys
 from megatron.mixture.catalog.part_files import PartWriter, publish_part

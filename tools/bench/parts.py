@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from history import add_history_options, record_result
 
-from megatron.bench_history import add_history_options, record_result
-from megatron.command import create_parser, positive_int, run_main
+from megatron.cli import create_parser, positive_int, run_main
 from megatron.data import open_dataset
 from megatron.data.indexed import DTYPE_CODES
 from megatron.data.megatron_order import MegatronSamples

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from history import add_history_options, record_result
 
-from megatron.bench_history import add_history_options, record_result
-from megatron.command import create_parser, positive_int, run_main
+from megatron.cli import create_parser, positive_int, run_main
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter, dtype_for
 from megatron.tokenizer.bpe import load_hf_tokenizer

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from history import add_history_options, record_result
 
-from megatron.bench_history import add_history_options, record_result
-from megatron.command import create_parser, positive_int, run_main
+from megatron.cli import create_parser, positive_int, run_main
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch.torch_native import TorchEngine
 from megatron.model.initialization import init_weights

@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron.bench_history import ROOT, add_history_options, read_history
-from megatron.command import create_parser, install_stop_handlers, positive_int, run_main
+from history import ROOT, add_history_options, read_history
+
+from megatron.cli import create_parser, install_stop_handlers, positive_int, run_main
 
 BENCHES = ROOT / "tools" / "bench"
 # Name of a bench -> its arguments in the reduced form, first the benches with many results in little time.

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from megatron.command import create_parser, positive_int, run_main
+from megatron.cli import create_parser, format_table, positive_int, run_main
 from megatron.config.presets import load_named_shape, padded_rows
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.config.training_schema import OBJECTIVES
@@ -41,7 +41,6 @@ from megatron.objective.task import Objective, Task
 from megatron.parallel.world import open_world
 from megatron.plan.count import n_params
 from megatron.plan.memory import block_bytes
-from megatron.terminal import format_table
 
 SIZES = ("7M", "44M", "106M", "425M", "1143M")
 N_TOKENS = 50257  # GPT-2's vocabulary

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.command import ToolParser, create_parser, report_error
+from megatron.cli import ToolParser, create_parser, report_error
 from megatron.config.migration.command_line import parse_command, suggest_argument
 from megatron.config.migration.megatron_command import translate_command
 from megatron.config.migration.translate import Translation
 from megatron.config.migration.write_translation import format_rows, write_translation
-from megatron.rank_env import ranks_from_environment
+from megatron.parallel.rank_env import ranks_from_environment
 
 CONFIGURATION = "from_megatron.yaml"
 

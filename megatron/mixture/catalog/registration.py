@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from megatron.cli import ProgressBar
 from megatron.mixture.catalog.commits import Commit, Corpus, FileEntry, Snapshot, make_file_keys
 from megatron.mixture.catalog.input_files import find_input_files, hash_content, stat_file
 from megatron.mixture.catalog.part_files import PartWriter, publish_part
 from megatron.mixture.catalog.records import FileTarget, RecordCounts, register_file
 from megatron.mixture.catalog.small_files import batch_files, register_small_files
 from megatron.mixture.catalog.storage import LocalStorage, ObjectStorage
-from megatron.terminal import ProgressBar
 from megatron.text.token_counts import TokenCounter
 
 

@@ -145,7 +145,7 @@ class LocalStorage:
     def delete_leftovers(self) -> None:
         """Delete the partial files of killed processes, as `Storage`."""
         for path in self.folder.glob(f".*{PARTIAL}"):
-            lock = acquire_lock(path, watch=False)
+            lock = acquire_lock(path)
             if lock is not None:
                 path.unlink(missing_ok=True)
                 lock.close()

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from megatron.config.read import write_config
 from megatron.io import write_json
-from megatron.run_dir import CHECKPOINTS, CONFIG, EXIT, PLAN, read_last_metrics
+from megatron.plan.run_dir import CHECKPOINTS, CONFIG, EXIT, PLAN
 from megatron.study.ladder import PlannedRun
+from megatron.study.launchers.launch import read_last_metrics
 
 ROOT = Path(__file__).resolve().parents[3]
 LOG = "log.txt"

@@ -8,12 +8,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron.command import STOPPED
-from megatron.console import TOOLS
+from megatron.cli import STOPPED, TOOLS, die_with_parent, parent_variable
+from megatron.parallel.rank_env import remove_launcher_variables
 from megatron.plan.memory import estimate_memory
-from megatron.processes import die_with_parent, parent_variable
-from megatron.rank_env import remove_launcher_variables
-from megatron.run_dir import CONFIG, is_done
+from megatron.plan.run_dir import CONFIG, is_done
 from megatron.study.ladder import PlannedRun
 from megatron.study.launchers.launch import LOG, STOP_WAIT_S, Job, prepare_run
 from megatron.study.launchers.run_locks import RunLocks

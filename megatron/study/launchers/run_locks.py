@@ -8,7 +8,7 @@ lock is taken.
 from contextlib import suppress
 
 from megatron.io import LockedFile, acquire_lock
-from megatron.run_dir import is_done, lock_run
+from megatron.plan.run_dir import is_done, lock_run
 from megatron.study.ladder import PlannedRun
 
 # Two locks, because they end at different times. After a sweep is killed, `.sweep.lock` is free at once, but
@@ -40,7 +40,7 @@ class RunLocks:
             run.folder.mkdir(parents=True, exist_ok=True)
             # watch=False: on a file system without flock the owner on another host shows only by its
             # heartbeats. Waiting up to a minute for one, for each run, would block the polling loop.
-            claim = acquire_lock(run.folder / SWEEP_LOCK, watch=False)
+            claim = acquire_lock(run.folder / SWEEP_LOCK)
             if claim is None:
                 return False
             # the lock file stays open: closing it releases the lock, also when the process is killed
@@ -52,7 +52,7 @@ class RunLocks:
         # a probe of the lock, released at once so that a training can take it
         # A training process that starts during this probe finds the folder locked. It retries for LOCK_WAIT_S
         # (train/loop.py), much longer than the probe takes.
-        training = lock_run(run.folder, watch=False)
+        training = lock_run(run.folder)
         if training is not None:
             training.close()
         return training is None

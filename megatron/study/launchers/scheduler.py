@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from megatron.command import STOPPED
+from megatron.cli import STOPPED, replace_lost_terminal, stop_signals
 from megatron.io import write_json
-from megatron.processes import replace_lost_terminal, stop_signals
-from megatron.run_dir import EXIT, is_done
+from megatron.plan.run_dir import EXIT, is_done
 from megatron.study.ladder import PlannedRun
 from megatron.study.launchers.launch import Job, Launcher, find_checkpoint
 

@@ -21,12 +21,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from megatron.command import STOPPED
+from megatron.cli import INSTALLED, STOPPED, TOOLS
 from megatron.config.yaml_file import is_single_line
-from megatron.console import INSTALLED, TOOLS
 from megatron.io import write_atomic
 from megatron.log import get_logger
-from megatron.run_dir import is_done
+from megatron.plan.run_dir import is_done
 from megatron.study.ladder import PlannedRun
 from megatron.study.launchers.launch import ROOT, STOP_WAIT_S, Job, prepare_run
 from megatron.study.launchers.run_locks import RunLocks

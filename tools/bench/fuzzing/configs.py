@@ -239,7 +239,7 @@ def open_addresses(folder: Path) -> WordCase:
         strip_brackets,
     )
     from megatron.mixture.serve.service import ListenOptions
-    from megatron.rank_env import (
+    from megatron.parallel.rank_env import (
         LAUNCHERS,
         TORCHRUN_VARIABLES,
         parse_first_host,

@@ -106,8 +106,8 @@ def write_study(folder: Path) -> list[str]:
 
 def open_run_folders(folder: Path) -> FileCase:
     """Open run folders as collect.py reads them."""
-    from megatron.run_dir import read_last_metrics
     from megatron.study.downstream_scores import add_score_columns, read_scores
+    from megatron.study.launchers.launch import read_last_metrics
     from megatron.study.table import read_runs, read_table, write_table, write_table_parquet
 
     names = write_study(folder)

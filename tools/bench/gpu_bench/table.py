@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from gpu_bench import cells
+from megatron.cli import format_table
 from megatron.plan.hardware import find_device
 from megatron.plan.roofline import EAGER, RATES, StepTime, predict_step
-from megatron.terminal import format_table
 
 HEAD = ("cell", "tokens/s", "MFU", "executed", "predicted", "ms/step", "GiB", "kernels/step")
 PARTS = ("block products", "head", "attention", "elementwise", "loss", "casts", "optimizer", "launches")
