@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from megatron.command import load_tool
 from megatron.tokenizer.bpe import load_hf_tokenizer
 from megatron.tokenizer.fast_bpe import compile_fast_bpe, unicode_to_bytes
 from megatron.tokenizer.train_bpe import train_bpe, train_bpe_on_file
+from tests.tool_modules import load_tool
 
 TEXT = ["the cat sat on the mat, the cat's mat", "3.14 and \u00e9t\u00e9 \U0001f600"] * 30
 
