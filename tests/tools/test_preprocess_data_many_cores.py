@@ -62,9 +62,10 @@ def test_the_output_equals_the_files_that_megatron_wrote_of_the_same_text(
     (tmp_path / "tiny").mkdir()
     for name in ("vocab.json", "merges.txt"):
         shutil.copy(folder / f"gpt2-tiny-{name}", tmp_path / "tiny" / name)
+    tool = root / "tools/preprocess_data_many_cores.py"
     words = ["--input", str(folder / "openwebtext-1000.decoded.jsonl.gz"), "--output-prefix", "x"]
     words += ["--tokenizer-model", str(tmp_path / "tiny"), "--append-eod", "--workers", str(n_workers)]
-    assert load_tool("preprocess_data_many_cores").main([*words, "--root", str(tmp_path), "--timing"]) == 0
+    assert load_tool(tool).main([*words, "--root", str(tmp_path), "--timing"]) == 0
     output = capsys.readouterr().out
     assert "1,361,845 tokens per epoch, 1,000 documents (0 empty)" in output
     assert "CPU seconds: start" in output
