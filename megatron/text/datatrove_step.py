@@ -26,7 +26,7 @@ from megatron.data.sidecar import read_sidecar
 from megatron.text.encode import BATCH_DOCUMENTS
 from megatron.text.join import dataset_prefix
 from megatron.text.preprocess import describe_tokenizer, load_fast_bpe
-from megatron.text.text_readers import check_text, parse_text
+from megatron.text.text_readers import check_text, check_texts, parse_text
 from megatron.tokenizer.encoder import (
     NO_EOD,
     Encoder,
@@ -121,14 +121,10 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
 
     def _encode_batch(self, encoder: Encoder, batch: list[Document]) -> tuple[np.ndarray, np.ndarray]:
         """Return ids and lengths. Raises ValueError with file and id for a document that has no ids."""
-        locations, texts = [], []
-        for document in batch:
-            location = f"{document.metadata.get('file_path') or 'document'}, id {document.id}"
-            try:
-                texts.append(check_text(document.text, KEY))
-            except ValueError as error:
-                raise ValueError(f"{location}: {error}") from error
-            locations.append(location)
+        locations = [
+            f"{document.metadata.get('file_path') or 'document'}, id {document.id}" for document in batch
+        ]
+        texts = check_texts([document.text for document in batch], KEY, locations)
         return encode_with_location(encoder, texts, locations, self.eod)
 
     def _load_encoder(self) -> tuple[Encoder, Any]:

@@ -338,6 +338,17 @@ def check_text(text: Any, key: str) -> str:
     return text if text.isascii() else SURROGATE.sub("\ufffd", text)
 
 
+def check_texts(texts: Sequence[Any], key: str, locations: Sequence[str]) -> list[str]:
+    """Return the texts as `check_text` does. Its ValueError begins with the location of the text."""
+    checked = []
+    for text, location in zip(texts, locations, strict=True):
+        try:
+            checked.append(check_text(text, key))
+        except ValueError as error:
+            raise ValueError(f"{location}: {error}") from error
+    return checked
+
+
 def _multiline_hint(line: bytes) -> str:
     """Return a hint for a file with a single array or a multi-line object instead of one object per line."""
     if line.strip().startswith(b"["):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from megatron.text.columns import concat_texts, iter_slices
-from megatron.text.text_readers import check_text
+from megatron.text.text_readers import check_texts
 from megatron.tokenizer.encoder import (
     NO_EOD,
     Encoder,
@@ -79,10 +79,4 @@ class TokenCounter:
 def _count_individually(encoder: Encoder, texts: Sequence[Any], first: int, eod: int) -> np.ndarray:
     """Count with the tokenizer's library, whose error does not contain which text has it."""
     locations = [f"document {first + i + 1}" for i in range(len(texts))]
-    checked = []
-    for text, location in zip(texts, locations, strict=True):
-        try:
-            checked.append(check_text(text, "text"))
-        except ValueError as error:
-            raise ValueError(f"{location}: {error}") from error
-    return encode_with_location(encoder, checked, locations, eod)[1]
+    return encode_with_location(encoder, check_texts(texts, "text", locations), locations, eod)[1]
