@@ -164,6 +164,10 @@ def test_work_of_another_job_is_discarded_with_a_warning(
         with pytest.raises(KeyboardInterrupt):
             run(source, tmp_path / "out", tokenizer)
     n_units = len(list((tmp_path / ".out.shards").glob("*.unit")))
+    (tmp_path / "out_text_document.idx").touch()
+    with pytest.raises(ValueError, match="out_text_document.idx: exists already"):  # keeps the units
+        run(source, tmp_path / "out", tokenizer, max_tokens=7)
+    (tmp_path / "out_text_document.idx").unlink()
     if change == "inputs":
         source.write_bytes(source.read_bytes() + b'\n{"text": "fish", "url": ""}')
     options = {"append_eod": change == "settings"}
