@@ -120,8 +120,8 @@ def preprocess(
                 )
             finished = run.join(job["job"])
         except BaseException as error:
-            # After a ValueError the same call fails again; others keep the finished units for it. The units of
-            # another job stay if this one was refused.
+            # After a ValueError the same call fails again; others keep the finished units for it. The units
+            # of another job stay if this one was refused.
             if (isinstance(error, ValueError) and units.read_job() == job) or not units.has_units():
                 units.remove()
             if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
