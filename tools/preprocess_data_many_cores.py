@@ -26,15 +26,14 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 gc.set_threshold(100_000)  # the default threshold rescans the imported modules, a tenth of the start-up time
 
-from megatron.config.migration.preprocess_flags import (
+import megatron.cli  # noqa: F401  # before slow imports, so that a signal during them is handled
+from megatron.cli import create_parser, install_stop_handlers, positive_int, report_error, run_main
+from megatron.config.preprocess_flags import (
     FORMATS,
     add_preprocess_flags,
     drop_unused_files,
     list_ignored_flags,
 )
-
-import megatron.cli  # noqa: F401  # before slow imports, so that a signal during them is handled
-from megatron.cli import create_parser, install_stop_handlers, positive_int, report_error, run_main
 from megatron.io import explain_disk_full, is_url
 from megatron.log import get_logger
 from megatron.text.arguments import parse_count, parse_output_prefix
