@@ -55,18 +55,6 @@ py::tuple encode_lines(bpe::Worker& w, int input, int64_t begin, int64_t end, co
     return as_tuple(result);
 }
 
-py::tuple encode_buffer(bpe::Worker& w, const py::buffer& lines, const std::string& key, bool special, int64_t eod,
-                        bool wide, int ids_out, int lengths_out) {
-    const bpe::LinesJob job = job_of(w, key, special, eod, wide, ids_out, lengths_out);
-    const py::buffer_info info = lines.request();
-    if (info.itemsize != 1 || info.ndim != 1) throw std::invalid_argument("lines: expected bytes");
-    bpe::LinesResult result;
-    without_gil([&] {
-        result = bpe::encode_block(w, static_cast<const uint8_t*>(info.ptr), static_cast<size_t>(info.size), job);
-    });
-    return as_tuple(result);
-}
-
 py::tuple encode_texts(bpe::Worker& w, const Bytes& texts, const Ints& ends, bool special, int64_t eod,
                        bool is_normalized) {
     if (texts.ndim() != 1 || ends.ndim() != 1) throw std::invalid_argument("texts, ends: expected one dimension");
@@ -144,9 +132,6 @@ void bind_encode(py::module_& m) {
           "Encode the JSON lines in bytes [begin, end) of a file descriptor; write ids (uint16, or int32 if wide) and "
           "int32 lengths to two others. Returns (next, documents, tokens, lines, refused): if refused, Python must "
           "parse the line at byte `next`, and all lines before it are written.");
-    m.def("encode_buffer", &encode_buffer, py::arg("worker"), py::arg("lines"), py::arg("key"), py::arg("special"),
-          py::arg("eod"), py::arg("wide"), py::arg("ids_out"), py::arg("lengths_out"),
-          "As encode_lines, for whole lines in memory.");
     m.def("encode_texts", &encode_texts, py::arg("worker"), py::arg("texts").noconvert(), py::arg("ends").noconvert(),
           py::arg("special"), py::arg("eod"), py::arg("is_normalized") = false,
           "Ids (uint32) and int32 lengths of concatenated UTF-8 texts; text i ends at byte ends[i]. A text that may "

@@ -16,7 +16,6 @@ PACKAGE = ROOT / "megatron"
 
 LAYER = {
     "io": 0, "log": 0, "cli": 0, "config": 0,
-    "remote_files": 0, "remote_requests": 0,
     "data": 1, "plan": 1,
     "tokenizer": 2, "text": 2, "model": 2, "kernels": 2, "objective": 2, "optim": 2,
     "mixture": 3, "parallel": 3,

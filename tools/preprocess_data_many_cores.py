@@ -29,14 +29,12 @@ gc.set_threshold(100_000)  # the default threshold rescans the imported modules,
 import megatron.cli  # noqa: F401  # before slow imports, so that a signal during them is handled
 from megatron.cli import create_parser, install_stop_handlers, positive_int, report_error, run_main
 from megatron.config.megatron_args import load_rows
-from megatron.io import explain_disk_full
+from megatron.io import explain_disk_full, is_url
 from megatron.log import get_logger
-from megatron.remote_files import RemotePath
-from megatron.text.arguments import parse_count, parse_output_prefix_or_url
+from megatron.text.arguments import parse_count, parse_output_prefix
 from megatron.text.dry_run import estimate_job
-from megatron.text.inputs import add_root
+from megatron.text.inputs import add_root, parse_part
 from megatron.text.preprocess import PreprocessOptions, preprocess
-from megatron.text.sources import parse_part
 from megatron.tokenizer.cli_options import add_tokenizer_options, parse_tokenizer_spec
 
 FORMATS = ("mmap", "lazy", "cached")  # of --dataset-impl; the first is written
@@ -91,7 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     files.add_argument(
         "--output-prefix",
-        type=parse_output_prefix_or_url,
+        type=lambda word: word if is_url(word) else parse_output_prefix(word),
         required=True,
         metavar="NAME",
         help="prefix of the output files: NAME_text_document.bin, .idx and .json; s3:// and gs:// URLs are "
@@ -167,14 +165,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         get_logger().warning("%s", sentence)
     install_stop_handlers()  # a signal raises KeyboardInterrupt, which ends the workers in order
     gc.freeze()  # exclude the imported modules from garbage collection, also at exit
-    is_remote = isinstance(args.output_prefix, RemotePath)
+    is_remote = is_url(args.output_prefix)
     inputs = add_root(args.input, args.root)
     # of a URL: the place in the work folder
-    prefix = (
-        (args.work_dir or args.root) / args.output_prefix.name
-        if is_remote
-        else args.root / args.output_prefix
-    )
+    folder = (args.work_dir or args.root) if is_remote else args.root
+    prefix = folder / (args.output_prefix.rpartition("/")[2] if is_remote else args.output_prefix)
     options = PreprocessOptions(
         keys=tuple(args.json_keys),
         append_eod=args.append_eod,

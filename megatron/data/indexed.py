@@ -64,7 +64,7 @@ class IndexedTokens:
             # a document is a sequence of this index
             counts = (self.n_sequences, self.n_documents, n_tokens)
             check_parts(self.files, self.sidecar, self.parts, counts, self.dtype)
-            check_index_starts(self._index, self._positions, self._boundaries, self.parts, self.dtype)
+            check_index_starts(self._index, self.n_documents, self.parts, self.dtype)
         self.n_tokens = n_tokens
         # `check_index` has summed the lengths; a truncated .bin is detected without reading it
         n_bytes, size = self.files.count_bytes(), n_tokens * self.dtype.itemsize

@@ -74,7 +74,6 @@ class IndexedWriter:
         """`meta`: entries of the sidecar beside counts and hashes. `scratch`: folder of the partial files."""
         self.prefix = Path(prefix)
         self.scratch = scratch or self.prefix.parent
-        self.keep_partial = False  # after an exception, for a writer that can resume
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.meta = meta or {}
         self.n_tokens = self.n_documents = self.n_empty = self.longest = 0
@@ -95,14 +94,9 @@ class IndexedWriter:
         # The lock is on the partial .bin. open_exclusive does not truncate, because before the lock the
         # content belongs to another process; `truncate` follows below.
         self._bin = open_exclusive(self._partial_path(".bin"), self.prefix)
-        self._open_spool()
-        return self
-
-    def _open_spool(self) -> None:
-        """Empty the partial .bin and open the spool of lengths."""
-        assert self._bin is not None, "called by __enter__"
         self._bin.truncate(0)
         self._spool = self._partial_path(SPOOL_SUFFIX).open("w+b")
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -116,7 +110,7 @@ class IndexedWriter:
                 is_whole = True
         finally:
             # before closing: the lock ends with the file handle, and another process may start
-            for suffix in (*DATASET_SUFFIXES, SPOOL_SUFFIX) if is_whole or not self.keep_partial else ():
+            for suffix in (*DATASET_SUFFIXES, SPOOL_SUFFIX):
                 self._partial_path(suffix).unlink(missing_ok=True)
             for file in (self._bin, self._spool):
                 # the disk-full error is already propagating

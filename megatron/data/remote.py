@@ -62,13 +62,17 @@ class RemoteError(OSError):
     is_temporary   whether the same command may succeed later
     """
 
-    def __init__(self, message: str, is_temporary: bool = False) -> None:
-        super().__init__(message)
-        self.is_temporary = is_temporary
+    is_temporary = False
 
 
 class RemoteMissingError(RemoteError, FileNotFoundError):
     """No such remote file."""
+
+
+class RemoteUnreachableError(RemoteError):
+    """All attempts of a request have failed."""
+
+    is_temporary = True
 
 
 @dataclass(frozen=True)
@@ -385,10 +389,9 @@ def _retry(url: str, request: Callable[[], ResultT], stop: threading.Event | Non
             _raise_permanent(url, error)
             reason = _describe_error(error)
             if attempt == ATTEMPTS or (stop is not None and stop.is_set()):
-                raise RemoteError(
+                raise RemoteUnreachableError(
                     f"{redact(url)}: not readable after {attempt} attempts ({reason}). "
-                    "Check the network, then run the same command again.",
-                    is_temporary=True,
+                    "Check the network, then run the same command again."
                 ) from error
         log.warning(
             "%s: attempt %d of %d failed (%s); again in %.1f s",

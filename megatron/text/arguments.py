@@ -1,16 +1,16 @@
 """Words of a command line: counts such as 100M, 1.5B, 20_000, prefixes of outputs, and whether they exist."""
 
 import argparse
-from decimal import Decimal, InvalidOperation
+import re
 from fractions import Fraction
 from pathlib import Path
 
 from megatron.data.indexed_writer import DATASET_SUFFIXES
-from megatron.remote_files import RemotePath
-from megatron.remote_requests import is_url, redact
+from megatron.io import is_url
+from megatron.text.inputs import describe_inputs
 
 SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-MAX_DIGITS = 40
+NUMBER = re.compile(r"-?[\d_.]{1,40}(e-?\d\d?)?", re.IGNORECASE)
 
 
 def parse_count(word: str) -> int:
@@ -35,20 +35,15 @@ def parse_count_or_fraction(word: str) -> int | Fraction:
 
 
 def _parse_number(word: str) -> Fraction:
-    """Parse a number exactly, which binary floating point would not."""
-    digits, factor = word, 1
-    if word[-1:].upper() in SUFFIXES:
-        digits, factor = word[:-1], SUFFIXES[word[-1].upper()]
+    """Parse a number exactly, which binary floating point would not: 1.001K is 1001."""
+    factor = SUFFIXES.get(word[-1:].upper(), 1)
+    digits = word if factor == 1 else word[:-1]
     try:
-        if "/" in digits:
-            raise ValueError("a ratio is not a count")
-        size = Decimal(digits)
-        if not size.is_finite() or len(digits) > MAX_DIGITS or abs(size.adjusted()) > MAX_DIGITS:
-            # Fraction("1e999999999") would take hours and all memory
-            raise ValueError("too large or too precise for a count")
-        # 1.001K is 1001; in float64, 1.001 * 1000 is 1000.9999999999999
+        # the pattern excludes ratios, and 1e999999999, which would take hours and all memory
+        if not NUMBER.fullmatch(digits):
+            raise ValueError("not a decimal number")
         return Fraction(digits) * factor
-    except (ValueError, InvalidOperation) as error:
+    except ValueError as error:
         raise argparse.ArgumentTypeError(
             f"got '{word}', expected a number, such as 20000 or 100M (K, M, B, T)"
         ) from error
@@ -61,22 +56,15 @@ def parse_output_prefix(word: str) -> Path:
     last slash, and the files would be written beside the folder. Also for a URL.
     """
     if is_url(word):
-        raise argparse.ArgumentTypeError(f"got the URL '{redact(word)}', expected a name on this machine")
+        raise argparse.ArgumentTypeError(
+            f"got the URL '{describe_inputs([word])}', expected a name on this machine"
+        )
     if not word or word.endswith("/") or word.rpartition("/")[2] in (".", ".."):
         raise argparse.ArgumentTypeError(
             f"got '{word}', expected the first part of a file name. Add a file name, as in "
             f"'{word.rstrip('/') or '.'}/corpus'."
         )
     return Path(word)
-
-
-def parse_output_prefix_or_url(word: str) -> Path:
-    """Parse a prefix as `parse_output_prefix` does, or the URL of one in a store, as a RemotePath."""
-    if not is_url(word):
-        return parse_output_prefix(word)
-    if word.endswith("/"):
-        raise argparse.ArgumentTypeError(f"got '{redact(word)}', expected a name after the last slash")
-    return RemotePath(word)
 
 
 def check_not_exists(*paths: Path) -> None:

@@ -1,5 +1,6 @@
 """Arrow arrays of text: validation, values and bytes."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -50,3 +51,18 @@ def concat_texts(column: Any) -> tuple[np.ndarray, np.ndarray] | None:
     # a slice does not begin at byte 0: ["ab", "cd", "e"] without its first text has bounds [2, 4, 5], ends
     # [2, 3]
     return data[bounds[0] : bounds[-1]], (bounds[1:] - bounds[0]).astype(np.int64)
+
+
+def iter_slices(column: Any, n_bytes: int) -> Iterator[tuple[int, Any]]:
+    """Yield (number of the first text, slice of an arrow array) with about `n_bytes` per slice."""
+    joined = concat_texts(column)
+    # unknown sizes: assume 1 KiB per text
+    ends = np.arange(1, len(column) + 1) * 1024 if joined is None else joined[1]
+    begin = 0
+    while begin < len(ends):
+        base = ends[begin - 1] if begin else 0
+        # ends [3, 7, 9], base 3, limit 5: 8 is between 7 and 9, so one text. A text above the limit is its
+        # own slice.
+        end = max(begin + 1, int(np.searchsorted(ends, base + n_bytes, side="right")))
+        yield begin, column.slice(begin, end - begin)
+        begin = end

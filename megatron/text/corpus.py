@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.io import fsync_path, open_partial_folder, publish_files, read_json, write_json
-from megatron.text.inputs import find_inputs
+from megatron.text.inputs import Source, find_inputs, locate_source, open_source, stat_source
 from megatron.text.local_text import (
     LOCAL_SOURCES,
     PYTHON,
@@ -41,7 +41,7 @@ class TextSource:
     name: str
     reason: str
     read: Callable[[], LocalText]
-    paths: tuple[Path, ...] = ()
+    paths: tuple[Source, ...] = ()
     installed: tuple[str, ...] = ()  # sources as in local_text
 
 
@@ -252,7 +252,7 @@ def _make_installed_source(sources: tuple[str, ...], reason: str) -> TextSource:
     return TextSource(name, reason, lambda: read_local_text(sources), installed=sources)
 
 
-def _make_file_source(name: str, reason: str, paths: Sequence[Path]) -> TextSource:
+def _make_file_source(name: str, reason: str, paths: Sequence[Source]) -> TextSource:
     def read() -> LocalText:
         return LocalText(((name, text) for text in _iter_texts(paths)), {}, {})
 
@@ -264,7 +264,7 @@ def _find_path_source(pattern: str) -> TextSource:
         paths = find_inputs([pattern], (".txt", *JSON_SUFFIXES))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error} It is none of auto, c4, local and stdlib either.") from error
-    is_plain = [path.suffix == ".txt" for path in paths]
+    is_plain = [path.name.endswith(".txt") for path in paths]
     if any(is_plain) and not all(is_plain):
         raise ValueError(f"{pattern}: got .txt and JSON lines, expected files of one kind. Give a pattern.")
     name = pattern
@@ -302,26 +302,27 @@ def _stream_c4() -> Iterator[str]:
         ) from error
 
 
-def _file_signature(path: Path) -> list[str | int]:
+def _file_signature(path: Source) -> list[str | int | None]:
     """Return a signature that changes with the file.
 
     A hash of the content would read the whole file, of which the corpus may use a small part.
     """
-    stat = path.stat()
-    return [str(path.resolve()), stat.st_size, stat.st_mtime_ns]
+    return [locate_source(path), *stat_source(path)]
 
 
-def _iter_texts(paths: Sequence[Path]) -> Iterator[str]:
+def _iter_texts(paths: Sequence[Source]) -> Iterator[str]:
     """Yield the documents of JSON-lines files or of .txt files, as in `choose_source`."""
     for path in paths:
-        if path.suffix == ".txt":
+        if path.name.endswith(".txt"):
             try:
-                text = path.read_text(encoding="utf-8")
+                with open_source(path) as file:
+                    text = file.read().decode("utf-8")
             except UnicodeDecodeError as error:
                 raise ValueError(f"{path}: got bytes that are not UTF-8 ({error}), expected UTF-8") from error
             yield from [text] if len(paths) > 1 else (part.strip("\n") for part in BLANK_LINE.split(text))
             continue
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+        with open_source(path) as file:
+            lines = gzip.GzipFile(fileobj=file) if path.name.endswith(".gz") else file
             for number, line in enumerate(lines, 1):
                 try:
                     if line.strip():

@@ -9,8 +9,9 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +23,21 @@ from datatrove.utils.logging import logger
 
 from megatron.data.indexed_writer import IndexedWriter, dtype_for
 from megatron.data.sidecar import read_sidecar
-from megatron.io import acquire_lock
-from megatron.text.encode_piece import BATCH_CHARACTERS, BATCH_DOCUMENTS
+from megatron.text.encode import BATCH_DOCUMENTS
 from megatron.text.join import dataset_prefix
 from megatron.text.preprocess import describe_tokenizer, load_fast_bpe
-from megatron.text.text_readers import check_text, parse_text
+from megatron.text.text_readers import check_text, check_texts, parse_text
 from megatron.tokenizer.encoder import (
     NO_EOD,
     Encoder,
     FastEncoder,
     LibraryEncoder,
     build_fast_bpe,
+    encode_with_location,
 )
 from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load_tokenizer
 
 KEY = "text"
-WAIT_S = 10.0  # between two log lines while another process writes the same part
 
 
 class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no types
@@ -88,52 +88,44 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
     def run(self, data: Iterator[Document] | None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         """Write part `rank` of `world_size`, and yield its documents.
 
-        Raises ValueError for a document that cannot be encoded, and if the part exists from other documents
-        or settings, unless `overwrite` is set. No part is written then.
+        Raises ValueError for a document that cannot be encoded, if another process writes the part, and if
+        the part exists from other documents or settings, unless `overwrite` is set. No part is written then.
         """
         part = part_prefix(self.output_prefix, rank, world_size)
         sources: Counter[str | None] = Counter()
-        with _lock_part(part):
-            self._check_settings(part)
-            encoder, dtype = self._load_encoder()
-            number = {"number": rank + 1, "of": world_size, "inputs_sha256": self._hash_prefix()}
-            meta = self.meta | {"json_key": KEY, "job": self.job, "part": number}
-            with IndexedWriter(part, dtype, meta) as writer:
-                n_empty = 0
-                for batch in _iter_batches(data or iter(())):
-                    with self.track_time("batch"):
-                        ids, lengths = self._encode_batch(encoder, batch)
-                        writer.add_documents(ids, lengths)
-                        n_empty += int((lengths == int(self.append_eod)).sum())
-                    sources.update(document.metadata.get("file_path") for document in batch)
-                    self.stat_update("documents", value=len(batch), unit="batch")
-                    self.stat_update("tokens", value=len(ids), unit="batch")
-                    yield from batch
-                writer.meta |= {
-                    "empty_documents": n_empty,
-                    "sources": [_describe_source(path, n) for path, n in sources.items()],
-                }
-                writer.prepare()
-                self._check_replaceable(part, writer.sha256)
-            logger.info(f"{part}: {writer.n_documents:,} documents, {writer.n_tokens:,} tokens")
+        self._check_replaceable(part, "job", self.job)
+        encoder, dtype = self._load_encoder()
+        # common to the parts of this dataset; the inputs are not known here
+        dataset = hashlib.sha256(f"{self.job} {self.output_prefix}".encode()).hexdigest()
+        number = {"number": rank + 1, "of": world_size, "inputs_sha256": dataset}
+        meta = self.meta | {"json_key": KEY, "job": self.job, "part": number}
+        documents: Iterator[Document] = iter(data or ())
+        with IndexedWriter(part, dtype, meta) as writer:
+            n_empty = 0
+            while batch := list(islice(documents, BATCH_DOCUMENTS)):
+                with self.track_time("batch"):
+                    ids, lengths = self._encode_batch(encoder, batch)
+                    writer.add_documents(ids, lengths)
+                    n_empty += int((lengths == int(self.append_eod)).sum())
+                sources.update(document.metadata.get("file_path") for document in batch)
+                self.stat_update("documents", value=len(batch), unit="batch")
+                self.stat_update("tokens", value=len(ids), unit="batch")
+                yield from batch
+            writer.meta |= {
+                "empty_documents": n_empty,
+                "sources": [_describe_source(path, n) for path, n in sources.items()],
+            }
+            writer.prepare()
+            self._check_replaceable(part, "sha256", writer.sha256)
+        logger.info(f"{part}: {writer.n_documents:,} documents, {writer.n_tokens:,} tokens")
 
     def _encode_batch(self, encoder: Encoder, batch: list[Document]) -> tuple[np.ndarray, np.ndarray]:
         """Return ids and lengths. Raises ValueError with file and id for a document that has no ids."""
-        try:
-            return encoder.encode([_check_text(document.text) for document in batch], self.eod)
-        except ValueError:
-            # the error of a batch names no document: encode one by one until the first failure
-            for document in batch:
-                try:
-                    encoder.encode([_check_text(document.text)], self.eod)
-                except ValueError as error:
-                    place = document.metadata.get("file_path") or "document"
-                    raise ValueError(f"{place}, id {document.id}: {error}") from error
-            raise
-
-    def _hash_prefix(self) -> str:
-        """Return a hash that is common to the parts of this dataset; the inputs are not known here."""
-        return hashlib.sha256(f"{self.job} {self.output_prefix}".encode()).hexdigest()
+        locations = [
+            f"{document.metadata.get('file_path') or 'document'}, id {document.id}" for document in batch
+        ]
+        texts = check_texts([document.text for document in batch], KEY, locations)
+        return encode_with_location(encoder, texts, locations, self.eod)
 
     def _load_encoder(self) -> tuple[Encoder, Any]:
         """Return this process's encoder, and the dtype of its ids."""
@@ -150,15 +142,15 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
         )
         return encoder, dtype_for(loaded.n_tokens)
 
-    def _check_settings(self, part: Path) -> None:
-        """Raise ValueError if the part exists from other settings, before anything is encoded."""
-        if not self.overwrite and (sidecar := _read_part(part)) and sidecar.get("job") != self.job:
-            raise ValueError(_exists_already(part, "settings"))
-
-    def _check_replaceable(self, part: Path, sha256: dict[str, str]) -> None:
-        """Raise ValueError if the part exists with other contents."""
-        if not self.overwrite and (sidecar := _read_part(part)) and sidecar.get("sha256") != sha256:
-            raise ValueError(_exists_already(part, "documents"))
+    def _check_replaceable(self, part: Path, entry: str, value: Any) -> None:
+        """Raise ValueError if the part exists with another value of an entry of its sidecar."""
+        with suppress(FileNotFoundError):  # absent, or killed during the renames: the sidecar comes last
+            if read_sidecar(part).get(entry) != value and not self.overwrite:
+                what = "settings" if entry == "job" else "documents"
+                raise ValueError(
+                    f"{part}: exists already, from other {what}. Choose another output_prefix, or set "
+                    "overwrite=True."
+                )
 
 
 class StrictJsonlReader(JsonlReader):  # type: ignore[misc]  # datatrove has no types
@@ -197,15 +189,14 @@ class StrictJsonlReader(JsonlReader):  # type: ignore[misc]  # datatrove has no 
         import orjson  # required by JsonlReader, and several times as fast as json
 
         try:
-            record = orjson.loads(line)
-            if isinstance(record[self.text_key], str):  # orjson returns no unpaired surrogates
-                return record
+            record: dict[str, Any] = orjson.loads(line)
+            text = check_text(record[self.text_key], self.text_key)
         except (ValueError, TypeError, KeyError):
-            pass
-        # Python's parser accepts some lines that orjson refuses, such as one with an unpaired surrogate.
-        # For the others parse_text raises the error of the preprocessing tool.
-        text = parse_text(line, self.text_key)
-        return json.loads(line.decode("utf-8-sig")) | {self.text_key: text}
+            # Python's parser accepts some lines that orjson refuses, such as one with an unpaired surrogate.
+            # For the others parse_text raises the error of the preprocessing tool.
+            text = parse_text(line, self.text_key)
+            record = json.loads(line.decode("utf-8-sig"))
+        return record | {self.text_key: text}
 
 
 def order_for_tasks(files: Sequence[str], n_tasks: int) -> list[str]:
@@ -229,64 +220,12 @@ def part_prefix(prefix: Path, rank: int, world_size: int) -> Path:
     return dataset_prefix(prefix.with_name(f"{prefix.name}-part-{rank:05d}-of-{world_size:05d}"), KEY)
 
 
-@contextmanager
-def _lock_part(part: Path) -> Iterator[None]:
-    """Lock a part for a `with` block, and wait for another process that is writing it.
-
-    A scheduler may start a task again on another node while a process of its first attempt still runs.
-    """
-    path = part.with_name(f".{part.name}.lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while (lock := acquire_lock(path, WAIT_S)) is None:
-        logger.warning(f"{part}: another process is writing this part; waiting for it")
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)  # before the release: a waiting process then sees a new file
-        lock.close()
-
-
-def _iter_batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    """Yield documents in batches that are limited in number and in text."""
-    batch: list[Document] = []
-    n_characters = 0
-    for document in documents:
-        batch.append(document)
-        n_characters += len(document.text or "")
-        if len(batch) >= BATCH_DOCUMENTS or n_characters >= BATCH_CHARACTERS:
-            yield batch
-            batch, n_characters = [], 0
-    if batch:
-        yield batch
-
-
-def _check_text(text: Any) -> str:
-    """Return a text as `check_text` does."""
-    if isinstance(text, str):
-        with suppress(UnicodeEncodeError):
-            text.encode()  # much faster than a search for surrogates, which few texts have
-            return text
-    return check_text(text, KEY)
-
-
 def _describe_source(path: str | None, n_documents: int) -> dict[str, Any]:
     """Return the entry of a sidecar for one source; `path` is None if the reader does not record it."""
     if path is None:
         return {"documents_read": n_documents}
     # as for local files of the other tools, a name without its folders; a URL is kept
     return {"path": path if "://" in path else Path(path).name, "documents_read": n_documents}
-
-
-def _read_part(part: Path) -> dict[str, Any] | None:
-    """Return the sidecar of a part, which is renamed last. None: absent, or killed during the renames."""
-    try:
-        return read_sidecar(part)
-    except FileNotFoundError:
-        return None
-
-
-def _exists_already(part: Path, what: str) -> str:
-    return f"{part}: exists already, from other {what}. Choose another output_prefix, or set overwrite=True."
 
 
 def _hash_settings(loaded: Tokenizer, eod: int, special_text: bool) -> str:

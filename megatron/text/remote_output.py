@@ -9,142 +9,91 @@ resumes a killed upload after the last complete file.
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
-
 from megatron.cli import ProgressBar
 from megatron.data.indexed_writer import DATASET_SUFFIXES
-from megatron.data.sidecar import HEADER
-from megatron.io import open_exclusive, read_json, write_json
-from megatron.log import get_logger
-from megatron.remote_files import RemotePath
-from megatron.remote_requests import (
-    RemoteError,
-    RemoteInfo,
+from megatron.data.remote import (
+    RemoteFile,
     RemoteMissingError,
     check_url,
-    connect,
-    request_info,
-    retry,
+    find_file,
+    open_remote,
+    redact,
+    remove_file,
+    upload_file,
 )
-from megatron.text.join import OutputDataset, RejectSummary, dataset_prefix, rejects_path
+from megatron.io import open_exclusive, read_json, write_json
+from megatron.text.outputs import OutputFolder, check_replaceable
 from megatron.text.preprocess import PreprocessOptions, PreprocessResult, preprocess
 from megatron.tokenizer.kinds import TokenizerSpec
 
 STORES = ("s3", "gs", "gcs")
-PART_BYTES = 64 << 20  # of a multipart upload
-MAX_PARTS = 9000  # S3 allows 10,000
 STATE_FILE, LOCK_FILE = "uploaded.json", "lock"  # in the work folder
 
-log = get_logger(__name__)
 
+class StoreFolder(OutputFolder):
+    """Folder of outputs in a store. `url`: without a last slash."""
 
-@dataclass(frozen=True)
-class RemoteFolder:
-    """The folder of the outputs. `url`: without a last slash."""
+    def __init__(self, url: str) -> None:
+        self.url = url
 
-    url: str
-    overwrite: bool
-
-    def name_url(self, name: str) -> str:
-        """Return the URL of a file."""
+    def locate(self, name: str) -> str:
         return f"{self.url}/{name}"
 
-    def find_finished(
-        self, prefix: Path, keys: Sequence[str], job: str | None
-    ) -> tuple[list[OutputDataset], RejectSummary] | None:
-        """Return (outputs, rejects) if all exist completely and are from the job, as join.find_finished.
-
-        Raises ValueError if an output of another job exists, unless `overwrite`.
-        """
-        outputs: list[OutputDataset] = []
-        n_lines = n_files = 0
-        for key in keys:
-            name = dataset_prefix(prefix, key).name
-            sidecar = self._read_sidecar(name)
-            if (
-                sidecar is None
-                or job is None
-                or sidecar.get("job") != job
-                or not self._is_whole(name, sidecar)
-            ):
-                self.check_replaceable(name, job)
-                return None
-            counts = (
-                sidecar[field] for field in ("documents", "tokens", "empty_documents", "longest_document")
-            )
-            outputs.append(OutputDataset(RemotePath(self.name_url(name)), *counts))
-            n_lines, n_files = sidecar["rejected_lines"], sidecar.get("rejected_files", 0)
-        rejects = RemotePath(self.name_url(rejects_path(prefix).name)) if n_lines or n_files else None
-        return outputs, RejectSummary(n_lines, n_files, rejects)
-
-    def _read_sidecar(self, name: str) -> dict[str, Any] | None:
-        path = RemotePath(self.name_url(f"{name}.json"))
+    def find(self, name: str) -> RemoteFile | None:
+        """Return size and version of a file, None if it is missing. Raises RemoteError."""
         try:
-            content = json.loads(path.read_range(0, path.info.size))
+            return find_file(self.locate(name))
         except RemoteMissingError:
             return None
-        except ValueError:
-            return {}
-        return content if isinstance(content, dict) else {}
 
-    def _is_whole(self, name: str, sidecar: dict[str, Any]) -> bool:
-        n, width = sidecar["documents"], np.dtype(sidecar["dtype"]).itemsize
-        sizes = {".bin": sidecar["tokens"] * width, ".idx": HEADER.size + 20 * n + 8}
-        infos = {suffix: find_info(self.name_url(name + suffix)) for suffix in sizes}
-        return all((info := infos[suffix]) is not None and info.size == n for suffix, n in sizes.items())
+    def find_size(self, name: str) -> int | None:
+        file = self.find(name)
+        return None if file is None else file.size
 
-    def check_replaceable(self, name: str, job: str | None) -> None:
-        """Raise ValueError if a dataset of another job exists, unless `overwrite`."""
-        # without a sidecar: an upload that was killed, or no output
-        sidecar = None if self.overwrite else self._read_sidecar(name)
-        if sidecar is not None and (job is None or sidecar.get("job") != job):
-            raise ValueError(
-                f"{self.name_url(name)}.json: exists already, from other files or settings. "
-                "Choose another name, or replace it with --overwrite."
-            )
+    def read_sidecar(self, name: str) -> dict[str, Any] | None:
+        if (file := self.find(f"{name}.json")) is None:
+            return None
+        with open_remote(file) as content, suppress(ValueError):
+            sidecar = json.load(content)
+            return sidecar if isinstance(sidecar, dict) else None
+        return None
 
 
 def preprocess_to_store(
-    inputs: Sequence[str],
-    prefix: RemotePath,
-    work: Path,
-    tokenizer: TokenizerSpec | str,
-    options: PreprocessOptions,
+    inputs: Sequence[str], prefix: str, work: Path, tokenizer: TokenizerSpec | str, options: PreprocessOptions
 ) -> PreprocessResult:
     """Preprocess to the folder `work`, upload the outputs to `<prefix>_<key>_document`, delete them locally.
 
     A call that has finished before does nothing; one that was killed resumes, also within the upload. The
     folder must have room for the complete outputs. Raises as `preprocess`, and RemoteError.
     """
-    check_output_url(prefix.url)
-    url, _, name = prefix.url.rpartition("/")
-    store = RemoteFolder(url, options.overwrite)
+    check_output_url(prefix)
+    url, _, name = prefix.rpartition("/")
+    store = StoreFolder(url)
     # each part has its own folder, so that several jobs of a machine can share `work`
-    label = name if options.part is None else options.part.add_to(Path(name)).name
-    folder = work / f".{label}.upload"
+    label = Path(name) if options.part is None else options.part.add_to(Path(name))
+    folder = work / f".{label.name}.upload"
     folder.mkdir(parents=True, exist_ok=True)
     with open_exclusive(folder / LOCK_FILE, folder):
         try:
-            result = preprocess(inputs, folder / name, tokenizer, options, store.find_finished)
+            result = preprocess(inputs, folder / name, tokenizer, options, store)
         except BaseException:
             if [path.name for path in folder.iterdir()] == [LOCK_FILE]:
                 shutil.rmtree(folder)  # nothing to resume
             raise
-        pending = [output for output in result.outputs if not isinstance(output.prefix, RemotePath)]
-        for output in pending:
-            # the rejects precede the sidecar: a dataset that is visible has them
-            rejects = result.rejects if output is pending[0] else None
-            _upload_dataset(store, output.prefix, rejects, folder / STATE_FILE, options.quiet)
+        if any(isinstance(output.prefix, Path) for output in result.outputs):
+            _upload_outputs(store, folder / label.name, result, folder / STATE_FILE, options)
         shutil.rmtree(folder)
-    outputs = [replace(o, prefix=RemotePath(store.name_url(o.prefix.name))) for o in result.outputs]
+    outputs = [replace(o, prefix=store.locate(str(o.prefix).rpartition("/")[2])) for o in result.outputs]
     rejected = result.rejected
     if rejected.path is not None:
-        rejected = replace(rejected, path=RemotePath(store.name_url(rejected.path.name)))
+        rejected = replace(rejected, path=store.locate(str(rejected.path).rpartition("/")[2]))
     return PreprocessResult(outputs, rejected, result.cpu_s)
 
 
@@ -152,89 +101,38 @@ def check_output_url(url: str) -> None:
     """Raise ValueError for a URL that outputs cannot be written to."""
     check_url(url)
     parts = urlsplit(url)
-    if parts.scheme not in STORES or not parts.path.strip("/"):
+    if parts.scheme not in STORES or not parts.path.strip("/") or url.endswith("/"):
         raise ValueError(
-            f"{url}: got a URL without a bucket and a name of a store, expected "
+            f"{redact(url)}: got a URL without a bucket and a name of a store, expected "
             f"{' or '.join(f'{scheme}://BUCKET/NAME' for scheme in STORES[:2])} or a local prefix."
         )
 
 
-def find_info(url: str) -> RemoteInfo | None:
-    """Return size and version of a remote file, None if it is missing. Raises RemoteError."""
-    try:
-        return request_info(url)
-    except RemoteMissingError:
-        return None
-
-
-def _upload_dataset(
-    store: RemoteFolder, local: Path, rejects: Path | None, state_path: Path, quiet: bool
+def _upload_outputs(
+    store: StoreFolder, prefix: Path, result: PreprocessResult, state_path: Path, options: PreprocessOptions
 ) -> None:
-    """Upload the files of a dataset that are not uploaded already."""
-    files = [Path(f"{local}{suffix}") for suffix in DATASET_SUFFIXES]
-    if rejects is not None:
-        files.insert(len(files) - 1, rejects)
-    # the sidecar has the hashes of both other files: a state of other content does not match
-    sidecar = json.loads(files[-1].read_text())
+    """Upload the files of the outputs that are not uploaded already, the sidecars last."""
+    prefixes = [Path(output.prefix) for output in result.outputs]
+    files = [Path(f"{local}{suffix}") for suffix in DATASET_SUFFIXES[:2] for local in prefixes]
+    files += [] if result.rejected.path is None else [Path(result.rejected.path)]
+    files += [Path(f"{local}{DATASET_SUFFIXES[2]}") for local in prefixes]
+    # the sidecars have the hashes of the other files: a state of other content does not match
+    sums = [json.loads(path.read_text())["sha256"] for path in files[-len(prefixes) :]]
     state = read_json(state_path) or {}
-    if state.get("sha256") != sidecar["sha256"] or state.get("url") != store.name_url(local.name):
-        store.check_replaceable(local.name, sidecar.get("job"))
-        state = {"url": store.name_url(local.name), "sha256": sidecar["sha256"], "versions": {}}
-        for path in reversed(files):  # of an older dataset; the sidecar first: from then on it is not visible
-            delete_remote(store.name_url(path.name))
+    if state.get("sha256") != sums or state.get("url") != store.url:
+        if not options.overwrite:
+            job = json.loads(files[-1].read_text())["job"]
+            check_replaceable(store, prefix, options.keys, job)
+        state = {"url": store.url, "sha256": sums, "files": {}}
+        for path in reversed(files):  # of older datasets; the sidecars first: from then on none is visible
+            remove_file(store.locate(path.name))
         write_json(state_path, state)
-    with ProgressBar("uploading", sum(path.stat().st_size for path in files), "B", quiet=quiet) as bar:
+    total = sum(path.stat().st_size for path in files)
+    with ProgressBar("uploading", total, "B", quiet=options.quiet) as bar:
         for path in files:
-            url, size = store.name_url(path.name), path.stat().st_size
-            version, info = state["versions"].get(path.name), find_info(url)
-            if version is None or info != RemoteInfo(size, version):
-                upload_file(path, url, bar)
-                state["versions"][path.name] = request_info(url).version
-                write_json(state_path, state)
+            file = store.find(path.name)
+            if file is not None and asdict(file) == state["files"].get(path.name):
+                bar.update(file.size)
             else:
-                bar.update(size)
-
-
-def upload_file(path: Path, url: str, bar: ProgressBar) -> None:
-    """Upload a file, in parts if it is large; it appears when it is complete. Raises RemoteError."""
-    from fsspec.callbacks import Callback
-
-    size = path.stat().st_size
-
-    class Progress(Callback):  # type: ignore[misc]  # fsspec has no types
-        def relative_update(self, inc: int = 1) -> None:
-            bar.update(inc)
-
-    def request() -> None:
-        filesystem, remote = connect(url)
-        _abort_multipart(filesystem, remote)
-        filesystem.put_file(str(path), remote, Progress(), chunksize=max(PART_BYTES, size // MAX_PARTS))
-
-    retry(url, request)
-    uploaded = request_info(url)
-    if uploaded.size != size:
-        raise RemoteError(
-            f"{url}: got {uploaded.size:,} bytes after the upload, expected {size:,}. Run it again."
-        )
-
-
-def delete_remote(url: str) -> None:
-    """Delete a remote file if it exists. Raises RemoteError."""
-
-    def request() -> None:
-        filesystem, remote = connect(url)
-        filesystem.rm_file(remote)
-
-    if find_info(url) is not None:
-        retry(url, request)
-
-
-def _abort_multipart(filesystem: Any, remote: str) -> None:
-    """Delete the parts of uploads of this file that were killed; S3 keeps them, and their cost."""
-    if not hasattr(filesystem, "list_multipart_uploads"):
-        return
-    bucket, _, key = remote.partition("/")
-    for upload in filesystem.list_multipart_uploads(bucket) or ():
-        if upload["Key"] == key:
-            log.info("%s: deleting the parts of an earlier upload that was not completed", remote)
-            filesystem.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload["UploadId"])
+                state["files"][path.name] = asdict(upload_file(path, store.locate(path.name), bar.update))
+                write_json(state_path, state)

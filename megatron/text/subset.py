@@ -24,13 +24,15 @@ from megatron.data.sidecar import locate_dataset, resolve_prefix
 from megatron.io import PARTIAL, atomic_path
 from megatron.log import get_logger
 from megatron.text.arguments import check_not_exists, dataset_files
-from megatron.text.encode_piece import find_damage
-from megatron.text.inputs import COLUMN_SUFFIXES, describe_inputs, find_inputs
+from megatron.text.inputs import COLUMN_SUFFIXES, STDIN, Source, describe_inputs, find_inputs, locate_source
 from megatron.text.merge import copy_documents, is_built_from
 from megatron.text.merge_inputs import describe_origin
 from megatron.text.text_readers import (
+    DamagedFileError,
     InputPiece,
     check_text,
+    iter_blocks,
+    iter_columns,
     iter_lines,
     iter_rows,
     parse_text,
@@ -42,12 +44,8 @@ log = get_logger(__name__)
 OUTPUT_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst")
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 128, 1 << 20
 PRIORITY_BATCH = 4096  # priorities drawn at a time
-COPIED_META = (
-    "tokenizer",
-    "append_eod",
-    "special_text",
-    "json_key",
-)  # entries copied from a dataset's sidecar
+# entries copied from the sidecar of a dataset
+COPIED_META = ("tokenizer", "append_eod", "special_text", "json_key")
 
 Document = tuple["LinePosition", bytes, str]  # position, line without its end, text
 
@@ -101,7 +99,7 @@ class CountingEncoder:
 class LinePosition:
     """A line, or row, of a file, counted from 1."""
 
-    path: Path
+    path: Source
     line: int
 
     def __str__(self) -> str:
@@ -133,7 +131,7 @@ def subset_text(
     paths = find_inputs(inputs)
     if not output.name.endswith(OUTPUT_SUFFIXES):
         raise ValueError(f"{output}: expected a name that ends in one of {', '.join(OUTPUT_SUFFIXES)}")
-    if output.resolve() in [path.resolve() for path in paths]:
+    if str(output.resolve()) in [locate_source(path) for path in paths]:
         raise ValueError(f"{output}: is one of the inputs. Choose another name.")
     if not overwrite:
         check_not_exists(output)
@@ -195,17 +193,32 @@ def subset_dataset(
     return SubsetResult(len(numbers), n_tokens)
 
 
+def _find_damage(piece: InputPiece, key: str) -> str | None:
+    """Read a compressed or columnar file to its end; return the damage, or None for an intact file."""
+    if piece.is_plain or piece.path == STDIN:
+        return None  # without a checksum and an end marker
+    is_column = piece.path.name.endswith(COLUMN_SUFFIXES)
+    try:
+        for _ in iter_columns(piece.path, key) if is_column else iter_blocks(piece.path):
+            pass
+    except DamagedFileError as error:
+        return error.reason
+    except ValueError:  # another error, which the reading of the documents raises
+        return None
+    return None
+
+
 class _InputLines:
     """Lines of the inputs, and their conversion to documents."""
 
-    def __init__(self, paths: Sequence[Path], key: str, skip: bool) -> None:
+    def __init__(self, paths: Sequence[Source], key: str, skip: bool) -> None:
         self.pieces, self.key, self.skip = split_into_pieces(paths, piece_bytes=1 << 62), key, skip
         self.n_rejected = self.n_damaged = 0
 
     def iter_lines(self) -> Iterator[tuple[LinePosition, Any]]:
         """Yield every line that is not blank, or the value of every row, without validation."""
         for piece in self.pieces:
-            if self.skip and (damage := find_damage(piece, [self.key])) is not None:
+            if self.skip and (damage := _find_damage(piece, self.key)) is not None:
                 self.n_damaged += 1
                 log.warning("%s: skipped, its content is damaged (%s)", piece.path, damage)
                 continue

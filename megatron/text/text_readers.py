@@ -1,36 +1,41 @@
 """Readers of documents in text files, with the position of each document.
 
 Formats: JSON lines (.jsonl, .json), plain or compressed with gzip, zstandard, bzip2 or xz; parquet; folders
-saved by Hugging Face `datasets`; standard input. A plain file is split into byte ranges that are read
-independently. Any other file is a single piece. A file may be remote (megatron/remote_files.py).
+saved by Hugging Face `datasets`; standard input. A local plain file is split into byte ranges that are read
+independently. Any other file is a single piece. A file may be remote (megatron/data/remote.py).
 """
 
 import gzip
+import hashlib
 import io
 import json
 import lzma
 import re
-import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 
 from megatron.io import write_atomic_bytes
-from megatron.remote_files import RangeReader, RemotePath, split_remote_lines
-from megatron.remote_requests import RemoteError
 from megatron.text.columns import check_structure, decode_values
-from megatron.text.inputs import PLAIN_SUFFIXES, STDIN
-from megatron.text.packed_streams import SUFFIXES as STREAM_SUFFIXES
-from megatron.text.packed_streams import PackedStream
+from megatron.text.inputs import (
+    PLAIN_SUFFIXES,
+    READ_BYTES,
+    STDIN,
+    Source,
+    SourceState,
+    find_line_end,
+    is_divisible,
+    open_source,
+    stat_source,
+)
 
 PARQUET_MAGIC = b"PAR1"
-READ_BYTES = 1 << 20  # bytes of a file or a long line that are read at a time
 MAX_PARSED_LINE = 16 << 20  # bytes; a longer line must be plain JSON, which C++ streams
 SURROGATE = re.compile("[\ud800-\udfff]")
 ESCAPE = re.compile(  # any JSON escape; group 1 matches an unpaired surrogate: pairs are matched first
@@ -44,7 +49,7 @@ class DamagedFileError(ValueError):
     `hint`: an alternative to a new file that the command offers, appended to the message.
     """
 
-    def __init__(self, path: Path, reason: str, hint: str = "") -> None:
+    def __init__(self, path: Source, reason: str, hint: str = "") -> None:
         super().__init__(path, reason, hint)
         self.path, self.reason, self.hint = path, reason, hint
 
@@ -56,73 +61,57 @@ class DamagedFileError(ValueError):
 
 
 @contextmanager
-def translate_read_errors(path: Path) -> Iterator[None]:
+def translate_read_errors(path: Source) -> Iterator[None]:
     """Convert exceptions that libraries raise for damaged content to DamagedFileError.
 
-    An error of the operating system (no permission, a failing disk) is not damage: it stays an OSError, with
-    the file name added. So does a RemoteError.
+    An error of the system (no permission, a failing disk) or of the network is not damage: it stays an
+    OSError, so that --on-error skip does not drop intact files.
     """
     try:
         yield
-    except RemoteError:
-        raise
-    except OSError as error:
-        # pyarrow and gzip raise OSError without an errno for bad content. An errno comes from the system:
-        # reporting a failing disk as damage would let --on-error skip drop intact files.
-        if error.errno is not None and not isinstance(error, gzip.BadGzipFile):
-            if error.filename is None:
-                error.filename = str(path)
-            raise
-        raise _make_damage_error(path, error) from error
-    except MemoryError as error:  # may be a damaged size field or a large row; it does not prove damage
-        raise ValueError(f"{path}: out of memory for its content. Write it with smaller rows.") from error
-    except (EOFError, zlib.error, lzma.LZMAError, UnicodeDecodeError) as error:
-        raise _make_damage_error(path, error) from error
     except Exception as error:
-        if not type(error).__module__.startswith(
-            "pyarrow"
-        ):  # compared by name: pyarrow is not imported for plain files
+        # for bad content pyarrow, gzip and bz2 raise an OSError without an errno
+        is_system = isinstance(error, OSError) and (error.errno is not None or hasattr(error, "is_temporary"))
+        is_damage = isinstance(error, OSError | EOFError | zlib.error | lzma.LZMAError | UnicodeDecodeError)
+        # compared by name: pyarrow is not imported for plain files
+        if is_system or not (is_damage or type(error).__module__.startswith("pyarrow")):
             raise
-        raise _make_damage_error(path, error) from error
-
-
-def _make_damage_error(path: Path, error: BaseException) -> DamagedFileError:
-    lines = (str(error).strip() or type(error).__name__).splitlines()
-    return DamagedFileError(path, lines[0][:200])
+        lines = (str(error).strip() or type(error).__name__).splitlines()
+        raise DamagedFileError(path, lines[0][:200]) from error
 
 
 @dataclass(frozen=True)
 class InputPiece:
-    """A byte range of a plain file, delimited by line ends, or a whole file of another format.
+    """A byte range of a plain local file, delimited by line ends, or a whole file of another kind.
 
     source_begin, source_end   the range of the file that the job reads, in one or several pieces
+    state                      bytes and time of the file, or its version, when it was split
     """
 
-    path: Path
+    path: Source
     begin: int
     end: int
     source_begin: int = 0
     source_end: int | None = None  # None: the end of this piece
+    state: SourceState | None = None
 
     @property
     def is_plain(self) -> bool:
-        """True if the file consists of lines and can be read from any byte."""
-        return self.path.name.endswith(PLAIN_SUFFIXES)
+        """True if the file is local and consists of lines: it can be read from any byte."""
+        return is_divisible(self.path)
 
 
 @dataclass
 class ReadPosition:
-    """Progress in a file: bytes as on disk, compressed or not; for standard input bytes received.
-
-    sha256   of a remote file that was read completely and in order, else None
-    """
+    """Progress in a file: bytes as stored, compressed or not; and the hash of the bytes read in order."""
 
     offset: int = 0
-    sha256: str | None = None
+    n_hashed: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
 
 
 def split_into_pieces(
-    paths: Sequence[Path], piece_bytes: int, ranges: Mapping[Path, tuple[int, int]] | None = None
+    paths: Sequence[Source], piece_bytes: int, ranges: Mapping[Source, tuple[int, int]] | None = None
 ) -> list[InputPiece]:
     """Split files into pieces of about `piece_bytes`, at line ends, in the order of the input.
 
@@ -130,193 +119,175 @@ def split_into_pieces(
     """
     pieces: list[InputPiece] = []
     for path in paths:
-        size = 0 if path == STDIN else path.stat().st_size
-        if not path.name.endswith(PLAIN_SUFFIXES):
-            pieces.append(InputPiece(path, 0, size))
+        state = stat_source(path)
+        if not is_divisible(path):
+            pieces.append(InputPiece(path, 0, state[0], state=state))
             continue
-        source_begin, source_end = (ranges or {}).get(path, (0, size))
-        if isinstance(path, RemotePath):
-            spans = split_remote_lines(path, piece_bytes, source_begin, source_end)
-            pieces += [InputPiece(path, *span, source_begin, source_end) for span in spans]
-            continue
-        begin = source_begin
-        with path.open("rb") as file:
+        begin, source_end = source_range = (ranges or {}).get(path, (0, state[0]))
+        with open_source(path) as file:
             while begin < source_end:
                 # one byte earlier: a cut directly after a line feed must not add the next line
                 file.seek(min(source_end, begin + piece_bytes) - 1)
                 end = find_line_end(file)  # extend the piece to the end of the line at the cut
-                pieces.append(InputPiece(path, begin, end, source_begin, source_end))
+                pieces.append(InputPiece(path, begin, end, *source_range, state))
                 begin = end
     return pieces
 
 
-def find_line_end(file: IO[bytes]) -> int:
-    """Return the offset after the current line; reads at most READ_BYTES at a time."""
-    part = file.readline(READ_BYTES)
-    while part and not part.endswith(b"\n"):
-        part = file.readline(READ_BYTES)
-    return file.tell()
-
-
 def iter_lines(piece: InputPiece, position: ReadPosition | None = None) -> Iterator[tuple[int, bytes]]:
     """Yield (line number within the piece, from 0; line without its end). Raises as `iter_blocks`."""
-    if piece.is_plain and not isinstance(piece.path, RemotePath):
-        with piece.path.open("rb") as file:
+    with translate_read_errors(piece.path), open_decompressed(piece.path, position) as file:
+        left, i = piece.end - piece.begin, 0
+        if piece.is_plain:
             file.seek(piece.begin)
-            left, i = piece.end - piece.begin, 0
-            while left > 0:
-                line = file.readline()
-                left -= len(line)
-                yield i, line.rstrip(b"\r\n")
-                i += 1
-        return
-    parts: list[bytes] = []  # of an incomplete line, joined once at its end: no quadratic copies
-    i = 0
-    for block in iter_piece_blocks(piece, position):
-        first, *others = block.split(b"\n")
-        parts.append(first)
-        for part in others:
-            yield i, b"".join(parts).rstrip(b"\r")
-            parts, i = [part], i + 1
-    if any(parts):
-        yield i, b"".join(parts).rstrip(b"\r")
+        while (left > 0 or not piece.is_plain) and (line := file.readline()):
+            left -= len(line)
+            yield i, line.rstrip(b"\r\n")
+            i += 1
 
 
-def iter_piece_blocks(piece: InputPiece, position: ReadPosition | None = None) -> Iterator[bytes]:
-    """Yield the bytes of a piece of a remote plain file, or as `iter_blocks` those of any other file."""
-    position = position or ReadPosition()
-    if not piece.is_plain or not isinstance(piece.path, RemotePath):
-        yield from iter_blocks(piece.path, position)
-        return
-    with piece.path.open_range(piece.begin, piece.end) as file:
-        for block in _read_blocks(file):
-            position.offset = file.tell()
-            yield block
-        position.sha256 = _get_sha256(file)
-
-
-def _get_sha256(file: Any) -> str | None:
-    """Return the hash of a remote file that was read in order, None for a local one."""
-    raw = getattr(file, "raw", None)
-    return raw.sha256() if isinstance(raw, RangeReader) else None
-
-
-def iter_blocks(path: Path, position: ReadPosition | None = None) -> Iterator[bytes]:
+def iter_blocks(path: Source, position: ReadPosition | None = None) -> Iterator[bytes]:
     """Yield the decompressed bytes of a file, or the bytes of standard input, in blocks.
 
-    Raises DamagedFileError for a file that cannot be read to its end, after the bytes before the damage.
+    Raises DamagedFileError for a file that cannot be read to its end.
     """
-    position = position or ReadPosition()
-    with translate_read_errors(path):
-        if path != STDIN and not path.stat().st_size:
-            raise EOFError("0 bytes")
-        with _open_with_position(path) as (file, raw):
-            for block in _read_blocks(file):
-                position.offset = raw.tell() if raw else position.offset + len(block)
-                yield block
-            position.sha256 = _get_sha256(raw)
+    with translate_read_errors(path), open_decompressed(path, position) as file:
+        # a pipe may deliver less than a block for a long time
+        read = getattr(file, "read1", file.read) if path == STDIN else file.read
+        while block := read(READ_BYTES):
+            yield block
 
 
-def _read_blocks(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the content in blocks of about READ_BYTES, including all content before an error."""
-    parts: list[bytes] = []
-    n_bytes = 0
-    try:
-        while part := file.read1(READ_BYTES):  # type: ignore[attr-defined]  # all files here are buffered
-            parts.append(part)
-            n_bytes += len(part)
-            if n_bytes >= READ_BYTES:
-                yield b"".join(parts)
-                parts, n_bytes = [], 0
-    except Exception:
-        if parts:
-            yield b"".join(parts)
-        raise
-    if parts:
-        yield b"".join(parts)
+class _TrackedReader(io.RawIOBase):
+    """Raw file that counts and hashes what is read in order."""
+
+    def __init__(self, file: IO[bytes], position: ReadPosition) -> None:
+        self._file, self._position = file, position
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        n = cast(Any, self._file).readinto1(buffer)
+        self._position.digest.update(memoryview(buffer)[:n])
+        self._position.n_hashed += n
+        self._position.offset += n
+        return int(n)
+
+
+class _XzReader(io.RawIOBase):
+    """Raw file of decompressed xz streams. lzma.LZMAFile drops what follows padding or a damaged header."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._decoder = file, lzma.LZMADecompressor()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = b""
+        while not data:
+            packed = b""
+            if self._decoder.eof:
+                packed = self._decoder.unused_data.lstrip(b"\0")
+                while not packed and (block := self._file.read(READ_BYTES)):
+                    packed = block.lstrip(b"\0")  # padding between streams
+                if not packed:
+                    return 0
+                self._decoder = lzma.LZMADecompressor()
+            elif self._decoder.needs_input and not (packed := self._file.read(READ_BYTES)):
+                raise EOFError("the file ends within a compressed stream")
+            data = self._decoder.decompress(packed, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 @contextmanager
-def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
+def open_decompressed(path: Source, position: ReadPosition | None = None) -> Iterator[IO[bytes]]:
     """Open the decompressed content of a file, or standard input."""
-    with _open_with_position(path) as (file, _):
-        yield file
+    packing = "" if path == STDIN or path.name.endswith(PLAIN_SUFFIXES) else path.name.rpartition(".")[2]
+    if packing and not stat_source(path)[0]:
+        raise DamagedFileError(path, "0 bytes")
+    with open_source(path) as raw:
+        if is_divisible(path) and path != STDIN:
+            yield raw
+            return
+        tracked = _TrackedReader(raw, position or ReadPosition())
+        stored = cast(IO[bytes], io.BufferedReader(tracked, READ_BYTES))
+        if packing == "gz":
+            yield cast(IO[bytes], gzip.GzipFile(fileobj=stored))
+        elif packing == "xz":
+            yield cast(IO[bytes], io.BufferedReader(_XzReader(stored), READ_BYTES))
+        elif packing:
+            import pyarrow  # slow to import, and only zstandard and bzip2 require it
+
+            name = {"zst": "zstd"}.get(packing, packing)
+            with pyarrow.CompressedInputStream(pyarrow.PythonFile(stored, mode="r"), name) as packed:
+                yield cast(IO[bytes], io.BufferedReader(packed))
+        else:
+            yield stored
 
 
 @contextmanager
-def _open_with_position(path: Path) -> Iterator[tuple[IO[bytes], Any]]:
-    """Open the decompressed content, and the file as stored (None for standard input)."""
-    if path == STDIN:
-        yield sys.stdin.buffer, None
-    elif path.name.endswith(".gz"):
-        with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) as file:
-            yield file, raw  # type: ignore[misc]  # typeshed: a GzipFile is no IO
-    elif path.name.endswith(STREAM_SUFFIXES):
-        with path.open("rb") as raw:
-            yield io.BufferedReader(PackedStream(raw, path.suffix)), raw
-    else:
-        import pyarrow  # slow to import, and only zstandard requires it
-
-        with _open_for_arrow(path) as (source, raw), pyarrow.CompressedInputStream(source, "zstd") as packed:
-            yield io.BufferedReader(packed), raw
-
-
-@contextmanager
-def _open_for_arrow(path: Path) -> Iterator[tuple[Any, Any]]:
-    """Open a file for pyarrow, and a file with its position."""
+def _open_for_arrow(path: Source) -> Iterator[Any]:
     import pyarrow
 
-    if isinstance(path, RemotePath):
-        with path.open("rb") as raw, pyarrow.PythonFile(raw, mode="r") as source:
-            yield source, raw
-    else:
+    if isinstance(path, Path):
         # no memory map: pages read of a mapped file count as memory of the process
         with pyarrow.OSFile(str(path)) as source:
-            yield source, source
+            yield source
+    else:
+        with open_source(path) as raw, pyarrow.PythonFile(raw, mode="r") as source:
+            yield source
 
 
 def iter_columns(
-    path: Path, key: str, n_rows: int = 256, position: ReadPosition | None = None
+    path: Source, key: str, n_rows: int = 256, position: ReadPosition | None = None
 ) -> Iterator[Any]:
     """Yield a column of a parquet file, or of an .arrow file of `datasets`, as arrow arrays.
 
     Raises ValueError for a file without the column, and DamagedFileError for one that cannot be read to its
     end. Arrays of a parquet file have up to `n_rows` rows, those of an .arrow file the size of its batches.
     """
-    with translate_read_errors(path):
-        for column in _read_columns(path, key, n_rows, position or ReadPosition()):
+    read = _read_parquet if path.name.endswith(".parquet") else _read_arrow
+    with translate_read_errors(path), _open_for_arrow(path) as source:
+        for column in read(source, path, key, n_rows, position or ReadPosition()):
             check_structure(column)
             yield column
 
 
-def _read_columns(path: Path, key: str, n_rows: int, position: ReadPosition) -> Iterator[Any]:
-    import pyarrow  # slow to import, and only columnar files require it
-    import pyarrow.parquet
+def _read_parquet(source: Any, path: Source, key: str, n_rows: int, position: ReadPosition) -> Iterator[Any]:
+    import pyarrow.parquet  # slow to import, and only columnar files require it
 
-    if path.name.endswith(".parquet"):
-        with path.open("rb") as raw:
-            if (magic := raw.read(len(PARQUET_MAGIC))) != PARQUET_MAGIC:  # pyarrow checks only the footer
-                raise DamagedFileError(path, f"it begins with {magic!r}")
-        # without a buffer a whole row group of the column is read, whatever its size
-        options = {"buffer_size": READ_BYTES, "pre_buffer": False, "page_checksum_verification": True}
-        with _open_for_arrow(path) as (source, _), pyarrow.parquet.ParquetFile(source, **options) as file:
-            if key not in file.schema_arrow.names:
-                raise ValueError(f"{path}: no column '{key}'; it has {', '.join(file.schema_arrow.names)}")
-            # parquet has no read offset: estimate progress by rows
-            row_bytes = path.stat().st_size / max(1, file.metadata.num_rows)
-            for batch in file.iter_batches(n_rows, columns=[key], use_threads=False):
-                position.offset += int(row_bytes * len(batch))
-                yield batch.column(0)
-        return
-    with _open_for_arrow(path) as (source, raw), pyarrow.ipc.open_stream(source) as stream:
-        if key not in stream.schema.names:
-            raise ValueError(f"{path}: no column '{key}'; it has {', '.join(stream.schema.names)}")
+    if (magic := source.read(len(PARQUET_MAGIC))) != PARQUET_MAGIC:  # pyarrow checks only the footer
+        raise DamagedFileError(path, f"it begins with {magic!r}")
+    # without a buffer a whole row group of the column is read, whatever its size
+    options = {"buffer_size": READ_BYTES, "pre_buffer": False, "page_checksum_verification": True}
+    with pyarrow.parquet.ParquetFile(source, **options) as file:
+        _check_column(path, key, file.schema_arrow.names)
+        # parquet has no read offset: estimate progress by rows
+        row_bytes = stat_source(path)[0] / max(1, file.metadata.num_rows)
+        for batch in file.iter_batches(n_rows, columns=[key], use_threads=False):
+            position.offset += int(row_bytes * len(batch))
+            yield batch.column(0)
+
+
+def _read_arrow(source: Any, path: Source, key: str, n_rows: int, position: ReadPosition) -> Iterator[Any]:
+    import pyarrow
+
+    with pyarrow.ipc.open_stream(source) as stream:
+        _check_column(path, key, stream.schema.names)
         for batch in stream:
-            position.offset = raw.tell()
+            position.offset = source.tell()
             yield batch.column(key)
 
 
-def iter_rows(path: Path, key: str, position: ReadPosition | None = None) -> Iterator[list[Any]]:
+def _check_column(path: Source, key: str, names: Sequence[str]) -> None:
+    if key not in names:
+        raise ValueError(f"{path}: no column '{key}'; it has {', '.join(names)}")
+
+
+def iter_rows(path: Source, key: str, position: ReadPosition | None = None) -> Iterator[list[Any]]:
     """Yield the values of `iter_columns` as lists."""
     for column in iter_columns(path, key, position=position):
         yield decode_values(column)
@@ -367,6 +338,17 @@ def check_text(text: Any, key: str) -> str:
     return text if text.isascii() else SURROGATE.sub("\ufffd", text)
 
 
+def check_texts(texts: Sequence[Any], key: str, locations: Sequence[str]) -> list[str]:
+    """Return the texts as `check_text` does. Its ValueError begins with the location of the text."""
+    checked = []
+    for text, location in zip(texts, locations, strict=True):
+        try:
+            checked.append(check_text(text, key))
+        except ValueError as error:
+            raise ValueError(f"{location}: {error}") from error
+    return checked
+
+
 def _multiline_hint(line: bytes) -> str:
     """Return a hint for a file with a single array or a multi-line object instead of one object per line."""
     if line.strip().startswith(b"["):
@@ -393,12 +375,13 @@ def replace_lone_surrogates(lines: bytes) -> bytes:
 
 
 def count_lines_before(piece: InputPiece) -> int:
-    """Count the lines of the file before a piece, by reading them; for error messages."""
-    n = 0
-    with piece.path.open("rb") as file:
-        left = piece.begin
+    """Count the lines of a local plain file before a piece, by reading them."""
+    n, left = 0, piece.begin
+    if not left:
+        return 0
+    with open_source(piece.path) as file:
         while left > 0:
-            block = file.read(min(left, 1 << 20))
+            block = file.read(min(left, READ_BYTES))
             n += block.count(b"\n")
             left -= len(block)
     return n

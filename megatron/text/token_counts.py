@@ -1,15 +1,22 @@
 """Token counts of texts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
-from megatron.text.columns import concat_texts
-from megatron.text.text_readers import check_text
-from megatron.tokenizer.encoder import NO_EOD, Encoder, FastEncoder, LibraryEncoder, build_fast_bpe
+from megatron.text.columns import concat_texts, iter_slices
+from megatron.text.text_readers import check_texts
+from megatron.tokenizer.encoder import (
+    NO_EOD,
+    Encoder,
+    FastEncoder,
+    LibraryEncoder,
+    build_fast_bpe,
+    encode_with_location,
+)
 from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer
 
 BATCH_BYTES = 1 << 20  # of text per task of a thread
@@ -54,8 +61,8 @@ class TokenCounter:
         """
         if not len(texts):
             return np.zeros(0, dtype=np.int64)
-        # zip(*...) turns [(first, slice), ...] into two columns for map, which returns results in their order
-        parts = list(self._threads.map(self._count_part, *zip(*_iter_parts(texts, n_before), strict=True)))
+        slices = ((n_before + first, part) for first, part in iter_slices(texts, BATCH_BYTES))
+        parts = list(self._threads.map(self._count_part, *zip(*slices, strict=True)))
         return np.concatenate(parts).astype(np.int64)
 
     def _count_part(self, first: int, texts: Any) -> np.ndarray:
@@ -69,28 +76,7 @@ class TokenCounter:
             self._idle.put(encoder)
 
 
-def _iter_parts(texts: Any, n_before: int) -> Iterator[tuple[int, Any]]:
-    """Yield (number of the first text, slice of texts) with about BATCH_BYTES per slice."""
-    joined = concat_texts(texts)
-    # unknown sizes: assume 1 KiB per text
-    ends = np.cumsum(np.ones(len(texts)) * 1024) if joined is None else joined[1]
-    begin = 0
-    while begin < len(texts):
-        base = ends[begin - 1] if begin else 0
-        # ends [3, 7, 9], base 3, limit 5: 8 is between 7 and 9, so one text. A text above the limit is its
-        # own part.
-        end = max(begin + 1, int(np.searchsorted(ends, base + BATCH_BYTES, side="right")))
-        yield n_before + begin, texts.slice(begin, end - begin)
-        begin = end
-
-
 def _count_individually(encoder: Encoder, texts: Sequence[Any], first: int, eod: int) -> np.ndarray:
-    try:
-        return encoder.encode([check_text(text, "text") for text in texts], eod)[1]
-    except ValueError:  # the library does not report which text: try them one by one
-        for i, text in enumerate(texts):
-            try:
-                encoder.encode([check_text(text, "text")], eod)
-            except ValueError as error:
-                raise ValueError(f"document {first + i + 1}: {error}") from error
-        raise
+    """Count with the tokenizer's library, whose error does not contain which text has it."""
+    locations = [f"document {first + i + 1}" for i in range(len(texts))]
+    return encode_with_location(encoder, check_texts(texts, "text", locations), locations, eod)[1]

@@ -4,6 +4,8 @@ import gzip
 import json
 import pickle
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -205,3 +207,12 @@ def test_the_header_has_the_34_bytes_that_megatron_writes() -> None:
     assert len(written) == 34 and HEADER.pack(MAGIC, VERSION, 8, 5, 6) == written
     for code, name in DTYPE_NAMES.items():
         assert count_token_bytes(name) == np.dtype(name).itemsize == DTYPES[code].itemsize
+
+
+def test_a_local_dataset_loads_no_module_for_urls(pair: Path) -> None:
+    code = (
+        "import sys; from megatron.data import open_dataset; open_dataset(sys.argv[1]); print(*sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(pair)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert not {"megatron.data.remote", "fsspec", "torch"} & set(done.stdout.split())

@@ -54,7 +54,7 @@ def wait_for(check: Callable[[], object], folder: Path, seconds: float = 240) ->
 def is_past_first_pieces(folder: Path) -> bool:
     """Return whether a task has finished pieces of its part and not all of them."""
     with contextlib.suppress(FileNotFoundError):
-        return len(list(folder.glob("*.done"))) >= 1
+        return len(list(folder.glob("*.unit"))) >= 1
     return False
 
 

@@ -7,16 +7,14 @@ import random
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from megatron.data.indexed import IndexedTokens
-from megatron.io import open_locked
 from megatron.text.inspect_dataset import find_faults
 from megatron.text.merge import merge_datasets
 from megatron.text.preprocess import PreprocessOptions, preprocess
@@ -28,9 +26,7 @@ pytest.importorskip("datatrove", reason="no datatrove: pip install 'megatron-sca
 from datatrove.data import Document
 from datatrove.executor import LocalPipelineExecutor
 from datatrove.pipeline.filters import LambdaFilter
-from datatrove.pipeline.readers import JsonlReader
 
-from megatron.text import datatrove_step
 from megatron.text.datatrove_step import EncodeToMegatron, StrictJsonlReader, order_for_tasks
 
 LIMIT_S = 120
@@ -112,16 +108,6 @@ def write_part(step: EncodeToMegatron, *texts: str) -> None:
         pass
 
 
-@pytest.mark.parametrize("append_eod", [True, False])
-@pytest.mark.parametrize("special_text", [True, False])
-def test_a_task_per_file_gives_the_bytes_of_the_tool(
-    corpus: Path, tmp_path: Path, append_eod: bool, special_text: bool
-) -> None:
-    prefix, options = tmp_path / "out" / "c4", {"append_eod": append_eod, "special_text": special_text}
-    run_tasks([StrictJsonlReader(str(corpus)), EncodeToMegatron(prefix, **options)], N_FILES)
-    assert merge_parts(prefix, N_FILES) == encode_with_tool(corpus, tmp_path / "ours", **options)
-
-
 @pytest.mark.parametrize("n_tasks", [1, 2, 3, 8])
 def test_any_number_of_tasks_gives_the_bytes_of_the_tool_with_an_ordered_paths_file(
     corpus: Path, tmp_path: Path, n_tasks: int
@@ -136,36 +122,6 @@ def test_any_number_of_tasks_gives_the_bytes_of_the_tool_with_an_ordered_paths_f
     else:
         run_tasks(steps, n_tasks)
     assert merge_parts(prefix, n_tasks) == encode_with_tool(corpus, tmp_path / "ours", append_eod=True)
-
-
-def test_datatroves_reader_of_c4_gives_the_bytes_of_the_tool(scaling_data: Path, tmp_path: Path) -> None:
-    prefix, c4 = tmp_path / "c4", scaling_data / "c4"
-    run_pipeline(
-        tmp_path,
-        [JsonlReader(str(c4), glob_pattern="*.json*"), EncodeToMegatron(prefix, append_eod=True)],
-        n_tasks=5,
-    )
-    assert merge_parts(prefix, 5) == encode_with_tool(c4, tmp_path / "ours", append_eod=True)
-    sidecar = IndexedTokens(read_parts(prefix, 5)[0]).sidecar
-    assert sidecar is not None
-    assert sidecar["sources"] == [{"path": "c4_en_shard00000_first1000.jsonl", "documents_read": 1000}]
-    assert (sidecar["tokens"], sidecar["append_eod"]) == (485_006 + 1000, True)
-    assert sidecar["tokenizer"]["eod_id"] == 50256
-    numbers = [(IndexedTokens(part).sidecar or {})["part"] for part in read_parts(prefix, 5)]
-    assert [(part["number"], part["of"]) for part in numbers] == [(i, 5) for i in range(1, 6)]
-    assert len({part["inputs_sha256"] for part in numbers}) == 1, "a merge checks that all parts are given"
-
-
-def test_files_of_a_remote_file_system_give_the_bytes_of_local_ones(corpus: Path, tmp_path: Path) -> None:
-    fsspec = pytest.importorskip("fsspec")
-    remote = fsspec.filesystem("memory")  # in this process; as s3:// and gs://, it is no folder of the system
-    for path in corpus.iterdir():
-        remote.pipe_file(f"/bucket/{path.name}", path.read_bytes())
-    prefix = tmp_path / "out" / "c4"
-    run_tasks([StrictJsonlReader("memory://bucket"), EncodeToMegatron(prefix, append_eod=True)], N_FILES)
-    assert merge_parts(prefix, N_FILES) == encode_with_tool(corpus, tmp_path / "ours", append_eod=True)
-    sidecar = IndexedTokens(read_parts(prefix, N_FILES)[0]).sidecar
-    assert sidecar is not None and sidecar["sources"][0]["path"] == "memory:///bucket/0.jsonl.gz"
 
 
 def test_only_documents_that_pass_a_filter_are_encoded_and_they_are_passed_on(
@@ -254,28 +210,13 @@ def test_an_existing_part_is_replaced_by_an_equal_one_only(tmp_path: Path) -> No
     assert IndexedTokens(part).get_document(0)[-1] == 50256
 
 
-def test_a_part_of_a_task_that_was_killed_during_the_renames_is_written_again(tmp_path: Path) -> None:
-    prefix = tmp_path / "c4"
-    part = read_parts(prefix, 1)[0]
-    write_part(EncodeToMegatron(prefix), "red fish")
-    Path(f"{part}.json").unlink()
-    Path(f"{part}.bin").write_bytes(b"old")
-    write_part(EncodeToMegatron(prefix), "blue fish")
-    assert not list(find_faults(part))
-
-
-def test_a_second_attempt_waits_for_the_first_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datatrove_step, "WAIT_S", 0.05)
-    part = read_parts(tmp_path / "c4", 1)[0]
-    first = open_locked(part.with_name(f".{part.name}.lock"))
-    second = threading.Thread(target=write_part, args=(EncodeToMegatron(tmp_path / "c4"), "red fish"))
-    second.start()
-    time.sleep(0.3)
-    assert second.is_alive() and not Path(f"{part}.idx").exists()
-    first.close()
-    second.join(LIMIT_S)
-    assert IndexedTokens(part).n_documents == 1
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+def test_a_second_attempt_is_refused_while_the_first_one_writes(tmp_path: Path) -> None:
+    first = EncodeToMegatron(tmp_path / "c4").run(make_documents("red fish"))
+    next(first)
+    with pytest.raises(ValueError, match="in use by another process"):
+        write_part(EncodeToMegatron(tmp_path / "c4"), "red fish")
+    assert list(first) == []
+    assert IndexedTokens(read_parts(tmp_path / "c4", 1)[0]).n_documents == 1
 
 
 @pytest.mark.parametrize(
@@ -349,13 +290,6 @@ def test_wrong_arguments_are_errors_before_a_task_starts(
         make()
 
 
-def test_another_tokenizer_on_a_node_is_an_error(tmp_path: Path, scaling_data: Path) -> None:
-    step = EncodeToMegatron(tmp_path / "c4", str(scaling_data / "gpt2_tokenizer"))
-    step.meta["tokenizer"]["sha256"] = "0"
-    with pytest.raises(ValueError, match="got another tokenizer than that of the process that started"):
-        write_part(step, "fish")
-
-
 @pytest.mark.parametrize("n_files", [0, 1, 5, 12])
 @pytest.mark.parametrize("n_tasks", [1, 2, 5, 7])
 def test_ordered_paths_give_each_task_neighbours(n_files: int, n_tasks: int) -> None:
@@ -363,3 +297,18 @@ def test_ordered_paths_give_each_task_neighbours(n_files: int, n_tasks: int) -> 
     ordered = order_for_tasks(files, n_tasks)
     read = [file for rank in range(n_tasks) for file in ordered[rank::n_tasks]]  # as datatrove assigns them
     assert read == files
+
+
+def test_the_program_of_the_guide_gives_the_parts_of_a_folder(
+    root: Path, tmp_path: Path, corpus: Path
+) -> None:
+    program = str(root / "examples_scaling/training/prepare_datatrove.py")
+    variables = {**os.environ, "PYTHONPATH": str(root)}
+    command = [sys.executable, program, str(corpus), str(tmp_path / "c4"), "--glob"]
+    options: dict[str, Any] = {"env": variables, "timeout": LIMIT_S, "capture_output": True, "text": True}
+    subprocess.run([*command, "*.jsonl*"], check=True, **options)
+    assert merge_parts(tmp_path / "c4", 5) == encode_with_tool(corpus, tmp_path / "ours", append_eod=True)
+    done = subprocess.run(
+        [*command, "*.parquet"], env=variables, timeout=LIMIT_S, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "error: " in done.stderr and "no file matches *.parquet" in done.stderr

@@ -1,380 +1,339 @@
-"""tools/preprocess_data_many_cores.py, run as a command."""
+"""Preprocessing: every kind of input gives the ids of the tokenizer's library, in the order of the input."""
 
+import bz2
 import gzip
+import io
 import json
+import lzma
 import random
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
-from tokenizers import ByteLevelBPETokenizer
+import zstandard
 
+from megatron.cli import format_si
 from megatron.data.indexed import IndexedTokens
 from megatron.text import preprocess as module
-from megatron.text.inputs import find_inputs
+from megatron.text.dry_run import estimate_job
+from megatron.text.inputs import Part, find_inputs, parse_part, select_part
+from megatron.text.preprocess import PreprocessOptions, PreprocessResult, preprocess
+from megatron.text.split import split_dataset, split_documents
 from megatron.text.text_readers import iter_lines, parse_text, replace_lone_surrogates, split_into_pieces
 from megatron.tokenizer.bpe import load_hf_tokenizer
+from megatron.tokenizer.kinds import TokenizerSpec
 from megatron.tokenizer.train_bpe import train_bpe
 
-TEXTS = [
-    "one fish two fish",
-    "",
-    "red fish <|endoftext|> blue fish",
-    "\u00e9t\u00e9 \U0001f41f\n\n  fish",
-    "fish" * 300,
+NULL = TokenizerSpec("NullTokenizer", vocab_size=70_000)  # has no C++ encoder: texts are numbers
+WORDS = ["red", "fish", "blue ", "\u00e9t\u00e9", "\U0001f41f", "12", "\n", "<|endoftext|>", ""]
+RNG = random.Random(0)
+RECORDS = [
+    {"text": " ".join(RNG.choices(WORDS, k=RNG.randrange(30))), "url": f"fish {i}"} for i in range(900)
 ]
+TEXTS = [record["text"] for record in RECORDS]
+LINES = [json.dumps(record, ensure_ascii=i % 2 == 0) for i, record in enumerate(RECORDS)]
+PLAIN = "".join(f"{line}\n" for line in LINES).encode()
+CUT = len("".join(f"{line}\n" for line in LINES[:300]).encode())
+
+
+def pack_table(name: str) -> bytes:
+    sink, table = (
+        pyarrow.BufferOutputStream(),
+        pyarrow.table({k: [r[k] for r in RECORDS] for k in RECORDS[0]}),
+    )
+    if name.endswith(".parquet"):
+        pyarrow.parquet.write_table(table, sink, row_group_size=100)
+    else:
+        with pyarrow.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table, 200)
+    return sink.getvalue().to_pybytes()
+
+
+FILES = {  # of the same documents; packed files of several streams
+    "a.jsonl": PLAIN,
+    "a.json.gz": gzip.compress(PLAIN[:CUT]) + gzip.compress(PLAIN[CUT:]),
+    "a.jsonl.zst": zstandard.compress(PLAIN[:CUT]) + zstandard.compress(PLAIN[CUT:]),
+    "a.jsonl.bz2": bz2.compress(PLAIN[:CUT]) + bz2.compress(PLAIN[CUT:]),
+    "a.jsonl.xz": lzma.compress(PLAIN[:CUT]) + bytes(8) + lzma.compress(PLAIN[CUT:]) + bytes(4),
+    "a.parquet": pack_table("a.parquet"),
+    "a.arrow": pack_table("a.arrow"),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECE_BYTES", 20_000)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("tokenizer")
-    train_bpe(TEXTS * 5, 270, folder)
-    return folder
+    train_bpe(TEXTS, 280, folder)
+    return str(folder)
 
 
-def write_records(path: Path, records: list) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    for name, content in FILES.items():
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
 
 
-def run_tool(
-    root: Path, source: object, tokenizer: Path, out: Path, *words: object, timeout_s: float = 240
-) -> subprocess.CompletedProcess[str]:
-    """Tokenise `source` into <out>/out_text_document."""
-    tool = root / "tools" / "preprocess_data_many_cores.py"
-    named = {"--input": source, "--output-prefix": "out", "--root": out, "--tokenizer-model": tokenizer}
-    flat = [word for pair in named.items() for word in pair]
-    command = [sys.executable, str(tool), *map(str, flat), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+def run(words: list[Path], prefix: Path, tokenizer: Any, **options: Any) -> PreprocessResult:
+    return preprocess(
+        [str(word) for word in words], prefix, tokenizer, PreprocessOptions(quiet=True, **options)
+    )
 
 
-def test_ids_are_those_of_tokenizers_in_the_order_of_the_input(
-    root: Path, tmp_path: Path, tokenizer: Path
+def read_documents(prefix: Path, key: str = "text") -> list[list[int]]:
+    dataset = IndexedTokens(Path(f"{prefix}_{key}_document"))
+    ends = np.cumsum(dataset.document_tokens)
+    return [ids.tolist() for ids in np.split(np.fromfile(f"{dataset.prefix}.bin", dataset.dtype), ends)[:-1]]
+
+
+def encode_by_library(tokenizer: str, key: str = "text") -> list[list[int]]:
+    encodings = load_hf_tokenizer(tokenizer).inner.encode_batch([record[key] for record in RECORDS])
+    return [encoding.ids for encoding in encodings]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_kind_of_input_gives_the_ids_of_the_library_for_one_and_for_two_keys(
+    inputs: Path, tokenizer: str, name: str
 ) -> None:
-    source = write_records(tmp_path / "in.jsonl", [{"text": text, "id": i} for i, text in enumerate(TEXTS)])
-    done = run_tool(
-        root,
-        source,
+    for keys in (("text",), ("text", "url")):
+        prefix = inputs / f"out{len(keys)}"
+        result = run([inputs / name], prefix, tokenizer, keys=keys, n_workers=2)
+        for key, output in zip(keys, result.outputs, strict=True):
+            assert read_documents(prefix, key) == encode_by_library(tokenizer, key)
+            assert output.n_empty == sum(not record[key] for record in RECORDS)
+    assert not list(inputs.glob(".out*"))
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 5])
+def test_the_bytes_are_equal_for_any_number_of_workers_and_end_with_the_eod(
+    inputs: Path, tokenizer: str, n_workers: int
+) -> None:
+    run(
+        [inputs / "a.jsonl", inputs / "a.parquet"],
+        inputs / "x",
         tokenizer,
-        tmp_path / "tokens",
-        "--dataset-impl",
-        "mmap",
-        "--tokenizer-type",
-        "HFTokenizer",
-        "--append-eod",
+        append_eod=True,
+        n_workers=n_workers,
     )
-    assert done.returncode == 0, done.stderr
-    tokens = IndexedTokens(tmp_path / "tokens" / "out_text_document")
-    reference = load_hf_tokenizer(str(tokenizer))
-    assert [tokens.get_document(i).tolist() for i in range(len(TEXTS))] == [
-        [*reference.inner.encode(text).ids, reference.eod_id] for text in TEXTS
-    ]
-    assert sorted(path.name for path in (tmp_path / "tokens").iterdir()) == [
-        f"out_text_document.{suffix}" for suffix in ("bin", "idx", "json")
-    ]
+    eod = load_hf_tokenizer(tokenizer).eod_id
+    assert read_documents(inputs / "x") == [[*ids, eod] for ids in encode_by_library(tokenizer)] * 2
 
 
-def test_real_c4_under_gpt2_gives_the_ids_of_tokenizers(
-    root: Path, tmp_path: Path, scaling_data: Path
-) -> None:
-    source = tmp_path / "c4.jsonl"
-    lines = (scaling_data / "c4" / "c4_en_shard00000_first1000.jsonl").read_text().splitlines()[:200]
-    source.write_text("\n".join(lines))  # without a final newline
-    gpt2 = scaling_data / "gpt2_tokenizer"
-    done = run_tool(root, source, gpt2, tmp_path)
-    assert done.returncode == 0, done.stderr
-    tokens = IndexedTokens(tmp_path / "out_text_document")
-    reference = ByteLevelBPETokenizer(str(gpt2 / "vocab.json"), str(gpt2 / "merges.txt"))
-    assert tokens.n_documents == 200
-    for i, line in enumerate(lines):
-        assert tokens.get_document(i).tolist() == reference.encode(json.loads(line)["text"]).ids
-
-
-@pytest.mark.parametrize("n_workers", [2, 3])
-def test_any_number_of_workers_gives_the_same_bytes(
-    tmp_path: Path, tokenizer: Path, scaling_data: Path, monkeypatch: pytest.MonkeyPatch, n_workers: int
-) -> None:
-    monkeypatch.setattr(module, "PIECE_BYTES", 150_000)  # at least 16 pieces
-    sources = [str(scaling_data / "c4" / name) for name in ("c4_en_shard00000_first1000.jsonl", "*.json.gz")]
-    for n in (1, n_workers):
-        module.preprocess(
-            sources,
-            tmp_path / str(n) / "c4",
-            str(tokenizer),
-            module.PreprocessOptions(append_eod=True, n_workers=n),
-        )
-    for suffix in ("bin", "idx", "json"):
-        single, many = (tmp_path / str(n) / f"c4_text_document.{suffix}" for n in (1, n_workers))
-        assert single.read_bytes() == many.read_bytes()
-    meta = json.loads((tmp_path / "1" / "c4_text_document.json").read_text())
-    assert meta["documents"] == 1030
-    assert [source["documents_read"] for source in meta["sources"]] == [1000, 10, 10, 10]
-
-
-def test_each_key_gets_its_own_dataset(root: Path, tmp_path: Path, tokenizer: Path) -> None:
-    source = write_records(tmp_path / "in.jsonl", [{"a": "fish", "b": "two fish"}, {"a": "", "b": "red"}])
-    done = run_tool(root, source, tokenizer, tmp_path, "--json-keys", "a", "b")
-    assert done.returncode == 0, done.stderr
-    reference = load_hf_tokenizer(str(tokenizer))
-    assert IndexedTokens(tmp_path / "out_b_document").get_document(1).tolist() == reference.encode("red")
-    assert IndexedTokens(tmp_path / "out_a_document").document_tokens.tolist()[1] == 0
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ('{"text": "half', "not JSON"),
-        ('{"body": "x"}', "no key 'text'; it has 'body'"),
-        ('{"text": 7}', "'text' is a number, expected a string"),
-        ("[1]", "got an array, expected an object; jq -c '.[]' FILE writes each element"),
-        (
-            "{",
-            "not JSON (Expecting property name enclosed in double quotes at character 3: the line ends); jq",
-        ),
-        ('{"text": null}', "'text' is null, expected a string"),
-        ("\0" * 8, r"not JSON (Expecting value at character 1: '\x00\x00\x00\x00\x00\x00\x00\x00\n')"),
-        ('{"text": "x"} and more', "not JSON (Extra data at character 15: 'and more\\n')"),
-    ],
-)
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_a_bad_line_is_named_and_nothing_is_left(
-    root: Path, tmp_path: Path, tokenizer: Path, line: str, reason: str, n_workers: int
+def test_a_tokenizer_without_cpp_code_is_used_by_its_library_in_processes(
+    tmp_path: Path, n_workers: int
 ) -> None:
-    source = tmp_path / "in.jsonl"
-    good = json.dumps({"text": "fish " * 2000}) + "\n"
-    source.write_text(good * 600 + line + "\n" + good)
-    done = run_tool(root, source, tokenizer, tmp_path / "tokens", "--workers", n_workers)
-    assert done.returncode == 1
-    sentence = done.stderr.strip().splitlines()[-1]
-    assert f"{source}, line 601: " in sentence
-    assert reason in sentence
-    assert "Traceback" not in done.stderr
-    assert list((tmp_path / "tokens").iterdir()) == []
+    texts = [" ".join(str((i * j) % 70_000) for j in range(i % 60)) for i in range(400)]
+    (tmp_path / "n.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    run([tmp_path / "n.jsonl"], tmp_path / "x", NULL, n_workers=n_workers)
+    assert read_documents(tmp_path / "x") == [[int(word) for word in text.split()] for text in texts]
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "sentence"),
-    [
-        (["--input", "nowhere.jsonl"], 1, "nowhere.jsonl: no such file"),
-        (["--tokenizer-model", "./nowhere"], 1, "nowhere: no such tokenizer folder"),
-        (["--workers", "0"], 2, "--workers: got '0', expected a whole number of 1 or more"),
-    ],
-)
-def test_bad_arguments_give_one_sentence(
-    root: Path, tmp_path: Path, tokenizer: Path, words: list, status: int, sentence: str
+def test_standard_input_and_very_long_lines_are_read(
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = write_records(tmp_path / "in.jsonl", [{"text": "x"}])
-    done = run_tool(root, source, tokenizer, tmp_path / "tokens", *words)
-    assert done.returncode == status
-    assert done.stderr.count("\n") == 1
-    assert sentence in done.stderr
-    assert not list(tmp_path.glob("tokens/*"))
+    text = "one fish two fish " * 70_000  # several blocks of a stream
+    lines = (json.dumps({"text": text}) + '\n\n{"text": "end"}').encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    run([Path("-")], tmp_path / "x", tokenizer)
+    encoded = load_hf_tokenizer(tokenizer).inner.encode_batch([text, "end"])
+    assert read_documents(tmp_path / "x") == [encoding.ids for encoding in encoded]
+    sidecar = json.loads((tmp_path / "x_text_document.json").read_text())
+    assert (sidecar["sources"], sidecar["job"]) == ([{"path": "-", "documents_read": 2}], None)
 
 
-def test_pieces_end_at_line_ends_and_cover_the_whole_file(tmp_path: Path) -> None:
-    lines = [b"x" * n for n in (3, 0, 50, 7, 1, 200, 4)]
-    path = tmp_path / "lines.jsonl"
-    for last in (b"\n", b""):
-        path.write_bytes(b"\n".join(lines) + last)
-        for piece_bytes in (1, 10, 64, 1000):
-            pieces = split_into_pieces([path], piece_bytes)
-            assert [line for piece in pieces for _, line in iter_lines(piece)] == lines
+def test_special_text_becomes_its_id_or_stays_text(tmp_path: Path, tokenizer: str) -> None:
+    (tmp_path / "s.jsonl").write_text('{"text": "red <|endoftext|>"}\n')
+    for special in (True, False):
+        run([tmp_path / "s.jsonl"], tmp_path / "x", tokenizer, special_text=special, overwrite=True)
+        eod = load_hf_tokenizer(tokenizer).eod_id
+        assert (eod in read_documents(tmp_path / "x")[0]) is special
 
 
-def test_folders_and_patterns_are_read_in_order_and_truncated_gzip_is_reported(tmp_path: Path) -> None:
-    for name in ("b.jsonl", "a.json.gz", "c.txt"):
-        (tmp_path / name).write_bytes(gzip.compress(b'{"text": "x"}\n' * 100)[:-10])
-    assert [path.name for path in find_inputs([str(tmp_path)])] == ["a.json.gz", "b.jsonl"]
-    assert [path.name for path in find_inputs([str(tmp_path / "*.jsonl")])] == ["b.jsonl"]
-    with pytest.raises(ValueError, match="c.txt: expected one of"):
-        find_inputs([str(tmp_path / "c.txt")])
-    with pytest.raises(ValueError, match="a.json.gz: got damaged content"):
-        list(iter_lines(split_into_pieces([tmp_path / "a.json.gz"], 1000)[0]))
-
-
-def list_names(words: list[object]) -> list[str]:
-    return [path.name for path in find_inputs([str(word) for word in words])]
-
-
-def test_a_folder_gives_all_files_below_except_hidden_ones_and_outputs(
-    tmp_path: Path, tokenizer: Path
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz", "a.parquet"])
+@pytest.mark.parametrize("share", [0.0001, 0.4, 0.99])
+def test_max_tokens_keeps_the_fewest_first_documents_that_reach_it(
+    inputs: Path, tokenizer: str, name: str, share: float
 ) -> None:
-    for name in ("x.jsonl", "a/y.jsonl", "a/b/z.json", ".hidden/h.jsonl", "a/.h.jsonl", "a/readme.md"):
-        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
-        (tmp_path / name).write_text('{"text": "fish"}\nno JSON\n')
-    assert list_names([tmp_path]) == ["z.json", "y.jsonl", "x.jsonl"]
-    options = module.PreprocessOptions(skip_bad_lines=True, quiet=True)
-    for _ in range(2):  # outputs of the first call are not inputs of the second
-        result = module.preprocess([str(tmp_path)], tmp_path / "a" / "out", str(tokenizer), options)
-        assert (result.outputs[0].n_documents, result.n_rejected) == (3, 3)
-    assert list_names([tmp_path / "*"]) == ["z.json", "y.jsonl", "x.jsonl"]
-    assert list_names([tmp_path / "**/*.jsonl"]) == ["y.jsonl", "x.jsonl"]
-    with pytest.raises(ValueError, match="x.jsonl: got this file twice"):
-        list_names([tmp_path / "x.jsonl", tmp_path / "a" / ".." / "x.jsonl"])
-    with pytest.raises(FileNotFoundError, match="no such file, and no folder or pattern"):
-        list_names([tmp_path / "q*"])
+    documents = encode_by_library(tokenizer)
+    ends = np.cumsum([len(ids) for ids in documents])
+    n_first = int(ends[int(share * len(ends))])
+    for max_tokens in (n_first, n_first + 1):
+        run([inputs / name], inputs / "x", tokenizer, max_tokens=max_tokens, n_workers=2, overwrite=True)
+        n = int(np.searchsorted(ends, max_tokens)) + 1
+        assert read_documents(inputs / "x") == documents[:n]
+        sidecar = json.loads((inputs / "x_text_document.json").read_text())
+        assert sidecar["sources"][0]["documents_read"] == n
 
 
-def test_documents_of_a_folder_saved_by_datasets_are_read_once(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    corpus = datasets.Dataset.from_dict({"text": [f"document {i}" for i in range(30)]})
-    corpus.save_to_disk(tmp_path / "one", num_shards=3)
-    assert list_names([tmp_path / "one"]) == [f"data-0000{i}-of-00003.arrow" for i in range(3)]
-    datasets.load_from_disk(tmp_path / "one").map(lambda row: {"text": row["text"] + "!"})
-    assert any(
-        path.name.startswith("cache-") for path in (tmp_path / "one").iterdir()
-    )  # a cache beside the data
-    assert list_names([tmp_path / "one"]) == [f"data-0000{i}-of-00003.arrow" for i in range(3)]
-    datasets.DatasetDict(train=corpus, test=corpus.select(range(3))).save_to_disk(tmp_path / "splits")
-    with pytest.raises(
-        ValueError, match=r"several splits of datasets, expected one. Give a split: .*train \S+test"
-    ):
-        list_names([tmp_path / "splits"])
-    assert list_names([tmp_path / "splits" / "train"]) == ["data-00000-of-00001.arrow"]
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "latin-1"])
-def test_text_in_another_encoding_is_refused_and_not_guessed(encoding: str) -> None:
-    with pytest.raises(ValueError, match="not UTF-8|not JSON"):
-        parse_text('{"text": "caf\u00e9"}'.encode(encoding), "text")
-
-
-def test_a_byte_order_mark_and_windows_line_ends_are_not_part_of_the_text(
-    tmp_path: Path, tokenizer: Path
+@pytest.mark.parametrize("packing", ["", ".gz"])
+@pytest.mark.parametrize("n_workers", [1, 3])
+def test_bad_lines_fail_with_the_first_ones_number_or_are_listed(
+    tmp_path: Path, tokenizer: str, packing: str, n_workers: int
 ) -> None:
-    lines = [json.dumps({"text": text}) for text in TEXTS]
-    (tmp_path / "plain.jsonl").write_text("\n".join(lines))  # without a final newline
-    (tmp_path / "windows.jsonl").write_bytes(b"\xef\xbb\xbf" + "\r\n".join([*lines, "", ""]).encode())
-    for name in ("plain", "windows"):
-        module.preprocess(
-            [str(tmp_path / f"{name}.jsonl")], tmp_path / name, str(tokenizer), module.PreprocessOptions()
-        )
-    for suffix in ("bin", "idx"):
-        plain, windows = (tmp_path / f"{name}_text_document.{suffix}" for name in ("plain", "windows"))
-        assert plain.read_bytes() == windows.read_bytes()
-
-
-def test_an_output_that_would_overwrite_its_input_is_refused(tmp_path: Path, tokenizer: Path) -> None:
-    for name in ("x_text_document.json", "x.rejects.jsonl"):
-        (tmp_path / name).write_text('{"text": "fish"}\n')
-        with pytest.raises(ValueError, match="is an input, and would be overwritten"):
-            module.preprocess(
-                [str(tmp_path / name)], tmp_path / "x", str(tokenizer), module.PreprocessOptions()
-            )
-        assert (tmp_path / name).read_text() == '{"text": "fish"}\n'
-    with pytest.raises(ValueError, match="got 'a/b', expected a key without a slash"):
-        module.preprocess(
-            [str(tmp_path)], tmp_path / "x", str(tokenizer), module.PreprocessOptions(keys=("a/b",))
-        )
-
-
-def test_an_unpaired_surrogate_becomes_the_replacement_character(tmp_path: Path, tokenizer: Path) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_text('{"text": "a\\ud800b \\ud83d\\udc1f"}\n')
-    module.preprocess([str(source)], tmp_path / "out", str(tokenizer), module.PreprocessOptions(quiet=True))
-    reference = load_hf_tokenizer(str(tokenizer))
-    ids = IndexedTokens(tmp_path / "out_text_document").get_document(0).tolist()
-    assert ids == reference.encode("a\ufffdb \U0001f41f")
-
-
-@pytest.mark.parametrize("change", ["append", "same size"])
-def test_an_input_that_changes_while_it_is_read_is_an_error_and_leaves_nothing(
-    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
-    source = write_records(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS])
-    check = module.check_not_empty
-
-    def check_and_change(*args: object) -> None:  # called after the last document was read
-        check(*args)
-        text = source.read_bytes()
-        source.write_bytes(text + text if change == "append" else text.replace(b"one", b"two"))
-
-    monkeypatch.setattr(module, "check_not_empty", check_and_change)
-    with pytest.raises(ValueError, match=r"in.jsonl: got another size or time .* while it was read"):
-        module.preprocess(
-            [str(source)], tmp_path / "out", str(tokenizer), module.PreprocessOptions(quiet=True)
-        )
-    assert not list(tmp_path.glob("*out*"))
-
-
-@pytest.mark.parametrize("content", ["", "\n \n"])
-def test_input_without_a_document_is_an_error_and_leaves_nothing(
-    tmp_path: Path, tokenizer: Path, content: str
-) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_text(content)
-    with pytest.raises(ValueError, match="in.jsonl: got no document"):
-        module.preprocess(
-            [str(source)], tmp_path / "out", str(tokenizer), module.PreprocessOptions(quiet=True)
-        )
-    assert not list(tmp_path.glob("*out*"))
-
-
-def test_a_bad_lines_reason_counts_characters_of_that_line() -> None:
-    with pytest.raises(
-        ValueError, match=r"not JSON \(Expecting ',' delimiter at character 13: the line ends\)"
-    ):
-        parse_text(b'{"text": "a"', "text")
-    with pytest.raises(
-        ValueError, match=r"not JSON \(Expecting ',' delimiter at character 14: the line ends\)"
-    ):
-        parse_text(b'{"text": "a"\n', "text")
-
-
-def test_lone_surrogates_are_replaced_as_in_parse_text() -> None:
-    rng = random.Random(0)
-    parts = ["\\ud83d", "\\udc1f", "\\\\", "\\n", "ud800", "\\uD800", "\\u00e9", '\\"', "x", "\u00e9"]
-    for _ in range(2000):
-        line = ('{"text": "' + "".join(rng.choices(parts, k=rng.randrange(9))) + '"}').encode()
-        mended = replace_lone_surrogates(line)
-        assert len(mended) == len(line)
-        assert json.loads(mended)["text"] == parse_text(line, "text")
-
-
-def test_a_text_that_cannot_be_encoded_is_a_bad_line(root: Path, tmp_path: Path) -> None:
-    source = write_records(
-        tmp_path / "in.jsonl", [{"text": "1 2"}, {"text": "3 four"}, {"text": "5"}, {"no": 1}]
+    lines = [*LINES]
+    bad = {
+        200: "not json",
+        350: '{"url": "fish"}',
+        351: '{"text": 3, "url": "a"}',
+        800: '{"text": "\xff", "url": ""}',
+    }
+    for i, line in bad.items():
+        lines[i] = line
+    lines[400] = "  "  # not a document
+    path = tmp_path / f"b.jsonl{packing}"
+    content = b"".join(
+        line.encode("latin-1" if i == 800 else "utf-8") + b"\n" for i, line in enumerate(lines)
     )
-    words = ["--tokenizer-type", "NullTokenizer", "--vocab-size", 9]
-    done = run_tool(root, source, "none", tmp_path / "failed", *words)
-    assert done.returncode == 1
-    assert "in.jsonl, line 2: " in done.stderr
-    assert "'four'" in done.stderr
-    done = run_tool(root, source, "none", tmp_path / "tokens", *words, "--on-error", "skip")
-    assert done.returncode == 0, done.stderr
-    rejects = [json.loads(line) for line in (tmp_path / "tokens" / "out.rejects.jsonl").open()]
-    assert [record["line"] for record in rejects] == [2, 4]
-    tokens = IndexedTokens(tmp_path / "tokens" / "out_text_document")
-    assert [tokens.get_document(i).tolist() for i in range(2)] == [[1, 2], [5]]
-
-
-def test_a_line_too_long_for_the_general_parser_is_a_bad_line(
-    root: Path, tmp_path: Path, tokenizer: Path
-) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_bytes(b'{"text": "x"}\n{"text": "' + b"y" * (17 << 20) + b'\n{"text": "z"}\n')
-    done = run_tool(root, source, tokenizer, tmp_path / "tokens", "--on-error", "skip")
-    assert done.returncode == 0, done.stderr
-    assert IndexedTokens(tmp_path / "tokens" / "out_text_document").n_documents == 2
-    rejects = (tmp_path / "tokens" / "out.rejects.jsonl").read_text()
-    assert json.loads(rejects)["line"] == 2
-    assert "17,825,803 bytes too long" in rejects
-
-
-def test_parquet_with_holes_names_the_row(root: Path, tmp_path: Path, tokenizer: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    source = tmp_path / "in.parquet"
-    parquet.write_table(pyarrow.table({"text": [*TEXTS, None, "fish"]}), source)
-    done = run_tool(root, source, tokenizer, tmp_path / "failed")
-    assert done.returncode == 1
-    assert f"in.parquet, row {len(TEXTS) + 1}: 'text' is null" in done.stderr
-    done = run_tool(root, source, tokenizer, tmp_path / "tokens", "--on-error", "skip")
-    assert done.returncode == 0, done.stderr
-    tokens, reference = (
-        IndexedTokens(tmp_path / "tokens" / "out_text_document"),
-        load_hf_tokenizer(str(tokenizer)),
+    path.write_bytes(gzip.compress(content) if packing else content)
+    with pytest.raises(ValueError, match=r"b.jsonl\S*, line 201: not JSON .*'not json"):
+        run([path], tmp_path / "x", tokenizer, n_workers=n_workers)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    result = run(
+        [path], tmp_path / "x", tokenizer, n_workers=n_workers, skip_bad_lines=True, keys=("text", "url")
     )
-    expected = [reference.encode(text) for text in [*TEXTS, "fish"]]
-    assert [tokens.get_document(i).tolist() for i in range(len(expected))] == expected
+    rejects = [json.loads(line) for line in (tmp_path / "x.rejects.jsonl").read_text().splitlines()]
+    assert [reject["line"] for reject in rejects] == [i + 1 for i in bad]
+    assert [reject["reason"].split(" (")[0] for reject in rejects] == [
+        "not JSON", "no key 'text'; it has 'url'", "'text' is a number, expected a string", "not UTF-8",
+    ]  # fmt: skip
+    assert (result.rejected.n_lines, result.rejected.n_files) == (4, 0)
+    expected = [ids for i, ids in enumerate(encode_by_library(tokenizer)) if i not in (*bad, 400)]
+    assert read_documents(tmp_path / "x") == expected
+    # the error after the documents that are used is not raised
+    run([path], tmp_path / "y", tokenizer, n_workers=n_workers, max_tokens=len(sum(expected[:150], [])))
+    assert read_documents(tmp_path / "y") == expected[:150]
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "a.jsonl"])
+def test_a_damaged_file_fails_or_is_skipped_as_a_whole(inputs: Path, tokenizer: str, name: str) -> None:
+    content, path = FILES[name], inputs / f"damaged-{name}"
+    for damaged in (content[: len(content) // 2], content[: len(content) // 2] + b"\x55" * 40, b""):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"damaged-{name}: got damaged content .* --on-error skip\."):
+            run([path, inputs / "a.jsonl"], inputs / "y", tokenizer)
+        result = run([path, inputs / "a.jsonl"], inputs / "x", tokenizer, skip_bad_lines=True, overwrite=True)
+        assert (result.rejected.n_lines, result.rejected.n_files) == (0, 1)
+        assert read_documents(inputs / "x") == encode_by_library(tokenizer)
+        (reject,) = map(json.loads, (inputs / "x.rejects.jsonl").read_text().splitlines())
+        assert reject["file"] == str(path) and reject["line"] is None
+
+
+def test_a_line_is_parsed_as_json_does_and_surrogates_are_replaced() -> None:
+    for text in (*WORDS, "\ud83d\udc1f", "\ud83d", "a\udc1fb", "\\ud83d"):
+        line = json.dumps({"text": text}).encode()
+        expected = (
+            json.loads(line)["text"].encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        )
+        assert parse_text(line, "text") == expected
+        assert json.loads(replace_lone_surrogates(line))["text"] == expected
+
+
+REFUSALS = [
+    ({}, ["nothing.jsonl"], "nothing.jsonl: no such file, and no folder or pattern"),
+    ({}, ["a.jsonl", "a.jsonl"], "a.jsonl: got this file twice"),
+    ({}, ["x.zip"], "x.zip: got another format, expected one of .jsonl"),
+    ({}, ["empty.jsonl"], "empty.jsonl: got no document"),
+    ({}, ["splits"], "splits: got a folder with several splits"),
+    ({"keys": ("text", "text")}, ["a.jsonl"], "json keys: got a key twice"),
+    ({"keys": ("a/b",)}, ["a.jsonl"], "json keys: got 'a/b', expected a key without a slash"),
+    ({"keys": ("none",)}, ["a.parquet"], "a.parquet: no column 'none'; it has text, url"),
+    ({"keys": ("none",)}, ["a.jsonl"], "a.jsonl, line 1: no key 'none'; it has 'text', 'url'"),
+    ({"n_workers": 0}, ["a.jsonl"], "workers: got 0, expected 1 or more"),
+    ({"part": Part(1, 2)}, ["-"], "--part: got standard input"),
+    ({"part": Part(1, 2), "max_tokens": 5}, ["a.jsonl"], "--max-tokens: got it with --part"),
+    (
+        {"overwrite": True},
+        ["x_text_document.json"],
+        "x_text_document.json: is an input, and would be",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "words", "sentence"), REFUSALS)
+def test_a_wrong_job_is_refused_in_a_sentence_and_leaves_nothing(
+    inputs: Path, tokenizer: str, options: dict[str, Any], words: list[str], sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (inputs / "splits").mkdir()
+    (inputs / "splits/dataset_dict.json").write_text('{"splits": ["train"]}')
+    (inputs / "empty.jsonl").write_text("\n\n")
+    (inputs / "x.zip").write_bytes(b"PK")
+    if options.get("overwrite"):
+        (inputs / "x_text_document.json").write_text('{"text": "a"}\n')
+    before = sorted(inputs.rglob("*"))
+    monkeypatch.chdir(inputs)
+    with pytest.raises((ValueError, FileNotFoundError)) as error:
+        preprocess(words, Path("x"), tokenizer, PreprocessOptions(quiet=True, **options))
+    assert str(error.value).startswith(sentence) and "\n" not in str(error.value)
+    assert sorted(inputs.rglob("*")) == before
+
+
+def test_folders_and_patterns_skip_hidden_files_and_outputs(inputs: Path, tokenizer: str) -> None:
+    run([inputs / "a.jsonl"], inputs / "x", tokenizer)
+    (inputs / ".hidden.jsonl").write_bytes(PLAIN)
+    (inputs / "link").symlink_to(inputs)
+    assert find_inputs([str(inputs)]) == sorted(inputs / name for name in FILES)
+    assert find_inputs([str(inputs / "*.json*")]) == sorted(inputs / n for n in FILES if ".json" in n)
+    saved = inputs / "saved"
+    saved.mkdir()
+    for name in ("data.arrow", "cache.arrow"):
+        (saved / name).write_bytes(FILES["a.arrow"])
+    (saved / "dataset_info.json").write_text("{}")
+    (saved / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+    assert find_inputs([str(saved)]) == [saved / "data.arrow"]
+
+
+@pytest.mark.parametrize("n_parts", [1, 2, 3, 7, 40])
+def test_the_parts_in_order_are_the_output_of_one_job(inputs: Path, tokenizer: str, n_parts: int) -> None:
+    paths = [inputs / "a.jsonl", inputs / "a.json.gz", inputs / "a.parquet"]
+    documents = []
+    for number in range(1, n_parts + 1):
+        part = Part(number, n_parts)
+        run(paths, inputs / "p", tokenizer, part=part)
+        documents += read_documents(part.add_to(inputs / "p"))
+    assert documents == encode_by_library(tokenizer) * 3
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 1000, 1 << 30])
+def test_pieces_have_every_line_once(tmp_path: Path, piece_bytes: int) -> None:
+    lines = [b"a" * RNG.randrange(20) for _ in range(100)]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    pieces = split_into_pieces([tmp_path / "a.jsonl"], piece_bytes)
+    read = [line for piece in pieces for _, line in iter_lines(piece)]
+    assert read == (lines if lines[-1] else lines[:-1])
+    selection = select_part([tmp_path / "a.jsonl"], Part(1, 1))
+    assert (selection.paths, selection.ranges) == ([tmp_path / "a.jsonl"], {})
+
+
+@pytest.mark.parametrize("word", ["0/3", "4/3", "1", "a/b", "1/100000"])
+def test_a_part_outside_its_count_is_refused(word: str) -> None:
+    with pytest.raises(Exception, match=f"got '{word}', expected I/N"):
+        parse_part(word)
+
+
+def test_a_dry_run_estimates_the_tokens_and_writes_nothing(inputs: Path, tokenizer: str) -> None:
+    before = sorted(inputs.rglob("*"))
+    for name in ("a.jsonl", "a.json.gz", "a.parquet"):
+        words = estimate_job([str(inputs / name)], inputs / "x", tokenizer, PreprocessOptions())
+        n_tokens = sum(len(ids) for ids in encode_by_library(tokenizer)) / 1000
+        assert f"1 files, {format_si(len(FILES[name]))}B to read; expected {n_tokens:.1f}k tokens" in words
+    assert sorted(inputs.rglob("*")) == before
+
+
+def test_a_split_has_the_shares_of_the_documents(inputs: Path, tokenizer: str) -> None:
+    assert split_documents(2000, [949, 50, 1]) == [(0, 1898), (1898, 1998), (1998, 2000)]  # type: ignore[list-item]
+    run([inputs / "a.jsonl"], inputs / "x", tokenizer)
+    split_dataset(inputs / "x_text_document", inputs / "y", [2, 0, 1], quiet=True)  # type: ignore[list-item]
+    documents = encode_by_library(tokenizer)
+    first, second = (IndexedTokens(inputs / f"y_{name}").document_tokens for name in ("train", "test"))
+    assert [*first, *second] == [len(ids) for ids in documents] and len(first) == 600

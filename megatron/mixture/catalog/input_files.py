@@ -7,8 +7,9 @@ from pathlib import Path
 
 from megatron.data.parts import list_data_files
 from megatron.data.sidecar import PARTS_SUFFIX
+from megatron.io import is_url
 from megatron.mixture.catalog.tars import TAR_SUFFIXES
-from megatron.text.inputs import COMPRESSED_SUFFIXES, PLAIN_SUFFIXES, find_inputs
+from megatron.text.inputs import COMPRESSED_SUFFIXES, PLAIN_SUFFIXES, describe_inputs, find_inputs
 
 INPUTS = (*PLAIN_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet", *TAR_SUFFIXES, ".bin")
 PART_BYTES = 4 << 20
@@ -19,12 +20,17 @@ def find_input_files(inputs: Sequence[str]) -> list[Path]:
 
     A dataset of parts stands for the .bin files of its parts.
     """
+    if urls := [word for word in inputs if is_url(word)]:
+        raise ValueError(
+            f"{describe_inputs(urls)}: got a URL, expected files on this machine. Download them first."
+        )
     patterns = []
     for word in inputs:
         patterns += list_data_files(word) or [word]
+    paths = [path for path in find_inputs(patterns, INPUTS) if isinstance(path, Path)]
     return [
         path
-        for path in find_inputs(patterns, INPUTS)
+        for path in paths
         # .parquet and .json beside a .bin/.idx dataset are parts of it
         if path.suffix not in (".parquet", ".json") or not _is_indexed_dataset(path.with_suffix(".bin"))
         if not path.name.endswith(PARTS_SUFFIX)

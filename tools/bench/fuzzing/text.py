@@ -114,8 +114,7 @@ class Lines:
     n_inputs = BATCH_LINES
 
     def __init__(self, folder: Path, whole: bool = True) -> None:
-        from megatron.text.shard_writer import EncodeSettings
-        from megatron.text.shards import ShardFolder
+        from megatron.text.units import EncodeSettings, UnitFolder
         from megatron.tokenizer.bpe import load_hf_tokenizer
         from megatron.tokenizer.encoder import FastEncoder, LibraryEncoder, build_fast_bpe
 
@@ -128,9 +127,9 @@ class Lines:
             "C++ file": ("in.jsonl", fast), "C++ stream": ("in.jsonl.gz", fast),
             "Python": ("in.jsonl", LibraryEncoder(tokenizer)),
         }  # fmt: skip
-        self.settings = EncodeSettings(eod=tokenizer.eod_id, dtype="uint16", skip_bad_lines=True)
+        self.settings = EncodeSettings(("text",), tokenizer.eod_id, "uint16", True)
         (folder / "shards").mkdir()
-        self.shards = ShardFolder(folder / "shards", ("text",))
+        self.units = UnitFolder(folder / "shards", self.settings)
 
     def make(self, rng: random.Random) -> Files:
         """Return a block of mutated lines."""
@@ -164,18 +163,18 @@ class Lines:
         return {"accepted": BATCH_LINES - len(bad), "refused": len(bad)}
 
     def _encode_file(self, name: str, encoder: Any) -> tuple[list[list[int]], list[int]]:
-        from megatron.text.encode_piece import encode_piece
+        from megatron.text.encode import encode_piece
         from megatron.text.text_readers import InputPiece
 
-        path = self.folder / name
-        done = encode_piece(InputPiece(path, 0, path.stat().st_size), 0, self.shards, self.settings, encoder)
+        path, unit = self.folder / name, self.units.path(0)
+        done = encode_piece(InputPiece(path, 0, path.stat().st_size), unit, self.settings, encoder)
         if done.error or done.damage:
             raise WrongAnswerError(f"{name}: got {done.error or done.damage}, expected rejected lines")
-        lengths = np.fromfile(self.shards.lengths_path(0, "text"), "<i4")
+        lengths = self.units.read_lengths(0, done, 0)
         # lengths [3, 1, 2] cut after 3, 4 and 6: three documents and an empty rest, which [:-1] drops
-        ids = np.split(np.fromfile(self.shards.ids_path(0, "text"), "<u2"), np.cumsum(lengths))[:-1]
-        rejects = self.shards.rejects_path(0).read_text().splitlines()
-        return [row.tolist() for row in ids], [json.loads(line)["line"] for line in rejects]
+        ids = np.split(np.fromfile(unit, "<u2", sum(done.n_tokens)), np.cumsum(lengths))[:-1]
+        rejects = self.units.read_rejects(0, done)
+        return [row.tolist() for row in ids], [record["line"] for record in rejects]
 
 
 def train_tokenizer(folder: Path) -> None:
@@ -239,10 +238,9 @@ def open_packed(folder: Path) -> FileCase:
     """Open compressed and columnar files, encoded as in preprocessing."""
     import zstandard
 
-    from megatron.text.encode_piece import encode_piece
-    from megatron.text.shard_writer import EncodeSettings
-    from megatron.text.shards import ShardFolder
+    from megatron.text.encode import encode_piece
     from megatron.text.text_readers import InputPiece, write_parquet_columns
+    from megatron.text.units import EncodeSettings
     from megatron.tokenizer.bpe import load_hf_tokenizer
     from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
 
@@ -253,11 +251,10 @@ def open_packed(folder: Path) -> FileCase:
     (folder / "a.jsonl.zst").write_bytes(zstandard.compress(lines))
     write_parquet_columns(folder / "a.parquet", {"text": list(WORDS), "n": np.arange(len(WORDS))})
     (folder / "shards").mkdir()
-    shards = ShardFolder(folder / "shards", ("text",))
-    settings = EncodeSettings(eod=0, dtype="uint16", skip_bad_lines=False)
+    settings = EncodeSettings(("text",), 0, "uint16", False)
     # two streams: content after the first one must not be dropped
     (folder / "a.jsonl.bz2").write_bytes(bz2.compress(lines) + bz2.compress(lines))
-    (folder / "a.jsonl.xz").write_bytes(lzma.compress(lines) + bytes(8) + lzma.compress(lines))
+    (folder / "a.jsonl.xz").write_bytes(lzma.compress(lines) + lzma.compress(lines))
     names = ("a.jsonl.gz", "a.jsonl.zst", "a.jsonl.bz2", "a.jsonl.xz", "a.parquet")
 
     def read() -> None:
@@ -266,7 +263,9 @@ def open_packed(folder: Path) -> FileCase:
             # only the mutated file is read
             if path.read_bytes() == case[name]:
                 continue
-            done = encode_piece(InputPiece(path, 0, path.stat().st_size), 0, shards, settings, encoder)
+            done = encode_piece(
+                InputPiece(path, 0, path.stat().st_size), folder / "shards" / "0.unit", settings, encoder
+            )
             if done.error and (str(path) not in done.error or "\n" in done.error):
                 raise WrongAnswerError(f"got {done.error!r}, expected one line that names {path}")
             if done.error:

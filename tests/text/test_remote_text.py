@@ -1,0 +1,209 @@
+"""Preprocessing from and to object stores: the bytes of local files, faults, and uploads that resume."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron.data import remote
+from megatron.data.remote import RemoteError, RemoteUnreachableError
+from megatron.text import preprocess as module
+from megatron.text import remote_output
+from megatron.text.inputs import Part, find_inputs
+from megatron.text.preprocess import PreprocessOptions, PreprocessResult, preprocess
+from megatron.text.remote_output import preprocess_to_store
+from megatron.tokenizer.kinds import TokenizerSpec
+from megatron.tokenizer.train_bpe import train_bpe
+from tests.remote_servers import STORE_VARIABLES, FaultyServer, serve_store
+from tests.text.test_preprocess import FILES, TEXTS
+
+NULL = TokenizerSpec("NullTokenizer", vocab_size=1000)
+SUFFIXES = (".bin", ".idx", ".json")
+URL = "s3://out/tokens/c4"
+NAMES = [f"out/tokens/c4_text_document{suffix}" for suffix in SUFFIXES]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(remote, "MAX_WAIT_S", 0.02)
+    monkeypatch.setattr(remote, "BLOCK_BYTES", 30_000)
+    monkeypatch.setattr(module, "PIECE_BYTES", 30_000)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_bpe(TEXTS, 280, folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def store_url() -> Iterator[str]:
+    with serve_store() as url:
+        yield url
+
+
+@pytest.fixture
+def store(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An S3 file system with the bucket `corpus` of all kinds of files, and the empty bucket `out`."""
+    import s3fs
+
+    for name, value in (STORE_VARIABLES | {"AWS_ENDPOINT_URL": store_url}).items():
+        monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    store = s3fs.S3FileSystem(use_listings_cache=False)
+    if not store.exists("corpus"):
+        store.mkdir("corpus")
+        for name, content in FILES.items():
+            store.pipe(f"corpus/c4/{name}", content)
+    if store.exists("out"):
+        store.rm("out", recursive=True)
+    store.mkdir("out")
+    return store
+
+
+@pytest.fixture
+def web() -> Iterator[FaultyServer]:
+    with FaultyServer() as server:
+        server.files.update(FILES)
+        yield server
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{i % 1000} {i % 7}"}) + "\n" for i in range(500)))
+    return path
+
+
+def run(words: list[str], prefix: Path, tokenizer: Any, **options: Any) -> list[bytes]:
+    result = preprocess(words, prefix, tokenizer, PreprocessOptions(quiet=True, **options))
+    return [Path(f"{o.prefix}{suffix}").read_bytes() for o in result.outputs for suffix in SUFFIXES[:2]]
+
+
+@pytest.mark.parametrize("keys", [("text",), ("text", "url")])
+@pytest.mark.parametrize("name", FILES)
+def test_remote_files_give_the_bytes_of_local_ones(
+    store: Any,
+    tmp_path: Path,
+    tokenizer: str,
+    name: str,
+    keys: tuple[str, ...],
+) -> None:
+    (tmp_path / name).write_bytes(FILES[name])
+    local = run([str(tmp_path / name)], tmp_path / "local", tokenizer, keys=keys)
+    assert run([f"s3://corpus/c4/{name}"], tmp_path / "x", tokenizer, keys=keys) == local
+    (entry,) = json.loads((tmp_path / "x_text_document.json").read_text())["sources"]
+    (expected,) = json.loads((tmp_path / "local_text_document.json").read_text())["sources"]
+    assert entry["path"] == f"s3://corpus/c4/{name}" and entry["version"]
+    # parquet is not read in order
+    assert entry["sha256"] == (None if name.endswith((".parquet", ".arrow")) else expected["sha256"])
+
+
+def test_folders_and_parts_of_a_store_have_every_document_once(
+    store: Any,
+    tmp_path: Path,
+    tokenizer: str,
+) -> None:
+    assert [file.url for file in find_inputs(["s3://corpus/c4"])] == [  # type: ignore[union-attr]
+        f"s3://corpus/c4/{name}" for name in sorted(FILES)
+    ]
+    whole = run(["s3://corpus/c4"], tmp_path / "x", tokenizer)[0]
+    parts = [run(["s3://corpus/c4"], tmp_path / "x", tokenizer, part=Part(i, 3))[0] for i in (1, 2, 3)]
+    assert b"".join(parts) == whole
+
+
+@pytest.mark.parametrize("fault", ["reset", "truncate", 503])
+def test_a_fault_is_retried_and_a_lost_file_is_skipped_on_request(
+    web: FaultyServer,
+    tmp_path: Path,
+    tokenizer: str,
+    fault: int | str,
+) -> None:
+    urls = [f"{web.url}/a.json.gz", f"{web.url}/a.jsonl.xz"]
+    expected = run(urls[1:], tmp_path / "one", tokenizer)
+    web.faults["a.jsonl.xz"] = [fault] * 2
+    assert run(urls[1:], tmp_path / "two", tokenizer) == expected
+    web.faults["a.json.gz"] = ["reset"] * 1000  # of GET only: the file is found
+    with pytest.raises(RemoteUnreachableError, match="a.json.gz: not readable after 8 attempts"):
+        run(urls, tmp_path / "x", tokenizer)
+    assert run(urls, tmp_path / "x", tokenizer, skip_bad_lines=True) == expected
+    (reject,) = map(json.loads, (tmp_path / "x.rejects.jsonl").read_text().splitlines())
+    assert reject["file"] == urls[0] and "not readable" in reject["reason"]
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_an_error(
+    store: Any,
+    tmp_path: Path,
+    tokenizer: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store.pipe("out/a.jsonl", FILES["a.jsonl"])
+    read = remote.read_range
+
+    def replace_and_read(*arguments: Any) -> bytes:
+        data = read(*arguments)
+        store.pipe("out/a.jsonl", FILES["a.jsonl"].replace(b"red", b"RED"))
+        return data
+
+    monkeypatch.setattr(remote, "read_range", replace_and_read)
+    with pytest.raises(RemoteError, match="The file was replaced meanwhile"):
+        run(["s3://out/a.jsonl"], tmp_path / "x", tokenizer, skip_bad_lines=True)
+    assert not list(tmp_path.glob("x*"))
+
+
+def upload(text: Path, **options: Any) -> PreprocessResult:
+    settings = PreprocessOptions(quiet=True, **options)
+    return preprocess_to_store([str(text)], URL, text.parent / "work", NULL, settings)
+
+
+def test_the_uploaded_outputs_equal_local_ones_and_are_not_repeated(store: Any, text: Path) -> None:
+    text.write_text(text.read_text() + "{\n")
+    first = upload(text, skip_bad_lines=True)
+    preprocess([str(text)], text.parent / "c4", NULL, PreprocessOptions(quiet=True, skip_bad_lines=True))
+    rejects = "out/tokens/c4.rejects.jsonl"
+    assert store.find("out") == [rejects, *NAMES] and first.rejected.path == f"s3://{rejects}"
+    for name in [rejects, *NAMES]:
+        assert store.cat_file(name) == (text.parent / name.rpartition("/")[2]).read_bytes()
+    versions = [store.info(name)["LastModified"] for name in NAMES]
+    again = upload(text, skip_bad_lines=True)
+    assert (again.outputs, again.rejected) == (first.outputs, first.rejected)
+    assert [store.info(name)["LastModified"] for name in NAMES] == versions
+    with pytest.raises(ValueError, match=rf"^{URL}_text_document.bin: exists already.*--overwrite"):
+        upload(text, skip_bad_lines=True, max_tokens=10)
+    assert not list((text.parent / "work").iterdir())
+    assert upload(text, skip_bad_lines=True, max_tokens=10, overwrite=True).outputs[0].n_tokens == 10
+
+
+@pytest.mark.parametrize("n_uploaded", [0, 1, 2])
+def test_a_killed_upload_is_invisible_and_resumes(
+    store: Any, text: Path, monkeypatch: pytest.MonkeyPatch, n_uploaded: int
+) -> None:
+    upload(text, max_tokens=10)  # an older dataset
+    original, uploaded = remote_output.upload_file, list[str]()
+
+    def stop(path: Path, url: str, advance: Any) -> Any:
+        if len(uploaded) == limit:
+            raise KeyboardInterrupt
+        uploaded.append(path.suffix)
+        return original(path, url, advance)
+
+    limit = n_uploaded
+    monkeypatch.setattr(remote_output, "upload_file", stop)
+    with pytest.raises(KeyboardInterrupt):
+        upload(text, overwrite=True)
+    assert store.find("out") == NAMES[:n_uploaded]
+    uploaded.clear()
+    limit = 3
+    assert upload(text, overwrite=True).outputs[0].n_tokens == 1000
+    assert uploaded == [*SUFFIXES[n_uploaded:]]
+    assert store.find("out") == NAMES and not list((text.parent / "work").iterdir())
+
+
+@pytest.mark.parametrize("url", ["https://host/a", "hf://datasets/a", "s3://bucket", "s3://bucket/a/"])
+def test_a_place_that_cannot_be_written_is_a_sentence(text: Path, url: str) -> None:
+    with pytest.raises(ValueError, match=f"^{url}: got a URL without a bucket and a name of a store"):
+        preprocess_to_store([str(text)], url, text.parent, NULL, PreprocessOptions(quiet=True))

@@ -1,0 +1,288 @@
+"""Restarts of preprocessing: kills, a full disk, changed inputs and a second process."""
+
+import errno
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron.data import indexed_writer
+from megatron.io import open_exclusive
+from megatron.text import preprocess as module
+from megatron.text import units, workers
+from megatron.text.inspect_dataset import find_faults
+from megatron.text.preprocess import PreprocessOptions, PreprocessResult, preprocess
+from megatron.tokenizer.kinds import TokenizerSpec
+from megatron.tokenizer.train_bpe import train_bpe
+
+LIMIT_S = 240  # for work that takes seconds on an idle machine
+RNG = random.Random(1)
+TEXTS = [" ".join(RNG.choices(["red", "fish", "blue", "12", "7"], k=RNG.randrange(60))) for _ in range(3000)]
+# every step takes long enough for a kill: encoding, joining and the renames
+CHILD = """
+import sys, time
+from pathlib import Path
+from megatron import io
+from megatron.data import indexed_writer
+from megatron.text import join, preprocess as m, workers as w
+m.PIECE_BYTES, indexed_writer.BLOCK_BYTES = 20_000, 20_000
+def slow(function):
+    def call(*arguments):
+        time.sleep(0.005)
+        return function(*arguments)
+    return call
+w.encode_piece = slow(w.encode_piece)
+join._JoinedWriter._write_block = slow(join._JoinedWriter._write_block)
+rename = Path.rename
+Path.rename = slow(rename)
+print("begun", flush=True)
+options = m.PreprocessOptions(append_eod=True, n_workers=2, keys=("text", "url"), skip_bad_lines=True)
+m.preprocess([sys.argv[1]], Path(sys.argv[2]), sys.argv[3], options)
+"""
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from megatron.text import preprocess as m
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]), resource.RLIM_INFINITY))
+m.PIECE_BYTES = 20_000
+m.preprocess([sys.argv[1]], Path(sys.argv[2]), sys.argv[3], m.PreprocessOptions(quiet=True))
+"""
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECE_BYTES", 20_000)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_bpe(TEXTS, 270, folder)
+    return str(folder)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    lines = [json.dumps({"text": text, "url": f"fish {i}"}) for i, text in enumerate(TEXTS)]
+    lines[100] = lines[2000] = "bad"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def run(source: Path, prefix: Path, tokenizer: Any, **options: Any) -> PreprocessResult:
+    settings = PreprocessOptions(**{"quiet": True, "skip_bad_lines": True, "n_workers": 2, **options})
+    return preprocess([str(source)], prefix, tokenizer, settings)
+
+
+def read_outputs(prefix: Path) -> dict[str, bytes]:
+    """Return the content of all files of a job by suffix, and check that no other file is there."""
+    assert not list(prefix.parent.glob(f".{prefix.name}*"))
+    names = prefix.parent.glob(f"{prefix.name}[._]*")
+    return {path.name.removeprefix(prefix.name): path.read_bytes() for path in names}
+
+
+def count_encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which the name of each unit that is encoded from now on is added."""
+    encode, encoded = workers.encode_piece, list[str]()
+
+    def counted(piece: Any, path: Path, *rest: Any) -> Any:
+        encoded.append(path.name)
+        return encode(piece, path, *rest)
+
+    monkeypatch.setattr(workers, "encode_piece", counted)
+    return encoded
+
+
+def test_ten_kills_at_any_moment_end_with_the_same_bytes(
+    tmp_path: Path, source: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexed_writer, "BLOCK_BYTES", 20_000)
+    options = {"append_eod": True, "keys": ("text", "url")}
+    run(source, tmp_path / "whole", tokenizer, **options)
+    n_kills, end_s = 0, time.monotonic() + LIMIT_S
+    while time.monotonic() < end_s:
+        words = [sys.executable, "-c", CHILD, str(source), str(tmp_path / "out"), tokenizer]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            try:
+                # the later attempts reach the join and the renames
+                process.wait(RNG.uniform(0.05, 0.3) if n_kills < 10 else LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                n_kills += 1
+        if process.returncode == 0 and n_kills >= 10:
+            break
+        if process.returncode == 0:  # done early: begin again
+            for path in tmp_path.glob("out*"):
+                path.unlink()
+    assert n_kills >= 10
+    whole, outputs = read_outputs(tmp_path / "whole"), read_outputs(tmp_path / "out")
+    assert [name for name in whole if whole[name] != outputs[name]] == [] and len(whole) == len(outputs)
+    assert list(find_faults(tmp_path / "out_text_document")) == []
+
+
+def test_a_restart_encodes_only_what_is_not_finished(
+    tmp_path: Path,
+    source: Path,
+    tokenizer: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run(source, tmp_path / "whole", tokenizer)
+    join = module.UnitJoiner.join
+    monkeypatch.setattr(module.UnitJoiner, "join", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run(source, tmp_path / "out", tokenizer)
+    units = sorted((tmp_path / ".out.shards").glob("*.unit"))
+    units[3].unlink()
+    units[7].write_bytes(units[7].read_bytes()[:-1])  # incomplete after a crash of the system
+    monkeypatch.setattr(module.UnitJoiner, "join", join)
+    encoded = count_encoded(monkeypatch)
+    run(source, tmp_path / "out", tokenizer, n_workers=1)
+    assert encoded == [units[3].name, units[7].name]
+    assert read_outputs(tmp_path / "out") == read_outputs(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("change", ["inputs", "settings"])
+def test_work_of_another_job_is_discarded_with_a_warning(
+    tmp_path: Path, source: Path, tokenizer: str, change: str, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    sentences: list[str] = []
+    monkeypatch.setattr(units.log, "warning", lambda text, *words: sentences.append(text % words))
+    with monkeypatch.context() as patch:
+        patch.setattr(module.UnitJoiner, "join", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(source, tmp_path / "out", tokenizer)
+    n_units = len(list((tmp_path / ".out.shards").glob("*.unit")))
+    (tmp_path / "out_text_document.idx").touch()
+    with pytest.raises(ValueError, match="out_text_document.idx: exists already"):  # keeps the units
+        run(source, tmp_path / "out", tokenizer, max_tokens=7)
+    (tmp_path / "out_text_document.idx").unlink()
+    if change == "inputs":
+        source.write_bytes(source.read_bytes() + b'\n{"text": "fish", "url": ""}')
+    options = {"append_eod": change == "settings"}
+    run(source, tmp_path / "out", tokenizer, **options)
+    run(source, tmp_path / "whole", tokenizer, **options)
+    assert read_outputs(tmp_path / "out") == read_outputs(tmp_path / "whole")
+    (sentence,) = sentences
+    assert f"discarding {n_units} finished pieces of an interrupted job: it had other {change}" in sentence
+
+
+def test_a_finished_job_is_not_repeated_and_another_is_refused(
+    tmp_path: Path, source: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(source, tmp_path / "out", tokenizer)
+    before, encoded = read_outputs(tmp_path / "out"), count_encoded(monkeypatch)
+    again = run(source, tmp_path / "out", tokenizer, n_workers=1)
+    assert (again.outputs, again.rejected, encoded) == (first.outputs, first.rejected, [])
+    with pytest.raises(ValueError, match="out_text_document.bin: exists already, from other files"):
+        run(source, tmp_path / "out", tokenizer, append_eod=True)
+    assert read_outputs(tmp_path / "out") == before
+    for suffix in ("_text_document.bin", "_text_document.idx", ".rejects.jsonl"):
+        Path(f"{tmp_path}/out{suffix}").write_bytes(b"")
+        if suffix == ".rejects.jsonl":
+            Path(f"{tmp_path}/out{suffix}").unlink()
+        run(source, tmp_path / "out", tokenizer)
+        assert read_outputs(tmp_path / "out") == before
+    run(source, tmp_path / "out", tokenizer, append_eod=True, overwrite=True)
+    assert read_outputs(tmp_path / "out") != before
+
+
+def test_an_input_that_is_edited_in_place_is_an_error(
+    tmp_path: Path, source: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = workers.encode_piece
+
+    def edit_and_encode(piece: Any, path: Path, *rest: Any) -> Any:
+        if path.name == "00000002.unit":
+            with source.open("r+b") as file:  # of the same size
+                file.seek(piece.begin + 12)
+                file.write(b"x")
+        return encode(piece, path, *rest)
+
+    monkeypatch.setattr(workers, "encode_piece", edit_and_encode)
+    with pytest.raises(ValueError, match=r"in.jsonl: got another size or time of the file than at the start"):
+        run(source, tmp_path / "out", tokenizer)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_a_second_process_is_refused(tmp_path: Path, source: Path, tokenizer: str) -> None:
+    (tmp_path / ".out.shards").mkdir()
+    with (
+        open_exclusive(tmp_path / ".out.shards/.lock"),
+        pytest.raises(ValueError, match=r"out: in use by another process"),
+    ):
+        run(source, tmp_path / "out", tokenizer)
+
+
+def test_a_full_disk_leaves_no_output_and_the_same_call_resumes(
+    tmp_path: Path, source: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.write_text(source.read_text().replace("bad", "{}").replace("{}", '{"text": ""}'))
+    run(source, tmp_path / "whole", tokenizer)
+    n_bytes = (tmp_path / "whole_text_document.bin").stat().st_size
+    words = [
+        sys.executable,
+        "-c",
+        FULL_DISK,
+        str(source),
+        str(tmp_path / "out"),
+        tokenizer,
+        str(n_bytes // 2),
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert f"Errno {errno.EFBIG}" in done.stderr
+    assert not list(tmp_path.glob("out*"))
+    encoded = count_encoded(monkeypatch)
+    run(source, tmp_path / "out", tokenizer, skip_bad_lines=False)
+    assert encoded == []  # the units are smaller than the limit, the output is not
+    outputs = [(tmp_path / f"{name}_text_document.bin").read_bytes() for name in ("out", "whole")]
+    assert outputs[0] == outputs[1]
+
+
+def test_a_killed_worker_is_one_sentence_and_the_same_call_finishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    null = TokenizerSpec("NullTokenizer", vocab_size=70_000)
+    (tmp_path / "n.jsonl").write_text(
+        "".join(json.dumps({"text": "1 22 333 " * 400}) + "\n" for _ in range(500))
+    )
+    update = workers.PieceProgress.update
+
+    def kill_workers(*arguments: Any) -> None:
+        for process in multiprocessing.active_children():
+            os.kill(process.pid, signal.SIGKILL)
+        update(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workers.PieceProgress, "update", kill_workers)
+        with pytest.raises(ChildProcessError, match="a worker ended before it finished"):
+            run(tmp_path / "n.jsonl", tmp_path / "out", null)
+    result = run(tmp_path / "n.jsonl", tmp_path / "out", null)
+    assert result.outputs[0].n_tokens == 500 * 1200
+
+
+def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
+    (tmp_path / "n.jsonl").write_text((json.dumps({"text": "1 22 333 " * 400}) + "\n") * 8000)
+    tool = Path(module.__file__).parents[2] / "tools/preprocess_data_many_cores.py"
+    words = ["--input", tmp_path / "n.jsonl", "--output-prefix", "x", "--root", tmp_path, "--workers", "2"]
+    words += ["--tokenizer-type", "NullTokenizer", "--vocab-size", "70000"]
+    with subprocess.Popen([sys.executable, tool, *words], stderr=subprocess.DEVNULL) as process:
+        children, end = [], time.monotonic() + LIMIT_S
+        while len(children) < 3 and time.monotonic() < end:  # two workers and the resource tracker
+            time.sleep(0.02)
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.kill()
+    while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert len(children) >= 3 and not any(Path(f"/proc/{child}").exists() for child in children)
