@@ -48,6 +48,16 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+def positive(default: Any, unit: str, **facts: Any) -> Any:
+    """Declare a number above 0; `facts` as in `option`."""
+    return option(default, above=0, unit=unit, **facts)
+
+
+def share(default: Any, **facts: Any) -> Any:
+    """Declare a share, 0 to 1; `facts` as in `option`."""
+    return option(default, at_least=0, at_most=1, unit="share", **facts)
+
+
 def split_type(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return a field's type without None, and its choices: `Literal["a"] | None` -> (str, ("a",))."""
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
