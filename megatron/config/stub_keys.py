@@ -30,10 +30,10 @@ WITHOUT_EFFECT = (
     "dataset.drop_last_in_loader", "dataset.drop_last_in_sampler", "dataset.input", "dataset.num_channels",
     "dataset.pin_memory", "dataset.prefetch_factor", "dataset.seg_size", "dataset.transforms",
     "dist.uses_unique_world_seed", "logging.level", "lr_scheduler.scheduler_update_iterations",
-    "misc.data_dump_on", "misc.max_epochs", "misc.max_eval_retry", "misc.monitors_dynamics", "misc.peak_flops_per_sec",
-    "model.from_scratch", "optim.fused", f"{HF}.image_size", f"{HF}.mask_ratio", f"{HF}.norm_pix_loss",
-    f"{HF}.num_channels", f"{HF}.patch_size", f"{HF}.qkv_bias", f"{HF}.decoder_hidden_size",
-    f"{HF}.decoder_intermediate_size", f"{HF}.decoder_num_attention_heads",
+    "misc.data_dump_on", "misc.max_epochs", "misc.max_eval_retry", "misc.monitors_dynamics",
+    "misc.peak_flops_per_sec", "model.from_scratch", "optim.fused", f"{HF}.image_size", f"{HF}.mask_ratio",
+    f"{HF}.norm_pix_loss", f"{HF}.num_channels", f"{HF}.patch_size", f"{HF}.qkv_bias",
+    f"{HF}.decoder_hidden_size", f"{HF}.decoder_intermediate_size", f"{HF}.decoder_num_attention_heads",
     f"{HF}.decoder_num_hidden_layers",
 )  # fmt: skip
 Raw = dict[str, Any]
@@ -79,14 +79,14 @@ def _find_section(settings: Raw, place: str) -> Raw:
 def _convert(found: Raw, settings: Raw) -> Raw:
     """Return the renamed settings by their names here, in the units of these."""
     converted = {RENAMES[name]: value for name, value in found.items() if name in RENAMES}
+    peak = _find_section(settings, "optim").get("lr", 3e-4)
+    batch = _find_section(settings, "dataset").get("batch_size", 256)
     rate, n_batches = found.get("lr_scheduler.min_lr"), found.get("misc.max_eval_iter")
-    # of wrong types, the values stay as they are, and the reader of the section reports them
-    peak = _find_section(settings, "optim").get("lr")
-    batch = _find_section(settings, "dataset").get("batch_size")
-    if isinstance(rate, float):
-        converted["lr_scheduler.lr_min_ratio"] = rate / (peak if isinstance(peak, float) and peak else 3e-4)
-    if isinstance(n_batches, int):
-        converted["evaluation.max_samples"] = n_batches * (batch if isinstance(batch, int) else 256)
+    # values of wrong types stay as they are, and the reader of their section reports them
+    if isinstance(rate, int | float) and isinstance(peak, int | float) and peak > 0:
+        converted["lr_scheduler.lr_min_ratio"] = rate / peak
+    if isinstance(n_batches, int) and isinstance(batch, int | float):
+        converted["evaluation.max_samples"] = n_batches * batch
     if "logging.run_dir" in converted:
         parts = found.get("logging.directory") or "experiments", found.get("logging.prefix")
         converted["logging.run_dir"] = "/".join(str(part) for part in parts if part)

@@ -42,22 +42,16 @@ def read(words: str):
         ("logging.profile_steps=[3,2]", "logging.profile_steps: got [3, 2], expected [first, last]"),
         # data and length
         ("dataset.mixture=m dataset.order=megatron", "got dataset.order=megatron, expected epoch"),
-        (
-            "dataset.mixture=m dataset.path_train=p",
-            "dataset.mixture: got dataset.path_train=p, expected null",
-        ),
+        ("dataset.mixture=m dataset.path_train=p", "got dataset.path_train=p, expected null"),
         ("dataset.mixture=m dataset.unique_tokens=9", "dataset.unique_tokens: got dataset.mixture=m"),
-        (
-            "lr_scheduler.total_tokens=9",
-            "give the length as either total_iterations, total_tokens or total_ep",
-        ),
+        ("lr_scheduler.total_tokens=9", "give the length as either total_iterations, total_tokens"),
         ("lr_scheduler.total_iterations=", "give the length as either"),
         ("lr_scheduler.warmup_tokens=1 lr_scheduler.warmup_fraction=0.5", "give the warm-up as either"),
         ("lr_scheduler.decay_shape=linear", "got lr_scheduler.kind=cosine, expected wsd. Remove"),
         ("lr_scheduler.kind=constant lr_scheduler.decay_tokens=3", "expected cosine or linear or wsd"),
         (
             "dataset.path_train=synthetic lr_scheduler.total_iterations= lr_scheduler.total_epochs=1",
-            "lr_scheduler.total_epochs: synthetic tokens have no epochs",
+            "have no epochs",
         ),
         # shape
         ("model.n_heads=5", "got 5, expected a divisor of d_model 48"),
@@ -73,56 +67,32 @@ def read(words: str):
         ("model.document_mask=true model.eod_id=1 objective.orders=2", "objective.orders: got an order over"),
         ("model.parametrization=mup", "model.base_d_model: missing, expected for parametrization 'mup'"),
         ("model.base_d_model=32", "got model.parametrization=standard, expected mup or completep"),
-        (
-            "model.base_n_layers=2",
-            "model.base_n_layers: got model.parametrization=standard, expected completep",
-        ),
-        (
-            "model.qkv_biases=true model.biases=true",
-            "model.qkv_biases: got model.biases=true, expected false",
-        ),
+        ("model.base_n_layers=2", "parametrization=standard, expected completep"),
+        ("model.qkv_biases=true model.biases=true", "got model.biases=true, expected false"),
         ("model.qk_norm_all_heads=true", "model.qk_norm_all_heads: got model.qk_norm=false, expected true"),
         ("model.parallel_residual=true model.norm_placement=output", "got model.norm_placement=output"),
         ("model.head_bias=true", "model.head_bias: got model.tied_embedding=true, expected false"),
         ("model.mask_id=3", "model.mask_id: got objective.name=autoregressive, expected masked_diffusion"),
         (f"model.mask_id=60 {MDM}", "model.mask_id: got 60, expected an id below model.n_tokens 60"),
         (f"model.attention_window=4 {MDM}", "attention_window: got objective.name=masked_diffusion"),
-        (
-            "model.attention_window=4 objective.orders=2",
-            "attention_window: got objective.orders=2, expected 1",
-        ),
+        ("model.attention_window=4 objective.orders=2", "attention_window: got objective.orders=2"),
         ("model.rotary_dims=10", "model.rotary_dims: got 10, expected an even number up to 8"),
         ("model.rotary_dims=3", "model.rotary_dims: got 3, expected an even number"),
         ("model.rotary_dims=4 model.positions=learned", "got model.positions=learned, expected rotary"),
-        (
-            "model.rope_factor=8.0",
-            "model.rope_factor: got model.rope_scaling=none, expected linear or llama3",
-        ),
+        ("model.rope_factor=8.0", "got model.rope_scaling=none, expected linear or llama3"),
         ("model.rope_scaling=linear model.rope_low_factor=2.0", "rope_low_factor: got model.rope_scaling"),
         (LLAMA3, "model.rope_original_positions: missing"),
-        (
-            f"{LLAMA3} model.rope_original_positions=8 model.rope_low_factor=4.0",
-            "expected less than model.rope",
-        ),
+        (f"{LLAMA3} model.rope_original_positions=8 model.rope_low_factor=4.0", "expected less than"),
         # objective
-        (
-            "objective.ar_ratio=0.5",
-            "objective.ar_ratio: got objective.name=autoregressive, expected masked_d",
-        ),
+        ("objective.ar_ratio=0.5", "got objective.name=autoregressive, expected masked"),
         (f"objective.orders=2 {MDM}", "objective.orders: got objective.name=masked_diffusion"),
         ("objective.masked_input_rate=0.2", "got objective.masked_input_ratio=0.0, expected more than 0"),
         (f"objective.low_noise_start=0.5 {MDM}", "expected both or neither"),
         # devices
         ("dist.offload_optimizer=true", "got dist.engine=torch, expected deepspeed"),
-        (
-            f"{DEEPSPEED} dist.offload_optimizer=true",
-            "got dist.sharding_stage=zero0, expected zero1 or zero2",
-        ),
+        (f"{DEEPSPEED} dist.offload_optimizer=true", "zero0, expected zero1 or zero2"),
         (f"{DEEPSPEED} dist.offload_parameters=true", "got dist.sharding_stage=zero0, expected zero3"),
-        (
-            f"{DEEPSPEED} dist.sharding_stage=zero3_hybrid",
-            "dist.sharding_stage: got zero3_hybrid, expected zero0",
-        ),
+        (f"{DEEPSPEED} dist.sharding_stage=zero3_hybrid", "got zero3_hybrid, expected zero0"),
         *(
             (f"{DEEPSPEED} {word}", f"{word.partition('=')[0]}: got dist.engine=deepspeed, expected torch")
             for word in (
@@ -132,39 +102,21 @@ def read(words: str):
                 "optim.kernel=apex",
             )
         ),
-        (
-            "dist.tensor_parallel=4",
-            "model.n_heads: got 6, expected a multiple of 4 for dist.tensor_parallel 4",
-        ),
+        ("dist.tensor_parallel=4", "got 6, expected a multiple of 4 for dist.tensor_parallel 4"),
         ("dist.context_parallel=4", "model.n_heads: got 6, expected a multiple of 4"),
-        (
-            "dist.context_parallel=5 dist.context_method=ring",
-            "dataset.seq_len: got 24, expected a multiple of 5",
-        ),
+        ("dist.context_parallel=5 dist.context_method=ring", "got 24, expected a multiple of 5"),
         ("dist.tensor_parallel=3", "model.vocab_rows: got 64, expected a multiple of 3"),
         ("dist.tensor_parallel=2 model.norm=layernorm", "got model.norm=layernorm, expected rmsnorm"),
         (f"dist.pipeline_parallel=2 {ZERO3}", "zero3 would gather the weights"),
         ("dist.pipeline_parallel=5", "5 stages for model.n_layers 4 blocks"),
         ("dist.pipeline_parallel=4 dist.pipeline_schedule=interleaved", "8 stages for model.n_layers 4"),
         ("dist.pipeline_schedule=interleaved", "got dist.pipeline_parallel=1, expected more than 1"),
-        (
-            "dist.pipeline_parallel=2 dist.pipeline_chunks=3",
-            "got dist.pipeline_schedule=1f1b, expected interl",
-        ),
-        (
-            "dist.context_method=ring",
-            "dist.context_method: got dist.context_parallel=1, expected more than 1",
-        ),
-        (
-            "dist.context_parallel=2 dist.context_method=ring dist.dtype=float32",
-            "got ring with dist.dtype=float32",
-        ),
+        ("dist.pipeline_parallel=2 dist.pipeline_chunks=3", "=1f1b, expected interleaved"),
+        ("dist.context_method=ring", "got dist.context_parallel=1, expected more than 1"),
+        ("dist.context_parallel=2 dist.context_method=ring dist.dtype=float32", "got ring with"),
         ("dist.shard_size=2", "got dist.sharding_stage=zero0, expected zero2_hybrid or zero3_hybrid"),
         ("dist.cpu_offload=true", "dist.cpu_offload: got dist.sharding_stage=zero0, expected zero1"),
-        (
-            f"{ZERO3} dist.cpu_offload=true dist.pipeline_parallel=2",
-            "got dist.pipeline_parallel=2, expected 1",
-        ),
+        (f"{ZERO3} dist.cpu_offload=true dist.pipeline_parallel=2", "got dist.pipeline_parallel=2"),
         ("dist.float8=true dist.dtype=float16", "dist.float8: got dist.dtype=float16, expected bfloat16"),
     ],
     ids=str,
