@@ -39,7 +39,10 @@ def read(words: str):
         ("dataset.seq_len=0", "dataset.seq_len: got 0, expected more than 0"),
         ("dist.dtype=fp16", "dist.dtype: got 'fp16', expected one of float32, bfloat16, float16"),
         ("objective.name=mdn", "got 'mdn', expected one of autoregressive, masked_diffusion"),
-        ("objective.randmask_ratio=1.5", "objective.randmask_ratio: got 1.5, expected 0 to 1"),
+        (
+            "objective.randmask_ratio=1.5",
+            "objective.randmask_ratio: got 1.5, expected 0 or more and 1 or less",
+        ),
         ("dist.compile=1", "dist.compile: got 1, expected auto, true or false"),
         *((f"{section}=3", f"{section}: got 3, expected keys") for section in ("optim", "dataset", "model")),
         # checkpoints and logs
