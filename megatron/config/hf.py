@@ -272,7 +272,8 @@ def find_model_type(hf_config: Raw) -> str:
         raise ValueError(f"architectures: got {architectures!r}, expected a list of class names")
     kind = hf_config.get("model_type")
     if kind is None:
-        kind = next((name for name, classes in ARCHITECTURES.items() if classes[0] in architectures), None)
+        named = set(map(str, architectures))
+        kind = next((name for name, classes in ARCHITECTURES.items() if named & set(classes)), None)
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise ValueError(f"model_type: got {kind!r}, expected one of {', '.join(KNOWN_TYPES)}")
     if not set(map(str, architectures)) <= set(ARCHITECTURES[kind]):
