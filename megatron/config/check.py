@@ -16,7 +16,7 @@ from megatron.config.schema import SYNTHETIC, DistConfig, LrSchedulerConfig, Run
 def check_config(config: RunConfig) -> None:
     """Check combinations of keys. Raises ValueError with the keys."""
     errors = chain(
-        _find_unmet_needs(config), _find_model_errors(config), _find_length_errors(config.lr_scheduler),
+        find_unmet_needs(config), _find_model_errors(config), _find_length_errors(config.lr_scheduler),
         _find_run_errors(config), _find_engine_errors(config.dist), _find_parallel_errors(config),
     )  # fmt: skip
     for error in errors:
@@ -31,7 +31,7 @@ def list_changed_keys(section: Any) -> list[Field[Any]]:
     return [key for key in fields(section) if getattr(section, key.name) != key.default]
 
 
-def _find_unmet_needs(config: RunConfig) -> Iterator[str]:
+def find_unmet_needs(config: RunConfig) -> Iterator[str]:
     """Yield a message for each key that has no effect, or another one, without another setting."""
     sections = {section.name: getattr(config, section.name) for section in fields(config)}
     del sections["name"]  # the only key outside of the sections

@@ -8,6 +8,7 @@ its value enables it. Code of the hub is not executed: LLaDA, MDLM and Dream are
 model.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -122,34 +123,28 @@ SUPPORTED_VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
 NULLABLE = ("num_key_value_heads", "head_dim", "rope_theta")  # as if they were omitted
 POSITIONS = {"gpt2": "n_positions", LLADA: "max_sequence_length", MDLM: "model_length"}
 DEFAULT_WINDOW = {"mistral": 4096, "qwen2": 4096, "qwen3": 4096}
-ARCHITECTURES = {
-    "llama": ("LlamaForCausalLM", "LlamaModel"),
-    "qwen2": ("Qwen2ForCausalLM", "Qwen2Model"),
-    "qwen3": ("Qwen3ForCausalLM", "Qwen3Model"),
-    "mistral": ("MistralForCausalLM", "MistralModel"),
-    "olmo2": ("Olmo2ForCausalLM", "Olmo2Model"),
-    "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXModel"),
+_CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "olmo2": "Olmo2",
+            "gpt_neox": "GPTNeoX"}  # fmt: skip
+ARCHITECTURES = {kind: (f"{name}ForCausalLM", f"{name}Model") for kind, name in _CLASSES.items()} | {
     "gpt2": ("GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel"),
-    DIFFUSION_TYPE: ("MaskedDiffusionLm",),
-    DREAM: ("DreamModel",),
-    LLADA: ("LLaDAModelLM",),
-    MDLM: ("MDLM",),
-}
+    DIFFUSION_TYPE: ("MaskedDiffusionLm",), DREAM: ("DreamModel",), LLADA: ("LLaDAModelLM",), MDLM: ("MDLM",),
+}  # fmt: skip
 KNOWN_TYPES = (*SHAPE_KEYS, *DIFFUSION_TYPES[1:])
 # keys of transformers' PretrainedConfig and of these classes that do not change the logits
 KEYS_WITHOUT_EFFECT = frozenset((
     "model_type", "architectures", "torch_dtype", "dtype", "transformers_version", "initializer_range",
     "max_position_embeddings", "pretraining_tp", "max_window_layers", "n_ctx", "reorder_and_upcast_attn",
     "task_specific_params", "gradient_checkpointing", "use_bfloat16", "torchscript", "tokenizer_class",
-    "prefix", "use_cache", "output_hidden_states", "output_attentions", "output_scores", "output_past",
-    "return_dict", "return_dict_in_generate", "chunk_size_feed_forward", "tf_legacy_loss", "is_decoder",
-    "classifier_dropout", "finetuning_task", "problem_type", "id2label", "label2id", "num_labels",
-    "n_special", "predict_special_tokens", "max_length", "min_length", "max_new_tokens", "do_sample",
-    "early_stopping", "num_beams", "num_beam_groups", "num_return_sequences", "diversity_penalty",
-    "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
-    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "remove_invalid_values",
-    "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
+    "prefix", "use_cache", "chunk_size_feed_forward", "tf_legacy_loss", "is_decoder", "classifier_dropout",
+    "finetuning_task", "problem_type", "id2label", "label2id", "num_labels", "n_special",
+    "predict_special_tokens", "remove_invalid_values",
 ))  # fmt: skip
+# names of metadata, token ids, outputs, summaries, and of generation: beams, lengths, sampling, penalties
+WITHOUT_EFFECT = re.compile(
+    r"_.*|.*_token_id|(output|summary|return_dict|num_beam)(_|s$).*|return_dict|num_return_sequences|.*_penalty"
+    r"|m(ax|in)_length|max_new_tokens|do_sample|early_stopping|temperature|top_[kp]|typical_p"
+    r"|(encoder_)?no_repeat_ngram_size|bad_words_ids|(begin_)?suppress_tokens"
+)
 # the same for the classes of published diffusion models
 DIFFUSION_WITHOUT_EFFECT = frozenset((
     "auto_map", "attention_dropout", "embedding_dropout", "residual_dropout", "dropout", "init_cutoff_factor",
@@ -277,10 +272,8 @@ def find_model_type(hf_config: Raw) -> str:
         raise ValueError(f"architectures: got {architectures!r}, expected a list of class names")
     kind = hf_config.get("model_type")
     if kind is None:
-        kinds = [
-            name for name, classes in ARCHITECTURES.items() if set(map(str, architectures)) & set(classes)
-        ]
-        kind = kinds[0] if len(kinds) == 1 else None
+        named = set(map(str, architectures))
+        kind = next((name for name, classes in ARCHITECTURES.items() if named & set(classes)), None)
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise ValueError(f"model_type: got {kind!r}, expected one of {', '.join(KNOWN_TYPES)}")
     if not set(map(str, architectures)) <= set(ARCHITECTURES[kind]):
@@ -340,8 +333,7 @@ def _complete_diffusion_shape(shape: Raw) -> None:
 
 def _has_no_effect(key: str) -> bool:
     """Return whether a key is metadata, a token id, or of generation, training or classification."""
-    # "_name_or_path", "summary_type", "bos_token_id" and others of the same form
-    return key in KEYS_WITHOUT_EFFECT or key.startswith(("_", "summary_")) or key.endswith("_token_id")
+    return key in KEYS_WITHOUT_EFFECT or WITHOUT_EFFECT.fullmatch(key) is not None
 
 
 def _is_ignored(key: str, value: Any, kind: str) -> bool:
@@ -457,7 +449,7 @@ def _pop_window(kind: str, remaining: Raw) -> Raw:
     if not isinstance(layers, list):
         raise ValueError(f"layer_types: got {layers!r:.80}, expected a list")
     kinds = set(map(str, layers))
-    if kind not in (*WINDOW_SWITCH, "mistral"):
+    if kind not in DEFAULT_WINDOW:
         if kinds - {"full_attention"}:
             raise ValueError(f"layer_types: got {layers!r:.80}, expected full_attention in every layer")
         if remaining.get("sliding_window") is None:

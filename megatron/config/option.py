@@ -1,5 +1,6 @@
 """Declaration of a setting: a dataclass field that carries every fact about its key."""
 
+import operator
 import types
 from collections.abc import Callable
 from dataclasses import MISSING, Field, field
@@ -10,7 +11,12 @@ ALWAYS = "always"  # its value
 IF_CHANGED = "if changed"  # its value unless it is the default: added after runs had identities
 CONTENT = "content"  # the content of the files that it names
 REQUIRED: Any = MISSING  # instead of a default: the key must be set
-BOUNDS = ("above", "at_least", "below", "at_most")
+BOUNDS: dict[str, tuple[Callable[[float, Any], bool], str]] = {
+    "above": (operator.gt, "more than {}"),
+    "at_least": (operator.ge, "{} or more"),
+    "below": (operator.lt, "less than {}"),
+    "at_most": (operator.le, "{} or less"),
+}
 
 
 def option(
@@ -48,6 +54,16 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+def positive(default: Any, unit: str, **facts: Any) -> Any:
+    """Declare a number above 0; `facts` as in `option`."""
+    return option(default, above=0, unit=unit, **facts)
+
+
+def share(default: Any, **facts: Any) -> Any:
+    """Declare a share, 0 to 1; `facts` as in `option`."""
+    return option(default, at_least=0, at_most=1, unit="share", **facts)
+
+
 def split_type(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return a field's type without None, and its choices: `Literal["a"] | None` -> (str, ("a",))."""
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
@@ -72,20 +88,8 @@ def read_switch(value: Any, name: str) -> bool | None:
 
 def describe_bounds(key: Field[Any], value: float) -> str | None:
     """Return the expected range if a number is outside the bounds of its key, otherwise None."""
-    above, at_least, below, at_most = (key.metadata.get(name) for name in BOUNDS)
-    inside = (
-        (above is None or value > above)
-        and (at_least is None or value >= at_least)
-        and (below is None or value < below)
-        and (at_most is None or value <= at_most)
-    )
-    if inside:
+    bounds = [(name, key.metadata.get(name)) for name in BOUNDS]
+    bounds = [(name, bound) for name, bound in bounds if bound is not None]
+    if all(BOUNDS[name][0](value, bound) for name, bound in bounds):
         return None
-    if at_least is not None and at_most is not None:
-        return f"{at_least} to {at_most}"
-    if at_least is not None:
-        return f"{at_least} or more" + ("" if below is None else f" and less than {below}")
-    if above is not None and below is not None:
-        return f"a number between {above} and {below}"
-    # of more than 0 and 1 or less, the message names only the bound that is exceeded
-    return f"{at_most} or less" if above is None or value > above else f"more than {above}"
+    return " and ".join(BOUNDS[name][1].format(bound) for name, bound in bounds)

@@ -31,15 +31,6 @@ def format_type(key: Field[Any]) -> str:
     return f"list of {names[typing.get_args(kind)[0]]}s" if typing.get_args(kind) else names[kind]
 
 
-def find_unit(key: Field[Any]) -> str:
-    """Return the unit of a number, empty for other types. Raises ValueError for a number without one."""
-    if "number" not in format_type(key):
-        return ""
-    if not key.metadata["unit"]:
-        raise ValueError(f"megatron/config/schema.py: no unit for '{key.name}'. Add unit=... to its option.")
-    return key.metadata["unit"]
-
-
 def format_default(key: Field[Any]) -> str:
     """Return the default as written in YAML. Keys of the shape get theirs from the size or the corpus."""
     # a default of 0 that violates its own bound marks a required key, which the size or the corpus sets
@@ -89,7 +80,7 @@ def render_reference() -> str:
         for key in keys:
             path = f"`{name}.{key.name}`" if name else f"`{key.name}`"
             meaning = format_help(key, texts[key.name]).replace("|", "\\|")
-            cells = (path, format_type(key), format_default(key), find_unit(key), meaning)
+            cells = (path, format_type(key), format_default(key), key.metadata["unit"], meaning)
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)

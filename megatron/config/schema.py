@@ -8,14 +8,19 @@ all other facts of the key (option.py). None means not set. Derived numbers (ste
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from megatron.config.option import ALWAYS, CONTENT, IF_CHANGED, option, read_switch
+from megatron.config.option import ALWAYS, CONTENT, IF_CHANGED, option, positive, read_switch, share
 
 SYNTHETIC = "synthetic"  # replaces the prefix of a dataset: random tokens without files
 ObjectiveName = Literal["autoregressive", "masked_diffusion"]
 OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
 AUTOREGRESSIVE, DIFFUSION = "objective.name=autoregressive", "objective.name=masked_diffusion"
+AttentionBackend = Literal["auto", "cudnn", "flash", "flash3", "flash4", "efficient", "math"]
 Stage = Literal["zero0", "zero1", "zero2", "zero3", "zero2_hybrid", "zero3_hybrid"]
 SHARDED = "dist.sharding_stage=zero1|zero2|zero3|zero2_hybrid|zero3_hybrid"
+TORCH, DEEPSPEED = "dist.engine=torch", "dist.engine=deepspeed"
+COMPLETEP, SCALED = "model.parametrization=completep", "model.parametrization=mup|completep"
+ROTARY, LLAMA3 = "model.positions=rotary", "model.rope_scaling=llama3"
+DECAYS = "lr_scheduler.kind=cosine|linear|wsd"
 HYBRID = "dist.sharding_stage=zero2_hybrid|zero3_hybrid"
 # A model that is split by a parallel axis has the Llama family's shape and reads samples left to right.
 AXIS = (
@@ -33,36 +38,41 @@ class DistConfig:
 
     engine                    implementation of forward, backward and update
     cpu_only                  use the CPU even if there is a GPU
-    backend                   backend of torch.distributed; default: nccl on GPUs; CPUs always use gloo
-    dtype                     dtype of matrix products; updates, reductions over ranks and checkpoints are
-                              float32
-    residual_dtype            dtype of the residual stream in every layout; default: that of dist.dtype
-    sharding_stage            state sharded over data-parallel ranks: zero0 none, zero1 optimizer states,
-                              zero2 also gradients, zero3 also weights; hybrid: sharded within groups of
+    backend                   backend of torch.distributed; default: nccl on GPUs;
+                              CPUs always use gloo
+    dtype                     dtype of matrix products; updates, reductions over
+                              ranks and checkpoints are float32
+    residual_dtype            dtype of the residual stream in every layout; default:
+                              that of dist.dtype
+    sharding_stage            state sharded over data-parallel ranks: zero0 none,
+                              zero1 optimizer states, zero2 also gradients, zero3
+                              also weights; hybrid: sharded within groups of
                               shard_size ranks, replicated between groups
-    shard_size                hybrid: ranks that together hold one copy of the model; default: the ranks of a
-                              node
+    shard_size                hybrid: ranks that together hold one copy of the
+                              model; default: the ranks of a node
     tensor_parallel           ranks over which the matrices of a block are split
     pipeline_parallel         ranks over which the blocks are split
     pipeline_schedule         schedule of the microbatches
     pipeline_chunks           interleaved: model stages on each rank
     context_parallel          ranks over which the positions of a sample are split
-    context_method            ulysses: exchange positions for heads (all-to-all); ring: pass keys and values
-                              around the ranks
+    context_method            ulysses: exchange positions for heads (all-to-all);
+                              ring: pass keys and values around the ranks
     cpu_offload               offload weights and optimizer states to CPU memory
-    activation_checkpointing  recomputed in backward: nothing, whole blocks, or all except matrix products and
-                              attention
+    activation_checkpointing  recomputed in backward: nothing, whole blocks, or all
+                              except matrix products and attention
     compile                   apply torch.compile to each block; auto: on GPUs
-    cuda_graphs               record steps as CUDA graphs; auto: on one GPU, up to 150 million parameters
-    attention_backend         kernel of attention on a GPU; auto: the fastest for the shape, measured before
-                              the first step
-    float8                    matrix products in float8 through torchao, on GPUs that support it
+    cuda_graphs               record steps as CUDA graphs; auto: on one GPU, up to
+                              150 million parameters
+    attention_backend         kernel of attention on a GPU; auto: the fastest for
+                              the shape, measured before the first step
+    float8                    matrix products in float8 through torchao, on GPUs
+                              that support it
     offload_optimizer         deepspeed: offload AdamW's state and update to the CPU
     offload_parameters        deepspeed, zero3: offload weights to CPU memory
-    deepspeed_config          DeepSpeed JSON file; it sets keys that are open, and must not contradict the
-                              others
-    timeout_s                 timeout of collectives; a run that exceeds it ends with an error that names the
-                              rank
+    deepspeed_config          DeepSpeed JSON file; it sets keys that are open, and
+                              must not contradict the others
+    timeout_s                 timeout of collectives; a run that exceeds it ends
+                              with an error that names the rank
     """
 
     engine: Literal["torch", "deepspeed"] = option("torch")
@@ -71,49 +81,50 @@ class DistConfig:
     dtype: Literal["float32", "bfloat16", "float16"] = option("bfloat16", identity=ALWAYS)
     residual_dtype: Literal["float32"] | None = option(None, identity=ALWAYS)
     sharding_stage: Stage = option("zero0")
-    shard_size: int | None = option(None, above=0, unit="ranks", needs=HYBRID)
-    tensor_parallel: int = option(1, above=0, unit="ranks", needs=AXIS)
-    pipeline_parallel: int = option(1, above=0, unit="ranks", needs=AXIS)
+    shard_size: int | None = positive(None, "ranks", needs=HYBRID)
+    tensor_parallel: int = positive(1, "ranks", needs=AXIS)
+    pipeline_parallel: int = positive(1, "ranks", needs=AXIS)
     pipeline_schedule: Literal["1f1b", "interleaved"] = option("1f1b", needs="dist.pipeline_parallel>1")
     pipeline_chunks: int = option(
         2, above=1, unit="stages per rank", needs="dist.pipeline_schedule=interleaved"
     )
-    context_parallel: int = option(1, above=0, unit="ranks", needs=AXIS)
+    context_parallel: int = positive(1, "ranks", needs=AXIS)
     context_method: Literal["ulysses", "ring"] = option("ulysses", needs="dist.context_parallel>1")
     cpu_offload: bool = option(False, needs=f"dist.engine=torch {SHARDED} dist.pipeline_parallel=1")
     activation_checkpointing: Literal["none", "full", "selective"] = option("none")
-    compile: bool | None = option(None, read=read_switch, needs="dist.engine=torch")
-    cuda_graphs: bool | None = option(None, read=read_switch, needs="dist.engine=torch")
-    attention_backend: Literal["auto", "cudnn", "flash", "flash3", "flash4", "efficient", "math"] = option(
-        "auto"
-    )
-    float8: bool = option(False, identity=ALWAYS, needs="dist.engine=torch dist.dtype=bfloat16")
-    offload_optimizer: bool = option(
-        False, needs="dist.engine=deepspeed dist.sharding_stage=zero1|zero2|zero3"
-    )
+    compile: bool | None = option(None, read=read_switch, needs=TORCH)
+    cuda_graphs: bool | None = option(None, read=read_switch, needs=TORCH)
+    attention_backend: AttentionBackend = option("auto")
+    float8: bool = option(False, identity=ALWAYS, needs=f"{TORCH} dist.dtype=bfloat16")
+    offload_optimizer: bool = option(False, needs=f"{DEEPSPEED} dist.sharding_stage=zero1|zero2|zero3")
     offload_parameters: bool = option(False, needs="dist.engine=deepspeed dist.sharding_stage=zero3")
-    deepspeed_config: str | None = option(None, needs="dist.engine=deepspeed")
-    timeout_s: int = option(1800, above=0, unit="seconds")
+    deepspeed_config: str | None = option(None, needs=DEEPSPEED)
+    timeout_s: int = positive(1800, "seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
     """Training and held-out tokens, and the batch size.
 
-    path_train       prefix of a .bin/.idx dataset, a data-path file (.txt), or synthetic: random tokens, no
-                     files
+    path_train       prefix of a .bin/.idx dataset, a data-path file (.txt), or
+                     synthetic: random tokens, no files
     path_eval        the same, for held-out documents
-    path_test        the same, for documents scored once, with the final weights: for runs that path_eval
-                     selects
+    path_test        the same, for documents scored once, with the final weights:
+                     for runs that path_eval selects
     mixture          YAML file of a mixture of domains, replaces path_train
-    order            sample order: exact epochs without index arrays, or Megatron's order bit for bit
-    num_workers      threads that prefetch batches; 0: none, training waits for each batch
-    unique_tokens    use only the first whole samples with this many tokens, and repeat them; default: all
-    mixed_eod        allow a blend of corpora that end documents with different tokens or with none
+    order            sample order: exact epochs without index arrays, or Megatron's
+                     order bit for bit
+    num_workers      threads that prefetch batches; 0: none, training waits for each
+                     batch
+    unique_tokens    use only the first whole samples with this many tokens, and
+                     repeat them; default: all
+    mixed_eod        allow a blend of corpora that end documents with different
+                     tokens or with none
     seq_len          positions per sample
     batch_size       samples per step, over all ranks
-    microbatch_size  maximum samples per forward on one rank; default: all its samples, on a GPU as many as
-                     fit, in a pipeline the most that give each of its ranks a microbatch
+    microbatch_size  maximum samples per forward on one rank; default: all its
+                     samples, on a GPU as many as fit, in a pipeline the most that
+                     give each of its ranks a microbatch
     """
 
     path_train: str | None = option(None, identity=CONTENT)
@@ -122,13 +133,13 @@ class DatasetConfig:
     mixture: str | None = option(None, identity=CONTENT, needs="dataset.path_train=null dataset.order=epoch")
     order: Literal["epoch", "megatron"] = option("epoch", identity=IF_CHANGED)
     num_workers: int = option(1, above=-1, unit="threads")
-    unique_tokens: int | None = option(
-        None, above=0, unit="tokens", identity=IF_CHANGED, needs="dataset.mixture=null dataset.order=epoch"
+    unique_tokens: int | None = positive(
+        None, "tokens", identity=IF_CHANGED, needs="dataset.mixture=null dataset.order=epoch"
     )
     mixed_eod: bool = option(False)
-    seq_len: int = option(2048, above=0, unit="tokens", identity=ALWAYS)
-    batch_size: int = option(256, above=0, unit="samples", identity=ALWAYS)
-    microbatch_size: int | None = option(None, above=0, unit="samples")
+    seq_len: int = positive(2048, "tokens", identity=ALWAYS)
+    batch_size: int = positive(256, "samples", identity=ALWAYS)
+    microbatch_size: int | None = positive(None, "samples")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,65 +156,82 @@ class ModelConfig:
     vocab_rows               embedding rows: tokens, then [MASK], then padding
     rope_theta               base of the rotary frequencies
     norm_eps                 epsilon added to the mean square (variance) in a norm
-    n_kv_heads               key and value heads, each shared by a group of heads; default: n_heads
+    n_kv_heads               key and value heads, each shared by a group of heads;
+                             default: n_heads
     norm                     norm of the residual stream
-    feed_forward             swiglu: three matrices; gelu: two matrices, GPT-2's tanh approximation;
-                             gelu_exact: exact GELU
-    positions                position encoding; learned: a table added to the embedding
-    n_positions              rows of the table of learned positions; default: dataset.seq_len
+    feed_forward             swiglu: three matrices; gelu: two matrices, GPT-2's
+                             tanh approximation; gelu_exact: exact GELU
+    positions                position encoding; learned: a table added to the
+                             embedding
+    n_positions              rows of the table of learned positions; default:
+                             dataset.seq_len
     biases                   biases in every matrix of a block and in LayerNorm
-    tied_embedding           the output head is the embedding; false: a separate matrix
+    tied_embedding           the output head is the embedding; false: a separate
+                             matrix
     qk_norm                  RMSNorm on each head's query and key
-    document_mask            attend only within a document, with positions counted from its start
-    eod_id                   end-of-document id, for document_mask; default: that of the corpus
-    attention_dropout        probability of dropping an attention weight in training; 0 in evaluation
-    hidden_dropout           probability of dropping a feature of the embedding and of each branch in
+    document_mask            attend only within a document, with positions counted
+                             from its start
+    eod_id                   end-of-document id, for document_mask; default: that of
+                             the corpus
+    attention_dropout        probability of dropping an attention weight in
                              training; 0 in evaluation
-    init_std                 std of the initial matrices; much narrower models than GPT-2 learn faster with
-                             0.6 / sqrt(d_model)
-    parametrization          scaling of initialisation, learning rates and multipliers with the shape
-    base_d_model             mup, completep: width at which the model equals the standard one
-    base_n_layers            completep: depth at which the model equals the standard one
-    base_d_head              mup, completep: head width at which the model equals the standard one; default:
-                             d_head
-    qkv_biases               biases in the matrices of query, key and value alone, as in Qwen2
-    qk_norm_all_heads        qk_norm: one norm over all heads, as in OLMo 2, not one per head
-    norm_placement           norm of the input of attention and feed-forward layer, or of their output as in
-                             OLMo 2
-    parallel_residual        attention and feed-forward layer read the same input, as in GPT-NeoX
-    attention_window         autoregressive: last positions, itself included, that a position attends to;
-                             default: all
-    rotary_dims              channels of a head that are rotated, the first ones; default: d_head
-    rope_scaling             stretching of the rotary frequencies: linear, or that of Llama 3.1
+    hidden_dropout           probability of dropping a feature of the embedding and
+                             of each branch in training; 0 in evaluation
+    init_std                 std of the initial matrices; much narrower models than
+                             GPT-2 learn faster with 0.6 / sqrt(d_model)
+    parametrization          scaling of initialisation, learning rates and
+                             multipliers with the shape
+    base_d_model             mup, completep: width at which the model equals the
+                             standard one
+    base_n_layers            completep: depth at which the model equals the standard
+                             one
+    base_d_head              mup, completep: head width at which the model equals
+                             the standard one; default: d_head
+    qkv_biases               biases in the matrices of query, key and value alone,
+                             as in Qwen2
+    qk_norm_all_heads        qk_norm: one norm over all heads, as in OLMo 2, not one
+                             per head
+    norm_placement           norm of the input of attention and feed-forward layer,
+                             or of their output as in OLMo 2
+    parallel_residual        attention and feed-forward layer read the same input,
+                             as in GPT-NeoX
+    attention_window         autoregressive: last positions, itself included, that a
+                             position attends to; default: all
+    rotary_dims              channels of a head that are rotated, the first ones;
+                             default: d_head
+    rope_scaling             stretching of the rotary frequencies: linear, or that
+                             of Llama 3.1
     rope_factor              rope_scaling: factor of the length
-    rope_low_factor          llama3: frequencies of fewer turns in rope_original_positions are divided by
-                             rope_factor
-    rope_high_factor         llama3: frequencies of more turns in rope_original_positions are unchanged
+    rope_low_factor          llama3: frequencies of fewer turns in
+                             rope_original_positions are divided by rope_factor
+    rope_high_factor         llama3: frequencies of more turns in
+                             rope_original_positions are unchanged
     rope_original_positions  llama3: length before the stretching
-    vocab_multiple           rows of the embedding: the next multiple of this, with a row for [MASK] only if
-                             the run masks tokens, as in Megatron; default: of 128, always with that row
-    mask_id                  masked diffusion: row of [MASK] if it is one of the ids of the tokenizer;
-                             default: n_tokens
-    predicts_next            masked diffusion: the output of a position predicts the token after it, as in
-                             Dream
+    vocab_multiple           rows of the embedding: the next multiple of this, with
+                             a row for [MASK] only if the run masks tokens, as in
+                             Megatron; default: of 128, always with that row
+    mask_id                  masked diffusion: row of [MASK] if it is one of the ids
+                             of the tokenizer; default: n_tokens
+    predicts_next            masked diffusion: the output of a position predicts the
+                             token after it, as in Dream
     head_bias                a bias of the separate head, as in the models of MDLM
     """
 
     size: str = option("custom")
-    d_model: int = option(0, above=0, unit="features", identity=ALWAYS)
-    d_ff: int = option(0, above=0, unit="features", identity=ALWAYS)
-    d_head: int = option(0, above=0, unit="features", identity=ALWAYS)
-    n_heads: int = option(0, above=0, unit="heads", identity=ALWAYS)
-    n_layers: int = option(0, above=0, unit="blocks", identity=ALWAYS)
-    n_tokens: int = option(0, above=0, unit="tokens", identity=ALWAYS)
-    vocab_rows: int = option(0, above=0, unit="rows", identity=ALWAYS)
-    rope_theta: float = option(10000.0, above=0, unit="-", identity=ALWAYS)
-    norm_eps: float = option(1e-05, above=0, unit="-", identity=ALWAYS)
-    n_kv_heads: int | None = option(None, above=0, unit="heads", identity=IF_CHANGED)
+    d_model: int = positive(0, "features", identity=ALWAYS)
+    d_ff: int = positive(0, "features", identity=ALWAYS)
+    d_head: int = positive(0, "features", identity=ALWAYS)
+    n_heads: int = positive(0, "heads", identity=ALWAYS)
+    n_layers: int = positive(0, "blocks", identity=ALWAYS)
+    n_tokens: int = positive(0, "tokens", identity=ALWAYS)
+    vocab_rows: int = positive(0, "rows", identity=ALWAYS)
+    rope_theta: float = positive(10000.0, "-", identity=ALWAYS)
+    norm_eps: float = positive(1e-05, "-", identity=ALWAYS)
+    n_kv_heads: int | None = positive(None, "heads", identity=IF_CHANGED)
     norm: Literal["rmsnorm", "layernorm"] = option("rmsnorm", identity=IF_CHANGED)
     feed_forward: Literal["swiglu", "gelu", "gelu_exact"] = option("swiglu", identity=IF_CHANGED)
     positions: Literal["rotary", "learned"] = option("rotary", identity=IF_CHANGED)
-    n_positions: int | None = option(None, above=0, unit="positions", identity=IF_CHANGED)
+    n_positions: int | None = positive(None, "positions", identity=IF_CHANGED)
     biases: bool = option(False, identity=IF_CHANGED)
     tied_embedding: bool = option(True, identity=IF_CHANGED)
     qk_norm: bool = option(False, identity=IF_CHANGED)
@@ -211,47 +239,25 @@ class ModelConfig:
     eod_id: int | None = option(None, unit="id", identity=IF_CHANGED)
     attention_dropout: float = option(0.0, at_least=0, below=1, unit="share", identity=IF_CHANGED)
     hidden_dropout: float = option(0.0, at_least=0, below=1, unit="share", identity=IF_CHANGED)
-    init_std: float = option(0.02, above=0, unit="-", identity=IF_CHANGED)
+    init_std: float = positive(0.02, "-", identity=IF_CHANGED)
     parametrization: Literal["standard", "mup", "completep"] = option("standard", identity=IF_CHANGED)
-    base_d_model: int | None = option(
-        None, above=0, unit="features", identity=IF_CHANGED, needs="model.parametrization=mup|completep"
-    )
-    base_n_layers: int | None = option(
-        None, above=0, unit="blocks", identity=IF_CHANGED, needs="model.parametrization=completep"
-    )
-    base_d_head: int | None = option(
-        None, above=0, unit="features", identity=IF_CHANGED, needs="model.parametrization=mup|completep"
-    )
+    base_d_model: int | None = positive(None, "features", identity=IF_CHANGED, needs=SCALED)
+    base_n_layers: int | None = positive(None, "blocks", identity=IF_CHANGED, needs=COMPLETEP)
+    base_d_head: int | None = positive(None, "features", identity=IF_CHANGED, needs=SCALED)
     qkv_biases: bool = option(False, identity=IF_CHANGED, needs="model.biases=false")
     qk_norm_all_heads: bool = option(False, identity=IF_CHANGED, needs="model.qk_norm=true")
     norm_placement: Literal["input", "output"] = option("input", identity=IF_CHANGED)
     parallel_residual: bool = option(False, identity=IF_CHANGED, needs="model.norm_placement=input")
-    attention_window: int | None = option(
-        None,
-        above=0,
-        unit="positions",
-        identity=IF_CHANGED,
-        needs="objective.name=autoregressive objective.orders=1",
+    attention_window: int | None = positive(
+        None, "positions", identity=IF_CHANGED, needs="objective.name=autoregressive objective.orders=1"
     )
-    rotary_dims: int | None = option(
-        None, above=0, unit="channels", identity=IF_CHANGED, needs="model.positions=rotary"
-    )
-    rope_scaling: Literal["none", "linear", "llama3"] = option(
-        "none", identity=IF_CHANGED, needs="model.positions=rotary"
-    )
-    rope_factor: float = option(
-        1.0, above=0, unit="-", identity=IF_CHANGED, needs="model.rope_scaling=linear|llama3"
-    )
-    rope_low_factor: float = option(
-        1.0, above=0, unit="turns", identity=IF_CHANGED, needs="model.rope_scaling=llama3"
-    )
-    rope_high_factor: float = option(
-        4.0, above=0, unit="turns", identity=IF_CHANGED, needs="model.rope_scaling=llama3"
-    )
-    rope_original_positions: int | None = option(
-        None, above=0, unit="positions", identity=IF_CHANGED, needs="model.rope_scaling=llama3"
-    )
-    vocab_multiple: int | None = option(None, above=0, unit="rows")
+    rotary_dims: int | None = positive(None, "channels", identity=IF_CHANGED, needs=ROTARY)
+    rope_scaling: Literal["none", "linear", "llama3"] = option("none", identity=IF_CHANGED, needs=ROTARY)
+    rope_factor: float = positive(1.0, "-", identity=IF_CHANGED, needs="model.rope_scaling=linear|llama3")
+    rope_low_factor: float = positive(1.0, "turns", identity=IF_CHANGED, needs=LLAMA3)
+    rope_high_factor: float = positive(4.0, "turns", identity=IF_CHANGED, needs=LLAMA3)
+    rope_original_positions: int | None = positive(None, "positions", identity=IF_CHANGED, needs=LLAMA3)
+    vocab_multiple: int | None = positive(None, "rows")
     mask_id: int | None = option(None, at_least=0, unit="id", identity=IF_CHANGED, needs=DIFFUSION)
     predicts_next: bool = option(False, identity=IF_CHANGED, needs=DIFFUSION)
     head_bias: bool = option(False, identity=IF_CHANGED, needs="model.tied_embedding=false")
@@ -276,24 +282,29 @@ class ModelConfig:
 class ObjectiveConfig:
     """Training objective.
 
-    name                  autoregressive (ar): next token; masked_diffusion (mdm): masked tokens from both
-                          sides
-    rate_min              masked diffusion: masking rate = (1 - rate_min) t + rate_min, t ~ U(0, 1)
-    t_draw                masked diffusion: joint distribution of the t of a batch; each t is uniform
-    low_noise_start       masked diffusion: t ~ U(0, low_noise_start) for the first low_noise_iterations
+    name                  autoregressive (ar): next token; masked_diffusion (mdm):
+                          masked tokens from both sides
+    rate_min              masked diffusion: masking rate = (1 - rate_min) t +
+                          rate_min, t ~ U(0, 1)
+    t_draw                masked diffusion: joint distribution of the t of a batch;
+                          each t is uniform
+    low_noise_start       masked diffusion: t ~ U(0, low_noise_start) for the first
+                          low_noise_iterations
     low_noise_iterations  masked diffusion: number of steps with low_noise_start
-    ar_ratio              masked diffusion: share of training samples whose last tokens are masked, not random
-                          ones
-    orders                autoregressive: number of orders in which training samples are read, including left
-                          to right
-    order_kind            autoregressive: kind of the orders other than left to right
-    order_noise           noise_sorted: sort positions plus normal noise of this std, in units of seq_len
-    randmask_ratio        autoregressive: share of training positions that attend to a random subset of the
-                          past
-    masked_input_ratio    autoregressive: share of training samples with masked inputs, a regularization for
-                          repeated text
-    masked_input_rate     masked_input_ratio: largest rate of masked inputs of a sample; its rate is uniform
-                          up to this
+    ar_ratio              masked diffusion: share of training samples whose last
+                          tokens are masked, not random ones
+    orders                autoregressive: number of orders in which training samples
+                          are read, including left to right
+    order_kind            autoregressive: kind of the orders other than left to
+                          right
+    order_noise           noise_sorted: sort positions plus normal noise of this
+                          std, in units of seq_len
+    randmask_ratio        autoregressive: share of training positions that attend to
+                          a random subset of the past
+    masked_input_ratio    autoregressive: share of training samples with masked
+                          inputs, a regularization for repeated text
+    masked_input_rate     masked_input_ratio: largest rate of masked inputs of a
+                          sample; its rate is uniform up to this
     """
 
     name: ObjectiveName = option("autoregressive", identity=ALWAYS)
@@ -301,31 +312,20 @@ class ObjectiveConfig:
     t_draw: Literal["independent", "antithetic", "stratified"] = option(
         "independent", identity=IF_CHANGED, needs=DIFFUSION
     )
-    low_noise_start: float | None = option(
-        None, above=0, at_most=1, unit="share", identity=IF_CHANGED, needs=DIFFUSION
-    )
-    low_noise_iterations: int | None = option(
-        None, above=0, unit="steps", identity=IF_CHANGED, needs=DIFFUSION
-    )
-    ar_ratio: float = option(0.0, at_least=0, at_most=1, unit="share", identity=IF_CHANGED, needs=DIFFUSION)
-    orders: int = option(1, above=0, unit="orders", identity=IF_CHANGED, needs=AUTOREGRESSIVE)
+    low_noise_start: float | None = positive(None, "share", at_most=1, identity=IF_CHANGED, needs=DIFFUSION)
+    low_noise_iterations: int | None = positive(None, "steps", identity=IF_CHANGED, needs=DIFFUSION)
+    ar_ratio: float = share(0.0, identity=IF_CHANGED, needs=DIFFUSION)
+    orders: int = positive(1, "orders", identity=IF_CHANGED, needs=AUTOREGRESSIVE)
     order_kind: Literal["random", "noise_sorted"] = option(
         "random", identity=IF_CHANGED, needs=AUTOREGRESSIVE
     )
-    order_noise: float = option(
-        0.1, above=0, unit="sample lengths", identity=IF_CHANGED, needs=AUTOREGRESSIVE
-    )
-    randmask_ratio: float = option(
-        0.0, at_least=0, at_most=1, unit="share", identity=IF_CHANGED, needs=AUTOREGRESSIVE
-    )
-    masked_input_ratio: float = option(
-        0.0, at_least=0, at_most=1, unit="share", identity=IF_CHANGED, needs=AUTOREGRESSIVE
-    )
-    masked_input_rate: float = option(
+    order_noise: float = positive(0.1, "sample lengths", identity=IF_CHANGED, needs=AUTOREGRESSIVE)
+    randmask_ratio: float = share(0.0, identity=IF_CHANGED, needs=AUTOREGRESSIVE)
+    masked_input_ratio: float = share(0.0, identity=IF_CHANGED, needs=AUTOREGRESSIVE)
+    masked_input_rate: float = positive(
         0.5,
-        above=0,
+        "share",
         at_most=1,
-        unit="share",
         identity=IF_CHANGED,
         needs=f"{AUTOREGRESSIVE} objective.masked_input_ratio>0",
     )
@@ -341,16 +341,17 @@ class OptimConfig:
     beta2         decay rate of the mean squared gradient
     eps           epsilon added to the root of the mean square
     grad_clip     maximum gradient norm; 0: no clipping
-    kernel        fused AdamW of torch or of NVIDIA's apex, which must be built from source
+    kernel        fused AdamW of torch or of NVIDIA's apex, which must be built from
+                  source
     """
 
-    lr: float = option(0.0003, above=0, unit="-", identity=ALWAYS)
+    lr: float = positive(0.0003, "-", identity=ALWAYS)
     weight_decay: float = option(0.1, at_least=0, unit="-", identity=ALWAYS)
     beta1: float = option(0.9, at_least=0, below=1, unit="-", identity=ALWAYS)
     beta2: float = option(0.95, at_least=0, below=1, unit="-", identity=ALWAYS)
-    eps: float = option(1e-08, above=0, unit="-", identity=ALWAYS)
+    eps: float = positive(1e-08, "-", identity=ALWAYS)
     grad_clip: float = option(1.0, at_least=0, unit="L2 norm", identity=ALWAYS)
-    kernel: Literal["torch", "apex"] = option("torch", needs="dist.engine=torch")
+    kernel: Literal["torch", "apex"] = option("torch", needs=TORCH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,70 +365,72 @@ class LrSchedulerConfig:
     warmup_iterations  length of the linear warm-up
     warmup_tokens      length of the linear warm-up, rounded up to whole steps
     warmup_fraction    length of the linear warm-up, as a fraction of the run
-    decay_iterations   length of the decay; wsd: at the end; cosine, linear: after the warm-up, then the
-                       minimum rate; default: the rest of the run
+    decay_iterations   length of the decay; wsd: at the end; cosine, linear: after
+                       the warm-up, then the minimum rate; default: the rest of the
+                       run
     decay_tokens       the same in tokens, rounded up to whole steps
-    decay_fraction     the same as a fraction of the run; default of wsd: the last fifth
-    decay_shape        wsd: shape of the decay; sqrt: 1 - sqrt(fraction of the decay)
+    decay_fraction     the same as a fraction of the run; default of wsd: the last
+                       fifth
+    decay_shape        wsd: shape of the decay; sqrt: 1 - sqrt(fraction of the
+                       decay)
     lr_min_ratio       final learning rate divided by the peak
     """
 
     kind: Literal["cosine", "linear", "wsd", "constant"] = option("cosine", identity=ALWAYS)
-    total_iterations: int | None = option(None, above=0, unit="steps", identity=ALWAYS)
-    total_tokens: int | None = option(None, above=0, unit="tokens", identity=ALWAYS)
-    total_epochs: float | None = option(None, above=0, unit="epochs", identity=ALWAYS)
+    total_iterations: int | None = positive(None, "steps", identity=ALWAYS)
+    total_tokens: int | None = positive(None, "tokens", identity=ALWAYS)
+    total_epochs: float | None = positive(None, "epochs", identity=ALWAYS)
     warmup_iterations: int | None = option(None, at_least=0, unit="steps", identity=ALWAYS)
     warmup_tokens: int | None = option(None, at_least=0, unit="tokens", identity=ALWAYS)
-    warmup_fraction: float | None = option(None, at_least=0, at_most=1, unit="share", identity=ALWAYS)
-    decay_iterations: int | None = option(
-        None, above=0, unit="steps", identity=ALWAYS, needs="lr_scheduler.kind=cosine|linear|wsd"
-    )
-    decay_tokens: int | None = option(
-        None, above=0, unit="tokens", identity=ALWAYS, needs="lr_scheduler.kind=cosine|linear|wsd"
-    )
-    decay_fraction: float | None = option(
-        None, above=0, at_most=1, unit="share", identity=ALWAYS, needs="lr_scheduler.kind=cosine|linear|wsd"
-    )
+    warmup_fraction: float | None = share(None, identity=ALWAYS)
+    decay_iterations: int | None = positive(None, "steps", identity=ALWAYS, needs=DECAYS)
+    decay_tokens: int | None = positive(None, "tokens", identity=ALWAYS, needs=DECAYS)
+    decay_fraction: float | None = positive(None, "share", at_most=1, identity=ALWAYS, needs=DECAYS)
     decay_shape: Literal["linear", "sqrt", "cosine"] = option(
         "sqrt", identity=ALWAYS, needs="lr_scheduler.kind=wsd"
     )
-    lr_min_ratio: float = option(0.1, at_least=0, at_most=1, unit="share", identity=ALWAYS)
+    lr_min_ratio: float = share(0.1, identity=ALWAYS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """Checkpoints: contents, times, retention, and resuming.
 
-    state_dict_type          full: one file per part, written by rank 0; sharded: torch's DCP, written by all
-                             ranks
-    asynchronous             sharded: write in the background while training continues
+    state_dict_type          full: one file per part, written by rank 0; sharded:
+                             torch's DCP, written by all ranks
+    asynchronous             sharded: write in the background while training
+                             continues
     chkpt_saving_iterations  steps between checkpoints; default: only the last step
     directory                folder of checkpoints; default: <run_dir>/checkpoints
     prefix                   prefix of checkpoint names, <prefix>.<timestamp>
-    resume                   auto: from the latest complete checkpoint in the directory; never; or the path of
-                             a checkpoint
-    init_from                start from only the weights of this checkpoint, as written by
-                             tools/convert_checkpoint.py
-    branch_from              start from another run's checkpoint, with its step, data position and optimizer
-                             state
-    preempt_every_minutes    save a checkpoint to resume from after this many minutes without one
-    chkpt_at                 also save checkpoints after these steps, and never delete them
-    keep_every               never delete checkpoints whose step is a multiple of this
-    keep_last                number of newest checkpoints to keep; older ones are deleted; null: keep all
+    resume                   auto: from the latest complete checkpoint in the
+                             directory; never; or the path of a checkpoint
+    init_from                start from only the weights of this checkpoint, as
+                             written by tools/convert_checkpoint.py
+    branch_from              start from another run's checkpoint, with its step,
+                             data position and optimizer state
+    preempt_every_minutes    save a checkpoint to resume from after this many
+                             minutes without one
+    chkpt_at                 also save checkpoints after these steps, and never
+                             delete them
+    keep_every               never delete checkpoints whose step is a multiple of
+                             this
+    keep_last                number of newest checkpoints to keep; older ones are
+                             deleted; null: keep all
     """
 
     state_dict_type: Literal["full", "sharded"] = option("full")
     asynchronous: bool = option(False, needs="checkpoint.state_dict_type=sharded")
-    chkpt_saving_iterations: int | None = option(None, above=0, unit="steps")
+    chkpt_saving_iterations: int | None = positive(None, "steps")
     directory: str | None = option(None)
     prefix: str = option("step")
     resume: str = option("auto")
     init_from: str | None = option(None, identity=CONTENT)
     branch_from: str | None = option(None)
-    preempt_every_minutes: float | None = option(None, above=0, unit="minutes")
+    preempt_every_minutes: float | None = positive(None, "minutes")
     chkpt_at: list[int] | None = option(None, unit="steps")
-    keep_every: int | None = option(None, above=0, unit="steps")
-    keep_last: int | None = option(2, above=0, unit="checkpoints")
+    keep_every: int | None = positive(None, "steps")
+    keep_last: int | None = positive(2, "checkpoints")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -440,10 +443,10 @@ class EvaluationConfig:
     num_mc            masked diffusion: number of masks per held-out sample
     """
 
-    every_iterations: int | None = option(None, above=0, unit="steps")
-    batch_size: int = option(32, above=0, unit="samples")
-    max_samples: int | None = option(None, above=0, unit="samples", identity=ALWAYS)
-    num_mc: int = option(8, above=0, unit="masks per sample", identity=ALWAYS)
+    every_iterations: int | None = positive(None, "steps")
+    batch_size: int = positive(32, "samples")
+    max_samples: int | None = positive(None, "samples", identity=ALWAYS)
+    num_mc: int = positive(8, "masks per sample", identity=ALWAYS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -453,12 +456,13 @@ class LoggingConfig:
     run_dir           folder of all files of the run
     every_iterations  steps between log lines
     tensorboard       write scalars to <run_dir>/tensorboard
-    wandb             also log to this Weights & Biases project; WANDB_MODE=offline is supported
+    wandb             also log to this Weights & Biases project; WANDB_MODE=offline
+                      is supported
     profile_steps     [first, last]: profile these steps to <run_dir>/profile
     """
 
     run_dir: str = option("experiments/run")
-    every_iterations: int = option(10, above=0, unit="steps")
+    every_iterations: int = positive(10, "steps")
     tensorboard: bool = option(True)
     wandb: str | None = option(None)
     profile_steps: list[int] | None = option(None, unit="steps")
@@ -476,9 +480,9 @@ class MiscConfig:
     """
 
     seed: int = option(0, at_least=0, unit="-", identity=ALWAYS)
-    n_threads: int | None = option(None, above=0, unit="threads")
+    n_threads: int | None = positive(None, "threads")
     stop_file: str | None = option(None)
-    max_hours: float | None = option(None, above=0, unit="hours")
+    max_hours: float | None = positive(None, "hours")
     on_nonfinite: Literal["stop", "skip"] = option("stop")
 
 

@@ -14,7 +14,7 @@ from megatron.config.presets import suggest_nearest
 from megatron.config.yaml_file import MAX_INT, is_finite, is_single_line
 
 MAX_FLOAT = 1e300  # largest magnitude of a setting, so that sums and products of settings are finite
-PLURALS = {int: "integers", float: "numbers", str: "words"}
+PLURALS = {int: "integers", float: "numbers", str: "words of one line"}
 Section = TypeVar("Section")
 
 
@@ -118,7 +118,7 @@ def _convert_list(value: Any, expected_type: Any, field: Field[Any], name: str) 
         return [to_integer(item) for item in value]
     items = [_convert_number(item, kind, field, name) for item in value]
     for written, item in zip(value, items, strict=True):
-        if type(item) is not kind:
+        if type(item) is not kind or kind is str and not is_single_line(item):
             raise ValueError(f"{name}: got {written!r}, expected {PLURALS[kind]}")
         if describe_bounds(field, item):  # of lists, only `above` is used
             raise ValueError(f"{name}: got {written!r}, expected numbers above {field.metadata['above']}")

@@ -15,7 +15,6 @@ RENAMES = {
     "logging.prefix": "logging.run_dir",
     "lr_scheduler.min_lr": "lr_scheduler.lr_min_ratio",  # divided by optim.lr
     "misc.compiles_model": "dist.compile",
-    "misc.max_epochs": "lr_scheduler.total_epochs",  # unless another length is set
     "misc.max_eval_iter": "evaluation.max_samples",  # times dataset.batch_size
     "misc.sharding_stage": "dist.sharding_stage",
     f"{HF}.attention_probs_dropout_prob": "model.attention_dropout",
@@ -24,23 +23,19 @@ RENAMES = {
     f"{HF}.initializer_range": "model.init_std",
     f"{HF}.layer_norm_eps": "model.norm_eps",
 }
-# of its loader, of images, or always so here; whole sections too
+# of its loader, of images, or always so here; some are whole sections
 WITHOUT_EFFECT = (
     "checkpoint.offload_to_cpu", "checkpoint.preempt_chkpt_saving_iterations",
     "checkpoint.preempt_metadata_path", "checkpoint.rank0_only", "dataset.cache_size", "dataset.debug",
     "dataset.drop_last_in_loader", "dataset.drop_last_in_sampler", "dataset.input", "dataset.num_channels",
     "dataset.pin_memory", "dataset.prefetch_factor", "dataset.seg_size", "dataset.transforms",
-    "dist.uses_unique_world_seed", "logging.level", "loss.grad_accum_steps",
-    "lr_scheduler.scheduler_update_iterations", "misc.data_dump_on", "misc.max_eval_retry",
-    "misc.monitors_dynamics", "misc.peak_flops_per_sec", "model.from_scratch", "optim.fused",
-    *(f"{HF}.{key}" for key in (
-        "decoder_hidden_size", "decoder_intermediate_size", "decoder_num_attention_heads",
-        "decoder_num_hidden_layers", "image_size", "mask_ratio", "norm_pix_loss", "num_channels",
-        "patch_size", "qkv_bias",
-    )),
+    "dist.uses_unique_world_seed", "logging.level", "lr_scheduler.scheduler_update_iterations",
+    "misc.data_dump_on", "misc.max_epochs", "misc.max_eval_retry", "misc.monitors_dynamics",
+    "misc.peak_flops_per_sec", "model.from_scratch", "optim.fused", f"{HF}.image_size", f"{HF}.mask_ratio",
+    f"{HF}.norm_pix_loss", f"{HF}.num_channels", f"{HF}.patch_size", f"{HF}.qkv_bias",
+    f"{HF}.decoder_hidden_size", f"{HF}.decoder_intermediate_size", f"{HF}.decoder_num_attention_heads",
+    f"{HF}.decoder_num_hidden_layers",
 )  # fmt: skip
-# Llama's hf_config has these two as well; its gelu would be a gated one
-SHARED_HF_KEYS = {"hidden_act", "initializer_range"}
 Raw = dict[str, Any]
 
 
@@ -50,21 +45,16 @@ def adopt_stub_keys(raw: Raw) -> Raw:
     Raises ValueError for a key beside another value of its successor, and for the placeholder of a data file.
     """
     settings, found = copy.deepcopy(raw), {}
+    # Llama's hf_config has hidden_act and initializer_range too; its gelu would be a gated one
+    marks = {name.removeprefix(f"{HF}.") for name in (*RENAMES, *WITHOUT_EFFECT)}
     hf_config = _find_section(settings, HF)
-    stub_keys = {key for key in hf_config if f"{HF}.{key}" in (*RENAMES, *WITHOUT_EFFECT)}
-    is_stub = "model_type" not in hf_config and not stub_keys <= SHARED_HF_KEYS
+    is_stub = "model_type" not in hf_config and hf_config.keys() & marks - {"hidden_act", "initializer_range"}
     for name in (*RENAMES, *WITHOUT_EFFECT):
         section, _, key = name.rpartition(".")
         if key in (keys := _find_section(settings, section)) and (is_stub or section != HF):
             found[name] = keys.pop(key)
-    n_batches = found.get("loss.grad_accum_steps")
-    if n_batches not in (None, 1):
-        raise ValueError(
-            f"loss.grad_accum_steps: got {n_batches!r}, expected 1. Set dataset.batch_size to batch_size x "
-            "ranks x grad_accum_steps, and dataset.microbatch_size to batch_size."
-        )
-    if settings.get("loss") == {}:
-        del settings["loss"]
+    if "loss" in settings and settings.pop("loss") not in ({"grad_accum_steps": 1}, {}):
+        raise ValueError("loss: expected grad_accum_steps 1. Set dataset.batch_size and microbatch_size.")
     if dropped := [name for name in found if name in WITHOUT_EFFECT]:
         log.warning("keys of the training stub without effect here: %s", ", ".join(dropped))
     for name, value in _convert(found, settings).items():
@@ -74,7 +64,7 @@ def adopt_stub_keys(raw: Raw) -> Raw:
             if keys.setdefault(key, value) not in (None, value):
                 raise ValueError(f"{name}: got {keys[key]!r}, but {value!r} from the stub. Set one of them.")
             keys[key] = value
-    _refuse_placeholders(_find_section(settings, "dataset"))
+    _replace_placeholders(_find_section(settings, "dataset"))
     return settings
 
 
@@ -88,36 +78,30 @@ def _find_section(settings: Raw, place: str) -> Raw:
 
 def _convert(found: Raw, settings: Raw) -> Raw:
     """Return the renamed settings by their names here, in the units of these."""
-
-    def read_number(section: str, key: str, default: float) -> float:
-        value = _find_section(settings, section).get(key)
-        return value if isinstance(value, int | float) and value > 0 else default
-
     converted = {RENAMES[name]: value for name, value in found.items() if name in RENAMES}
-    if isinstance(rate := found.get("lr_scheduler.min_lr"), int | float):
-        converted["lr_scheduler.lr_min_ratio"] = rate / read_number("optim", "lr", 3e-4)
-    if isinstance(batches := found.get("misc.max_eval_iter"), int):
-        converted["evaluation.max_samples"] = batches * int(read_number("dataset", "batch_size", 256))
+    peak = _find_section(settings, "optim").get("lr", 3e-4)
+    batch = _find_section(settings, "dataset").get("batch_size", 256)
+    rate, n_batches = found.get("lr_scheduler.min_lr"), found.get("misc.max_eval_iter")
+    # values of wrong types stay as they are, and the reader of their section reports them
+    if isinstance(rate, int | float) and isinstance(peak, int | float) and peak > 0:
+        converted["lr_scheduler.lr_min_ratio"] = rate / peak
+    if isinstance(n_batches, int) and isinstance(batch, int | float):
+        converted["evaluation.max_samples"] = n_batches * batch
     if "logging.run_dir" in converted:
         parts = found.get("logging.directory") or "experiments", found.get("logging.prefix")
         converted["logging.run_dir"] = "/".join(str(part) for part in parts if part)
-    if converted.get("model.feed_forward") in ("silu", "swish"):
-        converted["model.feed_forward"] = "swiglu"
-    if any(read_number("lr_scheduler", f"total_{unit}", 0) for unit in ("iterations", "tokens", "epochs")):
-        converted.pop("lr_scheduler.total_epochs", None)
     return converted
 
 
-def _refuse_placeholders(data: Raw) -> None:
+def _replace_placeholders(data: Raw) -> None:
     """Raise ValueError for a .csv file of the stub as a dataset; held-out tokens follow synthetic ones."""
     for key in ("path_train", "path_eval"):
-        if str(data.get(key)).endswith(".csv"):
-            if data.get("path_train") != "synthetic":
-                raise ValueError(
-                    f"dataset.{key}: got {data[key]}, expected the prefix of a .bin/.idx dataset. For random "
-                    "tokens instead of data, set dataset.path_train=synthetic."
-                )
-            log.warning(
-                "dataset.%s: %s is replaced by synthetic tokens, as the training data", key, data[key]
+        if not str(data.get(key)).endswith(".csv"):
+            continue
+        if data.get("path_train") != "synthetic":
+            raise ValueError(
+                f"dataset.{key}: got {data[key]}, expected the prefix of a .bin/.idx dataset. For random "
+                "tokens instead of data, set dataset.path_train=synthetic."
             )
-            data[key] = "synthetic"
+        log.warning("dataset.%s: %s is replaced by synthetic tokens, as the training data", key, data[key])
+        data[key] = "synthetic"

@@ -1,13 +1,10 @@
 """The reference page of all keys is generated from the dataclasses."""
 
 import re
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
-import pytest
-
-from megatron.config.option import option
-from megatron.config.reference import PAGE, find_unit, render_reference
+from megatron.config.reference import PAGE, render_reference
 from megatron.config.schema import RunConfig
 
 
@@ -32,9 +29,3 @@ def test_every_key_has_a_row_with_its_default_and_numbers_have_a_unit() -> None:
     assert rows["dist.timeout_s"][3] == "seconds" and rows["dataset.unique_tokens"][2] == "`null`"
     assert rows["dataset.order"][1] == "`epoch` or `megatron`"
     assert not [key for key, row in rows.items() if "number" in row[1] and not row[3]]
-
-
-def test_a_number_without_a_unit_is_refused() -> None:
-    key = fields(dataclass(type("Section", (), {"__annotations__": {"n": int}, "n": option(1, "")})))[0]
-    with pytest.raises(ValueError, match=r"schema.py: no unit for 'n'. Add unit="):
-        find_unit(key)

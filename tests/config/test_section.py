@@ -52,11 +52,8 @@ def test_values_are_converted_to_the_declared_types_and_null_is_not_set() -> Non
         ({"rte": 1}, "s: unknown key 'rte'; did you mean 'rate'?"),
         ([1], "s: got [1], expected the keys rate, folder"),
         ({"rate": 0}, "s.rate: got 0, expected more than 0"),
-        ({"rate": 2}, "s.rate: got 2, expected 1 or less"),
-        (
-            {"rate": float("nan")},
-            "s.rate: got nan, expected a finite number. Remove the key for its default.",
-        ),
+        ({"rate": 2}, "s.rate: got 2, expected more than 0 and 1 or less"),
+        ({"rate": float("nan")}, "s.rate: got nan, expected a finite number. Remove the key for"),
         ({"flag": 1}, "s.flag: got 1, expected true or false"),
         ({"kind": "c"}, "s.kind: got 'c', expected one of a, b"),
         ({"folder": "a\nb"}, r"s.folder: got 'a\nb', expected one line"),

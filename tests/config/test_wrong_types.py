@@ -36,55 +36,45 @@ for section, hint in get_type_hints(RunConfig).items():
 KEYS[("model",)].append("hf_config")
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_run_is_read_or_refused_in_one_sentence(tmp_path: Path, seed: int) -> None:
-    def read_run() -> None:
-        config = load_config(tmp_path / "run.yaml")
-        plan_run(config)
-        write_config(config, tmp_path / "written.yaml")
-        assert load_config(tmp_path / "written.yaml") == config
+BLIND = {"sizes": ["small"], "compute": 4.0, "seed": 2, "objective": "autoregressive"}
+STUDY: dict[str, Any] = {
+    "name": "s", "directory": "study", "share_trunks": True, "run": RUN, "grids": [GRID], "seed": 1,
+    "sizes": {"small": {"d_model": 32, "n_heads": 2, "n_layers": 2}}, "blind": BLIND,
+}  # fmt: skip
+STUDY_KEYS = {
+    **{("run", *place): keys for place, keys in KEYS.items()},
+    **{("grids", "run", *place): keys for place, keys in KEYS.items()},
+    ("grids",): [*GRID, "unique_tokens", "epochs", "train_flops", "tokens_per_param"],
+    ("blind",): [*BLIND, "lr", "batch_tokens", "run", "flops_convention"],
+    (): list(STUDY),
+}
 
-    refused = []
-    for text in generate_wrong_texts({"name": "r", **RUN}, KEYS, N, seed):
-        (tmp_path / "run.yaml").write_text(text)
+
+def read_run(path: Path) -> None:
+    config = load_config(path)
+    plan_run(config)
+    write_config(config, path.with_name("written.yaml"))
+    assert load_config(path.with_name("written.yaml")) == config
+
+
+def read_study(path: Path) -> None:
+    expand_study(read_study_plan(path))
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("read", "base", "known_keys"),
+    [(read_run, {"name": "r", **RUN}, KEYS), (read_study, STUDY, STUDY_KEYS)],
+    ids=["run", "study"],
+)
+def test_a_file_is_read_or_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Any, base: Any, known_keys: Any, seed: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, refused = tmp_path / "file.yaml", []
+    for text in generate_wrong_texts(base, known_keys, N, seed):
+        path.write_text(text)
         begin = time.monotonic()
-        refused.append(read_refusal(read_run))
+        refused.append(read_refusal(lambda: read(path)))
         assert time.monotonic() - begin < READ_S, text[:2000]
     assert N / 2 < sum(message is not None for message in refused) < N  # some were read and some refused
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_study_is_read_or_refused_in_one_sentence(tmp_path: Path, seed: int) -> None:
-    base = {
-        "name": "s", "directory": str(tmp_path / "study"), "share_trunks": True, "run": RUN,
-        "sizes": {"small": {"d_model": 32, "n_heads": 2, "n_layers": 2}}, "grids": [GRID],
-        "seed": 1, "blind": {"sizes": ["small"], "compute": 4.0, "seed": 2, "objective": "autoregressive"},
-    }  # fmt: skip
-    known_keys = {("run", *place): keys for place, keys in KEYS.items()}
-    known_keys |= {("grids", "run", *place): keys for place, keys in KEYS.items()}
-    known_keys |= {
-        ("blind",): [
-            "sizes",
-            "compute",
-            "lr",
-            "batch_tokens",
-            "run",
-            "flops_convention",
-            "seed",
-            "objective",
-        ],
-        (): list(base),
-        ("grids",): [*GRID, "unique_tokens", "epochs", "train_flops", "tokens_per_param"],
-    }
-
-    def read_study() -> None:
-        study = read_study_plan(tmp_path / "study.yaml")
-        expand_study(study)
-
-    refused = []
-    for text in generate_wrong_texts(base, known_keys, N, seed):
-        (tmp_path / "study.yaml").write_text(text)
-        begin = time.monotonic()
-        refused.append(read_refusal(read_study))
-        assert time.monotonic() - begin < READ_S, text[:2000]
-    assert N / 2 < sum(message is not None for message in refused) < N
