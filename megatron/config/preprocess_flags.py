@@ -43,10 +43,9 @@ PREPROCESS_FLAGS = (
 # kind of tokenizer -> the options that name its files
 TOKENIZER_FILES = {
     "HFTokenizer": ("tokenizer_model",),
+    "GPT2BPETokenizer": ("vocab_file", "merge_file"),
     "SentencePieceTokenizer": ("tokenizer_model",),
     "GPTSentencePieceTokenizer": ("tokenizer_model",),
-    "Llama2cTokenizer": ("tokenizer_model",),
-    "GPT2BPETokenizer": ("vocab_file", "merge_file"),
     "BertWordPieceLowerCase": ("vocab_file",),
     "BertWordPieceCase": ("vocab_file",),
     "NullTokenizer": ("vocab_size",),

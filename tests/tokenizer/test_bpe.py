@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from megatron.command import load_tool
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from megatron.command import load_tool
 from megatron.tokenizer.bpe import load_hf_tokenizer
 from megatron.tokenizer.fast_bpe import compile_fast_bpe, unicode_to_bytes
 from megatron.tokenizer.train_bpe import train_bpe, train_bpe_on_file
