@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from megatron.plan.sidecar import read_eod_use, read_sidecar
 
 from megatron.config import presets
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
+from megatron.data.sidecar import read_eod_use, read_sidecar
 from megatron.text import hub
 from megatron.text.hub import is_complete_model, open_hub_model, parse_hub_name
 from megatron.text.published_subsets import QUICKSTART_REPO, SUBSETS_REPO
