@@ -53,6 +53,14 @@ def scaling_data() -> Path:
 
 
 @pytest.fixture(scope="session")
+def stories_folder(scaling_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a Hugging Face folder of a trained model of 260,032 parameters, with its tokenizer."""
+    from tests.checkpoint.llama2c import export_stories
+
+    return export_stories(scaling_data / "stories260K", tmp_path_factory.mktemp("stories260K"))
+
+
+@pytest.fixture(scope="session")
 def laws(scaling_data: Path) -> Path:
     """Folder of published runs and fits, beside the data."""
     folder = scaling_data.parent / "laws"

@@ -5,7 +5,7 @@
     python tools/convert_checkpoint.py experiments/run OUT --to sharded
 
 SOURCE is a run or a checkpoint of this project, a Hugging Face folder (Llama, Qwen, Mistral, OLMo 2,
-GPT-NeoX, GPT-2), a llama2.c file, or a checkpoint folder of Megatron-LM or Megatron-DeepSpeed. Its files
+GPT-NeoX, GPT-2), or a checkpoint folder of Megatron-LM or Megatron-DeepSpeed. Its files
 determine the format.
 """
 
@@ -29,7 +29,8 @@ def build_parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--to",
         required=True,
-        choices=TARGETS,
+        type=parse_target,
+        metavar="{" + ",".join(TARGETS) + "}",
         help="native: weights for checkpoint.init_from; megatron: for Megatron-LM, one tensor rank; "
         "full, sharded: a run's whole state in that layout",
     )
@@ -43,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     source.add_argument(
         "--tokenizer",
         metavar="PATH",
-        help="folder, tokenizer.json, SentencePiece .model or llama2.c .bin; default: that of the source",
+        help="folder, tokenizer.json or SentencePiece .model; default: that of the source",
     )
     source.add_argument(
         "--n-tokens",
@@ -57,6 +58,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="training objective of a Megatron checkpoint, if its saved arguments do not contain it",
     )
     return parser
+
+
+def parse_target(text: str) -> str:
+    """Return a format. Raises argparse's error, which names a replacement for llama2c."""
+    if text not in TARGETS:
+        hint = " llama2.c's own export.py reads a Hugging Face folder." if text == "llama2c" else ""
+        raise argparse.ArgumentTypeError(f"got {text}, expected {', '.join(TARGETS)}.{hint}")
+    return text
 
 
 def main(argv: Sequence[str] | None = None) -> int:

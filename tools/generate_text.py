@@ -1,7 +1,7 @@
 """Continue text with a model.
 
     python tools/generate_text.py experiments/run --prompt "The weather" --max-new-tokens 64 --stream
-    python tools/generate_text.py stories260K.bin --tokenizer tok512.bin --prompt "One day" --temperature 0
+    python tools/generate_text.py stories --prompt "One day" --temperature 0
 
 MODEL is any format that tools/convert_checkpoint.py reads, or NAME or NAME@REVISION of the Hugging Face hub.
 Masked-diffusion models fill --max-new-tokens masked positions in --steps forward passes, in the order given
@@ -23,7 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
         "model",
         type=Path,
         metavar="MODEL",
-        help="a run, a checkpoint, a Hugging Face folder, a llama2.c file, a name of the hub",
+        help="a run, a checkpoint, a Hugging Face folder, a name of the hub",
     )
     add = parser.add_argument_group("prompts").add_argument
     add(

@@ -36,15 +36,10 @@ from megatron.text.dry_run import estimate_job
 from megatron.text.inputs import add_root, parse_part
 from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.tokenizer.cli_options import add_tokenizer_options, parse_tokenizer_spec
+from megatron.tokenizer.kinds import TOKENIZER_FILES
 
 FORMATS = ("mmap", "lazy", "cached")  # of --dataset-impl; the first is written
 FLAGS = [row for row in load_rows() if "preprocessing" in row.conversion]
-# option that names files of a tokenizer -> the kinds that read it; the other kinds read --tokenizer-model
-FILE_KINDS = {
-    "vocab_file": ("GPT2BPETokenizer", "BertWordPieceLowerCase", "BertWordPieceCase"),
-    "merge_file": ("GPT2BPETokenizer",),
-    "vocab_size": ("NullTokenizer",),
-}
 
 
 def add_ignored_flags(parser: argparse.ArgumentParser) -> None:
@@ -66,8 +61,8 @@ def drop_ignored_options(args: argparse.Namespace) -> Iterator[str]:
     if args.dataset_impl != FORMATS[0]:
         yield f"--dataset-impl: got {args.dataset_impl}, writing {FORMATS[0]}, the only format that is read."
     kind = args.tokenizer_type
-    used = [name for name, kinds in FILE_KINDS.items() if kind in kinds] or ["tokenizer_model"]
-    for name in ("tokenizer_model", *FILE_KINDS):
+    used = TOKENIZER_FILES[kind]
+    for name in sorted(set(sum(TOKENIZER_FILES.values(), ()))):
         if getattr(args, name) is not None and name not in used:
             setattr(args, name, None)  # the reader of a tokenizer refuses it
             options = " and ".join(f"--{option.replace('_', '-')}" for option in used)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.cli import create_parser, positive_int, report_error, run_main
-from megatron.tokenizer.train_bpe import train_bpe_on_file
+from megatron.text.corpus import train_tokenizer
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train the tokenizer, and print its path."""
     args = build_parser().parse_args(argv)
     try:
-        trained = train_bpe_on_file(args.text, args.key, args.n_tokens, args.out)
+        trained = train_tokenizer(args.text, args.key, args.n_tokens, args.out)
     except (OSError, ValueError) as error:
         return report_error(error)
     print(f"{args.out}/tokenizer.json: {args.n_tokens} tokens" + ("" if trained else ", already there"))

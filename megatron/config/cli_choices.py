@@ -6,7 +6,7 @@ METHODS = ("ar", "mc")
 WINDOWS = ("corpus", "document")
 ORDERS = ("confidence", "random", "left_to_right")  # in which masked diffusion reveals hidden positions
 # formats that checkpoints are converted to
-TARGETS = ("native", "huggingface", "megatron", "llama2c", "full", "sharded")
+TARGETS = ("native", "huggingface", "megatron", "full", "sharded")
 TARGET_DTYPES = ("float32", "bfloat16", "float16")  # of the target huggingface
 DEVICES = ("cpu", "cuda")
 SCORING_DTYPES = ("float32", "bfloat16")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from megatron.checkpoint.convert.tokenizer_files import find_prefix_id
 from megatron.checkpoint.model_weights import Weights
 from megatron.generation.generate import generate, stream_tokens
 from megatron.generation.generate_diffusion import generate_diffusion
@@ -10,7 +11,6 @@ from megatron.generation.sampling import Sampling
 from megatron.generation.trained_length import check_trained_length
 from megatron.log import get_logger
 from megatron.tokenizer.kinds import load_tokenizer_by_name
-from megatron.tokenizer.special_tokens import find_prefix_id
 
 log = get_logger(__name__)
 

@@ -27,7 +27,7 @@ from megatron.tokenizer.hub_cache import find_hub_error
 HELD_OUT_SHARE = 0.05
 # below: too few held-out documents for a score; above: too little text to train on
 HELD_OUT_SHARE_RANGE = (0.001, 0.5)
-META_FILE = "corpus.json"
+META_FILE, TRAINING_RECORD = "corpus.json", "training.json"
 JSON_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 REQUESTED = "it was requested"
 FILLED = ("auto", "c4", "local")  # the last has all local text already
@@ -158,12 +158,13 @@ def prepare_corpus(which: str, folder: Path, limits: CorpusLimits) -> tuple[dict
 
 def _hash_sides(folder: Path) -> dict[str, str]:
     """Return the sha256 of each side's file that exists."""
-    sums = {}
-    for path in (folder / "train.jsonl", folder / "held_out.jsonl"):
-        if path.is_file():
-            with path.open("rb") as file:
-                sums[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return sums
+    paths = (folder / "train.jsonl", folder / "held_out.jsonl")
+    return {path.name: _hash_file(path) for path in paths if path.is_file()}
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write_split(source: TextSource, folder: Path, limits: CorpusLimits) -> dict[str, Any]:
@@ -254,7 +255,7 @@ def _make_installed_source(sources: tuple[str, ...], reason: str) -> TextSource:
 
 def _make_file_source(name: str, reason: str, paths: Sequence[Source]) -> TextSource:
     def read() -> LocalText:
-        return LocalText(((name, text) for text in _iter_texts(paths)), {}, {})
+        return LocalText(((name, text) for text in iter_texts(paths)), {}, {})
 
     return TextSource(name, reason, read, tuple(paths))
 
@@ -310,8 +311,11 @@ def _file_signature(path: Source) -> list[str | int | None]:
     return [locate_source(path), *stat_source(path)]
 
 
-def _iter_texts(paths: Sequence[Source]) -> Iterator[str]:
-    """Yield the documents of JSON-lines files or of .txt files, as in `choose_source`."""
+def iter_texts(paths: Sequence[Source], key: str = "text") -> Iterator[str]:
+    """Yield the documents of JSON-lines files or of .txt files, as in `choose_source`.
+
+    Raises ValueError with file and line for a line without text under the key.
+    """
     for path in paths:
         if path.name.endswith(".txt"):
             try:
@@ -326,6 +330,27 @@ def _iter_texts(paths: Sequence[Source]) -> Iterator[str]:
             for number, line in enumerate(lines, 1):
                 try:
                     if line.strip():
-                        yield parse_text(line, "text")
+                        yield parse_text(line, key)
                 except ValueError as error:
                     raise ValueError(f"{path}, line {number}: {error}") from error
+
+
+def train_tokenizer(path: Path, key: str, n_tokens: int, folder: Path) -> bool:
+    """Train on the texts of a .jsonl. Return False if the folder already has the result of the same input.
+
+    Raises FileNotFoundError, and ValueError as `iter_texts` and `train_bpe`.
+    """
+    from megatron.tokenizer.train_bpe import train_bpe  # imports the library
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file. Create it with tools/prepare_corpus.py.")
+    source = {"sha256": _hash_file(path), "key": key, "n_tokens": n_tokens}
+    record_path = folder / TRAINING_RECORD
+    if (folder / "tokenizer.json").is_file() and read_json(record_path) == source:
+        return False
+    # otherwise a run killed below would leave this record beside another text's tokenizer
+    record_path.unlink(missing_ok=True)
+    train_bpe(iter_texts([path], key), n_tokens, folder)
+    # last: the record exists only beside a complete tokenizer.json
+    write_json(record_path, source)
+    return True

@@ -10,7 +10,10 @@ from megatron.tokenizer.kinds import KINDS, TokenizerSpec
 def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
     """Add the group of options that `parse_tokenizer_spec` reads."""
     group = parser.add_argument_group("tokenizer")
-    group.add_argument("--tokenizer-type", choices=KINDS, default=KINDS[0], help="kind of tokenizer")
+    kinds = "{" + ",".join(KINDS) + "}"
+    group.add_argument(
+        "--tokenizer-type", type=parse_kind, default=KINDS[0], metavar=kinds, help="kind of tokenizer"
+    )
     group.add_argument(
         "--tokenizer-model",
         metavar="NAME",
@@ -43,6 +46,14 @@ def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
         help="encoding of a special token's text such as <|endoftext|> within a document: token, its id, as "
         "in the tokenizers library; text, ordinary characters, as in tiktoken",
     )
+
+
+def parse_kind(text: str) -> str:
+    """Return a kind of tokenizer. Raises argparse's error, which names a replacement for a removed kind."""
+    if text not in KINDS:
+        hint = " Convert the file to a tokenizer.json for HFTokenizer." if text == "Llama2cTokenizer" else ""
+        raise argparse.ArgumentTypeError(f"got {text}, expected {', '.join(KINDS)}.{hint}")
+    return text
 
 
 def parse_tokenizer_spec(args: argparse.Namespace) -> TokenizerSpec:

@@ -9,10 +9,17 @@ from typing import Protocol
 from megatron.tokenizer.bpe import BpeTokenizer, load_bpe_files, load_hf_tokenizer
 from megatron.tokenizer.eod import Eod, EodMixin
 
-KINDS = (
-    "HFTokenizer", "GPT2BPETokenizer", "SentencePieceTokenizer", "GPTSentencePieceTokenizer",
-    "BertWordPieceLowerCase", "BertWordPieceCase", "Llama2cTokenizer", "NullTokenizer",
-)  # fmt: skip
+# kind of tokenizer -> the options that name its files
+TOKENIZER_FILES = {
+    "HFTokenizer": ("tokenizer_model",),
+    "GPT2BPETokenizer": ("vocab_file", "merge_file"),
+    "SentencePieceTokenizer": ("tokenizer_model",),
+    "GPTSentencePieceTokenizer": ("tokenizer_model",),
+    "BertWordPieceLowerCase": ("vocab_file",),
+    "BertWordPieceCase": ("vocab_file",),
+    "NullTokenizer": ("vocab_size",),
+}
+KINDS = tuple(TOKENIZER_FILES)
 MAX_NULL_IDS = 2**31 - 1
 UNKNOWN = "[UNK]"
 MAX_WORD = 200  # characters of a word; a longer one is [UNK], in Google's tokenizer as in Megatron's
@@ -48,8 +55,7 @@ class Tokenizer(Protocol):
 class TokenizerSpec:
     """Description of a tokenizer by its command-line options.
 
-    model       a folder, file or hub name (HFTokenizer), a .model file (SentencePieceTokenizer) or a
-                .bin file (Llama2cTokenizer)
+    model       a folder, file or hub name (HFTokenizer) or a .model file (SentencePieceTokenizer)
     vocab_file, merge_file   of a GPT2BPETokenizer; the vocab.txt of a BertWordPiece tokenizer
     vocab_size  of a NullTokenizer: ids 0..vocab_size - 1, and vocab_size is the end-of-document id
     eod_token, eod_id   end-of-document token, overrides that of the tokenizer's files (eod.py)
@@ -77,58 +83,50 @@ def load_tokenizer(spec: TokenizerSpec | str) -> Tokenizer:
 
 
 def _load_kind(spec: TokenizerSpec) -> Tokenizer:
-    options: dict[str, dict[str, str | int | None]] = {
-        "HFTokenizer": {"--tokenizer-model": spec.model},
-        "SentencePieceTokenizer": {"--tokenizer-model": spec.model},
-        "GPTSentencePieceTokenizer": {"--tokenizer-model": spec.model},
-        "BertWordPieceLowerCase": {"--vocab-file": spec.vocab_file},
-        "BertWordPieceCase": {"--vocab-file": spec.vocab_file},
-        "Llama2cTokenizer": {"--tokenizer-model": spec.model},
-        "GPT2BPETokenizer": {"--vocab-file": spec.vocab_file, "--merge-file": spec.merge_file},
-        "NullTokenizer": {"--vocab-size": spec.vocab_size},
-    }
-    missing = [name for name, value in options[spec.kind].items() if value is None]
-    if missing:
-        hint = (
-            " (train one with tools/train_tokenizer.py, or set a name of the hub)"
-            if spec.kind == "HFTokenizer"
-            else ""
-        )
-        raise ValueError(f"{spec.kind}: {' and '.join(missing)} missing{hint}")
-    # an option of another kind would be ignored, and with it the vocabulary that was meant
-    given = {name: value for kind in options for name, value in options[kind].items() if value is not None}
-    if ignored := sorted(set(given) - set(options[spec.kind])):
-        owner = next(kind for kind in options if ignored[0] in options[kind])
-        raise ValueError(
-            f"{spec.kind}: got {' and '.join(ignored)}, which it does not read. Remove the option, or choose "
-            f"--tokenizer-type {owner}."
-        )
+    _check_options(spec)
+    model, vocab = Path(str(spec.model)), Path(str(spec.vocab_file))
     if spec.kind == "HFTokenizer":
         return load_hf_tokenizer(str(spec.model))
     if spec.kind in ("SentencePieceTokenizer", "GPTSentencePieceTokenizer"):
-        return SentencePieceTokenizer(Path(str(spec.model)))
-    if spec.kind == "Llama2cTokenizer":
-        # imports the library, which other kinds do not need
-        from megatron.tokenizer.llama2c_tokenizer import Llama2cTokenizer
-
-        return Llama2cTokenizer(Path(str(spec.model)))
+        return SentencePieceTokenizer(model)
     if spec.kind in ("BertWordPieceLowerCase", "BertWordPieceCase"):
-        return WordPieceTokenizer(Path(str(spec.vocab_file)), spec.kind == "BertWordPieceLowerCase")
+        return WordPieceTokenizer(vocab, spec.kind == "BertWordPieceLowerCase")
     if spec.kind == "NullTokenizer":
-        assert spec.vocab_size is not None
+        assert spec.vocab_size is not None, "_check_options requires it"
         return NullTokenizer(spec.vocab_size)
-    vocab, merges = Path(str(spec.vocab_file)), Path(str(spec.merge_file))
+    merges = Path(str(spec.merge_file))
     for path in (vocab, merges):
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file of a GPT2BPETokenizer")
     return load_bpe_files(vocab, merges, vocab.stem)
 
 
+def _check_options(spec: TokenizerSpec) -> None:
+    """Raise ValueError unless a spec has the options of its kind, and no others."""
+    options = {"tokenizer_model": spec.model, "vocab_file": spec.vocab_file}
+    options |= {"merge_file": spec.merge_file, "vocab_size": spec.vocab_size}
+    given = {name for name, value in options.items() if value is not None}
+    required = TOKENIZER_FILES[spec.kind]
+    if missing := [name for name in required if name not in given]:
+        hint = " (train one with tools/train_tokenizer.py, or set a name of the hub)"
+        hint = hint if spec.kind == "HFTokenizer" else ""
+        raise ValueError(f"{spec.kind}: {_format_options(missing)} missing{hint}")
+    # an option of another kind would be ignored, and with it the vocabulary that was meant
+    if ignored := sorted(given - set(required)):
+        owner = next(kind for kind, names in TOKENIZER_FILES.items() if ignored[0] in names)
+        raise ValueError(
+            f"{spec.kind}: got {_format_options(ignored)}, which it does not read. Remove the option, or "
+            f"choose --tokenizer-type {owner}."
+        )
+
+
+def _format_options(names: Sequence[str]) -> str:
+    return " and ".join(f"--{name.replace('_', '-')}" for name in names)
+
+
 def load_tokenizer_by_name(name: str) -> Tokenizer:
-    """Load the tokenizer of a folder, file or hub name: .model SentencePiece, .bin llama2.c, else HF."""
-    kind = {".model": "SentencePieceTokenizer", ".bin": "Llama2cTokenizer"}.get(
-        Path(name).suffix, "HFTokenizer"
-    )
+    """Load the tokenizer of a folder, file or hub name: .model SentencePiece, else Hugging Face."""
+    kind = "SentencePieceTokenizer" if name.endswith(".model") else "HFTokenizer"
     return load_tokenizer(TokenizerSpec(kind=kind, model=name))
 
 

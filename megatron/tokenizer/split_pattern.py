@@ -20,7 +20,10 @@ from megatron.tokenizer.code_points import N_CODE_POINTS, load_folds, load_prope
 
 MAX_REPEATS, MAX_PROGRAM = 64, 4000
 SET_KINDS = ("LITERAL", "NOT_LITERAL", "ANY", "IN")
-FOLDED_PAIRS = ("ss", "st", "ff", "fi", "fl")  # these match one character (sharp s, ligatures) under (?i)
+# without regard to case, "ss", "st", "ff", "fi" and "fl" match one character (sharp s, ligatures): no letter
+# may follow s, f or a class in a group (?i:..)
+FOLDED_GROUP = re.compile(r"\(\?i:([^()\\]*)\)")
+FOLDED_PAIR = re.compile(r"[sf\]][^|]", re.IGNORECASE)
 PLACEHOLDER = 0x100000  # private characters from here on stand for the properties of a pattern
 ESCAPE = re.compile(
     r"\\(?:(?P<kind>[pP])\{(?P<not>\^?)(?P<name>\w+)\}|x\{(?P<hex>[0-9a-fA-F]+)\}|x[0-7][0-9a-fA-F]"
@@ -74,6 +77,9 @@ class Program:
             raise self.error("a class of classes or an empty one")
         if DIFFERENCES.search(CLASS.sub(".", bare)) or max(self.pattern, default="") >= chr(PLACEHOLDER):
             raise self.error("a quantifier, group or character of another form")
+        groups = [CLASS.sub("]", group) for group in FOLDED_GROUP.findall(self.pattern)]
+        if len(groups) < self.pattern.count("(?i") or any(map(FOLDED_PAIR.search, groups)):
+            raise self.error("letters that may match a ligature without regard to case")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # Python warns about `&&` and `--` in classes
@@ -118,19 +124,8 @@ class Program:
 
     def _emit(self, parsed: Any, ignore_case: bool) -> None:
         """Append the instructions of a sequence; the next instruction follows it."""
-        for number, (kind, value) in enumerate(parsed):
-            if ignore_case and number:
-                self._refuse_folded_pair(parsed[number - 1 : number], parsed[number : number + 1])
+        for kind, value in parsed:
             self._emit_item(kind.name, value, ignore_case)
-
-    def _refuse_folded_pair(self, first: Any, second: Any) -> None:
-        """Refuse two items that may match a ligature as one character."""
-        before, after = self._find_set(first, True), self._find_set(second, True)
-        for pair in FOLDED_PAIRS:
-            # an item of several characters may end or begin with any letter
-            may_begin = before is None or before[ord(pair[0])]
-            if may_begin and (after is None or after[ord(pair[1])]):
-                raise self.error("letters that match a ligature without regard to case")
 
     def _find_set(self, parsed: Any, ignore_case: bool) -> np.ndarray | None:
         """Return the set of a sequence of one character, None for another sequence."""

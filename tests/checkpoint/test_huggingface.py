@@ -128,23 +128,14 @@ def test_a_diffusion_model_is_exported_with_code_that_gives_the_same_logits(
     assert_same(read_huggingface(tmp_path / "out"), weights_of(model, "masked_diffusion"))
 
 
-def test_llama2c_to_transformers_with_its_tokenizer_and_back_is_the_same_file(
-    scaling_data: Path, tmp_path: Path
-) -> None:
-    folder = scaling_data / "stories260K"
-    convert_checkpoint(
-        folder / "stories260K.bin", tmp_path / "hf", to="huggingface", tokenizer=str(folder / "tok512.bin")
-    )
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+def test_a_trained_model_and_its_tokenizer_continue_a_story_in_transformers(stories_folder: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(stories_folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(stories_folder).eval()
     read = tokenizer("Once upon a time", return_tensors="pt")
     assert read.input_ids[0, 0] == 1  # the tokenizer adds <s>
     output = model.generate(**read, max_new_tokens=40, do_sample=False)
     text = tokenizer.decode(output[0], skip_special_tokens=True)
     assert text.startswith("Once upon a time, there was a little girl named Lily. She loved to play outside")
-    convert_checkpoint(tmp_path / "hf", tmp_path / "native", to="native")
-    convert_checkpoint(tmp_path / "native", tmp_path / "again.bin", to="llama2c")
-    assert (tmp_path / "again.bin").read_bytes() == (folder / "stories260K.bin").read_bytes()
 
 
 def test_rows_that_are_no_token_can_be_dropped(tiny: Gpt, tmp_path: Path) -> None:
@@ -208,7 +199,6 @@ def test_a_model_that_cannot_be_converted_is_refused_and_leaves_no_files(
         refused(sentence, tmp_path / name)
     save_weights(weights_of(tiny_of(n_tokens=40), "masked_diffusion"), tmp_path / "diffusion")
     refused("needs its [MASK] row", tmp_path / "diffusion", strip_rows=True)
-    refused("llama2.c supports only autoregressive models", tmp_path / "diffusion", to="llama2c")
     refused("not available on the Hugging Face hub", tmp_path / "diffusion", tokenizer="no-such")
     write_huggingface(weights_of(tiny_of(n_tokens=40)), tmp_path / "hf")
     config = json.loads((tmp_path / "hf" / "config.json").read_text())

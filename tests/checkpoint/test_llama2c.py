@@ -1,20 +1,16 @@
-"""llama2.c's trained model of 260,032 parameters: read, run and written again."""
+"""llama2.c's trained model of 260,032 parameters and its tokenizer, as tests use them."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from megatron.checkpoint.convert.llama2c import (
-    deinterleave_rows,
-    interleave_rows,
-    read_llama2c,
-    write_llama2c,
-)
 from megatron.generation.generate import generate
 from megatron.generation.sampling import Sampling
 from megatron.plan.count import n_params
-from megatron.tokenizer.llama2c_tokenizer import Llama2cTokenizer
+from megatron.tokenizer.bpe import load_hf_tokenizer
+from tests.checkpoint.llama2c import deinterleave_rows, read_llama2c, read_pieces
 
 # the output of llama2.c's run.c for `stories260K.bin -z tok512.bin -t 0 -n 64 -i "Once upon a time"`
 # (published by ports of it, whose tests use it)
@@ -41,9 +37,10 @@ def folder(scaling_data: Path) -> Path:
     return scaling_data / "stories260K"
 
 
-def test_greedy_text_equals_that_of_llama2c(folder: Path) -> None:
-    model = read_llama2c(folder / "stories260K.bin").build_model()
-    tokenizer = Llama2cTokenizer(folder / "tok512.bin")
+def test_greedy_text_equals_that_of_llama2c(folder: Path, stories_folder: Path) -> None:
+    weights = read_llama2c(folder / "stories260K.bin")
+    model, tokenizer = weights.build_model(), load_hf_tokenizer(str(stories_folder))
+    assert n_params(weights.config) == sum(p.numel() for p in model.parameters()) == 260_032
     prompt = [tokenizer.bos_id, *tokenizer.encode("Once upon a time")]
     sampling = Sampling(temperature=0)
     # run.c counts <s> and the prompt among its 64 positions
@@ -51,14 +48,14 @@ def test_greedy_text_equals_that_of_llama2c(folder: Path) -> None:
     assert tokenizer.decode([*prompt[1:], *new]) == STORY
 
 
-def test_loss_on_childrens_stories_is_near_the_published_one(folder: Path) -> None:
+def test_loss_on_childrens_stories_is_near_the_published_one(folder: Path, stories_folder: Path) -> None:
     """Published: 1.297 nats per token on the validation split of TinyStories, in whole windows of 512.
 
     The stories here are shorter, which raises the loss, and simpler, which lowers it. The tolerance is
     therefore 0.2 nats. An untrained model has log 512 = 6.24.
     """
     model = read_llama2c(folder / "stories260K.bin").build_model()
-    tokenizer = Llama2cTokenizer(folder / "tok512.bin")
+    tokenizer = load_hf_tokenizer(str(stories_folder))
     nats, count = 0.0, 0
     for story in STORIES:
         ids = torch.tensor([[tokenizer.bos_id, *tokenizer.encode(story)]])
@@ -69,32 +66,39 @@ def test_loss_on_childrens_stories_is_near_the_published_one(folder: Path) -> No
     assert nats / count == pytest.approx(1.297, abs=0.2)
 
 
-def test_a_model_written_again_is_the_same_file(folder: Path, tmp_path: Path) -> None:
-    weights = read_llama2c(folder / "stories260K.bin")
-    assert n_params(weights.config) == sum(p.numel() for p in weights.build_model().parameters()) == 260_032
-    write_llama2c(weights, tmp_path / "again.bin")
-    assert (tmp_path / "again.bin").read_bytes() == (folder / "stories260K.bin").read_bytes()
-    with pytest.raises(ValueError, match="already exists"):
-        write_llama2c(weights, tmp_path / "again.bin")
-
-
 def test_rows_of_rotated_pairs_are_reordered_to_rotated_halves() -> None:
     """One head with d_head 4: the rotated pairs are rows (0, 1) and (2, 3); as halves (0, 2) and (1, 3)."""
     rows = torch.arange(8.0).reshape(4, 2)
     assert deinterleave_rows(rows, 4)[:, 0].tolist() == [0, 4, 2, 6]
-    assert torch.equal(interleave_rows(deinterleave_rows(rows, 4), 4), rows)
 
 
-def test_an_invalid_file_is_refused_in_one_sentence(folder: Path, tmp_path: Path) -> None:
-    whole = (folder / "stories260K.bin").read_bytes()
-    for content, sentence in (
-        (b"", "got 0 bytes, expected a llama2.c model"),
-        (whole[:-4], "got 1,056,536 bytes, expected 1,056,540 by its header"),
-        (bytes(64), "not a llama2.c model"),
-        (whole[:20] + b"\x00\xfe\xff\xff" + whole[24:], "got a separate head matrix"),
-    ):
-        (tmp_path / "bad.bin").write_bytes(content)
-        with pytest.raises(ValueError, match=sentence):
-            read_llama2c(tmp_path / "bad.bin")
-    with pytest.raises(FileNotFoundError):
-        read_llama2c(tmp_path / "none.bin")
+def encode_slowly(text: str, pieces: list[str], scores: list[float]) -> list[int]:
+    """Encode as run.c does: characters or bytes, then merge the neighbours of best score, leftmost first."""
+    id_of_piece = {piece: i for i, piece in enumerate(pieces)}
+    ids = []
+    for character in " " + text if text else "":
+        piece_id = id_of_piece.get(character)
+        ids += [piece_id] if piece_id is not None else [byte + 3 for byte in character.encode()]
+    while True:
+        best, at = float("-inf"), -1
+        for i in range(len(ids) - 1):
+            merged = id_of_piece.get(pieces[ids[i]] + pieces[ids[i + 1]])
+            if merged is not None and scores[merged] > best:
+                best, at = scores[merged], i
+        if at < 0:
+            return ids
+        ids[at : at + 2] = [id_of_piece[pieces[ids[at]] + pieces[ids[at + 1]]]]
+
+
+def test_ids_of_real_text_are_those_of_llama2c(
+    folder: Path, stories_folder: Path, scaling_data: Path
+) -> None:
+    pieces, scores = read_pieces(folder / "tok512.bin")
+    tokenizer = load_hf_tokenizer(str(stories_folder))
+    assert (tokenizer.n_tokens, tokenizer.bos_id, tokenizer.eod_id) == (512, 1, 1)
+    texts = ["", " ", "Once upon a time", "caf\u00e9 \u4f60\u597d \U0001f600\n\tend ", "aaaa bbb <s> <0x41>"]
+    with (scaling_data / "c4" / "c4_en_shard00000_first1000.jsonl").open() as lines:
+        texts += [json.loads(next(lines))["text"][:300] for _ in range(150)]
+    for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
+        assert ids == encode_slowly(text, pieces, scores), text
+        assert tokenizer.decode(ids) == text

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
 from megatron.checkpoint.convert.huggingface import write_huggingface
-from megatron.checkpoint.convert.tokenizer_files import write_tokenizer
+from megatron.checkpoint.convert.tokenizer_files import find_prefix_id, find_special_ids, write_tokenizer
 from megatron.checkpoint.model_weights import Weights, save_weights
 from megatron.evaluation.harness import build_hf_model, harness_model
 from megatron.evaluation.reader import Reader, Scoring
@@ -21,7 +21,6 @@ from megatron.generation.sampling import Sampling
 from megatron.model.transformer import Gpt
 from megatron.parallel.world import World
 from megatron.tokenizer.kinds import load_tokenizer_by_name
-from megatron.tokenizer.special_tokens import find_prefix_id, find_special_ids
 
 with pytest.MonkeyPatch.context() as patched:  # read at import; unset again for later tests
     patched.setenv("HF_HUB_OFFLINE", "1")

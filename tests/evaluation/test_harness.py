@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
+from megatron.checkpoint.convert.formats import read_any
 from megatron.checkpoint.model_weights import Weights
 from megatron.config.schema import ModelConfig
 from megatron.evaluation import harness_tasks
@@ -31,27 +31,15 @@ TASKS = ["arc_easy", "boolq", "copa", "hellaswag", "piqa", "race", "winogrande",
 
 
 @pytest.fixture(scope="module")
-def stories(scaling_data: Path) -> Weights:
-    folder = scaling_data / "stories260K"
-    return read_any(folder / "stories260K.bin", tokenizer=str(folder / "tok512.bin"))
+def stories(stories_folder: Path) -> Weights:
+    return read_any(stories_folder)
 
 
 @pytest.fixture(scope="module")
-def exported(scaling_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Export the stories model to transformers."""
-    folder = scaling_data / "stories260K"
-    path = tmp_path_factory.mktemp("exported") / "stories"
-    convert_checkpoint(
-        folder / "stories260K.bin", path, to="huggingface", tokenizer=str(folder / "tok512.bin")
-    )
-    return path
-
-
-@pytest.fixture(scope="module")
-def hf_model(exported: Path) -> Any:
+def hf_model(stories_folder: Path) -> Any:
     """Load the exported checkpoint as lm-eval's `hf` model, with float64 log-softmax as here."""
     pytest.importorskip("accelerate", reason="lm-eval's hf model requires accelerate")
-    return hf_model_of(exported, 16, softmax_dtype="float64")
+    return hf_model_of(stories_folder, 16, softmax_dtype="float64")
 
 
 @pytest.fixture
@@ -273,9 +261,11 @@ def test_results_of_single_tasks_are_merged_into_one_table(stories: Weights, sca
     assert any("copa" in line and "acc" in line and "±" in line for line in lines)
 
 
-def test_an_exported_model_reads_the_same_ids_as_the_native_one(stories: Weights, exported: Path) -> None:
+def test_an_exported_model_reads_the_same_ids_as_the_native_one(
+    stories: Weights, stories_folder: Path
+) -> None:
     """The exported tokenizer files contain the ids that begin and end a text."""
-    native, other = Reader(stories, Scoring(), ALONE), Reader(read_any(exported), Scoring(), ALONE)
+    native, other = Reader(stories, Scoring(), ALONE), Reader(read_any(stories_folder), Scoring(), ALONE)
     pairs = [("Once upon a", " time"), ("", "Once upon a time"), ("One day, ", "Tom")]
     assert other.make_requests(pairs) == native.make_requests(pairs)
     assert native.make_requests(pairs)[0].context[0] == 1

@@ -13,12 +13,12 @@ ALONE = World(0, 1, 0, torch.device("cpu"))
 
 
 def test_bytes_are_counted_on_every_rank_or_on_none(
-    scaling_data: Path, monkeypatch: pytest.MonkeyPatch
+    stories_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bytes are summed over ranks: a rank without a tokenizer would block the others."""
     warnings: list[str] = []
     monkeypatch.setattr(corpus_tokenizer.log, "warning", lambda words, *more: warnings.append(words % more))
-    name = str(scaling_data / "stories260K" / "tok512.bin")
+    name = str(stories_folder)
     corpus, weights = SimpleNamespace(sidecar={"tokenizer": {"name": name}}), SimpleNamespace(tokenizer=None)
     tokenizer = corpus_tokenizer.load_byte_tokenizer(corpus, weights, None, ALONE)
     assert tokenizer is not None and not warnings

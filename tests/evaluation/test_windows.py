@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
+from megatron.checkpoint.convert.formats import read_any
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.evaluation.corpus_loss import (
@@ -155,11 +155,9 @@ def test_bits_per_byte_exclude_the_nats_of_end_of_document_tokens(tiny: Gpt, cor
 
 
 @pytest.fixture(scope="module")
-def stories(scaling_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Export the stories model to transformers, and write texts longer and shorter than its window."""
-    folder, output = scaling_data / "stories260K", tmp_path_factory.mktemp("stories")
-    name = str(folder / "tok512.bin")
-    convert_checkpoint(folder / "stories260K.bin", output / "hf", to="huggingface", tokenizer=name)
+def stories(stories_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Write texts longer and shorter than the window of the stories model."""
+    output, name = tmp_path_factory.mktemp("stories"), str(stories_folder)
     tokenizer = load_tokenizer_by_name(name)
     once = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
     words = np.random.default_rng(0).permutation(
@@ -170,7 +168,7 @@ def stories(scaling_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     with IndexedWriter(output / "texts", np.dtype(np.uint16), {"tokenizer": about}) as writer:
         for ids in tokenizer.encode_batch(texts):
             writer.add_document(np.array([*ids, tokenizer.eod_id]))
-    return {"hf": output / "hf", "data": str(output / "texts"), "texts": texts, "tokenizer": name}
+    return {"hf": stories_folder, "data": str(output / "texts"), "texts": texts, "tokenizer": name}
 
 
 def test_documents_alone_have_lm_evals_rolling_log_likelihoods_and_bits_per_byte(

@@ -44,10 +44,9 @@ def test_no_text_is_generated_from_logits_that_are_nan_or_inf(value: float, temp
 
 
 @pytest.fixture
-def broken(scaling_data: Path, tmp_path: Path) -> Path:
+def broken(stories_folder: Path, tmp_path: Path) -> Path:
     """Save the stories model with one NaN weight."""
-    folder = scaling_data / "stories260K"
-    weights = read_any(folder / "stories260K.bin", tokenizer=str(folder / "tok512.bin"))
+    weights = read_any(stories_folder)
     state = {name: value.clone() for name, value in weights.state.items()}
     state["embedding.weight"][300, 0] = float("nan")  # embedding of one token, which not all requests contain
     fields = {"config": weights.config, "objective": weights.objective, "tokenizer": weights.tokenizer}

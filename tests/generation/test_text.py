@@ -17,9 +17,8 @@ GREEDY = Sampling(temperature=0)
 
 
 @pytest.fixture(scope="module")
-def story_weights(scaling_data: Path) -> Weights:
-    folder = scaling_data / "stories260K"
-    return read_any(folder / "stories260K.bin", tokenizer=str(folder / "tok512.bin"))
+def story_weights(stories_folder: Path) -> Weights:
+    return read_any(stories_folder)
 
 
 def test_a_story_is_continued_in_english_and_ends_at_the_next_document(story_weights: Weights) -> None:

@@ -1,10 +1,13 @@
 """Comparison of the C++ encoder with the `tokenizers` library, and texts that patterns split differently."""
 
+import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
+from megatron import _csrc
 from megatron.tokenizer.bpe import BpeTokenizer
 from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
 
@@ -61,18 +64,58 @@ def draw_mutated_texts(texts: Sequence[str], n: int, seed: int) -> Iterator[str]
         yield "".join(letters)
 
 
-def assert_equal_ids(inner: Tokenizer, texts: Sequence[str], special: bool = True) -> int:
-    """Compare all ids of C++ with those of the library; return the number of texts."""
-    tokenizer = BpeTokenizer(Tokenizer.from_str(inner.to_str()), "test")
-    fast, reason = build_fast_bpe(tokenizer)
-    assert fast is not None, reason
-    encoder = FastEncoder(fast, special)
-    inner.encode_special_tokens = not special
+def compare_encoders(encoder: FastEncoder, library: Tokenizer, texts: Sequence[str]) -> int:
+    """Compare all ids of C++ with those of the library; return their number."""
+    n_tokens = 0
     for begin in range(0, len(texts), BATCH):
         batch = list(texts[begin : begin + BATCH])
         ids, lengths = encoder.encode(batch)
         parts = np.split(ids, np.cumsum(lengths)[:-1])
-        expected = inner.encode_batch_fast(batch, add_special_tokens=False)
+        expected = library.encode_batch_fast(batch, add_special_tokens=False)
         for text, part, encoding in zip(batch, parts, expected, strict=True):
-            assert part.tolist() == encoding.ids, ascii(text)
+            assert part.tolist() == encoding.ids, ascii(text[:2000])
+        n_tokens += len(ids)
+    return n_tokens
+
+
+def build_encoder(inner: Tokenizer, special: bool = True) -> FastEncoder:
+    """Build the C++ encoder of a library tokenizer."""
+    fast, reason = build_fast_bpe(BpeTokenizer(Tokenizer.from_str(inner.to_str()), "test"))
+    assert fast is not None, reason
+    return FastEncoder(fast, special)
+
+
+def assert_equal_ids(inner: Tokenizer, texts: Sequence[str], special: bool = True) -> int:
+    """Compare all ids of C++ with those of the library; return the number of texts."""
+    encoder = build_encoder(inner, special)
+    inner.encode_special_tokens = not special
+    compare_encoders(encoder, inner, texts)
     return len(texts)
+
+
+def add_random_tokens(inner: Tokenizer, tokens: Sequence[str], rng: np.random.Generator) -> None:
+    """Add some of the tokens, each with random conditions."""
+    for text in rng.permutation(tokens)[: int(rng.integers(1, 10))]:
+        flags = rng.random(5) < 0.4
+        flags[1:3] &= not text.isspace()  # the library fails where such tokens overlap
+        names = ("single_word", "lstrip", "rstrip", "normalized", "special")
+        token = AddedToken(str(text), **dict(zip(names, map(bool, flags), strict=True)))
+        (inner.add_special_tokens if flags[4] else inner.add_tokens)([token])
+
+
+def assert_equal_line(inner: Tokenizer, words: Sequence[str], folder: Path) -> None:
+    """Compare the ids of a line of megabytes, which is encoded in windows, with those of its whole text."""
+    encoder = build_encoder(inner)
+    text = "".join(np.random.default_rng(6).choice(words, 800_000))
+    (folder / "in").write_text(json.dumps({"text": text}) + "\n")
+    size = (folder / "in").stat().st_size
+    assert size > 4 << 20  # longer lines are encoded in windows
+    with (
+        (folder / "in").open("rb") as source,
+        (folder / "i").open("wb") as ids,
+        (folder / "l").open("wb") as n,
+    ):
+        files = (ids.fileno(), n.fileno())
+        result = _csrc.encode_lines(encoder.worker, source.fileno(), 0, size, "text", True, -1, True, *files)
+    assert result[1] == 1 and not result[4]
+    assert np.array_equal(np.fromfile(folder / "i", dtype=np.int32), encoder.encode([text])[0])

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from megatron.text.corpus import train_tokenizer
 from megatron.tokenizer.bpe import load_hf_tokenizer
 from megatron.tokenizer.fast_bpe import compile_fast_bpe, unicode_to_bytes
-from megatron.tokenizer.train_bpe import train_bpe, train_bpe_on_file
+from megatron.tokenizer.train_bpe import train_bpe
 from tests.tool_modules import load_tool
 
 TEXT = ["the cat sat on the mat, the cat's mat", "3.14 and \u00e9t\u00e9 \U0001f600"] * 30
@@ -45,7 +46,7 @@ def test_an_impossible_tokenizer_is_refused_in_one_sentence(tmp_path: Path) -> N
     with pytest.raises(ValueError, match="not a tokenizer"):
         load_hf_tokenizer(str(tmp_path))
     with pytest.raises(FileNotFoundError, match="no such file"):
-        train_bpe_on_file(tmp_path / "none.jsonl", "text", 300, tmp_path)
+        train_tokenizer(tmp_path / "none.jsonl", "text", 300, tmp_path)
 
 
 def test_an_unreachable_hub_is_reported_in_one_sentence_at_once(
@@ -64,16 +65,16 @@ def test_an_unreachable_hub_is_reported_in_one_sentence_at_once(
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b'{"text": 3}', "line 2: 'text' is int"),
-        (b'{"body": "x"}', "line 2: no text under 'text'"),
-        (b'{"text": "\xff"}', "line 2: no text under 'text'"),
+        (b'{"text": 3}', "line 2: 'text' is a number"),
+        (b'{"body": "x"}', "line 2: no key 'text'"),
+        (b'{"text": "\xff"}', "line 2: not UTF-8"),
     ],
 )
 def test_a_line_without_text_is_named_and_nothing_is_left(tmp_path: Path, line: bytes, reason: str) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(b'{"text": "a\\ud800b"}\n' + line + b"\n")
     with pytest.raises(ValueError, match=reason):
-        train_bpe_on_file(source, "text", 300, tmp_path / "t")
+        train_tokenizer(source, "text", 300, tmp_path / "t")
     assert not (tmp_path / "t").exists()
 
 

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from megatron import _csrc
-from megatron.tokenizer.bpe import BpeTokenizer
-from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
 from megatron.tokenizer.fast_bpe import compile_fast_bpe
 from tests.tokenizer.encoder_pair import (
+    add_random_tokens,
     assert_equal_ids,
+    assert_equal_line,
     draw_mutated_texts,
     draw_pattern_texts,
     draw_plane_texts,
@@ -66,10 +65,7 @@ KINDS: dict[str, tuple[Any, Any]] = {
     "llama-2": (llama(), None),
     "gemma": (REPLACE, pre_tokenizers.Split(" ", "merged_with_previous")),
     **{f"metaspace {scheme}": (None, metaspace(scheme)) for scheme in ("always", "first", "never")},
-    **{
-        f"words, metaspace {scheme}": (None, metaspace(scheme, True))
-        for scheme in ("always", "first", "never")
-    },
+    **{f"words, metaspace {name}": (None, metaspace(name, True)) for name in ("always", "first", "never")},
     "replaced before metaspace": (REPLACE, metaspace("first")),
 }
 
@@ -98,12 +94,7 @@ def test_added_tokens_with_every_condition(name: str) -> None:
     inner = train(*KINDS[name])
     for _ in range(4):
         changed = Tokenizer.from_str(inner.to_str())
-        for text in rng.permutation(TOKENS)[: int(rng.integers(1, 8))]:
-            flags = rng.random(5) < 0.4
-            flags[1:3] &= not text.isspace()  # the library fails where such tokens overlap
-            names = ("single_word", "lstrip", "rstrip", "normalized", "special")
-            token = AddedToken(str(text), **dict(zip(names, map(bool, flags), strict=True)))
-            (changed.add_special_tokens if flags[4] else changed.add_tokens)([token])
+        add_random_tokens(changed, TOKENS, rng)
         for special in (True, False):
             texts = [*draw_token_texts([*TOKENS, BLANK], 150, seed=5), *hostile_texts(40)]
             assert_equal_ids(Tokenizer.from_str(changed.to_str()), texts, special)
@@ -127,21 +118,8 @@ def test_a_line_of_megabytes_has_the_ids_of_its_whole_text(name: str, tmp_path: 
     inner = train(*KINDS[name])
     inner.add_special_tokens([AddedToken("<|a|>", lstrip=True, rstrip=True)])
     inner.add_tokens([AddedToken("cat", normalized=True)])
-    fast, reason = build_fast_bpe(BpeTokenizer(inner, "test"))
-    assert fast is not None, reason
     words = ["the cat ", "x1 + 22", "\n\n  ", "\u4e2d\u6587 ", " <|a|>  ", "don't ", "caf\u00e9 is "]
-    text = "".join(np.random.default_rng(6).choice(words, 700_000))
-    (tmp_path / "in").write_text(json.dumps({"text": text}) + "\n")
-    size = (tmp_path / "in").stat().st_size
-    assert size > 4 << 20  # longer lines are encoded in windows
-    files = [(tmp_path / name).open(mode) for name, mode in (("in", "rb"), ("ids", "wb"), ("lengths", "wb"))]
-    source, ids, lengths = (file.fileno() for file in files)
-    result = _csrc.encode_lines(fast.create_worker(), source, 0, size, "text", True, -1, True, ids, lengths)
-    for file in files:
-        file.close()
-    assert result[1] == 1 and not result[4]
-    expected = FastEncoder(fast).encode([text])[0]
-    assert np.array_equal(np.fromfile(tmp_path / "ids", dtype=np.int32), expected)
+    assert_equal_line(inner, words, tmp_path)
 
 
 def test_real_text_and_its_mutations(scaling_data: Path) -> None:

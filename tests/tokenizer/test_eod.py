@@ -148,19 +148,6 @@ def test_merging_documents_with_equal_ends_records_the_end(datasets: dict[str, s
     merge_datasets([datasets["none"], datasets["foreign_none"]], tmp_path / "ends")
 
 
-def test_a_merged_output_is_not_replaced_without_overwrite(datasets: dict[str, str], tmp_path: Path) -> None:
-    pair = [datasets["two"], datasets["again"]]
-    merge_datasets(pair, tmp_path / "all")
-    before = (tmp_path / "all.bin").stat().st_ino
-    assert not merge_datasets(pair, tmp_path / "all").is_new
-    assert (tmp_path / "all.bin").stat().st_ino == before
-    with pytest.raises(ValueError, match="all.bin: exists already"):
-        merge_datasets([datasets["two"]], tmp_path / "all")
-    assert (tmp_path / "all.bin").stat().st_ino == before
-    merge_datasets([datasets["two"]], tmp_path / "all", overwrite=True)
-    assert IndexedTokens(tmp_path / "all").n_documents == 3
-
-
 def test_blends_with_different_ends_are_refused_or_warned_about(datasets: dict[str, str]) -> None:
     d = datasets
     for other in ("zero", "none"):

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from megatron import _csrc
 from megatron.tokenizer.automaton import compile_automaton
-from megatron.tokenizer.bpe import BpeTokenizer
 from megatron.tokenizer.code_points import (
     CATEGORIES,
     N_CODE_POINTS,
@@ -20,11 +18,12 @@ from megatron.tokenizer.code_points import (
     load_property,
     load_table,
 )
-from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
 from megatron.tokenizer.fast_bpe import compile_fast_bpe
 from megatron.tokenizer.split_pattern import UnsupportedPatternError
 from tests.tokenizer.encoder_pair import (
+    add_random_tokens,
     assert_equal_ids,
+    assert_equal_line,
     draw_mutated_texts,
     draw_pattern_texts,
     draw_plane_texts,
@@ -149,12 +148,7 @@ def test_added_tokens_with_every_condition(seed: int = 4) -> None:
     for number in range(16):
         pattern = [byte_level(True)] if number % 2 else [split(LLAMA3), byte_level()]
         inner = train(pattern, normalizers.NFC() if rng.random() < 0.5 else None, words=50)
-        for text in rng.permutation(TOKENS)[: int(rng.integers(1, 10))]:
-            flags = rng.random(5) < 0.4
-            flags[1:3] &= not text.isspace()  # the library fails where such tokens overlap
-            names = ("single_word", "lstrip", "rstrip", "normalized", "special")
-            token = AddedToken(str(text), **dict(zip(names, map(bool, flags), strict=True)))
-            (inner.add_special_tokens if flags[4] else inner.add_tokens)([token])
+        add_random_tokens(inner, TOKENS, rng)
         for special in (True, False):
             token_texts = list(draw_token_texts(TOKENS, 200, seed))
             assert_equal_ids(Tokenizer.from_str(inner.to_str()), token_texts, special)
@@ -169,16 +163,7 @@ def test_two_added_tokens_of_one_normalized_text_are_refused() -> None:
 
 def test_text_that_nfc_changes_and_text_that_it_does_not() -> None:
     inner = train([split(LLAMA3), byte_level()], normalizers.NFC())
-    texts = [
-        "e\u0301",
-        "\u00e9",
-        "\u1100\u1161",
-        "\u0915\u093c",
-        "a\u0323\u0307",
-        "a\u0307\u0323",
-        "\u2126",
-        "ok",
-    ]
+    texts = ["é", "é", "가", "क़", "ạ̇", "ạ̇", "Ω", "ok"]
     assert_equal_ids(inner, texts + hostile_texts() + ["a" * 5000 + "\u0301", ""])
     sequence = train([split(LLAMA3), byte_level()], normalizers.Sequence([normalizers.NFC()]))
     assert_equal_ids(sequence, texts)
@@ -210,21 +195,8 @@ def test_a_real_text_with_many_mutations(scaling_data: Path) -> None:
 def test_a_line_of_megabytes_has_the_ids_of_its_whole_text(name: str, tmp_path: Path) -> None:
     inner = train([*map(split, PATTERNS[name]), byte_level()], normalizers.NFC())
     inner.add_special_tokens([AddedToken("<|a|>", lstrip=True)])
-    fast, reason = build_fast_bpe(BpeTokenizer(inner, "test"))
-    assert fast is not None, reason
     words = ["the cat ", "x1 + 22", "\n\n  ", "\u4e2d\u6587 ", " <|a|> ", "don't ", "caf\u00e9 is "]
-    text = "".join(np.random.default_rng(6).choice(words, 1_000_000))
-    (tmp_path / "in").write_text(json.dumps({"text": text}) + "\n")
-    size = (tmp_path / "in").stat().st_size
-    assert size > 4 << 20  # longer lines are encoded in windows
-    files = [(tmp_path / name).open(mode) for name, mode in (("in", "rb"), ("ids", "wb"), ("lengths", "wb"))]
-    source, ids, lengths = (file.fileno() for file in files)
-    result = _csrc.encode_lines(fast.create_worker(), source, 0, size, "text", True, -1, True, ids, lengths)
-    for file in files:
-        file.close()
-    assert result[1] == 1 and not result[4]
-    expected = FastEncoder(fast).encode([text])[0]
-    assert np.array_equal(np.fromfile(tmp_path / "ids", dtype=np.int32), expected)
+    assert_equal_line(inner, words, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Tests of converting checkpoints and generating text from the command line."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,26 +13,19 @@ def run_tool(root: Path, tool: str, *words: object) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
-@pytest.fixture(scope="module")
-def stories(scaling_data: Path) -> Path:
-    return scaling_data / "stories260K"
-
-
 @pytest.mark.slow
-def test_a_converted_model_writes_the_same_text(root: Path, stories: Path, tmp_path: Path) -> None:
+def test_a_converted_model_writes_the_same_text(root: Path, stories_folder: Path, tmp_path: Path) -> None:
     words = ("--prompt", "Once upon a time", "--temperature", 0, "--max-new-tokens", 40, "--threads", 1)
-    tokenizer = ("--tokenizer", stories / "tok512.bin")
-    direct = run_tool(root, "generate_text.py", stories / "stories260K.bin", *tokenizer, *words)
+    direct = run_tool(root, "generate_text.py", stories_folder, *words)
     assert direct.returncode == 0, direct.stderr
     assert direct.stdout.startswith("Once upon a time, there was a little girl named Lily.")
     done = run_tool(
         root,
         "convert_checkpoint.py",
-        stories / "stories260K.bin",
+        stories_folder,
         tmp_path / "native",
         "--to",
         "native",
-        *tokenizer,
     )
     assert (done.returncode, done.stdout) == (
         0,
@@ -41,14 +35,18 @@ def test_a_converted_model_writes_the_same_text(root: Path, stories: Path, tmp_p
     assert (again.returncode, again.stdout) == (0, direct.stdout)
 
 
-def test_bad_input_is_reported_in_one_line(root: Path, stories: Path, tmp_path: Path) -> None:
+def test_bad_input_is_reported_in_one_line(
+    root: Path, stories_folder: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    bare = tmp_path_factory.mktemp("bare") / "hf"
+    shutil.copytree(stories_folder, bare, ignore=shutil.ignore_patterns("tokenizer*"))
     for words, sentence in (
-        (("generate_text.py", stories / "stories260K.bin"), "give it with --tokenizer"),
+        (("generate_text.py", bare), "give it with --tokenizer"),
         (("generate_text.py", tmp_path / "none", "--prompt", "a"), "no such checkpoint"),
-        (("generate_text.py", stories / "stories260K.bin", "--device", "moon"), "--device moon: "),
+        (("generate_text.py", stories_folder, "--device", "moon"), "--device moon: "),
         (
-            ("convert_checkpoint.py", stories / "tok512.bin", tmp_path / "out", "--to", "native"),
-            "not a llama2.c model",
+            ("convert_checkpoint.py", bare / "config.json", tmp_path / "out", "--to", "native"),
+            "config.json: got a file, expected a checkpoint's folder. Convert other formats",
         ),
         (
             ("convert_checkpoint.py", "run", tmp_path / "out", "--to", "full", "--dtype", "bfloat16"),
@@ -59,13 +57,11 @@ def test_bad_input_is_reported_in_one_line(root: Path, stories: Path, tmp_path: 
             "--to sharded keeps the run's settings",
         ),
         (
-            ("generate_text.py", stories / "stories260K.bin", "--tokenizer", stories / "tok512.bin",
-             "--max-new-tokens", -1),
+            ("generate_text.py", stories_folder, "--max-new-tokens", -1),
             "got -1 new tokens, expected 0 or more",
         ),
         (
-            ("generate_text.py", stories / "stories260K.bin", "--tokenizer", stories / "tok512.bin",
-             "--steps", 4),
+            ("generate_text.py", stories_folder, "--steps", 4),
             "--steps and --block-tokens are for masked diffusion",
         ),
     ):  # fmt: skip
@@ -73,4 +69,8 @@ def test_bad_input_is_reported_in_one_line(root: Path, stories: Path, tmp_path: 
         assert (failed.returncode, failed.stderr.count("\n")) == (1, 1), failed.stderr
         assert failed.stderr.startswith("error: ") and sentence in failed.stderr
     assert run_tool(root, "convert_checkpoint.py", "a", "b").returncode == 2
+    removed = run_tool(root, "convert_checkpoint.py", "a", "b", "--to", "llama2c")
+    assert (
+        removed.returncode == 2 and "llama2.c's own export.py reads a Hugging Face folder" in removed.stderr
+    )
     assert not list(tmp_path.iterdir())

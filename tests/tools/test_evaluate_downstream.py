@@ -22,10 +22,9 @@ Typed = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def stories(scaling_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stories(stories_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Native checkpoints of stories260K and of an untrained diffusion model."""
-    folder, source = tmp_path_factory.mktemp("models"), scaling_data / "stories260K"
-    weights = read_any(source / "stories260K.bin", tokenizer=str(source / "tok512.bin"))
+    folder, weights = tmp_path_factory.mktemp("models"), read_any(stories_folder)
     save_weights(weights, folder / "stories")
     config = ModelConfig(d_model=32, d_ff=64, d_head=8, n_heads=4, n_layers=2, n_tokens=512, vocab_rows=640)
     model = Gpt(config)

@@ -13,7 +13,7 @@ from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.samples import Samples
 from megatron.plan.run_dir import read_metrics
-from megatron.tokenizer.llama2c_tokenizer import Llama2cTokenizer
+from megatron.tokenizer.bpe import load_hf_tokenizer
 
 STORY = (
     "Once upon a time, there was a little boy named Tim. Tim had a red ball. He liked to play with his ball "
@@ -26,14 +26,14 @@ def first_loss(run: Path) -> float:
 
 
 @pytest.fixture(scope="module")
-def stories(scaling_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus with llama2.c's tokens, and its model as a native checkpoint."""
+def stories(stories_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus with the tokens of the stories model, and the model as a native checkpoint."""
     folder = tmp_path_factory.mktemp("stories")
-    tokenizer = Llama2cTokenizer(scaling_data / "stories260K" / "tok512.bin")
+    tokenizer = load_hf_tokenizer(str(stories_folder))
     with IndexedWriter(folder / "text", np.dtype(np.uint16), {"tokenizer": {"n_tokens": 512}}) as writer:
         for _ in range(8):
             writer.add_document(np.array([*tokenizer.encode(STORY), tokenizer.eod_id]))
-    convert_checkpoint(scaling_data / "stories260K" / "stories260K.bin", folder / "native", to="native")
+    convert_checkpoint(stories_folder, folder / "native", to="native")
     return folder
 
 

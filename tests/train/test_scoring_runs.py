@@ -134,7 +134,7 @@ def test_a_later_tokenizer_adds_bits_per_byte_to_earlier_scores(
     corpus: Path,
     tmp_path: Path,
     run_tool: RunTool,
-    scaling_data: Path,
+    stories_folder: Path,
 ) -> None:
     """Also if the tokenizer of the corpus has moved. Per-document results are removed with their scores."""
     run = tmp_path / "run"
@@ -146,7 +146,6 @@ def test_a_later_tokenizer_adds_bits_per_byte_to_earlier_scores(
     sidecar = tmp_path / "moved.json"
     about = json.loads(sidecar.read_text()) if sidecar.exists() else {}
     sidecar.write_text(json.dumps({**about, "tokenizer": {"name": str(tmp_path / "gone"), "n_tokens": 64}}))
-    tokenizer = scaling_data / "stories260K" / "tok512.bin"
     options = (run, "--data", tmp_path / "moved", "--device", "cpu")
     first = run_tool("validate.py", *options, "--save-per-document")
     assert first.returncode == 0, first.stderr
@@ -159,7 +158,7 @@ def test_a_later_tokenizer_adds_bits_per_byte_to_earlier_scores(
     assert before["bits_per_byte"] is None and documents.exists()
     failed = run_tool("validate.py", *options, "--tokenizer", tmp_path / "none")
     assert failed.returncode == 1 and "none: no such tokenizer folder" in failed.stderr
-    again = run_tool("validate.py", *options, "--tokenizer", tokenizer)
+    again = run_tool("validate.py", *options, "--tokenizer", stories_folder)
     result = json.loads(path.read_text())
     assert again.returncode == 0 and "scored before" not in again.stdout, again.stderr
     assert result["bits_per_byte"] > 0 and result["loss"] == before["loss"] and documents.exists()

@@ -1,1 +1,1 @@
-"""Conversion of checkpoints: Hugging Face, Megatron, llama2.c."""
+"""Conversion of checkpoints: Hugging Face, Megatron."""

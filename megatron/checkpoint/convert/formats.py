@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from megatron.checkpoint.convert.huggingface import CONFIG_FILE, read_huggingface, write_huggingface
-from megatron.checkpoint.convert.llama2c import read_llama2c, write_llama2c
 from megatron.checkpoint.convert.megatron_export import write_megatron
 from megatron.checkpoint.convert.megatron_layouts import is_megatron_checkpoint, read_megatron
 from megatron.checkpoint.convert.tokenizer_files import write_tokenizer
@@ -38,11 +37,13 @@ def read_any(
 
     Raises FileNotFoundError or ValueError with a one-line message.
     """
-    # In this order: a file can only be llama2c's. config.json has precedence over rank files, and both over a
-    # checkpoint of this project.
     if path.is_file():
-        weights = read_llama2c(path)
-    elif (path / CONFIG_FILE).is_file():
+        raise ValueError(
+            f"{path}: got a file, expected a checkpoint's folder. Convert other formats, such as "
+            "llama2.c's, to a Hugging Face folder first."
+        )
+    # config.json has precedence over rank files, and both over a checkpoint of this project
+    if (path / CONFIG_FILE).is_file():
         weights = read_huggingface(path)
     elif path.is_dir() and is_megatron_checkpoint(path):
         weights = read_megatron(path, n_tokens, objective)
@@ -97,8 +98,6 @@ def convert_checkpoint(
         save_weights(weights, target)
     elif to == "megatron":
         write_megatron(weights, target)
-    elif to == "llama2c":
-        write_llama2c(weights, target)
     else:
         write_huggingface(weights, target, DTYPES[dtype], _make_tokenizer_writer(weights))
     return summary

@@ -1,4 +1,4 @@
-"""Fuzz targets of checkpoints: both layouts of runs, Hugging Face, llama2.c and Megatron."""
+"""Fuzz targets of checkpoints: both layouts of runs, Hugging Face and Megatron."""
 
 import hashlib
 import io
@@ -15,7 +15,7 @@ from typing import Any
 
 from fuzzing.cases import FileCase
 from fuzzing.harness import FuzzTarget, WrongAnswerError
-from fuzzing.mutate import EXTREMES, VALUES, mutate_bytes, mutate_fields, mutate_json, mutate_tree
+from fuzzing.mutate import EXTREMES, VALUES, mutate_bytes, mutate_json, mutate_tree
 
 # Small, so that an input takes milliseconds. 50 ids in 64 rows: the padding of the vocabulary is not 0.
 SHAPE = {
@@ -291,28 +291,6 @@ def open_huggingface(folder: Path) -> FileCase:
     return FileCase(folder, mutators, read)
 
 
-def open_llama2c(folder: Path) -> FileCase:
-    """Open a llama2.c file: a header of seven integers, then floats."""
-    import numpy as np
-
-    from megatron.checkpoint.convert.llama2c import read_llama2c, write_llama2c
-
-    path = folder / "model.bin"
-    write_llama2c(_make_weights(vocab_rows=50), path)
-
-    def read() -> None:
-        weights = read_llama2c(path)
-        _check_weights(weights)
-        embedding = weights.state["embedding.weight"]
-        # after the header of 7 int32 comes the embedding, [n_tokens, d_model] float32: an accepted file must
-        # give exactly these values
-        expected = np.fromfile(path, "<f4", embedding.shape[1] * weights.config.n_tokens, offset=28)
-        if embedding[: weights.config.n_tokens].flatten().numpy().tobytes() != expected.tobytes():
-            raise WrongAnswerError("got an embedding that differs from the file")
-
-    return FileCase(folder, {"model.bin": mutate_fields("<iiiiiii")}, read)
-
-
 def open_megatron(folder: Path) -> FileCase:
     """Open a checkpoint of Megatron-LM, and mutate its arguments, tensor names and file."""
     import torch
@@ -377,6 +355,5 @@ TARGETS = (
     FuzzTarget("full checkpoints", 2, open_full),
     FuzzTarget("sharded checkpoints", 2, open_sharded),
     FuzzTarget("Hugging Face folders", 3, open_huggingface),
-    FuzzTarget("llama2.c files", 2, open_llama2c),
     FuzzTarget("Megatron checkpoints", 2, open_megatron),
 )

@@ -174,7 +174,7 @@ def open_tokenizers(folder: Path) -> FileCase:
 
 
 def open_other_tokenizers(folder: Path) -> FileCase:
-    """Open vocab.json with merges.txt, a SentencePiece .model, a llama2.c .bin and BERT's vocab.txt."""
+    """Open vocab.json with merges.txt, a SentencePiece .model and BERT's vocab.txt."""
     import sentencepiece
 
     from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer, load_tokenizer_by_name
@@ -191,27 +191,11 @@ def open_other_tokenizers(folder: Path) -> FileCase:
         input=str(folder / "text"), model_prefix=str(folder / "sp"), vocab_size=400, hard_vocab_limit=False,
         minloglevel=2, byte_fallback=True,
     )  # fmt: skip
-    # llama2.c: the maximum length, then (score, length, bytes) of each token. 6 is the length of "<0x00>".
-    pieces = [
-        b"<unk>",
-        b"<s>",
-        b"</s>",
-        *(b"<0x%02X>" % i for i in range(256)),
-        b" ",
-        b"a",
-        b"b",
-        b"ab",
-        b" a",
-    ]
-    # falling scores: earlier pieces are merged first
-    records = b"".join(struct.pack("<fi", -float(i), len(piece)) + piece for i, piece in enumerate(pieces))
-    (folder / "t.bin").write_bytes(struct.pack("<i", 6) + records)
-
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "a", "te", "##x", "##t", "日", "x"]))
 
     def read() -> None:
         bert = TokenizerSpec("BertWordPieceCase", vocab_file=str(folder / "vocab.txt"))
-        tokenizers = [load_tokenizer_by_name(str(folder / name)) for name in ("pair", "sp.model", "t.bin")]
+        tokenizers = [load_tokenizer_by_name(str(folder / name)) for name in ("pair", "sp.model")]
         for tokenizer in (*tokenizers, load_tokenizer(bert)):
             ids = tokenizer.encode_batch(["a text", "日本 x", ""])
             if len(ids) != 3:
