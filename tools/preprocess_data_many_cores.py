@@ -62,7 +62,7 @@ def drop_ignored_options(args: argparse.Namespace) -> Iterator[str]:
         yield f"--dataset-impl: got {args.dataset_impl}, writing {FORMATS[0]}, the only format that is read."
     kind = args.tokenizer_type
     used = TOKENIZER_FILES[kind]
-    for name in sorted(set(sum(TOKENIZER_FILES.values(), ()))):
+    for name in dict.fromkeys(name for names in TOKENIZER_FILES.values() for name in names):
         if getattr(args, name) is not None and name not in used:
             setattr(args, name, None)  # the reader of a tokenizer refuses it
             options = " and ".join(f"--{option.replace('_', '-')}" for option in used)

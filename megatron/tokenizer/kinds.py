@@ -103,7 +103,7 @@ def _load_kind(spec: TokenizerSpec) -> Tokenizer:
 
 def _check_options(spec: TokenizerSpec) -> None:
     """Raise ValueError unless a spec has the options of its kind, and no others."""
-    options = {"tokenizer_model": spec.model, "vocab_file": spec.vocab_file}
+    options: dict[str, str | int | None] = {"tokenizer_model": spec.model, "vocab_file": spec.vocab_file}
     options |= {"merge_file": spec.merge_file, "vocab_size": spec.vocab_size}
     given = {name for name, value in options.items() if value is not None}
     required = TOKENIZER_FILES[spec.kind]
