@@ -103,16 +103,18 @@ def _load_kind(spec: TokenizerSpec) -> Tokenizer:
 
 def _check_options(spec: TokenizerSpec) -> None:
     """Raise ValueError unless a spec has the options of its kind, and no others."""
-    options: dict[str, str | int | None] = {"tokenizer_model": spec.model, "vocab_file": spec.vocab_file}
-    options |= {"merge_file": spec.merge_file, "vocab_size": spec.vocab_size}
-    given = {name for name, value in options.items() if value is not None}
+    options: dict[str, str | int | None] = {
+        "tokenizer_model": spec.model, "vocab_file": spec.vocab_file,
+        "merge_file": spec.merge_file, "vocab_size": spec.vocab_size,
+    }  # fmt: skip
+    present = {name for name, value in options.items() if value is not None}
     required = TOKENIZER_FILES[spec.kind]
-    if missing := [name for name in required if name not in given]:
+    if missing := [name for name in required if name not in present]:
         hint = " (train one with tools/train_tokenizer.py, or set a name of the hub)"
         hint = hint if spec.kind == "HFTokenizer" else ""
         raise ValueError(f"{spec.kind}: {_format_options(missing)} missing{hint}")
     # an option of another kind would be ignored, and with it the vocabulary that was meant
-    if ignored := sorted(given - set(required)):
+    if ignored := sorted(present - set(required)):
         owner = next(kind for kind, names in TOKENIZER_FILES.items() if ignored[0] in names)
         raise ValueError(
             f"{spec.kind}: got {_format_options(ignored)}, which it does not read. Remove the option, or "

@@ -13,7 +13,7 @@ import pytest
 from megatron.config import presets
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.sidecar import parse_eod_use, read_sidecar
+from megatron.data.sidecar import read_sidecar
 from megatron.text import hub
 from megatron.text.hub import is_complete_model, open_hub_model, parse_hub_name
 from megatron.text.published_subsets import QUICKSTART_REPO, SUBSETS_REPO
@@ -141,7 +141,7 @@ def test_published_tokens_arrive_with_a_sidecar_that_names_their_tokenizer_and_e
     for part in ("bin", "idx"):
         assert sidecar["sha256"][part] == hashlib.sha256(files[f"{prefix}.{part}"]).hexdigest()
     assert IndexedTokens(tmp_path / "data" / prefix).n_documents == 300
-    assert parse_eod_use(read_sidecar(tmp_path / "data" / prefix)).eod_id == GPT2_END
+    assert (sidecar["append_eod"], sidecar["tokenizer"]["eod_id"]) == (True, GPT2_END)
     n_before = count_contents(served)
     assert run(served, "subset", "100M", "--out", "data")[0] == 0 and count_contents(served) == n_before
     served.damaged = f"{prefix}.bin"
