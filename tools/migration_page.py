@@ -67,8 +67,8 @@ def render_page(root: Path) -> str:
 
 def _list_cells(row: dict[str, str | list[str]]) -> tuple[str, str, str]:
     new = [row["new"]] if isinstance(row["new"], str) else row["new"]
-    here = ", ".join("the same" if path in (row["old"], "the same") else f"`{path}`" for path in new)
-    return str(row["old"]), here or "-", str(row["note"])
+    paths = ", ".join("the same" if path in (row["old"], "the same") else f"`{path}`" for path in new)
+    return str(row["old"]), paths or "-", str(row["note"])
 
 
 def _render_table(title: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -226,11 +226,11 @@ class Translation:
                 value = argument.default_value
         if argument.values and value is not None:
             word = str(value[0] if isinstance(value, list) else value).lower()
-            here = argument.values.get(word, argument.values.get("*"))
-            if here is None:
+            translated = argument.values.get(word, argument.values.get("*"))
+            if translated is None:
                 self.refused[name] = f"use {' or '.join(argument.values)}"
                 return
-            value = value if here == "*" else yaml.safe_load(here)
+            value = value if translated == "*" else yaml.safe_load(translated)
         if value is None or value == "" or value is False and not argument.values:
             return
         for entry in argument.keys:

@@ -59,10 +59,10 @@ def record_launch_script(path: Path, arguments: Sequence[str] = ()) -> tuple[lis
                 "lacks, or translate its command."
             )
         # what the script derives from its working directory is meant for the caller's
-        here = Path.cwd()
+        root = Path.cwd()
         files = [file for file in cwd.rglob("*.json") if file.is_file() and file.stat().st_size]
-        texts = {str(here / file.relative_to(cwd)): file.read_text("utf-8") for file in files}
-        return [word.replace(str(cwd), str(here)) for word in words], texts
+        texts = {str(root / file.relative_to(cwd)): file.read_text("utf-8") for file in files}
+        return [word.replace(str(cwd), str(root)) for word in words], texts
 
 
 def read_script(path: Path) -> str:

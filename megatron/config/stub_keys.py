@@ -44,7 +44,7 @@ def adopt_stub_keys(raw: Raw) -> Raw:
 
     Raises ValueError for a key beside another value of its successor, and for the placeholder of a data file.
     """
-    settings, found = copy.deepcopy(raw), {}
+    settings, stub_settings = copy.deepcopy(raw), {}
     # Llama's hf_config has hidden_act and initializer_range too; its gelu would be a gated one
     marks = {name.removeprefix(f"{HF}.") for name in (*RENAMES, *WITHOUT_EFFECT)}
     hf_config = _find_section(settings, HF)
@@ -52,12 +52,12 @@ def adopt_stub_keys(raw: Raw) -> Raw:
     for name in (*RENAMES, *WITHOUT_EFFECT):
         section, _, key = name.rpartition(".")
         if key in (keys := _find_section(settings, section)) and (is_stub or section != HF):
-            found[name] = keys.pop(key)
+            stub_settings[name] = keys.pop(key)
     if "loss" in settings and settings.pop("loss") not in ({"grad_accum_steps": 1}, {}):
         raise ValueError("loss: expected grad_accum_steps 1. Set dataset.batch_size and microbatch_size.")
-    if dropped := [name for name in found if name in WITHOUT_EFFECT]:
+    if dropped := [name for name in stub_settings if name in WITHOUT_EFFECT]:
         log.warning("keys of the training stub without effect here: %s", ", ".join(dropped))
-    for name, value in _convert(found, settings).items():
+    for name, value in _convert(stub_settings, settings).items():
         section, _, key = name.partition(".")
         keys = settings.setdefault(section, {})
         if isinstance(keys, dict) and value is not None:  # the reader of the section reports another type
@@ -76,19 +76,19 @@ def _find_section(settings: Raw, place: str) -> Raw:
     return section if isinstance(section, dict) else {}
 
 
-def _convert(found: Raw, settings: Raw) -> Raw:
+def _convert(stub_settings: Raw, settings: Raw) -> Raw:
     """Return the renamed settings by their names here, in the units of these."""
-    converted = {RENAMES[name]: value for name, value in found.items() if name in RENAMES}
+    converted = {RENAMES[name]: value for name, value in stub_settings.items() if name in RENAMES}
     peak = _find_section(settings, "optim").get("lr", 3e-4)
     batch = _find_section(settings, "dataset").get("batch_size", 256)
-    rate, n_batches = found.get("lr_scheduler.min_lr"), found.get("misc.max_eval_iter")
+    rate, n_batches = stub_settings.get("lr_scheduler.min_lr"), stub_settings.get("misc.max_eval_iter")
     # values of wrong types stay as they are, and the reader of their section reports them
     if isinstance(rate, int | float) and isinstance(peak, int | float) and peak > 0:
         converted["lr_scheduler.lr_min_ratio"] = rate / peak
     if isinstance(n_batches, int) and isinstance(batch, int | float):
         converted["evaluation.max_samples"] = n_batches * batch
     if "logging.run_dir" in converted:
-        parts = found.get("logging.directory") or "experiments", found.get("logging.prefix")
+        parts = stub_settings.get("logging.directory") or "experiments", stub_settings.get("logging.prefix")
         converted["logging.run_dir"] = "/".join(str(part) for part in parts if part)
     return converted
 
