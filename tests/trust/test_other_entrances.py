@@ -20,9 +20,9 @@ from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.io import read_json
 from megatron.laws.law import Law
-from megatron.mixture.catalog.catalog import Catalog
+from megatron.mixture.catalog import Catalog
 from megatron.mixture.catalog.convert import convert_catalog
-from megatron.mixture.catalog.properties import read_properties
+from megatron.mixture.properties import read_properties
 from megatron.mixture.catalog.tars import iter_samples
 from megatron.mixture.spec import read_spec
 from megatron.plan.datapaths import read_corpora
