@@ -275,7 +275,7 @@ class ServedFolder:
             result = catalog.register(
                 str(request["corpus"]), inputs, properties, text_key, quiet=True, counter=counter
             )
-        return asdict(result)
+        return vars(result)
 
     def add_property(self, request: dict[str, Any], rows: Any) -> int:
         """Add the property of an Arrow table with path, row and value, as `Catalog.add_property`."""

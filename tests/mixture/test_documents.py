@@ -287,5 +287,3 @@ def test_a_rule_of_the_user_is_imported_and_its_error_reaches_the_reader(
         source.report(0, np.ones(3), np.ones(3))
         with pytest.raises(ValueError, match=r"no weights could be computed from chunk 0 \(no\)"):
             source.read(9, 1)
-
-
