@@ -94,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="only every N-th file, from the K-th on (K from 0), for N processes at once",
     )  # fmt: skip
     add.add_argument(
-        "--function", type=import_function, metavar="MODULE:NAME",
+        "--function", metavar="MODULE:NAME",
         help="function that gets each record as a dict and returns a dict, which is merged into the record; its "
         "module is imported from PYTHONPATH and run",
     )  # fmt: skip
@@ -158,13 +158,13 @@ def parse_version(word: str) -> tuple[str, int]:
 
 
 def import_function(word: str) -> RecordFunction:
-    """Return the function MODULE:NAME. Raise ArgumentTypeError if it cannot be imported."""
+    """Return the function MODULE:NAME. Raise ValueError if it cannot be imported."""
     module, _, name = word.partition(":")
     try:
         function = getattr(importlib.import_module(module), name)
     except Exception as error:  # the code of the user may raise anything
-        raise argparse.ArgumentTypeError(
-            f"got {word!r} ({error!r}), expected MODULE:NAME. Add its folder to PYTHONPATH."
+        raise ValueError(
+            f"--function: got {word!r} ({error!r}), expected MODULE:NAME. Add its folder to PYTHONPATH."
         ) from error
     return function  # type: ignore[no-any-return]
 
@@ -259,7 +259,7 @@ def add_files(catalog: Catalog, args: argparse.Namespace) -> None:
     done = catalog.register(
         args.corpus, args.inputs, properties, args.text_key, counter=build_counter(args),
         verify=args.verify, member_bytes=args.max_sample_mb << 20, shard=args.shard,
-        function=args.function,
+        function=None if args.function is None else import_function(args.function),
     )  # fmt: skip
     print(
         f"{args.catalog}: {args.corpus}: {done.n_documents:,} documents of {done.n_files:,} "

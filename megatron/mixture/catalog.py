@@ -132,10 +132,11 @@ class Catalog:
         name = table.name
         try:
             files, dead = table.list_files(self.connection)
+            table.scan(self.connection, "documents", f"all of {name}")
         except import_duckdb().Error as error:
             raise ValueError(
                 f"{self.path}: {name} version {table.version} cannot be read ({str(error).splitlines()[0]}). "
-                "Use a version that was not pruned."
+                "Use a version that was not pruned, or register it again."
             ) from error
         self.files = tuple(file for file in self.files if file.corpus != name)
         self.tables.pop(name, None)
@@ -144,10 +145,10 @@ class Catalog:
         self.tables[name] = table
         # the number of a file depends on the documents only, and not on who registered them where and when
         self.files = tuple(sorted((*self.files, *files), key=SourceFile.order_key))
-        table.scan(self.connection, "documents", f"all of {name}")
         where = f" WHERE file NOT IN ({', '.join(map(str, dead))})" if dead else ""
+        source = quote_identifier(f"all of {name}")
         self.connection.execute(
-            f"CREATE OR REPLACE TEMP VIEW {self.view(name)} AS SELECT * FROM {quote_identifier(f'all of {name}')}{where}"
+            f"CREATE OR REPLACE TEMP VIEW {self.view(name)} AS SELECT * FROM {source}{where}"
         )
 
     def list_files(self, name: str) -> list[SourceFile]:

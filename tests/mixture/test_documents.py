@@ -18,8 +18,7 @@ from megatron.mixture.catalog import Catalog
 from megatron.mixture.documents import DocumentChunks, OpenFiles
 from megatron.mixture.learner import RULE_SAVE_INTERVAL
 from megatron.mixture.loaders import MixtureDataset, hugging_face, pack_windows
-from megatron.mixture.properties import read_properties
-from tests.mixture.conftest import PROPERTIES, write_lines
+from tests.mixture.conftest import write_lines
 from tests.mixture.test_tars import write_tar
 
 

@@ -13,9 +13,9 @@ import torch
 from megatron.checkpoint.preempt import StopMonitor
 from megatron.data.indexed import IndexedTokens
 from megatron.mixture.catalog import Catalog
+from megatron.mixture.prepare import prepare_mixture
 from megatron.mixture.properties import read_properties
 from megatron.mixture.source import MixtureSamples
-from megatron.mixture.prepare import prepare_mixture
 from megatron.parallel.world import World
 from megatron.plan.resolve import load_config
 from megatron.plan.run_plan import plan_run
