@@ -5,9 +5,10 @@
     python tools/mixture_server.py data --metrics-port 9108
     python tools/mixture_server.py --status grpc+tcp://127.0.0.1:8815 --token-file data/token --prometheus
 
-The folder has a catalog, mixtures NAME.yaml and a token of mode 0600, which is created; clients use MixtureClient.
-Clients may register files below the folder and every --root. A server that is killed and restarted serves the same
-chunks; adaptive weights are stored in NAME.mixture/logs/RUN.jsonl. It is for a trusted network.
+The folder has a catalog, mixtures NAME.yaml and a token of mode 0600, which is created; clients use
+MixtureClient. Clients may register files below the folder and every --root. A server that is killed and
+restarted serves the same chunks; adaptive weights are stored in NAME.mixture/logs/RUN.jsonl. It is for a
+trusted network.
 """
 
 import argparse
@@ -24,7 +25,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
     parser.add_argument(
-        "folder", nargs="?", type=Path, metavar="DIR", help="folder with a catalog and mixtures, created if missing"
+        "folder", nargs="?", type=Path, metavar="DIR",
+        help="folder with a catalog and mixtures, created if missing",
     )  # fmt: skip
     serving = parser.add_argument_group("serving")
     serving.add_argument("--host", default="127.0.0.1", metavar="NAME", help="address to listen on")

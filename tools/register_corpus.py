@@ -16,9 +16,10 @@
     python tools/register_corpus.py catalog snapshots
     python tools/register_corpus.py catalog prune --keep slim=3
 
-When rerun, `add` registers only new and changed files, and it resumes after an interruption. `--function` runs the
-code of the function that you name with each record. Any number of processes and machines may add files to the
-same catalog at the same time. Versions from before a removal or an update can be used until `prune` deletes them.
+When rerun, `add` registers only new and changed files, and it resumes after an interruption. `--function`
+runs the code of the function that you name with each record. Any number of processes and machines may add
+files to the same catalog at the same time. Versions from before a removal or an update can be used until
+`prune` deletes them.
 """
 
 import argparse
@@ -95,8 +96,8 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add.add_argument(
         "--function", metavar="MODULE:NAME",
-        help="function that gets each record as a dict and returns a dict, which is merged into the record; its "
-        "module is imported from PYTHONPATH and run",
+        help="function that gets each record as a dict and returns a dict, which is merged into the record; "
+        "its module is imported from PYTHONPATH and run",
     )  # fmt: skip
     add_tokenizer_options(add)
     added = add_action(
@@ -215,8 +216,8 @@ def add_property(catalog: Catalog, args: argparse.Namespace) -> None:
     """Add a property, and print the number of documents."""
     if args.former is not None or args.values is None or args.property is None:
         raise ValueError(
-            "add-property: expected FILE.parquet and --property 'NAME TYPE'. Compute values with any program, or with "
-            "`add --function` at registration."
+            "add-property: expected FILE.parquet and --property 'NAME TYPE'. Compute values with any "
+            "program, or with `add --function` at registration."
         )
     n = catalog.add_property(args.corpus, args.property, args.values)
     print(f"{args.catalog}: {args.corpus}: {args.property.split()[0]} of {n:,} documents")

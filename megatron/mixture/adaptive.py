@@ -364,7 +364,8 @@ def make_rule(name: str, first: np.ndarray, natural: np.ndarray, where: str) -> 
         rule = getattr(importlib.import_module(module), class_name)(first)
     except Exception as error:  # the code of the user may raise anything
         raise ValueError(
-            f"{where}: adaptive.rule {name}: got {error!r}, expected Class(weights). Add its folder to PYTHONPATH."
+            f"{where}: adaptive.rule {name}: got {error!r}, expected Class(weights). "
+            "Add its folder to PYTHONPATH."
         ) from error
     missing = [
         method for method in ("observe", "as_dict", "restore") if not callable(getattr(rule, method, None))

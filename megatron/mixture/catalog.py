@@ -120,9 +120,10 @@ class Catalog:
         is_old = path.is_file() or (path / "commits").is_dir()
         # a folder without files is that of a corpus that another process creates
         if not is_object_url(self.path) and (is_old or any(child.is_file() for child in path.glob("*"))):
+            found = "a catalog of an earlier version" if is_old else "a folder with other files"
             raise ValueError(
-                f"{path}: got {'a catalog of an earlier version' if is_old else 'a folder with other files'}, "
-                "expected a catalog of Delta Lake tables. Register the files again, in a new folder."
+                f"{path}: got {found}, expected a catalog of Delta Lake tables. Register the files again, in a "
+                "new folder."
             )
         if self._read_only:
             raise FileNotFoundError(f"{self.path}: no such catalog. Create it with tools/register_corpus.py.")
@@ -191,8 +192,8 @@ class Catalog:
         function       called with each record; its values are merged into the record
 
         Broken lines are counted and located; `list_broken` returns them. Raises ValueError if the corpus has
-        other properties or another tokenizer, or if a file cannot be read. The files before it stay registered.
-        Small files are registered in batches: all files of a batch, or none.
+        other properties or another tokenizer, or if a file cannot be read. The files before it stay
+        registered. Small files are registered in batches: all files of a batch, or none.
         """
         self._check_writable()
         paths = [path.resolve() for path in find_input_files(inputs)][shard[0] :: shard[1]]
@@ -208,7 +209,7 @@ class Catalog:
             before = {entry.path: entry for entry in table.list_files(self.connection)[0]}
             for path in paths:
                 entry = before.get(str(path))
-                is_stamped = entry is not None and (entry.n_bytes, entry.mtime_ns) == stat_file(path)
+                is_stamped = entry is not None and entry.stamp == stat_file(path)
                 if entry is not None and is_stamped and (not verify or hash_content(path) == entry.sha256):
                     result.n_known += 1
                     bar.update(path.stat().st_size)
@@ -261,7 +262,7 @@ class Catalog:
         entries = [now.get(str(path)) for path in batch]
         rest = [
             path for path, entry in zip(batch, entries, strict=True)
-            if entry is None or entry == before.get(str(path)) or (entry.n_bytes, entry.mtime_ns) != stat_file(path)
+            if entry is None or entry == before.get(str(path)) or entry.stamp != stat_file(path)
         ]  # fmt: skip
         result.n_duplicates += len(batch) - len(rest)
         return rest
@@ -302,8 +303,9 @@ class Catalog:
                 f"d.{quote_identifier(col)}" for col in schema.names if col not in (KIND, META, added.name)
             ]
             documents = self.connection.sql(
-                f"SELECT {', '.join(kept)}, CAST(value AS {added.sql_type}) AS {column}, g.file IS NOT NULL AS given "
-                f"FROM {self.view(name)} d LEFT JOIN ({given}) g USING (file, row) ORDER BY file, row"
+                f"SELECT {', '.join(kept)}, CAST(value AS {added.sql_type}) AS {column}, "
+                f"g.file IS NOT NULL AS given FROM {self.view(name)} d LEFT JOIN ({given}) g USING (file, row) "
+                "ORDER BY file, row"
             ).to_arrow_table()
         except (import_duckdb().Error, arrow.ArrowException, OSError) as error:
             raise ValueError(
@@ -312,8 +314,8 @@ class Catalog:
         n, n_documents = sum(documents.column("given").to_pylist()), sum(file.n_documents for file in files)
         if n != len(rows) or len(documents) != n_documents:
             raise ValueError(
-                f"{values}: got {len(rows):,} rows, of which {n:,} are of documents of '{name}', expected at most one "
-                "row for each. Use the paths and rows that find_documents returns."
+                f"{values}: got {len(rows):,} rows, of which {n:,} are of documents of '{name}', expected at "
+                "most one row for each. Use the paths and rows that find_documents returns."
             )
         batches = [
             *complete_columns(documents, "documents", schema).to_batches(),
@@ -324,7 +326,7 @@ class Catalog:
         return n
 
     def remove(self, name: str) -> None:
-        """Remove a corpus from the catalog; its files are kept. Earlier versions of it can still be opened."""
+        """Remove a corpus from the catalog. Its files stay, and earlier versions can be opened."""
         self._check_writable()
         table = self.get_table(name)
         table.refresh()
@@ -366,8 +368,8 @@ class Catalog:
         """Return (value, documents, tokens) for each property of a corpus.
 
         At most MAX_VALUES values are listed, the most frequent first, and the others are summed. Numbers and
-        dates with more values are counted in bins of equal width. A document counts once for each element of a
-        list. The value None means a missing value or an empty list.
+        dates with more values are counted in bins of equal width. A document counts once for each element of
+        a list. The value None means a missing value or an empty list.
         """
         corpus = self.get_table(name).corpus
         return {prop.name: self._count_values(self.view(name), prop) for prop in corpus.all_properties}
@@ -382,15 +384,18 @@ class Catalog:
         if n_values > MAX_VALUES and prop.kind in BINNED_KINDS:
             # the number of a bin of equal width; NULL for a missing value, and for NaN and Inf
             number = "value - DATE '1970-01-01'" if prop.kind == "date" else "value"
-            finite = f"(SELECT CASE WHEN isfinite(CAST({number} AS DOUBLE)) THEN CAST({number} AS DOUBLE) END AS x, *"
-            label = "min(value) || ' to ' || max(value)" if prop.kind == "date" else (
-                "format('{:,} to {:,}', min(value), max(value))" if prop.kind == "integer" else
-                "format('{:.4g} to {:.4g}', min(value), max(value))"
+            shown = {"date": "{} to {}", "integer": "{:,} to {:,}", "float": "{:.4g} to {:.4g}"}[prop.kind]
+            ends = "CAST(min(value) AS VARCHAR), CAST(max(value) AS VARCHAR)" if prop.kind == "date" else (
+                "min(value), max(value)"
             )  # fmt: skip
+            source = f"SELECT *, CAST({number} AS DOUBLE) AS x FROM {values}"
+            source = f"SELECT value, tokens, CASE WHEN isfinite(x) THEN x END AS x FROM ({source})"
+            width = f"nullif(max(x) OVER () - min(x) OVER (), 0) / {N_BINS}"
+            bin_number = f"least({N_BINS - 1}, floor((x - min(x) OVER ()) / ({width})))"
+            source = f"SELECT *, {bin_number} AS bin FROM ({source})"
             return self._fetch(
-                f"SELECT CASE WHEN bin IS NOT NULL THEN {label} WHEN any_value(value) IS NOT NULL THEN 'not finite' "
-                f"END, {counts} FROM (SELECT *, least({N_BINS - 1}, CAST(floor((x - min(x) OVER ()) * {N_BINS} / "
-                f"(max(x) OVER () - min(x) OVER ())) AS INTEGER)) AS bin FROM {finite} FROM {values})) "
+                f"SELECT CASE WHEN bin IS NOT NULL THEN format('{shown}', {ends}) "
+                f"WHEN any_value(value) IS NOT NULL THEN 'not finite' END, {counts} FROM ({source}) "
                 "GROUP BY bin, value IS NULL ORDER BY bin NULLS LAST"
             )
         # the most frequent values, and the others as one
@@ -486,8 +491,8 @@ def complete_columns(rows: Any, kind: str, schema: Any) -> Any:
         KIND: arrow.array([kind] * n, arrow.string())
     }
     columns = [present.get(name, arrow.nulls(n)) for name in schema.names]
-    return arrow.Table.from_arrays([column.cast(kind) for column, kind in zip(columns, schema.types, strict=True)],
-                                   schema=schema)  # fmt: skip
+    columns = [column.cast(kind) for column, kind in zip(columns, schema.types, strict=True)]
+    return arrow.Table.from_arrays(columns, schema=schema)
 
 
 def _iter_file_batches(files: Sequence[SourceFile], schema: Any) -> Iterator[Any]:
@@ -527,8 +532,10 @@ def find_input_files(inputs: Sequence[str]) -> list[Path]:
     for word in inputs:
         path = Path(word)
         if path.is_dir():
-            found = sorted(Path(folder) / name for folder, _, names in os.walk(path, followlinks=True) for name in names
-                           if not name.startswith("."))  # fmt: skip
+            walked = os.walk(path, followlinks=True)
+            found = sorted(
+                Path(folder) / name for folder, _, names in walked for name in names if name[0] != "."
+            )
         elif path.is_file():
             found = [path]
         else:

@@ -2,9 +2,9 @@
 
     (field("source") == "Github") & field("language").isin(["Python", "JavaScript"])
 
-An expression becomes SQL with quoted names and values. As in SQL, a missing value satisfies no comparison and no
-`~` of one; select missing values with `is_null()`. The database that evaluates conditions reads no file except
-the catalog's.
+An expression becomes SQL with quoted names and values. As in SQL, a missing value satisfies no comparison and
+no `~` of one; select missing values with `is_null()`. The database that evaluates conditions reads no file
+except the catalog's.
 """
 
 from collections.abc import Iterable

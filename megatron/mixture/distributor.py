@@ -1,13 +1,13 @@
 """Chunk i of a mixture as a pure function of (domains, weights, seed, i), evaluated by each process.
 
-A unit is a document or a window. No process hands out chunks, so no two processes can disagree about them. Each
-chunk gives every domain its share of the units, and the remainder is carried to the next one in a `Position`:
-after any number of chunks each domain has had its share of all units, rounded down or up, as long as the weights
-stay. Of the remainders, those due first are rounded up (earliest-deadline-first scheduling of unit jobs). Weights
-are integer multiples of 2^-40, so that every machine computes the same order.
+A unit is a document or a window. No process hands out chunks, so no two processes can disagree about them.
+Each chunk gives every domain its share of the units, and the remainder is carried to the next one in a
+`Position`: after any number of chunks each domain has had its share of all units, rounded down or up, as long
+as the weights stay. Of the remainders, those due first are rounded up (earliest-deadline-first scheduling of
+unit jobs). Weights are integer multiples of 2^-40, so that every machine computes the same order.
 
-A position is a few numbers for each domain, and it is saved with the model. A chunk is computed from the position
-before it, so that chunks far behind the last known position cannot be read.
+A position is a few numbers for each domain, and it is saved with the model. A chunk is computed from the
+position before it, so that chunks far behind the last known position cannot be read.
 """
 
 import hashlib
@@ -144,7 +144,7 @@ def _hash_seed(name: str, seed: int) -> int:
 
 
 class Distributor:
-    """The chunks of a mixture over domains that hold `n_units` units each. Safe to use from several threads."""
+    """The chunks of a mixture over domains that hold `n_units` units each. It is thread-safe."""
 
     def __init__(
         self, n_units: Sequence[int] | np.ndarray, names: Sequence[str], weights: DomainWeights,
@@ -213,8 +213,8 @@ class Distributor:
             position = origin if near is None else self._positions[key, near]
         if chunk - position.chunk > MAX_WALK_CHUNKS:
             raise ValueError(
-                f"chunk {chunk:,}: got the nearest known position at chunk {position.chunk:,}, expected one at "
-                f"most {MAX_WALK_CHUNKS:,} before. Resume from the position in a saved state."
+                f"chunk {chunk:,}: got the nearest known position at chunk {position.chunk:,}, expected one "
+                f"at most {MAX_WALK_CHUNKS:,} before. Resume from the position in a saved state."
             )
         for _, after in self._walk_chunks(position, chunk - position.chunk):
             position = after
@@ -311,8 +311,8 @@ class Distributor:
 
         Fewer chunks are returned if the next one would exceed the `limit`, int64 [K], of a domain.
         """
-        # size is at most 2^22, so that parts * size <= 2^62 fits in int64. `&` binds last: seed mod 2^64, also
-        # for a negative seed.
+        # size is at most 2^22, so that parts * size <= 2^62 fits in int64. `&` binds last: seed mod 2^64,
+        # also for a negative seed.
         n_made, domain, number, done, lag = _csrc.mixture_turns(
             parts, position.done, position.lag, limit, size, position.chunk, n_chunks,
             self.seed & (1 << 64) - 1, self.dry == "redistribute",

@@ -145,7 +145,7 @@ class DocumentChunks:
     def read_pieces(
         self, first: int, n_chunks: int, position: dict[str, Any] | None = None, wait_s: float = SETTLE_S
     ) -> Iterator[Any]:
-        """Yield the rows of `read` in tables of about PIECE_BYTES, each when it is requested; at least one."""
+        """Yield the rows of `read` in tables of about PIECE_BYTES, at least one."""
         units = self._schedule(first, n_chunks, position, wait_s)
         # ids have no sizes: an estimate by the number of rows
         ends = np.cumsum(self._columns["size"][self._find_places(units)] + ROW_BYTES, dtype=np.int64)
@@ -232,7 +232,8 @@ def _check_place(file: SourceFile, roots: Sequence[Path]) -> None:
 class OpenFiles:
     """Readers of the documents of files, at most MAX_FILES of them open.
 
-    Texts are read with pread, not mapped: access to a mapped page of a file that was truncated ends the process.
+    Texts are read with pread, not mapped: access to a mapped page of a file that was truncated ends the
+    process.
     """
 
     def __init__(self, files: Sequence[SourceFile], folder: Path) -> None:
@@ -328,7 +329,7 @@ class OpenFiles:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         status = os.fstat(descriptor)
         state = status.st_size, status.st_mtime_ns
-        if path == file.path and state != (file.n_bytes, file.mtime_ns):
+        if path == file.path and state != file.stamp:
             os.close(descriptor)
             raise ValueError(f"{path}: {STATE_CHANGED}")
         return descriptor, state

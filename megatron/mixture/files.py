@@ -54,6 +54,11 @@ class SourceFile:
         return self.corpus, Path(self.path).name, self.sha256, self.n_bytes, self.path
 
     @property
+    def stamp(self) -> tuple[int, int]:
+        """Size and modification time, as `stat_file` returns them."""
+        return self.n_bytes, self.mtime_ns
+
+    @property
     def age(self) -> tuple[int, int, int]:
         """Key of the registration that counts, of several of one path: the largest."""
         return self.mtime_ns, self.registered_ns, self.id
@@ -87,7 +92,7 @@ class SourceFile:
             raise FileNotFoundError(
                 f"{path}: is in the catalog but missing on disk. Restore it, or register the corpus again."
             )
-        if stat_file(path) != (self.n_bytes, self.mtime_ns):
+        if stat_file(path) != self.stamp:
             raise ValueError(f"{path}: has changed since it was registered. Register it again.")
         return path
 
@@ -148,7 +153,7 @@ def properties_path(path: Path) -> Path:
 
 @contextmanager
 def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
-    """Open the decompressed content of a file. Raises ValueError, also while it is read, for a damaged one."""
+    """Open the decompressed content of a file. Opening and reading a damaged one raise ValueError."""
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     try:
         if path.name.endswith(".zst"):

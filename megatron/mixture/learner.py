@@ -172,7 +172,7 @@ class Learner:
         return self.log.path.with_name(self.log.path.name + ".rule.json")
 
     def _replay_log(self) -> None:
-        """Load the log's entries, and restore the rule: from its last saved state, and by the later reports."""
+        """Load the log, and restore the rule from its last saved state and the later reports."""
         saved = read_json(self._rule_path) if self.log.lines else None
         first = 0 if saved is None else saved["next"]
         if saved is not None:

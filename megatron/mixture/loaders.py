@@ -1,7 +1,7 @@
 """Loaders of mixtures for other training loops: torch, torchdata, Hugging Face `datasets` and torchtitan.
 
-A state is the number of the next chunk over all groups, with a position from which it is computed. It is equal on
-every rank and resumes on any number of groups.
+A state is the number of the next chunk over all groups, with a position from which it is computed. It is
+equal on every rank and resumes on any number of groups.
 """
 
 import json
@@ -190,8 +190,8 @@ class MixtureDataset(IterableDataset[Chunk]):
 class ChunkIterator:
     """Chunks of one worker of a `MixtureDataset`, with the state that StatefulDataLoader saves.
 
-    The first chunk opens the source. The progress excludes the group, so that every rank of a job can load the
-    state of any other rank.
+    The first chunk opens the source. The progress excludes the group, so that every rank of a job can load
+    the state of any other rank.
     """
 
     def __init__(
@@ -371,7 +371,9 @@ def _restore_examples(dataset: MixtureDataset, state: dict[str, Any] | None) -> 
 
 
 class TitanLoader:
-    """Batches of a prepared mixture for torchtitan (0.3.0), of one data-parallel rank. Tensor, pipeline and context ranks of a group get the same ones.
+    """Batches of a prepared mixture for torchtitan 0.3.0, of one data-parallel rank.
+
+    Tensor, pipeline and context ranks of a group get the same ones.
 
     Positions count from 0 in each document, and in each window. torchtitan derives its document masks from
     them, so that no token attends to another document.

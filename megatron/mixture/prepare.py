@@ -131,9 +131,9 @@ def tokenize_files(
             # rows of the catalog and of the dataset must match
             if dataset.n_documents != sum(counts):
                 raise ValueError(
-                    f"{batch[0].path}: {sum(counts):,} documents are registered, {dataset.n_documents:,} tokenized "
-                    f"(of {len(batch):,} files). Correct the lines that tools/register_corpus.py CATALOG broken "
-                    "lists, and register it again."
+                    f"{batch[0].path}: {sum(counts):,} documents are registered, {dataset.n_documents:,} are "
+                    f"tokenized, of {len(batch):,} files. Correct the lines that register_corpus.py CATALOG "
+                    "broken lists, and register the files again."
                 )
             numbers += [len(datasets)] * len(batch)
             firsts += np.concatenate([[0], np.cumsum(counts)])[:-1].tolist()

@@ -35,7 +35,7 @@ Values = tuple[Any, ...]
 class Query:
     """Conditions over corpora of a catalog. A document must satisfy all of them.
 
-    list_domains   domain of a document with several values of a property, such as the languages of a repository:
+    list_domains   domain of a document with several values of a property, such as languages:
                    once   that of one value, chosen by a hash of the file's content, the row and the property;
                           values to which the mixture gives a weight take precedence
                    each   the domain of every value, so that an epoch contains the document once for each
@@ -114,7 +114,8 @@ class Query:
             catalog.connection.register("file_sums", arrow.table(sums))
             documents = catalog.connection.sql(" UNION ALL ".join(parts))
             for condition in self.conditions:
-                # alone, so that `true) OR (true` is refused; as a filter, so that nothing follows the condition
+                # alone, so that `true) OR (true` is refused; as a filter, so that nothing follows the
+                # condition
                 if len(catalog.connection.extract_statements(f"SELECT 1 WHERE {condition}")) != 1:
                     raise ValueError(f"where {condition}: expected one condition.")
             documents = documents.filter(where) if where else documents
@@ -234,7 +235,7 @@ class Selection:
             return cls(by, domains, files, table, bounds, **meta)
         except (arrow.ArrowException, KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{path}: got a file of an earlier version, or a damaged one. Run tools/prepare_mixture.py again."
+                f"{path}: got a damaged file, or one of an earlier version. Run tools/prepare_mixture.py."
             ) from error
 
 

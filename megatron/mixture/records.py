@@ -200,13 +200,13 @@ class RecordReader:
         """Return the reason why each line is not a document; None for a document."""
         missing = f"no text under {quote_text(self.text_key)}"
         # TRY: the order in which a CASE evaluates its conditions is not defined
-        cases = ["WHEN NOT json_valid(record) THEN 'not JSON'",
-                 f"WHEN TRY(json_type(record, {self._json_path})) IS DISTINCT FROM 'VARCHAR' THEN {quote_text(missing)}"]  # fmt: skip
+        kind = f"TRY(json_type(record, {self._json_path}))"
+        cases = ["WHEN NOT json_valid(record) THEN 'not JSON'"]
+        cases.append(f"WHEN {kind} IS DISTINCT FROM 'VARCHAR' THEN {quote_text(missing)}")
         for prop in self.properties:
             fault = quote_text(f"'{prop.name}' is no {prop.kind}")
-            cases.append(
-                f"WHEN TRY({prop.raw_sql(True)}) IS NOT NULL AND TRY({prop.to_sql(True)}) IS NULL THEN {fault}"
-            )
+            raw, value = prop.raw_sql(True), prop.to_sql(True)
+            cases.append(f"WHEN TRY({raw}) IS NOT NULL AND TRY({value}) IS NULL THEN {fault}")
         self.scratch.register("lines", import_pyarrow().table({"record": block.lines}))
         try:
             answers = fetch_rows(self.scratch, f"SELECT CASE {' '.join(cases)} END FROM lines")
@@ -384,5 +384,6 @@ def _open_beside(path: Path) -> Any:
 
 def _make_rows_error(path: Path, n_rows: int) -> ValueError:
     return ValueError(
-        f"{properties_path(path)}: got {n_rows:,} rows, expected one per document of {path.name}. Write it again."
+        f"{properties_path(path)}: got {n_rows:,} rows, expected one per document of {path.name}. "
+        "Write it again."
     )

@@ -4,9 +4,9 @@
     FOLDER/NAME.yaml      mixtures, written by hand or by clients
     FOLDER/token          access token of mode 0600
 
-It is for a trusted network. Requests contain names, paths and JSON; nothing in them is executed. The server keeps
-no state of its clients: a request for chunks contains the position from which they are computed, and one piece of
-an answer at a time is in memory.
+It is for a trusted network. Requests contain names, paths and JSON; nothing in them is executed. The server
+keeps no state of its clients: a request for chunks contains the position from which they are computed, and
+one piece of an answer at a time is in memory.
 """
 
 import hashlib
@@ -42,11 +42,12 @@ from megatron.plan.mixture_use import mixture_folder
 from megatron.text.token_counts import TokenCounter
 
 MIN_TOKEN_CHARS = 16  # 64 bits as hexadecimal digits; required for non-local addresses
+MAKE_TOKEN = "(umask 077 && openssl rand -hex 16 > token)"
 MAX_CHUNKS = 64  # of one request
 MAX_RUNS = 64  # with adaptive weights, open at a time
 NOT_YET = "not yet: "  # begin of the error for chunks whose losses are not reported
-SPEC_KEYS = ("corpora", "where", "by", "list_domains", "weights", "count", "schedule", "adaptive", "dry", "shuffle",
-             "chunk_size")  # fmt: skip
+SPEC_KEYS = ("corpora", "where", "by", "list_domains", "weights", "count", "schedule", "adaptive", "dry",
+             "shuffle", "chunk_size")  # fmt: skip
 
 log = get_logger(__name__)
 
@@ -69,13 +70,13 @@ class ListenOptions:
             return
         if len(self.token) < MIN_TOKEN_CHARS:
             raise ValueError(
-                f"{self.host}: got a token of {len(self.token)} characters, expected at least {MIN_TOKEN_CHARS} "
-                "for a non-local address. Make one with (umask 077 && openssl rand -hex 16 > token)."
+                f"{self.host}: got a token of {len(self.token)} characters, expected at least "
+                f"{MIN_TOKEN_CHARS} for a non-local address. Make one with {MAKE_TOKEN}."
             )
         if self.tls is None and not self.allow_plain:
             raise ValueError(
-                f"{self.host}: got a non-local address without TLS. Give --tls-cert and --tls-key, or --no-tls "
-                "on a trusted network."
+                f"{self.host}: got a non-local address without TLS. Give --tls-cert and --tls-key, or "
+                "--no-tls on a trusted network."
             )
 
     @property
@@ -110,8 +111,8 @@ def read_token(path: Path) -> str:
     token = path.read_bytes().decode("latin-1").strip()
     if not re.fullmatch(r"[!-~]+", token):  # printable ASCII without spaces, as HTTP headers allow
         raise ValueError(
-            f"{path}: got {'no token' if not token else 'spaces or unprintable characters'}, expected one printable "
-            "word. Make one with (umask 077 && openssl rand -hex 16 > token)."
+            f"{path}: got {'no token' if not token else 'spaces or unprintable characters'}, expected one "
+            f"printable word. Make one with {MAKE_TOKEN}."
         )
     return token
 
@@ -132,6 +133,7 @@ class ServedFolder:
         """`roots`: folders that clients may register from, and that mixtures may read, besides `folder`."""
         self.folder, self.seed = folder.resolve(), seed
         self.roots = [self.folder, *(root.resolve() for root in roots)]
+        self._read_roots = self.roots if roots else []  # without roots: what is registered, wherever it is
         self._mixtures: dict[str, DocumentChunks] = {}
         self._runs: dict[tuple[str, str], DocumentChunks] = {}
         # a mixture is opened once, and one registration runs at a time; queries and chunks go on meanwhile
@@ -141,9 +143,9 @@ class ServedFolder:
             "describe": self._describe, "position": self._find_position, "report": self._report,
             "mixtures": lambda _: self.list_mixtures(), "create_mixture": self._create_mixture,
             "remove_mixture": self._remove_mixture, "register": self._register,
-            "corpora": lambda _: self._read(lambda catalog: list(map(asdict, catalog.summarize_corpora()))),
-            "describe_corpus": lambda request: self._read(lambda c: c.describe_corpus(str(request["corpus"]))),
-            "broken": lambda request: self._read(lambda catalog: catalog.list_broken(str(request["corpus"]))),
+            "corpora": lambda _: self._read(lambda c: list(map(asdict, c.summarize_corpora()))),
+            "describe_corpus": lambda request: self._read(lambda c: c.describe_corpus(request["corpus"])),
+            "broken": lambda request: self._read(lambda c: c.list_broken(request["corpus"])),
             "remove_corpus": self._remove_corpus, "count": self._count,
             "status": lambda _: self.metrics.as_dict() | {"mixtures": self.list_mixtures()},
             "metrics": lambda _: self.metrics.format_text(),
@@ -177,7 +179,7 @@ class ServedFolder:
                     available = ", ".join(self.list_mixtures()) or "none"
                     raise ValueError(f"mixture {name!r}: expected one of {available}.")
                 path = self.folder / f"{name}.yaml"
-                self._mixtures[name] = DocumentChunks(path, self.seed, run=None, roots=self.roots)
+                self._mixtures[name] = DocumentChunks(path, self.seed, run=None, roots=self._read_roots)
             source = self._mixtures[name]
             if request.get("identity", source.identity) != source.identity:
                 raise ValueError(f"mixture {name!r}: its documents have changed. Start a new run.")
@@ -207,7 +209,7 @@ class ServedFolder:
         return self.open_mixture(request).report(_read_count(request, "chunk"), nats, tokens)
 
     def stream(self, ticket: bytes) -> Iterator[Any]:
-        """Yield Arrow tables, at least one, each read when it is requested. Raises ValueError, NotReadyError."""
+        """Yield Arrow tables, at least one, each read when it is requested."""
         request = parse_request(ticket)
         if "query" in request:
             yield from self._stream_documents(request["query"])
@@ -249,9 +251,9 @@ class ServedFolder:
         domain = arrow.array(np.repeat(np.arange(len(result.names)), result.n_documents))
         for first in range(0, len(domain), 1 << 14):
             rows = result.documents.slice(first, 1 << 14)
-            columns = {"domain": names.take(domain.slice(first, 1 << 14)),
-                       "path": arrow.chunked_array([paths.take(part) for part in rows.column("file").chunks])}  # fmt: skip
-            yield arrow.table(columns | {"row": rows.column("row")})
+            path = arrow.chunked_array([paths.take(part) for part in rows.column("file").chunks])
+            names_of_rows = names.take(domain.slice(first, 1 << 14))
+            yield arrow.table({"domain": names_of_rows, "path": path, "row": rows.column("row")})
 
     def _register(self, request: dict[str, Any]) -> dict[str, Any]:
         texts = [str(text) for text in request.get("properties", [])]

@@ -38,7 +38,8 @@ class DomainStream:
 
     `files`, `begins` and `lengths` are the dataset, first token and length of each document: pages of the
     mixture's Arrow file, which the processes of a machine share. Each process keeps 1/8 byte per document for
-    each of the latest epochs. The order of an epoch is computed again, one block at a time, when it is needed.
+    each of the latest epochs. The order of an epoch is computed again, one block at a time, when it is
+    needed.
     """
 
     def __init__(
@@ -162,11 +163,12 @@ class MixtureSamples(SampleSource):
         self.seq_len, self.batch_size, self.names = seq_len, batch_size, resolved.domains
         self.tokens = np.array(resolved.tokens)
         file, begin, size = (selection.column(name) for name in ("file", "begin", "size"))
+        shuffle, places = spec.settings.shuffle, map(slice, selection.bounds[:-1], selection.bounds[1:])
         self.streams = [
             DomainStream(
-                name, datasets, file[place], begin[place], size[place], seq_len, seed, spec.settings.shuffle, mapped
+                name, datasets, file[place], begin[place], size[place], seq_len, seed, shuffle, mapped
             )
-            for name, place in zip(self.names, map(slice, selection.bounds[:-1], selection.bounds[1:]), strict=True)
+            for name, place in zip(self.names, places, strict=True)
         ]  # fmt: skip
         self.weights, self.rule = build_step_weights(spec, selection, self.tokens, batch_size * seq_len)
         adaptive = spec.settings.adaptive

@@ -1,8 +1,9 @@
 """Delta Lake tables of a catalog: one per corpus, written by `deltalake` and read by DuckDB.
 
-A table has the partition `_kind=documents` with a row for each document, and `_kind=files` with a row for each
-registered file, whose `_meta` is the JSON of a `SourceFile`. A registration appends to both in one commit, so
-that it is visible as a whole or not at all, in a folder and in an object store, whoever else writes.
+A table has the partition `_kind=documents` with a row for each document, and `_kind=files` with a row for
+each registered file, whose `_meta` is the JSON of a `SourceFile`. A registration appends to both in one
+commit, so that it is visible as a whole or not at all, in a folder and in an object store, whoever else
+writes.
 """
 
 import json
@@ -68,8 +69,8 @@ def make_schema(corpus: Corpus) -> Any:
     """Return the columns of the table of a corpus, as Arrow."""
     arrow = import_pyarrow()
     types = {
-        "VARCHAR": arrow.string(), "BIGINT": arrow.int64(), "DOUBLE": arrow.float64(), "BOOLEAN": arrow.bool_(),
-        "DATE": arrow.date32(), "VARCHAR[]": arrow.list_(arrow.string()),
+        "VARCHAR": arrow.string(), "BIGINT": arrow.int64(), "DOUBLE": arrow.float64(),
+        "BOOLEAN": arrow.bool_(), "DATE": arrow.date32(), "VARCHAR[]": arrow.list_(arrow.string()),
     }  # fmt: skip
     location = {"file": arrow.int64(), "row": arrow.int32(), "begin": arrow.int64(), "size": arrow.int32()}
     columns = location | {"tokens": arrow.int64()}
@@ -196,7 +197,7 @@ class CorpusTable:
         self.refresh()
 
     def overwrite(self, corpus: Corpus, reader: Any) -> None:
-        """Replace all rows in one commit, with the columns of changed settings. Fails if another adds rows."""
+        """Replace all rows in one commit, with the columns of changed settings."""
         deltalake = import_deltalake()
         try:
             deltalake.write_deltalake(

@@ -1,4 +1,4 @@
-"""Chunks of documents: every format, positions on any number of groups, changed files, and adaptive weights."""
+"""Chunks of documents: formats, positions on any number of groups, changed files, adaptive weights."""
 
 import json
 import os
@@ -269,8 +269,9 @@ def test_a_rule_of_the_user_is_imported_and_its_error_reaches_the_reader(
     mixture, tmp_path, monkeypatch
 ) -> None:
     (tmp_path / "mix_rules.py").write_text(
-        "class Failing:\n    def __init__(self, weights): pass\n    def observe(self, n, nats, counts): raise OSError('no')\n"
-        "    def as_dict(self): return {}\n    def restore(self, state): pass\nclass Empty:\n    def __init__(self, w): pass\n"
+        "class Empty:\n    def __init__(self, weights): pass\n"
+        "class Failing(Empty):\n    def observe(self, n, nats, counts): raise OSError('no')\n"
+        "    def as_dict(self): return {}\n    def restore(self, state): pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     text = mixture.read_text()
