@@ -122,8 +122,8 @@ class Catalog:
         if not is_object_url(self.path) and (is_old or any(child.is_file() for child in path.glob("*"))):
             found = "a catalog of an earlier version" if is_old else "a folder with other files"
             raise ValueError(
-                f"{path}: got {found}, expected a catalog of Delta Lake tables. Register the files again, in a "
-                "new folder."
+                f"{path}: got {found}, expected a catalog of Delta Lake tables. "
+                "Register the files again, in a new folder."
             )
         if self._read_only:
             raise FileNotFoundError(f"{self.path}: no such catalog. Create it with tools/register_corpus.py.")
@@ -304,8 +304,8 @@ class Catalog:
             ]
             documents = self.connection.sql(
                 f"SELECT {', '.join(kept)}, CAST(value AS {added.sql_type}) AS {column}, "
-                f"g.file IS NOT NULL AS given FROM {self.view(name)} d LEFT JOIN ({given}) g USING (file, row) "
-                "ORDER BY file, row"
+                f"g.file IS NOT NULL AS given FROM {self.view(name)} d "
+                f"LEFT JOIN ({given}) g USING (file, row) ORDER BY file, row"
             ).to_arrow_table()
         except (import_duckdb().Error, arrow.ArrowException, OSError) as error:
             raise ValueError(

@@ -15,13 +15,10 @@ import ipaddress
 import json
 import re
 import secrets
-import signal
 import stat
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +39,7 @@ from megatron.plan.mixture_use import mixture_folder
 from megatron.text.token_counts import TokenCounter
 
 MIN_TOKEN_CHARS = 16  # 64 bits as hexadecimal digits; required for non-local addresses
+METRICS = {"requests": (), "chunks": (), "documents": ("mixture", "domain"), "errors": ("kind",)}
 MAKE_TOKEN = "(umask 077 && openssl rand -hex 16 > token)"
 MAX_CHUNKS = 64  # of one request
 MAX_RUNS = 64  # with adaptive weights, open at a time
@@ -214,18 +212,20 @@ class ServedFolder:
         if "query" in request:
             yield from self._stream_documents(request["query"])
             return
-        begin, source = time.perf_counter(), self.open_mixture(request)
+        source = self.open_mixture(request)
         first, n = _read_count(request, "first"), _read_count(request, "n")
         if n > MAX_CHUNKS:
             raise ValueError(f"n: got {n} chunks, expected at most {MAX_CHUNKS}. Request fewer.")
         n_rows = 0
         for table in source.read_pieces(first, n, request.get("position"), wait_s=0.0):
             n_rows += len(table)
-            self.metrics.count_documents(str(request["mixture"]), source.names, table.column("domain"))
+            for k, n in enumerate(
+                np.bincount(table.column("domain").to_numpy(), minlength=len(source.names))
+            ):
+                self.metrics.documents.labels(str(request["mixture"]), source.names[k]).inc(int(n))
             yield table
         self.metrics.requests.inc()
         self.metrics.chunks.inc(-(-n_rows // source.chunk_size))
-        self.metrics.seconds.inc(time.perf_counter() - begin)
 
     def _select(self, query: Any, count_tokens: bool = False) -> Selection:
         if not isinstance(query, dict):
@@ -364,30 +364,20 @@ class ServerMetrics:
     def __init__(self) -> None:
         import prometheus_client
 
-        self.registry, self._start = prometheus_client.CollectorRegistry(), time.monotonic()
+        self.registry = prometheus_client.CollectorRegistry()
+        self.requests, self.chunks, self.documents, self.errors = (
+            prometheus_client.Counter(f"mixture_{name}", name, labels, registry=self.registry)
+            for name, labels in METRICS.items()
+        )
 
-        def count(name: str, what: str, *labels: str) -> Any:
-            return prometheus_client.Counter(f"mixture_{name}", what, labels, registry=self.registry)
-
-        self.requests, self.chunks = count("requests", "requests for chunks"), count("chunks", "chunks sent")
-        self.seconds = count("response_seconds", "time of the responses")
-        self.documents = count("documents", "documents sent", "mixture", "domain")
-        self.errors = count("errors", "refused requests", "kind")
-
-    def count_documents(self, mixture: str, names: Sequence[str], domain: Any) -> None:
-        """Count the documents of each domain."""
-        for k, n in enumerate(np.bincount(domain.to_numpy(), minlength=len(names)).tolist()):
-            self.documents.labels(mixture, names[k]).inc(n)
-
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, float]:
         """Return the totals, ready for JSON."""
-        totals = {
+        return {
             metric.name.removeprefix("mixture_"): sum(
                 s.value for s in metric.samples if s.name.endswith("_total")
             )
             for metric in self.registry.collect()
         }
-        return totals | {"uptime_s": time.monotonic() - self._start}
 
     def format_text(self) -> str:
         """Return the metrics as Prometheus text."""
@@ -408,35 +398,13 @@ def serve(
     served = ServedFolder(folder, seed, roots)
     server = make_server(served, where)
     metrics = None
-    try:
-        if where.metrics_port is not None:
-            from prometheus_client import start_http_server
+    if where.metrics_port is not None:
+        from prometheus_client import start_http_server
 
-            metrics, _ = start_http_server(where.metrics_port, where.metrics_host, served.metrics.registry)
-        on_ready(server.port, None if metrics is None else metrics.server_address[1])
-        with _interrupt_on_sigterm():
-            threading.Event().wait()  # Flight serves from its own threads
-    finally:
-        if metrics is not None:
-            metrics.shutdown()
-        # an answer that a client does not read would hold the server for ever
-        stopping = threading.Thread(target=server.shutdown, daemon=True)
-        stopping.start()
-        stopping.join(2.0)
-        served.close()
-
-
-@contextmanager
-def _interrupt_on_sigterm() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C, so that the logs are closed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        metrics, _ = start_http_server(where.metrics_port, where.metrics_host, served.metrics.registry)
+    on_ready(server.port, None if metrics is None else metrics.server_address[1])
+    # until the process is killed: what a run depends on is on disk before its client gets a reply
+    threading.Event().wait()
 
 
 def make_server(served: ServedFolder, where: ListenOptions) -> Any:
