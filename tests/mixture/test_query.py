@@ -114,7 +114,7 @@ def test_documents_are_sorted_by_domain_file_and_row_and_saved_as_they_are(catal
     assert loaded.compute_identity() == result.compute_identity()
     assert loaded.documents.equals(result.documents) and loaded.domains == result.domains
     (tmp_path / "x.arrow").write_bytes(b"damaged")
-    with pytest.raises(ValueError, match="damaged one. Run tools/prepare_mixture.py again"):
+    with pytest.raises(ValueError, match="got a damaged file, or one of an earlier version. Run"):
         Selection.load(tmp_path / "x.arrow")
 
 
