@@ -2,8 +2,8 @@
 
     python examples_scaling/mixture/server.py work/mixture.yaml
 
-Starts tools/mixture_server.py for the folder of the mixture, reads chunks from it, kills it, starts it again, and compares
-the chunks with those read from disk.
+Starts tools/mixture_server.py for the folder of the mixture, reads chunks from it, kills it, starts it again,
+and compares the chunks with those read from disk.
 """
 
 import subprocess
