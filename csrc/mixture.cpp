@@ -34,8 +34,7 @@ uint64_t mixed(uint64_t x) {
 }
 
 // Deadline of a domain's next unit: `ahead / part` units after the end of the chunk. Compared exactly, by
-// cross-multiplication: rounding could create ties that are broken differently in another chunk, and
-// megatron/mixture/seek.py relies on a single order.
+// cross-multiplication: rounding could create ties that are broken differently on another machine.
 struct Deadline {
     int64_t ahead, part, domain;
     bool operator<(const Deadline& other) const {
@@ -155,52 +154,6 @@ static py::tuple mixture_turns(const Longs& parts, const Longs& done, const Long
     return py::make_tuple(chunk, domains, numbers, done_after, lag_after);
 }
 
-// The state after mixture_turns, without its units: O(K) operations per chunk, constant memory. parts is [K], the same
-// for every chunk, or [n_chunks, K]. Returns (chunks, done after, lag after).
-static py::tuple mixture_counts(const Longs& parts, const Longs& done, const Longs& lag, const Longs& limit,
-                                int64_t size, int64_t n_chunks, bool until_empty) {
-    const int64_t n = done.size();
-    const bool varies = parts.ndim() == 2;
-    if ((varies ? parts.shape(0) != n_chunks || parts.shape(1) != n : parts.ndim() != 1 || parts.size() != n) ||
-        lag.size() != n || limit.size() != n || n < 1 || n_chunks < 0)
-        throw std::invalid_argument("parts, done, lag, limit: expected one number per domain");
-    if (size < 1 || size > 1 << 22) throw std::invalid_argument("size: expected 1 to 2^22 units");
-    for (int64_t row = 0; row < (varies ? n_chunks : 1); ++row) {
-        int64_t whole = 0;
-        for (int64_t k = 0; k < n; ++k) {
-            const int64_t part = parts.data()[row * n + k];
-            if (part < 0 || part > kWhole) throw std::invalid_argument("parts: expected 0 to 2^40 each");
-            whole += part;
-        }
-        if (whole != kWhole) throw std::invalid_argument("parts: expected a sum of 2^40");
-    }
-    Longs done_after(n), lag_after(n);
-    int64_t *d = done_after.mutable_data(), *l = lag_after.mutable_data();
-    std::copy_n(done.data(), n, d);
-    std::copy_n(lag.data(), n, l);
-    int64_t chunk = 0;
-    {
-        py::gil_scoped_release release;
-        std::vector<Deadline> deadlines;
-        std::vector<int64_t> counts(n), before(n);
-        while (chunk < n_chunks) {
-            const int64_t* of_chunk = parts.data() + (varies ? chunk * n : 0);
-            std::copy_n(l, n, before.data());
-            apportion(of_chunk, l, n, size, deadlines, counts.data());
-            bool fits = true;
-            for (int64_t k = 0; k < n; ++k) fits = fits && counts[k] <= limit.data()[k] - d[k];
-            if (!fits) {
-                std::copy_n(before.data(), n, l);
-                break;
-            }
-            for (int64_t k = 0; k < n; ++k) d[k] += counts[k];
-            ++chunk;
-            if (until_empty && any_empty(of_chunk, d, limit.data(), n)) break;
-        }
-    }
-    return py::make_tuple(chunk, done_after, lag_after);
-}
-
 // Read bytes [begin, begin + size) of an open file for every span, concatenated: uint8 [sum of sizes]. Also return the
 // first span that the file does not contain completely (-1: none), and errno or 0. Uses pread, not mmap: if the file
 // was truncated after it was opened, pread reports an error, but access to a mapped page ends the process by SIGBUS.
@@ -289,63 +242,11 @@ static Longs domain_units(const Ints& domain, const Longs& number, const Longs& 
     return units;
 }
 
-// Convert documents, sorted by (file, row), to intervals (domain, file, begin, end) of consecutive rows of one domain,
-// sorted by domain, file and row. A counting sort: pass 1 counts the intervals of each domain, pass 2 places them.
-static py::tuple domain_intervals(const Ints& domain, const Ints& file, const Ints& row, int64_t n_domains) {
-    const int64_t n = domain.size();
-    if (file.size() != n || row.size() != n || n_domains < 0)
-        throw std::invalid_argument("file, row: expected as many as domains");
-    const int32_t *d = domain.data(), *f = file.data(), *r = row.data();
-    std::vector<int64_t> next(n_domains + 1, 0);
-    std::vector<std::pair<int32_t, int32_t>> last;  // (file, row) of each domain's last document
-    const auto begins = [&](int64_t i) {
-        auto& before = last[d[i]];
-        const bool is_new = before.first != f[i] || before.second + 1 != r[i];
-        before = {f[i], r[i]};
-        return is_new;
-    };
-    bool sound = true;
-    {
-        py::gil_scoped_release release;
-        last.assign(n_domains, {-1, -1});
-        for (int64_t i = 0; i < n && sound; ++i) {
-            sound = d[i] >= 0 && d[i] < n_domains && f[i] >= 0 && r[i] >= 0;
-            if (sound && begins(i)) ++next[d[i] + 1];
-        }
-        for (int64_t k = 0; k < n_domains; ++k) next[k + 1] += next[k];
-    }
-    if (!sound) throw std::invalid_argument("domain, file, row: got a number out of range");
-    const int64_t n_intervals = next[n_domains];
-    Ints domains(n_intervals), files(n_intervals);
-    Longs starts(n_intervals), ends(n_intervals);
-    int32_t *out_domain = domains.mutable_data(), *out_file = files.mutable_data();
-    int64_t *start = starts.mutable_data(), *end = ends.mutable_data();
-    {
-        py::gil_scoped_release release;
-        last.assign(n_domains, {-1, -1});
-        for (int64_t i = 0; i < n; ++i) {
-            if (begins(i)) {
-                const int64_t at = next[d[i]]++;
-                out_domain[at] = d[i], out_file[at] = f[i], start[at] = r[i];
-            }
-            end[next[d[i]] - 1] = int64_t{r[i]} + 1;
-        }
-    }
-    return py::make_tuple(domains, files, starts, ends);
-}
-
 void bind_mixture(py::module_& m) {
-    m.def("domain_intervals", &domain_intervals, py::arg("domain").noconvert(), py::arg("file").noconvert(),
-          py::arg("row").noconvert(), py::arg("n_domains"),
-          "(domain, file, begin, end) of the intervals of documents that are sorted by file and row.");
     m.def("mixture_turns", &mixture_turns, py::arg("parts").noconvert(), py::arg("done").noconvert(),
           py::arg("lag").noconvert(), py::arg("limit").noconvert(), py::arg("size"), py::arg("first_chunk"),
           py::arg("n_chunks"), py::arg("seed"), py::arg("until_empty") = false,
           "(chunks, domain of each unit, its number in the domain, done after, lag after) of a mixture's chunks.");
-    m.def("mixture_counts", &mixture_counts, py::arg("parts").noconvert(), py::arg("done").noconvert(),
-          py::arg("lag").noconvert(), py::arg("limit").noconvert(), py::arg("size"), py::arg("n_chunks"),
-          py::arg("until_empty") = false,
-          "(chunks, done after, lag after) of a mixture's chunks, without their units.");
     m.def("read_spans", &read_spans, py::arg("descriptor"), py::arg("begins").noconvert(), py::arg("sizes").noconvert(),
           "(bytes of the spans of an open file, first span not read completely or -1, errno or 0).");
     m.def("domain_units", &domain_units, py::arg("domain").noconvert(), py::arg("number").noconvert(),

@@ -68,9 +68,6 @@ def shuffled(
 ) -> tuple[np.ndarray, np.ndarray, int]: ...
 
 # mixtures
-def domain_intervals(
-    domain: np.ndarray, file: np.ndarray, row: np.ndarray, n_domains: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]: ...
 def domain_units(
     domain: np.ndarray, number: np.ndarray, length: np.ndarray, seed: np.ndarray
 ) -> np.ndarray: ...
@@ -78,10 +75,6 @@ def mixture_turns(
     parts: np.ndarray, done: np.ndarray, lag: np.ndarray, limit: np.ndarray,
     size: int, first_chunk: int, n_chunks: int, seed: int, until_empty: bool = False,
 ) -> tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]: ...  # fmt: skip
-def mixture_counts(
-    parts: np.ndarray, done: np.ndarray, lag: np.ndarray, limit: np.ndarray,
-    size: int, n_chunks: int, until_empty: bool = False,
-) -> tuple[int, np.ndarray, np.ndarray]: ...  # fmt: skip
 def read_spans(descriptor: int, begins: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, int, int]: ...
 
 # kernels

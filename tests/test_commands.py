@@ -50,7 +50,8 @@ GIVEN = {
     "DATA.md": ["c4/*", "slimpajama/*", "tokens/held_out_text_document",
                 "utils/datapaths/mine.txt"],
     "LAWS.md": ["logs/*", "runs/", "*.csv", "law*.json", "stacked_law.json", "paper/*"],
-    "MIXTURE.md": ["*.yaml", "*.pem", "0/16", "s3://*", "old.duckdb"], "STUDY.md": ["data/*", "logs/*"],
+    "MIXTURE.md": ["*.yaml", "*.pem", "0/16", "s3://*", "values.parquet", "served/token"],
+    "STUDY.md": ["data/*", "logs/*"],
     "TRAIN.md": ["data/*", "tokens/*", "text/*"],
 }  # fmt: skip
 TINY = [

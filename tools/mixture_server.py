@@ -1,15 +1,14 @@
-"""Serve mixtures over Arrow Flight: those of a folder, whose clients register, query and mix, or some files.
+"""Serve the mixtures of a folder over Arrow Flight. Clients register, query, mix and read chunks.
 
     python tools/mixture_server.py data --port 8815 --root /corpora
-    python tools/mixture_server.py slim.yaml code.yaml --port 8815
-    python tools/mixture_server.py slim.yaml --host 0.0.0.0 --token-file t --tls-cert c.pem --tls-key k.pem
-    python tools/mixture_server.py slim.yaml --metrics-port 9108
-    python tools/mixture_server.py --status grpc+tcp://127.0.0.1:8815 --prometheus
+    python tools/mixture_server.py data --host 0.0.0.0 --tls-cert c.pem --tls-key k.pem
+    python tools/mixture_server.py data --metrics-port 9108
+    python tools/mixture_server.py --status grpc+tcp://127.0.0.1:8815 --token-file data/token --prometheus
 
-A folder has a catalog, mixtures/ and a token of mode 0600, which are created; clients use MixtureClient. It
-may be registered from, and so may every --root. A mixture is named after its file without .yaml; its weights
-count documents. A server that is killed and restarted serves the same chunks; adaptive weights are stored in
-slim.mixture/logs/RUN.jsonl.
+The folder has a catalog, mixtures NAME.yaml and a token of mode 0600, which is created; clients use
+MixtureClient. Clients may register files below the folder and every --root. A server that is killed and
+restarted serves the same chunks; adaptive weights are stored in NAME.mixture/logs/RUN.jsonl. It is for a
+trusted network.
 """
 
 import argparse
@@ -26,23 +25,20 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
     parser.add_argument(
-        "mixtures", nargs="*", default=[], type=Path, metavar="DIR|MIXTURE.yaml",
-        help="a folder with a catalog and mixtures, created if missing; or mixtures to serve",
+        "folder", nargs="?", type=Path, metavar="DIR",
+        help="folder with a catalog and mixtures, created if missing",
     )  # fmt: skip
     serving = parser.add_argument_group("serving")
     serving.add_argument("--host", default="127.0.0.1", metavar="NAME", help="address to listen on")
     serving.add_argument("--port", type=int, default=8815, metavar="N", help="port; 0 chooses a free one")
     serving.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the document order")
-    serving.add_argument(
-        "--follow", action="store_true",
-        help="another server receives the losses; read the adaptive weights from its log",
-    )  # fmt: skip
+    serving.add_argument("--follow", action="store_true", help=argparse.SUPPRESS)
     safety = parser.add_argument_group("access")
     safety.add_argument(
         "--token-file",
         type=Path,
         metavar="FILE",
-        help="file with the access token that clients must send; mode 0600; for a folder: DIR/token",
+        help="file with the access token that clients must send; mode 0600; default: DIR/token",
     )
     safety.add_argument("--tls-cert", type=Path, metavar="FILE", help="PEM; with --tls-key")
     safety.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM; with --tls-cert")
@@ -77,15 +73,14 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = build_parser()
     args = parser.parse_args(argv)
     # exactly one of the two
-    if bool(args.mixtures) == bool(args.status):
-        parser.error("give either mixtures to serve, or --status of a server")
+    if bool(args.folder) == bool(args.status):
+        parser.error("give either a folder to serve, or --status of a server")
     if (args.tls_cert is None) != (args.tls_key is None):
         parser.error("--tls-cert and --tls-key go together")
-    # a folder to create has no suffix; a missing mixture is an error of its reader
-    folders = [path for path in args.mixtures if path.is_dir() or not path.suffix and not path.exists()]
-    if folders and len(args.mixtures) > 1:
-        parser.error(f"{folders[0]} is a folder: give one folder, or mixtures")
-    args.folder = folders[0] if folders else None
+    if args.follow:
+        parser.error("--follow: a mixture has one server. Connect all clients to it")
+    if args.folder is not None and args.folder.is_file():
+        parser.error(f"{args.folder} is a mixture: serve its folder, {args.folder.parent}")
     if args.prometheus and not args.status:
         parser.error("--prometheus requires --status; a server exposes its metrics on --metrics-port")
     return args
@@ -93,7 +88,9 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def print_addresses(port: int, metrics_port: int | None, host: str, metrics_host: str) -> None:
     """Print the addresses of the server. Callers wait for the last line, that of the chunks."""
-    from megatron.mixture.serve.access import format_address
+
+    def format_address(name: str, number: int) -> str:
+        return f"[{name.strip('[]')}]:{number}" if ":" in name else f"{name}:{number}"
 
     if metrics_port is not None:
         print(f"metrics on http://{format_address(metrics_host, metrics_port)}/metrics", flush=True)
@@ -105,10 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve mixtures, or print the status of a server."""
     args = parse_args(argv)
     # imported after parsing, so that --help does not load these libraries
-    from megatron.mixture.serve.access import check_private, read_token
-    from megatron.mixture.serve.directory import make_token_file
-    from megatron.mixture.serve.remote import Connection
-    from megatron.mixture.serve.service import ListenOptions, serve
+    from megatron.mixture.client import Connection
+    from megatron.mixture.server import ListenOptions, check_private, make_token_file, read_token, serve
 
     try:
         for option in ("token_file", "tls_cert", "tls_key", "tls_roots"):
@@ -126,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             roots = None if args.tls_roots is None else args.tls_roots.read_bytes()
             with Connection(args.status, token, roots, STATUS_WAIT_S) as connection:
                 if args.prometheus:
-                    print(connection.request("metrics")["text"], end="")
+                    print(connection.request("metrics"), end="")
                 else:
                     print(json.dumps(connection.request("status"), indent=1))
             return 0
@@ -136,9 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             metrics_host=args.metrics_host, metrics_port=args.metrics_port,
         )  # fmt: skip
         serve(
-            args.folder or args.mixtures, where, args.seed, args.root,
+            args.folder, where, args.seed, args.root,
             on_ready=lambda port, metrics: print_addresses(port, metrics, args.host, args.metrics_host),
-            follow=args.follow,
         )  # fmt: skip
     # a server runs until it is stopped, so a stop is success
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 
 from megatron.cli import create_parser, report_error, run_main
-from megatron.mixture.spec import prepare_mixture
+from megatron.mixture.prepare import prepare_mixture
 from megatron.plan.mixture_use import ResolvedMixture, mixture_folder
 
 

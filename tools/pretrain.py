@@ -73,7 +73,7 @@ def load_plan(path: str, overrides: Sequence[str]) -> tuple[RunConfig, RunPlan]:
 
     This does not import torch, so a misspelt key fails at once.
     """
-    from megatron.mixture.spec import prepare_mixture
+    from megatron.mixture.prepare import prepare_mixture
 
     data = read_yaml(path, overrides).get("dataset")
     mixture = data.get("mixture") if isinstance(data, dict) else None  # `load_config` rejects other types

@@ -5,24 +5,25 @@
         --property 'meta.language AS language category' --property 'length(content) AS characters integer' \\
         --text-key content
     python tools/register_corpus.py catalog add pictures shards/*.tar --tokenizer-model gpt2
-    python tools/register_corpus.py catalog add-property slim --name length_bucket \\
-        --function my_properties:length_bucket --type category --processes 8
+    python tools/register_corpus.py catalog add slim data/*.jsonl --function my_parser:parse_record \\
+        --property 'length_bucket'
+    python tools/register_corpus.py catalog add-property slim values.parquet --property 'quality float'
     python tools/register_corpus.py catalog list
     python tools/register_corpus.py catalog describe slim
     python tools/register_corpus.py catalog broken slim
     python tools/register_corpus.py catalog remove slim
     python tools/register_corpus.py s3://bucket/catalog add slim data/*.jsonl.zst --shard 3/16
     python tools/register_corpus.py catalog snapshots
-    python tools/register_corpus.py catalog prune --keep 5b482d8e
-    python tools/register_corpus.py catalog convert catalog.duckdb
+    python tools/register_corpus.py catalog prune --keep slim=3
 
-When rerun, `add` registers only new and changed files, `add-property` computes only missing values, and both
-resume after an interruption. `add-property` runs the code of the function that you name. Any number of
-processes and machines may add files to the same catalog at the same time. Runs can use a snapshot from before
-a removal or an update until `prune` deletes it.
+When rerun, `add` registers only new and changed files, and it resumes after an interruption. `--function`
+runs the code of the function that you name with each record. Any number of processes and machines may add
+files to the same catalog at the same time. Versions from before a removal or an update can be used until
+`prune` deletes them.
 """
 
 import argparse
+import importlib
 import os
 import re
 import sys
@@ -31,17 +32,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.cli import add_action, create_parser, positive_int, report_error, run_main
-from megatron.mixture.catalog.catalog import Catalog, RegistrationResult
-from megatron.mixture.catalog.computed import list_computed
-from megatron.mixture.catalog.convert import convert_catalog
-from megatron.mixture.catalog.properties import PRESETS, TYPES, read_properties
-from megatron.mixture.catalog.tars import MAX_SAMPLE_BYTES
-from megatron.mixture.compute_property import compute_property, describe_corpus, remove_computed
+from megatron.mixture.catalog import Catalog, RegistrationResult
+from megatron.mixture.properties import PRESETS, TYPES, read_properties
+from megatron.mixture.records import RecordFunction
+from megatron.mixture.tars import MAX_SAMPLE_BYTES
 from megatron.text.token_counts import TokenCounter
 from megatron.tokenizer.cli_options import add_tokenizer_options, parse_tokenizer_spec
 from megatron.tokenizer.kinds import TokenizerSpec
 
 BAR = 40
+FORMER_ACTIONS = {
+    "convert": "catalogs of earlier versions cannot be read. Register their files again with add.",
+    "remove-property": "added properties cannot be removed. Replace the values with add-property.",
+}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -91,37 +94,31 @@ def build_parser() -> argparse.ArgumentParser:
         "--shard", type=parse_shard, default=(0, 1), metavar="K/N",
         help="only every N-th file, from the K-th on (K from 0), for N processes at once",
     )  # fmt: skip
+    add.add_argument(
+        "--function", metavar="MODULE:NAME",
+        help="function that gets each record as a dict and returns a dict, which is merged into the record; "
+        "its module is imported from PYTHONPATH and run",
+    )  # fmt: skip
     add_tokenizer_options(add)
-    computed = add_action(
+    added = add_action(
         actions,
         "add-property",
-        "compute a property of all documents by a Python function, in processes",
-        f"{example} add-property slim --name length_bucket --function my_properties:length_bucket",
+        "add a property of registered documents from a parquet file, or replace it",
+        f"{example} add-property slim values.parquet --property 'quality float'",
     )
-    computed.add_argument("corpus", metavar="NAME", help="name of the corpus")
-    computed.add_argument("--name", required=True, metavar="NAME", help="name of the property")
-    computed.add_argument(
-        "--function", required=True, metavar="MODULE:NAME",
-        help="function, or class whose instances are called: it gets a list of documents and returns as many "
-        "values; its module is imported from PYTHONPATH and run",
-    )  # fmt: skip
-    computed.add_argument("--type", choices=sorted(TYPES), default="string", help="type of the values")
-    computed.add_argument(
-        "--processes", type=positive_int, default=1, metavar="N", help="processes that call the function"
+    added.add_argument("corpus", metavar="NAME", help="name of the corpus")
+    added.add_argument(
+        "values",
+        nargs="?",
+        type=Path,
+        metavar="FILE.parquet",
+        help="columns path, row (from 0) and the property",
     )
-    computed.add_argument("--batch", type=positive_int, default=256, metavar="N", help="documents per call")
-    computed.add_argument(
-        "--replace", action="store_true",
-        help="compute all values again, by another function or another version of it",
-    )  # fmt: skip
-    removed = add_action(
-        actions,
-        "remove-property",
-        "remove a computed property",
-        f"{example} remove-property slim --name length_bucket",
+    added.add_argument(
+        "--property", metavar="'NAME TYPE'", help=f"types: {', '.join(TYPES)}; default: string"
     )
-    removed.add_argument("corpus", metavar="NAME", help="name of the corpus")
-    removed.add_argument("--name", required=True, metavar="NAME", help="name of the property")
+    for option in ("--function", "--processes", "--name"):  # of the former process pool
+        added.add_argument(option, dest="former", help=argparse.SUPPRESS)
     add_action(actions, "list", "list the corpora, with files, documents and tokens", f"{example} list")
     for name, what in (
         ("describe", "count documents and tokens by the values of each property"),
@@ -135,12 +132,11 @@ def build_parser() -> argparse.ArgumentParser:
         actions, "prune", "delete what only older snapshots need", f"{example} prune --keep 5b482d8e"
     )
     prune.add_argument(
-        "--keep", action="append", default=[], metavar="ID", help="a snapshot that stays; may be repeated"
-    )
-    convert = add_action(
-        actions, "convert", "convert a DuckDB file of an earlier version", f"{example} convert catalog.duckdb"
-    )
-    convert.add_argument("source", type=Path, metavar="FILE", help="the DuckDB file; it stays as it is")
+        "--keep", action="append", default=[], type=parse_version, metavar="NAME=VERSION",
+        help="a version of a corpus that stays; may be repeated",
+    )  # fmt: skip
+    for name in FORMER_ACTIONS:
+        add_action(actions, name, "no longer supported", f"{example} list").add_argument("words", nargs="*")
     return parser
 
 
@@ -150,6 +146,28 @@ def parse_shard(word: str) -> tuple[int, int]:
     if match is None or not int(match[1]) < int(match[2]):
         raise argparse.ArgumentTypeError(f"got {word!r}, expected K/N with K from 0 to N - 1, such as 0/4")
     return int(match[1]), int(match[2])
+
+
+def parse_version(word: str) -> tuple[str, int]:
+    """Parse NAME=VERSION. Raise ArgumentTypeError for another word."""
+    name, _, version = word.rpartition("=")
+    if not name or not version.isdecimal():
+        raise argparse.ArgumentTypeError(
+            f"got {word!r}, expected NAME=VERSION as `snapshots` lists, such as slim=3"
+        )
+    return name, int(version)
+
+
+def import_function(word: str) -> RecordFunction:
+    """Return the function MODULE:NAME. Raise ValueError if it cannot be imported."""
+    module, _, name = word.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except Exception as error:  # the code of the user may raise anything
+        raise ValueError(
+            f"--function: got {word!r} ({error!r}), expected MODULE:NAME. Add its folder to PYTHONPATH."
+        ) from error
+    return function  # type: ignore[no-any-return]
 
 
 def build_counter(args: argparse.Namespace) -> TokenCounter | None:
@@ -176,7 +194,7 @@ def format_corpora(catalog: Catalog) -> str:
         lines.append(
             f"{corpus.name}: {corpus.n_documents:,} documents in {corpus.n_files:,} files{tokens}, "
             f"{corpus.n_broken:,} broken lines; "
-            f"{', '.join([*corpus.properties, *list_computed(catalog.path, corpus.name)]) or 'no properties'}"
+            f"{', '.join(corpus.properties) or 'no properties'}"
         )
     return "\n".join(lines) or "no corpora"
 
@@ -184,7 +202,7 @@ def format_corpora(catalog: Catalog) -> str:
 def format_values(catalog: Catalog, corpus: str) -> str:
     """Format a histogram of each property."""
     lines = []
-    for name, values in describe_corpus(catalog, corpus).items():
+    for name, values in catalog.describe_corpus(corpus).items():
         lines.append(name)
         most = max((n for _, n, _ in values), default=1)
         for value, n, tokens in values:
@@ -194,20 +212,15 @@ def format_values(catalog: Catalog, corpus: str) -> str:
     return "\n".join(lines) or "no properties"
 
 
-def change_computed_property(args: argparse.Namespace) -> None:
-    """Compute or remove a property. The catalog is only read."""
-    if args.action == "remove-property":
-        remove_computed(args.catalog, args.corpus, args.name)
-        print(f"{args.catalog}: {args.corpus}: {args.name} removed")
-        return
-    done = compute_property(
-        args.catalog, args.corpus, args.name, args.function, args.type, args.processes, args.batch,
-        args.replace,
-    )  # fmt: skip
-    print(
-        f"{args.catalog}: {args.corpus}: {args.name} of {done.n_documents:,} documents in {done.n_files:,} "
-        f"files, {done.n_known:,} known before"
-    )
+def add_property(catalog: Catalog, args: argparse.Namespace) -> None:
+    """Add a property, and print the number of documents."""
+    if args.former is not None or args.values is None or args.property is None:
+        raise ValueError(
+            "add-property: expected FILE.parquet and --property 'NAME TYPE'. Compute values with any "
+            "program, or with `add --function` at registration."
+        )
+    n = catalog.add_property(args.corpus, args.property, args.values)
+    print(f"{args.catalog}: {args.corpus}: {args.property.split()[0]} of {n:,} documents")
 
 
 def print_warnings(args: argparse.Namespace, done: RegistrationResult) -> None:
@@ -231,18 +244,14 @@ def print_warnings(args: argparse.Namespace, done: RegistrationResult) -> None:
 
 
 def format_snapshots(catalog: Catalog) -> str:
-    """Format one line per stored snapshot, and the current one."""
-    lines = [
-        f"{id[:16]}  {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(stored.time))} UTC  "
-        f"{stored.documents:,} documents{'  current' * (id == catalog.snapshot.id)}"
-        for id, stored in catalog.list_snapshots().items()
-    ]
-    if not any(line.endswith("current") for line in lines):
-        n_documents = catalog.count_documents(catalog.list_corpora())
-        lines.append(
-            f"{catalog.snapshot.id[:16]}  not stored yet           {n_documents:,} documents  current"
-        )
-    return "\n".join(lines)
+    """Format one line per version of each corpus."""
+    lines = []
+    for name, table in sorted(catalog.tables.items()):
+        for version, seconds, operation in table.list_versions():
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
+            current = "  current" * (version == table.version)
+            lines.append(f"{{{name}: {version}}}  {when} UTC  {operation.lower()}{current}")
+    return "\n".join(lines) or "no corpora"
 
 
 def add_files(catalog: Catalog, args: argparse.Namespace) -> None:
@@ -251,6 +260,7 @@ def add_files(catalog: Catalog, args: argparse.Namespace) -> None:
     done = catalog.register(
         args.corpus, args.inputs, properties, args.text_key, counter=build_counter(args),
         verify=args.verify, member_bytes=args.max_sample_mb << 20, shard=args.shard,
+        function=None if args.function is None else import_function(args.function),
     )  # fmt: skip
     print(
         f"{args.catalog}: {args.corpus}: {done.n_documents:,} documents of {done.n_files:,} "
@@ -263,10 +273,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one action, and print its result."""
     args = build_parser().parse_args(argv)
     try:
-        if args.action in ("add-property", "remove-property"):
-            change_computed_property(args)
-            return 0
-        writes = args.action in ("add", "remove", "prune", "convert")
+        if args.action in FORMER_ACTIONS:
+            raise ValueError(f"{args.action}: {FORMER_ACTIONS[args.action]}")
+        writes = args.action in ("add", "add-property", "remove", "prune")
         with Catalog(args.catalog, read_only=not writes, n_threads=getattr(args, "threads", None)) as catalog:
             if args.action == "add":
                 add_files(catalog, args)
@@ -280,13 +289,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             elif args.action == "snapshots":
                 print(format_snapshots(catalog))
             elif args.action == "prune":
-                n_files, n_bytes = catalog.prune(args.keep)
-                print(f"{args.catalog}: {n_files:,} files of {n_bytes:,} bytes deleted")
-            elif args.action == "convert":
-                print(f"{args.catalog}: {convert_catalog(catalog, args.source):,} documents converted")
+                print(f"{args.catalog}: {catalog.prune(dict(args.keep)):,} files deleted")
+            elif args.action == "add-property":
+                add_property(catalog, args)
             else:
                 catalog.remove(args.corpus)
-                remove_computed(args.catalog, args.corpus)
                 print(f"{args.catalog}: {args.corpus} removed")
     except (OSError, ValueError) as error:
         return report_error(error)

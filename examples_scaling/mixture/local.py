@@ -14,10 +14,10 @@ from pathlib import Path
 
 from torch.utils.data import DataLoader
 
-from megatron.mixture.catalog.catalog import Catalog
-from megatron.mixture.catalog.properties import read_properties
-from megatron.mixture.document_chunks import DocumentChunks
-from megatron.mixture.serve.client import MixtureDataset
+from megatron.mixture.catalog import Catalog
+from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.loaders import MixtureDataset
+from megatron.mixture.properties import read_properties
 
 MIXTURE = """\
 catalog: catalog

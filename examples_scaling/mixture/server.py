@@ -2,24 +2,24 @@
 
     python examples_scaling/mixture/server.py work/mixture.yaml
 
-Starts tools/mixture_server.py with a token, reads chunks from it, kills it, starts it again, and compares
-the chunks with those read from disk.
+Starts tools/mixture_server.py for the folder of the mixture, reads chunks from it, kills it, starts it again,
+and compares the chunks with those read from disk.
 """
 
-import secrets
 import subprocess
 import sys
 from pathlib import Path
 
-from megatron.mixture.document_chunks import DocumentChunks
-from megatron.mixture.serve.remote import Connection, RemoteChunks
+from megatron.mixture.client import Connection, RemoteChunks
+from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.server import make_token_file, read_token
 
 SERVER = Path(__file__).resolve().parents[2] / "tools" / "mixture_server.py"
 
 
-def start_server(mixture: Path, token_file: Path, port: str = "0") -> tuple[subprocess.Popen[str], str]:
+def start_server(folder: Path, port: str = "0") -> tuple[subprocess.Popen[str], str]:
     """Start a server and return it with its host:port."""
-    command = [sys.executable, str(SERVER), str(mixture), "--port", port, "--token-file", str(token_file)]
+    command = [sys.executable, str(SERVER), str(folder), "--port", port]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     return server, server.stdout.readline().split()[-1]
@@ -28,25 +28,22 @@ def start_server(mixture: Path, token_file: Path, port: str = "0") -> tuple[subp
 def main(path: str) -> None:
     """Serve, read, kill, serve again, compare."""
     mixture = Path(path)
-    token_file = mixture.with_suffix(".token")
-    token_file.unlink(missing_ok=True)
-    token_file.touch(0o600)  # no other user may read the secret
-    token_file.write_text(secrets.token_hex(16))
-    server, address = start_server(mixture, token_file)
+    token = read_token(make_token_file(mixture.parent))
+    server, address = start_server(mixture.parent)
     try:
-        with Connection(f"grpc+tcp://{address}", token_file.read_text()) as connection:
+        with Connection(f"grpc+tcp://{address}", token) as connection:
             remote = RemoteChunks(connection, mixture.stem)
             parts = [remote.read(i, 1) for i in range(4)]
             server.kill()
             server.wait()
-            server, _ = start_server(mixture, token_file, port=address.rpartition(":")[2])
+            server, _ = start_server(mixture.parent, port=address.rpartition(":")[2])
             parts += [remote.read(i, 1) for i in range(4, 8)]  # reconnects automatically
             status = connection.request("status")
         with DocumentChunks(mixture) as local:
             same = all(part.equals(local.read(i, 1)) for i, part in enumerate(parts))
         verdict = "the same" if same else "NOT the same"
         print(f"{len(parts)} chunks of {remote.chunk_size} documents, {verdict}")
-        print(f"the second server sent {status['chunks']} chunks, {status['documents']} documents")
+        print(f"the second server sent {status['chunks']:.0f} chunks, {status['documents']:.0f} documents")
     finally:
         server.kill()
         server.wait()

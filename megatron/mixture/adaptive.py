@@ -11,7 +11,7 @@ For domain k with law L_k(n) = eps_k + beta_k n^-alpha_k, prior mu, history h an
 As in the authors' code every n grows by the whole batch, h follows the observed shares, and rho is clipped.
 """
 
-import threading
+import importlib
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -306,9 +306,6 @@ class WeightLog:
         self.entries: list[tuple[int, np.ndarray]] = [(0, np.asarray(first, dtype=np.float64))]
         self.known_to = known_to
         self.wait_pending: Callable[[], None] | None = None  # waits for weights that are being computed
-        # returns entries before the first one, of a log of which only the end was read
-        self.load_earlier: Callable[[], list[tuple[int, np.ndarray]]] | None = None
-        self._loading = threading.Lock()
 
     def append(self, chunk: int, weights: np.ndarray, known_to: int) -> None:
         """Add weights that hold from a chunk on. The chunk must not have been requested before."""
@@ -332,23 +329,10 @@ class WeightLog:
                 f"weights of chunk {chunk} are not known yet, only those before {known_to}. "
                 "Prefetch fewer batches (dataset.num_workers) or raise adaptive.delay_steps."
             )
-        if chunk < entries[0][0] and self.load_earlier is not None:
-            entries = self._prepend_earlier(self.load_earlier)
         index = bisect_right(entries, chunk, key=lambda entry: entry[0]) - 1
         assert index >= 0, "a restored log begins at its checkpoint"
         later = entries[index + 1][0] if index + 1 < len(entries) else known_to
         return entries[index][1], later
-
-    def _prepend_earlier(
-        self, load: Callable[[], list[tuple[int, np.ndarray]]]
-    ) -> list[tuple[int, np.ndarray]]:
-        with self._loading:
-            if self.load_earlier is not None:
-                begin = self.entries[0][0]
-                # in place: `append` of another thread must reach the same list
-                self.entries[:0] = [entry for entry in load() if entry[0] < begin]
-                self.load_earlier = None
-            return self.entries
 
     def as_dict(self, chunk: int) -> dict[str, Any]:
         """Return the entries that are needed from a chunk on, ready for JSON."""
@@ -361,3 +345,31 @@ class WeightLog:
         """Restore a state that `as_dict` returned."""
         self.entries = [(begin, np.array(weights)) for begin, weights in state["entries"]]
         self.known_to = state["known_to"]
+
+
+def make_rule(name: str, first: np.ndarray, natural: np.ndarray, where: str) -> WeightRule:
+    """Return the rule of that name: ado, loss, or the user's module:Class, which is imported and run.
+
+    first, natural   first weights and sizes of the domains, float64 [K]; module:Class gets the first weights
+
+    Raises ValueError, prefixed by `where`, for a class that cannot be imported or is not a rule.
+    """
+    if name == "ado":
+        # a domain with weight 0 at the beginning has prior 0 and stays excluded
+        return Ado(np.where(first > 0, natural, 0), AdoConfig())
+    if name == "loss":
+        return LossProportional(first)
+    module, _, class_name = name.partition(":")
+    try:
+        rule = getattr(importlib.import_module(module), class_name)(first)
+    except Exception as error:  # the code of the user may raise anything
+        raise ValueError(
+            f"{where}: adaptive.rule {name}: got {error!r}, expected Class(weights). "
+            "Add its folder to PYTHONPATH."
+        ) from error
+    missing = [
+        method for method in ("observe", "as_dict", "restore") if not callable(getattr(rule, method, None))
+    ]
+    if missing:
+        raise ValueError(f"{where}: adaptive.rule {name}: got no {', '.join(missing)}. Implement them.")
+    return rule

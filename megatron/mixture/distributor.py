@@ -1,60 +1,150 @@
 """Chunk i of a mixture as a pure function of (domains, weights, seed, i), evaluated by each process.
 
-Chunk i belongs to data-parallel group i mod n. No process hands out chunks, so no two processes can disagree
-about them. A saved state is a position: a few numbers for each domain, valid for any process that resumes.
+A unit is a document or a window. No process hands out chunks, so no two processes can disagree about them.
+Each chunk gives every domain its share of the units, and the remainder is carried to the next one in a
+`Position`: after any number of chunks each domain has had its share of all units, rounded down or up, as long
+as the weights stay. Of the remainders, those due first are rounded up (earliest-deadline-first scheduling of
+unit jobs). Weights are integer multiples of 2^-40, so that every machine computes the same order.
+
+A position is a few numbers for each domain, and it is saved with the model. A chunk is computed from the
+position before it, so that chunks far behind the last known position cannot be read.
 """
 
+import hashlib
+import json
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from megatron.mixture.chunk import (
-    NO_LIMIT,
-    WHOLE,
-    ChunkUnits,
-    Position,
-    UnitOrder,
-    quantize_weights,
-    schedule_units,
-)
-from megatron.mixture.seek import PositionCache
+from megatron import _csrc
+from megatron.mixture.weights import DomainWeights
 
 DRY_POLICIES = ("stop", "repeat", "redistribute")
+WHOLE = 1 << 40
+NO_LIMIT = np.iinfo(np.int64).max
 BATCH_UNITS = 1 << 15  # units per call of the native scheduler, for speed
+MAX_WALK_CHUNKS = 1 << 16  # from a known position to a requested chunk; some seconds
+MAX_POSITIONS = 256  # latest positions in memory
 
 
-class DomainWeights(Protocol):
-    """Weights of the domains over the chunks of a run.
+def quantize_weights(weights: np.ndarray) -> np.ndarray:
+    """Return weights (float64 [K], not below 0) as multiples of 2^-40, int64 [K] of sum 2^40.
 
-    known_to  the first chunk whose weights are not computed yet; None: all are known
+    Every positive weight becomes at least 1. Raises ValueError if no weight is positive, or if one is NaN or
+    Inf.
+    """
+    weights = np.asarray(weights, dtype=np.float64)
+    if not np.isfinite(weights).all() or (weights < 0).any() or not weights.sum() > 0:
+        raise ValueError(
+            f"weights: got {weights.tolist()}, expected finite numbers of at least 0, and one above 0."
+        )
+    # the sum and the quotient are rounded; multiplying by 2^40 and the floor are exact in float64
+    exact = weights / weights.sum() * WHOLE
+    parts = np.maximum(np.floor(exact).astype(np.int64), weights > 0)
+    # Remainder of the rounding, less than 1 for each domain.
+    # The largest part, at least about 2^40 / K, absorbs it: a relative change below K^2 / 2^40.
+    # Weights [1, 1, 1]: floors of 366503875925 sum to 2^40 - 1, so the first part becomes ...926.
+    parts[np.argmax(parts)] += WHOLE - parts.sum()
+    return parts
+
+
+@dataclass(frozen=True)
+class Position:
+    """State of a mixture before a chunk.
+
+    chunk             number of the chunk, over all groups
+    done  int64 [K]   units that each domain has supplied
+    lag   int64 [K]   carried remainder: units that a domain is owed beyond `done`, in multiples of 2^-40
     """
 
-    known_to: int | None
+    # invariants: the lags sum to 0, and `done` sums to chunk * size except after a shorter last chunk
+    chunk: int
+    done: np.ndarray
+    lag: np.ndarray
 
-    def weights_at(self, chunk: int) -> tuple[np.ndarray, int | None]:
-        """Return (weights float64 [K] of a chunk, the first later chunk that may have other weights).
+    @classmethod
+    def start(cls, n_domains: int) -> "Position":
+        """Return the position before the first chunk."""
+        return cls(0, np.zeros(n_domains, dtype=np.int64), np.zeros(n_domains, dtype=np.int64))
 
-        The second value is None if the weights do not change any more.
-        """
-        ...
+    def as_dict(self) -> dict[str, Any]:
+        """Return the position, ready for JSON."""
+        return {"chunk": self.chunk, "done": self.done.tolist(), "lag": self.lag.tolist()}
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> "Position":
+        """Return the position that `as_dict` converted. Raises ValueError for anything else."""
+        try:
+            arrays = [np.array(state[name], dtype=np.int64) for name in ("done", "lag")]
+            if (
+                type(state["chunk"]) is not int
+                or state["chunk"] < 0
+                or any(array.ndim != 1 for array in arrays)
+            ):
+                raise ValueError(f"got chunk {state['chunk']!r}")
+            return cls(state["chunk"], *arrays)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(
+                f"position: {error}, expected chunk, done and lag. Use a saved position."
+            ) from error
 
 
-class ConstantWeights:
-    """The same weights for all chunks."""
+@dataclass(frozen=True)
+class ChunkUnits:
+    """Units of some chunks, in order.
 
-    known_to: int | None = None
+    domain  int32 [n]
+    number  int64 [n]  number of units that the domain supplied before this one
+    """
 
-    def __init__(self, weights: Sequence[float] | np.ndarray) -> None:
-        self.weights = np.asarray(weights, dtype=np.float64)
+    domain: np.ndarray
+    number: np.ndarray
 
-    def weights_at(self, chunk: int) -> tuple[np.ndarray, int | None]:
-        """Return the weights, as in `DomainWeights`."""
-        return self.weights, None
+    @classmethod
+    def concatenate(cls, parts: Sequence["ChunkUnits"]) -> "ChunkUnits":
+        """Return the units of several ranges as one."""
+        if len(parts) == 1:
+            return parts[0]
+        empty = [cls(np.empty(0, np.int32), np.empty(0, np.int64))]
+        return cls(
+            *(np.concatenate([getattr(part, of) for part in parts or empty]) for of in ("domain", "number"))
+        )
+
+
+class UnitOrder:
+    """Order of the units in each domain: each epoch of a domain is a separate permutation.
+
+    The permutation is that of megatron/data/permutation.py, with keys derived from (seed, domain name,
+    epoch). It does not change when other domains are added or removed.
+    """
+
+    def __init__(self, n_units: np.ndarray, names: Sequence[str], seed: int, shuffle: bool = True) -> None:
+        """n_units int64 [K], above 0. `shuffle` False: the registered order, in every epoch."""
+        # the native function accepts int64 in C order only, without a conversion
+        self.n_units, self.shuffle = np.ascontiguousarray(n_units, dtype=np.int64), shuffle
+        self.seeds = np.array([_hash_seed(name, seed) for name in names], dtype=np.uint64)
+
+    def lookup_units(self, units: ChunkUnits) -> np.ndarray:
+        """Return the index of each unit in its domain, int64 [n]."""
+        # a domain of 5 units: numbers 0 to 4 are epoch 0, numbers 5 to 9 epoch 1
+        if not self.shuffle:
+            return units.number % self.n_units[units.domain]
+        return _csrc.domain_units(units.domain, units.number, self.n_units, self.seeds)
+
+
+def _hash_seed(name: str, seed: int) -> int:
+    # Independent of the number and order of domains: only the name and the seed enter.
+    # Not hash(): Python's hash of a string differs between processes.
+    payload = json.dumps([name, seed & (1 << 64) - 1]).encode()
+    return int.from_bytes(hashlib.sha256(payload).digest()[:8], "little")
 
 
 class Distributor:
-    """The chunks of a mixture over domains that hold `n_units` units each."""
+    """The chunks of a mixture over domains that hold `n_units` units each. It is thread-safe."""
 
     def __init__(
         self, n_units: Sequence[int] | np.ndarray, names: Sequence[str], weights: DomainWeights,
@@ -82,33 +172,72 @@ class Distributor:
         self.orders = UnitOrder(np.maximum(self.n_units, 1), names, seed, shuffle)
         # numbers of units continue over the epochs, and no run reaches 2^63 - 1 of them
         self.limit = np.full(len(self.n_units), NO_LIMIT) if dry == "repeat" else self.n_units
-        self.positions = PositionCache(
-            weights, self.n_units, self.limit, chunk_size, dry, self._advance_finished_chunk
-        )
+        self.origin = Position.start(len(self.n_units))
+        self._positions: OrderedDict[tuple[bytes, int], Position] = OrderedDict()
+        self._lock = threading.Lock()
         self._cached: tuple[int, int, ChunkUnits] | None = None  # the latest chunks: first, end, units
 
-    def schedule_chunks(self, begin: int, n: int) -> ChunkUnits:
+    def restore(self, position: Position) -> None:
+        """Resume from a saved position. Raises ValueError for the position of another mixture."""
+        self.check_position(position)
+        self.origin, self._cached = position, None
+
+    def check_position(self, position: Position) -> None:
+        """Raise ValueError for a position that is not one of this mixture."""
+        if not len(position.done) == len(position.lag) == len(self.n_units):
+            raise ValueError(
+                f"position of {len(position.done)} domains: the mixture has {len(self.n_units)}. "
+                "Resume with the mixture that was saved."
+            )
+        # Only the last chunk may be shorter: other counts come from another chunk size.
+        # 3 chunks of 4 units have 9 to 12 units.
+        n_done, n_full = int(position.done.sum()), position.chunk * self.chunk_size
+        if not n_full - self.chunk_size < n_done <= n_full or position.done.min() < 0 or position.lag.sum():
+            raise ValueError(
+                f"position of {n_done:,} units in {position.chunk:,} chunks: expected chunks of "
+                f"{self.chunk_size:,} units. Resume with the chunk size that was saved."
+            )
+
+    def find_position(self, chunk: int, origin: Position | None = None) -> Position:
+        """Return the position before a chunk, or the last one if the mixture ends before.
+
+        It is computed from the nearest known position of the chunks from `origin` on (default: the restored
+        position, or the start). Raises ValueError for a chunk that is far behind it.
+        """
+        origin = self.origin if origin is None else origin
+        if chunk < origin.chunk:
+            origin = Position.start(len(self.n_units))
+        key = origin.chunk.to_bytes(8) + origin.done.tobytes() + origin.lag.tobytes()
+        with self._lock:
+            near = max((at for kind, at in self._positions if kind == key and at <= chunk), default=None)
+            position = origin if near is None else self._positions[key, near]
+        if chunk - position.chunk > MAX_WALK_CHUNKS:
+            raise ValueError(
+                f"chunk {chunk:,}: got the nearest known position at chunk {position.chunk:,}, expected one "
+                f"at most {MAX_WALK_CHUNKS:,} before. Resume from the position in a saved state."
+            )
+        for _, after in self._walk_chunks(position, chunk - position.chunk):
+            position = after
+        self._store(key, position)
+        return position
+
+    def _store(self, key: bytes, position: Position) -> None:
+        with self._lock:
+            self._positions[key, position.chunk] = position
+            self._positions.move_to_end((key, position.chunk))
+            while len(self._positions) > MAX_POSITIONS:
+                self._positions.popitem(last=False)
+
+    def schedule_chunks(self, begin: int, n: int, origin: Position | None = None) -> ChunkUnits:
         """Return the units of chunks begin, begin + 1, ...
 
         If the data end, there are fewer than `n` chunks and the last one may be shorter.
         """
-        start = self.find_position(begin)
+        start = self.find_position(begin, origin)
         # an earlier position means that the mixture ends before `begin`
-        return self.schedule_from(start, n if start.chunk == begin else 0)[0]
-
-    def schedule_from(self, start: Position, n: int) -> tuple[ChunkUnits, Position]:
-        """Return up to `n` chunks from a position on, fewer if the data end, and the position after them."""
-        walked = list(self._walk_chunks(start, n))
-        if walked:
-            # a loader reads in order, so that the next call finds its position without a walk
-            self.positions.store(walked[-1][1])
-        pieces = [turns for turns, _ in walked] or [ChunkUnits(np.empty(0, np.int32), np.empty(0, np.int64))]
-        after = walked[-1][1] if walked else start
-        if len(pieces) == 1:
-            return pieces[0], after
-        return ChunkUnits(
-            *(np.concatenate([getattr(t, of) for t in pieces]) for of in ("domain", "number"))
-        ), after
+        return ChunkUnits.concatenate([
+            units for units, _ in self._walk_chunks(start, n if start.chunk == begin else 0)
+        ])  # fmt: skip
 
     def get_units(self, numbers: np.ndarray) -> ChunkUnits:
         """Return the units at these indices (int64 [n]) of the stream of all chunks.
@@ -120,15 +249,14 @@ class Distributor:
         cached = self._cached
         # batches are read in order, so that one range of chunks serves many calls
         if cached is None or not cached[0] <= first <= last < cached[1]:
-            turns = self._schedule_ahead(first, last)
+            units = self._schedule_ahead(first, last)
             # rounded up, because the last chunk of the mixture may be shorter
-            cached = self._cached = first, first + -(-len(turns.domain) // self.chunk_size), turns
+            cached = self._cached = first, first + -(-len(units.domain) // self.chunk_size), units
         offsets = numbers - cached[0] * self.chunk_size
         if int(offsets.max()) >= len(cached[2].domain):
-            end = int(self.find_position(last + 1).done.sum())
             raise ValueError(
-                f"the mixture ends after {end:,} units, where a domain is exhausted. "
-                "Shorten the run, or set dry to repeat or redistribute."
+                f"the mixture ends after {self.count_units_before(last + 1):,} units, where a domain is "
+                "exhausted. Shorten the run, or set dry to repeat or redistribute."
             )
         return ChunkUnits(cached[2].domain[offsets], cached[2].number[offsets])
 
@@ -138,32 +266,6 @@ class Distributor:
         It is chunk * chunk_size, or less if the data end before.
         """
         return int(self.find_position(chunk).done.sum())
-
-    def find_position(self, chunk: int, deadline: float | None = None) -> Position:
-        """Return the position before a chunk, or the last one if the mixture ends before.
-
-        While the weights stay, the time does not grow with the number of the chunk, see seek.py. Raises
-        SeekDeadlineError past `deadline` (time.monotonic()).
-        """
-        return self.positions.find(chunk, deadline)
-
-    def restore(self, position: Position) -> None:
-        """Resume from a saved position. Positions of earlier chunks are computed from the first chunk."""
-        if len(position.done) != len(self.n_units):
-            raise ValueError(
-                f"position of {len(position.done)} domains: the mixture has {len(self.n_units)}. "
-                "Resume with the mixture that was saved."
-            )
-        # Only the last chunk may be shorter: other counts come from another chunk size.
-        # 3 chunks of 4 units have 9 to 12 units.
-        n_done, n_full = int(position.done.sum()), position.chunk * self.chunk_size
-        if not n_full - self.chunk_size < n_done <= n_full:
-            raise ValueError(
-                f"position of {n_done:,} units in {position.chunk:,} chunks: expected chunks of "
-                f"{self.chunk_size:,} units. Resume with the chunk size that was saved."
-            )
-        self.positions.reset(position)
-        self._cached = None
 
     def _schedule_ahead(self, first: int, last: int) -> ChunkUnits:
         """Return chunks `first` to at least `last`, and more if their weights are known already."""
@@ -177,7 +279,8 @@ class Distributor:
     def _walk_chunks(self, position: Position, n: int) -> Iterator[tuple[ChunkUnits, Position]]:
         """Yield `n` chunks from a position on, several at a time; fewer if the data end."""
         end = position.chunk + n
-        while position.chunk < end and not self.positions.is_over(position):
+        # only the last chunk is shorter, and nothing follows it
+        while position.chunk < end and int(position.done.sum()) == position.chunk * self.chunk_size:
             # an `until` is above position.chunk, hence never 0: `until or end` replaces None only
             weights, until = self.weights.weights_at(position.chunk)
             if self.dry == "redistribute":
@@ -186,34 +289,37 @@ class Distributor:
                 weights = np.where(position.done < self.n_units, weights, 0)
                 if not weights.sum() > 0:
                     return
-            n_chunks = min(end, until or end) - position.chunk
             # limits the memory of one native call
+            n_chunks = min(end, until or end) - position.chunk
             n_chunks = min(n_chunks, max(1, BATCH_UNITS // self.chunk_size))
-            turns, after = schedule_units(
-                position, quantize_weights(weights), self.limit, self.chunk_size, n_chunks, self.seed,
-                self.dry == "redistribute",
-            )  # fmt: skip
+            units, after = self._schedule(
+                position, quantize_weights(weights), self.limit, self.chunk_size, n_chunks
+            )
             # not even one whole chunk fits the limits
             if after.chunk == position.chunk:
-                turns, after = self._finish_chunk(position, weights)
-                if not len(turns.domain):
+                finish = self._schedule_last_chunk if self.dry == "stop" else self._schedule_dry_chunk
+                units, after = finish(position, weights)
+                if not len(units.domain):
                     return
             position = after
-            yield turns, position
+            yield units, position
 
-    def _finish_chunk(self, position: Position, weights: np.ndarray) -> tuple[ChunkUnits, Position]:
-        """Return a chunk in which a domain has too few units, and the position after it.
+    def _schedule(
+        self, position: Position, parts: np.ndarray, limit: np.ndarray, size: int, n_chunks: int
+    ) -> tuple[ChunkUnits, Position]:
+        """Return up to `n_chunks` chunks of `size` units from a position on, and the position after them.
 
-        The last chunk is shorter than the others. Behind the end an empty chunk is returned.
+        Fewer chunks are returned if the next one would exceed the `limit`, int64 [K], of a domain.
         """
-        if self.dry == "stop":
-            return self._schedule_last_chunk(position, weights)
-        return self._schedule_dry_chunk(position, weights)
-
-    def _advance_finished_chunk(self, position: Position, weights: np.ndarray) -> Position | None:
-        """Return the position after `_finish_chunk`; None if the data end before it."""
-        turns, after = self._finish_chunk(position, weights)
-        return after if len(turns.domain) else None
+        # size is at most 2^22, so that parts * size <= 2^62 fits in int64. `&` binds last: seed mod 2^64,
+        # also for a negative seed.
+        n_made, domain, number, done, lag = _csrc.mixture_turns(
+            parts, position.done, position.lag, limit, size, position.chunk, n_chunks,
+            self.seed & (1 << 64) - 1, self.dry == "redistribute",
+        )  # fmt: skip
+        # the native arrays have the size of all requested chunks
+        n = n_made * size
+        return ChunkUnits(domain[:n], number[:n]), Position(position.chunk + n_made, done, lag)
 
     def _schedule_last_chunk(self, position: Position, weights: np.ndarray) -> tuple[ChunkUnits, Position]:
         """Return the longest chunk in which no domain lacks units for its share.
@@ -228,10 +334,10 @@ class Distributor:
         # At most chunk_size - 1 calls, at the end of the data only. No bisection: a domain may have
         # one unit in a chunk of 10 units and none in a chunk of 11, because deadlines count from its end.
         for size in range(most, 0, -1):
-            turns, after = schedule_units(position, parts, self.limit, size, 1, self.seed)
+            units, after = self._schedule(position, parts, self.limit, size, 1)
             if after.chunk > position.chunk:
-                return turns, after
-        return ChunkUnits(np.empty(0, np.int32), np.empty(0, np.int64)), position
+                return units, after
+        return ChunkUnits.concatenate([]), position
 
     def _schedule_dry_chunk(self, position: Position, weights: np.ndarray) -> tuple[ChunkUnits, Position]:
         """Return a chunk in which domains run dry.
@@ -246,10 +352,9 @@ class Distributor:
             weights = np.where(done < self.n_units, weights, 0)
             if not weights.sum() > 0:
                 break
-            parts = quantize_weights(weights)
-            rest = Position(position.chunk, done, lag)
             # without limits, because the native call returns no chunk if a domain has too few units
-            turns, after = schedule_units(rest, parts, np.full_like(done, NO_LIMIT), left, 1, self.seed)
+            rest, no_limit = Position(position.chunk, done, lag), np.full_like(done, NO_LIMIT)
+            _, after = self._schedule(rest, quantize_weights(weights), no_limit, left, 1)
             # an exhausted domain supplies what it has; the loop divides the rest among the others
             counts = np.minimum(after.done - done, self.n_units - done)
             done, lag = done + counts, after.lag

@@ -1,8 +1,11 @@
 """Imports on first use of the libraries that only mixtures need, and connections to DuckDB."""
 
 import os
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+INSTALL = "Run pip install -r requirements.txt."
 
 
 def import_duckdb() -> ModuleType:
@@ -10,57 +13,42 @@ def import_duckdb() -> ModuleType:
     try:
         import duckdb
     except ImportError as error:
-        raise ValueError(
-            f"mixtures require duckdb ({error}). Run pip install -r requirements.txt."
-        ) from error
+        raise ValueError(f"mixtures require duckdb ({error}). {INSTALL}") from error
     return duckdb
 
 
-def connect_database(path: str = ":memory:", **options: Any) -> Any:
-    """Return a connection that prints nothing.
+def import_deltalake() -> ModuleType:
+    """Return the module `deltalake`, the table format of catalogs. Raises ValueError if not installed."""
+    try:
+        import deltalake
+    except ImportError as error:
+        raise ValueError(f"mixtures require deltalake ({error}). {INSTALL}") from error
+    return deltalake
 
-    DuckDB's progress bar of statements of over 2 s goes to standard output by default.
-    """
-    connection = import_duckdb().connect(path, **options)
-    connection.execute("SET enable_progress_bar = false")
-    return connection
 
-
-def connect_scratch(n_threads: int | None = None, **config: str) -> Any:
-    """Return an in-memory database that evaluates expressions over Arrow tables of any size."""
+def connect_database(n_threads: int | None = None, folder: Path | str | None = None) -> Any:
+    """Return an in-memory database. With `folder` it reads no file outside of it, whatever the query is."""
     threads = {} if n_threads is None else {"threads": n_threads}
-    connection = connect_database(config={**threads, **config})
+    connection = import_duckdb().connect(":memory:", config=threads)
+    # DuckDB's progress bar of statements of over 2 s goes to standard output by default
+    connection.execute("SET enable_progress_bar = false")
     # 64-bit offsets: with 32 bits a batch is limited to 2 GiB of text
     connection.execute("SET arrow_large_buffer_size = true")
+    if folder is not None:
+        connection.execute("SET python_enable_replacements = false")
+        connection.execute(f"SET allowed_directories = {[str(folder)]!r}")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
     return connection
 
 
 def import_pyarrow() -> ModuleType:
-    """Return the module `pyarrow`, the format of all columns."""
+    """Return the module `pyarrow`, the format of all columns, with its submodules in use."""
     import pyarrow
-
-    return pyarrow
-
-
-def import_parquet() -> ModuleType:
-    """Return the module `pyarrow.parquet`."""
+    import pyarrow.fs
     import pyarrow.parquet
 
-    return pyarrow.parquet
-
-
-def import_dataset() -> ModuleType:
-    """Return the module `pyarrow.dataset`."""
-    import pyarrow.dataset
-
-    return pyarrow.dataset
-
-
-def import_filesystem() -> ModuleType:
-    """Return the module `pyarrow.fs`."""
-    import pyarrow.fs
-
-    return pyarrow.fs
+    return pyarrow
 
 
 def import_flight() -> ModuleType:

@@ -5,10 +5,8 @@ every S tokens, and neighbouring windows share one token. The distributor assign
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,117 +16,43 @@ from megatron.data import open_dataset
 from megatron.data.batches import SampleSource
 from megatron.data.indexed import IndexedTokens, check_ids
 from megatron.mixture.adaptive import WeightLog
-from megatron.mixture.catalog.query import QueryResult
-from megatron.mixture.chunk import ChunkUnits, Position, UnitOrder
-from megatron.mixture.distributor import Distributor
-from megatron.mixture.lru_cache import LruCache
-from megatron.mixture.shared_arrays import delete_stale_arrays, open_shared_arrays
-from megatron.mixture.spec import DOCUMENTS, build_step_weights, read_spec
-from megatron.plan.mixture_use import RESOLVED, ResolvedMixture, mixture_folder, read_resolved
+from megatron.mixture.distributor import ChunkUnits, Distributor, Position, UnitOrder
+from megatron.mixture.files import Pool
+from megatron.mixture.query import Selection
+from megatron.mixture.spec import build_step_weights, read_spec
+from megatron.plan.mixture_use import DOCUMENTS, RESOLVED, mixture_folder, read_resolved
 
 EPOCHS_KEPT = 2  # per domain: concurrent readers are in adjacent epochs
 MAX_MAPPED = 64  # datasets mapped at a time
 BLOCK_DOCUMENTS = 64  # documents per block; the ends within a block are computed again for each window
 BLOCKS_AT_ONCE = 1 << 10
-DOCUMENTS_AT_ONCE = 1 << 20  # while their places are computed: some tens of MB
-NO_SPANS = np.empty((0, 3), dtype=np.int64)
 
 
-def _open_document_spans(
-    folder: Path, result: QueryResult, resolved: ResolvedMixture, pairs: Sequence[IndexedTokens],
-    mapped: LruCache,
-) -> list[dict[str, np.ndarray]]:  # fmt: skip
-    """Return the arrays of each `DomainStream`: parts of one file of the mixture's folder."""
-    # bounds [K + 1]: documents of domain k are bounds[k] to bounds[k + 1] - 1
-    bounds = np.concatenate([[0], np.cumsum(resolved.documents, dtype=np.int64)]).tolist()
-
-    def fill(arrays: dict[str, np.ndarray]) -> None:
-        # intervals are sorted by domain: cuts[k] to cuts[k + 1] are those of domain k
-        cuts = np.searchsorted(result.get_column("domain"), np.arange(len(resolved.domains) + 1))
-        columns = [result.get_column(name) for name in ("file", "begin", "end")]
-        for k, first in enumerate(bounds[:-1]):
-            spans = np.column_stack([column[cuts[k] : cuts[k + 1]] for column in columns]).astype(np.int64)
-            fill_document_spans(spans, lambda file: mapped.get(file, lambda: (pairs[file], 1)), arrays, first)
-
-    kind = np.min_scalar_type(len(pairs)).str
-    layout = {"file": (kind, bounds[-1]), "begin": ("<i8", bounds[-1]), "length": ("<i4", bounds[-1])}
-    name = f"spans-{resolved.identity[:16]}"
-    whole = open_shared_arrays(folder / f"{name}.bin", layout, fill)
-    delete_stale_arrays(folder, "spans-*", name)
-    delete_stale_arrays(folder, "order-*", f"order-{resolved.identity[:16]}")
-    return [{name: column[begin:end] for name, column in whole.items()} for begin, end in pairwise(bounds)]
-
-
-def make_dataset_cache() -> LruCache:
+def make_dataset_cache() -> Pool:
     """Return a cache of mapped datasets. Each takes two open files."""
-    return LruCache(MAX_MAPPED, lambda pair: pair.unmap())
-
-
-def fill_document_spans(
-    spans: np.ndarray,
-    get_dataset: Callable[[int], IndexedTokens],
-    arrays: Mapping[str, np.ndarray],
-    first: int,
-) -> None:
-    """Write dataset, first token and length of the documents of some intervals to arrays, from `first` on.
-
-    spans    int64 [n, 3]: (dataset, first document, one past the last document) of each interval
-    arrays   file, begin and length, see `DomainStream`
-    """
-    # one past the last document of each interval, in the numbering of the domain
-    ends = np.cumsum(spans[:, 2] - spans[:, 1])
-    n = int(ends[-1]) if len(ends) else 0
-    for begin in range(0, n, DOCUMENTS_AT_ONCE):
-        numbers = np.arange(begin, min(begin + DOCUMENTS_AT_ONCE, n))
-        # Spans [5, 8) and [20, 22), ends [3, 5]: number 3 (hence `right`) is document 22 - (5 - 3) = 20.
-        interval = np.searchsorted(ends, numbers, side="right")
-        documents = spans[interval, 2] - (ends[interval] - numbers)
-        files, place = spans[interval, 0], slice(first + begin, first + begin + len(numbers))
-        begins, lengths = np.empty(len(numbers), dtype=np.int64), np.empty(len(numbers), dtype=np.int32)
-        for file in np.unique(files).tolist():
-            mask = files == file
-            begins[mask], lengths[mask] = get_dataset(file).document_spans(documents[mask])
-        arrays["file"][place], arrays["begin"][place], arrays["length"][place] = files, begins, lengths
+    return Pool(MAX_MAPPED, lambda dataset: dataset.unmap())
 
 
 class DomainStream:
     """The windows of one domain.
 
-    13 to 16 bytes per document (its dataset, first token and length) are in `arrays`, which the processes of
-    a machine share if they come from a file. Each process keeps 1/8 byte for each of the latest epochs. The
-    order of an epoch is computed again, one block at a time, when it is needed.
+    `files`, `begins` and `lengths` are the dataset, first token and length of each document: pages of the
+    mixture's Arrow file, which the processes of a machine share. Each process keeps 1/8 byte per document for
+    each of the latest epochs. The order of an epoch is computed again, one block at a time, when it is
+    needed.
     """
 
     def __init__(
-        self, name: str, datasets: Sequence[IndexedTokens], spans: np.ndarray,
-        seq_len: int, seed: int, shuffle: bool, mapped: LruCache | None = None,
-        arrays: Mapping[str, np.ndarray] | None = None, n_tokens: int | None = None,
-        shared: Path | None = None,
+        self, name: str, datasets: Sequence[IndexedTokens], files: np.ndarray, begins: np.ndarray,
+        lengths: np.ndarray, seq_len: int, seed: int, shuffle: bool, mapped: Pool | None = None,
     ) -> None:  # fmt: skip
-        """Create the stream.
-
-        spans      int64 [n, 3]: (dataset, first document, one past the last document) of each interval
-        mapped     cache of mapped datasets that the domains of a mixture share
-        arrays     file, begin and length of each document, as `fill_document_spans` writes them; None: they
-                   are computed from `spans`
-        n_tokens   sum of the lengths, if it is known
-        shared     prefix of the files that hold the ends of the blocks of an epoch, for all processes; None:
-                   each computes its own, which takes 0.1 s per million documents
-        """
-        self._shared = None if shared is None else shared.with_name(f"{shared.name}-{seed}-{int(shuffle)}")
-        self.datasets, self.seq_len = datasets, seq_len
-        self._mapped = mapped or make_dataset_cache()
-        if arrays is None:
-            n = int((spans[:, 2] - spans[:, 1]).sum())
-            # the smallest integer type that can hold the number of datasets
-            arrays = {"file": np.empty(n, np.min_scalar_type(len(datasets))),
-                      "begin": np.empty(n, np.int64), "length": np.empty(n, np.int32)}  # fmt: skip
-            fill_document_spans(spans, self._get_dataset, arrays, 0)
-        self.files, self.begins, self.lengths = arrays["file"], arrays["begin"], arrays["length"]
-        self.n_tokens = int(self.lengths.sum(dtype=np.int64)) if n_tokens is None else n_tokens
+        """`mapped`: cache of mapped datasets that the domains of a mixture share."""
+        self.datasets, self.seq_len, self._mapped = datasets, seq_len, mapped or make_dataset_cache()
+        self.files, self.begins, self.lengths = files, begins, lengths
+        self.n_tokens = int(lengths.sum(dtype=np.int64))
         # T tokens have T - 1 targets, and only whole windows count: window w has tokens w S to w S + S
         self.n_windows = max(0, (self.n_tokens - 1) // seq_len)
-        self.orders = UnitOrder(np.array([len(self.lengths)]), [name], seed, shuffle)
+        self.orders = UnitOrder(np.array([len(lengths)]), [name], seed, shuffle)
         self._epochs: dict[int, np.ndarray] = {}
 
     def copy_windows(
@@ -190,33 +114,21 @@ class DomainStream:
         """Return the number of tokens up to the end of each block of documents of an epoch, int64."""
         block_ends = self._epochs.get(epoch)
         if block_ends is None:
-            layout = {"end": ("<i8", -(-len(self.lengths) // BLOCK_DOCUMENTS))}
-            arrays: dict[str, np.ndarray] = {}
-            if self._shared is None:
-                arrays = {"end": np.empty(layout["end"][1], dtype=np.int64)}
-                self._fill_block_ends(epoch, arrays)
-            else:
-                path = self._shared.with_name(f"{self._shared.name}-{epoch}.bin")
-                arrays = open_shared_arrays(path, layout, partial(self._fill_block_ends, epoch))
-                if epoch >= EPOCHS_KEPT:  # of an epoch that no reader of this run returns to
-                    old = f"{self._shared.name}-{epoch - EPOCHS_KEPT}.bin"
-                    delete_stale_arrays(path.parent, f"{old}*", path.name)
-            block_ends = arrays["end"]
+            block_ends = self._compute_block_ends(epoch)
             # the adjacent epochs stay, because a prefetching reader may be in the next one already
             recent = {e: ends for e, ends in self._epochs.items() if abs(e - epoch) < EPOCHS_KEPT}
             # replaced, not changed: another thread may be reading the old dictionary
             self._epochs = recent | {epoch: block_ends}
         return block_ends
 
-    def _fill_block_ends(self, epoch: int, arrays: Mapping[str, np.ndarray]) -> None:
-        n_tokens, n_at_once = 0, BLOCK_DOCUMENTS * BLOCKS_AT_ONCE
+    def _compute_block_ends(self, epoch: int) -> np.ndarray:
+        ends, n_at_once = [np.zeros(1, dtype=np.int64)], BLOCK_DOCUMENTS * BLOCKS_AT_ONCE
         # 2^16 documents at a time, so that the order of a whole epoch is never in memory
         for first in range(0, len(self.lengths), n_at_once):
             lengths = self.lengths[self.compute_document_order(epoch, first, n_at_once)]
             sums = np.add.reduceat(lengths, np.arange(0, len(lengths), BLOCK_DOCUMENTS), dtype=np.int64)
-            begin = first // BLOCK_DOCUMENTS
-            arrays["end"][begin : begin + len(sums)] = n_tokens + np.cumsum(sums)
-            n_tokens += int(sums.sum())
+            ends.append(ends[-1][-1] + np.cumsum(sums))
+        return np.concatenate(ends[1:])
 
 
 class MixtureSamples(SampleSource):
@@ -237,49 +149,34 @@ class MixtureSamples(SampleSource):
         changed and for a domain without a window.
         """
         spec, resolved = read_spec(path), read_resolved(path)
-        result = QueryResult.load(mixture_folder(path) / DOCUMENTS)
+        selection = Selection.load(mixture_folder(path) / DOCUMENTS)
         self.identity = resolved.identity
-        # None: prepared by an older version
-        if result.mixture not in (None, resolved.identity):
+        if selection.identity != resolved.identity:
             raise ValueError(
                 f"{mixture_folder(path) / DOCUMENTS}: got documents of another preparation than {RESOLVED}. "
                 f"Run tools/prepare_mixture.py {path}."
             )
-        for file in result.files:
-            if file.path.endswith(".bin"):
-                file.check_unchanged()
-        pairs = [open_dataset(prefix) for prefix in resolved.pairs]
-        shuffle = spec.settings.shuffle
+        for source in selection.files:
+            if source.is_dataset:
+                source.check_unchanged()
+        datasets, mapped = [open_dataset(prefix) for prefix in resolved.pairs], make_dataset_cache()
         self.seq_len, self.batch_size, self.names = seq_len, batch_size, resolved.domains
         self.tokens = np.array(resolved.tokens)
-        mapped = make_dataset_cache()
-        arrays = _open_document_spans(mixture_folder(path), result, resolved, pairs, mapped)
+        file, begin, size = (selection.column(name) for name in ("file", "begin", "size"))
+        shuffle, places = spec.settings.shuffle, map(slice, selection.bounds[:-1], selection.bounds[1:])
         self.streams = [
             DomainStream(
-                name,
-                pairs,
-                NO_SPANS,
-                seq_len,
-                seed,
-                shuffle,
-                mapped,
-                arrays[k],
-                int(self.tokens[k]),
-                mixture_folder(path) / f"order-{self.identity[:16]}-{k}",
-            )  # fmt: skip
-            for k, name in enumerate(self.names)
-        ]
-        self.weights, self.rule = build_step_weights(spec, result, self.tokens, batch_size * seq_len)
-        self.every_steps, self.delay_steps = (
-            (0, 0) if spec.adaptive is None else (spec.adaptive.every_steps, spec.adaptive.delay_steps)
-        )
+                name, datasets, file[place], begin[place], size[place], seq_len, seed, shuffle, mapped
+            )
+            for name, place in zip(self.names, places, strict=True)
+        ]  # fmt: skip
+        self.weights, self.rule = build_step_weights(spec, selection, self.tokens, batch_size * seq_len)
+        adaptive = spec.settings.adaptive
+        self.every_steps = 0 if adaptive is None else adaptive.every_steps
+        self.delay_steps = 0 if adaptive is None else adaptive.delay_steps
+        n_windows = [stream.n_windows for stream in self.streams]
         self.distributor = Distributor(
-            [stream.n_windows for stream in self.streams],
-            self.names,
-            self.weights,
-            batch_size,
-            seed,
-            spec.settings.dry,
+            n_windows, self.names, self.weights, batch_size, seed, spec.settings.dry
         )
         self.samples_per_epoch = sum(stream.n_windows for stream in self.streams)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="mixture-weights")

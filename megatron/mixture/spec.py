@@ -1,7 +1,7 @@
-"""Specification of a mixture as a YAML file, and its preparation as tokenized domains with weights.
+"""Specification of a mixture: the keys of its YAML file, and the weights that follow from them.
 
 catalog: catalog                   a folder, relative to the file, or a URL such as s3://bucket/catalog
-snapshot: 5b482d8e36f8a1c0         default: the current state of the catalog
+snapshot: {slim: 3}                versions of corpora; default: the current ones
 corpora: [slim]                    default: all
 where: "language = 'en'"           or a list: all of them
 by: [source]                       properties that define a domain
@@ -13,40 +13,126 @@ adaptive: {rule: ado, every_steps: 10, delay_steps: 8}     instead of a schedule
                                                                  rule loss, or a custom module:Class
 dry: repeat                        or stop, redistribute
 shuffle: true                      documents within a domain
+chunk_size: 512                    documents of a chunk, for whole documents
 tokenizer: gpt2                    of text; .bin/.idx datasets are tokenized already
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from megatron.config.option import REQUIRED, option
+from megatron.config.section import check_known_keys, read_section, to_integer
 from megatron.config.yaml_file import read_yaml
-from megatron.data import open_dataset
-from megatron.data.sidecar import read_sidecar
-from megatron.io import open_partial_folder, publish_files, wait_for_lock, write_json
-from megatron.log import get_logger
-from megatron.mixture.adaptive import Ado, AdoConfig, LossProportional, WeightLog, WeightRule
-from megatron.mixture.catalog.catalog import Catalog
-from megatron.mixture.catalog.list_domains import find_weighted_values
-from megatron.mixture.catalog.query import Query, QueryResult, SourceFile
-from megatron.mixture.catalog.storage import is_object_url
-from megatron.mixture.catalog.tars import TAR_SUFFIXES, write_texts
-from megatron.mixture.custom_rule import make_rule
-from megatron.mixture.distributor import ConstantWeights, DomainWeights
-from megatron.mixture.settings import AdaptiveSettings, MixtureSettings, read_mixture_settings
-from megatron.mixture.weights import ARBITRARY, WeightSchedule, compute_weights
-from megatron.plan.datapaths import compare_eods
-from megatron.plan.mixture_use import RESOLVED, ResolvedMixture, mixture_folder, read_resolved
-from megatron.text.preprocess import PreprocessOptions, preprocess
+from megatron.mixture.adaptive import WeightLog, WeightRule, make_rule
+from megatron.mixture.catalog import Catalog
+from megatron.mixture.distributor import DRY_POLICIES
+from megatron.mixture.query import LIST_DOMAINS, Query, Selection
+from megatron.mixture.table import is_object_url
+from megatron.mixture.weights import (
+    ARBITRARY,
+    ConstantWeights,
+    DomainWeights,
+    WeightSchedule,
+    compute_weights,
+    find_weighted_values,
+)
 
-DOCUMENTS, TOKENS = "documents.arrow", "tokens"
+RULES = ("ado", "loss")
+RULE_CLASS = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")  # custom rule: module:Class
+POINTS = "a list of {at: 0, weights: ...}"
 
-log = get_logger(__name__)
+
+def _read_words(value: Any, name: str) -> list[str]:
+    """Read a word or a list of different words."""
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
+        raise ValueError(f"{name}: got {value!r}, expected a word or a list of words. Put numbers in quotes.")
+    if repeated := next((word for word in words if words.count(word) > 1), None):
+        raise ValueError(f"{name}: got {repeated!r} twice, expected different ones. Remove one of them.")
+    return words
+
+
+def _read_rule_name(value: Any, name: str) -> str:
+    """Read the name of a rule, or module:Class of the user."""
+    if value in RULES or isinstance(value, str) and RULE_CLASS.fullmatch(value):
+        return value
+    raise ValueError(f"{name}: got {value!r}, expected {' or '.join(RULES)}, or your module:Class.")
+
+
+def _read_snapshot(value: Any, name: str) -> dict[str, int]:
+    """Read versions of corpora."""
+    is_mapping = isinstance(value, Mapping) and bool(value)
+    if not is_mapping or any(type(version) is not int or version < 0 for version in value.values()):
+        raise ValueError(
+            f"{name}: got {value!r}, expected versions of corpora such as {{slim: 3}}. "
+            "List them with tools/register_corpus.py CATALOG snapshots."
+        )
+    return {str(corpus): version for corpus, version in value.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveSettings:
+    """Weights that follow the model; in mixtures of documents, a step is a chunk."""
+
+    rule: str = option(REQUIRED, "rule of the weights", read=_read_rule_name)
+    every_steps: int = option(10, "steps between two changes of the weights", at_least=1, unit="steps")
+    delay_steps: int = option(8, "steps from a change to its first use", at_least=1, unit="steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulePoint:
+    """Weights from a step or token on."""
+
+    at: int = option(REQUIRED, "first step or token", at_least=0, unit="-", expected="an integer from 0")
+    weights: Any = option(REQUIRED, "weights, see weights.py")
+
+
+def _read_points(value: Any, name: str) -> list[SchedulePoint]:
+    """Read the points of a schedule; a wrong point is shown whole."""
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{name}: got {value!r}, expected {POINTS}")
+    for point in value:
+        check_known_keys(point, ("at", "weights"), name)
+        at = to_integer(point.get("at"))
+        if point.get("weights") is None or type(at) is not int or at < 0:
+            raise ValueError(f"{name}: got {point}, expected {{at: an integer from 0, weights: ...}}.")
+    return [read_section(SchedulePoint, point, f"{name}[{i}]") for i, point in enumerate(value)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSettings:
+    """Weights that change at given points of the run."""
+
+    unit: str = option("steps", "unit of the points", "steps", "tokens")
+    change: str = option("at_once", "change between two points", "at_once", "linear")
+    points: list[SchedulePoint] = option(REQUIRED, "weights and where they begin", read=_read_points)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureSettings:
+    """Documents of a mixture, the domains that they form, and the weights of the domains."""
+
+    catalog: str = option(REQUIRED, "path of the catalog", expected="the path of a catalog.")
+    snapshot: Any = option(None, "versions of corpora; default: current", read=_read_snapshot)
+    corpora: list[str] = option([], "corpora of the catalog; default: all", read=_read_words)
+    where: list[str] = option([], "conditions that documents satisfy", read=_read_words)
+    by: list[str] = option([], "properties that define a domain", read=_read_words)
+    list_domains: str = option("once", "domain of a document with several values", *LIST_DOMAINS)
+    weights: Any = option(None, "weights, see weights.py; default: by size")
+    count: str = option("tokens", "unit of the weights' shares", "tokens", "documents")
+    schedule: ScheduleSettings | None = option(None, "weights that change at given points")
+    adaptive: AdaptiveSettings | None = option(None, "weights that follow the model")
+    dry: str = option("repeat", "what follows the last document of a domain", *DRY_POLICIES)
+    shuffle: bool = option(True, "shuffle the documents of a domain", expected="one of True, False.")
+    chunk_size: int = option(512, "documents of a chunk", at_least=1, at_most=1 << 20, unit="documents")
+    tokenizer: str | None = option(None, "tokenizer of text", expected="a name such as gpt2, or a folder.")
 
 
 @dataclass(frozen=True)
@@ -60,25 +146,11 @@ class MixtureSpec:
     raw: dict[str, Any]
     settings: MixtureSettings
 
-    @property
-    def catalog(self) -> Path | str:
-        """Path or URL of the catalog."""
-        location = self.settings.catalog
-        return location if is_object_url(location) else self.path.parent / location
-
-    def open_catalog(self, snapshot: str | None = None) -> Catalog:
-        """Open the snapshot of the catalog, and store it, so that a run can be resumed with it.
-
-        snapshot   of a saved query, instead of the one in the file
-        """
-        catalog = Catalog(self.catalog, read_only=True, snapshot=snapshot or self.settings.snapshot)
-        catalog.pin()
-        return catalog
-
-    @property
-    def by(self) -> tuple[str, ...]:
-        """Properties that define a domain."""
-        return tuple(self.settings.by)
+    def open_catalog(self) -> Catalog:
+        """Open the catalog, or its snapshot."""
+        location: Path | str = self.settings.catalog
+        location = location if is_object_url(location) else self.path.parent / location
+        return Catalog(location, read_only=True, snapshot=self.settings.snapshot)
 
     @property
     def counts_tokens(self) -> bool:
@@ -86,25 +158,17 @@ class MixtureSpec:
         # an arbitrary mixture has one domain, whose share needs no counts
         return self.settings.count == "tokens" and self.settings.weights != ARBITRARY
 
-    @property
-    def adaptive(self) -> AdaptiveSettings | None:
-        """Rule and its steps; None: weights do not follow the model."""
-        return self.settings.adaptive
-
-    def make_query(self) -> Query:
-        """Return the query that selects the documents."""
+    def select_documents(self, count_tokens: bool) -> Selection:
+        """Return the documents of the catalog. Raises what opening and querying raise."""
         settings = self.settings
-        written = [settings.weights] if settings.schedule is None else [
-            point.weights for point in settings.schedule.points
-        ]  # fmt: skip
+        points = [] if settings.schedule is None else settings.schedule.points
         weighted: dict[str, set[str]] = {}
-        for weights in written:
-            for name, values in find_weighted_values(weights, self.by).items():
+        for weights in [point.weights for point in points] or [settings.weights]:
+            for name, values in find_weighted_values(weights, settings.by).items():
                 weighted.setdefault(name, set()).update(values)
-        query = Query(tuple(settings.corpora), (), settings.list_domains, weighted)
-        for condition in settings.where:
-            query = query.where(condition)
-        return query
+        query = Query(tuple(settings.corpora), tuple(settings.where), settings.list_domains, weighted)
+        with self.open_catalog() as catalog:
+            return query.run(catalog, settings.by, count_tokens)
 
     def compute_sha256(self) -> str:
         """Return a hash of all keys except the location and snapshot of the catalog.
@@ -115,249 +179,103 @@ class MixtureSpec:
         content = {key: value for key, value in self.raw.items() if key not in ("catalog", "snapshot")}
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
+    def build_weights(
+        self, selection: Selection, natural: np.ndarray, factors: np.ndarray, per_step: int, sizes: np.ndarray
+    ) -> tuple[DomainWeights, WeightRule | None]:
+        """Return the weights of each chunk, and the rule that computes them if they follow the model.
+
+        natural    sizes of the domains, float64 [K], to which inferred weights are proportional
+        factors    converts shares of the weights' unit to shares of the units of a chunk, float64 [K]
+        per_step   units of the schedule in a chunk: 1, or tokens
+        sizes      sizes of the domains in units of the rule, float64 [K]
+        """
+
+        def normalize(written: Any) -> np.ndarray:
+            return self.normalize_shares(written, selection, natural, factors)
+
+        settings, schedule = self.settings, self.settings.schedule
+        if schedule is not None:
+            # rounded up: weights change at the first step that begins at or after the point
+            chunks = [-(-point.at // per_step) for point in schedule.points]
+            weights = [normalize(point.weights) for point in schedule.points]
+            return WeightSchedule(chunks, weights, schedule.change == "linear"), None
+        first = normalize(settings.weights)
+        if settings.adaptive is None:
+            return ConstantWeights(first), None
+        rule = make_rule(settings.adaptive.rule, first, sizes, str(self.path))
+        return WeightLog(first, settings.adaptive.delay_steps), rule
+
+    def normalize_shares(
+        self, written: Any, selection: Selection, natural: np.ndarray, factors: np.ndarray
+    ) -> np.ndarray:
+        """Return written weights times `factors`, of sum 1, float64 [K]."""
+        try:
+            sizes = np.asarray(natural, dtype=np.float64)
+            weights = compute_weights(written, self.settings.by, selection.domains, sizes) * factors
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}") from error
+        if not weights.sum() > 0:
+            raise ValueError(
+                f"{self.path}: got weights only for domains without text. Give a weight to others."
+            )
+        return weights / weights.sum()
+
 
 def read_spec(path: str | Path) -> MixtureSpec:
     """Read a mixture. Raises FileNotFoundError, or ValueError with the invalid key."""
     raw = read_yaml(path)
-    return MixtureSpec(Path(path), raw, read_mixture_settings(raw, str(path)))
-
-
-def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False) -> ResolvedMixture:
-    """Query the catalog, tokenize the text, and write the result to the folder beside the file.
-
-    Existing results are reused. Several processes may call this at once; one of them does the work. Size and
-    modification time of every file must be those of the catalog; with `verify` its content too. Raises what
-    reading, querying and tokenizing raise.
-    """
-    spec = read_spec(path)
-    folder = mixture_folder(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    # only one process prepares; the others wait and find the result
-    with wait_for_lock(folder / ".lock"):
-        with spec.open_catalog() as catalog:
-            result = spec.make_query().run(catalog, spec.by)
-            result.warn_missing_checksums(spec.catalog)
-            for file in result.files if verify else ():
-                file.verify()
-            samples = catalog.locate_texts(
-                [file.id for file in result.files if file.path.endswith(TAR_SUFFIXES)]
-            )
-        prefixes = [_tokenize_file(file, spec, folder, quiet, samples.get(file.id)) for file in result.files]
-        tokenizer = _check_tokenizer(prefixes)
-        # changes with the documents, the specification, or the tokenizer
-        documents_identity = result.compute_identity()
-        sums = [documents_identity, spec.compute_sha256(), tokenizer.get("sha256")]
-        identity = hashlib.sha256(json.dumps(sums).encode()).hexdigest()
-        if not _is_prepared(path, identity, documents_identity):
-            tokens = count_domain_tokens(result, prefixes)
-            weights = compute_first_weights(spec, result, tokens)
-            resolved = {
-                "identity": identity,
-                "snapshot": result.snapshot,
-                "tokenizer": tokenizer,
-                "domains": list(result.names),
-                "documents": result.n_documents.tolist(),
-                "tokens": tokens.tolist(),
-                "weights": weights.tolist(),
-                "pairs": prefixes,
-            }
-            with open_partial_folder(folder / "prepared") as partial:
-                replace(result, mixture=identity).save(partial / DOCUMENTS)
-                write_json(partial / RESOLVED, resolved)
-                # RESOLVED last, because a folder without it counts as not prepared
-                publish_files([(partial / name, folder / name) for name in (DOCUMENTS, RESOLVED)])
-    return read_resolved(path)
-
-
-def _is_prepared(path: str | Path, identity: str, documents_identity: str) -> bool:
-    """Return whether both files of a prepared mixture are those of this identity.
-
-    Older versions replaced them one after the other, so that a kill could leave documents of another mixture.
-    """
-    folder = mixture_folder(path)
-    if not (folder / RESOLVED).is_file() or read_resolved(path).identity != identity:
-        return False
-    try:
-        return QueryResult.load(folder / DOCUMENTS).compute_identity() == documents_identity
-    except (FileNotFoundError, ValueError):
-        return False
-
-
-def compute_first_weights(spec: MixtureSpec, result: QueryResult, tokens: np.ndarray) -> np.ndarray:
-    """Return the shares of the tokens at the beginning, float64 [K]."""
-    schedule = spec.settings.schedule
-    written = spec.settings.weights if schedule is None else schedule.points[0].weights
-    return _compute_token_shares(spec, written, result, tokens)
-
-
-def _compute_token_shares(
-    spec: MixtureSpec, written: Any, result: QueryResult, tokens: np.ndarray
-) -> np.ndarray:
-    """Return weights as shares of tokens, whether they are written for tokens or documents."""
-    documents = result.n_documents
-    if spec.counts_tokens:
-        return _normalize_shares(spec, written, result, tokens, np.ones(len(tokens)))
-    # Converted to shares of tokens.
-    # Domains of 10 and 30 documents with 100 and 900 tokens: document weights [0.5, 0.5] times tokens per
-    # document [10, 30] are in proportion 5 to 15, token shares [0.25, 0.75].
-    return _normalize_shares(spec, written, result, documents, tokens / documents)
-
-
-def _normalize_shares(
-    spec: MixtureSpec, written: Any, result: QueryResult, natural: np.ndarray, factors: np.ndarray
-) -> np.ndarray:
-    """Return weights times `factors`, of sum 1.
-
-    natural   sizes of the domains, to which inferred weights are proportional
-    """
-    try:
-        weights = compute_weights(written, spec.by, result.domains, natural.astype(np.float64)) * factors
-    except ValueError as error:
-        raise ValueError(f"{spec.path}: {error}") from error
-    if not weights.sum() > 0:
-        raise ValueError(f"{spec.path}: got weights only for domains without text. Give a weight to others.")
-    return weights / weights.sum()
+    settings: MixtureSettings = read_section(MixtureSettings, raw, str(path), separator=": ")
+    if settings.schedule is not None:
+        if settings.adaptive is not None:
+            raise ValueError(f"{path}: schedule and adaptive exclude each other. Remove one of them.")
+        starts = [point.at for point in settings.schedule.points]
+        if starts != sorted(set(starts)) or starts[0] != 0:
+            raise ValueError(f"{path}: schedule.points: got at {starts}, expected 0 first and rising.")
+    return MixtureSpec(Path(path), raw, settings)
 
 
 def build_step_weights(
-    spec: MixtureSpec, result: QueryResult, tokens: np.ndarray, tokens_per_step: int
+    spec: MixtureSpec, selection: Selection, tokens: np.ndarray, tokens_per_step: int
 ) -> tuple[DomainWeights, WeightRule | None]:
-    """Return the weights of each step, and the rule that computes them if they follow the model."""
-    first = compute_first_weights(spec, result, tokens)
+    """Return the shares of tokens in each training step, and the rule if they follow the model."""
+    natural, factors = convert_to_tokens(spec, selection, tokens)
     schedule = spec.settings.schedule
-    if schedule is None:
-        return _build_adaptive(spec, first, tokens)
-    per_step = tokens_per_step if schedule.unit == "tokens" else 1
-    return WeightSchedule(
-        # rounded up: weights change at the first step that begins at or after the point
-        [-(-point.at // per_step) for point in schedule.points],
-        [_compute_token_shares(spec, point.weights, result, tokens) for point in schedule.points],
-        schedule.change == "linear",
-    ), None
+    per_step = tokens_per_step if schedule is not None and schedule.unit == "tokens" else 1
+    # a rule counts tokens, whatever the first weights count
+    return spec.build_weights(selection, natural, factors, per_step, tokens)
 
 
-def build_chunk_weights(spec: MixtureSpec, result: QueryResult) -> tuple[DomainWeights, WeightRule | None]:
-    """Return the weights of chunks of documents, and the rule that computes them if they follow the model.
+def convert_to_tokens(
+    spec: MixtureSpec, selection: Selection, tokens: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return `natural` and `factors` of `build_weights`, which make shares of tokens of the weights."""
+    if spec.counts_tokens:
+        return tokens, np.ones(len(tokens))
+    # Domains of 10 and 30 documents with 100 and 900 tokens: document weights [0.5, 0.5] times tokens per
+    # document [10, 30] are in proportion 5 to 15, token shares [0.25, 0.75].
+    return selection.n_documents, tokens / selection.n_documents
+
+
+def build_chunk_weights(spec: MixtureSpec, selection: Selection) -> tuple[DomainWeights, WeightRule | None]:
+    """Return the shares of documents in each chunk, and the rule if they follow the model.
 
     Steps of a schedule are chunks, and so are every_steps and delay_steps of a rule. Shares of tokens become
     shares of documents by the mean tokens of a domain's documents, which are in the catalog. Raises
     ValueError for a schedule in tokens, and for weights that follow a model and count tokens.
     """
-    schedule, documents = spec.settings.schedule, result.n_documents
+    schedule, documents = spec.settings.schedule, selection.n_documents
     if schedule is not None and schedule.unit == "tokens":
         raise ValueError(
             f"{spec.path}: got a schedule in tokens, expected steps for documents. Use dataset.mixture."
         )
-    natural, factors = documents, np.ones(len(documents))
-    if spec.counts_tokens:
-        if spec.adaptive is not None:
-            raise ValueError(
-                f"{spec.path}: got adaptive weights of documents that count tokens. Add count: documents."
-            )
-        assert result.n_tokens is not None, "the query counts tokens if the weights do"
-        natural = np.array(result.n_tokens)
-        # documents per token; 0 for a domain whose documents are all empty
-        factors = np.divide(documents, natural, out=np.zeros(len(documents)), where=natural > 0)
-    if schedule is None:
-        first = _normalize_shares(spec, spec.settings.weights, result, natural, factors)
-        return _build_adaptive(spec, first, natural)
-    points = schedule.points
-    weights = [_normalize_shares(spec, point.weights, result, natural, factors) for point in points]
-    return WeightSchedule([point.at for point in points], weights, schedule.change == "linear"), None
-
-
-def _build_adaptive(
-    spec: MixtureSpec, first: np.ndarray, natural: np.ndarray
-) -> tuple[DomainWeights, WeightRule | None]:
-    adaptive = spec.adaptive
-    if adaptive is None:
-        return ConstantWeights(first), None
-    return WeightLog(first, adaptive.delay_steps), _make_rule(spec, adaptive.rule, first, natural)
-
-
-def _make_rule(spec: MixtureSpec, name: str, first: np.ndarray, natural: np.ndarray) -> WeightRule:
-    """Return the rule of that name. A custom rule, module:Class, gets the first weights, float64 [K]."""
-    if name == "ado":
-        # a domain with weight 0 at the beginning has prior 0 and stays excluded
-        return Ado(np.where(first > 0, natural, 0), AdoConfig())
-    if name == "loss":
-        return LossProportional(first)
-    return make_rule(name, first, str(spec.path))
-
-
-def count_domain_tokens(result: QueryResult, prefixes: Sequence[str]) -> np.ndarray:
-    """Return the tokens of each domain, int64 [K]."""
-    tokens = np.zeros(len(result.domains), dtype=np.int64)
-    columns = [result.get_column(name) for name in ("domain", "file", "begin", "end")]
-    for number, prefix in enumerate(prefixes):
-        # ends [n + 1]: tokens before each document, so that an interval is a difference
-        ends = np.concatenate([[0], np.cumsum(open_dataset(prefix).document_tokens)])
-        mask = columns[1] == number
-        domain, begin, end = (column[mask] for column in (columns[0], columns[2], columns[3]))
-        # not +=, which would add only one of several intervals of the same domain
-        np.add.at(tokens, domain, ends[end] - ends[begin])
-    return tokens
-
-
-def _tokenize_file(
-    file: SourceFile,
-    spec: MixtureSpec,
-    folder: Path,
-    quiet: bool,
-    samples: tuple[np.ndarray, np.ndarray] | None,
-) -> str:
-    """Return the prefix of the .bin/.idx dataset with a file's documents. Text is tokenized, once.
-
-    samples   (begin, size) of the samples of a tar archive
-
-    Raises ValueError for a file that is not as registered.
-    """
-    path = file.check_unchanged()
-    if path.suffix == ".bin":
-        return str(path.with_suffix(""))
-    tokenizer = spec.settings.tokenizer
-    if tokenizer is None:
-        raise ValueError(f"{spec.path}: no tokenizer, but {path} is text. Add tokenizer: gpt2, or a folder.")
-    made_from = [file.path, file.n_bytes, file.mtime_ns, file.text_key, str(tokenizer)]
-    # everything that determines the tokens is in the file name, so that old results are not reused
-    made_of = json.dumps(made_from + ([] if file.sha256 is None else [file.sha256]))
-    name = f"{path.name.partition('.')[0]}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
-    prefix = folder / TOKENS / f"{name}_{file.text_key}_document"
-    # the sidecar is renamed last, so that it marks a complete dataset
-    if not prefix.with_name(prefix.name + ".json").is_file():
-        log.info("tokenizing %s", path)
-        prefix.parent.mkdir(parents=True, exist_ok=True)
-        options = PreprocessOptions(
-            keys=(file.text_key,), append_eod=True, skip_bad_lines=True, quiet=quiet, overwrite=True
-        )
-        if samples is None:
-            preprocess([str(path)], prefix.with_name(name), str(tokenizer), options)
-        else:
-            lines = prefix.with_name(f"{name}.jsonl")
-            places = zip(*map(np.ndarray.tolist, samples), strict=True)
-            write_texts(file.unpack(folder), places, file.text_key, lines)
-            preprocess([str(lines)], prefix.with_name(name), str(tokenizer), options)
-            lines.unlink()
-    # rows of the catalog and of the dataset must match, because intervals are in rows
-    n = open_dataset(prefix).n_documents
-    if n != file.n_documents:
+    if not spec.counts_tokens:
+        return spec.build_weights(selection, documents, np.ones(len(documents)), 1, documents)
+    if spec.settings.adaptive is not None:
         raise ValueError(
-            f"{path}: {file.n_documents:,} documents are registered, {n:,} tokenized. Correct the lines that "
-            "tools/register_corpus.py CATALOG broken lists, and register it again."
+            f"{spec.path}: got adaptive weights of documents that count tokens. Add count: documents."
         )
-    return str(prefix)
-
-
-def _check_tokenizer(prefixes: Sequence[str]) -> dict[str, Any]:
-    """Return the tokenizer of the datasets. Raises ValueError if they differ."""
-    tokenizer: dict[str, Any] = {}
-    for prefix in prefixes:
-        recorded = read_sidecar(prefix).get("tokenizer") or {}
-        if tokenizer and recorded.get("sha256") != tokenizer.get("sha256"):
-            raise ValueError(
-                f"{prefix}: made with another tokenizer than {prefixes[0]}. Use the same tokenizer for both."
-            )
-        tokenizer = tokenizer or recorded
-    for warning in compare_eods(prefixes, allow_mixed=True):
-        log.warning("%s", warning)
-    return tokenizer
+    assert selection.n_tokens is not None, "the query counts tokens if the weights do"
+    natural = np.array(selection.n_tokens)
+    # documents per token; 0 for a domain whose documents are all empty
+    factors = np.divide(documents, natural, out=np.zeros(len(documents)), where=natural > 0)
+    return spec.build_weights(selection, natural, factors, 1, natural)

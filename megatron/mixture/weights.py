@@ -11,7 +11,7 @@ divided among them by their size. A domain that no entry matches has weight 0.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -140,6 +140,60 @@ def _parse_level(
     return parts
 
 
+def find_weighted_values(written: Any, by: Sequence[str]) -> dict[str, set[Any]]:
+    """Return the values of each property to which weights, as in a mixture file, give a share above 0.
+
+    Invalid weights are ignored here: `compute_weights` refuses them.
+    """
+    values_by_name: dict[str, set[Any]] = {}
+    entries: list[tuple[dict[str, Any], Any, Sequence[str]]] = []
+    if isinstance(written, Mapping) and by:
+        entries = [({by[0]: value}, entry, by[1:] or by) for value, entry in written.items()]
+    elif isinstance(written, list):
+        entries = [
+            (entry["where"], entry, by)
+            for entry in written
+            if isinstance(entry, Mapping) and isinstance(entry.get("where"), Mapping)
+        ]
+    for criteria, entry, rest in entries:
+        if entry == 0 or isinstance(entry, Mapping) and entry.get("weight") == 0:
+            continue
+        inner = find_weighted_values(entry.get("weights"), rest) if isinstance(entry, Mapping) else {}
+        for name, values in [*criteria.items(), *inner.items()]:
+            listed = values if isinstance(values, list | set) else [values]
+            values_by_name.setdefault(name, set()).update(value for value in listed if isinstance(value, str))
+    return values_by_name
+
+
+class DomainWeights(Protocol):
+    """Weights of the domains over the chunks of a run.
+
+    known_to  the first chunk whose weights are not computed yet; None: all are known
+    """
+
+    known_to: int | None
+
+    def weights_at(self, chunk: int) -> tuple[np.ndarray, int | None]:
+        """Return (weights float64 [K] of a chunk, the first later chunk that may have other weights).
+
+        The second value is None if the weights do not change any more.
+        """
+        ...
+
+
+class ConstantWeights:
+    """The same weights for all chunks."""
+
+    known_to: int | None = None
+
+    def __init__(self, weights: Sequence[float] | np.ndarray) -> None:
+        self.weights = np.asarray(weights, dtype=np.float64)
+
+    def weights_at(self, chunk: int) -> tuple[np.ndarray, int | None]:
+        """Return the weights, as in `DomainWeights`."""
+        return self.weights, None
+
+
 class WeightSchedule:
     """Weights that change at given chunks, at once or linearly from one to the next."""
 
@@ -156,7 +210,7 @@ class WeightSchedule:
         )
 
     def weights_at(self, chunk: int) -> tuple[np.ndarray, int | None]:
-        """Return the weights of a chunk, as in distributor.DomainWeights."""
+        """Return the weights of a chunk, as in `DomainWeights`."""
         index = int(np.searchsorted(self.chunks, chunk, side="right")) - 1
         if index + 1 == len(self.chunks):
             return self.weights[index], None
@@ -166,15 +220,3 @@ class WeightSchedule:
         # in [0, 1): the weights at `end` itself are those of the next point
         part = (chunk - begin) / (end - begin)
         return (1 - part) * self.weights[index] + part * self.weights[index + 1], chunk + 1
-
-    def weights_block(self, chunk: int, n: int) -> np.ndarray:
-        """Return weights [m, K] of up to `n` chunks between two points, each equal to `weights_at`."""
-        # called only if `weights_at` returned a later chunk, so that a next point exists
-        index = int(np.searchsorted(self.chunks, chunk, side="right")) - 1
-        begin, end = self.chunks[index], self.chunks[index + 1]
-        chunks = np.arange(chunk, min(chunk + n, end))
-        if not self.linear:
-            return np.tile(self.weights[index], (len(chunks), 1))
-        # the operations of `weights_at` in the same order: any other rounding could change the order of units
-        part = (chunks - begin)[:, None] / (end - begin)
-        return (1 - part) * self.weights[index] + part * self.weights[index + 1]

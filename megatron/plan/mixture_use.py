@@ -1,4 +1,4 @@
-"""Reader of a resolved mixture, which megatron/mixture/spec.py writes beside the mixture's YAML file."""
+"""Reader of a resolved mixture, which megatron/mixture/prepare.py writes beside the mixture's YAML file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron.io import read_json
 
-RESOLVED = "resolved.json"
+RESOLVED, DOCUMENTS = "resolved.json", "documents.arrow"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,7 @@ class ResolvedMixture:
 
     identity   hash of everything that affects which tokens are read in which proportions
     pairs      prefixes of the .bin/.idx datasets
-    snapshot   id of the snapshot of the catalog; None: prepared by an older version
+    snapshot   versions of the corpora of the catalog
     """
 
     identity: str
@@ -26,7 +26,7 @@ class ResolvedMixture:
     tokens: tuple[int, ...]
     weights: tuple[float, ...]
     pairs: tuple[str, ...]
-    snapshot: str | None = None
+    snapshot: Any = None
 
     def count_windows(self, seq_len: int) -> list[int]:
         """Return the samples per epoch of each domain. Neighbouring samples share one token."""

@@ -18,7 +18,7 @@ from megatron.data.parts import ConcatenatedTokens
 from megatron.data.samples import Samples
 from megatron.data.sidecar import read_sidecar, resolve_prefix
 from megatron.evaluation.held_out import _identify_corpus
-from megatron.mixture.catalog.input_files import find_input_files
+from megatron.mixture.catalog import find_input_files
 from megatron.plan.datapaths import WeightedCorpus, count_corpus_tokens, read_corpora
 from megatron.plan.identity import _read_checksums
 from megatron.plan.weighted_round_robin import WeightedRoundRobin
@@ -277,8 +277,8 @@ def test_parts_without_sidecars_are_verified_by_the_hashes_of_the_list(
     assert _read_checksums(str(tmp_path / "plain")) == str(tmp_path / "plain")
 
 
-def test_a_catalog_registers_the_parts(both: tuple[str, str], prefixes: list[str], tmp_path: Path) -> None:
-    assert sorted(map(str, find_input_files([both[0]]))) == sorted(f"{prefix}.bin" for prefix in prefixes)
+def test_a_catalog_registers_a_dataset_of_parts_as_one_file(both: tuple[str, str]) -> None:
+    assert list(map(str, find_input_files([both[0]]))) == [f"{both[0]}.parts.json"]
 
 
 def test_the_same_list_again_is_not_written(prefixes: list[str], tmp_path: Path) -> None:

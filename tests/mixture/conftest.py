@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron.mixture.catalog.catalog import Catalog
-from megatron.mixture.catalog.properties import read_properties
+from megatron.mixture.catalog import Catalog
+from megatron.mixture.properties import read_properties
 
 LANGUAGES = ("C", "Go", "Python")
 PROPERTIES = ("meta.language AS language category", "meta.stars AS stars integer")
@@ -57,20 +57,15 @@ Start = Callable[..., tuple[subprocess.Popen[str], str]]
 
 @pytest.fixture
 def start(root: Path) -> Iterator[Start]:
-    """Return a function that starts a server, and returns its process and location."""
+    """Return a function that starts a server of a folder, and returns its process and location."""
     started: list[subprocess.Popen[str]] = []
 
-    def begin(*words: object, script: Path | None = None) -> tuple[subprocess.Popen[str], str]:
-        tool = script or root / "tools" / "mixture_server.py"
-        command = [sys.executable, str(tool), *map(str, words)]
+    def begin(*words: object) -> tuple[subprocess.Popen[str], str]:
+        command = [sys.executable, str(root / "tools" / "mixture_server.py"), *map(str, words)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None
-        process.metrics_lines = []
         line = process.stdout.readline()
-        while line.startswith("metrics on "):
-            process.metrics_lines.append(line)
-            line = process.stdout.readline()
         assert line.startswith("listening on "), line
         return process, f"grpc+tcp://{line.split()[-1]}"
 

@@ -36,7 +36,7 @@ def test_the_python_of_the_guide_prints_what_the_guide_shows(root: Path, folder:
     guide = (root / "examples_scaling" / "training" / "MIXTURE.md").read_text()
     register = commands_of(root / "examples_scaling" / "training" / "MIXTURE.md")[0]
     run_script(register.words[1:], folder, root)
-    ((script, output),) = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", guide, re.DOTALL)
+    ((script, output),) = re.findall(r"```python\n((?:(?!```).)*)```\n\n```\n(.*?)```", guide, re.DOTALL)
     (folder / "ask.py").write_text(script)
     assert run_script([str(folder / "ask.py")], folder, root) == output
 

@@ -1,97 +1,136 @@
-"""Queries: exactly the documents that satisfy the conditions, as intervals."""
+"""Conditions and domains against a slow evaluation in Python, and sorted, repeatable selections."""
+
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from megatron.mixture.catalog.catalog import Catalog
-from megatron.mixture.catalog.properties import read_properties
-from megatron.mixture.catalog.query import Query, QueryResult
-from tests.mixture.conftest import LANGUAGES
+from megatron.mixture.catalog import Catalog
+from megatron.mixture.conditions import Condition, field
+from megatron.mixture.properties import read_properties
+from megatron.mixture.query import Query, Selection
+
+PROPERTIES = [
+    "lang AS lang category",
+    "stars AS stars integer",
+    "day AS day date",
+    "tags AS tags list",
+    "ok AS ok boolean",
+]
 
 
-def list_documents(result: QueryResult) -> list[list[int]]:
-    """Return the numbers of the documents of each domain, as in write_lines."""
-    firsts = {"one.jsonl": 0, "two.jsonl": 30}
-    numbers: list[list[int]] = [[] for _ in result.domains]
-    for domain, file, begin, end in zip(
-        *(result.get_column(n).tolist() for n in ("domain", "file", "begin", "end")), strict=True
-    ):
-        first = firsts[result.files[file].path.rpartition("/")[2]]
-        numbers[domain] += range(first + begin, first + end)
-    return numbers
+def make_record(i: int) -> dict[str, object]:
+    record: dict[str, object] = {
+        "text": f"t{i}",
+        "stars": i % 17,
+        "day": f"2024-01-{1 + i % 28:02}",
+        "ok": i % 2 == 0,
+    }
+    record["tags"] = ["x", "y", "y", None, "it's"][: i % 6] if i % 5 else None
+    return record | ({"lang": ("C", "Go", "it's")[i % 3]} if i % 4 else {})
 
 
-def test_conditions_combine_and_domains_are_the_values_of_the_properties(catalog) -> None:
-    query = Query().where("stars >= 10").where("stars < 40 AND language IN ('C', 'Go')")
-    with Catalog(catalog, read_only=True) as opened:
-        result = query.run(opened, by=["language"])
-    assert result.names == ("C", "Go")
-    assert list_documents(result) == [[i for i in range(10, 40) if i % 3 == k] for k in (0, 1)]
-    assert result.n_documents.tolist() == [10, 10]
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("query")
+    for k in range(3):
+        with (folder / f"{k}.jsonl").open("w") as file:
+            file.writelines(json.dumps(make_record(i)) + "\n" for i in range(100 * k, 100 * k + 100))
+    with Catalog(folder / "c", n_threads=2) as opened:
+        opened.register("a", [str(folder)], read_properties(PROPERTIES), quiet=True)
+    return folder / "c"
 
 
-def test_adjacent_documents_are_one_interval(catalog) -> None:
-    with Catalog(catalog, read_only=True) as opened:
-        result = Query().where("stars BETWEEN 5 AND 44").run(opened)
-    assert result.intervals.num_rows == 2  # one in each file
-    assert list_documents(result) == [list(range(5, 45))]
+CASES = [
+    ("lang = 'C' AND stars > 10", (field("lang") == "C") & (field("stars") > 10),
+     lambda r: r.get("lang") == "C" and r["stars"] > 10),
+    ("lang <> 'it''s'", field("lang") != "it's", lambda r: r.get("lang", "it's") != "it's"),
+    ("stars BETWEEN 3 AND 5 OR ok", field("stars").between(3, 5) | (field("ok") == True),  # noqa: E712
+     lambda r: 3 <= r["stars"] <= 5 or r["ok"]),
+    ("lang IS NULL", field("lang").is_null(), lambda r: "lang" not in r),
+    ("NOT lang IN ('C', 'Go')", ~field("lang").isin(["C", "Go"]), lambda r: r.get("lang") == "it's"),
+    ("day < DATE '2024-01-05'", field("day") < "2024-01-05", lambda r: r["day"] < "2024-01-05"),
+    ("list_contains(tags, 'it''s')", field("tags").contains("it's"), lambda r: "it's" in (r["tags"] or [])),
+]  # fmt: skip
 
 
-def test_an_unknown_property_is_refused_and_the_nearest_offered(catalog) -> None:
-    with Catalog(catalog, read_only=True) as opened:
-        with pytest.raises(ValueError, match="no property 'langauge'; did you mean 'language'"):
-            Query().where("langauge = 'C'").run(opened)
-        with pytest.raises(ValueError, match="no property 'star'; did you mean 'stars'"):
-            Query().run(opened, by=["star"])
-        with pytest.raises(ValueError, match="no document satisfies"):
-            Query().where("language = 'Cobol'").run(opened)
+@pytest.mark.parametrize("sql, expression, accepts", CASES, ids=[case[0] for case in CASES])
+def test_sql_and_expressions_select_the_records_of_a_loop(sql, expression, accepts, catalog) -> None:
+    expected = [i for i in range(300) if accepts(make_record(i))]
+    for condition in (sql, expression):
+        with Catalog(catalog, read_only=True) as opened:
+            result = Query().where(condition).run(opened)
+        # the files are sorted by their names here
+        rows = [int(Path(result.files[file].path).stem) * 100 + row for file, row in
+                zip(result.column("file").tolist(), result.column("row").tolist(), strict=True)]  # fmt: skip
+        assert rows == expected
 
 
-@pytest.mark.parametrize(
-    "condition",
-    ["stars IN (SELECT 1)", "true; DROP TABLE files", "stars = 1 ORDER BY stars",
-     "read_text('/etc/passwd') = 'x'",
-     "stars = (", "getenv('HOME') = ''", "true) OR (true", "files.path = ''", "true UNION SELECT 2", ""],
-)  # fmt: skip
-def test_only_a_plain_condition_is_accepted(catalog, condition) -> None:
-    with Catalog(catalog, read_only=True) as opened, pytest.raises(ValueError, match="where"):
+REFUSED = [
+    ("langs = 'C'", "did you mean 'lang'"),
+    ("true) OR (true", "syntax error"),
+    ("true; SELECT 1", "expected one condition"),
+    ("true ORDER BY 1", "syntax error"),
+    ("lang = (SELECT content FROM read_text('/etc/passwd'))", "Permission Error"),
+    ("stars > 'x'", "Could not convert string 'x'"),
+    ("lang = 'none'", "no document satisfies"),
+]
+
+
+@pytest.mark.parametrize("condition, reason", REFUSED)
+def test_a_condition_that_cannot_be_evaluated_is_refused(condition, reason, catalog) -> None:
+    with Catalog(catalog, read_only=True) as opened, pytest.raises(ValueError, match=reason):
         Query().where(condition).run(opened)
 
 
-def test_a_condition_that_is_not_utf8_is_refused_with_a_message(catalog) -> None:
-    with Catalog(catalog, read_only=True) as opened, pytest.raises(ValueError, match="that are not UTF-8"):
-        Query().where("language = '\udcff'").run(opened)
+def test_conditions_without_meaning_are_refused() -> None:
+    for make in (lambda: field("x") == None, lambda: field("x").isin("en"), lambda: 1 < field("x") < 2,  # noqa: E711
+                 lambda: (field("x") == 1) & True):  # fmt: skip
+        with pytest.raises(ValueError, match="expected|no truth value"):
+            make()
+    assert str(Condition("a") & ~Condition("b")) == "(a AND (NOT b))"
 
 
-def test_a_comment_does_not_swallow_the_next_condition(catalog) -> None:
+def test_documents_are_sorted_by_domain_file_and_row_and_saved_as_they_are(catalog, tmp_path) -> None:
     with Catalog(catalog, read_only=True) as opened:
-        result = Query().where("stars < 20 -- few").where("stars > 17").run(opened)
-    assert list_documents(result) == [[18, 19]]
+        result = Query(conditions=("stars > 2",)).run(opened, ["lang", "ok"])
+    assert result.names == (
+        "C/False",
+        "C/True",
+        "Go/False",
+        "Go/True",
+        "it's/False",
+        "it's/True",
+        "None/True",
+    )
+    domain = np.repeat(np.arange(7), result.n_documents)
+    keys = list(
+        zip(domain.tolist(), result.column("file").tolist(), result.column("row").tolist(), strict=True)
+    )
+    assert keys == sorted(keys)
+    result.save(tmp_path / "x.arrow")
+    loaded = Selection.load(tmp_path / "x.arrow")
+    assert loaded.compute_identity() == result.compute_identity()
+    assert loaded.documents.equals(result.documents) and loaded.domains == result.domains
+    (tmp_path / "x.arrow").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="got a damaged file, or one of an earlier version. Run"):
+        Selection.load(tmp_path / "x.arrow")
 
 
-def test_a_saved_result_loads_unchanged(catalog, tmp_path) -> None:
+def test_a_list_puts_a_document_into_one_domain_or_into_each(catalog) -> None:
+    values = [set(make_record(i)["tags"] or []) - {None} for i in range(300)]
+    counts = {name: sum(name in found for found in values) for name in ("it's", "x", "y")}
+    none = sum(not found for found in values)
     with Catalog(catalog, read_only=True) as opened:
-        result = Query().run(opened, by=["language"])
-    result.save(tmp_path / "r.arrow")
-    again = QueryResult.load(tmp_path / "r.arrow")
-    assert again.compute_identity() == result.compute_identity()
-    assert (again.names, again.files) == (LANGUAGES, result.files)
-    assert again.intervals.equals(result.intervals)
-    (tmp_path / "r.arrow").write_bytes(b"no arrow")
-    with pytest.raises(ValueError, match="not a query result"):
-        QueryResult.load(tmp_path / "r.arrow")
-
-
-def test_each_row_of_a_random_table_is_in_its_domain_once(tmp_path) -> None:
-    rng = np.random.default_rng(0)
-    keys = rng.integers(0, 5, size=(3000, 2))
-    path = tmp_path / "r.jsonl"
-    path.write_text("".join(f'{{"text":"","a":{a},"b":"{b}"}}\n' for a, b in keys.tolist()))
-    with Catalog(tmp_path / "c", n_threads=2) as opened:
-        opened.register("r", [str(path)], read_properties(["a AS a integer", "b"]), quiet=True)
-        result = Query().where("a <> 2").run(opened, by=["a", "b"])
-    begin, end, domain = (result.get_column(name) for name in ("begin", "end", "domain"))
-    rows = np.concatenate([np.arange(b, e) for b, e in zip(begin, end, strict=True)])
-    of = np.repeat(domain, end - begin)
-    assert sorted(rows.tolist()) == np.flatnonzero(keys[:, 0] != 2).tolist()
-    assert [result.domains[k] for k in of] == [(a, str(b)) for a, b in keys[rows].tolist()]
+        each = Query(list_domains="each").run(opened, ["tags"])
+        once = Query().run(opened, ["tags"])
+        weighted = Query(weighted={"tags": {"y"}}).run(opened, ["tags"])
+        with pytest.raises(ValueError, match="list_domains: got 'all', expected one of once, each"):
+            Query(list_domains="all").run(opened, ["tags"])
+    assert dict(zip(each.names, each.n_documents.tolist(), strict=True)) == counts | {"None": none}
+    assert once.n_documents.sum() == weighted.n_documents.sum() == 300
+    assert dict(zip(once.names, once.n_documents.tolist(), strict=True))["None"] == none
+    expected = sum(1 / len(found) for found in values if "y" in found)
+    assert abs(once.n_documents[once.names.index("y")] - expected) < 4 * expected**0.5
+    assert weighted.n_documents[weighted.names.index("y")] == counts["y"]

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from megatron.mixture.document_chunks import DocumentChunks
-from megatron.mixture.serve.client import Chunk, MixtureDataset
-from megatron.mixture.serve.hugging_face import hugging_face
+from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.loaders import Chunk, MixtureDataset, hugging_face
 
 SIZE = 64
 N_DOCUMENTS = 3000  # in the fixture `mixture`
@@ -62,8 +61,11 @@ class Numbers:
 
     identity, names, chunk_size, at_once = "numbers", ("all",), 7, 4
 
-    def read(self, first: int, n_chunks: int) -> Rows:
+    def read(self, first: int, n_chunks: int, position: Any = None) -> Rows:
         return Rows(range(first * 7, min(300, (first + n_chunks) * 7)))
+
+    def find_position(self, chunk: int, position: Any = None) -> dict[str, Any]:
+        return {"chunk": chunk}
 
     def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
         return False

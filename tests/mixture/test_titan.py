@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.mixture.catalog.catalog import Catalog
-from megatron.mixture.spec import prepare_mixture
-from megatron.mixture.titan import TitanLoader, titan_config
+from megatron.mixture.catalog import Catalog
+from megatron.mixture.loaders import TitanLoader, titan_config
+from megatron.mixture.prepare import prepare_mixture
 from tests.conftest import free_port
 
 LENGTHS = [5, 1, 40, 16, 3, 7, 30, 2, 25] * 6
@@ -35,7 +35,7 @@ def make_mixture(tmp_path: Path, first_id: int) -> Path:
     with Catalog(tmp_path / "c", n_threads=1) as catalog:
         catalog.register("one", [str(tmp_path / "one")], (), quiet=True)
     (tmp_path / "m.yaml").write_text("catalog: c\n")
-    prepare_mixture(tmp_path / "m.yaml")
+    prepare_mixture(tmp_path / "m.yaml", quiet=True)
     return tmp_path / "m.yaml"
 
 

@@ -12,10 +12,10 @@ import torch
 
 from megatron.checkpoint.preempt import StopMonitor
 from megatron.data.indexed import IndexedTokens
-from megatron.mixture.catalog.catalog import Catalog
-from megatron.mixture.catalog.properties import read_properties
+from megatron.mixture.catalog import Catalog
+from megatron.mixture.prepare import prepare_mixture
+from megatron.mixture.properties import read_properties
 from megatron.mixture.source import MixtureSamples
-from megatron.mixture.spec import prepare_mixture
 from megatron.parallel.world import World
 from megatron.plan.resolve import load_config
 from megatron.plan.run_dir import read_metrics

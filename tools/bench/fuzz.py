@@ -92,12 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ |= ENVIRONMENT
     # `fuzzing` is a folder beside this file and not part of the package
     sys.path.insert(0, str(Path(__file__).parent))
-    from fuzzing import checkpoints, configs, corpora, foreign_models, mixtures, studies, text
+    from fuzzing import checkpoints, configs, corpora, foreign_models, studies, text
     from fuzzing.harness import COUNTS, FAILURES, Limits, fuzz_target
 
     targets = [
         target
-        for part in (text, corpora, configs, checkpoints, foreign_models, mixtures, studies)
+        for part in (text, corpora, configs, checkpoints, foreign_models, studies)
         for target in part.TARGETS
     ]
     if args.list:

@@ -22,13 +22,15 @@ from history import add_history_options, record_result
 
 from megatron.cli import create_parser, positive_int, run_main
 from megatron.mixture.adaptive import fit_domain_law
-from megatron.mixture.catalog.catalog import Catalog
-from megatron.mixture.catalog.input_files import hash_content
-from megatron.mixture.catalog.properties import read_properties
-from megatron.mixture.catalog.query import Query
-from megatron.mixture.distributor import ConstantWeights, Distributor
-from megatron.mixture.document_chunks import DocumentChunks
-from megatron.mixture.serve.remote import Connection, RemoteChunks
+from megatron.mixture.catalog import Catalog
+from megatron.mixture.client import Connection, RemoteChunks
+from megatron.mixture.distributor import Distributor
+from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.files import hash_content
+from megatron.mixture.properties import read_properties
+from megatron.mixture.query import Query
+from megatron.mixture.server import make_token_file, read_token
+from megatron.mixture.weights import ConstantWeights
 
 LANGUAGES = ("C", "Go", "Java", "JavaScript", "Python", "Rust", "Scala", "TypeScript")
 LICENCES = ("apache-2.0", "bsd", "gpl-3.0", "mit")
@@ -47,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--documents", type=float, nargs="+", default=[1e5, 1e6], metavar="N", help="documents in the catalog"
     )
     add("--threads", type=positive_int, default=2, metavar="N", help="DuckDB threads for registration")
+    add("--files", type=positive_int, default=1000, metavar="N", help="files of the mixture of many files")
     add = parser.add_argument_group("measurement").add_argument
     add(
         "--repeat",
@@ -114,7 +117,7 @@ def bench_size(n: int, threads: int, repeat: int, history: Path | None) -> None:
                 def register(catalog: Catalog = catalog, properties: Sequence[str] = properties) -> None:
                     # The defaults bind the loop's variables at the definition. A repetition must register
                     # everything again: unchanged files would be skipped.
-                    if catalog.list_corpora():
+                    if catalog.tables:
                         catalog.remove("bench")
                     catalog.register("bench", [str(lines)], read_properties(properties), quiet=True)
 
@@ -131,7 +134,7 @@ def bench_size(n: int, threads: int, repeat: int, history: Path | None) -> None:
             report("query, 4 properties, 1 thread", n, "documents", times)
             result = query.run(catalog, by)
         rows = int(result.n_documents.sum())
-        print(f"  {rows:,} documents, {result.intervals.nbytes / rows:.1f} bytes each")
+        print(f"  {rows:,} documents, {result.documents.nbytes / rows:.1f} bytes each")
         mixture = folder / "mixture.yaml"
         mixture.write_text("catalog: catalog\nby: [language]\ncount: documents\n")
         n_chunks = min(200, n // CHUNK)
@@ -151,20 +154,16 @@ def bench_size(n: int, threads: int, repeat: int, history: Path | None) -> None:
 @contextmanager
 def serve_mixture(mixture: Path) -> Iterator[RemoteChunks]:
     """Start a server of the mixture, and yield a client."""
-    words = [
-        sys.executable,
-        str(Path(__file__).parents[1] / "mixture_server.py"),
-        str(mixture),
-        "--port",
-        "0",
-    ]
+    tool = str(Path(__file__).parents[1] / "mixture_server.py")
+    token = read_token(make_token_file(mixture.parent))
+    words = [sys.executable, tool, str(mixture.parent), "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         # The line is printed when the server listens: "listening on 127.0.0.1:PORT". Port 0 was requested, so
         # the port is not known before.
         try:
             address = server.stdout.readline().split()[-1]
-            yield RemoteChunks(Connection(f"grpc+tcp://{address}"), mixture.stem)
+            yield RemoteChunks(Connection(f"grpc+tcp://{address}", token), mixture.stem)
         finally:
             server.kill()  # otherwise the end of Popen's context would wait for it without limit
 
@@ -182,6 +181,32 @@ def bench_small_files(n: int, threads: int, history: Path | None) -> None:
             report_rate(history, what, n, "files", time_work(work, 1))
 
 
+def bench_many_files(n_files: int, repeat: int, history: Path | None) -> None:
+    """Time reading as 8 groups from `n_files` files of 500 documents of 240 bytes."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        text = "lorem ipsum dolor sit amet " * 6
+        for f in range(n_files):
+            with (folder / f"{f:06}.jsonl").open("w") as file:
+                file.writelines(
+                    f'{{"text": "{text}{i}", "language": "{LANGUAGES[i % 8]}"}}\n' for i in range(500)
+                )
+        with Catalog(folder / "catalog") as catalog:
+            catalog.register("bench", [str(folder)], read_properties(["language"]), quiet=True)
+        (folder / "mixture.yaml").write_text("catalog: catalog\nby: [language]\ncount: documents\n")
+        n_rounds = max(1, min(40, n_files * 500 // CHUNK // 8))
+        with DocumentChunks(folder / "mixture.yaml") as source:
+
+            def read_rounds() -> None:
+                # the first of 8 groups reads chunks 0, 8, 16, ...
+                for first in range(0, 8 * n_rounds, 8):
+                    source.read(first, 1).column("text").to_pylist()
+
+            for n, work in ((1, lambda: source.read(0, n_rounds)), (8, read_rounds)):
+                what = f"stream text, {n_files} files, {n} group{'s' * (n > 1)}"
+                report_rate(history, what, n_rounds * CHUNK, "documents", time_work(work, repeat))
+
+
 def bench_domains(n_domains: int, repeat: int, history: Path | None) -> None:
     """Time the chunks of a mixture of `n_domains` domains."""
     rng = np.random.default_rng(0)
@@ -190,7 +215,7 @@ def bench_domains(n_domains: int, repeat: int, history: Path | None) -> None:
     mixture = Distributor(
         units, names, ConstantWeights(rng.dirichlet(np.ones(n_domains)) + 1e-6), CHUNK, seed=0
     )
-    # every call takes the next 2,000 chunks: chunks that were computed before could be cached
+    # every call takes the next 2,000 chunks
     n_chunks, first = 2000, iter(range(0, 10**9, 2000))
 
     def draw_chunks() -> None:
@@ -207,6 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for n in args.documents:
         bench_size(int(n), args.threads, args.repeat, args.history)
     bench_small_files(1100, args.threads, args.history)
+    bench_many_files(args.files, args.repeat, args.history)
     for n_domains in (8, 760):
         bench_domains(n_domains, args.repeat, args.history)
     # 2 + 10 n^-0.35 nats with 2 % of noise

@@ -12,6 +12,7 @@ import numpy as np
 from kill.inputs import Inputs, tool_command
 from kill.outcomes import read_outcome
 from kill.trials import ALL, GONE_S, LIMIT_S, RunningCommand, Tally
+from megatron.mixture.server import make_token_file, read_token
 from megatron.train.local_ranks import reserve_port
 
 N_CHUNKS = 120
@@ -22,9 +23,9 @@ MORE = "count: documents\nadaptive: {rule: loss, every_steps: 2, delay_steps: 4}
 class Client(threading.Thread):
     """Thread that reads chunks 0, 1, ... and reports a synthetic loss for each."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, token: str) -> None:
         super().__init__(name="mixture-client", daemon=True)
-        self.location = f"grpc+tcp://127.0.0.1:{port}"
+        self.location, self.token = f"grpc+tcp://127.0.0.1:{port}", token
         self.digests: list[str] = []
         self.error: Exception | None = None
 
@@ -36,11 +37,11 @@ class Client(threading.Thread):
             self.error = error
 
     def _read_chunks(self) -> None:
-        from megatron.mixture.serve.remote import Connection, RemoteChunks
+        from megatron.mixture.client import Connection, RemoteChunks
 
         # The client must survive the time between a kill and the moment when the next server listens. It
         # repeats a request without an answer for 120 s.
-        with Connection(self.location, patience_s=120.0) as connection:
+        with Connection(self.location, self.token, patience_s=120.0) as connection:
             source = RemoteChunks(connection, "slim")
             for chunk in range(N_CHUNKS):
                 table = source.read(chunk, 1)
@@ -111,8 +112,9 @@ class ServerTrials:
         # Every server of a trial listens on the same port. The reservation keeps it from other processes
         # between the death of a server and the start of the next.
         with reserve_port() as port:
-            words = tool_command("mixture_server", mixture, "--port", port)
-            server, client = RunningCommand(words, log), Client(port)
+            token_file = make_token_file(mixture.parent)
+            words = tool_command("mixture_server", mixture.parent, "--port", port)
+            server, client = RunningCommand(words, log), Client(port, read_token(token_file))
             client.start()
             for _ in range(n_kills):
                 n_read = len(client.digests)

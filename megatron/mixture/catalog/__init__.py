@@ -1,1 +1,0 @@
-"""Catalog of documents and their properties in DuckDB, and queries over it."""

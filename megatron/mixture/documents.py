@@ -1,0 +1,451 @@
+"""Chunks of whole documents, read from the registered files.
+
+Documents are JSON lines, rows of parquet, samples of tar archives, or token ids of a .bin/.idx dataset.
+"""
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from copy import copy
+from functools import partial
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from megatron import _csrc
+from megatron.data import open_dataset
+from megatron.io import wait_for_lock
+from megatron.mixture.distributor import ChunkUnits, Distributor, Position
+from megatron.mixture.files import PACKED_SUFFIXES, Pool, SourceFile
+from megatron.mixture.lazy_imports import connect_database, import_duckdb, import_pyarrow
+from megatron.mixture.learner import RUN_NAME, Learner
+from megatron.mixture.query import Selection
+from megatron.mixture.records import replace_lone_surrogates
+from megatron.mixture.spec import MixtureSpec, build_chunk_weights, read_spec
+from megatron.mixture.tars import TAR_SUFFIXES, read_sample
+from megatron.plan.mixture_use import mixture_folder
+
+MAX_FILES = 512  # open at a time; the usual limit per process is 1,024
+GROUP_CACHE_BYTES = 1 << 29  # texts of the latest row groups of parquet files
+MAX_PREADS = 16  # spans of a file that are not worth a native call
+PIECE_BYTES, ROW_BYTES = 1 << 22, 512  # of an answer of a server in memory, and of a row besides its text
+SETTLE_S = 60.0  # a fit of the rule takes seconds at most
+LINES, ROWS, TAR, DATASET = range(4)  # kinds of files; the first two have texts
+STATE_CHANGED = "has changed since it was registered. Restore the file, or register it again."
+
+
+class DocumentChunks:
+    """The documents of the chunks of a mixture. Safe to use from several threads.
+
+    Compressed files are unpacked once into the mixture's folder, for random access. Weights that follow a
+    model are those of one run, whose log is in that folder too.
+
+    counts     documents of each domain, int64 [K]
+    at_once    chunks that one call may read without waiting; 1 if the next chunk may need losses
+    """
+
+    def __init__(
+        self, path: str | Path, seed: int = 0, chunk_size: int | None = None,
+        run: str | None = "main", roots: Sequence[Path] = (), verify: bool = False,
+    ) -> None:  # fmt: skip
+        """Open the documents.
+
+        chunk_size   documents of a chunk; default: that of the mixture
+        run          name of the run whose weights are used; None: opened to be shared, see `open_run`
+        roots        folders that must contain all files; empty: files may be anywhere
+        verify       read all files and compare their content with the catalog; by default only size and
+                     modification time are compared
+
+        Raises what reading and querying raise, and ValueError for a file outside of the roots and for a log
+        that another process has locked.
+        """
+        self.spec = read_spec(path)
+        self.selection = open_selection(self.spec)
+        for file in self.selection.files:
+            _check_place(file, roots)
+            file.verify() if verify else file.check_unchanged()
+        self.names, self.identity = self.selection.names, self.selection.compute_identity()
+        self.seed, self.chunk_size = seed, chunk_size or self.spec.settings.chunk_size
+        self.counts = self.selection.n_documents
+        self.at_once = 16 if self.spec.settings.adaptive is None else 1
+        self._columns = {name: self.selection.column(name) for name in ("file", "row", "begin", "size")}
+        self._files = OpenFiles(self.selection.files, mixture_folder(path))
+        self._open_distributor(run)
+
+    def open_run(self, run: str) -> "DocumentChunks":
+        """Return the same documents for another run: this object, unless weights follow the model.
+
+        Raises ValueError for a name that cannot be a file name.
+        """
+        if self.spec.settings.adaptive is None:
+            return self
+        # the name comes from a client and becomes a file name: it has no slash and no leading dot
+        if not RUN_NAME.fullmatch(run):
+            raise ValueError("run: expected a name of letters, digits, _ . and -, of at most 64 characters.")
+        # shares the open files, with a separate distributor and learner
+        view = copy(self)
+        view._open_distributor(run)
+        return view
+
+    def _open_distributor(self, run: str | None) -> None:
+        settings = self.spec.settings
+        weights, rule = build_chunk_weights(self.spec, self.selection)
+        self.distributor = Distributor(
+            self.counts, self.names, weights, self.chunk_size, self.seed, settings.dry, settings.shuffle
+        )
+        self.learner: Learner | None = None
+        if rule is None or settings.adaptive is None or run is None:
+            return
+        # all that determines the order besides the log: RunLog rejects a log with another head
+        head = {"log_of": self.identity, "spec": self.spec.compute_sha256(), "run": run, "seed": self.seed,
+                "chunk_size": self.chunk_size}  # fmt: skip
+        path = mixture_folder(self.spec.path) / "logs" / f"{run}.jsonl"
+        adaptive = settings.adaptive
+        self.learner = Learner(path, head, rule, self.distributor, adaptive.every_steps, adaptive.delay_steps)
+
+    def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
+        """Report losses as `Learner.report`; False for a mixture whose weights do not follow the model."""
+        return self.learner is not None and self.learner.report(chunk, nats, tokens)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the run's log, and the files, which the next read opens again."""
+        if self.learner is not None:
+            self.learner.close()
+        self._files.close()
+
+    def find_position(self, chunk: int, position: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the position before a chunk, ready for JSON, computed from an earlier one."""
+        return self.distributor.find_position(chunk, self._read_position(position)).as_dict()
+
+    def read(
+        self, first: int, n_chunks: int, position: dict[str, Any] | None = None, wait_s: float = SETTLE_S
+    ) -> Any:
+        """Return chunks first, first + 1, ... as Arrow: domain int32, and text or ids (list of int32).
+
+        position   of an earlier chunk, from which these are computed; None: the start
+        wait_s     for weights that are being computed from losses
+
+        The second column of tar archives is `sample`: its key, text and members. There are fewer rows than
+        chunk_size * n_chunks if the data end: the last chunk may be shorter. Raises NotReadyError (a
+        ValueError) for chunks whose weights follow from losses that are not reported yet.
+        """
+        return self._read_units(self._schedule(first, n_chunks, position, wait_s))
+
+    def read_pieces(
+        self, first: int, n_chunks: int, position: dict[str, Any] | None = None, wait_s: float = SETTLE_S
+    ) -> Iterator[Any]:
+        """Yield the rows of `read` in tables of about PIECE_BYTES, at least one."""
+        units = self._schedule(first, n_chunks, position, wait_s)
+        # ids have no sizes: an estimate by the number of rows
+        ends = np.cumsum(self._columns["size"][self._find_places(units)] + ROW_BYTES, dtype=np.int64)
+        begin = 0
+        while True:
+            limit = PIECE_BYTES + (int(ends[begin - 1]) if begin else 0)
+            end = max(begin + 1, int(np.searchsorted(ends, limit, side="right")))
+            yield self._read_units(ChunkUnits(units.domain[begin:end], units.number[begin:end]))
+            begin = end
+            if begin >= len(units.domain):
+                return
+
+    def _schedule(
+        self, first: int, n_chunks: int, position: dict[str, Any] | None, wait_s: float
+    ) -> ChunkUnits:
+        known_to = self.distributor.weights.known_to
+        if self.learner is not None and known_to is not None and n_chunks and first + n_chunks > known_to:
+            self.learner.settle(wait_s)
+        return self.distributor.schedule_chunks(first, n_chunks, self._read_position(position))
+
+    def locate_documents(self, units: ChunkUnits) -> tuple[np.ndarray, np.ndarray]:
+        """Return (file int32 [n], row int32 [n]) of the documents of some units."""
+        places = self._find_places(units)
+        return self._columns["file"][places], self._columns["row"][places]
+
+    def _find_places(self, units: ChunkUnits) -> np.ndarray:
+        # documents of all domains in one numbering; domains of 10, 4 and 2 documents: bounds 0, 10, 14, 16
+        return self.selection.bounds[units.domain] + self.distributor.orders.lookup_units(units)
+
+    def _read_position(self, position: dict[str, Any] | None) -> Position | None:
+        if position is None:
+            return None
+        parsed = Position.from_dict(position)
+        self.distributor.check_position(parsed)
+        return parsed
+
+    def _read_units(self, units: ChunkUnits) -> Any:
+        """Return the table of `read` for some units."""
+        arrow, places = import_pyarrow(), self._find_places(units)
+        columns = {name: column[places] for name, column in self._columns.items()}
+        # group the documents by file, read each file once, and restore the order of the chunk with `back`
+        order = np.argsort(columns["file"], kind="stable")
+        texts = self._files.read(*(column[order] for column in columns.values()))
+        back = np.empty(len(order), dtype=np.int64)
+        # inverse permutation, for file [2, 0, 1]: order [1, 2, 0], back [2, 0, 1]
+        back[order] = np.arange(len(order))
+        kind = texts.type
+        name = "ids" if arrow.types.is_list(kind) else "sample" if arrow.types.is_struct(kind) else "text"
+        return arrow.table({"domain": units.domain, name: texts.take(arrow.array(back))})
+
+
+def open_selection(spec: MixtureSpec) -> Selection:
+    """Return the documents of a mixture, from a file in its folder that the processes of a machine map.
+
+    The query runs once for each version of the catalog. A folder that cannot be written keeps no file.
+    """
+    folder = mixture_folder(spec.path)
+    with spec.open_catalog() as catalog:
+        content = [spec.compute_sha256(), str(catalog.path), catalog.versions]
+    path = folder / f"selected-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}.arrow"
+    if not path.is_file():
+        selection = spec.select_documents(spec.counts_tokens)
+        if not os.access(folder.parent if not folder.exists() else folder, os.W_OK):
+            return selection
+        folder.mkdir(parents=True, exist_ok=True)
+        with wait_for_lock(folder / ".lock"):
+            selection.save(path)
+            # processes that map the file of an earlier version keep it
+            for old in set(folder.glob("selected-*.arrow")) - {path}:
+                with suppress(OSError):
+                    old.unlink()
+    return Selection.load(path)
+
+
+def _check_place(file: SourceFile, roots: Sequence[Path]) -> None:
+    """Raise ValueError for a file outside of all roots, and for a symbolic link in its place."""
+    path = Path(file.path)
+    # a registered path is resolved: another result means that a part of it was replaced by a link
+    if path.resolve() != path or roots and not any(path.is_relative_to(root.resolve()) for root in roots):
+        where = ", ".join(map(str, roots)) or "its registered place"
+        raise ValueError(f"{path}: is not below {where}. Allow its folder, or register it again.")
+
+
+class OpenFiles:
+    """Readers of the documents of files, at most MAX_FILES of them open.
+
+    Texts are read with pread, not mapped: access to a mapped page of a file that was truncated ends the
+    process.
+    """
+
+    def __init__(self, files: Sequence[SourceFile], folder: Path) -> None:
+        self.files, self.folder = files, folder
+        self._lock = threading.RLock()
+        self._descriptors = Pool(MAX_FILES, lambda opened: os.close(opened[0]))
+        self._datasets = Pool(MAX_FILES // 4, lambda dataset: dataset.unmap())
+        self._groups = Pool(GROUP_CACHE_BYTES)
+        self._scratch: Any = None
+        self._kinds = np.array([_find_kind(file) for file in files], dtype=np.int8)
+        self._keys = [file.text_key for file in files]
+
+    def close(self) -> None:
+        """Close all files. A later read opens them again."""
+        with self._lock:
+            for cache in (self._descriptors, self._datasets, self._groups):
+                cache.clear()
+
+    def read(self, file: np.ndarray, row: np.ndarray, begin: np.ndarray, size: np.ndarray) -> Any:
+        """Return the documents at these places, sorted by file, as an Arrow array.
+
+        Raises ValueError for a file that has changed or cannot be read, and for documents of several kinds.
+        """
+        arrow = import_pyarrow()
+        if not len(file):
+            return arrow.array([], arrow.large_string())
+        kinds = set(self._kinds[np.unique(file)].tolist())
+        if len(kinds) > 1 and kinds != {LINES, ROWS}:
+            raise ValueError(
+                "got text, tar archives and .bin/.idx datasets in one mixture. Select files of one kind."
+            )
+        cuts = [0, *(np.flatnonzero(np.diff(file)) + 1).tolist(), len(file)]
+        spans = [
+            (number, slice(*cut))
+            for number, cut in zip(file[cuts[:-1]].tolist(), pairwise(cuts), strict=True)
+        ]
+        with (
+            self._lock
+        ):  # the caches and the database are shared; another thread must not close a file in use
+            if DATASET in kinds:
+                parts = [self._read_ids(number, row[span]) for number, span in spans]
+            elif TAR in kinds:
+                parts = [self._read_samples(number, begin[span], size[span]) for number, span in spans]
+            else:
+                parts = self._read_texts(spans, begin, size)
+        return parts[0] if len(parts) == 1 else arrow.concat_arrays(parts)
+
+    def _read_texts(
+        self, spans: Sequence[tuple[int, slice]], begin: np.ndarray, size: np.ndarray
+    ) -> list[Any]:
+        """Return the texts of lines and of rows of parquet. Lines of all files are parsed together."""
+        parts: list[Any] = []
+        # adjacent files with a common kind and key
+        for (kind, _), group in groupby(spans, key=lambda span: (self._kinds[span[0]], self._keys[span[0]])):
+            files = list(group)
+            if kind == ROWS:
+                parts += [self._read_rows(number, begin[span]) for number, span in files]
+                continue
+            # without the newline, which the last line of a file may not have
+            sizes = size[files[0][1].start : files[-1][1].stop].astype(np.int64) - 1
+            first = files[0][1].start
+            content = b"".join(
+                self._read_bytes(number, begin[span], sizes[span.start - first : span.stop - first])
+                for number, span in files
+            )
+            parts.append(self._extract_texts(content, sizes, files[0][0]))
+        return parts
+
+    def _read_bytes(self, number: int, begins: np.ndarray, sizes: np.ndarray) -> Any:
+        """Return bytes [begin, begin + size) of each span of a file, concatenated."""
+        descriptor, state = self._descriptors.get(number, lambda: (self._open(number), 1))
+        status = os.fstat(descriptor)  # of the open file, not of the path, which may name another file by now
+        if (status.st_size, status.st_mtime_ns) != state:
+            raise ValueError(f"{self.files[number].path}: {STATE_CHANGED}")
+        if len(begins) > MAX_PREADS:
+            content: Any
+            content, cut_span, failure = _csrc.read_spans(descriptor, begins, sizes)
+            if failure:
+                raise OSError(failure, os.strerror(failure), self.files[number].path)
+            is_whole = cut_span < 0
+        else:
+            places = zip(begins.tolist(), sizes.tolist(), strict=True)
+            content = b"".join([os.pread(descriptor, n, begin) for begin, n in places])
+            is_whole = len(content) == int(sizes.sum())
+        if not is_whole:  # the file was truncated between the check and the read
+            raise ValueError(f"{self.files[number].path}: {STATE_CHANGED}")
+        return content
+
+    def _open(self, number: int) -> tuple[int, tuple[int, int]]:
+        """Return (descriptor, (bytes, modification time)) of a file or its unpacked content."""
+        file = self.files[number]
+        path = file.unpack(self.folder) if file.path.endswith(PACKED_SUFFIXES) else file.path
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        status = os.fstat(descriptor)
+        state = status.st_size, status.st_mtime_ns
+        if path == file.path and state != file.stamp:
+            os.close(descriptor)
+            raise ValueError(f"{path}: {STATE_CHANGED}")
+        return descriptor, state
+
+    def _extract_texts(self, content: bytes, sizes: np.ndarray, number: int) -> Any:
+        """Return the texts of JSON lines, one call of DuckDB for all files of a chunk."""
+        arrow = import_pyarrow()
+        ends = np.concatenate([[0], np.cumsum(sizes)])
+        failures = (import_duckdb().Error, arrow.ArrowException)
+
+        def extract(content: Any) -> Any:
+            buffers = [None, arrow.py_buffer(ends), arrow.py_buffer(content)]
+            records = arrow.Array.from_buffers(arrow.large_string(), len(ends) - 1, buffers)
+            return self._query_texts(records, self._keys[number])
+
+        try:
+            try:
+                return extract(content)
+            except failures:
+                # every line was valid after this replacement, which keeps the sizes, when it was registered
+                return extract(replace_lone_surrogates(content))
+        except failures as error:
+            raise ValueError(
+                f"{self.files[number].path}: got lines that are not JSON ({str(error).splitlines()[0]}). "
+                "Register it again."
+            ) from error
+
+    def _query_texts(self, records: Any, key: str) -> Any:
+        arrow = import_pyarrow()
+        if self._scratch is None:
+            self._scratch = connect_database(1)
+        # the key is in a JSON path, which is in an SQL string: ' becomes '' and " becomes \"
+        escaped = key.replace("'", "''").replace('"', '\\"')
+        self._scratch.register("lines", arrow.table({"record": records}))
+        try:
+            statement = f"SELECT json_extract_string(record, '$.\"{escaped}\"') AS text FROM lines"
+            texts = self._scratch.sql(statement).to_arrow_table().column("text")
+            return arrow.concat_arrays([part.cast(arrow.large_string()) for part in texts.chunks])
+        finally:
+            self._scratch.unregister("lines")
+
+    def _read_rows(self, number: int, rows: np.ndarray) -> Any:
+        """Return the texts of rows of a parquet file. Its row groups are decoded whole."""
+        arrow, file = import_pyarrow(), self.files[number]
+        ends = self._groups.get((number, -1), lambda: self._load_group_ends(file))
+        groups = np.searchsorted(ends, rows, side="right")
+        if len(rows) and int(rows.max()) >= int(ends[-1]):
+            raise ValueError(f"{file.path}: {STATE_CHANGED}")
+        texts = arrow.array([None] * len(rows), arrow.large_string())
+        parts, places = [], []
+        for group in np.unique(groups).tolist():
+            mask = np.flatnonzero(groups == group)
+            column = self._groups.get((number, group), partial(self._load_group, file, group))
+            parts.append(column.take(arrow.array(rows[mask] - (int(ends[group - 1]) if group else 0))))
+            places.append(mask)
+        if parts:
+            back = np.argsort(np.concatenate(places), kind="stable")
+            texts = arrow.concat_arrays(parts).take(arrow.array(back))
+        return texts
+
+    def _load_group_ends(self, file: SourceFile) -> tuple[np.ndarray, int]:
+        meta = import_pyarrow().parquet.ParquetFile(file.check_unchanged()).metadata
+        ends = np.cumsum([meta.row_group(i).num_rows for i in range(meta.num_row_groups)])
+        return ends, ends.nbytes
+
+    def _load_group(self, file: SourceFile, group: int) -> tuple[Any, int]:
+        arrow = import_pyarrow()
+        try:
+            source = arrow.parquet.ParquetFile(file.check_unchanged())
+            # case-insensitive, as in DuckDB
+            names = [name for name in source.schema_arrow.names if name.lower() == file.text_key.lower()]
+            column = source.read_row_group(group, columns=names[:1]).column(0)
+            texts = arrow.concat_arrays([part.cast(arrow.large_string()) for part in column.chunks])
+        except (arrow.ArrowException, OSError, IndexError) as error:
+            raise ValueError(
+                f"{file.path}: cannot be read ({str(error).splitlines()[0]}). Register it again."
+            ) from error
+        return texts, texts.nbytes
+
+    def _read_samples(self, number: int, begins: np.ndarray, sizes: np.ndarray) -> Any:
+        """Return samples of a tar archive: struct of key, text, and members (extension to bytes)."""
+        arrow, file = import_pyarrow(), self.files[number]
+        content = bytes(self._read_bytes(number, begins, sizes.astype(np.int64)))
+        ends = np.cumsum(sizes, dtype=np.int64)
+        try:
+            samples = [
+                read_sample(content[end - n : end], file.text_key) for n, end in zip(sizes, ends, strict=True)
+            ]
+        except ValueError as error:
+            raise ValueError(f"{file.path}: {error}. Register it again.") from error
+        fields = {"key": arrow.string(), "text": arrow.large_string(),
+                  "members": arrow.map_(arrow.string(), arrow.large_binary())}  # fmt: skip
+        rows = [
+            {"key": sample.pop("__key__"), "text": sample.pop("text"), "members": list(sample.items())}
+            for sample in samples
+        ]
+        return arrow.array(rows, arrow.struct(list(fields.items())))
+
+    def _read_ids(self, number: int, rows: np.ndarray) -> Any:
+        """Return documents of a .bin/.idx dataset as lists of int32."""
+        arrow, file = import_pyarrow(), self.files[number]
+        dataset = self._datasets.get(number, lambda: (self._open_dataset(file), 1))
+        begins, lengths = dataset.document_spans(rows)
+        ids = [
+            np.asarray(dataset.tokens[begin : begin + n]) for begin, n in zip(begins, lengths, strict=True)
+        ]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        return arrow.ListArray.from_arrays(offsets, np.concatenate(ids).astype(np.int32))
+
+    @staticmethod
+    def _open_dataset(file: SourceFile) -> Any:
+        file.check_unchanged()
+        return open_dataset(file.prefix)
+
+
+def _find_kind(file: SourceFile) -> int:
+    if file.path.endswith(".parquet"):
+        return ROWS
+    return DATASET if file.is_dataset else TAR if file.path.endswith(TAR_SUFFIXES) else LINES

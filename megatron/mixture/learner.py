@@ -1,0 +1,259 @@
+"""Log of one run with adaptive weights: the loss of the model on chunks, and the weights computed from it.
+
+The log has one line of JSON for each entry, synced before it takes effect: a report before its sender gets
+the reply, weights before any chunk uses them. Which chunks are reported, and from which chunk new weights
+hold, depends on `every_steps` and `delay_steps` only. The order of documents is therefore a function of
+(documents, log, seed, chunk), whenever the reports arrive, and whatever is killed in between.
+"""
+
+import json
+import os
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megatron.io import acquire_lock, read_json, write_json
+from megatron.log import get_logger
+from megatron.mixture.adaptive import WeightLog, WeightRule
+from megatron.mixture.distributor import Distributor, Position, quantize_weights
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+RULE_SAVE_INTERVAL = 100  # observations between two saved states of the rule; at most so many are repeated
+
+log = get_logger(__name__)
+
+
+class RunLog:
+    """Lines of a log, for one process at a time. The first line identifies the run."""
+
+    def __init__(self, path: Path, head: dict[str, Any]) -> None:
+        """Open or create a log, and read its lines.
+
+        Raises ValueError if another process has locked it, or if its first line differs from `head`.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self._lock = path, threading.Lock()
+        # before the first read, so that no other process can add a line after it
+        lock = acquire_lock(path.with_name(path.name + ".lock"))
+        if lock is None:
+            raise ValueError(
+                f"{path}: another process writes this log. Read from its server, or use another run."
+            )
+        self._file_lock = lock
+        # append mode: every write is at the end; unbuffered: bytes of a failed write are not written later
+        self._file = path.open("a+b", buffering=0)
+        try:
+            self.lines = self._read_lines()
+            if not self.lines:
+                self.add(head)
+            # through JSON, which makes lists of tuples as in the stored line
+            elif self.lines.pop(0) != json.loads(json.dumps(head)):
+                raise ValueError(f"{path}: is the log of other documents or settings. Use another run name.")
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_lines(self) -> list[dict[str, Any]]:
+        """Return the complete lines. One that was cut short when its writer ended is removed."""
+        self._file.seek(0)
+        content = self._file.readall()
+        # json.dumps escapes newlines inside strings, so that each newline byte ends a line
+        self._file.truncate(content.rfind(b"\n") + 1)
+        lines = []
+        for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
+            try:
+                lines.append(json.loads(line))
+            except ValueError as error:
+                raise ValueError(f"{self.path}:{number}: is not JSON. Restore a copy of the log.") from error
+        return lines
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Append a line. It is on disk when this returns; an OSError leaves the log as it was before."""
+        with self._lock:
+            size = os.fstat(self._file.fileno()).st_size
+            try:
+                content = json.dumps(line).encode() + b"\n"
+                while content:
+                    # an unbuffered write may write only the first bytes of its argument
+                    content = content[self._file.write(content) :]
+                # an entry must survive a crash of the machine before anything depends on it
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                with suppress(OSError):
+                    self._file.truncate(size)
+                raise OSError(error.errno, os.strerror(error.errno or 0), str(self.path)) from error
+
+    def close(self) -> None:
+        """Release the lock and close the file."""
+        with self._lock:
+            self._file.close()
+            self._file_lock.close()
+
+
+class Learner:
+    """Computes the weights of a run from its reported losses, in a background thread.
+
+    Chunks 0, every, 2 every, ... are reported, each by the group that read it, so that the log does not
+    depend on the number of groups. Weights computed from chunk c hold from chunk c + delay on, and are known
+    up to c + every + delay.
+    """
+
+    def __init__(
+        self, path: Path, head: dict[str, Any], rule: WeightRule, distributor: Distributor,
+        every: int, delay: int,
+    ) -> None:  # fmt: skip
+        """Start the learner. The distributor's weights are a `WeightLog`. Raises what `RunLog` raises."""
+        assert isinstance(distributor.weights, WeightLog), "weights that follow a model are in a log"
+        self.rule, self.weights, self.distributor = rule, distributor.weights, distributor
+        self.every, self.delay = every, delay
+        self.log = RunLog(path, {**head, "every": every, "delay": delay})
+        # guards the attributes below, which callers of `report` and the thread share
+        self._changed = threading.Condition()
+        self._reports: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._next_chunk, self._failure = 0, ""
+        self._position = Position.start(len(distributor.n_units))
+        self._replay_log()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="mixture-learner")
+        self._executor.submit(self._learn)
+
+    def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
+        """Report the loss of the model on a chunk (float64 [K] each). It is on disk when this returns.
+
+        Only the first report of a chunk counts. Returns False if there is one already, or if no weights
+        follow from that chunk. Raises ValueError for invalid losses, or if the thread has failed.
+        """
+        check_losses(nats, tokens, len(self.distributor.n_units))
+        with self._changed:
+            self._raise_failure()
+            # reports before _next_chunk are in the log, and so are their weights
+            if chunk % self.every or chunk < self._next_chunk or chunk in self._reports:
+                return False
+            # a chunk without weights has not been read by any process, so that its loss cannot exist
+            assert self.weights.known_to is not None, "the log of a rule has an end"
+            if chunk >= self.weights.known_to:
+                raise ValueError(
+                    f"chunk {chunk}: got a report before the chunk could be read. Report read chunks."
+                )
+            # Within the condition: of two reports of the same chunk exactly one is written. It is on disk
+            # before the reply, and before the thread can compute weights from it.
+            self.log.add({"chunk": chunk, "nats": nats.tolist(), "tokens": tokens.tolist()})
+            self._reports[chunk] = nats, tokens
+        self._executor.submit(self._learn)
+        return True
+
+    def settle(self, wait_s: float) -> bool:
+        """Wait until the weights include all consecutive reports.
+
+        Returns False if that takes longer than `wait_s`.
+        """
+        with self._changed:
+            idle = self._changed.wait_for(
+                lambda: self._next_chunk not in self._reports or self._failure, wait_s
+            )
+            self._raise_failure()
+            return bool(idle)
+
+    def _raise_failure(self) -> None:
+        if self._failure:
+            raise ValueError(f"{self.log.path}: {self._failure}. Correct it and open the log again.")
+
+    def close(self) -> None:
+        """Stop the thread and close the log. Reports without weights are processed at the next start."""
+        self._executor.shutdown(cancel_futures=True)
+        self.log.close()
+
+    @property
+    def _rule_path(self) -> Path:
+        return self.log.path.with_name(self.log.path.name + ".rule.json")
+
+    def _replay_log(self) -> None:
+        """Load the log, and restore the rule from its last saved state and the later reports."""
+        saved = read_json(self._rule_path) if self.log.lines else None
+        first = 0 if saved is None else saved["next"]
+        if saved is not None:
+            self.rule.restore(saved["rule"])
+            self._position = Position.from_dict(saved["position"])
+        for line in self.log.lines:
+            if "nats" in line:
+                self._reports[line["chunk"]] = np.array(line["nats"]), np.array(line["tokens"])
+                continue
+            # The logged weights count, even if the rule computes others now: chunks were read with them.
+            # The rule observes to update its state, and its result is discarded.
+            self.weights.append(line["begin"], np.array(line["weights"]), line["known_to"])
+            if line["chunk"] >= first:
+                self._observe_chunk(line["chunk"])
+            self._reports.pop(line["chunk"])
+            self._next_chunk = line["chunk"] + self.every
+        self.log.lines = []
+
+    def _observe_chunk(self, chunk: int) -> np.ndarray:
+        """Return the weights that the rule computes from a chunk.
+
+        It gets the mean loss per token of each domain times the units of the domain in the chunk, and these
+        units.
+        """
+        nats, tokens = self._reports[chunk]
+        self._position = self.distributor.find_position(chunk, self._position)
+        domains = self.distributor.schedule_chunks(chunk, 1, self._position).domain
+        # the rule counts in units of the weights (documents), not in tokens
+        counts = np.where(tokens > 0, np.bincount(domains, minlength=len(nats)), 0.0)
+        means = np.divide(nats, tokens, out=np.zeros_like(nats), where=tokens > 0)
+        # units up to the end of this chunk, reported or not
+        return self.rule.observe((chunk + 1) * self.distributor.chunk_size, means * counts, counts)
+
+    def _learn(self) -> None:
+        """Compute the weights of all consecutive reports, in the thread of the executor."""
+        # only this thread changes _next_chunk, so that it reads it without the condition
+        while self._next_chunk in self._reports and not self._failure:
+            try:
+                self._learn_chunk(self._next_chunk)
+            # a custom rule may raise anything; callers get the error from `report` and `settle`
+            except Exception as error:
+                log.error("%s: no weights from chunk %d: %s", self.log.path, self._next_chunk, error)
+                with self._changed:
+                    self._failure = f"no weights could be computed from chunk {self._next_chunk} ({error})"
+                    self._changed.notify_all()
+
+    def _learn_chunk(self, chunk: int) -> None:
+        # outside the condition: a fit takes seconds, in which other reports are accepted
+        weights = self._observe_chunk(chunk)
+        quantize_weights(weights)  # raises for invalid weights
+        # Example: every = 10, delay = 8, chunk 20: the weights apply from chunk 28 on, and no others before
+        # chunk 38. Chunks before `begin` may have been read already.
+        begin, known_to = self.weights.known_to, chunk + self.every + self.delay
+        assert begin is not None, "the log of a rule has an end"
+        # on disk first: a chunk that follows the weights may be read as soon as they are in memory
+        self.log.add({"chunk": chunk, "begin": begin, "weights": weights.tolist(), "known_to": known_to})
+        with self._changed:
+            self.weights.append(begin, weights, known_to)
+            self._reports.pop(chunk)
+            self._next_chunk = chunk + self.every
+            self._changed.notify_all()
+        # the line is on disk already: a state that is ahead of the log would observe the chunk a second time
+        if self._next_chunk // self.every % RULE_SAVE_INTERVAL == 0:
+            state = {
+                "next": self._next_chunk,
+                "rule": self.rule.as_dict(),
+                "position": self._position.as_dict(),
+            }
+            try:
+                write_json(self._rule_path, state)
+            # the log is sufficient: more observations are repeated when it is opened
+            except OSError as error:
+                log.warning("%s: the state of the rule was not saved (%s)", self.log.path, error)
+
+
+def check_losses(nats: np.ndarray, tokens: np.ndarray, n_domains: int) -> None:
+    """Raise ValueError unless nats and tokens are valid losses of a chunk: float64 [K] each."""
+    for name, array in (("nats", nats), ("tokens", tokens)):
+        if array.shape != (n_domains,) or not np.isfinite(array).all() or (array < 0).any():
+            raise ValueError(
+                f"{name}: got {array.tolist()[:8]}, expected {n_domains} finite numbers of at least 0."
+            )
+    if not tokens.sum() > 0 or (nats[tokens == 0] > 0).any():
+        raise ValueError("tokens: got losses without tokens, expected tokens of each domain with a loss.")

@@ -1,0 +1,507 @@
+"""Loaders of mixtures for other training loops: torch, torchdata, Hugging Face `datasets` and torchtitan.
+
+A state is the number of the next chunk over all groups, with a position from which it is computed. It is
+equal on every rank and resumes on any number of groups.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from megatron.mixture.source import MixtureSamples
+
+PADDING = -1  # domain of a target that is not a token of a document
+ANCHOR_CHUNKS = (
+    4096  # a state's position is at most so many chunks old, which takes about 0.1 s to compute again
+)
+STATE_KEY = "mixture"  # the only key of torchtitan's state
+COLUMN_NAMES: dict[type, str] = {str: "text", dict: "sample"}  # column by type of the document; default: ids
+CHANGED = "the documents of the mixture have changed. Start a new run, or restore the documents."
+
+
+class ChunkSource(Protocol):
+    """Source of chunks: documents.DocumentChunks locally, client.RemoteChunks from a server."""
+
+    chunk_size: int
+    identity: str
+    names: tuple[str, ...]
+    at_once: int  # chunks to read per call; 1 if the next chunk may wait for losses
+
+    def read(self, first: int, n_chunks: int, position: dict[str, Any] | None = None) -> Any:
+        """Return an Arrow table with domain, and text or ids; fewer rows if the data end.
+
+        position   of an earlier chunk, from which the chunks are computed; None: the start
+        """
+        ...
+
+    def find_position(self, chunk: int, position: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the position before a chunk, computed from an earlier one."""
+        ...
+
+    def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
+        """Report the loss on a chunk: nats and tokens of each domain, float64 [K].
+
+        Returns False if no weights follow from it.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Documents of one chunk, as text or token ids, with their domains (indices into `names` of the source).
+
+    A document of a tar archive is a dict: `__key__`, `text`, and the bytes of each member by its extension.
+
+    state   of the dataset after this chunk and those that the other groups read at the same time
+    """
+
+    number: int
+    domains: list[int]
+    documents: list[Any]
+    state: dict[str, Any]
+
+
+def pack_windows(
+    chunk: Chunk, seq_len: int, eod: int, encode: Callable[[str], list[int]] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Concatenate the documents of a chunk, each followed by `eod`, and cut windows of S + 1 tokens.
+
+    encode   text to ids; None: the documents are ids already, and no `eod` is added
+
+    Returns windows int64 [n, S + 1], where neighbours share one token, and the domain of each target, int32
+    [n, S]. The last window is padded with `eod`, whose domain is PADDING. A chunk is packed independently of
+    the others, and no token is dropped.
+    """
+    if encode is None:
+        documents = [np.asarray(ids, dtype=np.int64) for ids in chunk.documents]
+    else:
+        documents = [np.array([*encode(text), eod], dtype=np.int64) for text in chunk.documents]
+    # the empty array allows a chunk without documents, and sets the type
+    tokens = np.concatenate([*documents, np.empty(0, np.int64)])
+    domains = np.repeat(np.array(chunk.domains, dtype=np.int32), [len(document) for document in documents])
+    # T tokens have T - 1 targets; ceil((T - 1) / S) windows cover them.
+    # Example: S = 3, T = 8: 7 targets, n = 3 windows from 0, 3 and 6, of 10 tokens with 2 of padding.
+    n = -(-max(0, len(tokens) - 1) // seq_len)
+    padded = np.full(n * seq_len + 1, eod, dtype=np.int64)
+    padded_domains = np.full(n * seq_len + 1, PADDING, dtype=np.int32)
+    padded[: len(tokens)], padded_domains[: len(tokens)] = tokens[: len(padded)], domains[: len(padded)]
+    # [n, S + 1]: window w starts at w S and shares its last token with window w + 1
+    positions = np.arange(n)[:, None] * seq_len + np.arange(seq_len + 1)
+    # a target counts for the domain of its document, even if the inputs of the window are of another
+    return padded[positions], padded_domains[positions[:, 1:]]
+
+
+@dataclass
+class Progress:
+    """Next round of all groups, and the position (of this or an earlier chunk) from which it is computed."""
+
+    next_chunk: int = 0
+    position: dict[str, Any] | None = None
+    identity: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the state, ready for JSON."""
+        return {"next_chunk": self.next_chunk, "position": self.position, "identity": self.identity}
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> "Progress":
+        """Return the progress of a state. States of earlier versions have no position."""
+        return cls(state["next_chunk"], state.get("position"), state["identity"])
+
+
+class MixtureDataset(IterableDataset[Chunk]):
+    """Chunks of one data-parallel group. Round r of n groups is chunks first + r n to first + r n + n - 1.
+
+    For a DataLoader with batch_size=None and any number of workers: the order is the same. Ranks of one group
+    (tensor, pipeline, context) pass the same `group` and get the same chunks. `open_source` is called in the
+    process that reads. `parse` is called with each document, for example to take the text out of a record.
+
+    torchdata's StatefulDataLoader saves and restores the iterators (`ChunkIterator`), also in its workers. A
+    plain DataLoader does not: pass the last trained chunk to `state_dict`.
+    """
+
+    def __init__(
+        self, open_source: Callable[[], ChunkSource], group: int = 0, n_groups: int = 1,
+        parse: Callable[[Any], Any] | None = None,
+    ) -> None:  # fmt: skip
+        if not 0 <= group < n_groups:
+            raise ValueError(f"group: got {group} of {n_groups}, expected 0 to {n_groups - 1}.")
+        self.open_source, self.group, self.n_groups, self.parse = open_source, group, n_groups, parse
+        self.start = Progress()  # of the next iterator
+        # of the epochs of a StatefulDataLoader; `start` applies to the resumed one only
+        self.first = Progress()
+        self._latest: Progress | None = None  # progress of the latest iterator of this process
+        # 1 if the iterators are in other processes.
+        # In shared memory: __iter__ sets it in a worker process, and state_dict reads it in the main process.
+        self._in_workers = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the progress of an iterator, which stays in its process."""
+        return self.__dict__ | {"_latest": None}
+
+    def state_dict(self, consumed: Chunk | None = None) -> dict[str, Any]:
+        """Return the state after training on `consumed` in every group. Prefetched chunks do not count.
+
+        Without `consumed`, the state is behind the last chunk that this process returned. Raises ValueError
+        if worker processes read the chunks, because this process cannot tell prefetched from trained chunks.
+        """
+        if consumed is not None:
+            return dict(consumed.state)
+        if get_worker_info() is None and int(self._in_workers):
+            raise ValueError(
+                "state_dict() of a dataset that worker processes read: got no chunk, expected the last one "
+                "that was trained on. Call state_dict(chunk), or save the state of a StatefulDataLoader."
+            )
+        return (self._latest or self.start).as_dict() | {"first": self.first.as_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a state that was saved by any number of groups."""
+        self.start = Progress.from_dict(state)
+        # a state of state_dict(chunk) has no first chunk: later epochs begin at the same chunk then
+        self.first = Progress.from_dict(state.get("first", state))
+        self._latest = None
+        self._in_workers.zero_()
+
+    def __iter__(self) -> "ChunkIterator":
+        worker = get_worker_info()
+        iterator = self.iter_chunks() if worker is None else self.iter_chunks(worker.id, worker.num_workers)
+        self._latest = iterator.progress
+        self._in_workers.fill_(worker is not None)
+        return iterator
+
+    def iter_chunks(
+        self, worker: int = 0, n_workers: int = 1, source: ChunkSource | None = None
+    ) -> "ChunkIterator":
+        """Return an iterator over the chunks of one of `n_workers` processes that share the group's chunks.
+
+        source   read from it; None: open a separate one
+        """
+        return ChunkIterator(self, worker, n_workers, source)
+
+
+class ChunkIterator:
+    """Chunks of one worker of a `MixtureDataset`, with the state that StatefulDataLoader saves.
+
+    The first chunk opens the source. The progress excludes the group, so that every rank of a job can load
+    the state of any other rank.
+    """
+
+    def __init__(
+        self, dataset: MixtureDataset, worker: int, n_workers: int, source: ChunkSource | None
+    ) -> None:
+        self.dataset, self.worker, self.n_workers = dataset, worker, n_workers
+        self.n_groups = dataset.n_groups
+        # 2 groups, 3 workers, group 1: worker 0 reads chunks 1, 7, 13, worker 1 reads 3, 9, 15, and worker 2
+        # reads 5, 11, 17. A DataLoader takes the workers in turn, so that the order is 1, 3, 5, 7, ...
+        self.progress = copy(dataset.start)
+        self.progress.next_chunk += worker * self.n_groups
+        self._source = source
+        self._table: tuple[int, Any] | None = None  # number of its first chunk, table of chunks
+        self._is_over = False
+
+    def __iter__(self) -> "ChunkIterator":
+        return self
+
+    def __next__(self) -> Chunk:
+        if self._is_over:
+            raise StopIteration
+        if self._source is None:
+            self._source = self.dataset.open_source()
+        source, progress = self._source, self.progress
+        if progress.identity not in (None, source.identity):
+            raise ValueError(CHANGED)
+        number, step = progress.next_chunk + self.dataset.group, self.n_groups * self.n_workers
+        rows = self._read_chunk(source, number, step)
+        self._is_over = len(rows) < source.chunk_size  # only the last chunk is shorter, or empty
+        if not len(rows):
+            raise StopIteration
+        domains, documents = (rows.column(i).to_pylist() for i in (0, 1))
+        if rows.column_names[1] == "sample":
+            documents = [unpack_sample(record) for record in documents]
+        if self.dataset.parse is not None:
+            documents = list(map(self.dataset.parse, documents))
+        # rounds are multiples of n_groups from the start, so that the positions are equal on every rank
+        round_end, position = progress.next_chunk + self.n_groups, progress.position
+        if round_end - (position or {"chunk": 0})["chunk"] >= ANCHOR_CHUNKS and not self._is_over:
+            position = source.find_position(round_end, position)
+        # after everything that may raise: the state never skips a chunk that was not returned
+        progress.next_chunk, progress.position, progress.identity = (
+            progress.next_chunk + step, position, source.identity
+        )  # fmt: skip
+        state = Progress(round_end, position, source.identity)
+        return Chunk(number, domains, documents, state.as_dict())
+
+    def _read_chunk(self, source: ChunkSource, number: int, step: int) -> Any:
+        # consecutive chunks are read in one call; with other groups or workers they are not consecutive
+        at_once = source.at_once if step == 1 else 1
+        if self._table is None or not self._table[0] <= number < self._table[0] + at_once:
+            self._table = number, source.read(number, at_once, self.progress.position)
+        # slice copies nothing, and is shorter or empty behind the end of the table
+        return self._table[1].slice((number - self._table[0]) * source.chunk_size, source.chunk_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state behind the last returned chunk."""
+        worker = {"n_groups": self.n_groups, "worker": [self.worker, self.n_workers]}
+        return self.progress.as_dict() | worker
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a state.
+
+        Raises ValueError for the state of another worker. With several workers it also raises ValueError for
+        another number of groups.
+        """
+        if list(state["worker"]) != [self.worker, self.n_workers]:
+            raise ValueError(
+                "state of worker {} of {}: got worker {} of {}. Resume with as many workers as were saved."
+                .format(*state["worker"], self.worker, self.n_workers)
+            )  # fmt: skip
+        # each worker advances by n_groups * n_workers chunks: other groups would skip or repeat chunks
+        if self.n_workers > 1 and state["n_groups"] != self.n_groups:
+            raise ValueError(
+                f"state of {state['n_groups']} groups and {self.n_workers} workers: got {self.n_groups}. "
+                "Resume with as many groups, or save without workers."
+            )
+        # in place: the dataset refers to the progress of its latest iterator
+        vars(self.progress).update(vars(Progress.from_dict(state)))
+        self._table, self._is_over = None, False
+        self.dataset.start = copy(self.dataset.first)  # the epoch after the resumed one is complete
+
+
+def unpack_sample(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return a sample of an archive as clients get it: `__key__`, `text`, each member's bytes."""
+    return {**dict(sample["members"]), "__key__": sample["key"], "text": sample["text"]}
+
+
+def hugging_face(dataset: MixtureDataset) -> Any:
+    """Return the documents of one data-parallel group as a `datasets.IterableDataset`, in their order.
+
+    Columns: text, ids or (of tar archives) sample; domain (its name); chunk (its number). Its `state_dict` is
+    a position, from which it resumes without replaying documents. A state saved at the end of a chunk resumes
+    on any number of groups. In a DataLoader the first worker reads and the others idle, so that the order is
+    that of one process. `shuffle` shuffles the buffer of `datasets` only.
+    """
+    import datasets
+
+    return datasets.IterableDataset(_make_examples_class()(dataset))
+
+
+class DocumentExamples:
+    """Documents of a mixture as one shard for `datasets`.
+
+    `_make_examples_class` adds the base class.
+    """
+
+    num_shards = 1
+    sleep_on_threads_shutdown = False
+    _state_dict: dict[str, Any] | None
+
+    def __init__(self, dataset: MixtureDataset) -> None:
+        super().__init__()
+        self.dataset = dataset
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # the class is made at run time, so that pickle cannot find it by name
+        return _restore_examples, (self.dataset, self._state_dict)
+
+    def _init_state_dict(self) -> dict[str, Any]:
+        state = self.dataset.start.as_dict() | {
+            "document": 0, "n_groups": self.dataset.n_groups, "type": type(self).__name__
+        }  # fmt: skip
+        self._state_dict = state
+        return state
+
+    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        state = self._state_dict or self._init_state_dict()
+        dataset = copy(self.dataset)  # the dataset of the caller must not move
+        if state["n_groups"] != dataset.n_groups and state["document"]:
+            raise ValueError(
+                f"state: saved inside a chunk by {state['n_groups']} groups, got {dataset.n_groups} groups. "
+                "Save at the end of a chunk, or resume with as many groups."
+            )
+        state["n_groups"] = dataset.n_groups
+        dataset.start = Progress.from_dict(state)
+        source = dataset.open_source()
+        for chunk in dataset.iter_chunks(source=source):
+            key = COLUMN_NAMES.get(type(chunk.documents[0]), "ids")
+            state["identity"] = chunk.state["identity"]
+            # above 0 in the first chunk after a resume only
+            for index in range(state["document"], len(chunk.documents)):
+                last = index + 1 == len(chunk.documents)
+                # before the row is yielded, because the consumer may save the state while it has the row
+                state["document"] = 0 if last else index + 1
+                if last:
+                    # the first round after this one, from which any number of groups can resume
+                    state |= chunk.state
+                row = {key: chunk.documents[index], "domain": source.names[chunk.domains[index]]}
+                yield f"{chunk.number}-{index}", row | {"chunk": chunk.number}
+
+    def shuffle_data_sources(self, generator: Any) -> "DocumentExamples":
+        """Return self: the mixture has shuffled the documents within domains already."""
+        return self
+
+    def shard_data_sources(self, num_shards: int, index: int, contiguous: bool = True) -> "DocumentExamples":
+        """Return self, the only shard."""
+        return self
+
+    def reshard_data_sources(self) -> "DocumentExamples":
+        """Return self."""
+        return self
+
+
+@cache
+def _make_examples_class() -> type:
+    """Return `DocumentExamples` with the base class that `datasets` requires, whose import takes seconds."""
+    from datasets.iterable_dataset import _BaseExamplesIterable
+
+    return type("Documents", (DocumentExamples, _BaseExamplesIterable), {})
+
+
+def _restore_examples(dataset: MixtureDataset, state: dict[str, Any] | None) -> Any:
+    examples = _make_examples_class()(dataset)
+    examples._state_dict = state
+    return examples
+
+
+class TitanLoader:
+    """Batches of a prepared mixture for torchtitan 0.3.0, of one data-parallel rank.
+
+    Tensor, pipeline and context ranks of a group get the same ones.
+
+    Positions count from 0 in each document, and in each window. torchtitan derives its document masks from
+    them, so that no token attends to another document.
+
+    With B samples per rank and n ranks, global batch t consists of samples t B n ... of the mixture; rank r
+    gets the r-th B of them. The state contains the number of samples that all ranks have consumed, and the
+    state of weights that follow the model.
+    """
+
+    def __init__(
+        self, mixture: str | Path, seq_len: int, local_batch_size: int, dp_rank: int, dp_world_size: int,
+        global_batch_size: int | None = None, seed: int = 0,
+    ) -> None:  # fmt: skip
+        """Open a mixture that tools/prepare_mixture.py has prepared.
+
+        global_batch_size   samples of a step, if a step accumulates several batches; the same on every layout
+
+        Raises ValueError if the sizes do not divide.
+        """
+        if not 0 <= dp_rank < dp_world_size:
+            raise ValueError(f"dp_rank: got {dp_rank} of {dp_world_size}, expected 0 to {dp_world_size - 1}.")
+        batch_of_ranks = local_batch_size * dp_world_size
+        global_size = batch_of_ranks if global_batch_size is None else global_batch_size
+        if global_size < 1 or global_size % batch_of_ranks:
+            raise ValueError(
+                f"global_batch_size: got {global_size}, expected a multiple of {local_batch_size} x "
+                f"{dp_world_size}. Lower local_batch_size."
+            )
+        self.samples = MixtureSamples(mixture, seq_len, global_size, seed)
+        self.dp_rank, self.dp_world_size, self.batch_size = dp_rank, dp_world_size, local_batch_size
+        self.next_sample = 0
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        """Yield batches without end, or until the mixture stops before a step that it cannot fill."""
+        samples, at_once = self.samples, self.batch_size * self.dp_world_size
+        while True:
+            # Only before a step: its batches are either all yielded, on every rank, or none of them.
+            if self.next_sample % samples.batch_size == 0:
+                step = self.next_sample // samples.batch_size
+                n_samples = self.next_sample + samples.batch_size
+                if (
+                    samples.distributor.dry != "repeat"
+                    and samples.distributor.count_units_before(step + 1) < n_samples
+                ):
+                    return
+            # Rank r reads the r-th contiguous part of the samples of all ranks.
+            # B = 2, 3 ranks: the first batch is samples 0 to 5, of which rank 1 reads 2 and 3.
+            first = self.next_sample + self.dp_rank * self.batch_size
+            arrays = samples.take_with_positions(np.arange(first, first + self.batch_size))
+            windows, positions = map(torch.from_numpy, arrays)
+            self.next_sample += at_once
+            # [B, S + 1] to inputs [B, S] and labels [B, S], shifted by one token
+            inputs = {"input": windows[:, :-1].contiguous(), "positions": positions[:, :-1].contiguous()}
+            yield inputs, windows[:, 1:].contiguous()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as one string, equal on all ranks, so that DCP saves it once for any layout."""
+        samples = self.samples
+        state = {
+            "next_sample": self.next_sample,
+            "batch_size": samples.batch_size,
+            "seq_len": samples.seq_len,
+            "identity": samples.identity,
+            "samples": samples.state(self.next_sample // samples.batch_size),
+        }
+        return {STATE_KEY: json.dumps(state)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume from a state of any number of ranks; an empty one starts from the beginning.
+
+        Raises ValueError for another batch size or sequence length.
+        """
+        if not state_dict:
+            return
+        state = json.loads(state_dict[STATE_KEY])
+        for name in ("batch_size", "seq_len"):
+            if state[name] != getattr(self.samples, name):
+                raise ValueError(
+                    f"{name}: got {getattr(self.samples, name)}, expected the saved {state[name]}. "
+                    "Use the saved value (batch_size: samples of a step on all ranks)."
+                )
+        if state["identity"] != self.samples.identity:
+            raise ValueError(CHANGED)
+        self.samples.restore(state["samples"])
+        self.next_sample = state["next_sample"]
+
+
+@cache
+def _make_loader_class() -> type:
+    """Return `TitanLoader` as a dataloader class of torchtitan, whose import takes seconds."""
+    from torchtitan.components.dataloader import BaseDataLoader
+
+    class MixtureLoader(TitanLoader, BaseDataLoader):  # type: ignore[misc]  # torchtitan has no types
+        """Built by `Config.build`, as the trainer does."""
+
+        @dataclass(kw_only=True, slots=True)
+        class Config(BaseDataLoader.Config):  # type: ignore[misc]  # as above
+            """`dataset_path`: the mixture, prepared by tools/prepare_mixture.py."""
+
+            dataset: str = "mixture"
+            global_batch_size: int | None = None
+            """Samples of a step on all ranks, if a step accumulates several batches."""
+            seed: int = 0
+            """Seed of the order of documents within domains."""
+
+        def __init__(
+            self, config: Any, *, dp_world_size: int, dp_rank: int, seq_len: int, local_batch_size: int,
+            **_: Any,
+        ) -> None:  # fmt: skip
+            """Ignore torchtitan's other arguments (its tokenizer): the mixture is tokenized."""
+            if config.dataset_path is None:
+                raise ValueError("dataloader.dataset_path: got None, expected a mixture (YAML). Set it.")
+            super().__init__(
+                config.dataset_path, seq_len, local_batch_size, dp_rank, dp_world_size,
+                config.global_batch_size, config.seed,
+            )  # fmt: skip
+
+    return MixtureLoader
+
+
+def titan_config(mixture: str | Path, global_batch_size: int | None = None, seed: int = 0) -> Any:
+    """Return a `BaseDataLoader.Config` of torchtitan: `config.dataloader = titan_config("slim.yaml")`.
+
+    global_batch_size   torchtitan's `training.global_batch_size` if it accumulates gradients: the number of
+                        windows of a step on all ranks
+
+    Raises ImportError without torchtitan.
+    """
+    return _make_loader_class().Config(  # type: ignore[attr-defined]  # made at run time
+        dataset_path=str(mixture), global_batch_size=global_batch_size, seed=seed
+    )

@@ -1,0 +1,217 @@
+"""Preparation of a mixture for training: its documents as tokens, with the weights of the domains."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megatron.cli import ProgressBar
+from megatron.data import open_dataset
+from megatron.data.indexed import IndexedTokens
+from megatron.io import atomic_path, wait_for_lock, write_json
+from megatron.log import get_logger
+from megatron.mixture.files import SourceFile, open_decompressed
+from megatron.mixture.query import Selection
+from megatron.mixture.spec import MixtureSpec, build_step_weights, read_spec
+from megatron.mixture.tars import TAR_SUFFIXES, iter_samples
+from megatron.plan.datapaths import compare_eods
+from megatron.plan.mixture_use import DOCUMENTS, RESOLVED, ResolvedMixture, mixture_folder, read_resolved
+from megatron.text.preprocess import PreprocessOptions, preprocess
+
+TOKENS = "tokens"  # folder of the tokenized texts
+BATCH_BYTES, BATCH_FILES = 128 << 20, 4096  # of adjacent files that become one dataset
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class TokenizedFiles:
+    """Datasets with the tokens of files. Document r of file k is document firsts[k] + r of its dataset.
+
+    datasets   of all files
+    numbers    dataset of each file, int64 [n]
+    firsts     int64 [n]
+    """
+
+    datasets: list[IndexedTokens]
+    numbers: np.ndarray
+    firsts: np.ndarray
+
+
+def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False) -> ResolvedMixture:
+    """Query the catalog, tokenize the text, and write the result to the folder beside the file.
+
+    Existing results are reused. Several processes may call this at once; one of them does the work. Size and
+    modification time of every file must be those of the catalog; with `verify` its content too. Raises what
+    reading, querying and tokenizing raise.
+    """
+    spec = read_spec(path)
+    folder = mixture_folder(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    # only one process prepares; the others wait and find the result
+    with wait_for_lock(folder / ".lock"):
+        selection = spec.select_documents(count_tokens=False)
+        for file in selection.files if verify else ():
+            file.verify()
+        tokenized = tokenize_files(selection.files, spec, folder, quiet)
+        tokenizer = _check_tokenizer(tokenized.datasets)
+        # changes with the documents, the specification, or the tokenizer
+        sums = [selection.compute_identity(), spec.compute_sha256(), tokenizer.get("sha256")]
+        identity = hashlib.sha256(json.dumps(sums).encode()).hexdigest()
+        if not _is_prepared(path, identity):
+            located = replace(_locate_tokens(selection, tokenized), identity=identity)
+            ends = np.concatenate([[0], np.cumsum(located.column("size"), dtype=np.int64)])
+            tokens = np.diff(ends[located.bounds])
+            weights, _ = build_step_weights(spec, selection, tokens, 1)
+            located.save(folder / DOCUMENTS)
+            # RESOLVED last: of another identity than the documents it counts as not prepared
+            write_json(folder / RESOLVED, {
+                "identity": identity,
+                "snapshot": dict(selection.snapshot),
+                "tokenizer": tokenizer,
+                "domains": list(selection.names),
+                "documents": selection.n_documents.tolist(),
+                "tokens": tokens.tolist(),
+                "weights": weights.weights_at(0)[0].tolist(),
+                "pairs": [dataset.prefix for dataset in tokenized.datasets],
+            })  # fmt: skip
+    return read_resolved(path)
+
+
+def _is_prepared(path: str | Path, identity: str) -> bool:
+    """Return whether both files of a prepared mixture are those of this identity."""
+    folder = mixture_folder(path)
+    if not (folder / RESOLVED).is_file() or read_resolved(path).identity != identity:
+        return False
+    try:
+        return Selection.load(folder / DOCUMENTS).identity == identity
+    except (FileNotFoundError, ValueError):
+        return False
+
+
+def _locate_tokens(selection: Selection, tokenized: TokenizedFiles) -> Selection:
+    """Return the documents with their dataset in `file`, and first token and length in `begin` and `size`."""
+    file, row = selection.column("file"), selection.column("row")
+    number = tokenized.numbers[file].astype(np.int32)
+    begins, sizes = np.empty(len(file), dtype=np.int64), np.empty(len(file), dtype=np.int32)
+    for k, dataset in enumerate(tokenized.datasets):
+        mask = np.flatnonzero(number == k)
+        begins[mask], sizes[mask] = dataset.document_spans(row[mask] + tokenized.firsts[file[mask]])
+        dataset.unmap()
+    documents = selection.documents
+    for name, column in (("file", number), ("begin", begins), ("size", sizes)):
+        documents = documents.set_column(documents.column_names.index(name), name, [column])
+    return replace(selection, documents=documents)
+
+
+def tokenize_files(
+    files: Sequence[SourceFile], spec: MixtureSpec, folder: Path, quiet: bool
+) -> TokenizedFiles:
+    """Return the datasets with the documents of the files. Text is tokenized once, many files at a time.
+
+    Raises ValueError for a file that is not as registered.
+    """
+    datasets: list[IndexedTokens] = []
+    numbers: list[int] = []
+    firsts: list[int] = []
+    texts = [file for file in files if not file.is_dataset]
+    with ProgressBar("tokenizing", sum(file.n_bytes for file in texts), "B", quiet=quiet) as bar:
+        for batch in _batch_files(files):
+            if batch[0].is_dataset:
+                batch[0].check_unchanged()
+                prefix = batch[0].prefix
+            else:
+                prefix = _tokenize_batch(batch, spec, folder)
+                bar.update(sum(file.n_bytes for file in batch))
+            dataset, counts = open_dataset(prefix), [file.n_documents for file in batch]
+            # rows of the catalog and of the dataset must match
+            if dataset.n_documents != sum(counts):
+                raise ValueError(
+                    f"{batch[0].path}: {sum(counts):,} documents are registered, {dataset.n_documents:,} are "
+                    f"tokenized, of {len(batch):,} files. Correct the lines that register_corpus.py CATALOG "
+                    "broken lists, and register the files again."
+                )
+            numbers += [len(datasets)] * len(batch)
+            firsts += np.concatenate([[0], np.cumsum(counts)])[:-1].tolist()
+            datasets.append(dataset)
+    return TokenizedFiles(datasets, np.array(numbers, dtype=np.int64), np.array(firsts, dtype=np.int64))
+
+
+def _batch_files(files: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
+    """Yield files in order: adjacent texts together, a dataset alone."""
+    batch: list[SourceFile] = []
+    n_bytes = 0
+    for file in files:
+        fits = batch and n_bytes + file.n_bytes <= BATCH_BYTES and len(batch) < BATCH_FILES
+        if batch and (
+            file.is_dataset or batch[-1].is_dataset or file.text_key != batch[-1].text_key or not fits
+        ):
+            yield batch
+            batch, n_bytes = [], 0
+        batch.append(file)
+        n_bytes += file.n_bytes
+    if batch:
+        yield batch
+
+
+def _tokenize_batch(batch: Sequence[SourceFile], spec: MixtureSpec, folder: Path) -> str:
+    """Return the prefix of the dataset with the documents of some texts."""
+    paths, key = [file.check_unchanged() for file in batch], batch[0].text_key
+    tokenizer = spec.settings.tokenizer
+    if tokenizer is None:
+        raise ValueError(
+            f"{spec.path}: no tokenizer, but {paths[0]} is text. Add tokenizer: gpt2, or a folder."
+        )
+    # everything that determines the tokens is in the file name, so that old results are not reused
+    made_of = [[file.path, file.n_bytes, file.mtime_ns, file.sha256] for file in batch]
+    name = hashlib.sha256(json.dumps([made_of, key, tokenizer]).encode()).hexdigest()[:12]
+    name = f"{paths[0].name.partition('.')[0]}-{name}"
+    prefix = folder / TOKENS / f"{name}_{key}_document"
+    # the sidecar is renamed last, so that it marks a complete dataset
+    if not prefix.with_name(prefix.name + ".json").is_file():
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        inputs = [
+            _write_texts(path, key, prefix.parent) if path.name.endswith(TAR_SUFFIXES) else path
+            for path in paths
+        ]
+        options = PreprocessOptions(
+            keys=(key,), append_eod=True, skip_bad_lines=True, quiet=True, overwrite=True
+        )
+        preprocess([str(path) for path in inputs], prefix.with_name(name), tokenizer, options)
+        for lines in set(inputs) - set(paths):
+            lines.unlink()
+    return str(prefix)
+
+
+def _write_texts(path: Path, text_key: str, folder: Path) -> Path:
+    """Write the texts of the samples of a tar archive as lines of JSON, and return their path."""
+    lines = folder / f"{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.jsonl"
+    with atomic_path(lines) as partial, partial.open("w") as sink, open_decompressed(path) as stream:
+        # registration has checked the size of the samples
+        for sample in iter_samples(path, stream, max_bytes=1 << 62):
+            try:
+                record = sample.build_record(text_key)
+            except ValueError:  # counted as broken at registration
+                continue
+            sink.write(json.dumps({text_key: record[text_key]}) + "\n")
+    return lines
+
+
+def _check_tokenizer(datasets: Sequence[IndexedTokens]) -> dict[str, Any]:
+    """Return the tokenizer of the datasets. Raises ValueError if they differ."""
+    tokenizer: dict[str, Any] = {}
+    for dataset in datasets:
+        recorded = (dataset.sidecar or {}).get("tokenizer") or {}
+        if tokenizer and recorded.get("sha256") != tokenizer.get("sha256"):
+            raise ValueError(
+                f"{dataset.prefix}: made with another tokenizer than {datasets[0].prefix}. "
+                "Use the same tokenizer for both."
+            )
+        tokenizer = tokenizer or recorded
+    for warning in compare_eods([dataset.prefix for dataset in datasets], allow_mixed=True):
+        log.warning("%s", warning)
+    return tokenizer

@@ -1,1 +1,0 @@
-"""Server and clients of mixtures over Arrow Flight."""

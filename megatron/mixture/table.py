@@ -1,0 +1,253 @@
+"""Delta Lake tables of a catalog: one per corpus, written by `deltalake` and read by DuckDB.
+
+A table has the partition `_kind=documents` with a row for each document, and `_kind=files` with a row for
+each registered file, whose `_meta` is the JSON of a `SourceFile`. A registration appends to both in one
+commit, so that it is visible as a whole or not at all, in a folder and in an object store, whoever else
+writes.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from megatron.log import get_logger
+from megatron.mixture.files import SourceFile
+from megatron.mixture.lazy_imports import fetch_rows, import_deltalake, import_pyarrow
+from megatron.mixture.properties import Property, quote_identifier, quote_text
+
+KIND, META = "_kind", "_meta"
+ORPHAN_HOURS = 7 * 24  # files that no commit names may belong to a running registration until then
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Settings of a corpus.
+
+    tokenizer   the tokenizer that counted the tokens; None if they are not counted
+    added       properties that `add_property` has added later, by their types
+    """
+
+    name: str
+    text_key: str
+    properties: tuple[Property, ...]
+    tokenizer: dict[str, Any] | None = None
+    added: tuple[Property, ...] = ()
+
+    @property
+    def all_properties(self) -> tuple[Property, ...]:
+        """Properties of the registration, and those added later."""
+        return (*self.properties, *self.added)
+
+    @property
+    def compatibility_key(self) -> tuple[Any, ...]:
+        """Settings that must be equal when files are added. The path of a tokenizer may differ."""
+        return self.properties, self.text_key, self.tokenizer and self.tokenizer | {"name": None}
+
+    def to_json(self) -> str:
+        """Return the settings as the description of the table."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Corpus":
+        """Parse a description. Raises ValueError for another text."""
+        try:
+            fields = json.loads(text)
+            properties, added = (
+                tuple(Property(**prop) for prop in fields.pop(key)) for key in ("properties", "added")
+            )
+            return cls(**fields, properties=properties, added=added)
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise ValueError(f"got a table that is not a corpus ({error}). Register it again.") from error
+
+
+def make_schema(corpus: Corpus) -> Any:
+    """Return the columns of the table of a corpus, as Arrow."""
+    arrow = import_pyarrow()
+    types = {
+        "VARCHAR": arrow.string(), "BIGINT": arrow.int64(), "DOUBLE": arrow.float64(),
+        "BOOLEAN": arrow.bool_(), "DATE": arrow.date32(), "VARCHAR[]": arrow.list_(arrow.string()),
+    }  # fmt: skip
+    location = {"file": arrow.int64(), "row": arrow.int32(), "begin": arrow.int64(), "size": arrow.int32()}
+    columns = location | {"tokens": arrow.int64()}
+    columns |= {prop.name: types[prop.sql_type] for prop in corpus.all_properties}
+    return arrow.schema(list((columns | {KIND: arrow.string(), META: arrow.string()}).items()))
+
+
+def is_object_url(path: Path | str) -> bool:
+    """Return whether a catalog is in an object store."""
+    return "://" in str(path)
+
+
+class CorpusTable:
+    """The table of one corpus: its current version, or an earlier one."""
+
+    def __init__(self, catalog: Path | str, name: str, version: int | None = None) -> None:
+        """Open the table. Raises FileNotFoundError if there is none, ValueError for an unknown version."""
+        self.catalog, self.name = catalog, name
+        self.uri = f"{catalog}/{quote(name, safe=' ')}"
+        deltalake = import_deltalake()
+        try:
+            self.delta = deltalake.DeltaTable(self.uri, version=version, storage_options=storage_options())
+        except deltalake.exceptions.TableNotFoundError as error:
+            raise FileNotFoundError(f"{catalog}: no corpus '{name}'. Register it.") from error
+        except (deltalake.exceptions.DeltaError, OSError) as error:
+            what = f"{name} version {version}" if version is not None else name
+            raise ValueError(f"{catalog}: {what} cannot be opened ({_first_line(error)}).") from error
+        self.corpus = Corpus.from_json(self.delta.metadata().description)
+
+    @classmethod
+    def create(cls, catalog: Path | str, corpus: Corpus, replace: bool = False) -> "CorpusTable":
+        """Create the table of a corpus, or replace an empty one. If another process did, open its table."""
+        deltalake = import_deltalake()
+        uri = f"{catalog}/{quote(corpus.name, safe=' ')}"
+        if not is_object_url(catalog):
+            Path(uri).mkdir(parents=True, exist_ok=True)
+        try:
+            deltalake.DeltaTable.create(
+                uri, make_schema(corpus), mode="overwrite" if replace else "error", partition_by=[KIND],
+                description=corpus.to_json(), storage_options=storage_options(),
+                # DuckDB reads the statistics in the parquet files
+                configuration={"delta.dataSkippingNumIndexedCols": "0"},
+            )  # fmt: skip
+        except deltalake.exceptions.DeltaError as error:
+            log.debug("%s: %s", uri, error)  # a simultaneous creation, or the next line raises
+        return cls(catalog, corpus.name)
+
+    @property
+    def version(self) -> int:
+        """Number of the commit that is shown."""
+        return int(self.delta.version())
+
+    def refresh(self) -> bool:
+        """Show the current version. Returns whether it changed."""
+        before = self.version
+        self.delta.update_incremental()
+        return before != self.version
+
+    def append(self, batches: Iterable[Any]) -> None:
+        """Append Arrow batches with the columns of `make_schema` in one commit."""
+        deltalake, arrow = import_deltalake(), import_pyarrow()
+        failure: list[BaseException] = []
+
+        def guard() -> Iterator[Any]:
+            try:
+                yield from batches
+            except BaseException as error:  # the writer would replace it by an error of its own
+                failure.append(error)
+                raise
+
+        reader = arrow.RecordBatchReader.from_batches(make_schema(self.corpus), guard())
+        plain = deltalake.ColumnProperties(dictionary_enabled=False, encoding="DELTA_BINARY_PACKED")
+        properties = deltalake.WriterProperties(
+            compression="ZSTD", column_properties=dict.fromkeys(("row", "begin", "size"), plain)
+        )
+        try:
+            deltalake.write_deltalake(
+                self.uri, reader, mode="append", partition_by=[KIND], writer_properties=properties,
+                storage_options=storage_options(),
+            )  # fmt: skip
+        except Exception as error:
+            if failure:
+                raise failure[0] from None
+            raise self._translate(error, "cannot be written") from error
+        self.refresh()
+
+    def scan(self, connection: Any, kind: str, view: str) -> None:
+        """Create a view of the rows of a kind in a DuckDB connection."""
+        uris = [uri for uri in self.delta.file_uris() if f"/{KIND}={kind}/" in uri]
+        columns = ", ".join(quote_identifier(name) for name in make_schema(self.corpus).names if name != KIND)
+        if is_object_url(self.catalog) or not uris:
+            rows = self.delta.to_pyarrow_dataset() if uris else make_schema(self.corpus).empty_table()
+            connection.register(f"rows of {view}", rows)
+            source = f"{quote_identifier(f'rows of {view}')} WHERE {KIND} = '{kind}'"
+        else:
+            paths = ", ".join(quote_text(unquote(uri)) for uri in uris)
+            source = f"read_parquet([{paths}], hive_partitioning = false)"
+        connection.execute(
+            f"CREATE OR REPLACE TEMP VIEW {quote_identifier(view)} AS SELECT {columns} FROM {source}"
+        )
+
+    def list_files(self, connection: Any) -> tuple[list[SourceFile], list[int]]:
+        """Return the registered files, and the ids of registrations that others replace."""
+        self.scan(connection, "files", "registered_files")
+        winners: dict[str, SourceFile] = {}
+        dead = []
+        for (text,) in fetch_rows(connection, f"SELECT {META} FROM registered_files"):
+            fields = json.loads(text)
+            broken = tuple((line, why) for line, why in fields.pop("broken"))
+            file = SourceFile(**fields, broken=broken)
+            # of two registrations of a path the one of the later content counts, whoever reads
+            first, last = sorted([file, winners.get(file.path, file)], key=lambda file: file.age)
+            winners[file.path] = last
+            dead += [] if first is last else [first.id]
+        return list(winners.values()), dead
+
+    def delete(self, ids: Iterable[int] | None = None) -> None:
+        """Delete the rows of some files, or all rows, in one commit. Earlier versions keep them."""
+        listed = None if ids is None else ", ".join(map(str, ids))
+        try:
+            self.delta.delete(None if listed is None else f"file IN ({listed})")
+        except Exception as error:
+            raise self._translate(error, "cannot be changed") from error
+        self.refresh()
+
+    def overwrite(self, corpus: Corpus, reader: Any) -> None:
+        """Replace all rows in one commit, with the columns of changed settings."""
+        deltalake = import_deltalake()
+        try:
+            deltalake.write_deltalake(
+                self.delta, reader, mode="overwrite", schema_mode="overwrite", partition_by=[KIND]
+            )
+            # a kill in between leaves a column that no property names
+            self.delta.alter.set_table_description(corpus.to_json())
+        except Exception as error:
+            raise self._translate(error, "cannot be changed") from error
+        self.refresh()
+        self.corpus = corpus
+
+    def list_versions(self) -> list[tuple[int, float, str]]:
+        """Return (version, seconds since 1970, operation) of the commits, the latest first."""
+        return [
+            (commit["version"], commit["timestamp"] / 1000, commit["operation"])
+            for commit in self.delta.history()
+        ]
+
+    def prune(self, keep: Iterable[int]) -> int:
+        """Delete what neither the current version nor those of `keep` need; return the number of files."""
+        options = {"dry_run": False, "enforce_retention_duration": False, "keep_versions": list(keep) or None}
+        removed = self.delta.vacuum(retention_hours=0, full=False, **options)
+        return len(removed) + len(self.delta.vacuum(retention_hours=ORPHAN_HOURS, full=True, **options))
+
+    def _translate(self, error: Exception, what: str) -> Exception:
+        kind = OSError if isinstance(error, OSError) else ValueError
+        return kind(f"{self.catalog}: corpus '{self.name}' {what} ({_first_line(error)}). Run it again.")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def storage_options() -> dict[str, str]:
+    """Return the options of object stores that do not follow from the environment."""
+    # a server on this machine or in the same network, such as MinIO, often has no TLS
+    endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
+    return {"aws_allow_http": "true"} if endpoint.startswith("http://") else {}
+
+
+def list_tables(catalog: Path | str) -> list[str]:
+    """Return the names of the corpora of a catalog, sorted."""
+    if is_object_url(catalog):
+        from deltalake.fs import DeltaStorageHandler
+
+        arrow = import_pyarrow()
+        files = arrow.fs.PyFileSystem(DeltaStorageHandler(str(catalog), storage_options()))
+        folders = files.get_file_info(arrow.fs.FileSelector("", allow_not_found=True))
+        names = [info.base_name for info in folders if info.type == arrow.fs.FileType.Directory]
+    else:
+        names = [folder.parent.name for folder in Path(catalog).glob("*/_delta_log")]
+    return sorted(map(unquote, names))

@@ -1,0 +1,305 @@
+"""The server: everything a client asks for, refusals in a sentence, kills, TLS and full requests."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as fl
+import pyarrow.parquet as pq
+import pytest
+
+from megatron.mixture.client import Connection, LossReports, MixtureClient, RemoteChunks
+from megatron.mixture.conditions import field
+from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.server import (
+    ListenOptions,
+    ServedFolder,
+    check_private,
+    make_server,
+    make_token_file,
+    read_token,
+)
+from tests.mixture.conftest import PROPERTIES, Start, write_lines
+from tests.tool_modules import load_tool
+
+mixture_server = load_tool(Path(__file__).parents[2] / "tools" / "mixture_server.py")
+
+TOKEN = "0123456789abcdef"
+SPEC = {"by": ["language"], "weights": {"Python": 3, "Go": 1}, "count": "documents", "chunk_size": 16}
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[ServedFolder, str]]:
+    """Serve a new folder in this process; return it and its location."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    write_lines(folder / "a.jsonl", 300)
+    opened = ServedFolder(folder, roots=[tmp_path / "more"])
+    server = make_server(opened, ListenOptions(token=TOKEN))
+    yield opened, f"grpc+tcp://127.0.0.1:{server.port}"
+    server.shutdown()
+    opened.close()
+
+
+@pytest.fixture
+def client(served) -> Iterator[MixtureClient]:
+    with MixtureClient(served[1], TOKEN, patience_s=5) as client:
+        yield client
+
+
+def test_a_client_registers_queries_adds_a_property_mixes_and_reads(client, served, tmp_path) -> None:
+    assert client.register("code", ["a.jsonl"], PROPERTIES).n_documents == 300
+    assert client.register("code", ["*.jsonl"], PROPERTIES).n_known == 1
+    assert client.list_corpora()[0].properties == ("language", "stars")
+    assert client.describe_corpus("code")["language"] == [
+        ("C", 100, None),
+        ("Go", 100, None),
+        ("Python", 100, None),
+    ]
+    assert client.count((field("stars") >= 150) & ~field("language").isin(["C"]), ["language"]) == {
+        ("Go",): (50, None), ("Python",): (50, None),
+    }  # fmt: skip
+    found = list(client.find_documents("stars < 4", ["language"]))
+    path = str(served[0].folder / "a.jsonl")
+    assert found == [("C", path, 0), ("C", path, 3), ("Go", path, 1), ("Python", path, 2)]
+    values = {"path": [path] * 300, "row": list(range(300)), "half": ["low"] * 150 + ["high"] * 150}
+    pq.write_table(pa.table(values), tmp_path / "half.parquet")
+    assert client.add_property("code", "half category", tmp_path / "half.parquet") == 300
+    assert client.count(by=["half"]) == {("high",): (150, None), ("low",): (150, None)}
+    name = client.create_mixture(SPEC | {"where": field("half") == "low"})
+    assert client.create_mixture(SPEC | {"where": field("half") == "low"}) == name
+    chunks = list(islice(client.open_dataset(name), 3))
+    assert {text for chunk in chunks for text in chunk.documents} <= {f"document {i}" for i in range(150)}
+    with DocumentChunks(served[0].folder / f"{name}.yaml") as local:
+        assert [chunk.documents for chunk in chunks] == [
+            local.read(i, 1).column("text").to_pylist() for i in range(3)
+        ]
+    client.remove_mixture(name)
+    assert client.list_mixtures() == []
+    client.remove_corpus("code")
+    assert client.list_corpora() == []
+
+
+def test_a_mixture_keeps_the_documents_that_it_had_when_it_was_created(client, served) -> None:
+    client.register("code", ["a.jsonl"], PROPERTIES)
+    name = client.create_mixture(SPEC, name="first")
+    write_lines(served[0].folder / "b.jsonl", 60)
+    client.register("code", ["b.jsonl"], PROPERTIES)
+    assert client.count() == {(): (360, None)}
+    again = ServedFolder(served[0].folder)  # as after a restart
+    assert again.open_mixture({"mixture": name}).counts.sum() == 300
+    again.close()
+    with pytest.raises(ValueError, match="name: got 'first', a mixture with other keys"):
+        client.create_mixture(SPEC | {"chunk_size": 8}, name="first")
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("register", {"corpus": "x", "inputs": ["/etc/passwd"]}, "no such file|is not below"),
+    ("register", {"corpus": "x", "inputs": ["../a.jsonl"]}, "is not below .* Start the server with --root"),
+    ("register", {"corpus": "x", "inputs": ["a.jsonl"], "properties": ["read_text('/etc') AS p"]}, "got SQL"),
+    ("create_mixture", {"spec": {"catalog": "/etc"}}, "catalog: is not a key of a mixture on a server"),
+    ("create_mixture", {"spec": {"adaptive": {"rule": "os:system"}}}, "expected ado or loss on a server"),
+    ("create_mixture", {"spec": SPEC, "name": "../x"}, "name: got '../x'"),
+    ("describe", {"mixture": "../token"}, "mixture '../token': expected one of none"),
+    ("count", {"query": {"where": ["stars = (SELECT count(*) FROM read_csv('/x'))"]}}, "Permission Error"),
+    ("count", {"query": {"by": ["colour"]}}, "no property 'colour'"),
+    ("nothing", {}, "action 'nothing': expected one of"),
+    ("remove_corpus", {"corpus": "y"}, "no corpus 'y'"),
+    ("report", {"mixture": "m", "chunk": -1, "nats": [], "tokens": []}, "mixture 'm'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("action, request_, reason", REFUSED)
+def test_a_refused_request_is_one_sentence(action, request_, reason, client, served, tmp_path) -> None:
+    write_lines(tmp_path / "a.jsonl", 3)
+    client.register("code", ["a.jsonl"], PROPERTIES)
+    with pytest.raises(ValueError, match=f"refused: .*({reason})") as caught:
+        client.connection.request(action, request_)
+    assert "\n" not in str(caught.value)
+    assert client.count() == {(): (300, None)}  # the server goes on
+
+
+def test_requests_for_chunks_are_bounded_and_start_from_the_position_that_they_contain(
+    client, served
+) -> None:
+    client.register("code", ["a.jsonl"], PROPERTIES)
+    source = client.open_chunks(client.create_mixture(SPEC))
+    far = source.find_position(60_000)
+    assert source.read(60_003, 2, far).equals(source.read(60_003, 2, source.find_position(60_002, far)))
+    for first, n, position, reason in (
+        (10**9, 1, None, r"chunk 1,000,000,000: got the nearest known position at chunk"),
+        (10**9, 1, far, r"nearest known position at chunk 60,0"),
+        (0, 65, None, "n: got 65 chunks, expected at most 64"),
+        (-1, 1, None, "first: got -1"),
+        (0, 1, {"chunk": 0, "done": [1], "lag": [0]}, "the mixture has 3"),
+    ):
+        with pytest.raises(ValueError, match=f"refused: .*{reason}"):
+            source.read(first, n, position)
+    for ticket in (b"", b"[]", b"{", b'{"first": 0}'):
+        with pytest.raises(ValueError, match="refused"):
+            client.connection.call(lambda c, o, ticket=ticket: c.do_get(fl.Ticket(ticket), o).read_all())
+
+
+def test_groups_of_several_clients_read_the_chunks_of_one(client) -> None:
+    client.register("code", ["a.jsonl"], PROPERTIES)
+    name = client.create_mixture(SPEC)
+    alone = {chunk.number: chunk.documents for chunk in islice(client.open_dataset(name), 24)}
+    for n_groups in (2, 4):
+        read: dict[int, list[Any]] = {}
+
+        def run(group: int, n_groups: int = n_groups, read: dict[int, list[Any]] = read) -> None:
+            for chunk in islice(client.open_dataset(name, group, n_groups), 24 // n_groups):
+                read[chunk.number] = chunk.documents
+
+        threads = [Thread(target=run, args=(group,)) for group in range(n_groups)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert read == alone
+
+
+def test_reported_losses_change_the_weights_and_waiting_clients_get_their_chunk(client) -> None:
+    client.register("code", ["a.jsonl"], PROPERTIES)
+    name = client.create_mixture(SPEC | {"adaptive": {"rule": "loss", "every_steps": 2, "delay_steps": 2}})
+    source = client.open_chunks(name, run="one")
+    reports = LossReports(source)
+    losses = np.array([0.0, 4, 40]), np.array([0.0, 4, 10])
+    late = Thread(target=lambda: (time.sleep(0.5), reports.report(0, *losses)))
+    late.start()
+    domains = []
+    for i in range(6):
+        # chunk 2 waits for the report of chunk 0, and chunk 4 for the one of chunk 2
+        domains.append(np.bincount(source.read(i, 1).column("domain").to_numpy(), minlength=3).tolist())
+        if i == 2:
+            reports.report(2, *losses)
+    late.join()
+    reports.close()
+    assert domains[0] == domains[1] == [0, 4, 12]
+    assert sum(counts[1] for counts in domains[4:]) != 8
+    with pytest.raises(ValueError, match="run: expected a name of letters"):
+        client.open_chunks(name, run="../x")
+
+
+def test_metrics_count_what_was_sent(client, served) -> None:
+    client.register("code", ["a.jsonl"], PROPERTIES)
+    name = client.create_mixture(SPEC)
+    client.open_chunks(name).read(0, 4)
+    with pytest.raises(ValueError, match="refused the token"), Connection(served[1], "wrong") as other:
+        other.request("status")
+    status = client.connection.request("status")
+    assert (status["chunks"], status["documents"], status["errors"]) == (4, 64, 1)
+    assert f'mixture_documents_total{{domain="Python",mixture="{name}"}} 48.0' in client.connection.request(
+        "metrics"
+    )
+
+
+def test_a_kill_of_the_server_and_of_clients_changes_no_chunk(tmp_path, start: Start, mixture) -> None:
+    process, location = start(tmp_path, "--port", "0")
+    token, port = read_token(tmp_path / "token"), location.rpartition(":")[2]
+    script = (
+        "import sys\nfrom megatron.mixture.client import MixtureClient\n"
+        "for chunk in MixtureClient(*sys.argv[1:]).open_dataset('code'): print(chunk.number, flush=True)\n"
+    )
+    root = Path(__file__).parents[2]
+    victims = [
+        subprocess.Popen([sys.executable, "-c", script, location, token], stdout=subprocess.PIPE, text=True,
+                         env=os.environ | {"PYTHONPATH": str(root)})
+        for _ in range(2)
+    ]  # fmt: skip
+    for victim in victims:
+        assert victim.stdout is not None and victim.stdout.readline() == "0\n"
+        victim.send_signal(signal.SIGKILL)
+        victim.wait()
+    with MixtureClient(location, token) as client:
+        reading = iter(client.open_dataset("code"))
+        chunks = [next(reading) for _ in range(20)]
+        process.kill()
+        process.wait()
+        again = Thread(target=lambda: start(tmp_path, "--port", port))
+        again.start()
+        chunks += [next(reading) for _ in range(20)]  # waits for the server
+        again.join()
+    with DocumentChunks(mixture) as local:
+        assert [chunk.documents for chunk in chunks] == [
+            local.read(i, 1).column("text").to_pylist() for i in range(40)
+        ]
+    with pytest.raises(ConnectionError, match="no answer for 1 s .* Restart the server"):
+        Connection("grpc+tcp://127.0.0.1:1", token, patience_s=1).request("status")
+
+
+def test_tls_is_verified_with_the_certificate(tmp_path, start: Start, mixture) -> None:
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    keys = ["-keyout", str(tmp_path / "k.pem"), "-out", str(tmp_path / "c.pem")]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *keys, *subject]
+    subprocess.run(command, check=True, capture_output=True)
+    (tmp_path / "k.pem").chmod(0o600)
+    _, location = start(
+        tmp_path, "--port", "0", "--tls-cert", tmp_path / "c.pem", "--tls-key", tmp_path / "k.pem"
+    )
+    secure = f"grpc+tls://localhost:{location.rpartition(':')[2]}"
+    token = read_token(tmp_path / "token")
+    with Connection(secure, token, (tmp_path / "c.pem").read_bytes()) as connection:
+        assert len(RemoteChunks(connection, "code").read(0, 1)) == 512
+    with pytest.raises(ConnectionError, match="its certificate is not trusted"):
+        Connection(secure, token, patience_s=3).request("status")
+
+
+LISTEN = [
+    ({"host": "0.0.0.0", "token": "short"}, "got a token of 5 characters, expected at least 16"),
+    ({"host": "0.0.0.0", "token": TOKEN}, "got a non-local address without TLS"),
+]
+
+
+@pytest.mark.parametrize("options, reason", LISTEN)
+def test_an_open_address_without_protection_is_refused(options, reason) -> None:
+    with pytest.raises(ValueError, match=reason):
+        ListenOptions(**options).check()
+    ListenOptions(host="::1", token="short").check()
+
+
+def test_secrets_that_others_can_read_are_refused(tmp_path) -> None:
+    path = make_token_file(tmp_path)
+    assert len(read_token(path)) == 32 and path.stat().st_mode & 0o777 == 0o600
+    path.write_text("\n")
+    with pytest.raises(ValueError, match="got no token, expected one printable word"):
+        read_token(path)
+    path.chmod(0o644)
+    with pytest.raises(PermissionError, match="got mode 0644, expected 0600"):
+        check_private(path)
+
+
+WORDS = [
+    ([], "give either a folder to serve, or --status"),
+    (["m.yaml"], "m.yaml is a mixture: serve its folder"),
+    (["x", "--follow"], "--follow: a mixture has one server"),
+    (["x", "--tls-cert", "c.pem"], "--tls-cert and --tls-key go together"),
+    (["x", "--prometheus"], "--prometheus requires --status"),
+]
+
+
+@pytest.mark.parametrize("words, reason", WORDS)
+def test_the_tool_names_what_replaces_former_options(words, reason, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.yaml").write_text("catalog: c\n")
+    with pytest.raises(SystemExit) as caught:
+        mixture_server.main(words)
+    assert caught.value.code == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_the_tool_prints_the_status_of_a_server(served, tmp_path, capsys) -> None:
+    (tmp_path / "t").write_text(TOKEN)
+    (tmp_path / "t").chmod(0o600)
+    assert mixture_server.main(["--status", served[1], "--token-file", str(tmp_path / "t")]) == 0
+    assert json.loads(capsys.readouterr().out)["mixtures"] == []
