@@ -88,7 +88,6 @@ def build_parser() -> argparse.ArgumentParser:
     runs.add_argument(
         "--unique", type=float, metavar="TOKENS", help="unique tokens; training beyond them repeats text"
     )
-    runs.add_argument("--repeats", type=positive_int, default=1, metavar="N", help="maximum seeds of one run")
     parser.add_argument("--out", type=Path, metavar="RUNS.csv", help="also write the runs to this file")
     return parser
 
@@ -146,9 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             name: limits.apply(runs)
             for name, runs in build_simple_designs(args.budget, args.runs, args.unique).items()
         }
-        chosen = designer.propose(
-            every, list(simple.values()), args.budget, args.runs, args.criterion, args.repeats
-        )
+        chosen = designer.propose(every, list(simple.values()), args.budget, args.runs, args.criterion)
         if args.out:
             cells = zip(chosen.N, chosen.D, chosen.U, chosen.flops, strict=True)
             text = "".join(f"{n:.0f},{d:.0f},{u:.0f},{c:.6g}\n" for n, d, u, c in cells)

@@ -90,12 +90,6 @@ class Noise:
     n_cut: int = 0
     trend: Trend | None = None
 
-    def half_width(self, level: float) -> float:
-        """Return the half-width in log L of a two-sided interval for one new run, by Student's t."""
-        from scipy.special import stdtrit  # slow to import, and readers of laws need none of it
-
-        return float(stdtrit(self.dof, (1 + level) / 2)) * self.sigma
-
     def correlate(self, labels: np.ndarray) -> np.ndarray:
         """Return the correlation matrix [n, n] of the noise of rows with labels [n], positive definite."""
         share = min(self.between**2 / max(self.sigma**2, 1e-300), 0.999)
