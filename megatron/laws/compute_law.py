@@ -38,7 +38,7 @@ from megatron.laws.fitting.noise import (
     validate_labels,
 )
 from megatron.laws.isoflop import split_budgets
-from megatron.laws.law_file import convert_fields, load_law, require
+from megatron.laws.law_file import convert_fields, convert_value, load_law, require
 from megatron.laws.power_law import interval_quantile
 
 if TYPE_CHECKING:
@@ -198,17 +198,18 @@ class ComputeLaw:
         law = cls(**convert_fields(cls, stored))
         is_finite = set(law.params) == set(CONSTANTS) and all(map(math.isfinite, law.params.values()))
         require("params", is_finite and min(law.params["alpha"], law.params["beta"]) > 0, "finite constants")
-        require("covariance", np.shape(law.covariance) == (len(CONSTANTS),) * 2, "a square matrix")
+        is_square = np.shape(law.covariance) == (len(CONSTANTS),) * 2
+        require("covariance", is_square and np.isfinite(law.covariance).all(), "a finite matrix")
         positive = (law.centre, *law.C, *law.N)
         require("C, N and centre", all(0 < value < math.inf for value in positive), "numbers above 0")
         require("tokens", all(map(math.isfinite, law.tokens)), "two finite numbers")
-        require("spread and dof", 0 <= law.spread < math.inf and law.dof >= 0, "numbers of 0 or more")
+        require("spread and dof", 0 <= law.spread < math.inf and 0 <= law.dof < 10**9, "numbers of 0 or more")
         require("n_runs", min(law.n_runs, law.n_budgets) >= 0, "a number of 0 or more")
         require("not_identified", set(law.not_identified) <= set(CONSTANTS), "reasons by constant")
         if law.lack_of_fit:
-            convert_fields(LackOfFit, law.lack_of_fit)
+            convert_value("lack_of_fit", law.lack_of_fit, LackOfFit)
         if law.beyond:
-            continuation = Continuation(**convert_fields(Continuation, law.beyond))
+            continuation: Continuation = convert_value("beyond", law.beyond, Continuation)
             require("beyond", continuation.is_valid(), "the fields of a continuation")
         return law
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from megatron.laws.columns import takes_data_frame
 from megatron.laws.fitting.noise import GROUPED, estimate_noise, is_dependent, validate_labels
 from megatron.laws.law import Law, expanded_level
 
@@ -80,6 +81,7 @@ def evaluate_score(kind: str, params: Mapping[str, Any], L: ArrayLike) -> np.nda
     )
 
 
+@takes_data_frame
 def fit_downstream(
     L: ArrayLike,
     scores: ArrayLike,

@@ -289,7 +289,7 @@ def _validate_columns(n_free: int, **columns: ArrayLike) -> list[np.ndarray]:
 def _compute_interval(
     replicates: dict[str, np.ndarray], has_optimum: bool, n_groups: int | None, n_runs: int, seed: int | None
 ) -> dict[str, object]:
-    """Return percentiles of replicates, expanded for the number of units; `seed` is None for given weights."""
+    """Return percentiles of replicates, expanded for the number of units; `seed` None: given weights."""
     if not replicates:
         return {}
     n_units = n_groups or (None if seed is None else n_runs)  # None: the level is not expanded

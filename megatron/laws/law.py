@@ -293,7 +293,7 @@ def _check_values(law: Law) -> None:
     for ends in law.ranges.values():
         require("ranges", len(ends) == 2, "low and high by letter")
     if law.noise:
-        noise = Noise(**convert_fields(Noise, law.noise))
+        noise: Noise = convert_value("noise", law.noise, Noise)
         require("noise", noise.dof > 0, "degrees of freedom above 0")
         require("noise", noise.trend is None or _is_trend(noise.trend), "a trend within its limits")
 

@@ -38,7 +38,7 @@ def convert_value(name: str, value: Any, hint: Any) -> Any:
     if origin is UnionType:  # T | None
         return None if value is None else convert_value(name, value, args[0])
     if isinstance(hint, type) and hasattr(hint, "__dataclass_fields__") and isinstance(value, dict):
-        return hint(**convert_fields(hint, value))
+        return hint(**convert_fields(hint, value, prefix=f"{name}."))
     if hint is float and (value is None or is_number(value)):
         return math.nan if value is None else float(value)
     if hint is Any or (hint in (int, str, bool) and type(value) is hint):
@@ -48,7 +48,7 @@ def convert_value(name: str, value: Any, hint: Any) -> Any:
     raise ValueError(f"{name}: got {str(value)[:40]!r}, expected {expected}")
 
 
-def convert_fields(cls: type, stored: Any, skipped: tuple[str, ...] = ()) -> dict[str, Any]:
+def convert_fields(cls: type, stored: Any, skipped: tuple[str, ...] = (), prefix: str = "") -> dict[str, Any]:
     """Return the fields of dataclass `cls` that `stored` has, checked by their type hints.
 
     Raises ValueError for a field of another type, or a missing one without a default.
@@ -58,9 +58,9 @@ def convert_fields(cls: type, stored: Any, skipped: tuple[str, ...] = ()) -> dic
     hints, content = get_type_hints(cls), {}
     for entry in fields(cls):
         if entry.name in stored and entry.name not in skipped:
-            content[entry.name] = convert_value(entry.name, stored[entry.name], hints[entry.name])
+            content[entry.name] = convert_value(prefix + entry.name, stored[entry.name], hints[entry.name])
         elif entry.default is MISSING and entry.default_factory is MISSING:
-            raise ValueError(f"{entry.name}: got none, expected {hints[entry.name]}")
+            raise ValueError(f"{prefix}{entry.name}: got none, expected {hints[entry.name]}")
     return content
 
 

@@ -9,8 +9,9 @@ from megatron.laws.fit import fit_law
 from megatron.laws.law import Law
 
 LEVEL = 0.95
-DECAYS = np.geomspace(0.3, 3e4, 41)  # values of R_D* or R_N*
-FACTORS = np.geomspace(1 / 6, 6, 41)  # values of other constants over the best one
+DECAYS = np.geomspace(0.3, 3e4, 26)  # values of R_D* or R_N*
+FACTORS = np.geomspace(1 / 6, 6, 26)  # values of other constants over the best one
+N_BISECTIONS = 11  # between two of the values
 PROFILED = (
     "R_D",
     "R_N",
@@ -75,25 +76,28 @@ def profile_constant(N: np.ndarray, D: np.ndarray, L: np.ndarray, *, name: str, 
     # 2 n log(sum of sizes) for Laplace errors; a Huber is between them by its share of large residuals.
     factor = len(L) * (1.0 + float((np.abs(residual) > free.huber_delta).mean()))
     # a fit at a fixed value may end below the free fit, which then was not at its lowest minimum
-    statistic = factor * np.log(objective / min(free.objective, objective.min()))
+    lowest = min(free.objective, objective.min())
+    statistic = factor * np.log(objective / lowest)
     # 3.84 at 95 %: the likelihood ratio of one constant is chi-square with one degree of freedom. One
     # interval from the first to the last value inside, also where values between them are outside.
     limit = float(chdtri(1, 1 - LEVEL))
     inside = np.flatnonzero(statistic <= limit)
-    low, high = (_interpolate(values, statistic, i, limit) for i in (inside[0] - 1, inside[-1]))
+
+    def find_end(i: int, outside: int) -> float | None:
+        """Return the end of the interval between values i and `outside`, by bisection of logs."""
+        if not 0 <= outside < len(values):
+            return None
+        low, high = np.log(values[[i, outside]])
+        for _ in range(N_BISECTIONS):
+            middle = 0.5 * (low + high)
+            increase = factor * np.log(fit(**{name: float(np.exp(middle))}).objective / lowest)
+            low, high = (middle, high) if increase <= limit else (low, middle)
+        return float(np.exp(0.5 * (low + high)))
+
+    low, high = find_end(inside[0], inside[0] - 1), find_end(inside[-1], inside[-1] + 1)
     a, b, c = (array.tolist() for array in (values, objective, statistic))
     is_identified = low is not None and high is not None
     return Profile(name, a, b, c, best, low, high, is_identified, _describe(name, best, low, high))
-
-
-def _interpolate(values: np.ndarray, statistic: np.ndarray, i: int, limit: float) -> float | None:
-    """Return the value between i and i + 1 at which the statistic is `limit`; None beyond the values."""
-    if not 0 <= i < len(values) - 1:
-        return None
-    # near the minimum the statistic is ((log v - log best) / se)^2: its root is linear in log v
-    left, right = np.sqrt(np.maximum(statistic[i : i + 2], 0.0)) - np.sqrt(limit)
-    share = left / (left - right)
-    return float(np.exp(np.log(values[i]) * (1 - share) + np.log(values[i + 1]) * share))
 
 
 def _describe(name: str, best: float, low: float | None, high: float | None) -> str:

@@ -225,9 +225,9 @@ class StackedLaw:
     @classmethod
     def _from_dict(cls, stored: Any) -> "StackedLaw":
         """Build a stack from the content of stacked_law.json. Raises ValueError for other content."""
-        content = convert_fields(cls, stored, skipped=("laws",)) if "laws" in stored else {}
         require("laws", isinstance(stored.get("laws"), dict) and bool(stored["laws"]), "laws by form")
-        stack = cls(laws={form: Law.from_dict(law) for form, law in stored["laws"].items()}, **content)
+        laws = {form: Law.from_dict(law) for form, law in stored["laws"].items()}
+        stack = cls(**convert_fields(cls, stored | {"laws": {}}) | {"laws": laws})
         weights = stack.weights.values()
         for form, law in stack.laws.items():
             require("laws", law.form == form, f"form '{form}', got '{law.form}'")

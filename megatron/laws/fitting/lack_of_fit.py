@@ -3,8 +3,9 @@
 Runs of one (N, D, U) that differ only in their seed show the noise for any form. The residual sum of squares
 is this pure error plus the misfit of the form. An F test compares their mean squares (Draper and Smith 1998,
 section 2.1). It assumes normal noise of one variance: under heavy tails it rejects 10 to 20 % of true laws at
-5 %, and 90 % where the runs of the least noise are repeated. So a form is rejected only if a bootstrap that
-keeps the size of each residual rejects it too, as it does for 1 to 7 % of true laws.
+5 %, and 90 % where only the runs of the least noise are repeated. So a form is rejected only if a bootstrap
+that keeps the size of each residual rejects it too, as it does for 1 to 7 % of true laws, and for up to 25 %
+where only the runs of the least noise are repeated.
 """
 
 from dataclasses import asdict, dataclass
