@@ -67,9 +67,8 @@ def test_an_own_form_has_the_fit_of_the_built_in_one(tmp_path: Path) -> None:
     assert own.objective == pytest.approx(built_in.objective, rel=1e-9)
     assert own.params["g"] == pytest.approx(built_in.params["eta"], rel=1e-6)
     assert own.interval["params"]["g"] == pytest.approx(built_in.interval["params"]["eta"], rel=1e-4)
-    for ours, other in zip(
-        own.predict([1e8, 1e9], [1e10, 1e11]), built_in.predict([1e8, 1e9], [1e10, 1e11]), strict=True
-    ):
+    predictions = (law.predict([1e8, 1e9], [1e10, 1e11]) for law in (own, built_in))
+    for ours, other in zip(*predictions, strict=True):
         np.testing.assert_allclose(ours, other, rtol=1e-4)
     assert pytest.approx(optimal_frontier(built_in, 1e21).L, rel=1e-5) == optimal_frontier(own, 1e21).L
     own.save(tmp_path / "law.json")
@@ -84,12 +83,10 @@ def test_an_own_form_may_have_a_negative_constant() -> None:
     def line(params: dict, N: np.ndarray, D: np.ndarray, U: np.ndarray) -> np.ndarray:
         return np.exp(params["level"] + params["n"] * np.log(N / 1e8) + params["d"] * np.log(D / 1e9))
 
-    law = fit_law(
-        frame, form=line, start={"level": 1.0, "n": -0.1, "d": -0.1}, huber_delta=1e3, n_bootstrap=0
-    )
-    logs = np.column_stack(
-        [np.ones(25), np.log(frame["n_params"] / 1e8), np.log(frame["train_tokens"] / 1e9)]
-    )
+    start = {"level": 1.0, "n": -0.1, "d": -0.1}
+    law = fit_law(frame, form=line, start=start, huber_delta=1e3, n_bootstrap=0)
+    x, y = np.log(frame["n_params"] / 1e8), np.log(frame["train_tokens"] / 1e9)
+    logs = np.column_stack([np.ones(25), x, y])
     expected = np.linalg.lstsq(logs, np.log(frame["loss"]), rcond=None)[0]
     assert list(law.params.values()) == pytest.approx(expected, rel=1e-6)
 
@@ -108,10 +105,8 @@ def test_laws_print_in_one_line_and_become_frames_and_figures() -> None:
     assert (optima["predictive_low"] < optima["loss"]).all()
     figure = law.plot(frame["n_params"], frame["train_tokens"], frame["loss"])
     assert [trace.name for trace in figure.data][-1] == "runs" and len(figure.data[-1].x) == 25
-    np.testing.assert_allclose(
-        optimal_frontier(law, 1e20).to_frame()["L"],
-        law.loss(*optimal_frontier(law, 1e20).to_frame().loc[0, ["N", "D"]]),
-    )
+    best = optimal_frontier(law, 1e20).to_frame()
+    np.testing.assert_allclose(best["L"], law.loss(best["N"], best["D"]))
     assert len(frontier.plot().data) == 4 and len(optimal_frontier(law, [1e20, 1e21]).plot().data) == 3
 
 
