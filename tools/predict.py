@@ -55,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     target.add_argument(
         "--level", type=float, default=0.95, metavar="SHARE", help="confidence level of the intervals"
     )
+    target.add_argument("--new-text", action="store_true", help=argparse.SUPPRESS)
     sealed = parser.add_argument_group("sealed forecasts")
     sealed.add_argument(
         "--seal",
@@ -76,6 +77,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments and check their combinations."""
     parser = build_parser()
     args = parser.parse_args(argv)
+    if args.new_text:
+        parser.error("--new-text: removed. Add text_error.relative of the law to log L, in quadrature.")
     if args.list:
         return args
     if args.law is None:

@@ -30,13 +30,7 @@ from megatron.laws.fitting.frontier_form import (
     search_constants,
 )
 from megatron.laws.fitting.lack_of_fit import LackOfFit, check_lack_of_fit
-from megatron.laws.fitting.noise import (
-    GROUPED,
-    estimate_noise,
-    is_dependent,
-    orthonormal_basis,
-    validate_labels,
-)
+from megatron.laws.fitting.noise import GROUPED, estimate_noise, find_groups, orthonormal_basis
 from megatron.laws.isoflop import split_budgets
 from megatron.laws.law_file import convert_fields, convert_value, load_law, require
 from megatron.laws.power_law import interval_quantile
@@ -298,8 +292,7 @@ def fit_compute_law(
     n_free = basis.shape[1]
     dof = len(y) - n_free
     spread, correlation = float(np.sqrt((residual**2).sum() / dof)), None
-    dependent = groups is None and is_dependent(residual, jacobian, N)
-    labels = N if dependent else validate_labels(np.arange(len(y)) if groups is None else groups, len(y))
+    labels, dependent = find_groups(residual, jacobian, groups, N)
     if len(np.unique(labels)) < len(y):
         noise = estimate_noise(residual, jacobian, labels)
         spread, dof, correlation = noise.sigma, int(noise.dof), noise.correlate(labels)

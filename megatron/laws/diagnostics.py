@@ -12,10 +12,8 @@ NOTHING = 1e-6  # of the loss: a term below this share has no effect
 EXPONENTS = ("alpha", "beta", "eta", "alpha_N", "alpha_D")
 COEFFICIENTS_OF = {"alpha": "Aa", "beta": "Bb", "eta": "ab", "alpha_N": ("Nc",), "alpha_D": ("Dc",)}
 COEFFICIENTS = ("A", "B", "a", "b", "K", "Nc", "Dc")
-WIDE = {
-    "coefficient": 1e3,
-    "decay": 10.0,
-}  # ratio of the ends of an interval above which a constant is not identified
+# ratio of the ends of an interval above which a constant is not identified
+WIDE = {"coefficient": 1e3, "decay": 10.0}
 WIDE_EXPONENT = 0.5  # the same for an exponent: half-width of the interval over the value
 WIDE_FLOOR = 0.15  # the same for E: half-width of the interval over the lowest loss
 TOO_FEW_GROUPS = (
@@ -131,24 +129,23 @@ def _check_replicates(
 ) -> dict[str, str]:
     reasons = {}
     for name, values in replicates.items():
-        # a constant that is fixed has the same value in all replicates
-        if not len(values) or np.ptp(values) == 0:
-            continue
         low, high = np.quantile(values, [0.025, 0.975])
-        span = f"ranges from {low:.2g} to {high:.2g} in the bootstrap: it is not identified."
-        if name in COEFFICIENTS and low <= 0 < high:
-            reasons[name] = f"{name} may be 0 in the bootstrap: it is not identified."
-        elif name in COEFFICIENTS and low > 0 and high / low > WIDE["coefficient"]:
-            reasons[name] = (
-                f"{name} ranges over a factor of {high / low:.0e} in the bootstrap: it is not identified."
-            )
-        elif name in ("R_D", "R_N") and high / low > WIDE["decay"]:
-            reasons[name] = f"{name}* {span}"
-        elif name in EXPONENTS and (
-            not (_is_within_edges(low) and _is_within_edges(high))
-            or high - low > 2 * WIDE_EXPONENT * params[name]
-        ):
-            reasons[name] = f"{name} {span}"
-        elif name == "E" and high - low > 2 * WIDE_FLOOR * lowest_loss:
-            reasons[name] = f"E {span}"
+        span = f"ranges from {low:.2g} to {high:.2g} in the bootstrap"
+        is_wide = False
+        # a constant that is fixed has the same value in all replicates
+        if np.ptp(values) == 0:
+            continue
+        if name in COEFFICIENTS:
+            is_wide = low <= 0 < high or high / low > WIDE["coefficient"]
+            ratio = f"ranges over a factor of {high / low:.0e}" if low > 0 else "may be 0"
+            span = f"{ratio} in the bootstrap"
+        elif name in ("R_D", "R_N"):
+            is_wide, span = high / low > WIDE["decay"], f"* {span}"
+        elif name in EXPONENTS:
+            is_wide = not (_is_within_edges(low) and _is_within_edges(high))
+            is_wide = is_wide or high - low > 2 * WIDE_EXPONENT * params[name]
+        elif name == "E":
+            is_wide = high - low > 2 * WIDE_FLOOR * lowest_loss
+        if is_wide:
+            reasons[name] = f"{name} {span}: it is not identified.".replace(" * ", "* ")
     return reasons

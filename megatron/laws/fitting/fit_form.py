@@ -128,7 +128,7 @@ def fit_theta(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float] 
     direct = minimize_in_chunks(problem, theta, all_weights, box, MAX_ITERATIONS)
     minima = concatenate_minima([minima, direct])
     distinct = _select_distinct(minima.objective, 1e-7)
-    return Minima(minima.phi[distinct], minima.objective[distinct], minima.converged[distinct])
+    return minima.select(distinct)
 
 
 def _select_distinct(objective: np.ndarray, min_gap: float) -> list[int]:
@@ -182,11 +182,9 @@ def bootstrap_theta(
     # wider Hubers may end in a worse minimum than the few direct iterations did: continue from these instead
     worse = np.flatnonzero(fitted.objective > near.objective[best])
     if len(worse):
-        refitted = minimize_in_chunks(
-            problem, near.phi[best[worse]], weights[worse], box, BOOTSTRAP_ITERATIONS
-        )
-        fitted.phi[worse], fitted.objective[worse] = refitted.phi, refitted.objective
-        fitted.converged[worse] = refitted.converged
+        theta = near.phi[best[worse]]
+        others = minimize_in_chunks(problem, theta, weights[worse], box, BOOTSTRAP_ITERATIONS)
+        fitted.replace_if_lower(worse, others)
     _refine_unconverged(fitted, problem, weights, box)
     return fitted
 

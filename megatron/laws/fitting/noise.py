@@ -166,6 +166,22 @@ def is_dependent(residual: np.ndarray, slopes: np.ndarray, labels: np.ndarray) -
     return bool(fdtrc(n_effects, dof, statistic) < GROUP_P)
 
 
+def find_groups(
+    residual: np.ndarray, slopes: np.ndarray, groups: ArrayLike | None, sizes: np.ndarray | None
+) -> tuple[np.ndarray, bool]:
+    """Return labels of rows that share noise [n], and whether residuals correlate so that they are `sizes` [n].
+
+    Without `groups` or correlated residuals every row has a label of its own. The other arguments are as for
+    `is_dependent`.
+    """
+    n = len(residual)
+    if groups is not None or sizes is None:
+        return validate_labels(np.arange(n) if groups is None else groups, n), False
+    labels = validate_labels(sizes, n)
+    dependent = is_dependent(residual, slopes, labels)
+    return (labels if dependent else np.arange(n)), dependent
+
+
 @dataclass(frozen=True)
 class PooledVariance:
     """Scatter of repeated runs (pure error), pooled over cells.
