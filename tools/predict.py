@@ -247,7 +247,7 @@ def predict_loss(args: argparse.Namespace, law: Law | StackedLaw, published: Pub
         prediction, note = predict_by_stack_outside(
             lambda used: predict_run(used, args.N, args.D, args.unique, args.level), law, stack
         )
-        answer["prediction"] = prediction.as_dict() | {"note": note}
+        answer["prediction"] = asdict(prediction) | {"note": note}
         lines += format_run(law, prediction) + ([f"  {note}"] if note else [])
     if args.flops is not None:
         optimum, note = predict_by_stack_outside(
@@ -257,7 +257,7 @@ def predict_loss(args: argparse.Namespace, law: Law | StackedLaw, published: Pub
             law,
             stack,
         )
-        answer["optimum"] = optimum.as_dict() | {"note": note}
+        answer["optimum"] = asdict(optimum) | {"note": note}
         lines += format_optimum(law, optimum) + ([f"  {note}"] if note else [])
     return format_json(answer) if args.json else "\n".join(lines)
 

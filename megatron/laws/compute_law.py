@@ -193,7 +193,7 @@ class ComputeLaw:
         is_finite = set(law.params) == set(CONSTANTS) and all(map(math.isfinite, law.params.values()))
         require("params", is_finite and min(law.params["alpha"], law.params["beta"]) > 0, "finite constants")
         is_square = np.shape(law.covariance) == (len(CONSTANTS),) * 2
-        require("covariance", is_square and np.isfinite(law.covariance).all(), "a finite matrix")
+        require("covariance", is_square and bool(np.isfinite(law.covariance).all()), "a finite matrix")
         positive = (law.centre, *law.C, *law.N)
         require("C, N and centre", all(0 < value < math.inf for value in positive), "numbers above 0")
         require("tokens", all(map(math.isfinite, law.tokens)), "two finite numbers")
@@ -314,9 +314,9 @@ def fit_compute_law(
         N=(float(N.min()), float(N.max())),
         tokens=(float(intercept), float(slope)),
         runs=list(runs),
-        lack_of_fit=test.as_dict() if test is not None else {},
+        lack_of_fit=asdict(test) if test else {},
         not_identified=_find_not_identified(theta, covariance, dof, N, C, centre),
-        beyond=continue_frontier(theta, basis, x, log_n, y, correlation, covariance).as_dict(),
+        beyond=asdict(continue_frontier(theta, basis, x, log_n, y, correlation, covariance)),
         warnings=[GROUPED] if dependent else [],
     )
 

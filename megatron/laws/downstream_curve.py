@@ -187,7 +187,7 @@ def _fit_constants(
     """
     from scipy.optimize import least_squares  # slow import
 
-    grid = [(gamma,) for gamma in np.geomspace(0.02, 10, 60)]
+    grid: list[tuple[float, ...]] = [(gamma,) for gamma in np.geomspace(0.02, 10, 60)]
     if kind == "accuracy":
         middles = np.linspace(L.min(), L.max(), 15)
         # steepness s relative to the range of losses

@@ -11,6 +11,7 @@ constants or residuals in nats, are fitted by fit_form.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -129,8 +130,8 @@ def fit_law(
         fixed=sorted(fixed),
         spread=noise.sigma,
         text_error=_summarize_text_error(L, loss_se),
-        noise=noise.as_dict(),
-        lack_of_fit=lack_of_fit.as_dict() if lack_of_fit else {},
+        noise=asdict(noise),
+        lack_of_fit=asdict(lack_of_fit) if lack_of_fit else {},
         identified=diagnosis.identified,
         not_identified=diagnosis.not_identified,
     )

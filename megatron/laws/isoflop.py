@@ -189,35 +189,30 @@ def fit_parabola(
     order = np.argsort(N, kind="stable")
     runs = {"N": N[order], "D": D[order], "L": L[order], "used": used[order]}
     N, D, L, C, weights = (v[used] for v in (N, D, L, C, weights))
-    x = np.log(N)
+    x, root = np.log(N), np.sqrt(weights)
     middle = np.average(x, weights=weights)
-    # x is centred for conditioning; the coefficients are expanded to uncentred x at the end
+    # x is centred for conditioning; rows times the root of their weight: plain least squares are the weighted
     basis = np.vander(x - middle, 3, increasing=True)
-    # rows times the root of their weight: plain least squares of these are the weighted ones
-    root = np.sqrt(weights)[:, None]
-    coefficients, *_ = np.linalg.lstsq(basis * root, L * root[:, 0], rcond=None)
-    _, slope, bend = coefficients
+    solver = np.linalg.pinv(basis * root[:, None]) * root  # [3, n], coefficients by losses
+    level, slope, bend = coefficients = solver @ L
     if bend <= 0:
         return None
     vertex = -slope / (2 * bend)
-    residual = L - basis @ coefficients
     # residual variance of a run of weight 1: the weights need to be right only up to a factor
-    spread = (weights * residual**2).sum() / max(len(L) - 3, 1)
+    spread = (weights * (L - basis @ coefficients) ** 2).sum() / max(len(L) - 3, 1)
     # delta method for the vertex -slope / (2 bend)
-    gradient = np.array([0.0, -1 / (2 * bend), slope / (2 * bend**2)])  # d vertex / d coefficients
-    inverse = np.linalg.inv((basis * weights[:, None]).T @ basis)
-    log_se = float(np.sqrt(spread * gradient @ inverse @ gradient))
+    slopes = np.array([0.0, -1 / (2 * bend), slope / (2 * bend**2)]) @ solver
     best, compute = float(np.exp(middle + vertex)), float(np.exp(np.log(C).mean()))
     ratio = float(np.exp(np.log(C / (N * D)).mean()))  # FLOPs per parameter and token of these runs
-    level = coefficients[0] - slope * middle + bend * middle**2
+    uncentred = np.array([level - slope * middle + bend * middle**2, slope - 2 * bend * middle, bend])
     return Parabola(
         **runs,
         C=compute,
-        coefficients=np.array([level, slope - 2 * bend * middle, bend]),
+        coefficients=uncentred,
         N_best=best,
         D_best=compute / (ratio * best),
-        L_best=float(coefficients[0] - slope**2 / (4 * bend)),
-        log_se=log_se,
+        L_best=float(level - slope**2 / (4 * bend)),
+        log_se=float(np.sqrt(spread * (slopes**2 / weights).sum())),
         at_edge=not x.min() < middle + vertex < x.max(),
-        slopes=gradient @ inverse @ (basis * weights[:, None]).T,
+        slopes=slopes,
     )

@@ -1,7 +1,7 @@
 """Predictions of a law for one run or at one compute, with confidence and predictive intervals."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,10 +33,6 @@ class Prediction:
     predictive: Interval
     outside: dict[str, str]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the content for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class OptimumPrediction:
@@ -58,10 +54,6 @@ class OptimumPrediction:
     L_confidence: Interval
     L_predictive: Interval
     outside: dict[str, str]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the content for JSON."""
-        return asdict(self)
 
 
 def predict_run(

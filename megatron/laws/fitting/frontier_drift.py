@@ -13,8 +13,7 @@ A few budgets do not determine the drift. Predictions are averaged over a grid o
 restricted likelihood and a half-normal prior of scale DRIFT.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -62,10 +61,6 @@ class Continuation:
         level, slope = evaluate_frontier(form, self.edge)
         log_loss_ahead = log_loss(form, x, form[3] + form[4] * x)
         return log_loss_ahead + (self.level - level) + (self.slope - slope) * (x - self.edge)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the content for JSON."""
-        return asdict(self)
 
 
 def continue_frontier(

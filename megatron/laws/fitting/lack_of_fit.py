@@ -8,8 +8,7 @@ that keeps the size of each residual rejects it too, as it does for 1 to 7 % of 
 where only the runs of the least noise are repeated.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -40,10 +39,6 @@ class LackOfFit:
     noise: float
     misfit: float
     passes: bool
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the content for law.json."""
-        return asdict(self)
 
 
 def check_lack_of_fit(residual: np.ndarray, basis: np.ndarray, cells: np.ndarray) -> LackOfFit | None:

@@ -16,8 +16,7 @@ by maximum likelihood, with e^2 / (1 - h) as sigma^2 times a chi-square with one
 1987).
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -95,10 +94,6 @@ class Noise:
         share = min(self.between**2 / max(self.sigma**2, 1e-300), 0.999)
         return (1 - share) * np.eye(len(labels)) + share * (labels[:, None] == labels)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the content for law.json."""
-        return asdict(self)
-
 
 def estimate_noise(
     residual: np.ndarray,
@@ -169,7 +164,7 @@ def is_dependent(residual: np.ndarray, slopes: np.ndarray, labels: np.ndarray) -
 def find_groups(
     residual: np.ndarray, slopes: np.ndarray, groups: ArrayLike | None, sizes: np.ndarray | None
 ) -> tuple[np.ndarray, bool]:
-    """Return labels of rows that share noise [n], and whether residuals correlate so that they are `sizes` [n].
+    """Return labels [n] of rows that share noise, and whether they are `sizes` [n] as residuals correlate.
 
     Without `groups` or correlated residuals every row has a label of its own. The other arguments are as for
     `is_dependent`.
