@@ -4,7 +4,22 @@ The names below are the public interface; they are imported at first use.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from megatron.laws.compute_law import ComputeLaw, fit_compute_law
+    from megatron.laws.crossover import critical_compute
+    from megatron.laws.diagnostics import diagnose
+    from megatron.laws.downstream_curve import DownstreamCurve, fit_downstream, predict_score
+    from megatron.laws.fit import fit_law
+    from megatron.laws.frontier import Frontier, frontier_bands, optimal_frontier, search_frontier
+    from megatron.laws.holdout import compare_forms, score_holdout
+    from megatron.laws.isoflop import fit_isoflop
+    from megatron.laws.law import Law
+    from megatron.laws.law_text import summarise_law
+    from megatron.laws.power_law import PowerLaw, fit_power
+    from megatron.laws.prediction import OptimumPrediction, Prediction, predict_optimum, predict_run
+    from megatron.laws.stack import StackedLaw, stack_laws
 
 _NAMES_OF = {
     "compute_law": "ComputeLaw fit_compute_law",
@@ -22,7 +37,7 @@ _NAMES_OF = {
     "stack": "StackedLaw stack_laws",
 }
 MODULE = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
-__all__ = list(MODULE)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = list(MODULE)
 
 
 def __getattr__(name: str) -> Any:
