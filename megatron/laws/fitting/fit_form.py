@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from megatron.laws.fitting.fit_problem import Problem
+from megatron.laws.fitting.fit_problem import CHUNK, Problem
 from megatron.laws.fitting.huber import CentredRuns
 from megatron.laws.fitting.newton import Box, Minima, iterate_huber_widths, minimize_newton
 from megatron.laws.fitting.surface import LOG_R, OwnSurface, RunPoints, Surface
@@ -31,7 +31,7 @@ NO_DECAY = np.exp(LOG_R[1])  # R* of about 1e9 repeats, at which nothing decays
 N_OWN_STARTS, OWN_START_SPREAD = 32, 0.5  # an own form: starts, and their standard deviation in theta
 FEW_ITERATIONS, CULL_ITERATIONS, ROUGH_ITERATIONS, MAX_ITERATIONS = 6, 15, 20, 300
 BOOTSTRAP_ITERATIONS = 50  # iterations of a replicate between two checks of its progress
-CACHED_RESIDUALS = 20_000  # residuals of a chunk of problems; several arrays of them fit the CPU cache
+FIRST_ITERATIONS = 25  # most problems converge within these
 N_POLISHED = 8  # distinct minima that are refined at the final Huber width
 FEW_FREE = 3  # with this many free constants or fewer, every start is refined
 CULL_DELTA = 0.03  # Huber width at which starts are compared
@@ -52,23 +52,36 @@ PARTNERS_OF = {
 
 
 def minimize_in_chunks(problem: Problem, theta: np.ndarray, weights: np.ndarray, box: Box, n: int) -> Minima:
-    """Return the minima near theta [R, p] after at most `n` iterations, in chunks that fit the CPU cache."""
+    """Return the minima near theta [R, p] after at most `n` iterations, in chunks of CHUNK problems.
+
+    Problems that have not converged after FIRST_ITERATIONS continue in one batch across chunks: a step of a
+    few problems costs as much as a step of many.
+    """
     # low = high marks a coordinate as fixed: its derivatives are 0 (fit_problem.derivatives)
     free = box.low < box.high
-    n_rows = max(1, CACHED_RESIDUALS // len(problem.points.x))
-    minima = []
-    for chunk in (slice(i, i + n_rows) for i in range(0, len(theta), n_rows)):
 
-        def value(phi: np.ndarray, rows: np.ndarray, w: np.ndarray = weights[chunk]) -> np.ndarray:
-            return problem.objective(phi, w[rows])
+    def minimize_rows(at: np.ndarray, w: np.ndarray, most: int) -> Minima:
+        return minimize_newton(
+            at,
+            lambda phi, rows: problem.objective(phi, w[rows]),
+            lambda phi, rows: problem.derivatives(phi, w[rows], free),
+            box,
+            most,
+        )
 
-        def derivatives(
-            phi: np.ndarray, rows: np.ndarray, w: np.ndarray = weights[chunk]
-        ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            return problem.derivatives(phi, w[rows], free)
-
-        minima.append(minimize_newton(theta[chunk], value, derivatives, box, n))
-    return concatenate_minima(minima)
+    chunks = [slice(i, i + CHUNK) for i in range(0, len(theta), CHUNK)]
+    minima = concatenate_minima(
+        [minimize_rows(theta[chunk], weights[chunk], min(n, FIRST_ITERATIONS)) for chunk in chunks]
+    )
+    late = np.flatnonzero(~minima.converged)
+    if n > FIRST_ITERATIONS and len(late):
+        rest = minimize_rows(minima.phi[late], weights[late], n - FIRST_ITERATIONS)
+        minima.phi[late], minima.objective[late], minima.converged[late] = (
+            rest.phi,
+            rest.objective,
+            rest.converged,
+        )
+    return minima
 
 
 def concatenate_minima(parts: Sequence[Minima]) -> Minima:
