@@ -9,36 +9,68 @@ python tools/fit_law.py table.csv --approach 2 --flops-by train_flops
 """
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from megatron.cli import create_parser, positive_int, report_error, run_main
+from megatron.cli import create_parser, report_error, run_main
 from megatron.io import replace_nonfinite, write_json
-from megatron.laws.approaches import compare_approaches
-from megatron.laws.envelope import curves_from_runs, fit_envelope
 from megatron.laws.fit import fit_law
-from megatron.laws.fitting.priors import parse_prior
-from megatron.laws.fitting.profile import PROFILED_COORDINATES, profile_constant
-from megatron.laws.forms import FORM
+from megatron.laws.forms import FORM, check_form
 from megatron.laws.holdout import compare_forms, format_held_out, score_holdout
 from megatron.laws.isoflop import fit_isoflop
 from megatron.laws.law import Law
-from megatron.laws.law_text import format_comparisons, list_exponents, summarise_law
+from megatron.laws.law_text import format_comparisons, summarise_law
+from megatron.laws.profile import PROFILED, profile_constant
 from megatron.laws.stack import StackedLaw, stack_laws, stack_path_of, summarize_stack
 from megatron.study.proposal import parse_timed_runs, propose_runs
 from megatron.study.selection import (
     Columns,
     Selection,
-    column_of,
     compute_of,
     optional_column_of,
     select_runs,
 )
 from megatron.study.table import read_table
+
+REMOVED = {  # options of earlier versions -> replacement
+    "--prior": "--fix NAME=VALUE, or a form of your own in Python (LIBRARY.md)",
+    "--weights": "--where to skip runs; noise that changes with compute is estimated",
+}
+BIASED = (
+    "Parabolas are symmetric and losses are not: their minima are biased (arXiv 2603.22339). "
+    "tools/fit_frontier.py fits these runs without this bias."
+)
+
+
+def refuse_option(replacement: str) -> Callable[[str], str]:
+    """Return an argument type that refuses any value and names the replacement of the option."""
+
+    def refuse(word: str) -> str:
+        raise argparse.ArgumentTypeError(f"this option was removed; use {replacement}")
+
+    return refuse
+
+
+def parse_form(name: str) -> str:
+    """Parse the name of a form."""
+    try:
+        check_form(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("form: ")) from None
+    return name
+
+
+def parse_approach(word: str) -> int:
+    """Parse the number of an approach."""
+    if word not in ("2", "3"):
+        raise argparse.ArgumentTypeError(
+            f"got '{word}', expected 2 or 3. Approach 1: use tools/fit_frontier.py."
+        )
+    return int(word)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,9 +84,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--form",
-        choices=list(FORM),
+        type=parse_form,
+        metavar="FORM",
         default="chinchilla",
-        help="functional form; chinchilla: E + A/N^alpha + B/D^beta",
+        help=f"{', '.join(FORM)}; default: chinchilla, E + A/N^alpha + B/D^beta",
     )
     parser.add_argument(
         "--out",
@@ -102,9 +135,6 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="column of the loss's standard error due to the shared held-out text; used if present",
     )
-    runs.add_argument(
-        "--weights", metavar="COLUMN", help="column of weights of the runs' terms, for example 1 / variance"
-    )
     fit = parser.add_argument_group("fit")
     fit.add_argument(
         "--residual",
@@ -117,28 +147,22 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="fix a constant, or tie an exponent to another: alpha=0.34, alpha=beta; may be repeated",
+        help="fix a constant: alpha=0.34; may be repeated",
     )
-    fit.add_argument(
-        "--prior",
-        action="append",
-        default=[],
-        metavar="NAME=MEAN+-SD",
-        help="prior of a constant: normal for an exponent, log-normal for E, A, B and other "
-        "positive ones; may be repeated",
-    )
+    for option, replacement in REMOVED.items():
+        fit.add_argument(option, type=refuse_option(replacement), help=argparse.SUPPRESS)
     fit.add_argument(
         "--approach",
-        type=positive_int,
-        choices=(1, 2, 3),
+        type=parse_approach,
         default=3,
-        help="approach of the Chinchilla paper: 1 envelope, 2 isoFLOP parabolas, 3 parametric (--form)",
+        metavar="2|3",
+        help="approach of the Chinchilla paper: 2 isoFLOP parabolas, 3 parametric (--form)",
     )
     fit.add_argument(
         "--flops-by",
         default="6nd",
         metavar="NAME",
-        help="compute for approaches 1 and 2: a column such as train_flops, or 6nd",
+        help="compute for approach 2: a column such as train_flops, or 6nd",
     )
     fit.add_argument(
         "--hold-out", type=int, default=0, metavar="RUNS",
@@ -155,9 +179,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FORM,FORM",
         help="fit several forms and weight them by their errors on the largest runs; default: all applicable",
     )
-    fit.add_argument(
-        "--profile", choices=tuple(PROFILED_COORDINATES), help="profile the objective over this constant"
-    )
+    fit.add_argument("--profile", choices=PROFILED, help="profile the objective over this constant")
     fit.add_argument(
         "--huber-delta",
         type=float,
@@ -172,39 +194,33 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_constants(words: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
-    """Return (fixed constants, tied exponents) of --fix NAME=VALUE and --fix NAME=NAME."""
+def parse_constants(words: Sequence[str]) -> dict[str, float]:
+    """Return the fixed constants of --fix NAME=VALUE."""
     fixed: dict[str, float] = {}
-    tied: dict[str, str] = {}
     for word in words:
         name, _, value = (part.strip() for part in word.partition("="))
-        if name in fixed or name in tied:
+        if name in fixed:
             raise ValueError(f"--fix {word}: got {name} twice, expected it once")
         try:
             fixed[name] = float(value)
         except ValueError:
-            if not value.isidentifier():
-                raise ValueError(
-                    f"--fix: got {word}, expected NAME=VALUE, for example alpha=0.34 or alpha=beta"
-                ) from None
-            tied[name] = value
-    return fixed, tied
+            hint = " Exponents are one in --form over_training." if value.isidentifier() else ""
+            raise ValueError(
+                f"--fix: got {word}, expected NAME=VALUE, for example alpha=0.34.{hint}"
+            ) from None
+    return fixed
 
 
 def fit_parametric_law(args: argparse.Namespace, runs: Selection) -> Law:
     """Fit the parametric law to the runs, and score it on the held-out runs."""
     is_held_out = runs.held_out(args.hold_out)
-    run_weights = None if args.weights is None else column_of(args.table, runs, args.weights)[~is_held_out]
-    fixed, tied = parse_constants(args.fix)
+    fixed = parse_constants(args.fix)
     law = fit_law(
         **runs.columns_where(~is_held_out),
-        run_weights=run_weights,
         loss_se=read_loss_errors(args, runs.subset(~is_held_out)),
         form=args.form,
         residual=args.residual,
         fixed=fixed,
-        tied=tied,
-        priors=[parse_prior(text) for text in args.prior],
         huber_delta=args.huber_delta,
         n_bootstrap=args.n_bootstrap,
         seed=args.seed,
@@ -222,18 +238,15 @@ def fit_parametric_law(args: argparse.Namespace, runs: Selection) -> Law:
             name=args.profile,
             huber_delta=args.huber_delta,
             fixed=fixed,
-            tied=tied,
-            run_weights=run_weights,
             residual=args.residual,
         )
         print(profile_result.words)
-        law = replace(law, profile=profile_result.as_dict())
+        law = replace(law, profile=asdict(profile_result))
         warnings += [] if profile_result.identified else [profile_result.words]
         if law.noise["n_groups"]:
             warnings.append(f"The profile of {args.profile} treats rows as independent: it is too narrow.")
-    columns = runs.columns | ({} if args.weights is None else {"weights": args.weights})
     return replace(
-        law, columns=columns, filter=runs.filter, table=runs.table, warnings=warnings, held_out=scored,
+        law, columns=runs.columns, filter=runs.filter, table=runs.table, warnings=warnings, held_out=scored,
         runs=runs.subset(~is_held_out).names or [],
     )  # fmt: skip
 
@@ -262,8 +275,7 @@ def fit_stack(args: argparse.Namespace, runs: Selection) -> StackedLaw:
     Raise ValueError for options of single forms.
     """
     unused = {
-        "--fix": args.fix, "--prior": args.prior, "--weights": args.weights, "--profile": args.profile,
-        "--residual": args.residual != "log",
+        "--fix": args.fix, "--profile": args.profile, "--residual": args.residual != "log",
     }  # fmt: skip
     for option, value in unused.items():
         if value:
@@ -334,13 +346,9 @@ def format_comparison(args: argparse.Namespace, runs: Selection) -> str:
 
 
 def fit_without_form(args: argparse.Namespace, runs: Selection) -> str:
-    """Apply approach 1 or 2 to the runs, write the result as JSON and format it as text."""
+    """Apply approach 2 to the runs, write the result as JSON and format it as text."""
     flops = compute_of(args.table, runs, args.flops_by)
-    if args.approach == 1:
-        flops_per_nd = float(np.median(flops / (runs.N * runs.D)))
-        fit = fit_envelope(curves_from_runs(runs.N, flops, runs.L), flops_per_nd)
-    else:
-        fit = fit_isoflop(runs.N, runs.D, runs.L, flops, groups=runs.groups)
+    fit = fit_isoflop(runs.N, runs.D, runs.L, flops, groups=runs.groups)
     lines, record = [], {"approach": args.approach, "flops_by": args.flops_by}
     for letter, law in (("N", fit.size), ("D", fit.tokens)):
         if law is not None:
@@ -349,22 +357,14 @@ def fit_without_form(args: argparse.Namespace, runs: Selection) -> str:
                 f"{letter} = {law.coefficient:.5g} C^{law.exponent:.4f}"
                 f"  95 % confidence [{low:.3f}, {high:.3f}]"
             )
-            record[letter] = {
-                "coefficient": law.coefficient,
-                "exponent": law.exponent,
-                "interval": law.interval,
-            }
-    for parabola in fit.parabolas if args.approach == 2 else ():
-        lines.append(
-            f"  C {parabola.C:.3e}  N {parabola.N_best:.4g} (error {100 * parabola.log_se:.0f} %)  "
-            f"D {parabola.D_best:.4g}  L {parabola.L_best:.4f}"
-        )
-    n_bootstrap = min(args.n_bootstrap, 200)
-    compared = compare_approaches(runs.N, runs.D, runs.L, flops, n_bootstrap, args.seed, runs.groups)
-    lines += list_exponents(compared.exponents)
-    bias = [compared.bias.words] if args.approach == 2 and compared.bias else []
-    warnings = fit.warnings + bias + compared.disagreements + runs.warnings
-    write_json(args.out, replace_nonfinite(record | {"approaches": compared.as_dict(), "warnings": warnings}))
+            record[letter] = {name: getattr(law, name) for name in ("coefficient", "exponent", "interval")}
+    lines += [
+        f"  C {parabola.C:.3e}  N {parabola.N_best:.4g} (error {100 * parabola.log_se:.0f} %)  "
+        f"D {parabola.D_best:.4g}  L {parabola.L_best:.4f}"
+        for parabola in fit.parabolas
+    ]
+    warnings = [*fit.warnings, BIASED, *runs.warnings]
+    write_json(args.out, replace_nonfinite(record | {"warnings": warnings}))
     return "\n".join([f"{args.out}:", *lines, *(f"  warning: {warning}" for warning in warnings)])
 
 

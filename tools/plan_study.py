@@ -88,7 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     runs.add_argument(
         "--unique", type=float, metavar="TOKENS", help="unique tokens; training beyond them repeats text"
     )
-    runs.add_argument("--repeats", type=positive_int, default=1, metavar="N", help="maximum seeds of one run")
+    runs.add_argument("--repeats", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, metavar="RUNS.csv", help="also write the runs to this file")
     return parser
 
@@ -124,6 +124,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Choose the runs, and print them with their expected errors."""
     args = build_parser().parse_args(argv)
     try:
+        if args.repeats:
+            raise ValueError(
+                "--repeats: got a removed option. Train each run with several seeds of its study."
+            )
         if not args.budget > 0 or not 0 < args.largest_share <= 1:
             raise ValueError(
                 f"--budget: got {args.budget:g} with --largest-share {args.largest_share:g}, "
@@ -146,9 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             name: limits.apply(runs)
             for name, runs in build_simple_designs(args.budget, args.runs, args.unique).items()
         }
-        chosen = designer.propose(
-            every, list(simple.values()), args.budget, args.runs, args.criterion, args.repeats
-        )
+        chosen = designer.propose(every, list(simple.values()), args.budget, args.runs, args.criterion)
         if args.out:
             cells = zip(chosen.N, chosen.D, chosen.U, chosen.flops, strict=True)
             text = "".join(f"{n:.0f},{d:.0f},{u:.0f},{c:.6g}\n" for n, d, u, c in cells)

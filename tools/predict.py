@@ -4,7 +4,7 @@ python tools/predict.py law.json 7e9 1.4e11
 python tools/predict.py law.json --flops 1e21 --json
 python tools/predict.py muennighoff 2.8e9 5.5e10 --unique 4e9
 python tools/predict.py step-law 1e9 1e11
-python tools/predict.py stacked_law.json 7e9 1.4e11 --new-text
+python tools/predict.py stacked_law.json 7e9 1.4e11
 python tools/predict.py law.json --seal STUDY.yaml
 python tools/predict.py --list
 """
@@ -55,11 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     target.add_argument(
         "--level", type=float, default=0.95, metavar="SHARE", help="confidence level of the intervals"
     )
-    target.add_argument(
-        "--new-text",
-        action="store_true",
-        help="predict the loss on a new text of the same distribution; default: the text of the fitted runs",
-    )
+    target.add_argument("--new-text", action="store_true", help=argparse.SUPPRESS)
     sealed = parser.add_argument_group("sealed forecasts")
     sealed.add_argument(
         "--seal",
@@ -81,6 +77,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments and check their combinations."""
     parser = build_parser()
     args = parser.parse_args(argv)
+    if args.new_text:
+        parser.error("--new-text: removed. Add text_error.relative of the law to log L, in quadrature.")
     if args.list:
         return args
     if args.law is None:
@@ -90,8 +88,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.runs and args.seal is None:
         parser.error("--runs requires --seal STUDY.yaml")
     if args.seal is not None:
-        if args.N is not None or args.flops is not None or args.unique is not None or args.new_text:
-            parser.error("--seal: the study defines N, D and the text of its runs; omit them")
+        if args.N is not None or args.flops is not None or args.unique is not None:
+            parser.error("--seal: the study defines N and D of its runs; omit them")
         return args
     if args.N is None and args.flops is None:
         parser.error("got no N and D and no --flops, expected one of the two")
@@ -185,12 +183,7 @@ def format_run(law: Law | StackedLaw, prediction: Prediction) -> list[str]:
         predictive = format_interval(prediction.level, "predictive", prediction.predictive, ".4f")
         confidence = format_interval(prediction.level, "confidence", prediction.confidence, ".4f")
         lines += [f"  one new run:     {predictive}", f"  the law's value: {confidence}"]
-    return lines + format_text_note(prediction.text) + format_range_check(law, prediction.outside)
-
-
-def format_text_note(text: str) -> list[str]:
-    """Return a line if the intervals are those of a new text."""
-    return ["  on a new text of the same distribution and size"] if text == "new" else []
+    return lines + format_range_check(law, prediction.outside)
 
 
 def format_optimum(law: Law | StackedLaw, optimum: OptimumPrediction) -> list[str]:
@@ -205,7 +198,7 @@ def format_optimum(law: Law | StackedLaw, optimum: OptimumPrediction) -> list[st
     if optimum.L_predictive is not None:
         words = format_interval(optimum.level, "predictive", optimum.L_predictive, ".5g")
         lines.append(f"     one new run there: {words}")
-    return lines + format_text_note(optimum.text) + format_range_check(law, optimum.outside)
+    return lines + format_range_check(law, optimum.outside)
 
 
 def predict_by_stack_outside(
@@ -244,7 +237,6 @@ def predict_loss(args: argparse.Namespace, law: Law | StackedLaw, published: Pub
             "Use a law of form data_constrained, repeated_data or over_repetition."
         )
     about = describe_stack(law) if isinstance(law, StackedLaw) else describe_law(law, published)
-    text = "new" if args.new_text else "same"
     answer: dict[str, Any] = {"law": str(args.law)} | about
     lines = [*list_warnings(about), f"{args.law}: {law.formula()}"]
     if published is not None:
@@ -253,19 +245,19 @@ def predict_loss(args: argparse.Namespace, law: Law | StackedLaw, published: Pub
     stack = load_stack_of(law, args.law) if isinstance(law, Law) and args.unique is None else None
     if args.N is not None:
         prediction, note = predict_by_stack_outside(
-            lambda used: predict_run(used, args.N, args.D, args.unique, args.level, text), law, stack
+            lambda used: predict_run(used, args.N, args.D, args.unique, args.level), law, stack
         )
-        answer["prediction"] = prediction.as_dict() | {"note": note}
+        answer["prediction"] = asdict(prediction) | {"note": note}
         lines += format_run(law, prediction) + ([f"  {note}"] if note else [])
     if args.flops is not None:
         optimum, note = predict_by_stack_outside(
             lambda used: predict_optimum(
-                used, args.flops, args.unique, args.flops_per_param_token, args.level, text
+                used, args.flops, args.unique, args.flops_per_param_token, args.level
             ),
             law,
             stack,
         )
-        answer["optimum"] = optimum.as_dict() | {"note": note}
+        answer["optimum"] = asdict(optimum) | {"note": note}
         lines += format_optimum(law, optimum) + ([f"  {note}"] if note else [])
     return format_json(answer) if args.json else "\n".join(lines)
 

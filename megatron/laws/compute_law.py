@@ -10,17 +10,17 @@ Intervals are Student's t from the linearised fit. A misfit of the form is part 
 group, such as checkpoints of a model, share a part of it (noise.py).
 """
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from megatron.io import replace_nonfinite, write_json
+from megatron.laws.columns import takes_data_frame
 from megatron.laws.fitting.frontier_drift import Continuation, continue_frontier
 from megatron.laws.fitting.frontier_form import (
     CONSTANTS,
@@ -30,9 +30,13 @@ from megatron.laws.fitting.frontier_form import (
     search_constants,
 )
 from megatron.laws.fitting.lack_of_fit import LackOfFit, check_lack_of_fit
-from megatron.laws.fitting.noise import GROUPED, estimate_noise, is_dependent, validate_labels
+from megatron.laws.fitting.noise import GROUPED, estimate_noise, find_groups, orthonormal_basis
 from megatron.laws.isoflop import split_budgets
-from megatron.laws.law_fields import is_number
+from megatron.laws.law_file import convert_fields, convert_value, load_law, require
+from megatron.laws.power_law import interval_quantile
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 MIN_RUNS, MIN_BUDGETS, MIN_SIZES = len(CONSTANTS) + 3, 4, 3
 LARGEST_STEP = 10.0  # times the largest budget; further out a quadratic in log C is not reliable
@@ -70,7 +74,7 @@ class RunPrediction:
     predictive: tuple[float, float]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ComputeLaw:
     """A fitted frontier. Saved as compute_law.json.
 
@@ -103,6 +107,12 @@ class ComputeLaw:
     beyond: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        mark = "" if self.identified else ", NOT IDENTIFIED"
+        exponent, (low, high) = self.params["size_exponent"], self.interval("size_exponent")
+        size = f"N* grows as C^{exponent:.2f} [{low:.2f}, {high:.2f}]"
+        return f"<ComputeLaw, {self.n_runs} runs at {self.n_budgets} budgets{mark}: {size}>"
+
     @property
     def identified(self) -> bool:
         """True if the runs identify every constant."""
@@ -122,7 +132,7 @@ class ComputeLaw:
     def interval(self, name: str, level: float = LEVEL) -> tuple[float, float]:
         """Return the confidence interval of constant `name`."""
         i = CONSTANTS.index(name)
-        half = self._t_quantile(level) * math.sqrt(max(self.covariance[i][i], 0.0))
+        half = interval_quantile(level, self.dof) * math.sqrt(max(self.covariance[i][i], 0.0))
         return self.params[name] - half, self.params[name] + half
 
     def predict_run(self, N: float, C: float, level: float = LEVEL) -> RunPrediction:
@@ -174,20 +184,54 @@ class ComputeLaw:
     @classmethod
     def load(cls, path: str | Path) -> "ComputeLaw":
         """Read a compute_law.json. Raises FileNotFoundError, or ValueError for any other file."""
-        path = Path(path)
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file. Run tools/fit_frontier.py to write it.")
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            values = {f.name: content[f.name] for f in fields(cls) if f.name in content}
-            _check_content(values)
-            for name in ("C", "N", "tokens"):
-                values[name] = (float(values[name][0]), float(values[name][1]))
-            return cls(**values)
-        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path}: got no compute law ({error!r}). Run tools/fit_frontier.py to write it again."
-            ) from error
+        return load_law(path, "a compute law", "tools/fit_frontier.py", cls._from_dict)
+
+    @classmethod
+    def _from_dict(cls, stored: Any) -> "ComputeLaw":
+        """Build a law from the content of compute_law.json. Raises ValueError for other content."""
+        law = cls(**convert_fields(cls, stored))
+        is_finite = set(law.params) == set(CONSTANTS) and all(map(math.isfinite, law.params.values()))
+        require("params", is_finite and min(law.params["alpha"], law.params["beta"]) > 0, "finite constants")
+        is_square = np.shape(law.covariance) == (len(CONSTANTS),) * 2
+        require("covariance", is_square and bool(np.isfinite(law.covariance).all()), "a finite matrix")
+        positive = (law.centre, *law.C, *law.N)
+        require("C, N and centre", all(0 < value < math.inf for value in positive), "numbers above 0")
+        require("tokens", all(map(math.isfinite, law.tokens)), "two finite numbers")
+        require("spread and dof", 0 <= law.spread < math.inf and 0 <= law.dof < 10**9, "numbers of 0 or more")
+        require("n_runs", min(law.n_runs, law.n_budgets) >= 0, "a number of 0 or more")
+        require("not_identified", set(law.not_identified) <= set(CONSTANTS), "reasons by constant")
+        if law.lack_of_fit:
+            convert_value("lack_of_fit", law.lack_of_fit, LackOfFit)
+        if law.beyond:
+            continuation: Continuation = convert_value("beyond", law.beyond, Continuation)
+            require("beyond", continuation.is_valid(), "the fields of a continuation")
+        return law
+
+    def to_frame(self, C: ArrayLike | None = None, level: float = LEVEL) -> "DataFrame":
+        """Return a row for each compute `C` [n] (default: from the smallest to the furthest): the optimum.
+
+        Columns C, N, D and loss, each of the last three with its interval, and `predictive` of a new run.
+        """
+        from pandas import DataFrame  # slow import
+
+        ends = (self.C[0], LARGEST_STEP * self.C[1])
+        optima = [self.optimum(float(c), level) for c in np.ravel(np.geomspace(*ends, 9) if C is None else C)]
+        values = {name: [getattr(at, name) for at in optima] for name in ("C", "N", "D", "loss")}
+        for name in ("N_interval", "D_interval", "confidence", "predictive"):
+            stem = name.removesuffix("_interval")
+            for end, i in (("low", 0), ("high", 1)):
+                values[f"{stem}_{end}"] = [getattr(at, name)[i] for at in optima]
+        return DataFrame(values)
+
+    def plot(self, C: ArrayLike | None = None) -> Any:
+        """Return a plotly figure of the best N and of the loss there against C, with 95 % intervals."""
+        from megatron.laws.plots import plot_optima
+
+        table = self.to_frame(C)
+        titles = {"N": "N*, parameters", "loss": "loss, nats per token"}
+        ends = {"N": ("N_low", "N_high"), "loss": ("predictive_low", "predictive_high")}
+        bands = {titles[name]: tuple(table[end] for end in pair) for name, pair in ends.items()}
+        return plot_optima(table["C"], {title: table[name] for name, title in titles.items()}, bands)
 
     def _theta_vector(self) -> np.ndarray:
         return np.array([self.params[name] for name in CONSTANTS])
@@ -195,15 +239,10 @@ class ComputeLaw:
     def _centred_log_compute(self, C: ArrayLike) -> np.ndarray:
         return np.log(np.asarray(C, dtype=float) / self.centre)
 
-    def _t_quantile(self, level: float) -> float:
-        from scipy.special import ndtri, stdtrit  # slow import
-
-        return float(stdtrit(self.dof, (1 + level) / 2)) if self.dof else float(ndtri((1 + level) / 2))
-
     def _half_width(self, gradient: np.ndarray, level: float, extra: float = 0.0) -> float:
         # delta method, g' V g; rounding may leave a variance of 0 slightly negative
         variance = float(gradient @ np.array(self.covariance, dtype=float) @ gradient)
-        return self._t_quantile(level) * math.sqrt(max(variance, 0.0) + extra)
+        return interval_quantile(level, self.dof) * math.sqrt(max(variance, 0.0) + extra)
 
     def _loss_half_width(self, N: float, C: float, level: float, extra: float) -> float:
         """Return the half-width of log L of N parameters at C FLOPs.
@@ -227,6 +266,7 @@ class ComputeLaw:
             )
 
 
+@takes_data_frame
 def fit_compute_law(
     N: ArrayLike,
     D: ArrayLike,
@@ -252,18 +292,17 @@ def fit_compute_law(
     n_free = basis.shape[1]
     dof = len(y) - n_free
     spread, correlation = float(np.sqrt((residual**2).sum() / dof)), None
-    dependent = groups is None and is_dependent(residual, jacobian, N)
-    labels = N if dependent else validate_labels(np.arange(len(y)) if groups is None else groups, len(y))
+    labels, dependent = find_groups(residual, jacobian, groups, N)
     if len(np.unique(labels)) < len(y):
         noise = estimate_noise(residual, jacobian, labels)
         spread, dof, correlation = noise.sigma, int(noise.dof), noise.correlate(labels)
     # least squares in the free directions; rows of constants that are not free are 0
     errors = basis @ np.linalg.pinv(jacobian, 3e-8)  # [7, n], of the constants by the noise
     covariance = spread**2 * errors @ (errors.T if correlation is None else correlation @ errors.T)
-    test = check_lack_of_fit(residual, np.stack([N, D], axis=-1), n_free)
+    test = check_lack_of_fit(residual, orthonormal_basis(jacobian), np.stack([N, D], axis=-1))
     # polyfit returns the highest power first
     slope, intercept = np.polyfit(log_n, np.log(C / (N * D)), 1) if len(np.unique(N)) > 1 else (0.0, 0.0)
-    law = ComputeLaw(
+    return ComputeLaw(
         params=dict(zip(CONSTANTS, map(float, theta), strict=True)),
         covariance=covariance.tolist(),
         centre=centre,
@@ -275,12 +314,11 @@ def fit_compute_law(
         N=(float(N.min()), float(N.max())),
         tokens=(float(intercept), float(slope)),
         runs=list(runs),
-        lack_of_fit=test.as_dict() if test is not None else {},
+        lack_of_fit=asdict(test) if test else {},
         not_identified=_find_not_identified(theta, covariance, dof, N, C, centre),
-        beyond=continue_frontier(theta, basis, x, log_n, y, correlation, covariance).as_dict(),
+        beyond=asdict(continue_frontier(theta, basis, x, log_n, y, correlation, covariance)),
         warnings=[GROUPED] if dependent else [],
     )
-    return law
 
 
 def _find_not_identified(
@@ -322,72 +360,3 @@ def _check_runs(N: np.ndarray, D: np.ndarray, L: np.ndarray, C: np.ndarray) -> N
             f"frontier: got {len(N)} runs and {len(usable)} budgets of {MIN_SIZES} sizes or more, expected "
             f"{MIN_RUNS} runs and {MIN_BUDGETS} budgets. Train several sizes at equal FLOPs."
         )
-
-
-def _check_content(values: dict[str, Any]) -> None:
-    """Check the types of stored values, before anything is computed from them. Raises ValueError."""
-    params, matrix = values["params"], values["covariance"]
-    # `is_valid and ...` is short-circuit: later lines may use values whose types earlier lines have checked
-    is_valid = isinstance(params, dict) and set(params) == set(CONSTANTS)
-    is_valid = is_valid and all(is_number(v) and math.isfinite(v) for v in params.values())
-    is_valid = is_valid and params["alpha"] > 0 and params["beta"] > 0
-    is_valid = is_valid and isinstance(matrix, list) and len(matrix) == len(CONSTANTS)
-    for row in matrix if is_valid else ():
-        is_valid = (
-            is_valid and isinstance(row, list) and len(row) == len(CONSTANTS) and all(map(is_number, row))
-        )
-    for name in ("C", "N", "tokens"):
-        ends = values[name]
-        is_valid = is_valid and isinstance(ends, list) and len(ends) == 2
-        is_valid = is_valid and all(is_number(v) and math.isfinite(v) for v in ends)
-    for name in ("centre", "spread"):
-        is_valid = is_valid and is_number(values[name]) and 0 <= values[name] < math.inf
-    is_valid = (
-        is_valid and values["centre"] > 0 and all(0 < c < math.inf for c in (*values["C"], *values["N"]))
-    )
-    for name in ("dof", "n_runs", "n_budgets"):
-        is_valid = is_valid and type(values[name]) is int and 0 <= values[name] < 10**9
-    is_valid = is_valid and _has_valid_texts(values) and _is_continuation(values.get("beyond", {}))
-    if not is_valid:
-        raise ValueError("a field is missing or of a wrong type")
-
-
-def _has_valid_texts(values: dict[str, Any]) -> bool:
-    """Return whether reasons, table, runs and lack_of_fit have the types that `fit_compute_law` writes."""
-    reasons, table, runs, warnings = (
-        values.get(name, {}) for name in ("not_identified", "table", "runs", "warnings")
-    )
-    is_valid = isinstance(reasons, dict) and isinstance(table, dict)
-    is_valid = is_valid and set(reasons) <= set(CONSTANTS)
-    is_valid = is_valid and all(isinstance(v, str) for v in (*reasons.values(), *table.values()))
-    for texts in (runs, warnings):
-        is_valid = is_valid and (
-            not texts or isinstance(texts, list) and all(isinstance(v, str) for v in texts)
-        )
-    test = values.get("lack_of_fit", {})
-    if not is_valid or test == {}:
-        return is_valid and test == {}
-    if not (isinstance(test, dict) and set(test) == {f.name for f in fields(LackOfFit)}):
-        return False
-    numbers = [test[name] for name in ("statistic", "p_value", "noise", "misfit")]
-    is_valid = all(is_number(v) and 0 <= v < math.inf for v in numbers) and isinstance(test["passes"], bool)
-    dof = test["dof"]
-    return is_valid and isinstance(dof, list) and len(dof) == 2 and all(type(v) is int and v > 0 for v in dof)
-
-
-def _is_continuation(value: Any) -> bool:
-    """Return whether a value is {} or has the fields of a Continuation as finite numbers."""
-    if value == {}:
-        return True
-    names = {f.name for f in fields(Continuation)}
-    if not isinstance(value, dict) or set(value) != names:
-        return False
-    matrix = value["covariance"]
-    if not (isinstance(matrix, list) and len(matrix) == 2 and all(isinstance(row, list) for row in matrix)):
-        return False
-    # edge, level, slope, drift and a matrix [2, 2]: 8 numbers
-    numbers = [value[name] for name in names - {"covariance"}] + [number for row in matrix for number in row]
-    if len(numbers) != 8 or not all(is_number(number) and math.isfinite(number) for number in numbers):
-        return False
-    (a, b), (_, c) = matrix
-    return value["drift"] >= 0 and a >= 0 and c >= 0 and b * b <= a * c * (1 + 1e-9)  # positive semidefinite

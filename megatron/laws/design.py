@@ -11,12 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatron.laws.fitting.surface import (
-    RunPoints,
-    constants_from_theta,
-    evaluate_log_loss,
-    theta_from_constants,
-)
+from megatron.laws.fitting.surface import RunPoints, Surface
 from megatron.laws.frontier import optimal_frontier
 from megatron.laws.law import Law, optimum_exponents_from
 
@@ -74,7 +69,8 @@ class Designer:
         best = optimal_frontier(law, target_flops)
         centre = RunPoints.from_columns(best.N, best.D, best.L)
         self._centre = centre
-        self.theta = theta_from_constants(law.form, law.params, centre)
+        self._surface = Surface(law.form)
+        self.theta = self._surface.from_constants(law.params, centre)
         self._target_gradients = self._compute_target_gradients()
         self.prior_information = (
             np.zeros((len(self.theta),) * 2) if done is None else self.information(done).sum(axis=0)
@@ -86,7 +82,7 @@ class Designer:
         # the slopes do not depend on log L, for which 0 stands
         points = RunPoints(x, y, np.minimum(np.log(runs.U), y), np.zeros_like(x), *self._origin())
         # [n, p], then outer products [n, p, p]; information of independent runs adds up
-        slopes = evaluate_log_loss(self.law.form, self.theta[None], points)[1][0]
+        slopes = self._surface.evaluate(self.theta[None], points)[1][0]
         return slopes[:, :, None] * slopes[:, None, :] / self.noise**2
 
     def _origin(self) -> tuple[float, float, float, float]:
@@ -101,11 +97,12 @@ class Designer:
         for step in STEP * np.eye(len(self.theta)):
             ends = []
             for sign in (1, -1):
-                moved = constants_from_theta(self.law.form, (self.theta + sign * step)[None], self._centre)
+                moved = self._surface.to_constants((self.theta + sign * step)[None], self._centre)
                 params = {name: float(value[0]) for name, value in moved.items()}
                 law = Law(form=self.law.form, params=params, objective=0.0, huber_delta=1.0, n_runs=0)
                 best = optimal_frontier(law, self.target)
-                ends.append([np.log(best.N[0]), np.log(best.L[0]), float(optimum_exponents_from(params)[0])])
+                a = float(optimum_exponents_from(params)["a_exponent"])
+                ends.append([np.log(best.N[0]), np.log(best.L[0]), a])
             rows.append((np.array(ends[0]) - ends[1]) / (2 * STEP))
         return np.array(rows).T
 
@@ -143,14 +140,6 @@ class Designer:
         errors = np.sqrt(self.variances(self.prior_information + self.information(runs).sum(axis=0)))
         return ExpectedErrors(len(runs.N), float(runs.flops.sum()), *map(float, errors))
 
-    def evaluate(self, runs: RunSet, kind: str = "c") -> float:
-        """Return the criterion of a set of runs; Inf where it does not determine a quantity."""
-        information = self.prior_information + self.information(runs).sum(axis=0)
-        if kind == "c":
-            return float(np.log(self.variances(information)[:2]).sum())
-        sign, log_determinant = np.linalg.slogdet(information)
-        return -float(log_determinant) if sign > 0 else np.inf
-
     def propose(
         self,
         candidates: RunSet,
@@ -158,23 +147,28 @@ class Designer:
         budget_flops: float,
         n_runs: int,
         kind: str = "c",
-        repeats: int = 1,
     ) -> RunSet:
         """Choose from the candidates and the runs of the baselines.
 
         The result is never worse than an affordable baseline.
         """
-        pool = concatenate_run_sets([candidates, *baselines])
-        designs = [self.choose(pool, budget_flops, n_runs, kind, repeats)]
+        designs = [self.choose(concatenate_run_sets([candidates, *baselines]), budget_flops, n_runs, kind)]
         designs += [
             runs for runs in baselines if 0 < len(runs.N) <= n_runs and runs.flops.sum() <= budget_flops
         ]
-        return min(designs, key=lambda runs: self.evaluate(runs, kind))
+        base = self.prior_information + self._ridge(self.information(candidates))
+        values = [self.criterion(base + self.information(runs).sum(axis=0), kind) for runs in designs]
+        return designs[int(np.argmin(values))]
 
-    def choose(
-        self, candidates: RunSet, budget_flops: float, n_runs: int, kind: str = "c", repeats: int = 1
-    ) -> RunSet:
-        """Choose at most `n_runs` candidates, each at most `repeats` times, within the budget.
+    @staticmethod
+    def _ridge(information: np.ndarray) -> np.ndarray:
+        """Return a diagonal [p, p]: fewer runs than constants have singular information; it is too small to
+        affect the final set.
+        """
+        return RIDGE * np.einsum("nii->i", information) * np.eye(information.shape[1])
+
+    def choose(self, candidates: RunSet, budget_flops: float, n_runs: int, kind: str = "c") -> RunSet:
+        """Choose at most `n_runs` candidates, each once, within the budget.
 
         Raises ValueError for an unknown criterion, or a budget below the cost of the cheapest candidate.
         """
@@ -186,9 +180,7 @@ class Designer:
                 f"budget: got {budget_flops:.3g} FLOPs for {n_runs} runs, expected {cost.min():.3g} or more "
                 f"for the cheapest of {len(cost)} candidates. Raise the budget or allow smaller sizes."
             )
-        # fewer runs than constants have singular information; the ridge is too small to affect the final set
-        ridge = RIDGE * np.einsum("nii->i", information) * np.eye(information.shape[1])
-        base = self.prior_information + ridge
+        base = self.prior_information + self._ridge(information)
         chosen: list[int] = []
         value = np.inf
 
@@ -202,9 +194,8 @@ class Designer:
             # others
             rest = (n_runs - len(others) - 1) * cost.min()
             # and never more than what is left, also where that is below the cheapest
-            allowed = (cost <= min(left, max(left - rest, cost.min()))) & (
-                np.bincount(others, minlength=len(cost)) < repeats
-            )
+            allowed = cost <= min(left, max(left - rest, cost.min()))
+            allowed[others] = False
             if not allowed.any():
                 return -1, np.inf
             rows = np.flatnonzero(allowed)

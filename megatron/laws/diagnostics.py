@@ -1,6 +1,6 @@
 """Diagnostics of a fitted law: which constants the runs identify, and warnings about design and fit."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +11,9 @@ EDGES = (0.02, 2.5)  # range of plausible exponents; one outside has diverged
 NOTHING = 1e-6  # of the loss: a term below this share has no effect
 EXPONENTS = ("alpha", "beta", "eta", "alpha_N", "alpha_D")
 COEFFICIENTS_OF = {"alpha": "Aa", "beta": "Bb", "eta": "ab", "alpha_N": ("Nc",), "alpha_D": ("Dc",)}
-COEFFICIENTS = ("A", "B", "a", "b", "c", "K", "Nc", "Dc")
-WIDE = {
-    "coefficient": 1e3,
-    "decay": 10.0,
-}  # ratio of the ends of an interval above which a constant is not identified
+COEFFICIENTS = ("A", "B", "a", "b", "K", "Nc", "Dc")
+# ratio of the ends of an interval above which a constant is not identified
+WIDE = {"coefficient": 1e3, "decay": 10.0}
 WIDE_EXPONENT = 0.5  # the same for an exponent: half-width of the interval over the value
 WIDE_FLOOR = 0.15  # the same for E: half-width of the interval over the lowest loss
 TOO_FEW_GROUPS = (
@@ -37,27 +35,23 @@ class Diagnosis:
 
 
 def diagnose(
-    form: str,
-    N: np.ndarray,
-    D: np.ndarray,
-    U: np.ndarray | None,
+    form: str | Callable[..., np.ndarray],
+    columns: Mapping[str, np.ndarray],
     params: Mapping[str, float],
     replicates: Mapping[str, np.ndarray],
     fixed: Mapping[str, float],
-    lowest_loss: float,
-    n_free: int | None = None,
     dependent: bool = False,
 ) -> Diagnosis:
-    """Diagnose a law of `form` fitted to N, D, U [n]; constants in `fixed` were given and are not checked.
+    """Diagnose a law of `form` fitted to columns N, D, L, U [n]; constants in `fixed` are not checked.
 
-    n_free     number of fitted constants, by default all that are not in `fixed`
     dependent  rows that share N have correlated residuals, and are too few N to be grouped
     """
-    n_free = len(params) - len(fixed) if n_free is None else n_free
-    reasons, warnings = _check_design(form, N, D, U, n_free)
+    N, D, L = (columns[name] for name in "NDL")
+    n_free = len(params) - len(fixed)
+    reasons, warnings = _check_design(form, columns, params, n_free)
     if dependent:
         reasons = dict.fromkeys(params, TOO_FEW_GROUPS.format(len(np.unique(N)), n_free)) | reasons
-    if "A" in params:
+    if isinstance(form, str) and "A" in params:
         vanished, more = _find_vanished_terms(N, D, params)
         warnings += more
         # the right operand of | wins: a reason from the design replaces one from the constants
@@ -67,7 +61,7 @@ def diagnose(
             reasons[name] = (
                 f"{name} = {params[name]:.3g} is at the edge of the search range: the form may not fit."
             )
-    reasons = _check_replicates(params, replicates, lowest_loss) | reasons
+    reasons = _check_replicates(params, replicates, float(L.min())) | reasons
     reasons = {name: reason for name, reason in reasons.items() if name not in fixed}
     # the runs determine the term A / N^alpha: at another alpha it has another A
     reasons = {
@@ -81,13 +75,16 @@ def diagnose(
 
 
 def _check_design(
-    form: str, N: np.ndarray, D: np.ndarray, U: np.ndarray | None, n_free: int
+    form: str | Callable[..., np.ndarray],
+    columns: Mapping[str, np.ndarray],
+    params: Mapping[str, float],
+    n_free: int,
 ) -> tuple[dict[str, str], list[str]]:
+    N, D, U = columns["N"], columns["D"], columns.get("U")
     reasons: dict[str, str] = {}
     warnings: list[str] = []
-    names = FORM[form].constants
-    size_constants = [name for name in ("A", "alpha", "a", "alpha_N", "Nc") if name in names]
-    token_constants = [name for name in ("B", "beta", "b", "alpha_D", "Dc") if name in names]
+    size_constants = [name for name in ("A", "alpha", "a", "alpha_N", "Nc") if name in params]
+    token_constants = [name for name in ("B", "beta", "b", "alpha_D", "Dc") if name in params]
     if len(N) < 3 * n_free:
         warnings.append(f"{len(N)} runs for {n_free} constants: too few for reliable intervals.")
     if np.ptp(np.log(D / N)) < 0.1:
@@ -97,11 +94,9 @@ def _check_design(
         if len(np.unique(values)) < 3:
             reason = f"{len(np.unique(values))} values of {axis}: its exponent needs three or more."
             reasons |= dict.fromkeys(constants, reason)
-    if U is not None and FORM[form].needs_unique and (D <= U * 1.001).all():
+    if U is not None and isinstance(form, str) and FORM[form].needs_unique and (D <= U * 1.001).all():
         reason = "No run repeats any text: what repetition costs is not identified."
-        reasons |= dict.fromkeys(
-            [name for name in ("R_D", "R_N", "K", "g", "h", "c", "gamma", "delta") if name in names], reason
-        )
+        reasons |= dict.fromkeys([name for name in ("R_D", "R_N", "K", "g", "h") if name in params], reason)
     return reasons, warnings
 
 
@@ -134,24 +129,23 @@ def _check_replicates(
 ) -> dict[str, str]:
     reasons = {}
     for name, values in replicates.items():
-        # a constant that is fixed has the same value in all replicates
-        if not len(values) or np.ptp(values) == 0:
-            continue
         low, high = np.quantile(values, [0.025, 0.975])
-        span = f"ranges from {low:.2g} to {high:.2g} in the bootstrap: it is not identified."
-        if name in COEFFICIENTS and low <= 0 < high:
-            reasons[name] = f"{name} may be 0 in the bootstrap: it is not identified."
-        elif name in COEFFICIENTS and low > 0 and high / low > WIDE["coefficient"]:
-            reasons[name] = (
-                f"{name} ranges over a factor of {high / low:.0e} in the bootstrap: it is not identified."
-            )
-        elif name in ("R_D", "R_N") and high / low > WIDE["decay"]:
-            reasons[name] = f"{name}* {span}"
-        elif name in EXPONENTS and (
-            not (_is_within_edges(low) and _is_within_edges(high))
-            or high - low > 2 * WIDE_EXPONENT * params[name]
-        ):
-            reasons[name] = f"{name} {span}"
-        elif name == "E" and high - low > 2 * WIDE_FLOOR * lowest_loss:
-            reasons[name] = f"E {span}"
+        span = f"ranges from {low:.2g} to {high:.2g} in the bootstrap"
+        is_wide = False
+        # a constant that is fixed has the same value in all replicates
+        if np.ptp(values) == 0:
+            continue
+        if name in COEFFICIENTS:
+            is_wide = low <= 0 < high or high / low > WIDE["coefficient"]
+            ratio = f"ranges over a factor of {high / low:.0e}" if low > 0 else "may be 0"
+            span = f"{ratio} in the bootstrap"
+        elif name in ("R_D", "R_N"):
+            is_wide, span = high / low > WIDE["decay"], f"* {span}"
+        elif name in EXPONENTS:
+            is_wide = not (_is_within_edges(low) and _is_within_edges(high))
+            is_wide = is_wide or high - low > 2 * WIDE_EXPONENT * params[name]
+        elif name == "E":
+            is_wide = high - low > 2 * WIDE_FLOOR * lowest_loss
+        if is_wide:
+            reasons[name] = f"{name} {span}: it is not identified.".replace(" * ", "* ")
     return reasons

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from megatron.laws.fitting.noise import GROUPED, estimate_noise, is_dependent, validate_labels
+from megatron.laws.columns import takes_data_frame
+from megatron.laws.fitting.noise import GROUPED, estimate_noise, find_groups
 from megatron.laws.law import Law, expanded_level
 
 CONSTANTS = {"error": ("eps", "k", "gamma"), "accuracy": ("floor", "top", "s", "L0")}
@@ -80,6 +81,7 @@ def evaluate_score(kind: str, params: Mapping[str, Any], L: ArrayLike) -> np.nda
     )
 
 
+@takes_data_frame
 def fit_downstream(
     L: ArrayLike,
     scores: ArrayLike,
@@ -102,15 +104,7 @@ def fit_downstream(
     Raises ValueError for an unknown kind, values that are not finite or no shares, a chance outside 0 to 1 or
     for kind "error", a ceiling outside chance to 1 or for kind "error", or too few different losses.
     """
-    if kind not in CONSTANTS:
-        raise ValueError(f"kind: got '{kind}', expected one of {', '.join(CONSTANTS)}")
-    L, scores = _validate_scores(L, scores, kind)
-    if chance is not None and (kind != "accuracy" or not 0 <= chance < 1):
-        raise ValueError(f"chance: got {chance} for an {kind}, expected 0 to 1 for an accuracy")
-    if not (chance or 0) < ceiling <= 1 or (kind == "error" and ceiling != 1):
-        raise ValueError(f"ceiling: got {ceiling} for an {kind}, expected chance to 1 for an accuracy")
-    if n_questions is not None and n_questions < 1:
-        raise ValueError(f"n_questions: got {n_questions}, expected 1 or more")
+    L, scores = _validate_scores(L, scores, kind, chance, ceiling, n_questions)
     names = CONSTANTS[kind]
     n_free = len(names) - (kind == "accuracy") - (chance is not None)
     if len(np.unique(L)) <= n_free:
@@ -124,9 +118,7 @@ def fit_downstream(
     spread = float(np.sqrt((residual**2).sum() / dof))
     fixed = {"top"} | ({"floor"} if chance is not None else set())
     slopes = _differentiate_score(kind, params, L)[:, [name not in fixed for name in names]]
-    sizes = validate_labels(np.arange(len(L)) if N is None else N, len(L))
-    is_grouped = groups is None and is_dependent(residual, slopes, sizes)
-    labels = sizes if is_grouped else validate_labels(np.arange(len(L)) if groups is None else groups, len(L))
+    labels, is_grouped = find_groups(residual, slopes, groups, None if N is None else np.asarray(N))
     noise = estimate_noise(residual, slopes, labels)
     rng = np.random.default_rng(seed)
     fits = []
@@ -138,9 +130,7 @@ def fit_downstream(
     for rows in rng.integers(0, len(L), (0 if noise.n_groups else n_bootstrap, len(L))):
         if len(np.unique(L[rows])) > n_free:
             fits.append(_fit_constants(L[rows], scores[rows], kind, chance, ceiling))
-    replicates = (
-        {name: np.array([constants[i] for constants in fits]) for i, name in enumerate(names)} if fits else {}
-    )
+    replicates = dict(zip(names, np.array(fits).T, strict=True)) if fits else {}
     return DownstreamCurve(
         kind, params, len(L), replicates, spread, dof, chance, n_questions, noise.n_groups,
         [GROUPED] if is_grouped else [],
@@ -155,15 +145,35 @@ def _differentiate_score(kind: str, params: Mapping[str, float], L: np.ndarray) 
     return np.column_stack([(v - value) / h for v, h in zip(moved, steps.values(), strict=True)])
 
 
-def _validate_scores(L: ArrayLike, scores: ArrayLike, kind: str) -> tuple[np.ndarray, np.ndarray]:
+def _validate_scores(
+    L: ArrayLike,
+    scores: ArrayLike,
+    kind: str,
+    chance: float | None,
+    ceiling: float,
+    n_questions: int | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return losses and scores [n] as numbers. Raises ValueError as fit_downstream."""
     L, scores = (np.asarray(v, dtype=float).ravel() for v in (L, scores))
-    if len(L) != len(scores) or not (np.isfinite(L).all() and np.isfinite(scores).all()):
-        raise ValueError(
-            f"downstream: got {len(L)} losses and {len(scores)} scores, expected equally many finite numbers"
-        )
-    wrong = scores[(scores < 0) | (scores > 1)] if kind == "accuracy" else scores[:0]
-    if len(wrong):
-        raise ValueError(f"accuracy: got {wrong[0]:g}, expected shares of right answers from 0 to 1")
+    is_accuracy, floor = kind == "accuracy", chance or 0.0
+    outside = scores[(scores < 0) | (scores > 1)] if is_accuracy else scores[:0]
+    n_equal = len(L) == len(scores) and np.isfinite(L).all() and np.isfinite(scores).all()
+    for is_valid, name, got, expected in (
+        (kind in CONSTANTS, "kind", f"'{kind}'", f"one of {', '.join(CONSTANTS)}"),
+        (n_equal, "downstream", f"{len(L)} losses and {len(scores)} scores", "equally many finite numbers"),
+        (
+            not len(outside),
+            "accuracy",
+            ", ".join(f"{v:g}" for v in outside),
+            "shares of right answers from 0 to 1",
+        ),
+        (chance is None or (is_accuracy and 0 <= floor < 1), "chance", chance, "0 to 1 for an accuracy"),
+        (floor < ceiling <= 1, "ceiling", ceiling, "chance to 1 for an accuracy"),
+        (is_accuracy or ceiling == 1, "ceiling", f"{ceiling} for an error", "it for an accuracy only"),
+        (n_questions is None or n_questions >= 1, "n_questions", n_questions, "1 or more"),
+    ):
+        if not is_valid:
+            raise ValueError(f"{name}: got {got}, expected {expected}")
     return L, scores
 
 
@@ -177,10 +187,8 @@ def _fit_constants(
     """
     from scipy.optimize import least_squares  # slow import
 
-    grid: list[tuple[float, ...]]
-    if kind == "error":
-        grid = [(gamma,) for gamma in np.geomspace(0.02, 10, 60)]
-    else:
+    grid: list[tuple[float, ...]] = [(gamma,) for gamma in np.geomspace(0.02, 10, 60)]
+    if kind == "accuracy":
         middles = np.linspace(L.min(), L.max(), 15)
         # steepness s relative to the range of losses
         grid = [(s, middle) for s in np.geomspace(0.2, 30, 15) / max(np.ptp(L), 1e-9) for middle in middles]
@@ -203,17 +211,9 @@ def _fit_constants(
 
     # the residuals of the projected problem depend on `bent` only: best grid point, then a local search
     start = min(grid, key=lambda bent: float((linear(np.array(bent))[1] ** 2).sum()))
-    # a list times a bool: [gamma >= 1e-4] for an error, [s >= 1e-6, L0 free] for an accuracy
-    low = [1e-4] * (kind == "error") + [1e-6, -np.inf] * (kind != "error")
-    polished = least_squares(
-        lambda bent: linear(bent)[1],
-        np.array(start),
-        bounds=(low, np.inf),
-        xtol=1e-15,
-        ftol=1e-15,
-        gtol=1e-15,
-    )
-    bent = polished.x
+    low = [1e-4] if kind == "error" else [1e-6, -np.inf]  # of gamma, or of s and L0
+    precise = dict.fromkeys(("xtol", "ftol", "gtol"), 1e-15)
+    bent = least_squares(lambda x: linear(x)[1], np.array(start), bounds=(low, np.inf), **precise).x
     (level, size), _ = linear(bent)
     if kind == "error":
         # shape has its origin at the lowest loss: k exp(-gamma L) = size exp(-gamma (L - L_min))

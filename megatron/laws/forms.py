@@ -10,10 +10,7 @@ data_constrained  E + A/N'^alpha + B/D'^beta                     Muennighoff et 
                   D' = U + U R_D* (1 - exp(-(D/U - 1)/R_D*)), and N' likewise of N and N_U, the size that is
                   compute-optimal for U tokens
 repeated_data     data_constrained with N' = N: only repeated tokens lose value
-excess_params     data_constrained with D' = D: only excess parameters lose value
 over_repetition   E + A/N^alpha + B/D^beta + K (N/U)^g (D/U - 1)^h; the last term is 0 without repetition
-bounded           E + (L0 - E) h/(1 + h), h = a/N^alpha + b/D^beta + c N^gamma/U^delta     arXiv 2605.09189
-                  at most L0, the loss of an untrained model; for h << 1 it is a sum of powers
 """
 
 from collections.abc import Callable, Mapping
@@ -61,7 +58,7 @@ def over_training(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: Arra
 def data_constrained(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: ArrayLike) -> np.ndarray:
     """Return the loss where repeated tokens, and parameters above the optimum for U, lose value.
 
-    Constants without R_D (`excess_params`) or without R_N (`repeated_data`) have only the other decay.
+    Constants without R_N (`repeated_data`) have no decay of excess parameters.
     """
     N, D = np.asarray(N, dtype=float), np.asarray(D, dtype=float)
     # U above D is text that was not read; U = Inf means that every token is new
@@ -70,7 +67,7 @@ def data_constrained(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: A
     return chinchilla(
         params,
         effective_count(enough, N, params["R_N"]) if "R_N" in params else N,
-        effective_count(unique, D, params["R_D"]) if "R_D" in params else D,
+        effective_count(unique, D, params["R_D"]),
     )
 
 
@@ -105,18 +102,6 @@ def over_repetition(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: Ar
     return chinchilla(params, N, D) + np.where(repeats > 0, penalty, 0.0)
 
 
-def bounded(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: ArrayLike) -> np.ndarray:
-    """Return a loss between E and L0: the terms for N, D and U add up in h, and h/(1 + h) saturates."""
-    N, D = np.asarray(N, dtype=float), np.asarray(D, dtype=float)
-    power = {name: np.asarray(params[name]) for name in ("alpha", "beta", "gamma", "delta")}
-    h = (
-        params["a"] * N ** -power["alpha"]
-        + params["b"] * D ** -power["beta"]
-        + params["c"] * N ** power["gamma"] * np.minimum(U, D) ** -power["delta"]
-    )
-    return params["E"] + (params["L0"] - params["E"]) * h / (1 + h)
-
-
 @dataclass(frozen=True)
 class Form:
     """A form: constants in the order of the formula, formula with $name for each constant, loss function.
@@ -144,19 +129,10 @@ FORM: Mapping[str, Form] = {
     "repeated_data": Form(
         (*CHINCHILLA_CONSTANTS, "R_D"), f"{_SUM}, {_D_EFF}".format(N="N", D="D'"), data_constrained, True
     ),
-    "excess_params": Form(
-        (*CHINCHILLA_CONSTANTS, "R_N"), f"{_SUM}, {_N_EFF}".format(N="N'", D="D"), data_constrained, True
-    ),
     "over_repetition": Form(
         (*CHINCHILLA_CONSTANTS, "K", "g", "h"),
         f"{_SUM} + $K (N/U)^$g (D/U - 1)^$h".format(N="N", D="D"),
         over_repetition,
-        True,
-    ),
-    "bounded": Form(
-        ("E", "L0", "a", "b", "c", "alpha", "beta", "gamma", "delta"),
-        "L = $E + ($L0 - $E) h/(1 + h), h = $a/N^$alpha + $b/D^$beta + $c N^$gamma/U^$delta",
-        bounded,
         True,
     ),
     "kaplan": Form(
@@ -166,3 +142,17 @@ FORM: Mapping[str, Form] = {
         ("E", "a", "b", "eta"), "L = $E + $a N^-$eta + $b 6^(-$eta/2) D^-$eta", over_training
     ),
 }
+
+REMOVED_FORMS = {
+    "excess_params": "Fit data_constrained with R_D fixed at 1e9 (--fix R_D=1e9)",
+    "bounded": "Pass its formula as a function, fit_law(form=your_loss, start={...})",
+}
+
+
+def check_form(name: str) -> None:
+    """Raise ValueError for a form that is not in FORM."""
+    if name not in FORM:
+        fix = REMOVED_FORMS.get(name)
+        raise ValueError(
+            f"form: got '{name}', expected one of {', '.join(FORM)}" + (f". {fix}." if fix else "")
+        )

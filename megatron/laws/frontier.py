@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from megatron.laws.law import Law, optimum_exponents
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,20 @@ class Frontier:
     N: np.ndarray
     D: np.ndarray
     L: np.ndarray
+
+    def to_frame(self) -> "DataFrame":
+        """Return the columns C, N, D and L, a row for each compute."""
+        from pandas import DataFrame  # slow import
+
+        return DataFrame(vars(self))
+
+    def plot(self) -> Any:
+        """Return a plotly figure of N, D and L against C."""
+        from megatron.laws.plots import plot_optima
+
+        return plot_optima(
+            self.C, {"N, parameters": self.N, "D, tokens": self.D, "L, nats per token": self.L}
+        )
 
 
 class LossSurface(Protocol):
@@ -34,7 +51,7 @@ def optimal_frontier(law: Law, C: ArrayLike, flops_per_param_token: float = 6.0)
     Every token is unique. Forms that are not a sum of two powers are searched numerically.
     """
     C = _validate_compute(C, flops_per_param_token)
-    if "A" not in law.params:
+    if not law.has_closed_frontier:
         return search_frontier(law, C, np.inf, flops_per_param_token)
     return Frontier(
         C,
@@ -81,7 +98,7 @@ def frontier_bands(
     if not law.replicates:
         raise ValueError("law: got no bootstrap replicates, expected some. Fit it with n_bootstrap > 0.")
     C = _validate_compute(C, flops_per_param_token)
-    if "A" not in law.params or U is not None:
+    if not law.has_closed_frontier or U is not None:
         frontiers = [
             search_frontier(law.replicate(i), C, np.inf if U is None else U, flops_per_param_token)
             for i in range(law.n_replicates())

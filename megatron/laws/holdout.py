@@ -96,14 +96,13 @@ def select_largest(N: np.ndarray, D: np.ndarray, n_selected: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FormComparison:
-    """Comparison of one form: objective on the fitted runs, RMS log errors on the held-out ones.
+    """RMS log errors of one form on held-out runs, and in cross-validation over all runs.
 
     `refused` is the reason for which the form could not be fitted.
     """
 
     form: str
     n_constants: int
-    objective: float
     largest_rms: float
     folds_rms: float
     refused: str = ""
@@ -128,42 +127,22 @@ def compare_forms(
     """
     # 10 runs, 3 folds: parts of 4, 3 and 3 runs
     part = np.random.default_rng(seed).permutation(len(N)) % n_folds
+    unique = np.full(len(N), np.inf) if U is None else U
+
+    def score_form(form: str, is_out: np.ndarray) -> tuple[np.ndarray, int]:
+        """Return the log errors of the runs of mask `is_out`, without which the form is fitted."""
+        fitted_unique = None if U is None else U[~is_out]
+        columns = (v[~is_out] for v in (N, D, L))
+        law = fit_law(*columns, U=fitted_unique, form=form, n_bootstrap=0, huber_delta=huber_delta)
+        return np.log(law.loss(N[is_out], D[is_out], unique[is_out]) / L[is_out]), len(law.params)
+
     comparisons = []
     for form in forms:
-
-        def score_split(is_fitted: np.ndarray, form: str = form) -> tuple[float, np.ndarray, int]:
-            """Fit the runs of mask `is_fitted`; return (objective, log errors of the others, n_constants)."""
-            fitted_unique = None if U is None else U[is_fitted]
-            law = fit_law(
-                N[is_fitted],
-                D[is_fitted],
-                L[is_fitted],
-                U=fitted_unique,
-                form=form,
-                n_bootstrap=0,
-                huber_delta=huber_delta,
-            )
-            scored_unique = None if U is None else U[~is_fitted]
-            scored = score_holdout(law, N[~is_fitted], D[~is_fitted], L[~is_fitted], scored_unique)
-            return law.objective, scored.error, len(law.params)
-
         try:
-            objective, largest_errors, n_constants = score_split(~held_out)
-            fold_errors = np.concatenate([score_split(part != i)[1] for i in range(n_folds)])
+            largest, n_constants = score_form(form, held_out)
+            folds = np.concatenate([score_form(form, part == i)[0] for i in range(n_folds)])
+            rms, folds_rms = (float(np.sqrt((errors**2).mean())) for errors in (largest, folds))
+            comparisons.append(FormComparison(form, n_constants, rms, folds_rms))
         except ValueError as error:
-            comparisons.append(FormComparison(form, 0, np.inf, np.inf, np.inf, str(error)))
-            continue
-        comparisons.append(
-            FormComparison(
-                form,
-                n_constants,
-                objective,
-                _root_mean_square(largest_errors),
-                _root_mean_square(fold_errors),
-            )
-        )
+            comparisons.append(FormComparison(form, 0, np.inf, np.inf, str(error)))
     return sorted(comparisons, key=lambda comparison: comparison.largest_rms)
-
-
-def _root_mean_square(values: np.ndarray) -> float:
-    return float(np.sqrt((values**2).mean()))

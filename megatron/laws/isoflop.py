@@ -2,7 +2,7 @@
 
 Hoffmann et al. (arXiv 2203.15556, section 3.2). A parabola is symmetric and a loss surface is not, so the
 minimum is biased, more so for a wider range of sizes (arXiv 2603.22339). Only sizes within WINDOW of the
-minimum are fitted. approaches.py estimates the remaining bias and compares with the parametric fit.
+minimum are fitted. compute_law.py fits the same runs by a form that need not be symmetric.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from megatron.laws.columns import takes_data_frame
 from megatron.laws.fitting.noise import GROUPED, estimate_noise, is_dependent, validate_labels
 from megatron.laws.power_law import PowerLaw, fit_power
 
@@ -54,18 +55,18 @@ class IsoFlop:
     warnings: list[str]
 
 
+@takes_data_frame
 def fit_isoflop(
     N: ArrayLike,
     D: ArrayLike,
     L: ArrayLike,
     C: ArrayLike,
     loss_se: ArrayLike | None = None,
-    window: float = WINDOW,
     groups: ArrayLike | None = None,
 ) -> IsoFlop:
     """Fit a parabola to each budget of n runs, weighted by 1 / loss_se^2; C FLOPs by any one convention.
 
-    Runs further than `window` in log N from the minimum are not fitted, but at least MIN_SIZES sizes are.
+    Runs further than WINDOW in log N from the minimum are not fitted, but at least MIN_SIZES sizes are.
     Budgets with fewer than MIN_SIZES sizes, and those without a minimum, are omitted with a warning. `groups`
     [n] as in fit_law: with None, rows that share N are grouped if their residuals correlate.
 
@@ -83,7 +84,7 @@ def fit_isoflop(
         if len(np.unique(N[rows])) < MIN_SIZES:
             n_few += 1
             continue
-        parabola = fit_window(N[rows], D[rows], L[rows], C[rows], weights[rows], window)
+        parabola = fit_window(N[rows], D[rows], L[rows], C[rows], weights[rows])
         if parabola is None:
             warnings.append(f"{name} the losses have no minimum in N: the budget is omitted.")
             continue
@@ -157,9 +158,9 @@ def split_budgets(C: np.ndarray) -> list[np.ndarray]:
 
 
 def fit_window(
-    N: np.ndarray, D: np.ndarray, L: np.ndarray, C: np.ndarray, weights: np.ndarray, window: float
+    N: np.ndarray, D: np.ndarray, L: np.ndarray, C: np.ndarray, weights: np.ndarray
 ) -> Parabola | None:
-    """Fit a parabola to the runs within `window` in log N of its minimum; None where it has no minimum.
+    """Fit a parabola to the runs within WINDOW in log N of its minimum; None where it has no minimum.
 
     The window starts at the run of least loss and moves with the minimum until its runs do not change.
     """
@@ -168,13 +169,9 @@ def fit_window(
     # a window may alternate between two sets of runs; MAX_ROUNDS ends that
     for _ in range(MAX_ROUNDS):
         distance = np.abs(x - centre)
-        # n_sizes never decreases along the sorted distances, so a binary search finds the first one that
-        # suffices
-        near = np.unique(distance)
-        n_sizes = [len(np.unique(N[distance <= reach])) for reach in near]
         # the smallest distance that includes MIN_SIZES different sizes
-        min_reach = near[np.searchsorted(n_sizes, MIN_SIZES)]
-        inside = distance <= max(window, min_reach)
+        nearest = np.sort([distance[size == N].min() for size in np.unique(N)])
+        inside = distance <= max(WINDOW, nearest[MIN_SIZES - 1])
         if (inside == used).all():
             break
         used = inside
@@ -192,37 +189,30 @@ def fit_parabola(
     order = np.argsort(N, kind="stable")
     runs = {"N": N[order], "D": D[order], "L": L[order], "used": used[order]}
     N, D, L, C, weights = (v[used] for v in (N, D, L, C, weights))
-    x = np.log(N)
+    x, root = np.log(N), np.sqrt(weights)
     middle = np.average(x, weights=weights)
-    # x is centred for conditioning; the coefficients are expanded to uncentred x at the end
+    # x is centred for conditioning; rows times the root of their weight: plain least squares are the weighted
     basis = np.vander(x - middle, 3, increasing=True)
-    # rows times the root of their weight: plain least squares of these are the weighted ones
-    root = np.sqrt(weights)[:, None]
-    coefficients, *_ = np.linalg.lstsq(basis * root, L * root[:, 0], rcond=None)
-    _, slope, bend = coefficients
+    solver = np.linalg.pinv(basis * root[:, None]) * root  # [3, n], coefficients by losses
+    level, slope, bend = coefficients = solver @ L
     if bend <= 0:
         return None
     vertex = -slope / (2 * bend)
-    residual = L - basis @ coefficients
     # residual variance of a run of weight 1: the weights need to be right only up to a factor
-    spread = (weights * residual**2).sum() / max(len(L) - 3, 1)
+    spread = (weights * (L - basis @ coefficients) ** 2).sum() / max(len(L) - 3, 1)
     # delta method for the vertex -slope / (2 bend)
-    gradient = np.array([0.0, -1 / (2 * bend), slope / (2 * bend**2)])  # d vertex / d coefficients
-    inverse = np.linalg.inv((basis * weights[:, None]).T @ basis)
-    log_se = float(np.sqrt(spread * gradient @ inverse @ gradient))
+    slopes = np.array([0.0, -1 / (2 * bend), slope / (2 * bend**2)]) @ solver
     best, compute = float(np.exp(middle + vertex)), float(np.exp(np.log(C).mean()))
     ratio = float(np.exp(np.log(C / (N * D)).mean()))  # FLOPs per parameter and token of these runs
-    first, last = x.min(), x.max()
+    uncentred = np.array([level - slope * middle + bend * middle**2, slope - 2 * bend * middle, bend])
     return Parabola(
         **runs,
         C=compute,
-        coefficients=np.array(
-            [coefficients[0] - slope * middle + bend * middle**2, slope - 2 * bend * middle, bend]
-        ),
+        coefficients=uncentred,
         N_best=best,
         D_best=compute / (ratio * best),
-        L_best=float(coefficients[0] - slope**2 / (4 * bend)),
-        log_se=log_se,
-        at_edge=not first < middle + vertex < last,
-        slopes=gradient @ inverse @ (basis * weights[:, None]).T,
+        L_best=float(level - slope**2 / (4 * bend)),
+        log_se=float(np.sqrt(spread * (slopes**2 / weights).sum())),
+        at_edge=not x.min() < middle + vertex < x.max(),
+        slopes=slopes,
     )

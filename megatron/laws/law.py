@@ -1,20 +1,22 @@
 """A fitted scaling law: constants, their uncertainty, and predictions."""
 
-import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from megatron.io import replace_nonfinite, write_json
-from megatron.laws.fitting.noise import NORMAL_DOF, Trend
-from megatron.laws.forms import FORM
-from megatron.laws.law_fields import check_fields
+from megatron.laws.fitting.noise import MAX_TREND_SLOPE, NORMAL_DOF, Noise, Trend
+from megatron.laws.forms import FORM, check_form
+from megatron.laws.law_file import convert_fields, convert_value, load_law, require
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 # Constants of published laws of the form chinchilla: nats, N, D; each on the text of its authors
 PUBLISHED = {
@@ -28,11 +30,11 @@ PUBLISHED = {
 
 ZERO_FLOOR_SHARE = 1e-9  # of the largest E of the replicates: an E below counts as 0
 MIN_REPLICATES = 8  # fewest replicates with E = 0 that have percentiles of their own
-# fields of law.json that hold only numbers, so that null stands for NaN
-NUMERIC_FIELDS = ("params", "objective", "standard_error", "derived", "replicates", "spread")
+MAX_RANGE = 200.0  # of log(N D) in a trend: any pair of counts that a float holds, with room for their ratio
+TOOL = "tools/fit_law.py"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Law:
     """A fitted scaling law. Saved as law.json.
 
@@ -45,11 +47,9 @@ class Law:
     replicates      constants of each bootstrap replicate, for intervals of any function of them
     residual        "log": the objective is of log L, as above; "nats": of L
     fixed           constants that were given, not fitted
-    tied            {follower: leader} of exponents that were fitted as one
-    priors          {"name", "mean", "spread"} of each prior (priors.py)
     spread          standard deviation of log L of single runs around the law, unbiased (noise.py)
     text_error      {"loss_se": nats, "relative": of log L, "n_runs"}: error that all losses share because
-                    they were scored on one text; empty where it is unknown
+                    they were scored on one text, and that no interval contains; empty where it is unknown
     noise           estimate of `spread` with its degrees of freedom: fields of noise.Noise; its `trend`
                     describes how the scatter changes with compute
     lack_of_fit     test of the form against runs that differ only in their seed: fields of
@@ -59,6 +59,7 @@ class Law:
     held_out        runs excluded from the fit, and the errors of their predictions (holdout.py)
     profile         profile likelihood of one constant (profile.py)
     runs            names of the fitted runs in the table's column `run`; empty if unknown
+    own_loss        loss function of a caller's own form; not saved, see `load`
     """
 
     form: str
@@ -77,10 +78,8 @@ class Law:
     table: dict[str, str] = field(default_factory=dict)
     residual: str = "log"
     fixed: list[str] = field(default_factory=list)
-    tied: dict[str, str] = field(default_factory=dict)
-    priors: list[dict[str, Any]] = field(default_factory=list)
     spread: float = 0.0
-    text_error: dict[str, Any] = field(default_factory=dict)
+    text_error: dict[str, float] = field(default_factory=dict)
     noise: dict[str, Any] = field(default_factory=dict)
     lack_of_fit: dict[str, Any] = field(default_factory=dict)
     identified: bool | None = None
@@ -88,10 +87,20 @@ class Law:
     held_out: dict[str, Any] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)
     runs: list[str] = field(default_factory=list)
+    own_loss: Callable[..., np.ndarray] | None = None
+
+    def __repr__(self) -> str:
+        mark = ", NOT IDENTIFIED" if self.identified is False else ""
+        return f"<Law {self.form}, {self.n_runs} runs{mark}: {self.formula()}>"
+
+    @property
+    def has_closed_frontier(self) -> bool:
+        """Whether alpha A / N^alpha = beta B / D^beta holds at the optimum, so that it is not searched."""
+        return self.own_loss is None and "A" in self.params
 
     def loss(self, N: ArrayLike, D: ArrayLike, U: ArrayLike = np.inf) -> np.ndarray:
         """Return the loss, nats per token, of N parameters after D tokens, U of them unique; broadcasts."""
-        return FORM[self.form].loss(self.params, N, D, U)
+        return self._evaluate(self.params, N, D, U)
 
     def predict(
         self,
@@ -100,76 +109,24 @@ class Law:
         U: ArrayLike = np.inf,
         level: float = 0.95,
         kind: str = "predictive",
-        text: str = "same",
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (loss, low, high), each of the shape of N and D broadcast.
 
         kind  "predictive": interval for the measured loss of one new run: the uncertainty of the law and the
               scatter of single runs, added in quadrature in log L.
               "confidence": interval for the value of the law, the mean of many such runs.
-        text  "same": scored on the text of the fitted runs. "new": on another text of the same distribution,
-              see `text_deviation`.
-        low and high are NaN without replicates.
-        Raises ValueError for another kind or text, and for a new text where `text_error` is empty.
+        low and high are NaN without replicates. Raises ValueError for another kind.
         """
         if kind not in ("predictive", "confidence"):
             raise ValueError(f"kind: got '{kind}', expected predictive or confidence")
-        self.text_deviation(kind, text)  # raises for an invalid text
         N, D, U = np.broadcast_arrays(*(np.asarray(v, dtype=float) for v in (N, D, U)))
         value = self.loss(N, D, U)
         if not self.replicates:  # an interval without the uncertainty of the law would be too narrow
             return value, np.full_like(value, math.nan), np.full_like(value, math.nan)
         low, high = self.percentiles(self.losses(N, D, U), level)
-        if kind == "predictive":
-            low, high = self.add_noise(value, low, high, N, D, level)
-        return value, *self.widen_for_text(value, low, high, level, kind, text)
-
-    def widen_for_text(
-        self, value: np.ndarray, low: np.ndarray, high: np.ndarray, level: float, kind: str, text: str
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ends of an interval of a loss on `text` from those for the text of the fitted runs."""
-        from scipy.special import ndtri  # slow import
-
-        half = float(ndtri((1 + level) / 2)) * self.text_deviation(kind, text)
-        return (low, high) if half == 0 else _widen_interval(value, low, high, half)
-
-    def text_deviation(self, kind: str, text: str) -> float:
-        """Return the standard deviation of log L that `text` adds to an interval of a loss measured on it.
-
-        All fitted runs were scored on one text, whose sampling error is a common factor of their losses. A
-        run scored on the same text has the same factor, so nothing is added. The mean loss over the
-        distribution of texts differs from the law by that error (confidence). A loss measured on a new text
-        of the same size differs by the errors of both texts (predictive). Raises ValueError as `predict`.
-        """
-        if text not in ("same", "new"):
-            raise ValueError(f"text: got '{text}', expected same or new")
-        if text == "same":
-            return 0.0
-        if not self.text_error:
-            raise ValueError(
-                "text: got new for a law without text_error, expected a law of runs with standard errors. "
-                "Fit it again on a table with a column loss_se."
-            )
-        return float(self.text_error["relative"]) * (math.sqrt(2) if kind == "predictive" else 1.0)
-
-    def floor_interval(self, level: float = 0.95, text: str = "same") -> tuple[float, float]:
-        """Return the confidence interval of E; on a new text, with the error that all losses and so E share.
-
-        NaN without replicates. Raises ValueError for a form without E, and as `predict`.
-        """
-        from scipy.special import ndtri  # slow import
-
-        if "E" not in self.params:
-            raise ValueError(f"floor: got form {self.form}, expected one with a constant E")
-        is_wider = self.text_deviation("confidence", text) > 0
-        if not self.replicates:
-            return math.nan, math.nan
-        floor = self.params["E"]
-        low, high = (float(end) for end in self.percentiles(np.asarray(self.replicates["E"]), level))
-        # in nats and not in log L: an error that all losses share shifts E by the same number of nats
-        half = float(ndtri((1 + level) / 2)) * self.text_error["loss_se"] if is_wider else 0.0
-        down, up = math.hypot(max(floor - low, 0.0), half), math.hypot(max(high - floor, 0.0), half)
-        return (low, high) if half == 0 else (max(floor - down, 0.0), floor + up)
+        return value, *(
+            (low, high) if kind == "confidence" else self.add_noise(value, low, high, N, D, level)
+        )
 
     def add_noise(
         self,
@@ -185,7 +142,11 @@ class Law:
 
         sigma, dof = self.noise_at(N, D)
         # sigma is an estimate: Student's t instead of the normal quantile
-        return _widen_interval(value, low, high, stdtrit(dof, (1 + level) / 2) * sigma)
+        half = stdtrit(dof, (1 + level) / 2) * sigma
+        # a percentile interval may exclude `value`: then that side has a width of 0
+        down, up = np.maximum(np.log(value / low), 0.0), np.maximum(np.log(high / value), 0.0)
+        # in quadrature: 0.03 and 0.04 give 0.05
+        return value * np.exp(-np.hypot(down, half)), value * np.exp(np.hypot(up, half))
 
     def noise_at(self, N: ArrayLike, D: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Return (standard deviation of log L of one run at N, D, its degrees of freedom)."""
@@ -202,7 +163,7 @@ class Law:
         # replicates [R] become [R, 1, ...], which broadcast against N of any shape
         axes = tuple(range(1, N.ndim + 1))
         params = {name: np.expand_dims(self.replicates[name], axes) for name in self.params}
-        return FORM[self.form].loss(params, N, D, U)
+        return self._evaluate(params, N, D, U)
 
     @property
     def n_units(self) -> int | None:
@@ -231,7 +192,7 @@ class Law:
         # Fewer of them than one tail (25 of 1000 at 95 %) do not reach the end of the interval.
         if is_without.sum() >= max(MIN_REPLICATES, tails[0] * len(floor)) and not is_without.all():
             # free constants of a law without E
-            n_free = len(self.params) - len(self.fixed) - len(self.tied) - 1
+            n_free = len(self.params) - len(self.fixed) - 1
             inner = expanded_level(level, self.n_units, n_free)
             ends = [(1 - inner) / 2, (1 + inner) / 2]
             inner_low, inner_high = np.quantile(values[is_without], ends, axis=0)
@@ -249,63 +210,102 @@ class Law:
 
     def formula(self) -> str:
         """Return the formula with its constants in one line, to five digits."""
-        return Template(FORM[self.form].formula).substitute({k: f"{v:.5g}" for k, v in self.params.items()})
+        shown = {name: f"{value:.5g}" for name, value in self.params.items()}
+        if self.form in FORM and self.own_loss is None:
+            return Template(FORM[self.form].formula).substitute(shown)
+        return f"L = {self.form}({', '.join(f'{name} = {value}' for name, value in shown.items())})"
+
+    def to_frame(self) -> "DataFrame":
+        """Return a row for each constant: value, low and high of its interval, standard error, identified."""
+        from pandas import DataFrame  # slow import
+
+        values = {**self.params, **self.derived}
+        intervals = {**self.interval.get("params", {}), **self.interval.get("derived", {})}
+        ends = np.array([intervals.get(name, (math.nan, math.nan)) for name in values])
+        return DataFrame(
+            {
+                "value": list(values.values()),
+                "low": ends[:, 0],
+                "high": ends[:, 1],
+                "standard_error": [self.standard_error.get(name, math.nan) for name in values],
+                "identified": [name not in self.not_identified for name in values],
+            },
+            index=list(values),
+        )
+
+    def plot(self, N: ArrayLike | None = None, D: ArrayLike | None = None, L: ArrayLike | None = None) -> Any:
+        """Return a plotly figure of the loss against compute, with runs N, D, L [n] where they are given."""
+        from megatron.laws.plots import plot_law
+
+        return plot_law(self, N, D, L)
 
     def save(self, path: str | Path) -> None:
         """Write law.json atomically. Floats keep every digit."""
         write_json(Path(path), self.to_dict())
 
     @classmethod
-    def load(cls, path: str | Path) -> "Law":
-        """Read a law.json. Raises FileNotFoundError, or ValueError for another file or an unknown form."""
-        path = Path(path)
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such law. Write one with tools/fit_law.py.")
-        try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            if isinstance(stored, dict) and "laws" in stored:
-                raise ValueError("got a stack of laws, expected one law; tools/predict.py reads stacks")
-            return cls.from_dict(stored)
-        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-            reason = str(error) if isinstance(error, ValueError) else repr(error)
-            raise ValueError(f"{path}: not a law ({reason}). Fit it again with tools/fit_law.py.") from error
+    def load(cls, path: str | Path, own_loss: Callable[..., np.ndarray] | None = None) -> "Law":
+        """Read a law.json; `own_loss` is the function of a law of an own form.
+
+        Raises FileNotFoundError, or ValueError for another file or an unknown form.
+        """
+        return load_law(path, "a law", TOOL, lambda stored: cls.from_dict(stored, own_loss))
 
     @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> "Law":
-        """Build a law from the content of law.json.
-
-        Raises ValueError, KeyError or TypeError for other content.
-        """
-        content = {f.name: stored[f.name] for f in fields(cls) if f.name in stored}
-        content |= {key: _with_nan(content[key]) for key in NUMERIC_FIELDS if key in content}
-        check_fields(content)
-        # JSON may hold an integer above 2^64, of which numpy has no logarithm
-        content["params"] = {name: float(value) for name, value in content["params"].items()}
-        if "replicates" in content:
-            content["replicates"] = {
-                name: [float(value) for value in values] for name, values in content["replicates"].items()
-            }
-        law = cls(**content)
-        if law.form not in FORM or set(law.params) != set(FORM[law.form].constants):
-            raise ValueError(
-                f"form: got '{law.form}' with constants {', '.join(law.params)}, expected one of "
-                f"{', '.join(FORM)} with all of its constants"
-            )
+    def from_dict(cls, stored: Mapping[str, Any], own_loss: Callable[..., np.ndarray] | None = None) -> "Law":
+        """Build a law from the content of law.json. Raises ValueError or TypeError for other content."""
+        if isinstance(stored, dict) and "laws" in stored:
+            raise ValueError("got a stack of laws, expected one law; tools/predict.py reads stacks")
+        law = cls(**convert_fields(cls, stored, skipped=("own_loss",)), own_loss=own_loss)
+        _check_values(law)
         return law
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of law.json; null stands for NaN and Inf."""
-        return replace_nonfinite({"form": self.form, "formula": self.formula()} | asdict(self))
+        content = asdict(replace(self, own_loss=None))
+        del content["own_loss"]
+        return replace_nonfinite({"form": self.form, "formula": self.formula()} | content)
+
+    def _evaluate(self, params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: ArrayLike) -> np.ndarray:
+        if self.own_loss is None:
+            return FORM[self.form].loss(params, N, D, U)
+        return np.asarray(self.own_loss(params, *(np.asarray(v, dtype=float) for v in (N, D, U))))
 
 
-def _widen_interval(
-    value: np.ndarray, low: np.ndarray, high: np.ndarray, half: np.ndarray | float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of an interval around `value`, widened by half-width `half` in log L in quadrature."""
-    # a percentile interval may exclude `value`: then that side has a width of 0
-    down, up = np.maximum(np.log(value / low), 0.0), np.maximum(np.log(high / value), 0.0)
-    # in quadrature: 0.03 and 0.04 give 0.05
-    return value * np.exp(-np.hypot(down, half)), value * np.exp(np.hypot(up, half))
+def _check_values(law: Law) -> None:
+    """Raise ValueError for a law whose fields have the right types and values that no fit writes."""
+    if law.own_loss is None:
+        check_form(law.form)
+        names = set(FORM[law.form].constants)
+        require("params", set(law.params) == names, f"the constants of {law.form}")
+    lengths = {len(values) for values in law.replicates.values()}
+    is_complete = not law.replicates or (set(law.replicates) == set(law.params) and len(lengths) == 1)
+    require("replicates", is_complete, "equally many values of each constant of params")
+    require("residual", law.residual in ("log", "nats"), "log or nats")
+    require("spread", not law.spread < 0, "a number of 0 or more")
+    require("text_error", not law.text_error or {"loss_se", "relative"} <= set(law.text_error), "both errors")
+    require("text_error", all(value >= 0 for value in law.text_error.values()), "numbers of 0 or more")
+    for part in ("params", "derived"):
+        convert_value("interval", law.interval.get(part, {}), dict[str, tuple[float, float]])
+    level, n_units = law.interval.get("level", 0.95), law.interval.get("n_units")
+    require("interval", isinstance(level, float) and 0 < level < 1, "a level between 0 and 1")
+    require("interval", n_units is None or (type(n_units) is int and n_units > 0), "a number of units")
+    for ends in law.ranges.values():
+        require("ranges", len(ends) == 2, "low and high by letter")
+    if law.noise:
+        noise: Noise = convert_value("noise", law.noise, Noise)
+        require("noise", noise.dof > 0, "degrees of freedom above 0")
+        require("noise", noise.trend is None or _is_trend(noise.trend), "a trend within its limits")
+
+
+def _is_trend(trend: Trend) -> bool:
+    return (
+        all(math.isfinite(value) for value in vars(trend).values())
+        and min(trend.sigma, trend.dof_centre, trend.square_sum) > 0
+        # with both limits |slope (x - centre)| is at most 2 x 200 = 400, and exp(400) is finite in float64
+        and trend.low <= trend.centre <= trend.high <= trend.low + MAX_RANGE
+        and abs(trend.slope) <= MAX_TREND_SLOPE
+    )
 
 
 def expanded_level(level: float, n_units: int | None, n_constants: int = 1) -> float:
@@ -327,15 +327,6 @@ def expanded_level(level: float, n_units: int | None, n_constants: int = 1) -> f
     return float(2 * ndtr(wide) - 1)
 
 
-def _with_nan(content: Any) -> Any:
-    """Replace null by NaN in content that holds only numbers, the inverse of `replace_nonfinite`."""
-    if isinstance(content, dict):
-        return {key: _with_nan(value) for key, value in content.items()}
-    if isinstance(content, list):
-        return [_with_nan(value) for value in content]
-    return math.nan if content is None else content
-
-
 def optimum_exponents(alpha: ArrayLike, beta: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Return (a, b) of N_opt ~ C^a and D_opt ~ C^b at C = k N D (Hoffmann et al., eq. 4)."""
     alpha, beta = np.asarray(alpha, dtype=float), np.asarray(beta, dtype=float)
@@ -343,10 +334,11 @@ def optimum_exponents(alpha: ArrayLike, beta: ArrayLike) -> tuple[np.ndarray, np
     return beta / (alpha + beta), alpha / (alpha + beta)
 
 
-def optimum_exponents_from(params: Mapping[str, ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
-    """Return `optimum_exponents` from the constants of any form, for text without repetition."""
+def optimum_exponents_from(params: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
+    """Return a_exponent and b_exponent from the constants of any form, for text without repetition."""
     # kaplan: L^(1/alpha_D) is a sum of powers alpha_N / alpha_D and 1 of N and D, so the same formula holds
-    for alpha, beta in (("alpha", "beta"), ("eta", "eta"), ("alpha_N", "alpha_D")):
-        if alpha in params:
-            return optimum_exponents(params[alpha], params[beta])
-    raise ValueError(f"params: got {', '.join(params)}, expected alpha and beta, eta, or alpha_N and alpha_D")
+    names = [
+        pair for pair in (("alpha", "beta"), ("eta", "eta"), ("alpha_N", "alpha_D")) if pair[0] in params
+    ]
+    a, b = optimum_exponents(*(params[name] for name in names[0]))
+    return {"a_exponent": a, "b_exponent": b}

@@ -1,10 +1,9 @@
-"""Text of laws for the terminal: formula, constants with intervals, noise and tests; forms and exponents."""
+"""Text of laws for the terminal: formula, constants with intervals, noise and tests; comparison of forms."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from megatron.laws.approaches import APPROACH_NAMES, Exponent
 from megatron.laws.fitting.noise import Trend
 from megatron.laws.holdout import FormComparison, format_held_out
 from megatron.laws.law import Law
@@ -24,15 +23,11 @@ def summarise_law(law: Law) -> str:
         mark = "  not identified" if name in law.not_identified else ""
         interval = "" if low is None else f"  95 % [{low:.4g}, {high:.4g}]"
         lines.append(f"  {name:<10} {value:.5g}{interval}{mark}")
-    lines += [f"  tied: {follower} = {leader}" for follower, leader in law.tied.items()]
-    lines += [f"  prior: {prior['name']} = {prior['mean']:g} +- {prior['spread']:g}" for prior in law.priors]
-    if law.text_error and "E" in law.params and law.replicates:
-        # E is a floor of the loss on this text. All runs share the sampling error of the text, so their
-        # scatter does not contain it, and E on other text has a wider interval.
-        low, high = law.floor_interval(text="new")
+    if law.text_error:
+        # All runs share the sampling error of the text, so their scatter does not contain it.
         lines.append(
-            f"  text: all losses share an error of {law.text_error['loss_se']:.2g} nats; E on a new text "
-            f"95 % [{low:.4g}, {high:.4g}]"
+            f"  text: all losses share an error of {law.text_error['loss_se']:.2g} nats, which no interval "
+            "contains"
         )
     if law.noise:
         lines.append(
@@ -77,14 +72,3 @@ def format_comparisons(results: Sequence[FormComparison], n_held_out: int) -> st
                 f"  {100 * result.folds_rms:>7.2f} %"
             )
     return "\n".join(lines)
-
-
-def list_exponents(exponents: Sequence[Exponent]) -> list[str]:
-    """Return a line for the growth of N* with C by each approach."""
-    lines = []
-    for exponent in exponents:
-        low, high = exponent.interval or (None, None)
-        ends = "" if low is None else f"  95 % confidence [{low:.3f}, {high:.3f}]"
-        name = APPROACH_NAMES[exponent.approach]
-        lines.append(f"  approach {exponent.approach} ({name}): N* ~ C^{exponent.a:.4f}{ends}")
-    return lines

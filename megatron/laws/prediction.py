@@ -1,7 +1,7 @@
 """Predictions of a law for one run or at one compute, with confidence and predictive intervals."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ class Prediction:
     confidence  interval of the value of the law, the mean of many such runs
     predictive  interval of the measured loss of one new run
     outside     {name: "below" or "above"} of values outside the range of the fitted runs
-    text        "same" as that of the fitted runs, or "new": see Law.text_deviation
     Both intervals are None for a law without bootstrap replicates.
     """
 
@@ -33,11 +32,6 @@ class Prediction:
     confidence: Interval
     predictive: Interval
     outside: dict[str, str]
-    text: str = "same"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the content for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -60,43 +54,21 @@ class OptimumPrediction:
     L_confidence: Interval
     L_predictive: Interval
     outside: dict[str, str]
-    text: str = "same"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the content for JSON."""
-        return asdict(self)
 
 
 def predict_run(
-    law: Law | StackedLaw,
-    N: float,
-    D: float,
-    U: float | None = None,
-    level: float = LEVEL,
-    text: str = "same",
+    law: Law | StackedLaw, N: float, D: float, U: float | None = None, level: float = LEVEL
 ) -> Prediction:
-    """Predict one run, scored on the `text` of the fitted runs ("same") or on a new one ("new").
+    """Predict one run.
 
-    Raises ValueError for N, D or U not above 0, a level not between 0 and 1, and as Law.predict for a text.
+    Raises ValueError for N, D or U that is not one number above 0, or a level not between 0 and 1.
     """
-    check_positive(N=N, D=D, **({} if U is None else {"U": U}))
-    _check_level(level)
+    point = _check_point(level, N=N, D=D, **({} if U is None else {"U": U}))
     unique = np.inf if U is None else U
-    value, *inner = law.predict(N, D, unique, level, "confidence", text)
-    outer = law.predict(N, D, unique, level, "predictive", text)[1:]
-    # a run reads at most D tokens: U above D is compared with the ranges as D
-    point = {"N": N, "D": D} | ({} if U is None else {"U": min(U, D)})
-    return Prediction(
-        N,
-        D,
-        U,
-        float(value),
-        level,
-        _to_interval(*inner),
-        _to_interval(*outer),
-        find_outside(law, point),
-        text,
-    )
+    value, *inner = law.predict(N, D, unique, level, "confidence")
+    outer = law.predict(N, D, unique, level, "predictive")[1:]
+    ends = (_to_interval(*inner), _to_interval(*outer))
+    return Prediction(N, D, U, float(value), level, *ends, find_outside(law, point))
 
 
 def predict_optimum(
@@ -105,72 +77,35 @@ def predict_optimum(
     U: float | None = None,
     flops_per_param_token: float = 6.0,
     level: float = LEVEL,
-    text: str = "same",
 ) -> OptimumPrediction:
     """Predict the compute-optimal N, D and L at C FLOPs with U unique tokens.
 
-    Raises ValueError as `predict_run`.
-
-    For a stack, the intervals of L are those of its prediction at N and D.
+    For a stack, the intervals of L are those of its prediction at N and D. Raises ValueError as
+    `predict_run`.
     """
-    check_positive(C=C, flops_per_param_token=flops_per_param_token, **({} if U is None else {"U": U}))
-    _check_level(level)
-    k = flops_per_param_token
+    k, unique = flops_per_param_token, np.inf if U is None else U
+    given = _check_point(level, C=C, flops_per_param_token=k, **({} if U is None else {"U": U}))
     # only one law with unique text has a closed form; repetition and stacks are searched
-    frontier = (
-        optimal_frontier(law, C, k)
-        if U is None and isinstance(law, Law)
-        else search_frontier(law, C, np.inf if U is None else U, k)
-    )
+    if isinstance(law, Law) and U is None:
+        frontier = optimal_frontier(law, C, k)
+    else:
+        frontier = search_frontier(law, C, unique, k)
     N, D, L = (float(v[0]) for v in (frontier.N, frontier.D, frontier.L))
     inner: dict[str, Interval] = dict.fromkeys("NDL")
     predictive: Interval = None
     if isinstance(law, StackedLaw):
-        inner, predictive = _predict_stack_intervals(law, C, U, k, level, text, (N, D))
+        inner = {name: _to_interval(*band) for name, band in stacked_bands(law, C, level, k, U).items()}
+        inner["L"] = _to_interval(*law.predict(N, D, unique, level, "confidence")[1:])
+        predictive = _to_interval(*law.predict(N, D, unique, level, "predictive")[1:])
     elif law.replicates:
-        law.text_deviation("confidence", text)  # raises for a new text of unknown error
         bands = frontier_bands(law, C, level, k, U)  # each end is [1], as the frontier
-        # noise and error of the text are added in quadrature in log L, so their order has no effect
-        noisy = law.add_noise(frontier.L, *bands["L"], N, D, level)
-        low, high = law.widen_for_text(frontier.L, *noisy, level, "predictive", text)
+        low, high = law.add_noise(frontier.L, *bands["L"], N, D, level)
         predictive = _to_interval(low[0], high[0])
-        bands["L"] = law.widen_for_text(frontier.L, *bands["L"], level, "confidence", text)
         inner = {name: _to_interval(low[0], high[0]) for name, (low, high) in bands.items()}
-    point = {"N": N, "D": D} | ({} if U is None else {"U": min(U, D)})
-    return OptimumPrediction(
-        C,
-        k,
-        U,
-        N,
-        D,
-        L,
-        level,
-        inner["N"],
-        inner["D"],
-        inner["L"],
-        predictive,
-        find_outside(law, point),
-        text,
-    )
-
-
-def _predict_stack_intervals(
-    law: StackedLaw,
-    C: float,
-    U: float | None,
-    flops_per_param_token: float,
-    level: float,
-    text: str,
-    optimum: tuple[float, float],
-) -> tuple[dict[str, Interval], Interval]:
-    """Return (confidence intervals of N, D and L, predictive interval of L) at the optimum of a stack."""
-    unique = np.inf if U is None else U
-    inner, outer = (
-        law.predict(*optimum, unique, level, kind, text)[1:] for kind in ("confidence", "predictive")
-    )
-    bands = stacked_bands(law, C, level, flops_per_param_token, U)
-    ends = {name: _to_interval(*band) for name, band in bands.items()}
-    return ends | {"L": _to_interval(*inner)}, _to_interval(*outer)
+    # a run reads at most D tokens: U above D is compared with the ranges as D
+    point = {"N": N, "D": D} | ({"U": min(given["U"], D)} if "U" in given else {})
+    confidences = (inner["N"], inner["D"], inner["L"])
+    return OptimumPrediction(C, k, U, N, D, L, level, *confidences, predictive, find_outside(law, point))
 
 
 def find_outside(law: Law | StackedLaw, point: Mapping[str, float]) -> dict[str, str]:
@@ -184,15 +119,21 @@ def find_outside(law: Law | StackedLaw, point: Mapping[str, float]) -> dict[str,
 
 
 def check_positive(**values: float) -> None:
-    """Raise ValueError unless each value is a finite number above 0."""
+    """Raise ValueError unless each value is one finite number above 0."""
     for name, value in values.items():
+        if np.ndim(value):
+            raise ValueError(f"{name}: got an array, expected one number. Use law.predict for arrays.")
         if not 0 < value < np.inf:
             raise ValueError(f"{name}: got {value}, expected a number above 0")
 
 
-def _check_level(level: float) -> None:
+def _check_point(level: float, **values: float) -> dict[str, float]:
+    """Return values above 0 with U at most D. Raises ValueError for others, or another level."""
+    check_positive(**values)
     if not 0 < level < 1:
         raise ValueError(f"level: got {level}, expected a number between 0 and 1, such as 0.95")
+    # a run reads at most D tokens: U above D is compared with the ranges as D
+    return values | ({"U": min(values["U"], values["D"])} if {"U", "D"} <= set(values) else {})
 
 
 def _to_interval(low: Any, high: Any) -> Interval:

@@ -12,7 +12,7 @@ held-out parts.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from megatron.io import replace_nonfinite, write_json
+from megatron.laws.columns import takes_data_frame
 from megatron.laws.fit import fit_law
-from megatron.laws.fitting.mixed_interval import build_component, mixture_quantiles
-from megatron.laws.forms import FORM
+from megatron.laws.fitting.noise import NORMAL_DOF
+from megatron.laws.forms import FORM, check_form
 from megatron.laws.frontier import search_frontier
 from megatron.laws.holdout import format_held_out, select_largest
-from megatron.laws.law import Law
-from megatron.laws.law_fields import check_stack
+from megatron.laws.law import Law, expanded_level
+from megatron.laws.law_file import convert_fields, load_law, require
 
 SHARES = (0.1, 0.2, 0.3, 0.4)  # shares of the runs, those of most compute, that are held out in turn
 PLAIN_FORMS = ("chinchilla", "over_training", "kaplan")
@@ -36,6 +37,80 @@ N_OPTIMA = 200  # replicates of each form whose optimum is searched
 MIN_LEFT_OUT = 2
 MIN_DISTANCE = 0.1  # RMS of log(C / C_max) of a part, below which it is not an extrapolation
 MIN_ERROR = 1e-4  # of log L: lower limit of the RMS error of a form
+N_CENTRES = 201  # quantiles of the replicates that represent a law at a point
+N_BISECTIONS = 50
+MIN_SCALE = 1e-12
+TOOL = "tools/fit_law.py --stack"
+
+
+@dataclass(frozen=True)
+class Component:
+    """Distribution of one law at n points: Student's t (`scale`, `dof` [n]) around `centres` [r, n]."""
+
+    weight: float
+    centres: np.ndarray
+    scale: np.ndarray
+    dof: np.ndarray
+
+    def widen(self, scale: np.ndarray, dof: float) -> "Component":
+        """Add an independent error of standard deviation `scale` [n]; dof by Welch and Satterthwaite."""
+        variance, added_variance = self.scale**2, scale**2
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # (sum v)^2 / sum(v^2 / dof); 0 / 0 where both scales are 0, and dof has no effect there
+            joint = (variance + added_variance) ** 2 / (variance**2 / self.dof + added_variance**2 / dof)
+        joint = np.minimum(np.where(np.isnan(joint), self.dof, joint), NORMAL_DOF)
+        return replace(self, scale=np.sqrt(variance + added_variance), dof=joint)
+
+    def cdf(self, value: np.ndarray) -> np.ndarray:
+        """Return the cumulative distribution function [n] at `value` [n]."""
+        from scipy.special import stdtr  # slow import
+
+        scale = np.maximum(self.scale, MIN_SCALE)
+        # a mixture of r equal parts: [r, n], then the mean over r
+        return stdtr(self.dof, (value - self.centres) / scale).mean(axis=0)
+
+
+def build_component(
+    law: Law, weight: float, N: np.ndarray, D: np.ndarray, U: np.ndarray, kind: str
+) -> Component:
+    """Return the distribution of log L at N, D, U [n] by one law; `kind` as for Law.predict.
+
+    Replicates are scaled around their median for the number of runs, as expanded percentiles are.
+    """
+    from scipy.special import ndtri  # slow import
+
+    losses = np.log(law.losses(N, D, U))
+    # midpoints of 201 slices of equal probability, from 0.25 % to 99.75 %: [201, n]
+    centres = np.quantile(losses, (np.arange(N_CENTRES) + 0.5) / N_CENTRES, axis=0)
+    middle = np.median(losses, axis=0)
+    # ratio of the normal quantiles of the expanded and the plain level, at 95 %
+    level = 0.95
+    factor = ndtri((1 + expanded_level(level, law.n_units)) / 2) / ndtri((1 + level) / 2)
+    sigma, dof = law.noise_at(N, D)
+    scale = sigma if kind == "predictive" else np.zeros(len(N))
+    return Component(weight, middle + factor * (centres - middle), scale, dof)
+
+
+def mixture_quantiles(components: Sequence[Component], shares: Sequence[float]) -> list[np.ndarray]:
+    """Return the quantile [n] of the mixture for each of `shares`, by bisection."""
+    from scipy.special import stdtrit  # slow import
+
+    quantiles = []
+    for share in shares:
+        ends = [
+            component.centres + stdtrit(component.dof, share) * np.maximum(component.scale, MIN_SCALE)
+            for component in components
+        ]
+        # the quantile of a mixture is between the smallest and the largest quantile of its parts
+        low = np.min([end.min(axis=0) for end in ends], axis=0)
+        high = np.max([end.max(axis=0) for end in ends], axis=0)
+        # cdf increases with the value; 50 halvings leave 1e-15 of the bracket
+        for _ in range(N_BISECTIONS):
+            middle = 0.5 * (low + high)
+            is_below = sum(component.weight * component.cdf(middle) for component in components) < share
+            low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
+        quantiles.append(0.5 * (low + high))
+    return quantiles
 
 
 @dataclass(frozen=True)
@@ -58,40 +133,7 @@ class Cut:
         return {form: float(np.sqrt((values**2).mean())) for form, values in self.error.items()}
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """Columns N, D, L, U and groups of n runs, each [n]; U and groups are None where they are not given."""
-
-    N: np.ndarray
-    D: np.ndarray
-    L: np.ndarray
-    U: np.ndarray | None
-    groups: np.ndarray | None
-
-    def select(self, rows: np.ndarray) -> "_Columns":
-        """Return the columns of the runs for which `rows` [n] is true."""
-        U, groups = (None if v is None else v[rows] for v in (self.U, self.groups))
-        return _Columns(self.N[rows], self.D[rows], self.L[rows], U, groups)
-
-    def fit(
-        self, form: str, huber_delta: float, n_bootstrap: int, seed: int, loss_se: ArrayLike | None = None
-    ) -> Law:
-        """Fit a form to the runs; U is omitted unless the form needs it. Raises ValueError as fit_law."""
-        return fit_law(
-            self.N,
-            self.D,
-            self.L,
-            U=self.U if FORM[form].needs_unique else None,
-            groups=self.groups,
-            form=form,
-            loss_se=loss_se,
-            huber_delta=huber_delta,
-            n_bootstrap=n_bootstrap,
-            seed=seed,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class StackedLaw:
     """Laws of several forms and their weights. Saved as stacked_law.json.
 
@@ -121,6 +163,9 @@ class StackedLaw:
     held_out: dict[str, Any] = field(default_factory=dict)
     runs: list[str] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        return f"<StackedLaw, {self.n_runs} runs: {self.formula()}>"
+
     def loss(self, N: ArrayLike, D: ArrayLike, U: ArrayLike = np.inf) -> np.ndarray:
         """Return the weighted geometric mean of the losses of the forms, nats per token.
 
@@ -141,7 +186,6 @@ class StackedLaw:
         U: ArrayLike = np.inf,
         level: float = 0.95,
         kind: str = "predictive",
-        text: str = "same",
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (loss, low, high) as Law.predict; low and high are quantiles of the mixture of the forms.
 
@@ -155,7 +199,7 @@ class StackedLaw:
         # 0 within the range of the runs: the mixture is then not widened
         growth = self.growth * self.distance(*flat[:2])
         components = [
-            build_component(self.laws[form], weight, *flat, kind, text).widen(growth, self.growth_dof)
+            build_component(self.laws[form], weight, *flat, kind).widen(growth, self.growth_dof)
             for form, weight in self.weights.items()
         ]
         ends = mixture_quantiles(components, [(1 - level) / 2, (1 + level) / 2])
@@ -176,23 +220,27 @@ class StackedLaw:
     @classmethod
     def load(cls, path: str | Path) -> "StackedLaw":
         """Read a stacked_law.json. Raises FileNotFoundError, or ValueError for another file."""
-        path = Path(path)
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: got no such file. tools/fit_law.py --stack writes one.")
-        try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            check_stack(stored)
-            laws = {form: Law.from_dict(law) for form, law in stored["laws"].items()}
-            values = {name: stored[name] for name in cls.__dataclass_fields__ if name in stored}
-            for form, law in laws.items():
-                if law.form != form:
-                    raise ValueError(f"laws: got form '{law.form}' under the name '{form}'")
-            return cls(**(values | {"laws": laws}))
-        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-            reason = str(error) if isinstance(error, ValueError) else repr(error)
-            raise ValueError(
-                f"{path}: not a stack of laws ({reason}). Fit it again with tools/fit_law.py --stack."
-            ) from error
+        return load_law(path, "a stack of laws", TOOL, cls._from_dict)
+
+    @classmethod
+    def _from_dict(cls, stored: Any) -> "StackedLaw":
+        """Build a stack from the content of stacked_law.json. Raises ValueError for other content."""
+        require("laws", isinstance(stored.get("laws"), dict) and bool(stored["laws"]), "laws by form")
+        laws = {form: Law.from_dict(law) for form, law in stored["laws"].items()}
+        stack = cls(**convert_fields(cls, stored | {"laws": {}}) | {"laws": laws})
+        weights = stack.weights.values()
+        for form, law in stack.laws.items():
+            require("laws", law.form == form, f"form '{form}', got '{law.form}'")
+        require("weights", set(stack.weights) == set(stack.laws), "one weight for each of the laws")
+        require(
+            "weights", min(weights) > 0 and abs(sum(weights) - 1) < 1e-6, "numbers above 0 with a sum of 1"
+        )
+        require("growth", 0 <= stack.growth < math.inf, "a number of 0 or more")
+        require("growth_dof", 0 < stack.growth_dof < math.inf, "a number above 0")
+        require("largest_compute", 0 < stack.largest_compute < math.inf, "FLOPs above 0")
+        for cut in stack.cuts:
+            require("cuts", isinstance(cut.get("rms"), dict), "the errors of each held-out part")
+        return stack
 
 
 def is_stack(path: str | Path) -> bool:
@@ -219,6 +267,7 @@ def load_stack_of(law: Law, law_path: str | Path) -> StackedLaw | None:
     return stack if all(getattr(stack, name) == getattr(law, name) for name in shared) else None
 
 
+@takes_data_frame
 def stack_laws(
     N: ArrayLike,
     D: ArrayLike,
@@ -226,7 +275,6 @@ def stack_laws(
     *,
     U: ArrayLike | None = None,
     forms: Sequence[str] | None = None,
-    shares: Sequence[float] = SHARES,
     groups: ArrayLike | None = None,
     loss_se: ArrayLike | None = None,
     huber_delta: float = 1e-3,
@@ -236,29 +284,27 @@ def stack_laws(
     """Fit `forms` to n runs, weight them by their errors on the runs of most compute, and stack them.
 
     Arguments are as for fit_law. Default `forms` are chinchilla, over_training and kaplan; with runs that
-    repeat text (U below D) also repeated_data, over_repetition and data_constrained. `shares` of the runs are
+    repeat text (U below D) also repeated_data, over_repetition and data_constrained. SHARES of the runs are
     held out in turn. A form that cannot be fitted to every part is omitted, and its reason stored in
     `refused`. Raises ValueError where no form or no part remains, and as fit_law.
     """
-    N, D, L = (np.asarray(values, dtype=float).ravel() for values in (N, D, L))
-    columns = _Columns(
-        N,
-        D,
-        L,
-        None if U is None else np.asarray(U, dtype=float).ravel(),
-        None if groups is None else np.asarray(groups).ravel(),
-    )
+    given = {"N": N, "D": D, "L": L, "U": U, "groups": groups}
+    columns = {name: np.asarray(values).ravel() for name, values in given.items() if values is not None}
     if forms is None:
-        repeats = U is not None and bool((np.asarray(U) < 0.999 * D).any())
+        repeats = U is not None and bool((columns["U"] < 0.999 * columns["D"]).any())
         forms = PLAIN_FORMS + (REPETITION_FORMS if repeats else ())
-    _check_forms(forms, shares)
+    for form in forms:
+        check_form(form)
+    if not forms or len(set(forms)) < len(forms):
+        raise ValueError(f"forms: got {', '.join(forms) or 'none'}, expected each form once, one or more")
     laws, refused = {}, {}
+    options = {"huber_delta": huber_delta, "seed": seed}
     for form in forms:
         try:
-            laws[form] = columns.fit(form, huber_delta, n_bootstrap, seed, loss_se)
+            laws[form] = _fit_form(columns, form, n_bootstrap=n_bootstrap, loss_se=loss_se, **options)
         except ValueError as error:
             refused[form] = str(error)
-    cuts = _fit_without_largest(columns, list(laws), shares, huber_delta, seed, refused)
+    cuts = _fit_without_largest(columns, list(laws), options, refused)
     laws = {form: law for form, law in laws.items() if form not in refused}
     if not laws or not cuts:
         reasons = "; ".join(refused.values()) or "every part leaves too few runs"
@@ -269,57 +315,51 @@ def stack_laws(
         weights=weights,
         growth=_estimate_growth(cuts, weights),
         growth_dof=float(len(cuts)),
-        largest_compute=float(6 * (N * D).max()),
+        largest_compute=float(6 * (columns["N"] * columns["D"]).max()),
         cuts=[{"share": cut.share, "n_left_out": cut.n_left_out, "rms": cut.rms()} for cut in cuts],
         refused=refused,
-        n_runs=len(N),
+        n_runs=len(columns["N"]),
         ranges=next(iter(laws.values())).ranges,
-        warnings=_collect_warnings(laws),
+        warnings=[f"{form}: {warning}" for form, law in laws.items() for warning in law.warnings],
     )
 
 
-def _check_forms(forms: Sequence[str], shares: Sequence[float]) -> None:
-    for form in forms:
-        if form not in FORM:
-            raise ValueError(f"forms: got '{form}', expected some of {', '.join(FORM)}")
-    if not forms or len(set(forms)) < len(forms):
-        raise ValueError(f"forms: got {', '.join(forms) or 'none'}, expected each form once, one or more")
-    if not shares or not all(0 < share < 1 for share in shares):
-        raise ValueError(f"shares: got {list(shares)}, expected numbers between 0 and 1")
+def _fit_form(columns: Mapping[str, np.ndarray], form: str, **options: Any) -> Law:
+    """Fit a form to the columns of runs; U is omitted unless the form needs it. Raises ValueError."""
+    used = {name: v for name, v in columns.items() if name != "U" or FORM[form].needs_unique}
+    return fit_law(**used, form=form, **options)
 
 
 def _fit_without_largest(
-    columns: _Columns,
+    columns: Mapping[str, np.ndarray],
     forms: Sequence[str],
-    shares: Sequence[float],
-    huber_delta: float,
-    seed: int,
+    options: Mapping[str, Any],
     refused: dict[str, str],
 ) -> list[Cut]:
-    """Fit each form without each part of the largest runs.
+    """Fit each form without each part of the largest runs, with `options` of fit_law.
 
     A form that fails for any part is added to `refused`.
     """
-    n_runs = len(columns.N)
+    n_runs = len(columns["N"])
     # 12 runs: the shares give 1, 2, 4 and 5 runs, so sizes = [2, 4, 5]; 100 runs: [10, 20, 30, 40]
-    sizes = sorted({max(MIN_LEFT_OUT, round(share * n_runs)) for share in shares})
+    sizes = sorted({max(MIN_LEFT_OUT, round(share * n_runs)) for share in SHARES})
     cuts = []
     for size in (size for size in sizes if size < n_runs):
-        is_out = select_largest(columns.N, columns.D, size)
-        inner, outer = columns.select(~is_out), columns.select(is_out)
-        # 0 or more, since `outer` contains the runs of most compute
-        distance = np.log(outer.N * outer.D / (inner.N * inner.D).max())
+        is_out = select_largest(columns["N"], columns["D"], size)
+        inner = {name: values[~is_out] for name, values in columns.items()}
+        N, D, L, U = (columns[name][is_out] if name in columns else np.inf for name in "NDLU")
+        # 0 or more, since the held-out runs are those of most compute
+        distance = np.log(N * D / (inner["N"] * inner["D"]).max())
         errors, variances = {}, {}
         for form in (form for form in forms if form not in refused):
             try:
-                law = inner.fit(form, huber_delta, CUT_REPLICATES, seed)
+                law = _fit_form(inner, form, n_bootstrap=CUT_REPLICATES, **options)
             except ValueError as error:
                 refused[form] = f"without the {size} largest runs: {error}"
                 continue
-            at = (outer.N, outer.D, np.inf if outer.U is None else outer.U)
-            errors[form] = np.log(outer.L / law.loss(*at))
+            errors[form] = np.log(L / law.loss(N, D, U))
             # variance of the law (over replicates) plus variance of a single run
-            variances[form] = np.log(law.losses(*at)).var(axis=0) + law.noise_at(outer.N, outer.D)[0] ** 2
+            variances[form] = np.log(law.losses(N, D, U)).var(axis=0) + law.noise_at(N, D)[0] ** 2
         cuts.append(Cut(size / n_runs, size, distance, errors, variances))
     return cuts
 
@@ -344,21 +384,16 @@ def _estimate_growth(cuts: Sequence[Cut], weights: Mapping[str, float]) -> float
     # E[error^2] = between + within + growth^2 distance^2, for the error of the mean of the forms. A cut with
     # smaller errors adds 0 to the sum, not a negative value.
     beyond = far = 0.0
+    shares = np.array(list(weights.values()))
     for cut in cuts:
-        zeros = np.zeros_like(cut.distance)
-        error = sum((weight * cut.error[form] for form, weight in weights.items()), zeros)
-        between = sum((weight * (cut.error[form] - error) ** 2 for form, weight in weights.items()), zeros)
-        within = sum((weight * cut.variance[form] for form, weight in weights.items()), zeros)
+        errors, variances = (np.array([v[form] for form in weights]) for v in (cut.error, cut.variance))
+        error = shares @ errors
+        explained = shares @ ((errors - error) ** 2 + variances)  # between and within the forms
         square = float((cut.distance**2).mean())
         if square > MIN_DISTANCE**2:
-            beyond += max(float((error**2 - between - within).mean()), 0.0)
+            beyond += max(float((error**2 - explained).mean()), 0.0)
             far += square
     return float(np.sqrt(beyond / far)) if far else 0.0
-
-
-def _collect_warnings(laws: Mapping[str, Law]) -> list[str]:
-    """Return the warnings of the laws, each with its form in front."""
-    return [f"{form}: {warning}" for form, law in laws.items() for warning in law.warnings]
 
 
 def stacked_bands(
@@ -372,26 +407,22 @@ def stacked_bands(
 
     The replicates of a form share its weight. NaN if a law has no replicates.
     """
-    ends = (math.nan, math.nan)
-    if not all(law.replicates for law in stack.laws.values()):
-        return {"N": ends, "D": ends}
-    values, shares = [], []
+    values, shares, unique = [], [], np.inf if U is None else U
     for form, weight in stack.weights.items():
         law = stack.laws[form]
+        if not law.replicates:
+            return dict.fromkeys("ND", (math.nan, math.nan))
         # evenly spaced over the replicates, both ends included: 5 of 1000 are 0, 250, 500, 749 and 999
         rows = np.linspace(0, law.n_replicates() - 1, min(N_OPTIMA, law.n_replicates())).round().astype(int)
-        for row in rows:
-            frontier = search_frontier(
-                law.replicate(row), C, np.inf if U is None else U, flops_per_param_token
-            )
-            values.append(math.log(frontier.N[0]))
-            shares.append(weight / len(rows))
+        optima = [search_frontier(law.replicate(row), C, unique, flops_per_param_token).N[0] for row in rows]
+        values += optima
+        shares += [weight / len(rows)] * len(rows)
     # weighted quantiles: cumulative weights of the sorted values
     order = np.argsort(values)
     below = np.cumsum(np.array(shares)[order])
     places = [int(np.searchsorted(below, share)) for share in ((1 - level) / 2, (1 + level) / 2)]
     # the sum of all weights may round to less than a share near 1: `min` keeps the index in range
-    low, high = (float(np.exp(values[order[min(place, len(order) - 1)]])) for place in places)
+    low, high = (float(values[order[min(place, len(order) - 1)]]) for place in places)
     product = C / flops_per_param_token  # N D, so the largest N has the smallest D
     return {"N": (low, high), "D": (product / high, product / low)}
 

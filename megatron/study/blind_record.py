@@ -15,7 +15,7 @@ from typing import Any
 
 from megatron.config.yaml_file import is_single_line
 from megatron.io import write_json
-from megatron.laws.law_fields import is_number
+from megatron.laws.law_file import is_number
 
 BLIND = "blind.json"  # in the study's directory
 HEX = frozenset("0123456789abcdef")

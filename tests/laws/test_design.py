@@ -139,13 +139,14 @@ def test_a_proposal_is_never_worse_than_the_simple_designs_within_the_same_limit
     assert chosen.flops.sum() <= BUDGET * (1 + 1e-9) and len(chosen.N) <= n_runs
     for runs in simple:
         if len(runs.N):
-            assert designer.evaluate(chosen) <= designer.evaluate(runs) + 1e-9
+            ours, other = (designer.expect(v) for v in (chosen, runs))
+            assert ours.log_size * ours.log_loss <= other.log_size * other.log_loss * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("budget", "repeats"), [(2.5, 5), (1.0, 3), (3.2, 1), (7.9, 2)])
-def test_repeated_runs_keep_to_the_budget(budget: float, repeats: int) -> None:
+@pytest.mark.parametrize("budget", [1.0, 3.2])
+def test_runs_of_one_price_keep_to_the_budget(budget: float) -> None:
     # candidates of one price: without the limit, ten runs were chosen for the price of two
     pool = RunSet(np.full(6, 1e7), np.full(6, 2e8), np.full(6, np.inf))
     flops = budget * pool.flops[0]
-    chosen = make_designer().choose(pool, flops, 10, repeats=repeats)
+    chosen = make_designer().choose(pool, flops, 10)
     assert 0 < chosen.flops.sum() <= flops

@@ -221,7 +221,7 @@ def test_the_least_number_of_runs_can_be_resampled_down_to_a_single_one() -> Non
     [
         ({"L": [1.0, math.nan]}, "L, run 2: got nan, expected a positive number"),
         ({"N": [-1.0, 1e6]}, "N, run 1: got -1.0"),
-        ({"D": [1e6]}, "N, D and L: got 2, 1, 2 values"),
+        ({"D": [1e6]}, "N, D, L: got 2, 1, 2 values"),
         ({}, "got 2 distinct (N, D) for 5 constants, expected 6 or more"),
     ],
 )
@@ -252,28 +252,6 @@ def test_the_same_seed_gives_the_same_intervals_and_the_law_reads_back(tmp_path:
         type(first).load(tmp_path / "law.json")
 
 
-@pytest.mark.parametrize("form", ["chinchilla", "over_training"])
-def test_a_run_of_weight_three_counts_as_three_rows(form: str) -> None:
-    n, d, loss = make_grid(noise=0.01)
-    weights = 1.0 + np.arange(len(n)) % 3
-    rows = np.repeat(np.arange(len(n)), weights.astype(int))
-    law = fit_law(n, d, loss, form=form, run_weights=weights, n_bootstrap=0)
-    alone = fit_law(n[rows], d[rows], loss[rows], form=form, n_bootstrap=0)
-    for name, value in law.params.items():
-        assert value == pytest.approx(alone.params[name], rel=1e-5)
-
-
-def test_weights_of_inverse_variance_give_the_noise_of_a_run_of_weight_one() -> None:
-    n, d = (np.tile(v, 10) for v in make_grid()[:2])
-    sigma = np.where(np.arange(len(n)) % 2, 0.01, 0.002)
-    loss = np.tile(make_grid()[2], 10) * np.exp(sigma * np.random.default_rng(0).standard_normal(len(n)))
-    law = fit_law(n, d, loss, run_weights=(0.01 / sigma) ** 2, n_bootstrap=0)
-    assert law.spread == pytest.approx(0.01, rel=0.12)
-    for wrong in ([1.0], np.full(len(n), -1.0), np.zeros(len(n))):
-        with pytest.raises(ValueError, match="weights: "):
-            fit_law(n, d, loss, run_weights=wrong)
-
-
 def test_a_lower_minimum_in_a_narrow_valley_is_the_fit() -> None:
     n = np.repeat([190_354_176.0, 371_262_464, 758_220_288, 1_279_395_840], 4)
     d = n * np.tile([20.03, 40.03, 100.03, 200.03], 4)
@@ -294,7 +272,8 @@ def test_a_coefficient_is_not_identified_if_its_exponent_is_not() -> None:
     replicates = {name: value * spread for name, value in params.items()} | {
         "beta": 0.3 + 0.3 * (spread - 1) * 8
     }
-    diagnosis = diagnose("chinchilla", n, d, None, params, replicates, {}, 2.5)
+    columns = {"N": n, "D": d, "L": np.full(20, 2.5)}
+    diagnosis = diagnose("chinchilla", columns, params, replicates, {})
     assert set(diagnosis.not_identified) == {"B", "beta"}
-    fixed = diagnose("chinchilla", n, d, None, params, replicates, {"B": 1000.0}, 2.5)
+    fixed = diagnose("chinchilla", columns, params, replicates, {"B": 1000.0})
     assert set(fixed.not_identified) == {"beta"}

@@ -6,13 +6,7 @@ import pytest
 from megatron.laws.fit import fit_law
 from megatron.laws.fitting.fit_form import find_starts
 from megatron.laws.fitting.fit_problem import Problem
-from megatron.laws.fitting.surface import (
-    THETA,
-    RunPoints,
-    constants_from_theta,
-    evaluate_log_loss,
-    theta_from_constants,
-)
+from megatron.laws.fitting.surface import THETA, RunPoints, Surface
 from megatron.laws.forms import FORM, chinchilla, data_constrained, effective_count, optimal_params_for
 from megatron.laws.law import Law
 
@@ -22,13 +16,8 @@ TRUE = {
         "E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31, "R_D": 12.0, "R_N": 6.0,
     },
     "repeated_data": {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31, "R_D": 12.0},
-    "excess_params": {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31, "R_N": 6.0},
     "over_repetition": {
         "E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31, "K": 0.02, "g": 0.5, "h": 0.8,
-    },
-    "bounded": {
-        "E": 1.7, "L0": 9.0, "a": 40.0, "b": 90.0, "c": 1.0,
-        "alpha": 0.34, "beta": 0.31, "gamma": 0.4, "delta": 0.5,
     },
     "kaplan": {"Nc": 8.8e13, "Dc": 5.4e13, "alpha_N": 0.076, "alpha_D": 0.095},
     "over_training": {"E": 1.6, "a": 140.0, "b": 280.0, "eta": 0.25},
@@ -49,14 +38,13 @@ def test_every_form_has_a_surface_and_a_truth_here() -> None:
 def test_the_surface_of_a_fit_is_the_form_and_its_slopes_are_finite_differences(form: str) -> None:
     n, d, u = make_design()
     at = RunPoints.from_columns(n, d, np.ones_like(n), u)
-    theta = theta_from_constants(form, TRUE[form], at)[None]
-    assert {k: float(v[0]) for k, v in constants_from_theta(form, theta, at).items()} == pytest.approx(
-        TRUE[form]
-    )
-    fitted, slopes = evaluate_log_loss(form, theta, at)
+    surface = Surface(form)
+    theta = surface.from_constants(TRUE[form], at)[None]
+    assert {k: float(v[0]) for k, v in surface.to_constants(theta, at).items()} == pytest.approx(TRUE[form])
+    fitted, slopes = surface.evaluate(theta, at)
     np.testing.assert_allclose(np.exp(fitted[0]), FORM[form].loss(TRUE[form], n, d, u), rtol=1e-12)
     for i, step in enumerate(1e-6 * np.eye(theta.shape[1])):
-        up, down = (evaluate_log_loss(form, theta + sign * step, at)[0] for sign in (1, -1))
+        up, down = (surface.evaluate(theta + sign * step, at)[0] for sign in (1, -1))
         np.testing.assert_allclose(slopes[:, :, i], (up - down) / 2e-6, rtol=1e-5, atol=1e-8)
 
 
@@ -65,8 +53,8 @@ def test_the_surface_of_a_fit_is_the_form_and_its_slopes_are_finite_differences(
 def test_second_derivatives_are_those_of_the_gradient(form: str, residual: bool) -> None:
     n, d, u = make_design()
     loss = FORM[form].loss(TRUE[form], n, d, u) * np.exp(0.02 * np.random.default_rng(0).normal(size=len(n)))
-    problem = Problem(form, RunPoints.from_columns(n, d, loss, u), 0.5, residual)
-    weights, theta = np.ones((1, len(n))), find_starts(problem, np.ones(len(n)))[-1:]
+    problem = Problem(Surface(form), RunPoints.from_columns(n, d, loss, u), 0.5, residual)
+    weights, theta = np.ones((1, len(n))), find_starts(problem, np.ones(len(n)), {})[-1:]
     free = np.ones(theta.shape[1], dtype=bool)
     _, hessian, majorant = problem.derivatives(theta, weights, free)
     for i, step in enumerate(1e-6 * np.eye(theta.shape[1])):
@@ -101,20 +89,6 @@ def test_without_repetition_and_excess_the_law_is_that_of_chinchilla() -> None:
     )
 
 
-def test_a_bounded_law_is_between_its_floor_and_the_loss_of_an_untrained_model() -> None:
-    true = TRUE["bounded"]
-    assert float(FORM["bounded"].loss(true, 1.0, 1.0, 1.0)) == pytest.approx(9.0 - 7.3 / (1 + 131.0))
-    # far below L0 it is a sum of powers, each (L0 - E) times the term of h
-    near = true | {"a": 1e-4 * true["a"], "b": 1e-4 * true["b"], "c": 0.0}
-    powers = {"E": 1.7, "A": 7.3 * near["a"], "B": 7.3 * near["b"], "alpha": 0.34, "beta": 0.31}
-    reducible = FORM["bounded"].loss(near, 1e8, 1e10, 1e10) - 1.7
-    assert float(reducible) == pytest.approx(float(chinchilla(powers, 1e8, 1e10) - 1.7), rel=1e-4)
-    n, d, u = make_design()
-    loss = FORM["bounded"].loss(true, n, d, u)
-    law = fit_law(n, d, loss, U=u, form="bounded", fixed={"E": 1.7, "L0": 9.0}, n_bootstrap=0)
-    assert law.params == pytest.approx(true, rel=1e-6)
-
-
 def test_fixed_constants_stay_and_the_others_are_fitted() -> None:
     n, d, u = make_design()
     form, true = "data_constrained", TRUE["data_constrained"]
@@ -134,8 +108,11 @@ def test_fixed_constants_stay_and_the_others_are_fitted() -> None:
         ({"form": "chinchila"}, "got 'chinchila', expected one of chinchilla"),
         ({"residual": "bits"}, "got 'bits', expected one of log, nats"),
         ({"fixed": {"A": 3.0}}, "got A without alpha, expected both"),
-        ({"form": "bounded", "fixed": {"c": 3.0}}, "got c without gamma, expected both"),
-        ({"fixed": {"R_D": 3.0}}, "got 'R_D', expected constants of chinchilla"),
+        ({"form": "bounded"}, "got 'bounded', expected one of chinchilla.* Pass its formula as a function"),
+        ({"form": chinchilla}, "start: got none, expected"),
+        ({"fixed": {"R_D": 3.0}}, "got 'R_D', expected constants of the form"),
+        ({"loss_se": [0.1, 0.1, 0.1]}, "loss_se: got 3 values, expected one for each of 60 runs"),
+        ({"loss_se": np.full(60, -0.1)}, "loss_se: got a negative or infinite value"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused_in_a_sentence(change: dict, sentence: str) -> None:

@@ -23,13 +23,8 @@ def test_every_public_name_is_imported_and_listed_in_the_guide(root: Path) -> No
 
 def test_names_for_type_checkers_are_those_imported_at_run_time(root: Path) -> None:
     text = (root / "megatron/laws/__init__.py").read_text()
-    typed = {
-        name: module
-        for module, names in re.findall(
-            r"^    from megatron\.laws\.([\w.]+) import (.*)$", text, re.MULTILINE
-        )
-        for name in names.split(", ")
-    }
+    imports = re.findall(r"^    from megatron\.laws\.([\w.]+) import (.*)$", text, re.MULTILINE)
+    typed = {name: module for module, names in imports for name in names.split(", ")}
     assert typed == megatron.laws.MODULE
 
 

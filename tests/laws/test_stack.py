@@ -10,11 +10,18 @@ import numpy as np
 import pytest
 from scipy.stats import norm, t
 
-from megatron.laws.fitting.mixed_interval import Component, mixture_quantiles
 from megatron.laws.forms import FORM
 from megatron.laws.law import Law
 from megatron.laws.prediction import predict_optimum, predict_run
-from megatron.laws.stack import Cut, StackedLaw, _estimate_growth, is_stack, stack_laws
+from megatron.laws.stack import (
+    Component,
+    Cut,
+    StackedLaw,
+    _estimate_growth,
+    is_stack,
+    mixture_quantiles,
+    stack_laws,
+)
 
 TRUTH = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
 
@@ -108,7 +115,7 @@ def test_a_form_that_cannot_be_fitted_is_named_and_not_in_the_stack() -> None:
         and "expected the unique tokens" in stacked.refused["repeated_data"]
     )
     assert stacked.predict(1e9, 1e10)[0] == pytest.approx(stacked.laws["chinchilla"].loss(1e9, 1e10))
-    with pytest.raises(ValueError, match="forms: got 'moon', expected some of chinchilla"):
+    with pytest.raises(ValueError, match="form: got 'moon', expected one of chinchilla"):
         stack_laws(n, d, loss, forms=("moon",))
     with pytest.raises(ValueError, match="stack: got no form that fits without the largest runs"):
         stack_laws(n, d, loss, forms=("repeated_data",), n_bootstrap=10)
@@ -156,12 +163,12 @@ def test_a_saved_stack_predicts_the_same_and_is_refused_as_a_law(stack: StackedL
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"weights": {"chinchilla": 1.0}}, "weights: got other forms than laws"),
-        ({"weights": {"chinchilla": 0.5, "over_training": 0.2, "kaplan": 0.1}}, "a sum of 0.8, expected 1"),
+        ({"weights": {"chinchilla": 1.0}}, "expected one weight for each of the laws"),
+        ({"weights": {"chinchilla": 0.5, "over_training": 0.2, "kaplan": 0.1}}, "expected numbers above 0"),
         ({"weights": [1.0]}, "weights: got"),
-        ({"growth": -1}, "growth: got '-1', expected a number of 0 or more"),
-        ({"growth_dof": 0}, "growth_dof: got '0', expected a number above 0"),
-        ({"largest_compute": "1e20"}, "largest_compute: got '1e20', expected FLOPs"),
+        ({"growth": -1}, "growth: got another value, expected a number of 0 or more"),
+        ({"growth_dof": 0}, "growth_dof: got another value, expected a number above 0"),
+        ({"largest_compute": "1e20"}, "largest_compute: got '1e20', expected float"),
         ({"cuts": [1]}, "cuts: got"),
         ({"laws": {}}, "laws: got"),
         ({"laws": {"chinchilla": {}, "over_training": {}, "kaplan": {}}}, "not a stack of laws"),

@@ -2,21 +2,19 @@
 
 import re
 import runpy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from megatron.laws.approaches import estimate_bias
 from megatron.laws.fit import fit_law
-from megatron.laws.fitting.profile import profile_constant
 from megatron.laws.forms import FORM
 from megatron.laws.holdout import score_holdout, select_largest
-from megatron.laws.law import Law
+from megatron.laws.profile import profile_constant
 from megatron.report import report
 from megatron.report.figures.plot_fit import held_out_figure, pairs_figure, profile_figure, residual_figure
-from megatron.report.figures.plot_isoflop import contour_figure, fit_study_isoflop, isoflop_figure
+from megatron.report.figures.plot_isoflop import contour_figure, isoflop_figure
 from megatron.report.figures.plot_law import select_law_points
 from megatron.report.figures.plot_repeat import crossover_figure, downstream_figure, epochs_figure
 from megatron.report.study_data import AUTOREGRESSIVE, MASKED_DIFFUSION, NO_CURVE, Study, read_study
@@ -50,7 +48,7 @@ def repeated_study() -> Study:
         result = score_holdout(law, n[held_out], d[held_out], loss[held_out], u[held_out]).as_dict()
         profiled = {}
         if objective == AUTOREGRESSIVE:  # figures show the autoregressive profile
-            profiled = profile_constant(n, d, loss, u, values=np.geomspace(1, 1e3, 7)).as_dict()
+            profiled = asdict(profile_constant(n, d, loss, U=u, form="repeated_data", name="R_D"))
         laws[objective] = replace(
             law,
             filter={"objective": objective},
@@ -107,16 +105,6 @@ def test_isoflop_curves_have_a_cross_at_each_minimum() -> None:
     # alpha = beta and A = B: N* = D*, so 6 N*^2 = C
     assert [trace["x"][0] for trace in crosses] == pytest.approx([(c / 6) ** 0.5 for c in (1e18, 1e19, 1e20)])
     assert [chip.label for chip in figure.chips] == ["1.0e18 FLOPs", "1.0e19 FLOPs", "1.0e20 FLOPs"]
-
-
-def test_the_bias_of_parabolas_is_in_the_caption_of_a_study_with_a_law() -> None:
-    params = {"E": 1.7, "A": 400.0, "B": 400.0, "alpha": 0.3, "beta": 0.3}
-    study = isoflop_study(params)
-    near = params | {"A": 420.0, "beta": 0.302}
-    law = Law(form="chinchilla", params=near, objective=0.0, huber_delta=1e-3, n_runs=0)
-    assert "arXiv 2603.22339" not in isoflop_figure(study).caption
-    bias = estimate_bias(fit_study_isoflop(study), law)
-    assert bias.words in isoflop_figure(replace(study, law=law)).caption
 
 
 def test_a_study_without_equal_budgets_has_no_isoflop_figure(plain: Study) -> None:

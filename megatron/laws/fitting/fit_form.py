@@ -7,7 +7,7 @@
 
 The objective and its derivatives are in fit_problem.py.
 
-Shapes: R problems (starts, or bootstrap replicates), n runs, p coordinates theta, q priors.
+Shapes: R problems (starts, or bootstrap replicates), n runs, p coordinates theta.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,25 +18,17 @@ import numpy as np
 from megatron.laws.fitting.fit_problem import CHUNK, Problem
 from megatron.laws.fitting.huber import CentredRuns
 from megatron.laws.fitting.newton import Box, Minima, iterate_huber_widths, minimize_newton
-from megatron.laws.fitting.surface import (
-    LOG_R,
-    THETA,
-    RunPoints,
-    constants_from_theta,
-    search_bounds,
-    theta_from_constants,
-)
+from megatron.laws.fitting.surface import LOG_R, OwnSurface, RunPoints, Surface
 from megatron.laws.fitting.varpro import find_grid_starts
-from megatron.laws.forms import FORM, effective_count
+from megatron.laws.forms import effective_count
 
 # Values of further constants from which fits start; R_D* and R_N* in epochs' worth, see forms.py
 GRID_R_D = (0.5, 2.0, 6.0, 15.0, 45.0, 100.0, 300.0)
 GRID_R_N = (0.3, 0.8, 1.7, 2.5, 5.0, 20.0, 1000.0)
 GRID_K = (0.003, 0.03, 0.3)  # `over_repetition`: its term at the centre, as a share of the loss
-GRID_LOG_SPAN = (1.0, 2.0, 3.5)  # `bounded`: log(L0 - E)
-GRID_LOG_C = (-5.0, -3.0, -1.5)  # `bounded`: log of the third term of h at the centre
-GRID_GAMMA = (0.0, 0.4, 0.8)  # `bounded`
 GRID_G, GRID_H = (0.0, 0.7, 2.0), (0.5, 1.2)
+NO_DECAY = np.exp(LOG_R[1])  # R* of about 1e9 repeats, at which nothing decays
+N_OWN_STARTS, OWN_START_SPREAD = 32, 0.5  # an own form: starts, and their standard deviation in theta
 FEW_ITERATIONS, CULL_ITERATIONS, ROUGH_ITERATIONS, MAX_ITERATIONS = 6, 15, 20, 300
 BOOTSTRAP_ITERATIONS = 50  # iterations of a replicate between two checks of its progress
 FIRST_ITERATIONS = 25  # most problems converge within these
@@ -49,13 +41,13 @@ NEGLIGIBLE_GAIN = 1e-3  # share of the objective; n times it is a difference in 
 
 # constant of a form -> coordinate of theta, where the names differ (surface.THETA)
 COORDINATE_OF = {
-    "E": "e", "A": "a", "B": "b", "K": "k", "R_D": "r_D", "R_N": "r_N", "Nc": "s", "Dc": "t", "L0": "l",
+    "E": "e", "A": "a", "B": "b", "K": "k", "R_D": "r_D", "R_N": "r_N", "Nc": "s", "Dc": "t",
 }  # fmt: skip
 # A coordinate is the log of a whole term at the centre of the runs, such as a = log(A / N0^alpha). So A is a
 # function of two coordinates, and can be fixed only together with its exponent.
 PARTNERS_OF = {
     "A": ("alpha",), "B": ("beta",), "K": ("g", "h"), "Nc": ("alpha_N",), "Dc": ("alpha_D",),
-    "a": ("alpha", "eta"), "b": ("beta", "eta"), "c": ("gamma", "delta"), "L0": ("E",),
+    "a": ("eta",), "b": ("eta",),
 }  # fmt: skip
 
 
@@ -110,11 +102,10 @@ def minimize_by_narrowing(
     """Return the minima near theta [R, p], reached through a sequence of narrowing Huber widths.
 
     Each wider Huber has at most `n_rough` iterations, the final one at most `n_last`. The sequence starts at
-    the root mean square residual of theta (newton.iterate_huber_widths). Priors have no part in that size.
+    the root mean square residual of theta (newton.iterate_huber_widths).
     """
-    least_squares = replace(problem, delta=np.inf, priors=())
     # sum of the weights, about n; the objective of least squares is sum w r^2 / 2
-    counts = np.maximum(problem.split_weights(weights)[0].sum(axis=1), 1)
+    least_squares, counts = replace(problem, delta=np.inf), np.maximum(weights.sum(axis=1), 1)
     mean_square = 2 * least_squares.objective(theta, weights) / counts
     for width in iterate_huber_widths(mean_square, problem.delta):
         wider = replace(problem, delta=width)
@@ -123,13 +114,14 @@ def minimize_by_narrowing(
 
 
 def fit_theta(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float] | None = None) -> Minima:
-    """Return the distinct minima for one weighting [n + q], lowest first.
+    """Return the distinct minima for one weighting [n], lowest first.
 
     Raises ValueError where a coefficient is fixed and its exponent is not, such as A without alpha.
     """
-    box = build_search_box(problem, fixed or {})
+    fixed = fixed or {}
+    box = build_search_box(problem, fixed)
     # starts that differ only by rounding, or that the bounds made equal, are one start
-    theta = np.unique(box.project(find_starts(problem, weights)).round(12), axis=0)
+    theta = np.unique(box.project(find_starts(problem, weights, fixed)).round(12), axis=0)
     all_weights = np.broadcast_to(weights, (len(theta), len(weights)))
     if (box.low < box.high).sum() > FEW_FREE:
         # A Huber about as wide as the residuals is smooth, and the iteration is fast there: most of the many
@@ -137,8 +129,11 @@ def fit_theta(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float] 
         wide = replace(problem, delta=max(problem.delta, CULL_DELTA))
         culled = minimize_in_chunks(wide, theta, all_weights, box, CULL_ITERATIONS)
         theta = culled.phi[_select_distinct(culled.objective, 1e-6)[:N_POLISHED]]
-        if problem.form == "data_constrained":
-            theta = np.concatenate([theta, _fit_single_decay_forms(problem, weights, fixed or {})])
+        # data_constrained with R_N* at its upper bound is repeated_data: from the best fits with one decay
+        # only, the fit with both is never worse. Recursion of depth 1.
+        if {"R_D", "R_N"} <= set(problem.surface.constants) - set(fixed):
+            single = [fit_theta(problem, weights, {**fixed, name: NO_DECAY}) for name in ("R_N", "R_D")]
+            theta = np.concatenate([theta, *(minima.phi[:1] for minima in single)])
     all_weights = np.broadcast_to(weights, (len(theta), len(weights)))
     minima = minimize_by_narrowing(problem, theta, all_weights, box)
     # Wider Hubers lead most starts into one valley. The lowest minimum may be in a narrow one beside it, so
@@ -146,9 +141,7 @@ def fit_theta(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float] 
     direct = minimize_in_chunks(problem, theta, all_weights, box, MAX_ITERATIONS)
     minima = concatenate_minima([minima, direct])
     distinct = _select_distinct(minima.objective, 1e-7)
-    return Minima(
-        problem.apply_ties(minima.phi[distinct]), minima.objective[distinct], minima.converged[distinct]
-    )
+    return minima.select(distinct)
 
 
 def _select_distinct(objective: np.ndarray, min_gap: float) -> list[int]:
@@ -163,36 +156,6 @@ def _select_distinct(objective: np.ndarray, min_gap: float) -> list[int]:
         ):
             selected.append(int(i))
     return selected
-
-
-def _fit_single_decay_forms(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float]) -> np.ndarray:
-    """Return theta [s, p], s <= 2, of the best fits of the two nested forms with one decay only.
-
-    data_constrained with R_N* at its upper bound is repeated_data, and with R_D* there it is excess_params.
-    From these starts the fit with both decays is never worse than with one.
-    """
-    starts = []
-    for smaller, absent_decay in (("repeated_data", "R_N"), ("excess_params", "R_D")):
-        if absent_decay in fixed:
-            continue
-        inner_fixed = {name: value for name, value in fixed.items() if name in FORM[smaller].constants}
-        priors = tuple(prior for prior in problem.priors if prior.name in FORM[smaller].constants)
-        inner = replace(problem, form=smaller, priors=priors)
-        # weights are [n + q]: keep the columns of the runs and of the priors that the smaller form has
-        has_prior = [prior in priors for prior in problem.priors]
-        inner_weights = np.concatenate(
-            [weights[: len(problem.points.x)], weights[len(problem.points.x) :][has_prior]]
-        )
-        # recursion of depth 1: the smaller forms are not data_constrained
-        best = fit_theta(inner, inner_weights, inner_fixed).phi[:1]
-        params = {
-            name: float(v[0]) for name, v in constants_from_theta(smaller, best, problem.points).items()
-        }
-        starts.append(
-            # at R* = e^20.7, about 1e9 repeats, nothing decays
-            theta_from_constants(problem.form, params | {absent_decay: np.exp(LOG_R[1])}, problem.points)
-        )
-    return np.array(starts).reshape(-1, len(THETA[problem.form]))
 
 
 def _refine_unconverged(minima: Minima, problem: Problem, weights: np.ndarray, box: Box) -> None:
@@ -215,7 +178,7 @@ def _refine_unconverged(minima: Minima, problem: Problem, weights: np.ndarray, b
 def bootstrap_theta(
     problem: Problem, starts: np.ndarray, weights: np.ndarray, fixed: Mapping[str, float] | None = None
 ) -> Minima:
-    """Refit every weighting [R, n + q] from the N_MINIMA best `starts` [m, p]; return the lowest minima."""
+    """Refit every weighting [R, n] from the N_MINIMA best `starts` [m, p]; return the lowest minima."""
     box = build_search_box(problem, fixed or {})
     starts = starts[:N_MINIMA]
     n = len(starts)
@@ -232,13 +195,11 @@ def bootstrap_theta(
     # wider Hubers may end in a worse minimum than the few direct iterations did: continue from these instead
     worse = np.flatnonzero(fitted.objective > near.objective[best])
     if len(worse):
-        refitted = minimize_in_chunks(
-            problem, near.phi[best[worse]], weights[worse], box, BOOTSTRAP_ITERATIONS
-        )
-        fitted.phi[worse], fitted.objective[worse] = refitted.phi, refitted.objective
-        fitted.converged[worse] = refitted.converged
+        theta = near.phi[best[worse]]
+        others = minimize_in_chunks(problem, theta, weights[worse], box, BOOTSTRAP_ITERATIONS)
+        fitted.replace_if_lower(worse, others)
     _refine_unconverged(fitted, problem, weights, box)
-    return Minima(problem.apply_ties(fitted.phi), fitted.objective, fitted.converged)
+    return fitted
 
 
 def build_search_box(problem: Problem, fixed: Mapping[str, float]) -> Box:
@@ -246,22 +207,20 @@ def build_search_box(problem: Problem, fixed: Mapping[str, float]) -> Box:
 
     Raises ValueError for a constant that the form lacks, or a coefficient fixed without its exponent.
     """
-    low, high = search_bounds(problem.form)
-    names = THETA[problem.form]
-    for follower, _ in problem.ties:  # not free: apply_ties replaces its value by the leader's
-        low[names.index(follower)] = high[names.index(follower)] = 1.0
+    surface, points = problem.surface, problem.points
+    low, high = surface.bounds()
     if fixed:
-        available = constants_from_theta(
-            problem.form, np.clip(np.ones((1, len(names))), low, high), problem.points
-        )
+        available = surface.to_constants(np.clip(np.ones((1, len(low))), low, high), points)
         unknown = sorted(set(fixed) - set(available))
         if unknown:
             raise ValueError(
-                f"fixed: got '{unknown[0]}', expected constants of {problem.form} ({', '.join(available)})"
+                f"fixed: got '{unknown[0]}', expected constants of the form ({', '.join(available)})"
             )
         for name in fixed:
             free_partners = [
-                other for other in PARTNERS_OF.get(name, ()) if other in available and other not in fixed
+                other
+                for other in (PARTNERS_OF.get(name, ()) if isinstance(surface, Surface) else ())
+                if other in available and other not in fixed
             ]
             if free_partners:
                 raise ValueError(
@@ -270,24 +229,28 @@ def build_search_box(problem: Problem, fixed: Mapping[str, float]) -> Box:
                 )
         # only the coordinates of the fixed constants are used; the others have any valid value
         params = {name: float(value[0]) for name, value in available.items()} | dict(fixed)
-        at = theta_from_constants(problem.form, params, problem.points)
+        at = surface.from_constants(params, points)
         for name in fixed:
-            i = names.index(COORDINATE_OF.get(name, name))
+            i = surface.names.index(name if name in surface.names else COORDINATE_OF[name])
             low[i] = high[i] = at[i]
     return Box(low, high)
 
 
-def find_starts(problem: Problem, weights: np.ndarray) -> np.ndarray:
-    """Return starts theta [S, p] near which a minimum may be, for weights [n] or [n + q].
+def find_starts(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float]) -> np.ndarray:
+    """Return starts theta [S, p] near which a minimum may be, for weights [n].
 
     At a fixed R_D* a form is a sum of powers of N and of D' (forms.effective_count). Each R_D* of GRID_R_D
     has its variable projection on (N, D', L), and each of its three best solutions is completed with the
-    form's further constants by `_complete_start`. kaplan has a grid of its own.
+    form's further constants by `_complete_start`. kaplan has a grid of its own, and an own form random starts
+    around the one that the caller gave.
     """
-    form, at = problem.form, problem.points
-    weights = weights[: len(at.x)]
+    surface, at = problem.surface, problem.points
+    if isinstance(surface, OwnSurface):
+        middle = surface.from_constants(surface.start, at)
+        spread = OWN_START_SPREAD * np.random.default_rng(0).standard_normal((N_OWN_STARTS, len(middle)))
+        return middle + np.concatenate([np.zeros((1, len(middle))), spread])
     N, D, U, L = (np.exp(v) for v in (at.x, at.y, at.u, at.log_loss))
-    if form == "kaplan":
+    if surface.form == "kaplan":
         # At the centre of the runs L = (exp(s / alpha_D) + exp(t / alpha_D))^alpha_D. The first term is given
         # a share of the sum: s = log L + alpha_D log(share), and t has the rest.
         middle = at.log_loss.mean()
@@ -297,53 +260,41 @@ def find_starts(problem: Problem, weights: np.ndarray) -> np.ndarray:
             [[middle + b * np.log(s), middle + b * np.log(1 - s), a, b] for s in shares for a, b in exponents]
         )
     # Numbers of starts: chinchilla 3, repeated_data 7 x 3 = 21, data_constrained 7 x 3 x 7 = 147,
-    # over_repetition 3 x 18 = 54, bounded 3 x 27 = 81.
+    # over_repetition 3 x 18 = 54.
     thetas = []
-    free = THETA[form]
-    for r_D in GRID_R_D if "r_D" in free else (np.inf,):
-        worth = effective_count(U, D, r_D) if "r_D" in free else D
+    decays = (fixed["R_D"],) if "R_D" in fixed else GRID_R_D
+    for r_D in decays if "R_D" in surface.constants else (np.inf,):
+        worth = effective_count(U, D, r_D) if "R_D" in surface.constants else D
         # over_repetition adds a term that grows with repetition: runs with few epochs determine the others
-        trust = weights / (D / U) if "k" in free else weights
+        trust = weights / (D / U) if "K" in surface.constants else weights
         runs = CentredRuns.from_columns(N, worth, L)
         for phi in find_grid_starts(runs, trust)[:3]:
             base = {name: float(v) for name, v in runs.to_constants(phi).items()}
             # the coordinate of E is its log: E = 0 becomes 1e-6 of the lowest loss
             base = {name: max(v, 1e-6 * L.min()) if name == "E" else v for name, v in base.items()}
-            thetas += _complete_start(form, base, r_D, at)
+            thetas += _complete_start(surface, base, r_D, at)
     return np.array(thetas)
 
 
-def _complete_start(form: str, base: dict[str, float], r_D: float, at: RunPoints) -> list[np.ndarray]:
-    """Return starts theta [p] of `form` near the sum of powers E + A/N^alpha + B/D^beta of `base`.
+def _complete_start(surface: Surface, base: dict[str, float], r_D: float, at: RunPoints) -> list[np.ndarray]:
+    """Return starts theta [p] near the sum of powers E + A/N^alpha + B/D^beta of `base`.
 
     over_training      one start: eta = (alpha + beta) / 2, and a, b such that both terms keep their values at
                        the centre (N0, D0): a = A N0^(eta - alpha), b 6^(-eta/2) = B D0^(eta - beta)
-    bounded            for small h, L = E + (L0 - E) h: log a and log b are those of the sum minus
-                       log(L0 - E), over grids of log(L0 - E), of the third term and of gamma, with
-                       delta = gamma + 0.1
     over_repetition    K such that the term is GRID_K of the loss at its centre, over grids of K, g and h
     otherwise          `r_D` with every R_N* of GRID_R_N, where the form has them
     """
-    free = THETA[form]
-    if form == "over_training":
+    if surface.form == "over_training":
         # A N0^-alpha = a N0^-eta at the centre; b 6^(-eta/2) is the factor of D^-eta
         eta = 0.5 * (base["alpha"] + base["beta"])
         terms = (base["A"] * np.exp(-base["alpha"] * at.x0), base["B"] * np.exp(-base["beta"] * at.y0))
         a, b = (t * np.exp(eta * c) for t, c in zip(terms, (at.x0, at.y0), strict=True))
-        return [theta_from_constants(form, {"E": base["E"], "a": a, "b": b * 6 ** (eta / 2), "eta": eta}, at)]
-    if form == "bounded":
-        sum_of = dict(zip(THETA["chinchilla"], theta_from_constants("chinchilla", base, at), strict=True))
-        return [  # in the order of THETA["bounded"]: e, l, a, b, c, alpha, beta, gamma, delta
-            np.array([sum_of["e"], span, sum_of["a"] - span, sum_of["b"] - span, share, sum_of["alpha"],
-                      sum_of["beta"], wide, wide + 0.1])
-            for span in GRID_LOG_SPAN for share in GRID_LOG_C for wide in GRID_GAMMA
-        ]  # fmt: skip
-    if "k" in free:
-        first = theta_from_constants("chinchilla", base, at)
-        loss = at.log_loss.mean()
+        params = {"E": base["E"], "a": a, "b": b * 6 ** (eta / 2), "eta": eta}
+        return [surface.from_constants(params, at)]
+    if surface.form == "over_repetition":
+        first, loss = Surface("chinchilla").from_constants(base, at), at.log_loss.mean()
         return [
             np.concatenate([first, [loss + np.log(k), g, h]]) for k in GRID_K for g in GRID_G for h in GRID_H
         ]
-    more = {"R_D": r_D} if "r_D" in free else {}
-    grid = [{"R_N": r} for r in GRID_R_N] if "r_N" in free else [{}]
-    return [theta_from_constants(form, base | more | constants, at) for constants in grid]
+    grid = [{"R_N": r} for r in GRID_R_N] if "R_N" in surface.constants else [{}]
+    return [surface.from_constants(base | {"R_D": r_D} | constants, at) for constants in grid]

@@ -13,8 +13,7 @@ A few budgets do not determine the drift. Predictions are averaged over a grid o
 restricted likelihood and a half-normal prior of scale DRIFT.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,6 +38,15 @@ class Continuation:
     covariance: list[list[float]]
     drift: float
 
+    def is_valid(self) -> bool:
+        """Return whether all numbers are finite, and the covariance is positive semidefinite."""
+        matrix = np.array(self.covariance)
+        numbers = np.array([self.edge, self.level, self.slope, self.drift, *matrix.ravel()])
+        if matrix.shape != (2, 2) or not np.isfinite(numbers).all() or self.drift < 0:
+            return False
+        (a, b), (_, c) = self.covariance
+        return min(a, c) >= 0 and b * b <= a * c * (1 + 1e-9)
+
     def variance(self, x: float) -> float:
         """Return the variance of log L* at x >= edge."""
         reach = x - self.edge
@@ -53,10 +61,6 @@ class Continuation:
         level, slope = evaluate_frontier(form, self.edge)
         log_loss_ahead = log_loss(form, x, form[3] + form[4] * x)
         return log_loss_ahead + (self.level - level) + (self.slope - slope) * (x - self.edge)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the content for JSON."""
-        return asdict(self)
 
 
 def continue_frontier(

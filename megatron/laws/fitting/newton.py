@@ -29,6 +29,16 @@ class Minima:
     objective: np.ndarray
     converged: np.ndarray
 
+    def select(self, rows: np.ndarray | slice | list[int]) -> "Minima":
+        """Return the minima at `rows`."""
+        return Minima(self.phi[rows], self.objective[rows], self.converged[rows])
+
+    def replace_if_lower(self, rows: np.ndarray, others: "Minima") -> None:
+        """Replace `rows` [r] by `others` [r] where these have the lower objective, in place."""
+        lower = others.objective < self.objective[rows]
+        for name in ("phi", "objective", "converged"):
+            getattr(self, name)[rows[lower]] = getattr(others, name)[lower]
+
 
 @dataclass(frozen=True)
 class Box:

@@ -16,8 +16,7 @@ by maximum likelihood, with e^2 / (1 - h) as sigma^2 times a chi-square with one
 1987).
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -90,20 +89,10 @@ class Noise:
     n_cut: int = 0
     trend: Trend | None = None
 
-    def half_width(self, level: float) -> float:
-        """Return the half-width in log L of a two-sided interval for one new run, by Student's t."""
-        from scipy.special import stdtrit  # slow to import, and readers of laws need none of it
-
-        return float(stdtrit(self.dof, (1 + level) / 2)) * self.sigma
-
     def correlate(self, labels: np.ndarray) -> np.ndarray:
         """Return the correlation matrix [n, n] of the noise of rows with labels [n], positive definite."""
         share = min(self.between**2 / max(self.sigma**2, 1e-300), 0.999)
         return (1 - share) * np.eye(len(labels)) + share * (labels[:, None] == labels)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the content for law.json."""
-        return asdict(self)
 
 
 def estimate_noise(
@@ -170,6 +159,22 @@ def is_dependent(residual: np.ndarray, slopes: np.ndarray, labels: np.ndarray) -
         return False
     statistic = (squares - error) / n_effects / max(error / dof, 1e-300)
     return bool(fdtrc(n_effects, dof, statistic) < GROUP_P)
+
+
+def find_groups(
+    residual: np.ndarray, slopes: np.ndarray, groups: ArrayLike | None, sizes: np.ndarray | None
+) -> tuple[np.ndarray, bool]:
+    """Return labels [n] of rows that share noise, and whether they are `sizes` [n] as residuals correlate.
+
+    Without `groups` or correlated residuals every row has a label of its own. The other arguments are as for
+    `is_dependent`.
+    """
+    n = len(residual)
+    if groups is not None or sizes is None:
+        return validate_labels(np.arange(n) if groups is None else groups, n), False
+    labels = validate_labels(sizes, n)
+    dependent = is_dependent(residual, slopes, labels)
+    return (labels if dependent else np.arange(n)), dependent
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""log Lhat of every form and its exact first derivatives, for many sets of constants at once.
+"""log Lhat of every form and its first derivatives, for many sets of constants at once.
 
 A fit searches over theta: logs of what must be positive, with N and D centred at their geometric means N0 and
 D0. So the log of a term and its exponent are nearly independent.
@@ -6,12 +6,12 @@ D0. So the log of a term and its exponent are nearly independent.
     a, b, e     logs of the terms of N and of D at the centre (A / N0^alpha, B / D0^beta), and of the floor E
     r_D, r_N    logs of R_D* and R_N*
     k, g, h     log of the over-repetition term at its own centre, and its exponents
-    l, c        `bounded`: logs of L0 - E, and of the third term of h at the centre; a and b are terms of h
     s, t        `kaplan`: alpha_N log(Nc / N0) and alpha_D log(Dc / D0)
 
 R sets of constants, n runs, p coordinates of theta.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,13 +19,14 @@ import numpy as np
 from megatron.laws.forms import FORM
 
 EXPONENT, LOG_TERM, LOG_R = (0.01, 5.0), (-60.0, 60.0), (-9.2, 20.7)  # R* is in [1e-4, 1e9]
+OWN_STEP = 1e-5  # of theta, for central differences: truncation and rounding are both about 1e-10
+OWN_LARGEST = 1e6  # largest size of a constant of an own form that may be negative
 MAX_LOG_REPEATS = 230.0  # clips N / N_U and D / U of a trial step far outside the plausible range, before exp
 # exp(-60) is about 1e-26 nats per token: a term at its lower bound has vanished.
 BOX = {
     "a": LOG_TERM, "b": LOG_TERM, "e": LOG_TERM, "k": LOG_TERM, "s": LOG_TERM, "t": LOG_TERM,
     "alpha": EXPONENT, "beta": EXPONENT, "eta": EXPONENT, "alpha_N": EXPONENT, "alpha_D": EXPONENT,
     "r_D": LOG_R, "r_N": LOG_R, "g": (-5.0, 10.0), "h": (0.0, 10.0),
-    "l": (-9.0, 9.0), "c": LOG_TERM, "gamma": (-5.0, 5.0), "delta": (-5.0, 5.0),
 }  # fmt: skip
 # Order of the coordinates of theta. Starts rely on it (fit_form._complete_start): over_repetition is
 # chinchilla followed by k, g, h.
@@ -33,9 +34,7 @@ THETA = {
     "chinchilla": ("e", "a", "b", "alpha", "beta"),
     "data_constrained": ("e", "a", "b", "alpha", "beta", "r_D", "r_N"),
     "repeated_data": ("e", "a", "b", "alpha", "beta", "r_D"),
-    "excess_params": ("e", "a", "b", "alpha", "beta", "r_N"),
     "over_repetition": ("e", "a", "b", "alpha", "beta", "k", "g", "h"),
-    "bounded": ("e", "l", "a", "b", "c", "alpha", "beta", "gamma", "delta"),
     "kaplan": ("s", "t", "alpha_N", "alpha_D"),
     "over_training": ("e", "a", "b", "eta"),
 }
@@ -69,17 +68,129 @@ class RunPoints:
         return cls(x, y, u, np.log(L), float(x.mean()), float(y.mean()), *centres)
 
 
-def evaluate_log_loss(form: str, theta: np.ndarray, at: RunPoints) -> tuple[np.ndarray, np.ndarray]:
-    """Return (log Lhat [R, n], its derivatives [R, n, p]) at theta [R, p]."""
-    # [R, 1] each, so that a term of x [n] is [R, n]
-    value = {name: theta[:, i, None] for i, name in enumerate(THETA[form])}
-    log_loss, slopes = {"kaplan": _evaluate_kaplan, "bounded": _evaluate_bounded}.get(form, _sum_of_powers)(
-        value, at
-    )
-    derivatives = np.empty((*log_loss.shape, len(THETA[form])))
-    for i, name in enumerate(THETA[form]):
-        derivatives[:, :, i] = slopes[name]
-    return log_loss, derivatives
+@dataclass(frozen=True)
+class Surface:
+    """The law of a built-in form as a function of theta."""
+
+    form: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the p coordinates of theta."""
+        return THETA[self.form]
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """Names of the constants of the form."""
+        return FORM[self.form].constants
+
+    def evaluate(self, theta: np.ndarray, at: RunPoints) -> tuple[np.ndarray, np.ndarray]:
+        """Return (log Lhat [R, n], its derivatives [R, n, p]) at theta [R, p]."""
+        # [R, 1] each, so that a term of x [n] is [R, n]
+        value = {name: theta[:, i, None] for i, name in enumerate(self.names)}
+        log_loss, slopes = (_evaluate_kaplan if self.form == "kaplan" else _sum_of_powers)(value, at)
+        derivatives = np.empty((*log_loss.shape, len(self.names)))
+        for i, name in enumerate(self.names):
+            derivatives[:, :, i] = slopes[name]
+        return log_loss, derivatives
+
+    def to_constants(self, theta: np.ndarray, at: RunPoints) -> dict[str, np.ndarray]:
+        """Return the constants of the form in its own units, each [R], from theta [R, p]."""
+        value = dict(zip(self.names, theta.T, strict=True))
+        # a coefficient far from the runs may be beyond float64; it is then Inf, and diagnostics warn about it
+        with np.errstate(over="ignore"):
+            if self.form == "kaplan":
+                alphas = {name: value[name] for name in ("alpha_N", "alpha_D")}
+                Nc, Dc = value["s"] / value["alpha_N"] + at.x0, value["t"] / value["alpha_D"] + at.y0
+                return {"Nc": np.exp(Nc), "Dc": np.exp(Dc)} | alphas
+            alpha, beta = (value[name if name in value else "eta"] for name in ("alpha", "beta"))
+            params = {"E": np.exp(value["e"]), "alpha": alpha, "beta": beta, "eta": alpha}
+            params |= {"A": np.exp(value["a"] + alpha * at.x0), "B": np.exp(value["b"] + beta * at.y0)}
+            # the term of over_training is b 6^(-eta/2) D^-eta, so b = B 6^(eta/2)
+            params |= {"a": params["A"], "b": params["B"] * 6 ** (alpha / 2)}
+            params |= {f"R_{axis}": np.exp(value[f"r_{axis}"]) for axis in "DN" if f"r_{axis}" in value}
+            if "k" in value:
+                centre = value["g"] * at.log_ratio0 + value["h"] * at.log_repeats0
+                params |= {"K": np.exp(value["k"] - centre), "g": value["g"], "h": value["h"]}
+        return {name: params[name] for name in self.constants}
+
+    def from_constants(self, params: Mapping[str, float], at: RunPoints) -> np.ndarray:
+        """Return theta [p] of constants in their own units, the inverse of `to_constants`.
+
+        Coefficients of 0 become 1e-300, and theta is clipped to the bounds of the search.
+        """
+        # `in` a string of names with one letter each; log(1e-300) = -690 is then clipped to the bound of -60
+        p = {name: max(value, 1e-300) if name in "EABKab" else value for name, value in params.items()}
+        value = dict(params)
+        if self.form == "kaplan":
+            value["s"] = p["alpha_N"] * (np.log(p["Nc"]) - at.x0)
+            value["t"] = p["alpha_D"] * (np.log(p["Dc"]) - at.y0)
+        else:
+            alpha, beta = (p[name if name in p else "eta"] for name in ("alpha", "beta"))
+            a, b = (p["A"], p["B"]) if "A" in p else (p["a"], p["b"] * 6 ** (-p["eta"] / 2))
+            value |= {"e": np.log(p["E"]), "a": np.log(a) - alpha * at.x0, "b": np.log(b) - beta * at.y0}
+            value |= {f"r_{axis}": np.log(p[f"R_{axis}"]) for axis in "DN" if f"R_{axis}" in p}
+            if "K" in p:
+                value["k"] = np.log(p["K"]) + p["g"] * at.log_ratio0 + p["h"] * at.log_repeats0
+        return np.clip([value[name] for name in self.names], *self.bounds())
+
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the bounds (low, high) [p] of the search."""
+        low, high = np.array([BOX[name] for name in self.names]).T
+        return low, high
+
+
+@dataclass(frozen=True)
+class OwnSurface:
+    """The law of a caller's own form, loss(constants, N, D, U) -> L, as a function of theta.
+
+    start   {constant: value near which the fit starts}; where it is above 0 the constant stays above 0, and
+            its coordinate is its log
+    """
+
+    loss: Callable[..., np.ndarray]
+    start: Mapping[str, float]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the constants, one coordinate each."""
+        return tuple(self.start)
+
+    constants = names
+
+    def evaluate(self, theta: np.ndarray, at: RunPoints) -> tuple[np.ndarray, np.ndarray]:
+        """Return (log Lhat [R, n], its derivatives [R, n, p]), by central differences."""
+        N, D, U = (np.exp(v) for v in (at.x, at.y, at.u))
+
+        def log_loss(theta: np.ndarray) -> np.ndarray:
+            params = {name: value[:, None] for name, value in self.to_constants(theta, at).items()}
+            return np.log(self.loss(params, N, D, U))
+
+        steps = OWN_STEP * np.eye(len(self.names))
+        slopes = [(log_loss(theta + step) - log_loss(theta - step)) / (2 * OWN_STEP) for step in steps]
+        return log_loss(theta), np.stack(slopes, axis=2)
+
+    def to_constants(self, theta: np.ndarray, at: RunPoints) -> dict[str, np.ndarray]:
+        """Return the constants, each [R], from theta [R, p]."""
+        with np.errstate(over="ignore"):
+            return {
+                name: np.exp(values) if self.start[name] > 0 else values
+                for name, values in zip(self.names, theta.T, strict=True)
+            }
+
+    def from_constants(self, params: Mapping[str, float], at: RunPoints) -> np.ndarray:
+        """Return theta [p] of constants."""
+        return np.array(
+            [
+                np.log(max(params[name], 1e-300)) if self.start[name] > 0 else params[name]
+                for name in self.names
+            ]
+        )
+
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the bounds (low, high) [p] of the search: far away, so that no power overflows."""
+        high = np.array([LOG_TERM[1] if value > 0 else OWN_LARGEST for value in self.start.values()])
+        return -high, high
 
 
 def _sum_of_powers(value: dict[str, np.ndarray], at: RunPoints) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -184,95 +295,3 @@ def _evaluate_kaplan(value: dict[str, np.ndarray], at: RunPoints) -> tuple[np.nd
         "alpha_D": both - (share * of_n + (1 - share) * of_d) / alpha - y * (1 - share),
     }
     return alpha * both, slopes
-
-
-def _evaluate_bounded(
-    value: dict[str, np.ndarray], at: RunPoints
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return (log Lhat, {coordinate: derivative}) of `bounded`: E + (L0 - E) (1 - 1 / (1 + h))."""
-    x, y, u = at.x - at.x0, at.y - at.y0, at.u - at.y0
-    # A trial step may overflow to Inf: the loss stays finite (1 - 1 / Inf = 1), but a derivative may be NaN.
-    with np.errstate(over="ignore", invalid="ignore"):
-        of_n, of_d = np.exp(value["a"] - value["alpha"] * x), np.exp(value["b"] - value["beta"] * y)
-        of_u = np.exp(value["c"] + value["gamma"] * x - value["delta"] * u)
-        above = 1 + of_n + of_d + of_u
-        floor, span = np.exp(value["e"]), np.exp(value["l"])
-        # 1 - 1 / (1 + h), since h / (1 + h) is Inf / Inf where h overflows
-        total = floor + span * (1 - 1 / above)
-        steep = span / above**2  # d total / d h
-    slopes = {"e": floor, "l": total - floor, "a": steep * of_n, "b": steep * of_d, "c": steep * of_u}
-    slopes |= {"alpha": -x * slopes["a"], "beta": -y * slopes["b"]}
-    slopes |= {"gamma": x * slopes["c"], "delta": -u * slopes["c"]}
-    return np.log(total), {name: slope / total for name, slope in slopes.items()}
-
-
-def constants_from_theta(form: str, theta: np.ndarray, at: RunPoints) -> dict[str, np.ndarray]:
-    """Return the constants of the form in its own units, each [R], from theta [R, p]."""
-    value = dict(zip(THETA[form], theta.T, strict=True))
-    if form == "kaplan":
-        return {
-            "Nc": np.exp(value["s"] / value["alpha_N"] + at.x0),
-            "Dc": np.exp(value["t"] / value["alpha_D"] + at.y0),
-            "alpha_N": value["alpha_N"],
-            "alpha_D": value["alpha_D"],
-        }
-    alpha, beta = (value[name if name in value else "eta"] for name in ("alpha", "beta"))
-    # a coefficient far from the runs may be beyond float64; it is then Inf, and diagnostics warn about it
-    with np.errstate(over="ignore"):
-        params = {
-            "E": np.exp(value["e"]),
-            "A": np.exp(value["a"] + alpha * at.x0),
-            "B": np.exp(value["b"] + beta * at.y0),
-            "alpha": alpha,
-            "beta": beta,
-        }
-        if form == "bounded":
-            # c N^gamma / U^delta is exp(c) at the centre (N0, D0); log U has the centre of log D
-            third = np.exp(value["c"] - value["gamma"] * at.x0 + value["delta"] * at.y0)
-            params |= {"a": params["A"], "b": params["B"], "c": third, "L0": params["E"] + np.exp(value["l"])}
-            params |= {name: value[name] for name in ("gamma", "delta")}
-            return {name: params[name] for name in FORM[form].constants}
-        # the term is b 6^(-eta/2) D^-eta, so b = B 6^(eta/2)
-        if "eta" in value:
-            return {"E": params["E"], "a": params["A"], "b": params["B"] * 6 ** (alpha / 2), "eta": alpha}
-        params |= {f"R_{axis}": np.exp(value[f"r_{axis}"]) for axis in "DN" if f"r_{axis}" in value}
-        if "k" in value:
-            centre = value["g"] * at.log_ratio0 + value["h"] * at.log_repeats0
-            params |= {"K": np.exp(value["k"] - centre), "g": value["g"], "h": value["h"]}
-    return {name: params[name] for name in FORM[form].constants}
-
-
-def theta_from_constants(form: str, params: dict[str, float], at: RunPoints) -> np.ndarray:
-    """Return theta [p] of constants in their own units, the inverse of `constants_from_theta`.
-
-    Coefficients of 0 become 1e-300, and theta is clipped to the bounds of the search.
-    """
-    # `in` a string of names with one letter each; log(1e-300) = -690 is then clipped to the bound of -60
-    p = {name: max(value, 1e-300) if name in "EABKabc" else value for name, value in params.items()}
-    if form == "kaplan":
-        s, t = p["alpha_N"] * (np.log(p["Nc"]) - at.x0), p["alpha_D"] * (np.log(p["Dc"]) - at.y0)
-        value = {"s": s, "t": t, "alpha_N": p["alpha_N"], "alpha_D": p["alpha_D"]}
-    else:
-        if form == "over_training":
-            a, b, alpha, beta = p["a"], p["b"] * 6 ** (-p["eta"] / 2), p["eta"], p["eta"]
-        else:
-            a, b = p["A" if "A" in p else "a"], p["B" if "B" in p else "b"]
-            alpha, beta = p["alpha"], p["beta"]
-        value = {"e": np.log(p["E"]), "a": np.log(a) - alpha * at.x0, "b": np.log(b) - beta * at.y0}
-        value |= {"alpha": alpha, "beta": beta, "eta": alpha}
-        value |= {f"r_{axis}": np.log(p[f"R_{axis}"]) for axis in "DN" if f"R_{axis}" in p}
-        if "K" in p:
-            centre = p["g"] * at.log_ratio0 + p["h"] * at.log_repeats0
-            value |= {"k": np.log(p["K"]) + centre, "g": p["g"], "h": p["h"]}
-        if form == "bounded":
-            centre = p["gamma"] * at.x0 - p["delta"] * at.y0
-            value |= {"c": np.log(p["c"]) + centre, "gamma": p["gamma"], "delta": p["delta"]}
-            value["l"] = np.log(max(p["L0"] - p["E"], 1e-300))
-    low, high = search_bounds(form)
-    return np.clip([value[name] for name in THETA[form]], low, high)
-
-
-def search_bounds(form: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds (low, high) [p] of the search."""
-    low, high = np.array([BOX[name] for name in THETA[form]]).T
-    return low, high

@@ -51,7 +51,7 @@ def fit_chinchilla(runs: CentredRuns, weights: np.ndarray, delta: float) -> Mini
     polished = minimize_with_floor(phi, runs, np.repeat(weights, N_POLISHED, axis=0), delta)
     # rows are grouped by weighting: index of the best of each group of N_POLISHED rows
     best = polished.objective.reshape(-1, N_POLISHED).argmin(axis=1) + N_POLISHED * np.arange(len(weights))
-    return Minima(polished.phi[best], polished.objective[best], polished.converged[best])
+    return polished.select(best)
 
 
 def fit_all_runs(runs: CentredRuns, weights: np.ndarray, delta: float) -> Minima:
@@ -62,9 +62,7 @@ def fit_all_runs(runs: CentredRuns, weights: np.ndarray, delta: float) -> Minima
     fitted = fit_chinchilla(runs, weights, delta)
     phi = find_grid_starts(runs, weights[0], N_DIRECT)
     direct = minimize_in_floor_coordinates(phi, runs, np.repeat(weights, N_DIRECT, axis=0), delta)
-    best = np.array([direct.objective.argmin()])
-    lowest = Minima(direct.phi[best], direct.objective[best], direct.converged[best])
-    replace_if_lower(fitted, np.array([0]), lowest)
+    fitted.replace_if_lower(np.array([0]), direct.select([int(direct.objective.argmin())]))
     return fitted
 
 
@@ -79,21 +77,13 @@ def bootstrap_chinchilla(runs: CentredRuns, phi: np.ndarray, weights: np.ndarray
     retried = np.flatnonzero(~fitted.converged | _is_on_bound(fitted.phi))
     for i in range(0, len(retried), CHUNK):
         chunk = retried[i : i + CHUNK]
-        refitted = fit_chinchilla(runs, weights[chunk], delta)
-        no_worse = refitted.objective <= fitted.objective[chunk]
-        improved = chunk[no_worse]
-        fitted.phi[improved], fitted.objective[improved] = (
-            refitted.phi[no_worse],
-            refitted.objective[no_worse],
-        )
-        fitted.converged[improved] = refitted.converged[no_worse]
+        fitted.replace_if_lower(chunk, fit_chinchilla(runs, weights[chunk], delta))
     # the constants of the fit to all runs are one candidate for a replicate: no refit may end above them
     whole = np.tile(phi, (len(weights), 1))
     above = np.flatnonzero(fitted.objective > huber_objective(whole, runs, weights, delta))
     if len(above):
-        replace_if_lower(
-            fitted, above, minimize_in_floor_coordinates(whole[above], runs, weights[above], delta)
-        )
+        others = minimize_in_floor_coordinates(whole[above], runs, weights[above], delta)
+        fitted.replace_if_lower(above, others)
     _refine_unconverged(fitted, runs, weights, delta)
     return fitted
 
@@ -115,16 +105,8 @@ def _refine_unconverged(fitted: Minima, runs: CentredRuns, weights: np.ndarray, 
             project_to_zero_floor(fitted.phi[rows]),
             fitted.phi[rows],
         )
-        replace_if_lower(fitted, rows, minimize_in_floor_coordinates(start, runs, weights[rows], delta))
+        fitted.replace_if_lower(rows, minimize_in_floor_coordinates(start, runs, weights[rows], delta))
         fitted.converged[rows] |= fitted.objective[rows] > before * (1 - NEGLIGIBLE_GAIN)
-
-
-def replace_if_lower(fitted: Minima, rows: np.ndarray, others: Minima) -> None:
-    """Replace `rows` [r] of `fitted` by `others` [r] where these have the lower objective, in place."""
-    lower = others.objective < fitted.objective[rows]
-    rows = rows[lower]
-    fitted.phi[rows], fitted.objective[rows] = others.phi[lower], others.objective[lower]
-    fitted.converged[rows] = others.converged[lower]
 
 
 def _is_on_bound(phi: np.ndarray) -> np.ndarray:
@@ -189,11 +171,7 @@ def minimize_with_floor(phi: np.ndarray, runs: CentredRuns, weights: np.ndarray,
         on_surface = _minimize_by_narrowing(starts, runs, np.tile(weights[below], (2, 1)), delta, floor=False)
         free.objective[below] = np.inf  # infeasible: any minimum on the surface replaces it
         for half in (slice(0, len(below)), slice(len(below), None)):
-            replace_if_lower(
-                free,
-                below,
-                Minima(on_surface.phi[half], on_surface.objective[half], on_surface.converged[half]),
-            )
+            free.replace_if_lower(below, on_surface.select(half))
     return free
 
 

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 
-from megatron.laws.approaches import estimate_bias
 from megatron.laws.frontier import optimal_frontier
 from megatron.laws.isoflop import IsoFlop, Parabola, fit_isoflop
 from megatron.report import verdict
@@ -95,21 +94,13 @@ def isoflop_figure(study: Study) -> Figure | None:
     caption = (
         "Points: finished runs of about equal FLOPs. Lines: parabolas in log N. Crosses: their minima, with "
         "95 % confidence intervals of the fit. A parabola is symmetric and a loss is not: compare with the "
-        "law's optimum. " + " ".join(isoflop.warnings + describe_bias(study, isoflop))
+        "law's optimum. " + " ".join(isoflop.warnings)
     ).strip()
     alt = f"{title}. " + "; ".join(
         f"at {format_exponent(parabola.C)} FLOPs the minimum is at N = {format_count(parabola.N_best)}"
         for parabola in isoflop.parabolas
     )
     return Figure("isoflop", title, caption, f"{alt}.", make_chart(data, layout), chips)
-
-
-def describe_bias(study: Study, isoflop: IsoFlop) -> list[str]:
-    """Return a sentence on the known bias of parabolas, if the study has a law to estimate it with."""
-    if study.law is None or study.law.form != "chinchilla":
-        return []
-    bias = estimate_bias(isoflop, study.law)
-    return [] if bias is None else [bias.words]
 
 
 def parabola_traces(parabola: Parabola, key: str, colour: str, name: str) -> list[Trace]:

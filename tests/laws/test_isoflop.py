@@ -1,15 +1,13 @@
-"""Approaches 1 and 2, and power laws, against surfaces whose optimum is known in closed form."""
+"""Parabolas of isoFLOP runs, and power laws, against surfaces whose optimum is known in closed form."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from megatron.laws.approaches import Exponent, compare_approaches, estimate_bias, find_disagreements
-from megatron.laws.envelope import Curve, curves_from_runs, fit_envelope
+from megatron.laws import isoflop
 from megatron.laws.forms import chinchilla
 from megatron.laws.isoflop import fit_isoflop, split_budgets
-from megatron.laws.law import Law
 from megatron.laws.power_law import fit_power
 
 # alpha = beta: in log N the surface is symmetric about its minimum at every C, so a parabola is unbiased
@@ -93,40 +91,6 @@ def test_budgets_are_separated_by_gaps_and_too_few_sizes_are_refused() -> None:
         fit_isoflop([1e6, 2e6, 3e6, 4e6, 5e6], [1e8] * 5, [3, 3, 3, 3, 3], np.geomspace(1e15, 1e19, 5))
 
 
-def test_the_envelope_of_a_known_surface_grows_as_its_optimum() -> None:
-    sizes = np.geomspace(1e7, 1e10, 25)
-    curves = [
-        Curve(n, 6 * n * d, chinchilla(SYMMETRIC, n, d))
-        for n in sizes
-        for d in [np.geomspace(1e4, 1e13, 600)]
-    ]
-    result = fit_envelope(curves)
-    inside = (result.C > 1e16) & (result.C < 1e20)
-    # the best size is the one next to the optimum, within half a step of the ladder (a factor of 1.155)
-    ratio = result.N[inside] / [best_size(SYMMETRIC, c) for c in result.C[inside]]
-    assert np.abs(np.log(ratio)).max() < 0.6 * np.log(sizes[1] / sizes[0])
-    assert result.size.exponent == pytest.approx(0.5, abs=0.02)
-    assert result.tokens.exponent == pytest.approx(0.5, abs=0.02)
-
-
-def test_the_envelope_warns_where_it_is_truncated_and_of_what_it_cannot_compare() -> None:
-    n, d = (a.ravel() for a in np.meshgrid([1e7, 3e7, 1e8], np.geomspace(1e10, 1e12, 4)))
-    curves = curves_from_runs(n, 6 * n * d, chinchilla(SYMMETRIC, n, d))
-    assert [len(curve.C) for curve in curves] == [4, 4, 4]
-    result = fit_envelope([*curves, Curve(3e8, np.array([1e20]), np.array([2.5]))])
-    assert any("1 sizes have one budget only" in warning for warning in result.warnings)
-    assert any("The largest size is the best at" in warning for warning in result.warnings)
-    loose = [Curve(curve.N, curve.C, curve.L, annealed=False) for curve in curves]
-    assert any("not annealed" in warning for warning in fit_envelope(loose).warnings)
-    with pytest.raises(ValueError, match="got 1 sizes"):
-        fit_envelope(curves[:1])
-
-
-def test_seeds_of_one_budget_are_one_point_of_a_curve() -> None:
-    [curve] = curves_from_runs(np.full(3, 1e7), np.array([1e18, 1e18, 2e18]), np.array([3.0, 3.2, 2.9]))
-    np.testing.assert_allclose(curve.L, [3.1, 2.9])
-
-
 def test_a_power_law_through_exact_points_is_exact_and_follows_points_of_large_weight() -> None:
     x = np.array([1.0, 10.0, 100.0, 1000.0])
     law = fit_power(x, 3 * x**0.4)
@@ -151,10 +115,11 @@ def test_published_isoflop_slices_grow_as_the_parametric_frontier_roughly(laws: 
     assert result.size.exponent == pytest.approx(0.49, abs=0.06)
 
 
-def test_runs_far_from_the_minimum_are_not_fitted() -> None:
+def test_runs_far_from_the_minimum_are_not_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     N, D, L, C = isoflop_runs(ASYMMETRIC, 60.0)
-    wide = fit_isoflop(N, D, L, C, window=100.0)
     result = fit_isoflop(N, D, L, C)
+    monkeypatch.setattr(isoflop, "WINDOW", 100.0)
+    wide = fit_isoflop(N, D, L, C)
     for parabola, other in zip(result.parabolas, wide.parabolas, strict=True):
         truth = np.log(best_size(ASYMMETRIC, parabola.C))
         assert other.used.all() and not parabola.used.all() and parabola.used.sum() >= 4
@@ -171,42 +136,6 @@ def test_at_least_four_sizes_are_fitted_where_the_window_has_fewer() -> None:
     L = 2 + 0.01 * (np.log(N) - np.log(1.3e10)) ** 2
     parabola = fit_isoflop(N, 1e18 / 6 / N, L, np.full(5, 1e18)).parabolas[0]
     assert parabola.used.sum() == 4 and parabola.N_best == pytest.approx(1.3e10, rel=1e-6)
-
-
-def test_the_bias_of_parabolas_is_their_error_on_the_law_itself() -> None:
-    runs = isoflop_runs(ASYMMETRIC, 10.0)
-    law = Law(form="chinchilla", params=ASYMMETRIC, objective=0.0, huber_delta=1e-3, n_runs=0)
-    result = fit_isoflop(*runs)
-    bias = estimate_bias(result, law)
-    true = ASYMMETRIC["beta"] / (ASYMMETRIC["alpha"] + ASYMMETRIC["beta"])
-    errors = [parabola.N_best / best_size(ASYMMETRIC, parabola.C) for parabola in result.parabolas]
-    assert bias.factor == pytest.approx(errors[-1], rel=1e-6) and abs(bias.factor - 1) > 0.02
-    plain = np.polyfit(
-        np.log([parabola.C for parabola in result.parabolas]),
-        np.log([parabola.N_best for parabola in result.parabolas]),
-        1,
-    )
-    assert bias.exponent == pytest.approx(plain[0] - true, abs=1e-9)
-    assert f"{bias.factor:.2f} times" in bias.words
-    even = Law(form="chinchilla", params=SYMMETRIC, objective=0.0, huber_delta=1e-3, n_runs=0)
-    none = estimate_bias(fit_isoflop(*isoflop_runs(SYMMETRIC)), even)
-    assert none.exponent == pytest.approx(0, abs=1e-6) and none.factor == pytest.approx(1, rel=1e-5)
-
-
-def test_approaches_are_compared_and_flagged_where_they_disagree() -> None:
-    N, D, L, C = isoflop_runs(SYMMETRIC)
-    noise = np.exp(0.001 * np.random.default_rng(0).standard_normal(len(N)))
-    agreed = compare_approaches(N, D, L * noise, C, n_bootstrap=100)
-    by = {exponent.approach: exponent for exponent in agreed.exponents}
-    assert {2, 3} <= set(by) and by[3].interval[0] < 0.5 < by[3].interval[1]
-    assert not [words for words in agreed.disagreements if "approach 2" in words and "approach 3" in words]
-    ones = [Exponent(1, 0.62, None), Exponent(2, 0.55, (0.53, 0.57)), Exponent(3, 0.48, (0.45, 0.51))]
-    [words] = find_disagreements(ones)
-    assert "approach 2 (isoFLOP parabolas) gives N* ~ C^0.550 [0.530, 0.570]" in words and "C^0.480" in words
-    assert find_disagreements([ones[1], Exponent(3, 0.54, (0.4, 0.6))]) == []
-    assert (
-        find_disagreements([ones[1], Exponent(3, 0.51, (0.4, 0.56))]) == []
-    )  # one exponent is inside the interval of the other
 
 
 @pytest.mark.parametrize("has_errors", [True, False])
@@ -253,10 +182,3 @@ def test_two_points_have_an_interval_by_their_errors_only() -> None:
     for wrong in ([0.1], [0.1, np.nan], [0.1, -1]):
         with pytest.raises(ValueError, match="log_se: got"):
             fit_power([1.0, 2.0], [1.0, 2.0], wrong)
-
-
-def test_a_missing_approach_is_reported() -> None:
-    n = np.geomspace(1e7, 1e9, 12)
-    loss = chinchilla(SYMMETRIC, n, 20 * n)
-    result = compare_approaches(n, 20 * n, loss, 120 * n * n, n_bootstrap=10)
-    assert 2 in result.missing and result.bias is None

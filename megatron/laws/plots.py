@@ -1,0 +1,66 @@
+"""Figures of laws: the loss against compute, and the optima along a frontier."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from megatron.laws.frontier import frontier_bands, optimal_frontier
+
+if TYPE_CHECKING:
+    from megatron.laws.law import Law
+
+N_POINTS, N_SIZES, MARGIN = 60, 6, 10.0  # points of a line, sizes drawn, factor of compute beyond the runs
+BAND = {"fill": "toself", "line": {"width": 0}, "opacity": 0.3, "hoverinfo": "skip"}
+
+
+def plot_law(
+    law: "Law", N: ArrayLike | None = None, D: ArrayLike | None = None, L: ArrayLike | None = None
+) -> Any:
+    """Return a plotly figure of the loss of several sizes and of the frontier, with its confidence interval.
+
+    N, D, L [n] are runs to draw as points. Sizes and compute are from the ranges of the fitted runs.
+    """
+    from plotly.graph_objects import Figure  # slow import
+
+    figure = Figure(layout={"title": law.formula(), "template": "plotly_white"})
+    (n_low, n_high), (d_low, d_high) = (law.ranges.get(x, [1e6, 1e10]) for x in "ND")
+    tokens = np.geomspace(d_low, d_high, N_POINTS)
+    for size in np.geomspace(n_low, n_high, N_SIZES):
+        figure.add_scatter(
+            x=6 * size * tokens, y=law.loss(size, tokens), name=f"N = {size:.3g}", mode="lines"
+        )
+    C = np.geomspace(6 * n_low * d_low, MARGIN * 6 * n_high * d_high, N_POINTS)
+    if law.replicates:
+        low, high = frontier_bands(law, C)["L"]
+        x, y = np.concatenate([C, C[::-1]]), np.concatenate([low, high[::-1]])
+        figure.add_scatter(x=x, y=y, name="95 % confidence", **BAND)
+    figure.add_scatter(x=C, y=optimal_frontier(law, C).L, name="best N", mode="lines", line={"dash": "dot"})
+    if N is not None and D is not None and L is not None:
+        runs = 6 * np.asarray(N, dtype=float) * np.asarray(D, dtype=float)
+        figure.add_scatter(x=runs, y=np.asarray(L), name="runs", mode="markers")
+    figure.update_xaxes(type="log", title="6 N D, FLOPs")
+    figure.update_yaxes(type="log", title="loss, nats per token")
+    return figure
+
+
+def plot_optima(
+    C: ArrayLike,
+    columns: Mapping[str, ArrayLike],
+    bands: Mapping[str, tuple[ArrayLike, ArrayLike]] | None = None,
+) -> Any:
+    """Return a plotly figure: a panel for each of `columns` [n] against C [n], with `bands` (low, high)."""
+    from plotly.subplots import make_subplots  # slow import
+
+    figure = make_subplots(rows=len(columns), shared_xaxes=True)
+    for row, (title, values) in enumerate(columns.items(), 1):
+        if bands and title in bands:
+            low, high = (np.asarray(end) for end in bands[title])
+            x, y = np.concatenate([C, np.asarray(C)[::-1]]), np.concatenate([low, high[::-1]])
+            figure.add_scatter(x=x, y=y, row=row, col=1, **BAND)
+        figure.add_scatter(x=np.asarray(C), y=np.asarray(values), mode="lines", row=row, col=1)
+        figure.update_yaxes(type="log", title=title, row=row)
+    figure.update_xaxes(type="log")
+    figure.update_xaxes(title="C, FLOPs", row=len(columns))
+    return figure.update_layout(showlegend=False, template="plotly_white")

@@ -1,0 +1,122 @@
+"""Fits of data frames and of a caller's own form, and what the fitted objects print, plot and become."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from megatron.laws import (
+    fit_compute_law,
+    fit_downstream,
+    fit_isoflop,
+    fit_law,
+    optimal_frontier,
+    predict_run,
+    stack_laws,
+)
+from megatron.laws.law import Law
+
+
+def make_frame() -> pd.DataFrame:
+    """Return 25 runs of a known law with 0.2 % noise, in columns of this project's tables."""
+    N, D = (grid.ravel() for grid in np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(2e8, 2e10, 5)))
+    noise = np.random.default_rng(0).normal(0, 0.002, N.size)
+    L = (1.8 + 480 / N**0.35 + 2000 / D**0.35) * np.exp(noise)
+    return pd.DataFrame({"n_params": N, "train_tokens": D, "loss": L, "seen": D / 2, "error": 1 / L})
+
+
+def isoflop_frame() -> pd.DataFrame:
+    C = np.repeat(np.geomspace(1e18, 1e20, 5), 5)
+    N = np.sqrt(C / 6 / np.tile(np.geomspace(4, 100, 5), 5))
+    L = 1.8 + 480 / N**0.35 + 2000 / (C / 6 / N) ** 0.36
+    return pd.DataFrame({"n_params": N, "train_tokens": C / 6 / N, "loss": L, "train_flops": C})
+
+
+def test_a_frame_with_named_columns_has_the_law_of_its_arrays() -> None:
+    frame = make_frame()
+    N, D, L, U = (frame[name].to_numpy() for name in ("n_params", "train_tokens", "loss", "seen"))
+    options = {"form": "repeated_data", "n_bootstrap": 10}
+    assert fit_law(frame, U="seen", **options) == fit_law(N, D, L, U=U, **options)
+    renamed = frame.rename(columns={"n_params": "size", "loss": "nats"})
+    assert fit_law(renamed, N="size", L="nats", n_bootstrap=10) == fit_law(N, D, L, n_bootstrap=10)
+    assert fit_law(N=frame["n_params"], D=frame["train_tokens"], L=L, n_bootstrap=0).n_runs == 25
+    with pytest.raises(ValueError, match="L: got no column 'nats', expected one of n_params, train_tokens"):
+        fit_law(frame, L="nats")
+
+
+def test_every_fit_takes_a_frame() -> None:
+    runs, table = make_frame(), isoflop_frame()
+    C = table["train_flops"].to_numpy()
+    columns = [table[name].to_numpy() for name in ("n_params", "train_tokens", "loss")]
+    assert fit_compute_law(table).params == fit_compute_law(*columns, C).params
+    assert fit_isoflop(table).size.exponent == fit_isoflop(*columns, C).size.exponent
+    assert fit_downstream(runs, scores="error").params["gamma"] > 0
+    assert stack_laws(runs, forms=["over_training"], n_bootstrap=4).n_runs == 25
+
+
+def shared_exponent(params: dict, N: np.ndarray, D: np.ndarray, U: np.ndarray) -> np.ndarray:
+    return params["E"] + params["A"] * N ** -params["g"] + params["B"] * D ** -params["g"]
+
+
+def test_an_own_form_has_the_fit_of_the_built_in_one(tmp_path: Path) -> None:
+    frame = make_frame()
+    start = {"E": 1.0, "A": 100.0, "B": 5000.0, "g": 0.5}
+    own = fit_law(frame, form=shared_exponent, start=start, n_bootstrap=40)
+    built_in = fit_law(frame, form="over_training", n_bootstrap=40)
+    assert own.objective == pytest.approx(built_in.objective, rel=1e-9)
+    assert own.params["g"] == pytest.approx(built_in.params["eta"], rel=1e-6)
+    assert own.interval["params"]["g"] == pytest.approx(built_in.interval["params"]["eta"], rel=1e-4)
+    predictions = (law.predict([1e8, 1e9], [1e10, 1e11]) for law in (own, built_in))
+    for ours, other in zip(*predictions, strict=True):
+        np.testing.assert_allclose(ours, other, rtol=1e-4)
+    assert pytest.approx(optimal_frontier(built_in, 1e21).L, rel=1e-5) == optimal_frontier(own, 1e21).L
+    own.save(tmp_path / "law.json")
+    assert Law.load(tmp_path / "law.json", shared_exponent) == own
+    with pytest.raises(ValueError, match="form: got 'shared_exponent', expected one of chinchilla"):
+        Law.load(tmp_path / "law.json")
+
+
+def test_an_own_form_may_have_a_negative_constant() -> None:
+    frame = make_frame()
+
+    def line(params: dict, N: np.ndarray, D: np.ndarray, U: np.ndarray) -> np.ndarray:
+        return np.exp(params["level"] + params["n"] * np.log(N / 1e8) + params["d"] * np.log(D / 1e9))
+
+    start = {"level": 1.0, "n": -0.1, "d": -0.1}
+    law = fit_law(frame, form=line, start=start, huber_delta=1e3, n_bootstrap=0)
+    x, y = np.log(frame["n_params"] / 1e8), np.log(frame["train_tokens"] / 1e9)
+    logs = np.column_stack([np.ones(25), x, y])
+    expected = np.linalg.lstsq(logs, np.log(frame["loss"]), rcond=None)[0]
+    assert list(law.params.values()) == pytest.approx(expected, rel=1e-6)
+
+
+def test_laws_print_in_one_line_and_become_frames_and_figures() -> None:
+    frame = make_frame()
+    law, table = fit_law(frame, n_bootstrap=50), isoflop_frame()
+    frontier = fit_compute_law(table)
+    assert repr(law).startswith("<Law chinchilla, 25 runs: L = 1.8") and len(repr(law)) < 120
+    assert repr(frontier).startswith("<ComputeLaw, 25 runs at 5 budgets") and len(repr(frontier)) < 120
+    constants = law.to_frame()
+    assert constants.loc["alpha", "value"] == law.params["alpha"] and constants.loc["beta", "identified"]
+    assert (constants["low"] <= constants["value"]).all() and (constants["value"] <= constants["high"]).all()
+    optima = frontier.to_frame([1e19, 1e20])
+    assert optima["N"].tolist() == [frontier.optimum(C).N for C in (1e19, 1e20)]
+    assert (optima["predictive_low"] < optima["loss"]).all()
+    figure = law.plot(frame["n_params"], frame["train_tokens"], frame["loss"])
+    assert [trace.name for trace in figure.data][-1] == "runs" and len(figure.data[-1].x) == 25
+    best = optimal_frontier(law, 1e20).to_frame()
+    np.testing.assert_allclose(best["L"], law.loss(best["N"], best["D"]))
+    assert len(frontier.plot().data) == 4 and len(optimal_frontier(law, [1e20, 1e21]).plot().data) == 3
+
+
+def test_perplexities_in_place_of_losses_are_warned_about() -> None:
+    frame = make_frame()
+    law = fit_law(frame.assign(loss=np.exp(3 * frame["loss"])), n_bootstrap=0)
+    assert "Take the log of perplexities." in law.warnings[0]
+
+
+def test_arrays_in_place_of_one_run_are_refused_with_the_function_for_them() -> None:
+    law = fit_law(make_frame(), n_bootstrap=0)
+    with pytest.raises(ValueError, match="N: got an array, expected one number. Use law.predict"):
+        predict_run(law, np.array([1e8, 1e9]), 1e10)
