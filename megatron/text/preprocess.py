@@ -288,7 +288,9 @@ class _Job:
 
         A part may be empty, for example if there are fewer packed files than parts: a warning is logged.
         """
-        if any(record.n_documents or record.n_rejected for record in self.records.values()):
+        if any(
+            record.n_documents or record.rejects and not record.damage for record in self.records.values()
+        ):
             return
         for number, record in sorted(self.records.items()):
             if record.damage is not None:
@@ -303,9 +305,7 @@ class _Job:
     def join(self, job: str | None) -> tuple[list[OutputDataset], RejectSummary]:
         """Write and publish the outputs and the rejects."""
         max_tokens = self.options.max_tokens if self.has_enough else None
-        joiner = UnitJoiner(
-            self.pieces, self.units, self.records, self.prefix, self.meta, max_tokens, self.options.n_workers
-        )
+        joiner = UnitJoiner(self.pieces, self.units, self.records, self.prefix, self.meta, max_tokens)
         if self.options.max_tokens is not None and not self.has_enough:
             log.warning(
                 "%s: got fewer than the requested %s tokens; all are used",
