@@ -10,7 +10,7 @@ import numpy as np
 from megatron.cli import format_si
 from megatron.log import get_logger
 from megatron.text.encode import encode_piece
-from megatron.text.inputs import STDIN, describe_inputs, find_inputs, select_part
+from megatron.text.inputs import describe_inputs, find_inputs, select_part
 from megatron.text.preprocess import PreprocessOptions, load_fast_bpe, make_settings
 from megatron.text.text_readers import split_into_pieces
 from megatron.text.workers import EncoderRecipe
@@ -29,32 +29,31 @@ def estimate_job(
     """Return the size of the input and of the output; warn if the disk is too small.
 
     Encodes a piece from the middle of the input and writes nothing. Raises the errors of `preprocess` for the
-    inputs and the tokenizer, and ValueError for standard input and for a sample without documents.
+    inputs and the tokenizer, and ValueError for inputs without bytes, such as standard input, and for a
+    sample without documents.
     """
-    paths = find_inputs(inputs)
-    if STDIN in paths:
-        raise ValueError("--dry-run: got standard input, expected files, whose size is known")
-    selection = select_part(paths, options.part)
+    selection = select_part(find_inputs(inputs), options.part)
     pieces = split_into_pieces(selection.paths, SAMPLE_BYTES, selection.ranges)
     n_bytes = sum(piece.end - piece.begin for piece in pieces)
-    loaded = load_tokenizer(tokenizer)
+    if not n_bytes:
+        raise ValueError(
+            f"{describe_inputs(inputs)}: got no bytes for --dry-run, expected files with content"
+        )
+    loaded, piece = load_tokenizer(tokenizer), pieces[len(pieces) // 2]
     settings = make_settings(loaded, options, SAMPLE_TOKENS)
     encoder = EncoderRecipe(tokenizer, load_fast_bpe(loaded), options.special_text).build()
-    sampled, n_tokens, n_documents = [0], 0, 0
-    if pieces:
-        piece = pieces[len(pieces) // 2]
-        with tempfile.TemporaryDirectory(prefix="dry-run") as scratch:
-            record = encode_piece(
-                piece, Path(scratch, "sample"), settings, encoder, lambda *counts: sampled.append(counts[0])
-            )
-        n_read = piece.end - piece.begin if piece.is_plain else sampled[-1]
-        if not record.n_documents or not n_read:
-            error = record.error or f"{describe_inputs(inputs)}: got no document in a sample, expected some"
-            raise ValueError(error)
-        share = n_bytes / n_read
-        if options.max_tokens is not None:  # the job ends when it has them
-            share = min(share, options.max_tokens / max(1, record.n_tokens[0]))
-        n_tokens, n_documents = round(sum(record.n_tokens) * share), round(record.n_documents * share)
+    n_read = [piece.end - piece.begin]
+    with tempfile.TemporaryDirectory(prefix="dry-run") as scratch:
+        record = encode_piece(
+            piece, Path(scratch, "sample"), settings, encoder, lambda *counts: n_read.append(counts[0])
+        )
+    if not record.n_documents:
+        raise ValueError(record.error or f"{piece.path}: got no document in a sample, expected some")
+    # a packed file reports how far it was read; a plain piece was read as a whole
+    share = n_bytes / (n_read[0] if piece.is_plain else n_read[-1])
+    if options.max_tokens is not None:  # the job ends when it has them
+        share = min(share, options.max_tokens / max(1, record.n_tokens[0]))
+    n_tokens, n_documents = round(sum(record.n_tokens) * share), round(record.n_documents * share)
     output_bytes = n_tokens * np.dtype(settings.dtype).itemsize
     # the units exist until the outputs are complete
     disk_bytes = 2 * output_bytes + INDEX_BYTES * n_documents * len(options.keys)
