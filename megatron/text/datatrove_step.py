@@ -93,9 +93,8 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
         dataset = hashlib.sha256(f"{self.job} {self.output_prefix}".encode()).hexdigest()
         number = {"number": rank + 1, "of": world_size, "inputs_sha256": dataset}
         meta = self.meta | {"json_key": KEY, "job": self.job, "part": number}
-        documents: Iterator[Document] = iter(data or ())
         with IndexedWriter(part, dtype, meta) as writer:
-            n_empty = 0
+            n_empty, documents = 0, iter(data or list[Document]())
             while batch := list(islice(documents, BATCH_DOCUMENTS)):
                 with self.track_time("batch"):
                     ids, lengths = self._encode_batch(encoder, batch)
@@ -206,10 +205,9 @@ def part_prefix(prefix: Path, rank: int, world_size: int) -> Path:
 
 def _describe_source(path: str | None, n_documents: int) -> dict[str, Any]:
     """Return the entry of a sidecar for one source; `path` is None if the reader does not record it."""
-    if path is None:
-        return {"documents_read": n_documents}
     # as for local files of the other tools, a name without its folders; a URL is kept
-    return {"path": path if "://" in path else Path(path).name, "documents_read": n_documents}
+    entry = {} if path is None else {"path": path if "://" in path else Path(path).name}
+    return entry | {"documents_read": n_documents}
 
 
 def _hash_settings(loaded: Tokenizer, eod: int, special_text: bool) -> str:
@@ -225,5 +223,6 @@ def _resolve_paths(tokenizer: TokenizerSpec | str) -> TokenizerSpec | str:
 
     if isinstance(tokenizer, str):
         return resolve(tokenizer) or tokenizer
-    paths = {name: resolve(getattr(tokenizer, name)) for name in ("model", "vocab_file", "merge_file")}
+    names = ("model", "vocab_file", "merge_file")
+    paths: dict[str, Any] = {name: resolve(getattr(tokenizer, name)) for name in names}
     return replace(tokenizer, **paths)
