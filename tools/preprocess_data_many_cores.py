@@ -32,9 +32,8 @@ from megatron.config.megatron_args import load_rows
 from megatron.io import explain_disk_full, is_url
 from megatron.log import get_logger
 from megatron.text.arguments import parse_count, parse_output_prefix
-from megatron.text.dry_run import estimate_job
 from megatron.text.inputs import add_root, parse_part
-from megatron.text.preprocess import PreprocessOptions, preprocess
+from megatron.text.preprocess import PreprocessOptions, estimate_job, preprocess
 from megatron.tokenizer.cli_options import add_tokenizer_options, parse_tokenizer_spec
 from megatron.tokenizer.kinds import TOKENIZER_FILES
 

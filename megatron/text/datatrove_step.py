@@ -27,14 +27,8 @@ from megatron.text.encode import BATCH_DOCUMENTS
 from megatron.text.join import dataset_prefix
 from megatron.text.preprocess import describe_tokenizer, load_fast_bpe
 from megatron.text.text_readers import check_text, check_texts, parse_text
-from megatron.tokenizer.encoder import (
-    NO_EOD,
-    Encoder,
-    FastEncoder,
-    LibraryEncoder,
-    build_fast_bpe,
-    encode_with_location,
-)
+from megatron.text.workers import EncoderRecipe
+from megatron.tokenizer.encoder import NO_EOD, Encoder, build_fast_bpe, encode_with_location
 from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load_tokenizer
 
 KEY = "text"
@@ -99,9 +93,8 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
         dataset = hashlib.sha256(f"{self.job} {self.output_prefix}".encode()).hexdigest()
         number = {"number": rank + 1, "of": world_size, "inputs_sha256": dataset}
         meta = self.meta | {"json_key": KEY, "job": self.job, "part": number}
-        documents: Iterator[Document] = iter(data or ())
         with IndexedWriter(part, dtype, meta) as writer:
-            n_empty = 0
+            n_empty, documents = 0, iter(data or list[Document]())
             while batch := list(islice(documents, BATCH_DOCUMENTS)):
                 with self.track_time("batch"):
                     ids, lengths = self._encode_batch(encoder, batch)
@@ -111,10 +104,8 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
                 self.stat_update("documents", value=len(batch), unit="batch")
                 self.stat_update("tokens", value=len(ids), unit="batch")
                 yield from batch
-            writer.meta |= {
-                "empty_documents": n_empty,
-                "sources": [_describe_source(path, n) for path, n in sources.items()],
-            }
+            described = [_describe_source(path, n) for path, n in sources.items()]
+            writer.meta |= {"empty_documents": n_empty, "sources": described}
             writer.prepare()
             self._check_replaceable(part, "sha256", writer.sha256)
         logger.info(f"{part}: {writer.n_documents:,} documents, {writer.n_tokens:,} tokens")
@@ -136,11 +127,8 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
                 f"{self.tokenizer}: got another tokenizer than that of the process that started the "
                 "pipeline. Use the same files on all nodes."
             )
-        fast, _ = build_fast_bpe(loaded)
-        encoder: Encoder = (
-            FastEncoder(fast, self.special_text) if fast else LibraryEncoder(loaded, self.special_text)
-        )
-        return encoder, dtype_for(loaded.n_tokens)
+        recipe = EncoderRecipe(self.tokenizer, build_fast_bpe(loaded)[0], self.special_text)
+        return recipe.build(), dtype_for(loaded.n_tokens)
 
     def _check_replaceable(self, part: Path, entry: str, value: Any) -> None:
         """Raise ValueError if the part exists with another value of an entry of its sidecar."""
@@ -175,13 +163,10 @@ class StrictJsonlReader(JsonlReader):  # type: ignore[misc]  # datatrove has no 
                     except ValueError as error:
                         place = self.data_folder.resolve_paths(filepath)
                         raise ValueError(f"{place}, line {i + 1}: {error}") from error
-                    # the base class drops documents without text
-                    is_empty = not record[self.text_key]
-                    document = self.get_document_from_dict(
-                        record | {self.text_key: " "} if is_empty else record, filepath, i
-                    )
-                    if is_empty:
-                        document.text = ""
+                    # the base class drops documents without text, so it gets a space
+                    text = record[self.text_key]
+                    document = self.get_document_from_dict(record | {self.text_key: text or " "}, filepath, i)
+                    document.text = text
                 yield document
 
     def _parse_line(self, line: bytes) -> dict[str, Any]:
@@ -207,11 +192,9 @@ def order_for_tasks(files: Sequence[str], n_tasks: int) -> list[str]:
     """
     if n_tasks < 1:
         raise ValueError(f"n_tasks: got {n_tasks}, expected 1 or more")
-    ordered, begin = list(files), 0
+    ordered, rest = list(files), iter(files)
     for rank in range(n_tasks):
-        end = begin + len(range(rank, len(files), n_tasks))
-        ordered[rank::n_tasks] = files[begin:end]
-        begin = end
+        ordered[rank::n_tasks] = islice(rest, len(ordered[rank::n_tasks]))
     return ordered
 
 
@@ -222,10 +205,9 @@ def part_prefix(prefix: Path, rank: int, world_size: int) -> Path:
 
 def _describe_source(path: str | None, n_documents: int) -> dict[str, Any]:
     """Return the entry of a sidecar for one source; `path` is None if the reader does not record it."""
-    if path is None:
-        return {"documents_read": n_documents}
     # as for local files of the other tools, a name without its folders; a URL is kept
-    return {"path": path if "://" in path else Path(path).name, "documents_read": n_documents}
+    entry = {} if path is None else {"path": path if "://" in path else Path(path).name}
+    return entry | {"documents_read": n_documents}
 
 
 def _hash_settings(loaded: Tokenizer, eod: int, special_text: bool) -> str:
@@ -241,9 +223,6 @@ def _resolve_paths(tokenizer: TokenizerSpec | str) -> TokenizerSpec | str:
 
     if isinstance(tokenizer, str):
         return resolve(tokenizer) or tokenizer
-    return replace(
-        tokenizer,
-        model=resolve(tokenizer.model),
-        vocab_file=resolve(tokenizer.vocab_file),
-        merge_file=resolve(tokenizer.merge_file),
-    )
+    names = ("model", "vocab_file", "merge_file")
+    paths: dict[str, Any] = {name: resolve(getattr(tokenizer, name)) for name in names}
+    return replace(tokenizer, **paths)

@@ -1,7 +1,6 @@
 """Encode one piece of the input to a unit file."""
 
 import functools
-import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -79,8 +78,7 @@ def encode_piece(
             n_lines=0 if damage or error else job.n_lines,
             n_documents=job.first_writer.n_documents,
             n_tokens=[writer.n_tokens for writer in unit.writers.values()],
-            n_rejected=job.n_rejected,
-            rejects_bytes=unit.rejects.tell(),
+            rejects=job.rejects,
             source_sha256=_hash_source(piece, job.position),
             error=error,
             damage=damage,
@@ -125,7 +123,7 @@ class _PieceEncoder:
         self.piece, self.unit, self.settings, self.encoder = piece, unit, settings, encoder
         self.writers, self.position = dict(unit.writers), ReadPosition()
         self.first_writer = unit.writers[settings.keys[0]]
-        self.n_lines = self.n_rejected = 0
+        self.n_lines, self.rejects = 0, list[dict[str, Any]]()
 
         def report_progress() -> None:
             n_tokens = sum(writer.n_tokens for writer in unit.writers.values())
@@ -158,17 +156,14 @@ class _PieceEncoder:
             number = line + 1 + (count_lines_before(self.piece) if self.piece.is_plain else 0)
             label = "row" if self.piece.path.name.endswith(COLUMN_SUFFIXES) else "line"
             raise ValueError(f"{self.piece.path}, {label} {number}: {error}") from error
-        self._write_reject(line=line, reason=str(error), documents_before=self.first_writer.n_documents)
-        self.n_rejected += 1
+        n_before = self.first_writer.n_documents
+        self.rejects.append({"line": line, "reason": str(error), "documents_before": n_before})
 
     def replace_by_file(self, reason: str) -> None:
         """Discard all documents and rejected lines, and reject the whole file instead."""
         self.unit.clear()
-        self.n_rejected = 0
-        self._write_reject(line=None, byte=self.position.offset, reason=reason, documents_before=0)
-
-    def _write_reject(self, **record: Any) -> None:
-        self.unit.rejects.write(json.dumps(record).encode() + b"\n")
+        byte = self.position.offset
+        self.rejects = [{"line": None, "byte": byte, "reason": reason, "documents_before": 0}]
 
     def _iter_lines(self) -> Iterator[tuple[int, Callable[[str], str]]]:
         for i, line in iter_lines(self.piece, self.position):

@@ -1,16 +1,12 @@
 """Join the finished units of a job to its datasets, in the order of the input.
 
-The place of a unit in the output is known from the sizes of all earlier units. So threads copy, hash and
-count blocks of the output independently, and every byte is read once. The unit files are deleted after the
-outputs have their names: a killed join begins again from complete units.
+One sequential pass copies, hashes and counts the ids. The unit files are deleted after the outputs have their
+names: a killed join begins again from complete units.
 """
 
 import functools
-import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,16 +15,13 @@ from typing import Any
 import numpy as np
 
 from megatron.data.block_hash import BLOCK_BYTES, combine_digests, hash_range
-from megatron.data.indexed_writer import IdCounts, IndexedWriter
+from megatron.data.indexed_writer import IndexedWriter
 from megatron.io import atomic_path
 from megatron.text.inputs import REJECTS_SUFFIX, STDIN, Source, stat_source
 from megatron.text.text_readers import InputPiece, count_lines_before
 from megatron.text.units import UnitFolder, UnitRecord
 
 COPY_BYTES = 1 << 20  # read at a time: hashing, counting and writing then use a core's private cache
-MAX_THREADS = 16
-
-FileRange = tuple[Path, int, int]  # file, offset, bytes
 
 
 @dataclass(frozen=True)
@@ -62,65 +55,23 @@ def dataset_prefix(prefix: Path, key: str) -> Path:
 
 
 class _JoinedWriter(IndexedWriter):
-    """Writer of a dataset from ranges of unit files, which threads copy when it is prepared."""
-
-    ranges: list[FileRange]
-    pool: ThreadPoolExecutor
+    """Writer of a dataset from unit files."""
 
     def add_unit(self, path: Path, offset: int, lengths: np.ndarray) -> None:
         """Append the first documents of a unit, whose ids begin at `offset`.
 
         lengths [n] int32   tokens of each document
         """
-        self.ranges.append((path, offset, int(lengths.sum(dtype=np.int64)) * self.dtype.itemsize))
-        self._end_documents(lengths)
-
-    def _finish_data(self) -> str:
-        digests = []
-        blocks = enumerate(self._iter_blocks())
-        for digest, counts in self.pool.map(lambda block: self._write_block(*block), blocks):
-            digests.append(digest)
-            self._counts.merge(counts)
-        return combine_digests(digests)
-
-    def _iter_blocks(self) -> Iterator[list[FileRange]]:
-        """Yield the ranges of each block of the output; the last block is shorter."""
-        block: list[FileRange] = []
-        room = self.block_bytes
-        for path, offset, left in self.ranges:
+        left = int(lengths.sum(dtype=np.int64)) * self.dtype.itemsize
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
             while left:
-                n_bytes = min(left, room)
-                block.append((path, offset, n_bytes))
-                offset, left, room = offset + n_bytes, left - n_bytes, room - n_bytes
-                if not room:
-                    yield block
-                    block, room = [], self.block_bytes
-        if block:
-            yield block
-
-    def _write_block(self, number: int, ranges: list[FileRange]) -> tuple[bytes, IdCounts]:
-        """Copy one block to its place in the output; return its digest and the counts of its ids."""
-        assert self._bin is not None, "blocks are written inside the `with` block"
-        digest, counts, position = hashlib.sha256(), IdCounts(), number * self.block_bytes
-        for path, offset, left in ranges:
-            with path.open("rb", buffering=0) as file:
-                file.seek(offset)
-                while left:
-                    data = file.read(min(left, COPY_BYTES))
-                    if not data:
-                        raise ValueError(f"{path}: the unit ended early. Run the same command again.")
-                    digest.update(data)
-                    counts.add(np.frombuffer(data, self.dtype))
-                    _write_at(self._bin.fileno(), data, position)
-                    position, left = position + len(data), left - len(data)
-        return digest.digest(), counts
-
-
-def _write_at(descriptor: int, data: bytes, position: int) -> None:
-    view = memoryview(data)
-    while view:  # os.pwrite may write a part only
-        n_bytes = os.pwrite(descriptor, view, position)
-        view, position = view[n_bytes:], position + n_bytes
+                data = file.read(min(left, COPY_BYTES))
+                if not data:
+                    raise ValueError(f"{path}: the unit ended early. Run the same command again.")
+                self._append_ids(np.frombuffer(data, self.dtype))
+                left -= len(data)
+        self._end_documents(lengths)
 
 
 @dataclass
@@ -138,7 +89,6 @@ class UnitJoiner:
     prefix: Path
     meta: dict[str, Any]
     max_tokens: int | None
-    n_threads: int
     used: list[int] = field(default_factory=list)
     has_enough: bool = False
 
@@ -151,10 +101,10 @@ class UnitJoiner:
         n_rejected = sum(1 for _ in self._iter_rejects()) - n_damaged
         meta = {"sources": sources, "rejected_lines": n_rejected, "rejected_files": n_damaged, "job": job}
         rejects = rejects_path(self.prefix)
-        with ExitStack() as stack, ThreadPoolExecutor(min(self.n_threads, MAX_THREADS), "join") as pool:
+        with ExitStack() as stack:
             outputs = []
             for i, key in enumerate(self.units.settings.keys):
-                writer = stack.enter_context(self._open_writer(key, pool))
+                writer = stack.enter_context(self._open_writer(key))
                 n_empty = self._add_units(writer, i)
                 writer.meta |= {"empty_documents": n_empty, **meta}
                 writer.prepare()  # published at the end of the `with` block, together with the other keys
@@ -168,12 +118,10 @@ class UnitJoiner:
                 file.writelines(self._iter_rejects())
         return outputs, RejectSummary(n_rejected, n_damaged, rejects)
 
-    def _open_writer(self, key: str, pool: ThreadPoolExecutor) -> _JoinedWriter:
+    def _open_writer(self, key: str) -> _JoinedWriter:
         meta, folder = self.meta | {"json_key": key}, self.units.folder
         dtype = np.dtype(self.units.settings.dtype)
-        writer = _JoinedWriter(dataset_prefix(self.prefix, key), dtype, meta, folder)
-        writer.ranges, writer.pool = [], pool
-        return writer
+        return _JoinedWriter(dataset_prefix(self.prefix, key), dtype, meta, folder)
 
     def _select_documents(self) -> None:
         """Set the documents that are used of each piece. max_tokens counts the first key."""
@@ -257,12 +205,12 @@ class UnitJoiner:
             piece, record = self.pieces[number], self.records[number]
             n_lines = n_before.get(piece.path, 0)
             n_before[piece.path] = n_lines + record.n_lines
-            if not record.rejects_bytes:
+            if not record.rejects:
                 continue
             n_lines += count_lines(InputPiece(piece.path, piece.source_begin, 0))
             # the last piece is used only up to the document that reaches max_tokens, the others as a whole
             is_cut = self.has_enough and number == len(self.used) - 1
-            for reject in self.units.read_rejects(number, record):
+            for reject in record.rejects:
                 if is_cut and reject["documents_before"] >= n_documents:
                     break
                 line = None if reject["line"] is None else reject["line"] + 1 + n_lines

@@ -7,6 +7,8 @@ have no unit file. At the end the units are joined in order. Ids are never sent 
 
 import hashlib
 import json
+import shutil
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -14,9 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from megatron.cli import format_si
 from megatron.data.indexed_writer import dtype_for
 from megatron.io import DISK_FULL_ERRNOS
 from megatron.log import get_logger
+from megatron.text.encode import encode_piece
 from megatron.text.inputs import (
     STDIN,
     Part,
@@ -38,6 +44,10 @@ from megatron.tokenizer.fast_bpe import FastBpe
 from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load_tokenizer
 
 PIECE_BYTES = 8 << 20
+# a sample of --dry-run
+SAMPLE_BYTES = 2 << 20  # of a plain file
+SAMPLE_TOKENS = 2_000_000  # of a packed file
+INDEX_BYTES = 24  # per document: 20 in the index, 4 in a unit
 
 log = get_logger(__name__)
 
@@ -226,6 +236,54 @@ def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     return {"tokenizer": meta}
 
 
+def estimate_job(
+    inputs: Sequence[str], prefix: Path, tokenizer: TokenizerSpec | str, options: PreprocessOptions
+) -> str:
+    """Return the size of the input and of the output; warn if the disk is too small.
+
+    Encodes a piece from the middle of the input and writes nothing. Raises the errors of `preprocess` for the
+    inputs and the tokenizer, and ValueError for inputs without bytes, such as standard input, and for a
+    sample without documents.
+    """
+    selection = select_part(find_inputs(inputs), options.part)
+    pieces = split_into_pieces(selection.paths, SAMPLE_BYTES, selection.ranges)
+    n_bytes = sum(piece.end - piece.begin for piece in pieces)
+    if not n_bytes:
+        raise ValueError(
+            f"{describe_inputs(inputs)}: got no bytes for --dry-run, expected files with content"
+        )
+    loaded, piece = load_tokenizer(tokenizer), pieces[len(pieces) // 2]
+    settings = make_settings(loaded, options, SAMPLE_TOKENS)
+    encoder = EncoderRecipe(tokenizer, load_fast_bpe(loaded), options.special_text).build()
+    n_read = [piece.end - piece.begin]
+    with tempfile.TemporaryDirectory(prefix="dry-run") as scratch:
+        record = encode_piece(
+            piece, Path(scratch, "sample"), settings, encoder, lambda *counts: n_read.append(counts[0])
+        )
+    if not record.n_documents:
+        raise ValueError(record.error or f"{piece.path}: got no document in a sample, expected some")
+    # a packed file reports how far it was read; a plain piece was read as a whole
+    share = n_bytes / (n_read[0] if piece.is_plain else n_read[-1])
+    if options.max_tokens is not None:  # the job ends when it has them
+        share = min(share, options.max_tokens / max(1, record.n_tokens[0]))
+    n_tokens, n_documents = round(sum(record.n_tokens) * share), round(record.n_documents * share)
+    output_bytes = n_tokens * np.dtype(settings.dtype).itemsize
+    # the units exist until the outputs are complete
+    disk_bytes = 2 * output_bytes + INDEX_BYTES * n_documents * len(options.keys)
+    folder = next(parent for parent in prefix.absolute().parents if parent.is_dir())
+    free_bytes = shutil.disk_usage(folder).free
+    if disk_bytes > free_bytes:
+        log.warning(
+            "%s: the disk has %sB free, and the job needs about %sB. Make room, or choose another folder.",
+            folder, format_si(free_bytes), format_si(disk_bytes),
+        )  # fmt: skip
+    return (
+        f"{prefix}: {len(selection.paths):,} files, {format_si(n_bytes)}B to read; expected "
+        f"{format_si(n_tokens)} tokens, {format_si(output_bytes)}B of output, {format_si(disk_bytes)}B of "
+        f"disk until it is complete ({format_si(free_bytes)}B are free); nothing was written"
+    )
+
+
 class _Job:
     """A job under its lock: its pieces, their records, and what the sidecars contain."""
 
@@ -288,7 +346,9 @@ class _Job:
 
         A part may be empty, for example if there are fewer packed files than parts: a warning is logged.
         """
-        if any(record.n_documents or record.n_rejected for record in self.records.values()):
+        if any(
+            record.n_documents or record.rejects and not record.damage for record in self.records.values()
+        ):
             return
         for number, record in sorted(self.records.items()):
             if record.damage is not None:
@@ -303,9 +363,7 @@ class _Job:
     def join(self, job: str | None) -> tuple[list[OutputDataset], RejectSummary]:
         """Write and publish the outputs and the rejects."""
         max_tokens = self.options.max_tokens if self.has_enough else None
-        joiner = UnitJoiner(
-            self.pieces, self.units, self.records, self.prefix, self.meta, max_tokens, self.options.n_workers
-        )
+        joiner = UnitJoiner(self.pieces, self.units, self.records, self.prefix, self.meta, max_tokens)
         if self.options.max_tokens is not None and not self.has_enough:
             log.warning(
                 "%s: got fewer than the requested %s tokens; all are used",

@@ -3,9 +3,9 @@
     <prefix folder>/.<prefix name>.shards/job.json        the job that the unit files belong to
                                           00000012.unit   ids and document lengths of piece 12, by key
 
-Layout of a unit file: ids of each key, int32 lengths of each key, rejected lines as JSON lines, the record as
-JSON, its size. A unit file is renamed into place and not synced. After a crash of the system it may lack its
-end: its size then differs from its record, and the piece is encoded again.
+Layout of a unit file: ids of each key, int32 lengths of each key, the record as JSON, its size. A unit file
+is renamed into place and not synced. After a crash of the system it may lack its end: its size then differs
+from its record, and the piece is encoded again.
 """
 
 import json
@@ -49,6 +49,7 @@ class EncodeSettings:
 class UnitRecord:
     """Result of one piece. `n_tokens`: by key.
 
+    rejects         skipped lines: `line` within the piece, `reason`, `documents_before`; `byte` of a file
     source_sha256   digest of each block of the input that begins in the piece
     error           the error that ended the piece early
     damage          why a whole file was skipped
@@ -57,8 +58,7 @@ class UnitRecord:
     n_lines: int
     n_documents: int
     n_tokens: Sequence[int]
-    n_rejected: int
-    rejects_bytes: int
+    rejects: Sequence[dict[str, Any]] = ()
     source_sha256: Sequence[str] = ()
     error: str | None = None
     damage: str | None = None
@@ -117,8 +117,7 @@ class UnitWriter:
         ids: list[IO[bytes]] = [open_section(self.partial.open("w+b", buffering=0))]
         ids += [open_section(self._open_section()) for _ in self.settings.keys[1:]]
         lengths = [open_section(self._open_section()) for _ in self.settings.keys]
-        self.rejects = open_section(self._open_section())
-        self._file, self._sections = ids[0], [*ids[1:], *lengths, self.rejects]
+        self._file, self._sections = ids[0], [*ids[1:], *lengths]
         self.writers = {
             key: TokenWriter(*files, self.settings)
             for key, files in zip(self.settings.keys, zip(ids, lengths, strict=True), strict=True)
@@ -136,8 +135,6 @@ class UnitWriter:
         for writer in self.writers.values():
             writer.n_documents = writer.n_tokens = 0
             writer.rewind()
-        self.rejects.truncate(0)
-        self.rejects.seek(0)
 
     def finish(self, record: UnitRecord) -> None:
         """Append the sections and the record, and rename the file to its name."""
@@ -207,24 +204,18 @@ class UnitFolder:
             magic, size = FOOTER.unpack(file.read())
             file.seek(end - size)
             record = UnitRecord(**json.loads(file.read(size)))
-            if magic == MAGIC and end - size == self._rejects_offset(record) + record.rejects_bytes:
+            if magic == MAGIC and end - size == self._lengths_offset(record, len(record.n_tokens)):
                 return record
         return None
 
-    def _rejects_offset(self, record: UnitRecord) -> int:
-        size = np.dtype(self.settings.dtype).itemsize
-        return sum(record.n_tokens) * size + 4 * record.n_documents * len(record.n_tokens)
+    def _lengths_offset(self, record: UnitRecord, key: int) -> int:
+        n_bytes = sum(record.n_tokens) * np.dtype(self.settings.dtype).itemsize
+        return n_bytes + 4 * record.n_documents * key
 
     def read_lengths(self, number: int, record: UnitRecord, key: int) -> np.ndarray:
         """Return the lengths of the documents of key number `key`, int32."""
-        offset = sum(record.n_tokens) * np.dtype(self.settings.dtype).itemsize + 4 * record.n_documents * key
+        offset = self._lengths_offset(record, key)
         return np.fromfile(self.path(number), "<i4", record.n_documents, offset=offset)
-
-    def read_rejects(self, number: int, record: UnitRecord) -> list[dict[str, Any]]:
-        """Return the rejects: `line` within the piece, `reason`, `documents_before`, `byte` of a file."""
-        with self.path(number).open("rb") as file:
-            file.seek(self._rejects_offset(record))
-            return [json.loads(line) for line in file.read(record.rejects_bytes).splitlines()]
 
     def remove(self) -> None:
         """Delete the folder and its content."""

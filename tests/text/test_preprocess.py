@@ -19,9 +19,8 @@ import zstandard
 from megatron.cli import format_si
 from megatron.data.indexed import IndexedTokens
 from megatron.text import preprocess as module
-from megatron.text.dry_run import estimate_job
 from megatron.text.inputs import Part, find_inputs, parse_part, select_part
-from megatron.text.preprocess import PreprocessOptions, PreprocessResult, preprocess
+from megatron.text.preprocess import PreprocessOptions, PreprocessResult, estimate_job, preprocess
 from megatron.text.split import split_dataset, split_documents
 from megatron.text.text_readers import iter_lines, parse_text, replace_lone_surrogates, split_into_pieces
 from megatron.tokenizer.bpe import load_hf_tokenizer

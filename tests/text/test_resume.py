@@ -40,7 +40,7 @@ def slow(function):
         return function(*arguments)
     return call
 w.encode_piece = slow(w.encode_piece)
-join._JoinedWriter._write_block = slow(join._JoinedWriter._write_block)
+join._JoinedWriter.add_unit = slow(join._JoinedWriter.add_unit)
 rename = Path.rename
 Path.rename = slow(rename)
 print("begun", flush=True)

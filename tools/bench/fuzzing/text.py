@@ -173,8 +173,7 @@ class Lines:
         lengths = self.units.read_lengths(0, done, 0)
         # lengths [3, 1, 2] cut after 3, 4 and 6: three documents and an empty rest, which [:-1] drops
         ids = np.split(np.fromfile(unit, "<u2", sum(done.n_tokens)), np.cumsum(lengths))[:-1]
-        rejects = self.units.read_rejects(0, done)
-        return [row.tolist() for row in ids], [record["line"] for record in rejects]
+        return [row.tolist() for row in ids], [reject["line"] for reject in done.rejects]
 
 
 def train_tokenizer(folder: Path) -> None:
