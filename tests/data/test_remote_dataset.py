@@ -19,7 +19,7 @@ from megatron.plan.resolve import load_config
 from megatron.text.inspect_dataset import find_faults
 from megatron.text.merge import merge_datasets
 from megatron.text.write_parts import write_parts_list
-from tests.remote_servers import STORE_VARIABLES, FaultyServer, serve_store
+from tests.remote_servers import FaultyServer, serve_bucket
 
 N_TOKENS = 60_000
 FILES = (".bin", ".idx", ".json")
@@ -193,15 +193,8 @@ def test_a_dataset_without_sidecar_and_an_empty_one(web: FaultyServer, url: str,
 
 
 def test_a_dataset_in_an_s3_store(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serve_store() as endpoint:
-        import s3fs
-
-        for name, value in (STORE_VARIABLES | {"AWS_ENDPOINT_URL": endpoint}).items():
-            monkeypatch.setenv(name, value)
-        s3fs.S3FileSystem.clear_instance_cache()
-        s3fs.S3FileSystem().mkdir("bucket")
+    with serve_bucket(monkeypatch):
         for end in FILES:
             remote.upload_file(Path(f"{local}{end}"), f"s3://bucket/tokens/c4{end}")
         tokens = open_dataset("s3://bucket/tokens/c4")
         np.testing.assert_array_equal(tokens.tokens[:], open_dataset(local).tokens[:])
-    s3fs.S3FileSystem.clear_instance_cache()
