@@ -223,7 +223,8 @@ def count_tokens(uri: str | Path) -> int:
         if not files.index.is_file():
             raise FileNotFoundError(f"{uri}.idx: no such file, {HOW}")
         # the .bin is a plain array of ids, so its size gives their number without reading the index
-        return files.count_bytes() // count_token_bytes(read_header(files.index)[0])
+        dtype, _, _ = read_header(files.index)
+        return files.count_bytes() // count_token_bytes(dtype)
     if sidecar.get("tokens") is None:
         raise ValueError(f"{files.sidecar}: tokens is missing. Preprocess the corpus again.")
     return int(sidecar["tokens"])
