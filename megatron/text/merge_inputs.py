@@ -151,15 +151,15 @@ def open_inputs(prefixes: Sequence[str], output: Path, mixed_eod: bool) -> Merge
 
 def _compare_tokenizers(datasets: Sequence[IndexedTokens], output: Path) -> None:
     """Raise ValueError if two sidecars record different tokenizers; warn about those that record none."""
-    recorded = [dataset.prefix for dataset in datasets if _tokenizer_meta(dataset).get("sha256")]
+    recorded = [dataset for dataset in datasets if _tokenizer_meta(dataset).get("sha256")]
     for dataset in datasets if len(datasets) > 1 else ():
-        if dataset.prefix in recorded:
-            compare_tokenizers(recorded[0], dataset.prefix, str(output))
-        else:
+        if dataset not in recorded:
             log.warning(
                 "%s: no sidecar that records its tokenizer. Check that it is as in the others.",
                 dataset.prefix,
             )
+        elif _tokenizer_meta(dataset) != _tokenizer_meta(recorded[0]):
+            compare_tokenizers(recorded[0].prefix, dataset.prefix, str(output))
 
 
 def check_part_numbers(datasets: Sequence[IndexedTokens]) -> None:
