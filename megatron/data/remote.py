@@ -344,8 +344,12 @@ def _retry(url: str, request: Callable[[], ResultT]) -> ResultT:
             failure = _explain_error(url, error)
             if attempt == ATTEMPTS or not failure.is_temporary:
                 raise failure from error
+            reason = type(error).__name__
         wait_s = FIRST_WAIT_S * 2 ** (attempt - 1)
-        log.warning("%s; attempt %d of %d, again in %.1f s", failure, attempt, ATTEMPTS, wait_s)
+        log.warning(
+            "%s: attempt %d of %d failed (%s); again in %.1f s",
+            redact(url), attempt, ATTEMPTS, reason, wait_s,
+        )  # fmt: skip
         time.sleep(wait_s)
     raise AssertionError("the last attempt returns or raises")
 

@@ -40,7 +40,6 @@ def test_a_failed_request_is_repeated_and_repeated_failures_are_a_sentence(
         assert content.read() == CONTENT
     assert not web.faults["f.bin"]
     if fault != "whole":  # a download needs no ranges
-        # by the HEAD request before the download, the GET of the same size, and the GET of the download
         web.faults["f.bin"] = [fault] * 2
         download_file(file, tmp_path / "f")
         assert (tmp_path / "f").read_bytes() == CONTENT

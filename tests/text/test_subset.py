@@ -238,16 +238,16 @@ def test_an_output_over_its_input_or_of_another_kind_is_refused(tmp_path: Path) 
     write_documents(tmp_path / "in.jsonl", 2)
     with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
         writer.add_document([1])
-    one, tokens = DocumentSelection(documents=1), DocumentSelection(tokens=1)
+    first, tokens = DocumentSelection(documents=1), DocumentSelection(tokens=1)
     for name, selection, sentence in (
-        ("in.jsonl", one, "is one of the inputs"),
-        ("out.txt", one, "expected a name that ends in"),
+        ("in.jsonl", first, "is one of the inputs"),
+        ("out.txt", first, "expected a name that ends in"),
         ("out.jsonl", tokens, "Give --tokenizer-model"),
     ):
         with pytest.raises(ValueError, match=sentence):
             subset_text([str(tmp_path / "in.jsonl")], tmp_path / name, selection)
     with pytest.raises(ValueError, match="out.jsonl: got the name of a text file"):
-        subset_pair(tmp_path / "pair", tmp_path / "out.jsonl", one)
+        subset_pair(tmp_path / "pair", tmp_path / "out.jsonl", first)
     assert len(read_lines(tmp_path / "in.jsonl")) == 2
 
 
