@@ -35,6 +35,22 @@ def serve_store() -> Iterator[str]:
         server.stop()
 
 
+@contextmanager
+def serve_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Run a store with an empty bucket `bucket`, whose variables are set; yield its file system."""
+    with serve_store() as endpoint:
+        import s3fs
+
+        for name, value in (STORE_VARIABLES | {"AWS_ENDPOINT_URL": endpoint}).items():
+            monkeypatch.setenv(name, value)
+        s3fs.S3FileSystem.clear_instance_cache()
+        store = s3fs.S3FileSystem(use_listings_cache=False)
+        if not store.exists("bucket"):  # moto has one state per process
+            store.mkdir("bucket")
+        yield store
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
 class FaultyServer:
     """Web server of `files` (name: content) with byte ranges.
 

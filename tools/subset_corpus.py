@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
         choices=["fail", "skip"],
         default="fail",
         help="for a line that is not JSON or has no string under the key, and for a damaged compressed or "
-        "columnar file: fail prints its position and stops; skip omits and counts the line or file",
+        "columnar file: fail prints its position and stops; skip omits the line, or the rest of the file",
     )
     files.add_argument("--quiet", action="store_true", help="no progress bar")
     which = parser.add_argument_group("selection of documents (K, M, B, T are 10^3, 10^6, 10^9, 10^12)")

@@ -15,10 +15,6 @@ class Schedule(Protocol):
     weights: Any
     block_slots: int
 
-    def locate_slot(self, slot: int) -> tuple[int, int]:
-        """Return (corpus, sample in that corpus) of sample `slot`."""
-        ...
-
     def get_block(self, number: int) -> Any:
         """Return the corpora and their samples, int64 [block_slots] each, of a block of samples."""
         ...
@@ -59,11 +55,6 @@ class Blend(SampleSource):
             corpora[rows] = np.asarray(takers)[positions[rows]]
             indices[rows] = np.asarray(turns)[positions[rows]]
         return corpora, indices
-
-    def __getitem__(self, i: int) -> np.ndarray:
-        """Return sample i, for any i >= 0: int64 [seq_len + 1]."""
-        corpus, index = self.shares.locate_slot(i)
-        return self.corpora[corpus][index]
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
         """Return the samples `numbers` int64 [n], of any epochs: int64 [n, seq_len + 1]."""

@@ -18,9 +18,7 @@ class BlockHash:
     """Hash of a stream of bytes. `block_bytes` None: plain SHA-256, whatever the length."""
 
     def __init__(self, block_bytes: int | None) -> None:
-        if block_bytes is not None and block_bytes < 1:
-            raise ValueError(f"block_bytes: got {block_bytes}, expected 1 or more")
-        self.block_bytes = block_bytes
+        self.block_bytes = block_bytes or None  # 0 in a damaged sidecar
         self.n_blocks = 0  # complete blocks that are followed by more bytes
         self._block, self._n_bytes = hashlib.sha256(), 0
         # of the digests: their number is not limited by memory

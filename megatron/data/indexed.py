@@ -12,14 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from megatron import _csrc
-from megatron.data.parts import (
-    ConcatenatedTokens,
-    DatasetPart,
-    TokenArray,
-    check_index_starts,
-    check_parts,
-    read_parts_list,
-)
+from megatron.data.parts import ConcatenatedTokens, DatasetPart, check_parts, read_parts_list
 from megatron.data.sidecar import DTYPE_NAMES, HEADER, HINT, load_sidecar, locate_dataset, read_header
 
 # little endian on every machine
@@ -45,29 +38,24 @@ class IndexedTokens:
         self.prefix, self.files = str(uri), locate_dataset(uri)
         self.n_ids: int | None = None  # vocabulary size of the model, for `check_ids`; None: unknown
         self._index = self.files.index
-        if not self._index.is_file():
-            raise FileNotFoundError(
-                f"{self._index}: no such file, expected the prefix of a .bin/.idx dataset or list of parts"
-            )
         if not self.files.exists():
             raise FileNotFoundError(
-                f"{self.prefix}.bin: no such file, expected the prefix of a .bin/.idx dataset"
+                f"{self._index} or {self.prefix}.bin: no such file, expected the prefix of a .bin/.idx "
+                "dataset or list of parts"
             )
         self.sidecar = load_sidecar(uri)  # other programs write none
         name, self.n_sequences, self.n_documents = read_header(self._index)
         self.dtype = np.dtype(name).newbyteorder("<")
         self.parts: list[DatasetPart] = []
-        n_tokens, self._longest, in_order = self._check_index()
+        self.n_tokens, self._longest, in_order = self._check_index()
         if self.files.has_parts:
             assert self.sidecar is not None, "a list of parts is a sidecar"
             self.parts = read_parts_list(self.files, self.sidecar)
             # a document is a sequence of this index
-            counts = (self.n_sequences, self.n_documents, n_tokens)
+            counts = (self.n_sequences, self.n_documents, self.n_tokens)
             check_parts(self.files, self.sidecar, self.parts, counts, self.dtype)
-            check_index_starts(self._index, self.n_documents, self.parts, self.dtype)
-        self.n_tokens = n_tokens
         # `check_index` has summed the lengths; a truncated .bin is detected without reading it
-        n_bytes, size = self.files.count_bytes(), n_tokens * self.dtype.itemsize
+        n_bytes, size = self.files.count_bytes(), self.n_tokens * self.dtype.itemsize
         if n_bytes != size:
             raise ValueError(
                 f"{self.prefix}.bin: got {n_bytes:,} bytes, expected {size:,} as in its index. {HINT}."
@@ -79,8 +67,9 @@ class IndexedTokens:
     def _check_index(self) -> tuple[int, int, bool]:
         """Return (tokens, longest sequence, whether sequences are contiguous)."""
         sidecar = self.sidecar or {}
-        if self.files.has_parts and "tokens" in sidecar and self._index.stat().st_size > CHECKED_BYTES:
-            return sidecar["tokens"], sidecar.get("longest_document", 1 << 31), True
+        n_tokens = sidecar.get("tokens")
+        if self.files.has_parts and n_tokens is not None and self._index.stat().st_size > CHECKED_BYTES:
+            return n_tokens, sidecar.get("longest_document") or 1 << 31, True
         return check_index(self._index, self.n_sequences, self.n_documents, self.dtype)
 
     def __reduce__(self) -> tuple[type["IndexedTokens"], tuple[str]]:
@@ -88,7 +77,7 @@ class IndexedTokens:
         return IndexedTokens, (self.prefix,)
 
     @cached_property
-    def tokens(self) -> TokenArray:
+    def tokens(self) -> np.ndarray | ConcatenatedTokens:
         """All documents concatenated, [n_tokens]: the .bin file, memory-mapped on first access.
 
         The .bin of a URL is downloaded to the cache before.
@@ -204,9 +193,8 @@ def count_index_tokens(index: Path) -> int:
 
 def check_ids(ids: np.ndarray, n_ids: int, name: str) -> None:
     """Raise ValueError if any of int64 `ids` is outside 0..n_ids - 1. `name`: origin of the ids."""
-    if (
-        not ids.size or int(ids.view(np.uint64).max()) < n_ids
-    ):  # as unsigned, a negative id is very large: one comparison covers both ends
+    # as unsigned, a negative id is very large: one comparison covers both ends
+    if not ids.size or int(ids.view(np.uint64).max()) < n_ids:
         return
     odd = int(ids[(ids < 0) | (ids >= n_ids)][0])
     raise ValueError(

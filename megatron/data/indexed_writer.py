@@ -4,6 +4,7 @@ Lengths are spooled to disk beside the tokens, so that memory does not grow with
 """
 
 import json
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -19,7 +20,6 @@ from megatron.data.sidecar import HEADER, MAGIC, PARTS_SUFFIX, VERSION
 from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
 
 DATASET_SUFFIXES = (".bin", ".idx", ".json")  # renamed in this order: the sidecar appears last
-SPOOL_SUFFIX = ".lengths"
 # Larger ids are not counted: text vocabularies are smaller, and counts take 8 bytes per id.
 MAX_COUNTED_IDS = 1 << 22
 BLOCK = 1 << 20  # tokens processed at a time
@@ -41,24 +41,24 @@ class IdCounts:
         """Count ids of any integer dtype."""
         if ids.dtype not in (np.dtype("<u2"), np.dtype("<i4")):
             ids = ids.astype("<i4")
-        if self.counts is None:
-            return
-        if len(ids) and ids.dtype.itemsize > 2 and int(ids.max()) >= len(self.counts):
-            if int(ids.max()) >= MAX_COUNTED_IDS:
-                self.counts = None
-                return
-            # grow to the largest id so far
-            self.counts = np.pad(self.counts, (0, int(ids.max()) + 1 - len(self.counts)))
-        _csrc.count_ids(ids, self.counts)
+        counts = self._grow(int(ids.max(initial=0)) + 1)
+        if counts is not None:
+            _csrc.count_ids(ids, counts)
 
     def merge(self, other: "IdCounts") -> None:
         """Add the counts of `other`."""
-        if self.counts is None or other.counts is None:
+        if other.counts is None:
             self.counts = None
-            return
-        size = max(len(self.counts), len(other.counts))
-        both = [np.pad(counts, (0, size - len(counts))) for counts in (self.counts, other.counts)]
-        self.counts = both[0] + both[1]
+        elif (counts := self._grow(len(other.counts))) is not None:
+            counts[: len(other.counts)] += other.counts
+
+    def _grow(self, size: int) -> np.ndarray | None:
+        """Return the counts, extended to `size` ids or more; None if there are too many ids."""
+        if self.counts is not None and size > MAX_COUNTED_IDS:
+            self.counts = None
+        if self.counts is not None and size > len(self.counts):
+            self.counts = np.pad(self.counts, (0, size - len(self.counts)))
+        return self.counts
 
 
 class IndexedWriter:
@@ -95,7 +95,7 @@ class IndexedWriter:
         # content belongs to another process; `truncate` follows below.
         self._bin = open_exclusive(self._partial_path(".bin"), self.prefix)
         self._bin.truncate(0)
-        self._spool = self._partial_path(SPOOL_SUFFIX).open("w+b")
+        self._spool = tempfile.TemporaryFile(dir=self.scratch)
         return self
 
     def __exit__(
@@ -110,7 +110,7 @@ class IndexedWriter:
                 is_whole = True
         finally:
             # before closing: the lock ends with the file handle, and another process may start
-            for suffix in (*DATASET_SUFFIXES, SPOOL_SUFFIX):
+            for suffix in DATASET_SUFFIXES:
                 self._partial_path(suffix).unlink(missing_ok=True)
             for file in (self._bin, self._spool):
                 # the disk-full error is already propagating

@@ -5,10 +5,9 @@
 every order of samples are those of the merged dataset; only the tokens are in several .bin files. The indices
 of the parts are not read. `megatron/text/write_parts.py` writes both files.
 
-Opening takes one `stat` and one read of 8 bytes per part: it compares the size of each .bin with the list,
-and the start of each part in the index. Only an index of up to 256 MB is checked completely. If the
-time of a .bin differs (a copied folder, or a changed part), its sidecar must have the recorded hash.
-`tools/inspect_data.py --verify` reads everything.
+Opening takes one `stat` per part: it compares the size of each .bin with the list. An index of up to 256 MB
+is checked completely. If the time of a .bin differs (a copied folder, or a changed part), its sidecar must
+have the recorded hash. `tools/inspect_data.py --verify` reads everything.
 """
 
 import os
@@ -16,34 +15,15 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from megatron import _csrc
 from megatron.data.block_hash import hash_blocks
-from megatron.data.sidecar import (
-    HEADER,
-    PARTS_SUFFIX,
-    DatasetFiles,
-    load_sidecar,
-    locate_dataset,
-    read_sidecar,
-)
+from megatron.data.sidecar import PARTS_SUFFIX, DatasetFiles, load_sidecar, locate_dataset, read_sidecar
 
 REBUILD = "Restore it, or write the list again with tools/merge_datasets.py --parts --overwrite"
-
-
-class TokenArray(Protocol):
-    """Array interface of the tokens of a dataset: a numpy array, or ConcatenatedTokens."""
-
-    def __getitem__(self, key: slice | np.ndarray, /) -> np.ndarray:
-        """Return tokens [n]."""
-        ...
-
-    def __len__(self) -> int:
-        """Return the number of tokens."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -77,7 +57,7 @@ def read_parts_list(files: DatasetFiles, sidecar: dict[str, Any]) -> list[Datase
     """Return the parts of a dataset of parts. Raises ValueError for a list without parts."""
     entries = sidecar.get("parts")
     names = ("documents", "tokens", "mtime_ns")
-    if not entries or not all(name in entry for entry in entries for name in ("path", *names)):
+    if not entries or any(entry.get(name) is None for entry in entries for name in ("path", *names)):
         raise ValueError(
             f"{files.sidecar}: got no list of parts with path, {', '.join(names)}. "
             "Write it with tools/merge_datasets.py --parts."
@@ -101,11 +81,8 @@ def describe_part(files: DatasetFiles, n_documents: int, n_tokens: int, folder: 
             f"{files.uri}: got a URL, expected a part on this machine. Merge it, or download it."
         )
     sidecar, prefix = load_sidecar(files.uri), Path(files.uri)
-    sums = (
-        {"idx": hash_blocks(files.index, None).hexdigest()}
-        if sidecar is None
-        else dict(sidecar.get("sha256") or {})
-    )
+    # without a sidecar, the hash of the index stands for the dataset
+    sums = {"idx": hash_blocks(files.index, None).hexdigest()} if sidecar is None else sidecar.get("sha256")
     return {
         # real paths: a relative path through `..` is resolved from the real folder
         "path": os.path.relpath(prefix.parent.resolve() / prefix.name, folder.resolve()),
@@ -113,7 +90,7 @@ def describe_part(files: DatasetFiles, n_documents: int, n_tokens: int, folder: 
         "tokens": n_tokens,
         "mtime_ns": files.data.stat().st_mtime_ns,
         "sidecar_sha256": None if sidecar is None else hash_blocks(files.sidecar, None).hexdigest(),
-        "sha256": sums,
+        "sha256": dict(sums or {}),
     }
 
 
@@ -158,20 +135,6 @@ def check_parts(
             raise ValueError(
                 f"{path}: got another dataset than at the time when {files.sidecar} was written. {REBUILD}."
             )
-
-
-def check_index_starts(index: Path, n: int, parts: Sequence[DatasetPart], dtype: np.dtype) -> None:
-    """Check the position of the first document of each part, and the last boundary, of n documents."""
-    n_documents, n_tokens = ([getattr(part, name) for part in parts] for name in ("n_documents", "n_tokens"))
-    firsts, begins = (np.cumsum([0, *counts])[:-1] for counts in (n_documents, n_tokens))
-    has_documents = np.array(n_documents) > 0
-    # header, int32 lengths [n], int64 positions [n], int64 boundaries [n + 1]
-    places = [HEADER.size + 4 * n + 8 * first for first in firsts[has_documents].tolist()]
-    with index.open("rb", buffering=0) as file:
-        # no memory map: its pages would count as memory of the process
-        content = b"".join(os.pread(file.fileno(), 8, place) for place in [*places, HEADER.size + 20 * n])
-    if content != np.append(begins[has_documents] * dtype.itemsize, n).astype("<i8").tobytes():
-        raise ValueError(f"{index}: got other documents than in the list of parts. {REBUILD}.")
 
 
 class ConcatenatedTokens:

@@ -13,11 +13,9 @@ import hashlib
 import io
 import json
 import os
-import random
 import re
-import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -29,7 +27,7 @@ import fsspec
 from fsspec.callbacks import Callback
 from fsspec.spec import AbstractBufferedFile
 
-from megatron.io import PARTIAL, explain_disk_full, fsync_path, wait_for_lock
+from megatron.io import atomic_path, explain_disk_full, wait_for_lock
 from megatron.log import get_logger
 
 log = get_logger(__name__)
@@ -43,17 +41,12 @@ PACKAGES = {
 WEB = ("http", "https")  # without folders, and the query may be a password
 MAGIC = re.compile(r"[*?[]")
 URL_IN_TEXT = re.compile(r"([a-z][a-z0-9+.-]*://)(?:[^\s/'\"@]*@)?([^\s'\"?#<>]*)(?:[?#][^\s'\"<>)]*)?")
-VERSION_KEYS = (  # keys of fsspec's file information, in order of preference; backends have different ones
-    "ETag", "etag", "generation", "md5Hash", "blob_id", "Content-MD5", "Digest", "Last-Modified",
-    "LastModified", "last_modified", "updated", "mtime",
-)  # fmt: skip
-ATTEMPTS = 8  # per request, about one minute in total
-FIRST_WAIT_S, MAX_WAIT_S = 0.5, 30.0  # between attempts, doubled each time
+# keys of fsspec's file information, in order of preference; backends have different ones
+VERSION_KEYS = ("ETag", "etag", "blob_id", "Content-MD5", "Last-Modified", "mtime")
+ATTEMPTS = 8  # per request
+FIRST_WAIT_S = 0.5  # between attempts, doubled each time: about one minute in total
 TIMEOUT_S = 60.0  # for a connection, and between two packets
 BLOCK_BYTES = 8 << 20  # per request
-N_REQUESTS = 8  # parallel requests of a download
-UPLOAD_BYTES, MAX_UPLOADS = 64 << 20, 9000  # parts of a multipart upload: S3 allows 10,000
-PERMANENT = (TypeError, AttributeError, NotImplementedError, ImportError)  # raised before a request
 
 
 class RemoteError(OSError):
@@ -123,7 +116,11 @@ def check_url(url: str) -> None:
 
 
 def _connect(url: str) -> tuple[Any, str]:
-    """Return the fsspec file system of a URL, and the path in it. Raises ValueError for a missing package."""
+    """Return the fsspec file system of a URL, and the path in it.
+
+    Raises ValueError for a missing package, and as `check_url`.
+    """
+    check_url(url)
     scheme = urlsplit(url).scheme
     options: dict[str, Any] = {"use_listings_cache": False}  # a cached version would hide a change
     try:
@@ -131,7 +128,8 @@ def _connect(url: str) -> tuple[Any, str]:
             import aiohttp
 
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_S, sock_read=TIMEOUT_S)
-            options["client_kwargs"] = {"timeout": timeout}
+            # other encodings have other byte positions
+            options["client_kwargs"] = {"timeout": timeout, "headers": {"Accept-Encoding": "identity"}}
         filesystem, path = fsspec.url_to_fs(url, **options)
     except ImportError as error:
         raise ValueError(
@@ -143,7 +141,6 @@ def _connect(url: str) -> tuple[Any, str]:
 
 def find_file(url: str) -> RemoteFile:
     """Request the size and version of a remote file. Raises RemoteError."""
-    check_url(url)
 
     def request() -> RemoteFile:
         filesystem, path = _connect(url)
@@ -160,10 +157,8 @@ def _parse_record(url: str, record: dict[str, Any]) -> RemoteFile:
     """Convert fsspec's information on a file. Raises RemoteError for an unknown size."""
     if not isinstance(record.get("size"), int):
         raise RemoteError(f"{redact(url)}: the server does not report a size. Download the file first.")
-    lfs = record.get("lfs")  # the Hugging Face hub reports the sha256 of the content here
-    version = lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
-    versions = [version, *(record.get(name) for name in VERSION_KEYS)]
-    return RemoteFile(url, record["size"], next((str(value) for value in versions if value), None))
+    version = next((str(record[key]) for key in VERSION_KEYS if record.get(key)), None)
+    return RemoteFile(url, record["size"], version)
 
 
 def find_remote(url: str, suffixes: Sequence[str]) -> list[RemoteFile]:
@@ -174,7 +169,6 @@ def find_remote(url: str, suffixes: Sequence[str]) -> list[RemoteFile]:
     """
     if urlsplit(url).scheme in WEB:
         return [find_file(url)]
-    check_url(url)
     records = _retry(url, lambda: _list_records(url))
     scheme, (_, path) = url.partition("://")[0], _connect(url)
     if list(records) == [path]:
@@ -206,67 +200,42 @@ def _list_records(url: str) -> dict[str, dict[str, Any]]:
     return {name: record for name, record in matches.items() if record["type"] == "file"}
 
 
-def read_range(file: RemoteFile, begin: int, end: int, stop: threading.Event | None = None) -> bytes:
-    """Return the bytes [begin, end). Raises RemoteError. `stop` ends the waits between attempts."""
-
-    def request() -> bytes:
-        filesystem, path = _connect(file.url)
-        # other encodings have other byte positions
-        is_web = urlsplit(file.url).scheme in WEB
-        options = {"headers": {"Accept-Encoding": "identity"}} if is_web else {}
-        data: bytes = filesystem.cat_file(path, start=begin, end=end, **options)
-        if len(data) != end - begin:
-            file.check_unchanged()  # a shorter file has fewer bytes
-            ignored = ": the server ignores byte ranges" if len(data) > end - begin else ""
-            raise OSError(f"got {len(data):,} bytes, expected {end - begin:,}{ignored}")
-        return data
-
-    try:
-        return _retry(file.url, request, stop) if end > begin else b""
-    except RemoteError as error:
-        if not error.is_temporary and not isinstance(error, FileNotFoundError):
-            file.check_unchanged()  # a range after the end of a shorter file is refused with status 416
-        raise
-
-
-def open_remote(file: RemoteFile, begin: int = 0, end: int | None = None) -> io.BufferedReader:
-    """Open the bytes [begin, end) for reading. fsspec loads the next block in the background.
+def open_remote(file: RemoteFile) -> io.BufferedReader:
+    """Open a remote file for reading. fsspec loads the next block in the background.
 
     A read raises RemoteError. So do opening and closing if the file has changed since it was found.
     """
-    last, stop = file.size if end is None else end, threading.Event()
     file.check_unchanged()
-
-    def fetch(first: int, after: int) -> bytes:
-        return read_range(file, begin + first, min(begin + after, last), stop)
-
-    return io.BufferedReader(_CachedReader(file, last - begin, fetch, stop), 1 << 20)
+    return io.BufferedReader(_BlockReader(file), 1 << 20)
 
 
-class _CachedReader(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
-    """Raw file whose blocks `fetch` returns; `stop` ends the waits of the background thread."""
+class _BlockReader(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
+    """Raw file that fsspec's cache reads in blocks."""
 
-    def __init__(
-        self, file: RemoteFile, size: int, fetch: Callable[[int, int], bytes], stop: threading.Event
-    ) -> None:
-        self.file, self.stop, self.must_check = file, stop, False
-        self._fetch_range = fetch  # the method that fsspec's cache calls
+    def __init__(self, file: RemoteFile) -> None:
+        self.file = file
         options = {"maxblocks": 3}  # current, next, and the previous one for a step back
-        super().__init__(None, file.url, "rb", BLOCK_BYTES, True, "background", options, size=size)
+        super().__init__(None, file.url, "rb", BLOCK_BYTES, True, "background", options, size=file.size)
 
-    def readinto(self, buffer: Any) -> int:
-        self.must_check = False  # a failed read is reported, and needs no second error on closing
-        n_bytes = int(super().readinto(buffer))
-        self.must_check = True
-        return n_bytes
+    def _fetch_range(self, begin: int, end: int) -> bytes:
+        """Return the bytes [begin, end): the method that the cache calls."""
+        end = min(end, self.file.size)
+
+        def request() -> bytes:
+            filesystem, path = _connect(self.file.url)
+            data: bytes = filesystem.cat_file(path, start=begin, end=end)
+            if len(data) != end - begin:
+                self.file.check_unchanged()  # a shorter file has fewer bytes
+                raise OSError(f"got {len(data):,} bytes, expected {end - begin:,}")
+            return data
+
+        return _retry(self.file.url, request) if end > begin else b""
 
     def close(self) -> None:
         if not self.closed:
-            self.stop.set()
             super().close()  # also of the cache and its thread
             # fsspec has no If-Match for all stores: bytes between two equal versions are of that version
-            if self.must_check:
-                self.file.check_unchanged()
+            self.file.check_unchanged()
 
 
 def upload_file(path: Path, url: str, advance: Callable[[int], object] = lambda n_bytes: None) -> RemoteFile:
@@ -274,35 +243,26 @@ def upload_file(path: Path, url: str, advance: Callable[[int], object] = lambda 
 
     advance   called with the number of bytes of each part
     """
-    check_url(url)
-    size, progress = path.stat().st_size, Callback()
+    progress = Callback()
     progress.relative_update = advance
 
     def request() -> None:
         filesystem, remote = _connect(url)
-        filesystem.put_file(str(path), remote, progress, chunksize=max(UPLOAD_BYTES, size // MAX_UPLOADS))
+        filesystem.put_file(str(path), remote, progress)
 
     _retry(url, request)
-    uploaded = find_file(url)
-    if uploaded.size != size:
-        raise RemoteError(
-            f"{redact(url)}: got {uploaded.size:,} bytes after the upload, expected {size:,}. Run it again."
-        )
-    return uploaded
+    return find_file(url)
 
 
 def remove_file(url: str) -> None:
     """Delete a remote file if it exists. Raises RemoteError."""
 
     def request() -> None:
-        filesystem, remote = _connect(url)
-        filesystem.rm_file(remote)
+        filesystem, path = _connect(url)
+        with suppress(FileNotFoundError):
+            filesystem.rm_file(path)
 
-    try:
-        find_file(url)
-        _retry(url, request)
-    except RemoteMissingError:
-        return
+    _retry(url, request)
 
 
 @cache
@@ -355,89 +315,75 @@ class CachedDataset:
 
 
 def _download_file(file: RemoteFile, target: Path) -> None:
-    """Download a file; a killed download resumes. The caller excludes other writers."""
-    partial = target.with_name(target.name + PARTIAL)
+    """Download a file; the caller excludes other writers. Raises RemoteError if it changes meanwhile."""
+
+    def request() -> None:
+        filesystem, path = _connect(file.url)
+        filesystem.get_file(path, str(partial))
+        if partial.stat().st_size != file.size:
+            raise OSError(f"got {partial.stat().st_size:,} bytes, expected {file.size:,}")
+
     file.check_unchanged()
     log.info("%s: downloading %s bytes to %s", file, f"{file.size:,}", target)
-
-    def fetch(begin: int) -> bytes:
-        return read_range(file, begin, min(begin + BLOCK_BYTES, file.size))
-
-    with partial.open("ab") as output, ThreadPoolExecutor(N_REQUESTS, "download") as pool:
-        # the partial file is of this version, which is in the name of its folder, and ends at any byte
-        for first in range(output.tell(), file.size, step := N_REQUESTS * BLOCK_BYTES):
-            for data in pool.map(fetch, range(first, min(first + step, file.size), BLOCK_BYTES)):
-                output.write(data)
-    file.check_unchanged()
-    fsync_path(partial)
-    partial.rename(target)
-    fsync_path(target.parent)
+    with atomic_path(target) as partial:
+        _retry(file.url, request)
+        file.check_unchanged()
 
 
-def _retry(url: str, request: Callable[[], ResultT], stop: threading.Event | None = None) -> ResultT:
+def _retry(url: str, request: Callable[[], ResultT]) -> ResultT:
     """Return the result of a request, repeated after failures of the network and the server.
 
     Raises RemoteError: at once for a missing file and a denied access, else after ATTEMPTS attempts.
     """
-    wait_s = FIRST_WAIT_S
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return request()
-        except (RemoteError, *PERMANENT):
+        except (RemoteError, TypeError, ValueError):  # another attempt is useless
             raise
         except Exception as error:  # each backend has its own exceptions
-            _raise_permanent(url, error)
-            reason = _describe_error(error)
-            if attempt == ATTEMPTS or (stop is not None and stop.is_set()):
-                raise RemoteUnreachableError(
-                    f"{redact(url)}: not readable after {attempt} attempts ({reason}). "
-                    "Check the network, then run the same command again."
-                ) from error
+            failure = _explain_error(url, error)
+            if attempt == ATTEMPTS or not failure.is_temporary:
+                raise failure from error
+            reason = type(error).__name__
+        wait_s = FIRST_WAIT_S * 2 ** (attempt - 1)
         log.warning(
             "%s: attempt %d of %d failed (%s); again in %.1f s",
             redact(url), attempt, ATTEMPTS, reason, wait_s,
         )  # fmt: skip
-        # random: the workers of several machines do not repeat their requests together
-        (stop or threading.Event()).wait(wait_s * random.uniform(0.7, 1.0))
-        wait_s = min(2 * wait_s, MAX_WAIT_S)
+        time.sleep(wait_s)
     raise AssertionError("the last attempt returns or raises")
 
 
-def _describe_error(error: BaseException) -> str:
+def _explain_error(url: str, error: Exception) -> RemoteError:
+    """Return the error of a request as one sentence without secrets."""
     words = redact(str(error).strip() or type(error).__name__).splitlines()[0][:200]
-    return words if type(error).__name__ in words else f"{type(error).__name__}: {words}"
-
-
-def _raise_permanent(url: str, error: BaseException) -> None:
-    """Raise RemoteError if another attempt is useless, as for a missing file."""
-    label, reason, status = redact(url), _describe_error(error), _find_status(error)
-    if status is None and isinstance(error, FileNotFoundError) and error.__cause__ is None:
-        status = 404
-    if status is None and (isinstance(error, PermissionError) or "Credentials" in type(error).__name__):
-        status = 403
+    reason = words if type(error).__name__ in words else f"{type(error).__name__}: {words}"
+    label, status = redact(url), _find_status(error)
     if status in (404, 410):
-        raise RemoteMissingError(f"{label}: no such file ({reason}). Correct the URL.") from error
+        return RemoteMissingError(f"{label}: no such file ({reason}). Correct the URL.")
     if status in (401, 403):
-        raise RemoteError(
+        return RemoteError(
             f"{label}: access denied ({reason}). Set credentials that may read it in the environment "
             "(AWS_*, GOOGLE_APPLICATION_CREDENTIALS, HF_TOKEN); DATA.md lists them."
-        ) from error
+        )
     if status is not None and 400 <= status < 500 and status not in (408, 425, 429):
-        raise RemoteError(
-            f"{label}: the server refuses the request with status {status} ({reason})."
-        ) from error
+        return RemoteError(f"{label}: the server refuses the request with status {status} ({reason}).")
+    return RemoteUnreachableError(
+        f"{label}: not readable after {ATTEMPTS} attempts ({reason}). "
+        "Check the network, then run the same command again."
+    )
 
 
-def _find_status(error: BaseException) -> int | None:
-    """Return the HTTP status of an error, which fsspec hides in its cause; None without one."""
-    cause: BaseException | None = error
-    while cause is not None:
-        response = getattr(cause, "response", None)
-        if isinstance(response, dict):  # botocore
-            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        else:
-            status = getattr(cause, "status", None) or getattr(response, "status_code", None)
-        if isinstance(status, int):
-            return status
-        cause = cause.__cause__ or cause.__context__
-    return None
+def _find_status(error: Exception) -> int | None:
+    """Return the HTTP status of an error, which fsspec may hide in its cause; None without one."""
+    cause = error.__cause__ or error
+    response = getattr(cause, "response", None)
+    if isinstance(response, dict):  # botocore
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        status = getattr(cause, "status", None) or getattr(response, "status_code", None)
+    if status is None and isinstance(cause, FileNotFoundError):
+        return 404
+    if status is None and (isinstance(cause, PermissionError) or "Credentials" in type(cause).__name__):
+        return 403
+    return status if isinstance(status, int) else None

@@ -5,16 +5,14 @@ with the index <uri>.parts.idx (megatron/data/parts.py); or the three files at a
 local cache (megatron/data/remote.py). Nothing here requires numpy.
 """
 
-import json
 import math
 import os
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron.io import is_url
+from megatron.io import is_url, read_json
 
 PARTS_SUFFIX = ".parts.json"
 PARTS_INDEX_SUFFIX = ".parts.idx"
@@ -25,53 +23,33 @@ VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 # codes of Megatron's indexed_dataset; 6 and 7 are float types, which are not tokens
 DTYPE_NAMES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
-MAX_COUNT = 1 << 63
 HINT = "Delete the dataset and run tools/preprocess_data_many_cores.py again"
 HOW = "expected the prefix of a .bin/.idx dataset, as tools/preprocess_data_many_cores.py writes it"
 
 
-def _is_count(value: Any) -> bool:
-    # JSON does not separate counts from other numbers: 1.0, true, -1 and 10^30 are rejected
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_COUNT
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-# kind of a field: (returns whether a value is valid, description of valid values)
-KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "count": (_is_count, "a whole number"),
-    "size": ((lambda value: _is_count(value) and value > 0), "a whole number of 1 or more"),
-    "number": (_is_number, "a finite number"),
-    "string": ((lambda value: isinstance(value, str)), "a string"),
-    "flag": ((lambda value: isinstance(value, bool)), "true or false"),
-    "object": ((lambda value: isinstance(value, dict)), "an object"),
-    "objects": (
-        (lambda value: isinstance(value, list) and all(isinstance(item, dict) for item in value)),
-        "a list of objects",
-    ),
-    "dtype": (
-        (lambda value: isinstance(value, str) and value in DTYPE_NAMES.values()),
-        "one of " + ", ".join(DTYPE_NAMES.values()),
-    ),
-}
-# section of a sidecar: kind of its fields, with "?" if null is valid too: names
-FIELDS: dict[str, dict[str, str]] = {
+# section of a sidecar: type of its fields: names. null is a missing value.
+FIELDS: dict[str, dict[type, str]] = {
     "": {
-        "count": "documents tokens empty_documents longest_document rejected_lines rejected_files",
-        "number?": "unigram_entropy_nats", "flag": "append_eod special_text", "dtype": "dtype",
-        "string": "json_key", "string?": "job", "object?": "tokenizer", "object": "sha256 part subset_of",
-        "objects": "sources merged_from parts",
+        int: "documents tokens empty_documents longest_document rejected_lines rejected_files",
+        float: "unigram_entropy_nats",
+        bool: "append_eod special_text",
+        str: "dtype json_key job",
+        dict: "tokenizer sha256 part subset_of",
+        list: "sources merged_from parts",
     },
-    "parts": {
-        "string": "path", "count": "documents tokens mtime_ns", "string?": "sidecar_sha256",
-        "object": "sha256",
-    },
-    "tokenizer": {"string?": "name sha256 eod_token eod_from", "count?": "n_tokens eod_id"},
+    "parts": {int: "documents tokens mtime_ns", str: "path sidecar_sha256", dict: "sha256"},
+    "tokenizer": {int: "n_tokens eod_id", str: "name sha256 eod_token eod_from"},
     # block_bytes: bin and idx are hashes of the hashes of blocks of this size (megatron/data/block_hash.py)
-    "sha256": {"string": "bin idx parts", "size": "block_bytes"},
-}  # fmt: skip
+    "sha256": {int: "block_bytes", str: "bin idx parts"},
+}
+EXPECTED = {
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+    str: "a string",
+    dict: "an object",
+    list: "a list of objects",
+}
 
 
 @dataclass(frozen=True)
@@ -102,8 +80,7 @@ class DatasetFiles:
     def count_bytes(self) -> int:
         """Return the bytes of all tokens, from the size of the .bin or from the list of parts."""
         if self.has_parts:
-            content = read_sidecar(self.uri)
-            return int(content["tokens"]) * count_token_bytes(content["dtype"])
+            return count_tokens(self.uri) * count_token_bytes(read_header(self.index)[0])
         return int(self.data.stat().st_size if self.cached is None else self.cached.files[".bin"].size)
 
     def version(self) -> Any:
@@ -176,19 +153,9 @@ def read_sidecar(uri: str | Path) -> dict[str, Any]:
     Raises FileNotFoundError if there is none, ValueError for invalid content.
     """
     path = locate_dataset(uri).sidecar
-    if not path.is_file():
+    content = read_json(path)
+    if content is None:
         raise FileNotFoundError(f"{uri}.json: no such file, {HOW}")
-    try:
-        content = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"{path}: got invalid JSON ({reason}), expected an object. Preprocess the corpus again."
-        ) from error
-    if not isinstance(content, dict):
-        raise ValueError(
-            f"{path}: got {type(content).__name__}, expected an object. Preprocess the corpus again."
-        )
     _check_fields(path, "", "", content)
     for section in ("tokenizer", "sha256"):
         _check_fields(path, section, f"{section}.", content.get(section) or {})
@@ -200,16 +167,24 @@ def read_sidecar(uri: str | Path) -> dict[str, Any]:
 
 def _check_fields(path: Path, section: str, where: str, content: dict[str, Any]) -> None:
     for kind, names in FIELDS[section].items():
-        (is_valid, expected), is_optional = KINDS[kind.rstrip("?")], kind.endswith("?")
         for name in names.split():
             # unknown and missing keys are accepted: files of older and newer versions have fewer or more
-            value = content.get(name)
-            if name in content and not is_valid(value) and not (is_optional and value is None):
-                expected += " or null" * is_optional
+            if (value := content.get(name)) is not None and not _has_type(value, kind):
                 raise ValueError(
-                    f"{path}: {where}{name}: got {str(value)[:40]!r}, expected {expected}. "
+                    f"{path}: {where}{name}: got {str(value)[:40]!r}, expected {EXPECTED[kind]}. "
                     "Preprocess the corpus again, or delete this file if another program wrote it."
                 )
+
+
+def _has_type(value: Any, kind: type) -> bool:
+    if kind is int:
+        # JSON does not separate counts from other numbers: 1.0, true, -1 and 10^30 are rejected
+        return type(value) is int and 0 <= value < 1 << 63
+    if kind is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    if kind is list:
+        return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+    return isinstance(value, kind)
 
 
 def count_token_bytes(dtype: str) -> int:
@@ -248,8 +223,9 @@ def count_tokens(uri: str | Path) -> int:
         if not files.index.is_file():
             raise FileNotFoundError(f"{uri}.idx: no such file, {HOW}")
         # the .bin is a plain array of ids, so its size gives their number without reading the index
-        return files.count_bytes() // count_token_bytes(read_header(files.index)[0])
-    if "tokens" not in sidecar:
+        dtype, _, _ = read_header(files.index)
+        return files.count_bytes() // count_token_bytes(dtype)
+    if sidecar.get("tokens") is None:
         raise ValueError(f"{files.sidecar}: tokens is missing. Preprocess the corpus again.")
     return int(sidecar["tokens"])
 

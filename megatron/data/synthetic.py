@@ -36,7 +36,3 @@ class SyntheticSamples(SampleSource):
         # a generator per sample, not per stream: sample i needs no draw of the samples before it
         rng = np.random.default_rng(seed_sequence(*self.key, index))
         return rng.integers(self.n_tokens, size=self.seq_len + 1)
-
-    def take(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the samples `numbers` int64 [n]: int64 [n, seq_len + 1]."""
-        return np.stack([self[int(i)] for i in numbers])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.config.schema import SYNTHETIC as SYNTHETIC  # re-exported for readers of data paths
-from megatron.data.sidecar import count_tokens, find_prefix, load_sidecar, parse_eod_use, strip_suffix
+from megatron.data.sidecar import EodUse, count_tokens, find_prefix, load_sidecar, parse_eod_use, strip_suffix
 
 # practically endless; the default vocabulary size is GPT-2's
 SYNTHETIC_SIDECAR: dict[str, Any] = {"tokens": 1 << 62, "tokenizer": {"n_tokens": 50257}, "sha256": SYNTHETIC}
@@ -160,14 +160,11 @@ def compare_tokenizers(first: str, other: str, location: str) -> None:
     """
     first_record, other_record = _read_tokenizer_record(first), _read_tokenizer_record(other)
     for key in ("sha256", "n_tokens"):
-        if (
-            first_record.get(key) is not None
-            and other_record.get(key) is not None
-            and first_record[key] != other_record[key]
-        ):
+        expected, value = first_record.get(key), other_record.get(key)
+        if None not in (expected, value) and value != expected:
             raise ValueError(
                 f"{location}: {other} has another tokenizer than {first} "
-                f"({key} {str(other_record[key])[:12]}, not {str(first_record[key])[:12]}). "
+                f"({key} {str(value)[:12]}, not {str(expected)[:12]}). "
                 "Use the same tokenizer for both."
             )
 
@@ -178,26 +175,27 @@ def compare_eods(prefixes: Sequence[str], allow_mixed: bool = False) -> tuple[st
     Raises ValueError if the records of two datasets differ, unless `allow_mixed`.
     """
     uses = [(prefix, parse_eod_use(load_sidecar(prefix))) for prefix in prefixes if prefix != SYNTHETIC]
-    recorded = [(prefix, use) for prefix, use in uses if use is not None]
+    return compare_eod_uses(uses, allow_mixed, "set dataset.mixed_eod=true to mix them")
+
+
+def compare_eod_uses(
+    uses: Sequence[tuple[str, EodUse | None]], allow_mixed: bool, hint: str
+) -> tuple[str, ...]:
+    """Return warnings as `compare_eods`. `uses`: (prefix, end of its documents); `hint`: of the error."""
+    first, expected = next((entry for entry in uses if entry[1] is not None), ("", None))
     warnings = []
-    for prefix, use in recorded[1:]:
-        first, expected = recorded[0]
-        if use == expected:
-            continue
-        difference = f"{prefix}: got {use}, expected {expected} as in {first}."
-        if not allow_mixed:
-            raise ValueError(
-                f"{difference} Tokenise both with the same --append-eod and --eod-token, "
-                "or set dataset.mixed_eod=true to mix them."
+    for prefix, use in uses if len(uses) > 1 else ():
+        if use is None:
+            warnings.append(
+                f"{prefix}: no sidecar that records how its documents end. "
+                "Check that they end as in the other datasets."
             )
-        warnings.append(difference)
-    if len(uses) > 1:
-        warnings += [
-            f"{prefix}: no sidecar that records how its documents end. "
-            "Check that they end as in the other datasets."
-            for prefix, use in uses
-            if use is None
-        ]
+        elif use != expected:
+            warnings.append(f"{prefix}: got {use}, expected {expected} as in {first}.")
+            if not allow_mixed:
+                raise ValueError(
+                    f"{warnings[-1]} Tokenise both with the same --append-eod and --eod-token, or {hint}."
+                )
     return tuple(warnings)
 
 

@@ -1,6 +1,5 @@
 """Statistics and verification of a .bin/.idx dataset."""
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -72,13 +71,6 @@ def _count_lengths(dataset: IndexedTokens) -> tuple[np.ndarray, np.ndarray]:
     return lengths, counts
 
 
-def _iter_document_spans(dataset: IndexedTokens) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield (first document, starts in the tokens, lengths) of blocks of documents."""
-    for first in range(0, dataset.n_documents, BLOCK_DOCUMENTS):
-        numbers = np.arange(first, min(first + BLOCK_DOCUMENTS, dataset.n_documents))
-        yield first, *dataset.document_spans(numbers)
-
-
 def find_faults(
     prefix: str | Path, advance: Callable[[int], object] = lambda n_bytes: None, n_workers: int = 1
 ) -> Iterator[str]:
@@ -97,15 +89,11 @@ def find_faults(
     if not dataset.parts:
         yield from _find_own_faults(dataset, dataset.sidecar, advance)
         return
-    lock = threading.Lock()
-
-    def advance_locked(n_bytes: int) -> None:
-        with lock:
-            advance(n_bytes)
-
     pool = ThreadPoolExecutor(n_workers, thread_name_prefix="verify")
     try:
-        for faults in pool.map(lambda part: _verify_part(part, dataset, advance_locked), dataset.parts):
+        verified = pool.map(lambda part: _verify_part(part, dataset), dataset.parts)
+        for part, faults in zip(dataset.parts, verified, strict=True):
+            advance(part.n_tokens * dataset.dtype.itemsize)
             yield from faults
     finally:
         pool.shutdown(cancel_futures=True)
@@ -113,7 +101,7 @@ def find_faults(
     yield from find_wrong_counts(dataset, sidecar)
 
 
-def _verify_part(part: DatasetPart, whole: IndexedTokens, advance: Callable[[int], object]) -> list[str]:
+def _verify_part(part: DatasetPart, whole: IndexedTokens) -> list[str]:
     """Return the messages for one part; it is read completely."""
     faults = []
     if not part.matches_record():
@@ -121,16 +109,16 @@ def _verify_part(part: DatasetPart, whole: IndexedTokens, advance: Callable[[int
     try:
         dataset = open_dataset(part.prefix)
         is_recorded = part.sidecar_sha256 is None and "bin" in part.sha256
-        faults += _find_own_faults(
-            dataset, {"sha256": part.sha256} if is_recorded else dataset.sidecar, advance
-        )
+        faults += _find_own_faults(dataset, {"sha256": part.sha256} if is_recorded else dataset.sidecar)
     except (OSError, ValueError) as error:
         faults.append(str(error))
     return faults
 
 
 def _find_own_faults(
-    dataset: IndexedTokens, sidecar: dict[str, Any] | None, advance: Callable[[int], object]
+    dataset: IndexedTokens,
+    sidecar: dict[str, Any] | None,
+    advance: Callable[[int], object] = lambda n_bytes: None,
 ) -> Iterator[str]:
     """Yield the messages for a dataset without parts."""
     if sidecar is None:
@@ -182,7 +170,9 @@ def _find_wrong_tokens(
     )
     # start values that no check below reports, also for a dataset without tokens
     data_hash, least, most, odd = BlockHash(sums.get("block_bytes")), 0, -1, None
-    for first, begins, lengths in _iter_document_spans(dataset):
+    for first in range(0, dataset.n_documents, BLOCK_DOCUMENTS):
+        numbers = np.arange(first, min(first + BLOCK_DOCUMENTS, dataset.n_documents))
+        begins, lengths = dataset.document_spans(numbers)
         ends = begins + lengths
         for begin in range(int(begins[0]), int(ends[-1]), BLOCK_TOKENS):
             # one read serves all three checks: hash, range of ids, last tokens

@@ -5,6 +5,7 @@ The output appears when it is complete. A killed merge leaves partial files, whi
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,8 @@ def merge_datasets(
     false.
     """
     inputs = open_inputs(prefixes, output, mixed_eod)
-    finish_publishing(list_partial_files(output, output.parent))
-    if is_built_from(output, {"merged_from": inputs.meta["merged_from"]}):
+    if is_finished(output, {"merged_from": inputs.meta["merged_from"]}, overwrite):
         return MergeResult(inputs.n_documents, inputs.n_tokens, is_new=False)
-    if not overwrite:
-        check_not_exists(*dataset_files(output))
     with (
         ProgressBar("merging", inputs.n_tokens, "tokens") as bar,
         IndexedWriter(output, inputs.datasets[0].dtype, inputs.meta) as writer,
@@ -60,17 +58,24 @@ def merge_datasets(
     return MergeResult(inputs.n_documents, inputs.n_tokens, is_new=True)
 
 
-def is_built_from(output: Path, meta: dict[str, Any]) -> bool:
-    """Return whether a complete dataset exists whose sidecar has the entries `meta` with hashes."""
-    try:
-        sidecar = open_dataset(output).sidecar or {}
-    except (OSError, ValueError):
-        return False
+def is_finished(output: Path, meta: dict[str, Any], overwrite: bool) -> bool:
+    """Return whether a complete dataset exists whose sidecar has the entries `meta` with hashes.
+
+    Completes the output of a killed process. Raises ValueError for another dataset unless `overwrite`.
+    """
+    finish_publishing(list_partial_files(output, output.parent))
     content = json.loads(json.dumps(meta))  # as it would be read back: tuples become lists
     origins = content.get("merged_from") or [content.get("subset_of")]
     # Names and counts alone would also match another dataset of the same size. Without hashes the output
     # counts as another dataset.
-    return all(origin and origin["sha256"] for origin in origins) and content.items() <= sidecar.items()
+    if all(origin and origin["sha256"] for origin in origins):
+        with suppress(OSError, ValueError):
+            sidecar = open_dataset(output).sidecar or {}
+            if content.items() <= sidecar.items():
+                return True
+    if not overwrite:
+        check_not_exists(*dataset_files(output))
+    return False
 
 
 def copy_documents(

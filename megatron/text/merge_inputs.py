@@ -20,12 +20,11 @@ from megatron.data.sidecar import (
     strip_suffix,
 )
 from megatron.log import get_logger
-from megatron.plan.datapaths import read_lines
+from megatron.plan.datapaths import compare_eod_uses, compare_tokenizers, read_lines
 
 log = get_logger(__name__)
 SAMPLED_DOCUMENTS = 1000  # whose last tokens `detect_eod` compares
 PATTERN = re.compile(r"[*?\[]")
-WEIGHT = re.compile(r"[\"']?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?(/[0-9]+)?\s+\S")
 DIGITS = re.compile(r"([0-9]+)")
 
 
@@ -81,18 +80,13 @@ def read_list(path: Path) -> list[tuple[str, str]]:
 
     A prefix is relative to the working directory, or else to the folder of the list.
 
-    Raises FileNotFoundError, or ValueError for weights.
+    Raises FileNotFoundError.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such list of datasets")
     entries = []
     for location, name in read_lines(path):
         beside = str(path.parent / name)
-        if WEIGHT.match(name) and not _exists(name):
-            raise ValueError(
-                f"{location}: got weight {name.split()[0]}, expected a prefix: a merge has natural sizes. "
-                "Give a data-path file with weights to dataset.path_train instead."
-            )
         entries.append((name if _exists(name) or not _exists(beside) else beside, location))
     return entries
 
@@ -134,7 +128,7 @@ def open_inputs(prefixes: Sequence[str], output: Path, mixed_eod: bool) -> Merge
                 f"{dataset.prefix}: got {dataset.dtype}, expected {datasets[0].dtype} as in "
                 f"{datasets[0].prefix}. Tokenise them with the same settings."
             )
-    _compare_tokenizers(datasets)
+    _compare_tokenizers(datasets, output)
     check_part_numbers(datasets)
     use = _find_common_eod(datasets, mixed_eod)
     meta: dict[str, Any] = {"merged_from": [describe_origin(dataset) for dataset in datasets]}
@@ -146,37 +140,26 @@ def open_inputs(prefixes: Sequence[str], output: Path, mixed_eod: bool) -> Merge
         meta["tokenizer"] = tokenizer
     sidecars = [dataset.sidecar or {} for dataset in datasets]
     for name in ("append_eod", "special_text", "json_key"):  # keep entries that all sidecars share
-        if (
-            name == "append_eod"
-            and use is None
-            and len({str(parse_eod_use(sidecar)) for sidecar in sidecars}) > 1
-        ):
+        if name == "append_eod" and len({parse_eod_use(sidecar) for sidecar in sidecars}) > 1:
             continue  # they end differently
         if name in sidecars[0] and all(sidecar.get(name) == sidecars[0][name] for sidecar in sidecars):
             meta[name] = sidecars[0][name]
-    if "append_eod" in meta and all("empty_documents" in sidecar for sidecar in sidecars):
+    if "append_eod" in meta and all(sidecar.get("empty_documents") is not None for sidecar in sidecars):
         meta["empty_documents"] = sum(sidecar["empty_documents"] for sidecar in sidecars)
     return MergeInputs(datasets, meta)
 
 
-def _compare_tokenizers(datasets: Sequence[IndexedTokens]) -> None:
+def _compare_tokenizers(datasets: Sequence[IndexedTokens], output: Path) -> None:
     """Raise ValueError if two sidecars record different tokenizers; warn about those that record none."""
-    first: tuple[str, dict[str, Any]] | None = None
+    recorded = [dataset for dataset in datasets if _tokenizer_meta(dataset).get("sha256")]
     for dataset in datasets if len(datasets) > 1 else ():
-        record = _tokenizer_meta(dataset)
-        if not record.get("sha256"):
+        if dataset not in recorded:
             log.warning(
-                "%s: its tokenizer is unknown, no sidecar names it; make sure that it is that of the others",
+                "%s: no sidecar that records its tokenizer. Check that it is as in the others.",
                 dataset.prefix,
             )
-            continue
-        first = first or (dataset.prefix, record)
-        sizes = [record.get("n_tokens"), first[1].get("n_tokens")]
-        if record["sha256"] != first[1]["sha256"] or None not in sizes and sizes[0] != sizes[1]:
-            raise ValueError(
-                f"{dataset.prefix}: got another tokenizer than {first[0]}. "
-                "Tokenise them with the same tokenizer."
-            )
+        elif _tokenizer_meta(dataset) != _tokenizer_meta(recorded[0]):
+            compare_tokenizers(recorded[0].prefix, dataset.prefix, str(output))
 
 
 def check_part_numbers(datasets: Sequence[IndexedTokens]) -> None:
@@ -191,7 +174,7 @@ def check_part_numbers(datasets: Sequence[IndexedTokens]) -> None:
         number, n_parts = part.get("number"), part.get("of")
         if not isinstance(number, int) or not isinstance(n_parts, int):
             continue
-        numbers = jobs.setdefault((n_parts, part.get("inputs_sha256"), sidecar.get("json_key")), {})
+        numbers = jobs.setdefault((n_parts, str(part.get("inputs_sha256")), sidecar.get("json_key")), {})
         if number in numbers:
             raise ValueError(
                 f"{dataset.prefix}: got part {number} of {n_parts:,} again, as {numbers[number]}. "
@@ -214,32 +197,16 @@ def _find_common_eod(datasets: Sequence[IndexedTokens], mixed_eod: bool) -> EodU
 
     Raises ValueError if it differs without `mixed_eod`.
     """
-    # what the sidecars record, and for datasets without a record what their last tokens show
-    records = [parse_eod_use(dataset.sidecar) for dataset in datasets]
-    named = [_tokenizer_meta(dataset).get("eod_id") for dataset in datasets]
-    likely = next((eod_id for eod_id in named if eod_id is not None), None)
+    eod_ids = (_tokenizer_meta(dataset).get("eod_id") for dataset in datasets)
+    likely = next((eod_id for eod_id in eod_ids if eod_id is not None), None)
     uses = []
-    for dataset, record in zip(datasets, records, strict=True):
-        uses.append(record or detect_eod(dataset, likely))
+    for dataset in datasets:
+        # what the sidecar records, and without a record what the last tokens show
+        uses.append((dataset.prefix, parse_eod_use(dataset.sidecar) or detect_eod(dataset, likely)))
         dataset.unmap()  # the maps of 1,000 datasets would be too many open files
-    expected = next((use for use in (*records, *uses) if use is not None), None)
-    if expected is None:
-        return None
-    first = datasets[(records if expected in records else uses).index(expected)].prefix
-    for dataset, use in zip(datasets, uses, strict=True):
-        difference = f"{dataset.prefix}: got {use}, expected {expected} as in {first}."
-        if use is None:
-            log.warning(
-                "%s: the end of its documents is unknown; make sure that it is as in the others",
-                dataset.prefix,
-            )
-        elif use != expected and not mixed_eod:
-            raise ValueError(
-                f"{difference} Tokenise both with the same --append-eod and --eod-token, or give --mixed-eod."
-            )
-        elif use != expected:
-            log.warning("%s", difference)
-    return expected if all(use == expected for use in uses) else None
+    for warning in compare_eod_uses(uses, mixed_eod, "give --mixed-eod"):
+        log.warning("%s", warning)
+    return uses[0][1] if len({use for _, use in uses}) == 1 else None
 
 
 def detect_eod(dataset: IndexedTokens, likely: int | None) -> EodUse | None:

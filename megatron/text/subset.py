@@ -6,6 +6,7 @@ Text stays text: the selected lines are copied unchanged. A subset of a .bin/.id
 import gzip
 import heapq
 import json
+import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -19,20 +20,18 @@ import numpy as np
 from megatron.cli import ProgressBar
 from megatron.data import open_dataset
 from megatron.data.indexed import IndexedTokens
-from megatron.data.indexed_writer import IndexedWriter, finish_publishing, list_partial_files
+from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.sidecar import locate_dataset, resolve_prefix
-from megatron.io import PARTIAL, atomic_path
+from megatron.io import atomic_path
 from megatron.log import get_logger
-from megatron.text.arguments import check_not_exists, dataset_files
-from megatron.text.inputs import COLUMN_SUFFIXES, STDIN, Source, describe_inputs, find_inputs, locate_source
-from megatron.text.merge import copy_documents, is_built_from
+from megatron.text.arguments import check_not_exists
+from megatron.text.inputs import COLUMN_SUFFIXES, Source, describe_inputs, find_inputs, locate_source
+from megatron.text.merge import copy_documents, is_finished
 from megatron.text.merge_inputs import describe_origin
 from megatron.text.text_readers import (
     DamagedFileError,
     InputPiece,
     check_text,
-    iter_blocks,
-    iter_columns,
     iter_lines,
     iter_rows,
     parse_text,
@@ -103,7 +102,7 @@ class LinePosition:
     line: int
 
     def __str__(self) -> str:
-        return f"{self.path}, {'row' if self.path.name.endswith(COLUMN_SUFFIXES) else 'line'} {self.line}"
+        return f"{self.path}, {'row' if _is_columnar(self.path) else 'line'} {self.line}"
 
 
 def find_dataset_prefix(word: str) -> Path | None:
@@ -170,13 +169,10 @@ def subset_dataset(
             f"{output}: got the name of a text file, expected a prefix: a subset of a dataset is a dataset"
         )
     provenance = {"subset_of": describe_origin(dataset), "selection": selection.to_meta()}
-    finish_publishing(list_partial_files(output, output.parent))
-    if is_built_from(output, provenance):
+    if is_finished(output, provenance, overwrite):
         existing = open_dataset(output)
         log.info("%s: exists already, the same subset of the same dataset", output)
         return SubsetResult(existing.n_documents, existing.n_tokens)
-    if not overwrite:
-        check_not_exists(*dataset_files(output))
     numbers = _select_dataset_documents(dataset, selection)
     lengths = dataset.document_tokens[numbers]
     n_tokens = int(lengths.sum())
@@ -184,28 +180,13 @@ def subset_dataset(
     sidecar = dataset.sidecar or {}
     meta = {name: sidecar[name] for name in COPIED_META if name in sidecar}
     meta |= provenance
-    meta["empty_documents"] = int((lengths == int(sidecar.get("append_eod", False))).sum())
+    meta["empty_documents"] = int((lengths == int(bool(sidecar.get("append_eod")))).sum())
     with (
         ProgressBar("copying", n_tokens, "tokens", quiet=quiet) as bar,
         IndexedWriter(output, dataset.dtype, meta) as writer,
     ):
         copy_documents(dataset, numbers, writer, bar.update)
     return SubsetResult(len(numbers), n_tokens)
-
-
-def _find_damage(piece: InputPiece, key: str) -> str | None:
-    """Read a compressed or columnar file to its end; return the damage, or None for an intact file."""
-    if piece.is_plain or piece.path == STDIN:
-        return None  # without a checksum and an end marker
-    is_column = piece.path.name.endswith(COLUMN_SUFFIXES)
-    try:
-        for _ in iter_columns(piece.path, key) if is_column else iter_blocks(piece.path):
-            pass
-    except DamagedFileError as error:
-        return error.reason
-    except ValueError:  # another error, which the reading of the documents raises
-        return None
-    return None
 
 
 class _InputLines:
@@ -218,25 +199,20 @@ class _InputLines:
     def iter_lines(self) -> Iterator[tuple[LinePosition, Any]]:
         """Yield every line that is not blank, or the value of every row, without validation."""
         for piece in self.pieces:
-            if self.skip and (damage := _find_damage(piece, self.key)) is not None:
+            values = _iter_rows(piece, self.key) if _is_columnar(piece.path) else _iter_text_lines(piece)
+            try:
+                for number, value in values:
+                    yield LinePosition(piece.path, number), value
+            except DamagedFileError as error:
+                if not self.skip:
+                    raise
                 self.n_damaged += 1
-                log.warning("%s: skipped, its content is damaged (%s)", piece.path, damage)
-                continue
-            if piece.path.name.endswith(COLUMN_SUFFIXES):
-                values = (value for values in iter_rows(piece.path, self.key) for value in values)
-                yield from ((LinePosition(piece.path, i), value) for i, value in enumerate(values, 1))
-            else:
-                yield from self._iter_text_lines(piece)
-
-    def _iter_text_lines(self, piece: InputPiece) -> Iterator[tuple[LinePosition, bytes]]:
-        for i, line in iter_lines(piece):
-            if line.strip():
-                yield LinePosition(piece.path, i + 1), line
+                log.warning("%s: the rest is skipped, it is damaged (%s)", piece.path, error.reason)
 
     def parse_document(self, position: LinePosition, value: Any) -> Document | None:
         """Convert a line or value to a document; None for a bad line that is skipped."""
         try:
-            if position.path.name.endswith(COLUMN_SUFFIXES):
+            if _is_columnar(position.path):
                 text = check_text(value, self.key)
                 return position, json.dumps({self.key: text}, ensure_ascii=False).encode(), text
             return position, value, parse_text(value, self.key)
@@ -251,6 +227,18 @@ class _InputLines:
         return (
             document for line in self.iter_lines() if (document := self.parse_document(*line)) is not None
         )
+
+
+def _is_columnar(path: Source) -> bool:
+    return path.name.endswith(COLUMN_SUFFIXES)
+
+
+def _iter_rows(piece: InputPiece, key: str) -> Iterator[tuple[int, Any]]:
+    return enumerate((value for values in iter_rows(piece.path, key) for value in values), 1)
+
+
+def _iter_text_lines(piece: InputPiece) -> Iterator[tuple[int, bytes]]:
+    return ((i + 1, line) for i, line in iter_lines(piece) if line.strip())
 
 
 def _select_documents(
@@ -284,35 +272,31 @@ def _sample_documents(source: _InputLines, n: int, seed: int, output: Path) -> I
 
     Documents that are among the lowest n so far are spooled to disk; a heap holds their positions.
     """
-    spool_path = output.with_name(f"{output.name}.spool{PARTIAL}")
     # Min-heap of (-priority, -number, offset in the spool, size, position). The root is the worst of the best
     # n: highest priority value, and among equal ones the latest document.
     best: list[tuple[int, int, int, int, LinePosition]] = []
-    try:
-        with spool_path.open("w+b") as spool:
-            keyed = zip(source.iter_lines(), _iter_priorities(seed), strict=False)
-            for number, (line, priority) in enumerate(keyed):
-                # Reject by priority before parsing: most lines are not in the sample, and need no JSON
-                # parser. Every line consumes one priority, whether it is selected, parsed or neither.
-                if len(best) == n and -priority < best[0][0]:
-                    continue
-                document = source.parse_document(*line)
-                if document is None:
-                    continue
-                position, raw, _ = document
-                entry = (-priority, -number, spool.tell(), len(raw), position)
-                spool.write(raw)
-                # The replaced document stays in the spool: line i of n is among the lowest K so far with
-                # probability K / i, which sums to the expected number of lines in the docstring of
-                # `subset_text`.
-                heapq.heappush(best, entry) if len(best) < n else heapq.heappushpop(best, entry)
-            # entry[1] is -number: ascending document number
-            for _, _, offset, size, position in sorted(best, key=lambda entry: -entry[1]):
-                spool.seek(offset)
-                raw = spool.read(size)
-                yield position, raw, parse_text(raw, source.key)
-    finally:
-        spool_path.unlink(missing_ok=True)
+    with tempfile.TemporaryFile(dir=output.parent) as spool:
+        keyed = zip(source.iter_lines(), _iter_priorities(seed), strict=False)
+        for number, (line, priority) in enumerate(keyed):
+            # Reject by priority before parsing: most lines are not in the sample, and need no JSON
+            # parser. Every line consumes one priority, whether it is selected, parsed or neither.
+            if len(best) == n and -priority < best[0][0]:
+                continue
+            document = source.parse_document(*line)
+            if document is None:
+                continue
+            position, raw, _ = document
+            entry = (-priority, -number, spool.tell(), len(raw), position)
+            spool.write(raw)
+            # The replaced document stays in the spool: line i of n is among the lowest K so far with
+            # probability K / i, which sums to the expected number of lines in the docstring of
+            # `subset_text`.
+            heapq.heappush(best, entry) if len(best) < n else heapq.heappushpop(best, entry)
+        # entry[1] is -number: ascending document number
+        for _, _, offset, size, position in sorted(best, key=lambda entry: -entry[1]):
+            spool.seek(offset)
+            raw = spool.read(size)
+            yield position, raw, parse_text(raw, source.key)
 
 
 def _count_tokens(

@@ -72,10 +72,10 @@ class Run:
         assert self.plan.microbatch_size is not None, "set by build_run"
         return self.plan.microbatch_size
 
-    def open_batches(self, first_sample: int) -> Batches:
-        """Return this rank's batches, beginning at a sample number."""
+    def open_batches(self) -> Batches:
+        """Return this rank's batches."""
         size = self.config.dataset.batch_size
-        return Batches(self.train_samples, size, self.world.dp_rank, self.world.dp_size, first_sample)
+        return Batches(self.train_samples, size, self.world.dp_rank, self.world.dp_size)
 
 
 def build_run(config: RunConfig, plan: RunPlan, world: World) -> Run:
@@ -312,8 +312,8 @@ def _open_tokens(prefix: str, key: str, config: RunConfig) -> IndexedTokens:
             f"{key}: {prefix}: got ids up to {n_listed - 1}, expected below model.n_tokens="
             f"{config.model.n_tokens}. Preprocess with the model's tokenizer, or change model.n_tokens."
         )
-    listed = (tokens.sidecar or {}).get("tokens", tokens.n_tokens)
-    if listed != tokens.n_tokens:
+    listed = (tokens.sidecar or {}).get("tokens")
+    if listed is not None and listed != tokens.n_tokens:
         raise ValueError(
             f"{tokens.files.sidecar}: got {listed:,} tokens, expected {tokens.n_tokens:,} as in its .idx. "
             "Preprocess the corpus again."

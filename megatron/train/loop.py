@@ -77,7 +77,7 @@ def open_feed(run: Run, first_sample: int, n_steps: int) -> Prefetcher[list[Task
     Order, masks and other noise are functions of the sample numbers, so the number of workers does not change
     the result.
     """
-    batches = run.open_batches(first_sample)
+    batches = run.open_batches()
     rows = run.microbatch_rows
     size = run.config.dataset.batch_size
     on_gpu = run.world.device.type == "cuda"
@@ -115,7 +115,7 @@ def _run_steps(
 ) -> tuple[TrainState, bool]:
     plan, config = run.plan, run.config
     schedule = build_schedule(config, plan)
-    batches = run.open_batches(state.next_sample)
+    batches = run.open_batches()
     saver, feedback = Saver(run), Feedback(run)
     save_every = config.checkpoint.chkpt_saving_iterations or plan.n_steps
     save_at = frozenset(config.checkpoint.chkpt_at or ())

@@ -68,8 +68,8 @@ def test_a_sample_depends_on_its_number_alone(blend: Callable[..., Blend]) -> No
 @pytest.mark.parametrize("n_ranks", [1, 2, 4])
 def test_ranks_share_the_batches_of_a_blend(blend: Callable[..., Blend], n_ranks: int) -> None:
     expected = blend().take(np.arange(1000, 1000 + 3 * 8))
-    ranks = [Batches(blend(), 8, rank, n_ranks, 1000) for rank in range(n_ranks)]
-    shares = [next(batches).tokens for _ in range(3) for batches in ranks]
+    ranks = [Batches(blend(), 8, rank, n_ranks) for rank in range(n_ranks)]
+    shares = [rank.batch_at(first).tokens for first in (1000, 1008, 1016) for rank in ranks]
     np.testing.assert_array_equal(np.concatenate(shares), expected)
 
 

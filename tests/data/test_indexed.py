@@ -95,67 +95,48 @@ def test_a_dataset_is_pickled_as_its_prefix(pair: Path) -> None:
     assert pickle.loads(sent).get_document(2).tolist() == [1, 2, 3, 65535]
 
 
-@pytest.mark.parametrize(
-    "k", [0, 1, BLOCK_NUMBERS - 1, BLOCK_NUMBERS, BLOCK_NUMBERS + 1, 2 * BLOCK_NUMBERS - 1]
-)
-@pytest.mark.parametrize("part", ["length", "position", "boundary"])
-def test_an_error_is_detected_in_every_block_of_the_index(tmp_path: Path, k: int, part: str) -> None:
+@pytest.mark.parametrize("k", [0, BLOCK_NUMBERS - 1, BLOCK_NUMBERS, 2 * BLOCK_NUMBERS + 2])
+def test_an_error_is_detected_in_every_block_of_the_index(tmp_path: Path, k: int) -> None:
     n = 2 * BLOCK_NUMBERS + 3
     with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
         writer.add_documents(np.zeros(n, np.uint16), np.ones(n, int))
-    offset = {"length": 4 * k, "position": 4 * n + 8 * k, "boundary": 12 * n + 8 * k}[part]
-    kind = "<i4" if part == "length" else "<i8"
-    with (tmp_path / "pair.idx").open("r+b") as file:
-        file.seek(HEADER.size + offset)
-        file.write(np.array(-1 if part == "boundary" else 7, kind).tobytes())
-    with pytest.raises(ValueError, match="inconsistent lengths|not contiguous|as in its index"):
-        IndexedTokens(tmp_path / "pair")
-
-
-@pytest.mark.parametrize("content", ["[1]", "{"])
-def test_a_sidecar_that_is_not_an_object_is_one_sentence(pair: Path, content: str) -> None:
-    Path(f"{pair}.json").write_text(content)
-    with pytest.raises(ValueError, match=r"pair.*\.json: "):
-        IndexedTokens(pair)
+    index = tmp_path / "pair.idx"
+    whole = index.read_bytes()
+    for place, value in (
+        (4 * k, struct.pack("<i", 7)),
+        (4 * n + 8 * k, bytes([7])),
+        (12 * n + 8 * k, b"\xff" * 8),
+    ):
+        begin = HEADER.size + place
+        index.write_bytes(whole[:begin] + value + whole[begin + len(value) :])
+        with pytest.raises(ValueError, match="inconsistent lengths|not contiguous|as in its index"):
+            IndexedTokens(tmp_path / "pair")
 
 
 def test_a_missing_document_is_refused(pair: Path) -> None:
-    tokens = IndexedTokens(pair)
-    for i in (-1, 3):
-        with pytest.raises(IndexError, match=f"no document {i}, the file has 3"):
-            tokens.get_document(i)
+    with pytest.raises(IndexError, match="no document 3, the file has 3"):
+        IndexedTokens(pair).get_document(3)
 
 
-def test_new_tokens_are_never_beside_an_old_index(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_leaves_no_new_and_no_changed_files(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for ids in ([65536], np.array([-1, 7])):  # and an id is not wrapped
+        with (
+            pytest.raises(ValueError, match=rf"got id {ids[0]}, which uint16 cannot"),
+            IndexedWriter(pair, np.dtype(np.uint16)) as writer,
+        ):
+            writer.add_document(ids)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
     def stop(path: Path, target: Path) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "rename", stop)
     with pytest.raises(KeyboardInterrupt), IndexedWriter(pair, np.dtype(np.uint16)) as writer:
-        writer.add_document([9] * 7)  # as many tokens as before: sizes alone would not reveal it
-    assert list(pair.parent.iterdir()) == []
-
-
-def test_an_exception_leaves_no_new_and_no_changed_files(pair: Path) -> None:
-    before = {path.name: path.read_bytes() for path in pair.parent.iterdir()}
-    with pytest.raises(RuntimeError), IndexedWriter(pair, np.dtype(np.uint16)) as writer:
-        writer.add_document([1, 2])
-        raise RuntimeError
-    assert {path.name: path.read_bytes() for path in pair.parent.iterdir()} == before
-
-
-def test_an_id_that_does_not_fit_is_refused_and_not_wrapped(tmp_path: Path) -> None:
-    with (
-        pytest.raises(ValueError, match="got id 65536, which uint16 cannot"),
-        IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer,
-    ):
-        writer.add_document([65536])
+        writer.add_document([9] * 7)  # as many tokens as before: sizes alone would not reveal an old index
     assert list(tmp_path.iterdir()) == []
-    with (
-        pytest.raises(ValueError, match="got id -1, which uint16 cannot"),
-        IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer,
-    ):
-        writer.add_document(np.array([-1, 7]))
 
 
 @pytest.mark.parametrize(
@@ -190,12 +171,8 @@ def test_a_short_data_file_and_a_missing_one_are_reported(pair: Path) -> None:
         IndexedTokens(pair)
 
 
-def test_dtype_follows_megatrons_rule() -> None:
-    assert dtype_for(65_499) == np.uint16
-    assert dtype_for(65_500) == np.int32
-
-
-def test_entropy_of_even_and_of_single_tokens() -> None:
+def test_dtype_and_entropy_follow_their_definitions() -> None:
+    assert [dtype_for(65_499), dtype_for(65_500)] == [np.uint16, np.int32]
     assert unigram_entropy(np.array([5, 5, 0, 5, 5])) == pytest.approx(np.log(4))
     assert unigram_entropy(np.array([0, 9])) == 0.0
     assert unigram_entropy(np.array([0])) is None

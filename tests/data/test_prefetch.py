@@ -3,16 +3,10 @@
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-from megatron.data.batches import Batches
-from megatron.data.indexed import IndexedTokens
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.prefetch import PREFETCH_FACTOR, Prefetcher
-from megatron.data.samples import Samples
 
 WORKERS = (0, 1, 2, 4)
 
@@ -30,21 +24,6 @@ def test_items_come_in_order_however_long_each_takes(n_workers: int) -> None:
     with Prefetcher(make, 40, n_workers) as feed:
         assert list(feed) == [i * i for i in range(40)]
     assert not list_workers()
-
-
-@pytest.mark.parametrize("n_workers", WORKERS)
-def test_batches_are_the_same_for_any_number_of_workers(tmp_path: Path, n_workers: int) -> None:
-    with IndexedWriter(tmp_path / "count", np.dtype(np.uint16)) as writer:
-        writer.add_document(np.arange(1003))
-    samples = Samples(IndexedTokens(tmp_path / "count"), 10, seed=5)  # 100 samples per epoch
-    plain = Batches(samples, 8, 0, 1, 24)
-    batches = Batches(samples, 8, 0, 1, 24)
-    with Prefetcher(lambda k: batches.batch_at(24 + 8 * k), 50, n_workers) as feed:
-        for batch in feed:
-            expected = next(plain)
-            np.testing.assert_array_equal(batch.numbers, expected.numbers)
-            np.testing.assert_array_equal(batch.tokens, expected.tokens)
-    assert plain.next_sample == 24 + 50 * 8
 
 
 @pytest.mark.parametrize("n_workers", WORKERS)
@@ -81,16 +60,3 @@ def test_workers_stay_a_few_items_ahead_and_stop_at_once(n_workers: int) -> None
         time.sleep(0.1)
         assert len(started) <= 3 + PREFETCH_FACTOR * n_workers
     assert not list_workers()
-
-
-def test_the_next_item_is_prepared_while_the_last_one_is_used() -> None:
-    begun = threading.Event()
-
-    def make(i: int) -> int:
-        if i == 1:
-            begun.set()
-        return i
-
-    with Prefetcher(make, 2, 1) as feed:
-        assert next(feed) == 0
-        assert begun.wait(60)

@@ -10,7 +10,6 @@ import pytest
 
 from megatron.data import open_dataset, remote
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.megatron_order import MegatronSamples
 from megatron.data.remote import RemoteError, RemoteMissingError
 from megatron.data.samples import Samples
 from megatron.data.sidecar import count_tokens, read_sidecar
@@ -19,7 +18,7 @@ from megatron.plan.resolve import load_config
 from megatron.text.inspect_dataset import find_faults
 from megatron.text.merge import merge_datasets
 from megatron.text.write_parts import write_parts_list
-from tests.remote_servers import STORE_VARIABLES, FaultyServer, serve_store
+from tests.remote_servers import FaultyServer, serve_bucket
 
 N_TOKENS = 60_000
 FILES = (".bin", ".idx", ".json")
@@ -64,15 +63,6 @@ def url(web: FaultyServer, local: Path) -> str:
 
 def count_gets(web: FaultyServer, suffix: str = ".bin") -> int:
     return sum(method == "GET" and name.endswith(suffix) for method, name, _ in web.requests)
-
-
-def test_samples_equal_those_of_local_files(url: str, local: Path) -> None:
-    ours, theirs = open_dataset(url), open_dataset(local)
-    assert (ours.prefix, ours.sidecar) == (url, theirs.sidecar)
-    for order, more in ((Samples, ()), (MegatronSamples, (500,))):
-        samples, expected = (order(tokens, 128, 7, *more) for tokens in (ours, theirs))
-        np.testing.assert_array_equal(samples.take(np.arange(100)), expected.take(np.arange(100)))
-    np.testing.assert_array_equal(ours.read_copy(100, 9999), theirs.read_copy(100, 9999))
 
 
 def test_plans_inspection_and_merge_read_a_url(
@@ -148,28 +138,14 @@ def test_a_changed_object_is_another_dataset(url: str, web: FaultyServer, local:
     web.files[name] = web.files[name][::-1]
     with pytest.raises(RemoteError, match="The file was replaced meanwhile"):
         before.tokens[:1]
+    web.faults[name] = [503] * 100
+    with pytest.raises(RemoteError, match=rf"^{url}.bin: not readable after 3 attempts"):
+        before.tokens[:1]
+    web.faults.clear()
     remote.cache_dataset.cache_clear()  # as another process
     after = open_dataset(url)
     assert after.files.index != before.files.index and after.files.version() != before.files.version()
     assert np.asarray(after.tokens[:50]).tobytes() == web.files[name][:100]
-
-
-@pytest.mark.parametrize(
-    ("fault", "sentence"),
-    [(403, "access denied"), (404, "no such file"), (503, "not readable after 3 attempts")],
-)
-def test_errors_of_the_server_are_sentences(
-    url: str, web: FaultyServer, local: Path, fault: int, sentence: str
-) -> None:
-    pattern = rf"^{web.url}/t/{local.name}.bin: {sentence}"
-    web.faults[f"t/{local.name}.bin"] = [fault] * 100
-    with pytest.raises(RemoteError, match=pattern):
-        open_dataset(url)
-    web.faults.clear()
-    tokens = open_dataset(url)
-    web.faults[f"t/{local.name}.bin"] = [fault] * 100
-    with pytest.raises(RemoteError, match=pattern):
-        tokens.tokens[:100]
 
 
 def test_bad_settings_and_urls_are_sentences(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,15 +169,8 @@ def test_a_dataset_without_sidecar_and_an_empty_one(web: FaultyServer, url: str,
 
 
 def test_a_dataset_in_an_s3_store(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serve_store() as endpoint:
-        import s3fs
-
-        for name, value in (STORE_VARIABLES | {"AWS_ENDPOINT_URL": endpoint}).items():
-            monkeypatch.setenv(name, value)
-        s3fs.S3FileSystem.clear_instance_cache()
-        s3fs.S3FileSystem().mkdir("bucket")
+    with serve_bucket(monkeypatch):
         for end in FILES:
             remote.upload_file(Path(f"{local}{end}"), f"s3://bucket/tokens/c4{end}")
         tokens = open_dataset("s3://bucket/tokens/c4")
         np.testing.assert_array_equal(tokens.tokens[:], open_dataset(local).tokens[:])
-    s3fs.S3FileSystem.clear_instance_cache()

@@ -27,40 +27,24 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     source = folder / "in.jsonl"
     source.write_text("".join(json.dumps({"text": f"{i} {i + 1}"}) + "\n" for i in range(8)))
-    preprocess(
-        [str(source)],
-        folder / "x",
-        TokenizerSpec("NullTokenizer", vocab_size=9),
-        PreprocessOptions(append_eod=True),
-    )
+    tokenizer, options = TokenizerSpec("NullTokenizer", vocab_size=9), PreprocessOptions(append_eod=True)
+    preprocess([str(source)], folder / "x", tokenizer, options)
     return folder / "x_text_document"
 
 
-def list_paths(content: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the paths of all values inside a JSON value."""
-    items = content.items() if isinstance(content, dict) else enumerate(content)
-    paths = []
-    for key, value in items:
-        paths.append((*before, key))
-        if isinstance(value, dict | list):
-            paths += list_paths(value, (*before, key))
-    return paths
-
-
 def mutate_sidecar(content: dict[str, Any], rng: random.Random) -> str:
+    """Return the text of a sidecar in which one value, at any depth, is removed or replaced."""
     changed = json.loads(json.dumps(content))
-    for _ in range(rng.randrange(1, 3)):
-        *above, last = rng.choice(list_paths(content))
-        inner = changed
-        try:
-            for key in above:
-                inner = inner[key]
-            if rng.random() < 0.15:
-                del inner[last]
-            else:
-                inner[last] = rng.choice(ODD_VALUES)
-        except (KeyError, IndexError, TypeError):
-            continue  # an earlier change has replaced this place
+    inner: Any = changed
+    while True:
+        key = rng.choice(list(inner) if isinstance(inner, dict) else range(len(inner)))
+        if not isinstance(inner[key], dict | list) or not inner[key] or rng.random() < 0.2:
+            break
+        inner = inner[key]
+    if rng.random() < 0.15:
+        del inner[key]
+    else:
+        inner[key] = rng.choice(ODD_VALUES)
     text = json.dumps(changed)
     if rng.random() < 0.1:
         at = rng.randrange(len(text))
@@ -104,10 +88,11 @@ def test_hundreds_of_changed_sidecars_are_read_or_refused_in_a_sentence(
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("tokenizer", 5, "tokenizer: got '5', expected an object or null"),
+        ("tokenizer", 5, "tokenizer: got '5', expected an object"),
+        ("sha256", {"block_bytes": "8M"}, "sha256.block_bytes: got '8M', expected a whole number"),
         ("tokens", True, "tokens: got 'True', expected a whole number"),
         ("append_eod", "yes", "append_eod: got 'yes', expected true or false"),
-        ("dtype", "float32", "dtype: got 'float32', expected one of uint8"),
+        ("merged_from", [5], "merged_from: got '.5.', expected a list of objects"),
     ],
 )
 def test_a_field_of_the_wrong_type_is_named(

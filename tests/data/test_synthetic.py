@@ -8,8 +8,8 @@ from megatron.data.synthetic import SyntheticSamples
 
 def test_synthetic_samples_depend_on_seed_and_number_and_not_on_ranks() -> None:
     samples = SyntheticSamples(1000, 64, seed=3)
-    whole = next(Batches(samples, 6, 0, 1, first_sample=12)).tokens
-    shares = [next(Batches(samples, 6, rank, 3, first_sample=12)).tokens for rank in range(3)]
+    whole = Batches(samples, 6, 0, 1).batch_at(12).tokens
+    shares = [Batches(samples, 6, rank, 3).batch_at(12).tokens for rank in range(3)]
     assert np.array_equal(np.concatenate(shares), whole)
     assert np.array_equal(whole[4], samples[16])
     assert not np.array_equal(samples[16], samples[17])

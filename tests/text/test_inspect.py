@@ -105,7 +105,7 @@ def test_the_tool_prints_counts_and_documents(
         ([openwebtext, "--document", "1000"], 1, "error: --document: got 1000, expected 0 to 999\n"),
         ([openwebtext, "--document", "0"], 1, "Give --tokenizer-model"),
         ([str(tmp_path / "pair"), "--document", "0", *tokenizer], 1, "not the tokenizer theirs"),
-        ([str(tmp_path / "absent")], 1, "absent.idx: no such file"),
+        ([str(tmp_path / "absent")], 1, "absent.bin: no such file"),
     ]:
         assert main(words) == status
         captured = capsys.readouterr()

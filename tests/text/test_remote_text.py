@@ -27,8 +27,7 @@ NAMES = [f"out/tokens/c4_text_document{suffix}" for suffix in SUFFIXES]
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(remote, "MAX_WAIT_S", 0.02)
+    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.001)
     monkeypatch.setattr(remote, "BLOCK_BYTES", 30_000)
     monkeypatch.setattr(module, "PIECE_BYTES", 30_000)
 
@@ -142,14 +141,14 @@ def test_a_file_that_is_replaced_while_it_is_read_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store.pipe("out/a.jsonl", FILES["a.jsonl"])
-    read = remote.read_range
+    read = remote._BlockReader._fetch_range
 
     def replace_and_read(*arguments: Any) -> bytes:
         data = read(*arguments)
         store.pipe("out/a.jsonl", FILES["a.jsonl"].replace(b"red", b"RED"))
         return data
 
-    monkeypatch.setattr(remote, "read_range", replace_and_read)
+    monkeypatch.setattr(remote._BlockReader, "_fetch_range", replace_and_read)
     with pytest.raises(RemoteError, match="The file was replaced meanwhile"):
         run(["s3://out/a.jsonl"], tmp_path / "x", tokenizer, skip_bad_lines=True)
     assert not list(tmp_path.glob("x*"))

@@ -17,8 +17,8 @@ from megatron.data.sidecar import read_sidecar
 from megatron.text import hub
 from megatron.text.hub import is_complete_model, open_hub_model, parse_hub_name
 from megatron.text.published_subsets import QUICKSTART_REPO, SUBSETS_REPO
-from tests.data.fake_hub import COMMIT, FakeHub, serve_hub
 from tests.tool_modules import load_tool
+from tests.tools.fake_hub import COMMIT, FakeHub, serve_hub
 
 TOKEN = "hf_aVerySecretWord"
 GPT2_END = 50256

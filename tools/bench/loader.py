@@ -63,7 +63,7 @@ def iterate_ours(
 ) -> Iterator[int]:
     """Yield the sum of the first ids of each batch, made by our prefetcher."""
     # rank 0 of 1, from sample 0: batch k is samples k * rows to (k + 1) * rows - 1, as in the DataLoader
-    batches = Batches(samples, rows, 0, 1, 0)
+    batches = Batches(samples, rows, 0, 1)
 
     def make_batch(step: int) -> np.ndarray:
         batch = batches.batch_at(step * rows)
