@@ -297,7 +297,7 @@ def test_a_custom_rule_is_loaded_by_its_name_in_the_file(folder, monkeypatch) ->
     weights = [weights for _, weights in read_losses_and_weights(folder / "own")]
     assert weights[3] == weights[0]
     assert weights[4] == pytest.approx([0.1 / 3, 0.1 / 3, 0.9 + 0.1 / 3])
-    with pytest.raises(ValueError, match="adaptive.rule no_rules:Last cannot be imported"):
+    with pytest.raises(ValueError, match="adaptive.rule no_rules:Last: got ModuleNotFoundError"):
         MixtureSamples(
             write_mixture(folder, "adaptive: {rule: 'no_rules:Last'}"), seq_len=16, batch_size=12, seed=0
         )
