@@ -3,10 +3,16 @@
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from megatron.data.batches import Batches
+from megatron.data.indexed import IndexedTokens
+from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.prefetch import PREFETCH_FACTOR, Prefetcher
+from megatron.data.samples import Samples
 
 WORKERS = (0, 1, 2, 4)
 
@@ -24,6 +30,20 @@ def test_items_come_in_order_however_long_each_takes(n_workers: int) -> None:
     with Prefetcher(make, 40, n_workers) as feed:
         assert list(feed) == [i * i for i in range(40)]
     assert not list_workers()
+
+
+@pytest.mark.parametrize("n_workers", WORKERS)
+def test_batches_of_all_ranks_are_the_same_for_any_number_of_workers(tmp_path: Path, n_workers: int) -> None:
+    with IndexedWriter(tmp_path / "count", np.dtype(np.uint16)) as writer:
+        writer.add_document(np.arange(1003))
+    samples = Samples(IndexedTokens(tmp_path / "count"), 10, seed=5)  # 100 samples per epoch
+    ranks = [Batches(samples, 8, rank, 2) for rank in range(2)]
+    for rank, batches in enumerate(ranks):
+        with Prefetcher(lambda k, batches=batches: batches.batch_at(24 + 8 * k), 50, n_workers) as feed:
+            for k, batch in enumerate(feed):
+                numbers = 24 + 8 * k + 4 * rank + np.arange(4)
+                np.testing.assert_array_equal(batch.numbers, numbers)
+                np.testing.assert_array_equal(batch.tokens, np.stack([samples[i] for i in numbers.tolist()]))
 
 
 @pytest.mark.parametrize("n_workers", WORKERS)
