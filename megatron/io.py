@@ -307,6 +307,10 @@ def open_exclusive(path: Path, name: Path | None = None) -> LockedFile:
 
 def _open_and_lock(path: Path, flags: int, wait_s: float = 0.0) -> int:
     """Open and lock a file or folder. Return its descriptor, whose end releases the lock."""
+    # Imported on demand, as few commands need a lock, and before a file is created: a stop signal during an
+    # import ends the process at once.
+    import filelock  # noqa: F401
+
     end = time.monotonic() + wait_s
     while True:
         descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
@@ -329,7 +333,7 @@ def _open_and_lock(path: Path, flags: int, wait_s: float = 0.0) -> int:
 
 def _try_lock(descriptor: int, path: Path) -> bool:
     """Lock an open file at `path`. Return False if another process has the lock; OSError without flock."""
-    from filelock import lock_descriptor  # takes 30 ms, and few commands need a lock
+    from filelock import lock_descriptor
 
     try:
         # one attempt: filelock's own wait has no limit

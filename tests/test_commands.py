@@ -71,7 +71,6 @@ RUN: list[tuple[str, str, list[str], dict[str, str]]] = [
      [*TINY, "logging.run_dir=experiments/two_ranks"], {}),
     ("CONVERT.md", "python tools/convert_checkpoint.py experiments/run exported", [], {}),
     ("CONVERT.md", "python tools/convert_checkpoint.py exported start", [], {}),
-    ("CONVERT.md", "python tools/convert_checkpoint.py ../shared/data", [], {"../shared/data": "{data}"}),
     ("CONVERT.md", "python tools/pretrain.py start/start.yaml", TINY,
      {"PREFIX": "data/held_out_text_document"}),
     ("CONVERT.md", "python tools/generate_text.py experiments/run",

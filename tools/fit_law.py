@@ -150,7 +150,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="fix a constant: alpha=0.34; may be repeated",
     )
     for option, replacement in REMOVED.items():
-        fit.add_argument(option, type=refuse_option(replacement), help=argparse.SUPPRESS)
+        fit.add_argument(option, type=refuse_option(replacement), metavar="X", help=argparse.SUPPRESS)
     fit.add_argument(
         "--approach",
         type=parse_approach,

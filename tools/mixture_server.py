@@ -1,4 +1,4 @@
-"""Serve the mixtures of a folder over Arrow Flight. Clients register, query, mix and read chunks.
+"""Serve the mixtures of a folder over Arrow Flight to clients that register, query, mix and read chunks.
 
     python tools/mixture_server.py data --port 8815 --root /corpora
     python tools/mixture_server.py data --host 0.0.0.0 --tls-cert c.pem --tls-key k.pem

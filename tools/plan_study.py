@@ -88,7 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     runs.add_argument(
         "--unique", type=float, metavar="TOKENS", help="unique tokens; training beyond them repeats text"
     )
-    runs.add_argument("--repeats", help=argparse.SUPPRESS)
+    runs.add_argument("--repeats", metavar="R", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, metavar="RUNS.csv", help="also write the runs to this file")
     return parser
 

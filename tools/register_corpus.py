@@ -118,7 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--property", metavar="'NAME TYPE'", help=f"types: {', '.join(TYPES)}; default: string"
     )
     for option in ("--function", "--processes", "--name"):  # of the former process pool
-        added.add_argument(option, dest="former", help=argparse.SUPPRESS)
+        added.add_argument(option, dest="former", metavar="X", help=argparse.SUPPRESS)
     add_action(actions, "list", "list the corpora, with files, documents and tokens", f"{example} list")
     for name, what in (
         ("describe", "count documents and tokens by the values of each property"),
@@ -129,14 +129,16 @@ def build_parser() -> argparse.ArgumentParser:
         subparser.add_argument("corpus", metavar="NAME", help="name of the corpus")
     add_action(actions, "snapshots", "list the snapshots that can be opened", f"{example} snapshots")
     prune = add_action(
-        actions, "prune", "delete what only older snapshots need", f"{example} prune --keep 5b482d8e"
+        actions, "prune", "delete what only older snapshots need", f"{example} prune --keep slim=3"
     )
     prune.add_argument(
         "--keep", action="append", default=[], type=parse_version, metavar="NAME=VERSION",
         help="a version of a corpus that stays; may be repeated",
     )  # fmt: skip
     for name in FORMER_ACTIONS:
-        add_action(actions, name, "no longer supported", f"{example} list").add_argument("words", nargs="*")
+        add_action(actions, name, "no longer supported", f"{example} list").add_argument(
+            "words", nargs="*", default=[], metavar="X", help="not supported"
+        )
     return parser
 
 

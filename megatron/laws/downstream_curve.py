@@ -164,7 +164,7 @@ def _validate_scores(
         (
             not len(outside),
             "accuracy",
-            ", ".join(f"{v:g}" for v in outside),
+            f"{outside[0]:g}" if len(outside) else "",
             "shares of right answers from 0 to 1",
         ),
         (chance is None or (is_accuracy and 0 <= floor < 1), "chance", chance, "0 to 1 for an accuracy"),

@@ -6,21 +6,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from megatron.laws.frontier import frontier_bands, optimal_frontier
-
 if TYPE_CHECKING:
     from megatron.laws.law import Law
 
-N_POINTS, N_SIZES, MARGIN = 60, 6, 10.0  # points of a line, sizes drawn, factor of compute beyond the runs
+N_POINTS, N_SIZES = 60, 6  # points of a line, sizes drawn
 BAND = {"fill": "toself", "line": {"width": 0}, "opacity": 0.3, "hoverinfo": "skip"}
 
 
 def plot_law(
     law: "Law", N: ArrayLike | None = None, D: ArrayLike | None = None, L: ArrayLike | None = None
 ) -> Any:
-    """Return a plotly figure of the loss of several sizes and of the frontier, with its confidence interval.
+    """Return a plotly figure of the loss of several sizes against compute.
 
-    N, D, L [n] are runs to draw as points. Sizes and compute are from the ranges of the fitted runs.
+    N, D, L [n] are runs to draw as points. Sizes and compute are from the ranges of the fitted runs. The best
+    size of each budget is the figure of `Frontier.plot`.
     """
     from plotly.graph_objects import Figure  # slow import
 
@@ -31,12 +30,6 @@ def plot_law(
         figure.add_scatter(
             x=6 * size * tokens, y=law.loss(size, tokens), name=f"N = {size:.3g}", mode="lines"
         )
-    C = np.geomspace(6 * n_low * d_low, MARGIN * 6 * n_high * d_high, N_POINTS)
-    if law.replicates:
-        low, high = frontier_bands(law, C)["L"]
-        x, y = np.concatenate([C, C[::-1]]), np.concatenate([low, high[::-1]])
-        figure.add_scatter(x=x, y=y, name="95 % confidence", **BAND)
-    figure.add_scatter(x=C, y=optimal_frontier(law, C).L, name="best N", mode="lines", line={"dash": "dot"})
     if N is not None and D is not None and L is not None:
         runs = 6 * np.asarray(N, dtype=float) * np.asarray(D, dtype=float)
         figure.add_scatter(x=runs, y=np.asarray(L), name="runs", mode="markers")

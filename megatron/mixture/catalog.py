@@ -120,9 +120,9 @@ class Catalog:
         is_old = path.is_file() or (path / "commits").is_dir()
         # a folder without files is that of a corpus that another process creates
         if not is_object_url(self.path) and (is_old or any(child.is_file() for child in path.glob("*"))):
-            found = "a catalog of an earlier version" if is_old else "a folder with other files"
+            content = "a catalog of an earlier version" if is_old else "a folder with other files"
             raise ValueError(
-                f"{path}: got {found}, expected a catalog of Delta Lake tables. "
+                f"{path}: got {content}, expected a catalog of Delta Lake tables. "
                 "Register the files again, in a new folder."
             )
         if self._read_only:
@@ -299,11 +299,11 @@ class Catalog:
             self.connection.register("listed_files", arrow.table(listed))
             self.connection.register("given_rows", rows)
             given = f"SELECT file, row, {column} AS value FROM given_rows JOIN listed_files USING (path)"
-            kept = [
+            columns = [
                 f"d.{quote_identifier(col)}" for col in schema.names if col not in (KIND, META, added.name)
             ]
             documents = self.connection.sql(
-                f"SELECT {', '.join(kept)}, CAST(value AS {added.sql_type}) AS {column}, "
+                f"SELECT {', '.join(columns)}, CAST(value AS {added.sql_type}) AS {column}, "
                 f"g.file IS NOT NULL AS given FROM {self.view(name)} d "
                 f"LEFT JOIN ({given}) g USING (file, row) ORDER BY file, row"
             ).to_arrow_table()
@@ -533,18 +533,20 @@ def find_input_files(inputs: Sequence[str]) -> list[Path]:
         path = Path(word)
         if path.is_dir():
             walked = os.walk(path, followlinks=True)
-            found = sorted(
+            matches = sorted(
                 Path(folder) / name for folder, _, names in walked for name in names if name[0] != "."
             )
         elif path.is_file():
-            found = [path]
+            matches = [path]
         else:
             datasets = [Path(f"{word}{suffix}") for suffix in (".bin", PARTS_SUFFIX)]
-            found = [path for path in datasets if path.is_file()] or [
+            matches = [path for path in datasets if path.is_file()] or [
                 Path(name) for name in sorted(glob(word, recursive=True))
             ]
-        names = set(found)
-        chosen = [path for path in found if path.name.endswith(INPUT_SUFFIXES) and not _is_part(path, names)]
+        names = set(matches)
+        chosen = [
+            path for path in matches if path.name.endswith(INPUT_SUFFIXES) and not _is_part(path, names)
+        ]
         if not chosen:
             raise FileNotFoundError(
                 f"{word}: no such file, and no folder or pattern of {', '.join(INPUT_SUFFIXES)}."

@@ -265,7 +265,7 @@ class _Gathered:
         part["file"] = np.repeat(places, np.diff(np.r_[cuts, len(keys)]))
         codes, values = _encode_domains(batch, by)
         # len is evaluated before the insertion: the k-th new domain gets number k
-        numbers = np.array([self.domains.setdefault(found, len(self.domains)) for found in values], np.int32)
+        numbers = np.array([self.domains.setdefault(key, len(self.domains)) for key in values], np.int32)
         part["domain"] = numbers[codes]
         self.tokens += [0] * (len(self.domains) - len(self.tokens))
         if self.count_tokens:
@@ -284,9 +284,9 @@ class _Gathered:
             name: np.concatenate([part[name] for part in self._parts]) for name in (*COLUMNS, "domain")
         }
         # None is not comparable with a value: the first entry of each pair sorts missing values last
-        values = sorted(self.domains, key=lambda found: [(v is None, 0 if v is None else v) for v in found])
+        values = sorted(self.domains, key=lambda key: [(v is None, 0 if v is None else v) for v in key])
         place = np.empty(len(values), dtype=np.int32)
-        place[[self.domains[found] for found in values]] = np.arange(len(values))
+        place[[self.domains[key] for key in values]] = np.arange(len(values))
         domain = place[columns.pop("domain")]
         bounds = np.concatenate([[0], np.cumsum(np.bincount(domain, minlength=len(values)))])
         order = _sort_documents(domain, columns["file"], columns["row"])
@@ -296,7 +296,7 @@ class _Gathered:
         numbers[used] = np.arange(len(used))
         columns["file"] = numbers[columns["file"]]
         documents = import_pyarrow().table({name: column[order] for name, column in columns.items()})
-        tokens = tuple(self.tokens[self.domains[found]] for found in values) if self.count_tokens else None
+        tokens = tuple(self.tokens[self.domains[key]] for key in values) if self.count_tokens else None
         return Selection(
             by, tuple(values), tuple(self.files[int(k)] for k in used), documents, bounds, tokens
         )

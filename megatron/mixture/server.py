@@ -311,10 +311,10 @@ class ServedFolder:
         path = self.folder / f"{name}.yaml"
         with self._writing:
             if path.exists():
-                known = (
+                current = (
                     json.loads(path.read_text().partition("\n")[2] or "{}") if request.get("name") else spec
                 )
-                if {key: known.get(key) for key in SPEC_KEYS} != {key: spec.get(key) for key in SPEC_KEYS}:
+                if {key: current.get(key) for key in SPEC_KEYS} != {key: spec.get(key) for key in SPEC_KEYS}:
                     raise ValueError(f"name: got {name!r}, a mixture with other keys. Use another name.")
                 return name
             versions = self._read(lambda catalog: catalog.versions)

@@ -62,17 +62,17 @@ def shared_exponent(params: dict, N: np.ndarray, D: np.ndarray, U: np.ndarray) -
 def test_an_own_form_has_the_fit_of_the_built_in_one(tmp_path: Path) -> None:
     frame = make_frame()
     start = {"E": 1.0, "A": 100.0, "B": 5000.0, "g": 0.5}
-    own = fit_law(frame, form=shared_exponent, start=start, n_bootstrap=40)
+    custom = fit_law(frame, form=shared_exponent, start=start, n_bootstrap=40)
     built_in = fit_law(frame, form="over_training", n_bootstrap=40)
-    assert own.objective == pytest.approx(built_in.objective, rel=1e-9)
-    assert own.params["g"] == pytest.approx(built_in.params["eta"], rel=1e-6)
-    assert own.interval["params"]["g"] == pytest.approx(built_in.interval["params"]["eta"], rel=1e-4)
-    predictions = (law.predict([1e8, 1e9], [1e10, 1e11]) for law in (own, built_in))
+    assert custom.objective == pytest.approx(built_in.objective, rel=1e-9)
+    assert custom.params["g"] == pytest.approx(built_in.params["eta"], rel=1e-6)
+    assert custom.interval["params"]["g"] == pytest.approx(built_in.interval["params"]["eta"], rel=1e-4)
+    predictions = (law.predict([1e8, 1e9], [1e10, 1e11]) for law in (custom, built_in))
     for ours, other in zip(*predictions, strict=True):
         np.testing.assert_allclose(ours, other, rtol=1e-4)
-    assert pytest.approx(optimal_frontier(built_in, 1e21).L, rel=1e-5) == optimal_frontier(own, 1e21).L
-    own.save(tmp_path / "law.json")
-    assert Law.load(tmp_path / "law.json", shared_exponent) == own
+    assert pytest.approx(optimal_frontier(built_in, 1e21).L, rel=1e-5) == optimal_frontier(custom, 1e21).L
+    custom.save(tmp_path / "law.json")
+    assert Law.load(tmp_path / "law.json", shared_exponent) == custom
     with pytest.raises(ValueError, match="form: got 'shared_exponent', expected one of chinchilla"):
         Law.load(tmp_path / "law.json")
 

@@ -100,13 +100,13 @@ def test_a_function_computes_properties_of_records_and_its_error_names_the_recor
 def test_only_new_and_changed_files_are_registered_and_old_versions_stay_until_they_are_pruned(
     tmp_path,
 ) -> None:
-    one, two, catalog = tmp_path / "one.jsonl", tmp_path / "two.jsonl", tmp_path / "catalog"
-    write_lines(one, 30)
-    write_lines(two, 20, first=30)
-    assert register(catalog, [one, two]).n_documents == 50
-    assert register(catalog, [one, two]).n_known == 2
-    write_lines(two, 25, first=30)
-    result = register(catalog, [one, two])
+    first, second, catalog = tmp_path / "one.jsonl", tmp_path / "two.jsonl", tmp_path / "catalog"
+    write_lines(first, 30)
+    write_lines(second, 20, first=30)
+    assert register(catalog, [first, second]).n_documents == 50
+    assert register(catalog, [first, second]).n_known == 2
+    write_lines(second, 25, first=30)
+    result = register(catalog, [first, second])
     assert (result.n_files, result.n_known, result.n_documents) == (1, 1, 25)
     with Catalog(catalog) as opened:
         version = opened.versions["code"]
@@ -122,11 +122,11 @@ def test_only_new_and_changed_files_are_registered_and_old_versions_stay_until_t
     ):
         Catalog(catalog, snapshot={"code": 1})
     # same size and time, other content
-    stamp = two.stat()
-    two.write_text(two.read_text().replace("document 31", "document 13"))
-    os.utime(two, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    assert register(catalog, [two]).n_known == 1
-    assert register(catalog, [two], verify=True).n_edited == 1
+    stamp = second.stat()
+    second.write_text(second.read_text().replace("document 31", "document 13"))
+    os.utime(second, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert register(catalog, [second]).n_known == 1
+    assert register(catalog, [second], verify=True).n_edited == 1
 
 
 def test_broken_records_are_counted_and_located(tmp_path, capsys) -> None:
@@ -158,12 +158,12 @@ def test_describe_lists_values_and_bins_of_numbers_and_dates(tmp_path) -> None:
     properties = ["n AS n integer", "x AS x float", "day AS day date", "tags AS tags list"]
     register(tmp_path / "c", [tmp_path / "a.jsonl"], properties)
     with Catalog(tmp_path / "c") as catalog:
-        found = catalog.describe_corpus("code")
-    assert [n for _, n, _ in found["n"]] == [10] * 10
-    assert found["n"][0][0] == "0 to 9"
-    assert sum(n for _, n, _ in found["day"]) == sum(n for _, n, _ in found["x"]) == 100
-    assert found["day"][0][0].startswith("2024-01-01 to 2024-01-0")
-    assert found["tags"] == [("a", 66, None), (None, 34, None), ("b", 33, None)]
+        described = catalog.describe_corpus("code")
+    assert [n for _, n, _ in described["n"]] == [10] * 10
+    assert described["n"][0][0] == "0 to 9"
+    assert sum(n for _, n, _ in described["day"]) == sum(n for _, n, _ in described["x"]) == 100
+    assert described["day"][0][0].startswith("2024-01-01 to 2024-01-0")
+    assert described["tags"] == [("a", 66, None), (None, 34, None), ("b", 33, None)]
 
 
 def test_add_property_takes_values_by_path_and_row_and_replaces_them(tmp_path, catalog, capsys) -> None:

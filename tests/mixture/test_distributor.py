@@ -131,8 +131,8 @@ def test_restarts_on_any_numbers_of_groups_read_the_chunks_of_one_group(mixture,
             state += n_groups
         position = Position.from_dict(whole.find_position(state, position).as_dict())
     expected = whole.schedule_chunks(0, state)
-    found = ChunkUnits.concatenate(read)
-    assert (found.domain.tolist(), found.number.tolist()) == (
+    units = ChunkUnits.concatenate(read)
+    assert (units.domain.tolist(), units.number.tolist()) == (
         expected.domain.tolist(),
         expected.number.tolist(),
     )

@@ -49,11 +49,11 @@ def test_chunks_of_every_format_contain_every_document_once(tmp_path) -> None:
     expected = [texts, texts, texts, [[i + j for j in range(i % 5)] for i in range(40)]]
     for folder, documents in zip(folders, expected, strict=True):
         with open_format(folder, [folder]) as source:
-            found = [document for chunk in MixtureDataset(lambda: source) for document in chunk.documents]
+            samples = [document for chunk in MixtureDataset(lambda: source) for document in chunk.documents]
         if folder.name == "samples":
-            assert {(d["png"], d["txt"].decode() == d["text"]) for d in found} == {(b"\x89", True)}
-            found = [document["text"] for document in found]
-        assert sorted(map(str, found)) == sorted(map(str, documents))
+            assert {(d["png"], d["txt"].decode() == d["text"]) for d in samples} == {(b"\x89", True)}
+            samples = [document["text"] for document in samples]
+        assert sorted(map(str, samples)) == sorted(map(str, documents))
 
 
 def test_text_and_rows_can_be_mixed_and_other_kinds_cannot(tmp_path) -> None:
@@ -122,19 +122,19 @@ def test_a_state_contains_a_recent_position_and_a_far_chunk_without_one_is_refus
 
 def test_shares_are_those_of_the_weights_and_the_order_is_that_of_the_seed(mixture) -> None:
     with (
-        DocumentChunks(mixture, seed=3) as one,
+        DocumentChunks(mixture, seed=3) as chunks,
         DocumentChunks(mixture, seed=3) as same,
         DocumentChunks(mixture) as other,
     ):
-        table = one.read(0, 3)
-        assert Counter(one.names[k] for k in table.column("domain").to_pylist()) == {
+        table = chunks.read(0, 3)
+        assert Counter(chunks.names[k] for k in table.column("domain").to_pylist()) == {
             "Python": 768,
             "Go": 512,
             "C": 256,
         }
         assert table.equals(same.read(0, 3))
         assert not table.equals(other.read(0, 3))
-        pieces = list(one.read_pieces(0, 3))
+        pieces = list(chunks.read_pieces(0, 3))
         assert pa.concat_tables(pieces).equals(table)
 
 
@@ -168,9 +168,9 @@ def test_more_files_than_may_be_open_are_read(tmp_path, monkeypatch) -> None:
     for i in range(30):
         write_lines(tmp_path / f"{i}.jsonl", 5, first=5 * i)
     with open_format(tmp_path, [tmp_path / f"{i}.jsonl" for i in range(30)]) as source:
-        found = source.read(0, 30).column("text").to_pylist()
+        texts = source.read(0, 30).column("text").to_pylist()
         assert len(source._files._descriptors._values) <= 8
-    assert sorted(found) == sorted(f"document {i}" for i in range(150))
+    assert sorted(texts) == sorted(f"document {i}" for i in range(150))
     assert isinstance(source._files, OpenFiles)
 
 

@@ -69,9 +69,9 @@ def test_a_client_registers_queries_adds_a_property_mixes_and_reads(client, serv
     assert client.count((field("stars") >= 150) & ~field("language").isin(["C"]), ["language"]) == {
         ("Go",): (50, None), ("Python",): (50, None),
     }  # fmt: skip
-    found = list(client.find_documents("stars < 4", ["language"]))
+    documents = list(client.find_documents("stars < 4", ["language"]))
     path = str(served[0].folder / "a.jsonl")
-    assert found == [("C", path, 0), ("C", path, 3), ("Go", path, 1), ("Python", path, 2)]
+    assert documents == [("C", path, 0), ("C", path, 3), ("Go", path, 1), ("Python", path, 2)]
     values = {"path": [path] * 300, "row": list(range(300)), "half": ["low"] * 150 + ["high"] * 150}
     pq.write_table(pa.table(values), tmp_path / "half.parquet")
     assert client.add_property("code", "half category", tmp_path / "half.parquet") == 300

@@ -36,7 +36,7 @@ def test_after_some_runs_the_next_ones_are_proposed(root: Path, tmp_path: Path) 
 def test_invalid_options_are_reported_in_one_line(root: Path) -> None:
     for words, sentence in (
         (("--budget", 0), "--budget: got 0 with"),
-        (("--budget", 1e18, "--law", "none.json"), "none.json: no such law"),
+        (("--budget", 1e18, "--law", "none.json"), "none.json: got no such file, expected a law"),
         (("--budget", 1e10, "--sizes", 1e9), "Raise the budget"),
     ):
         done = run_tool(root, *words)

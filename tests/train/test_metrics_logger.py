@@ -97,8 +97,10 @@ def test_memory_of_every_rank_is_logged_after_the_first_steps(pretrain, words, t
     assert done.returncode == 0, done.stderr
     lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "memory"]
     assert [(line["step"], len(line["peak_gib"])) for line in lines] == [(1, 2), (2, 2)]
-    # Python with torch takes more than 100 MB, and the run less than 4 GB
-    assert all(0.1 < peak < 4 for line in lines for peak in line["peak_gib"])
+    # Python with torch takes more than 100 MB, and the run less than 4 GB. The kernel begins the peak of a
+    # process with the memory of the process that started it, here the tests.
+    most = 4 + resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    assert all(0.1 < peak < most for line in lines for peak in line["peak_gib"])
     assert done.stderr.count("GiB on 2 rank(s), most on rank ") == 2
 
 

@@ -67,7 +67,7 @@ def test_corpora_of_a_blend_contribute_their_share_and_repeat_together(config_of
     ("more", "sentence"),
     [
         ("dataset.unique_tokens=1e6", "Set fewer, or preprocess more"),
-        ("dataset.order=megatron", "tools/subset_corpus.py"),
+        ("dataset.order=megatron", "got dataset.order=megatron, expected epoch"),
     ],
 )
 def test_data_that_cannot_be_limited_is_refused(config_of, more: str, sentence: str) -> None:

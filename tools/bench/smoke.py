@@ -30,7 +30,6 @@ BENCHES = ROOT / "tools" / "bench"
 REDUCED = {
     "small_models": "--widths 32 96 --steps 20",
     "preprocess": "{inputs}/text/train.jsonl --tokenizer-model {inputs}/tokenizer --sides batch --repeat 5",
-    "join": "{inputs}/text/train.jsonl --tokenizer-model {inputs}/tokenizer --megabytes 64 --repeat 3",
     "loader": "--workers 0 2 --batches 50 --repeat 3",
     "parts": "--parts 64 --documents 2e5 --repeat 3",
     "order": "--documents 200000 --tokens 100000000 --epochs 1 10 --repeat 3",
@@ -154,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         history = Path(args.history or Path(folder, "history.jsonl")).resolve()
         before = count_results(history)
-        if {"preprocess", "join"} & set(args.benches):
+        if "preprocess" in args.benches:
             prepare_inputs(Path(folder))
         for name in args.benches:
             left_s = end - time.monotonic()
