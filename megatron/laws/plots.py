@@ -1,22 +1,19 @@
 """Figures of laws: the loss against compute, and the optima along a frontier."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-
-if TYPE_CHECKING:
-    from megatron.laws.law import Law
 
 N_POINTS, N_SIZES = 60, 6  # points of a line, sizes drawn
 BAND = {"fill": "toself", "line": {"width": 0}, "opacity": 0.3, "hoverinfo": "skip"}
 
 
 def plot_law(
-    law: "Law", N: ArrayLike | None = None, D: ArrayLike | None = None, L: ArrayLike | None = None
+    law: Any, N: ArrayLike | None = None, D: ArrayLike | None = None, L: ArrayLike | None = None
 ) -> Any:
-    """Return a plotly figure of the loss of several sizes against compute.
+    """Return a plotly figure of the loss of several sizes of a `Law` against compute.
 
     N, D, L [n] are runs to draw as points. Sizes and compute are from the ranges of the fitted runs. The best
     size of each budget is the figure of `Frontier.plot`.

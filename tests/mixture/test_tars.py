@@ -35,7 +35,7 @@ def test_a_sample_is_one_span_of_bytes_with_all_its_members(tmp_path) -> None:
     documents = [read_sample(content[sample.begin : sample.end], "text") for sample in places]
     assert documents == [
         {"__key__": "a/1", "text": "a cat", "txt": b"a cat", "jpg": b"\xff\xd8" * 400},
-        {"__key__": places[1][0], "text": "a dog", "json": b'{"text": "a dog"}'},
+        {"__key__": samples[1][0], "text": "a dog", "json": b'{"text": "a dog"}'},
     ]
 
 
