@@ -236,7 +236,7 @@ def compare_sides(args: argparse.Namespace, prefix: Path, n_epochs: int) -> None
             other_cost = cost[other]
             line += f"   less: time {other_cost['cpu_s'] / side_cost['cpu_s']:5.1f} times, "
             line += f"memory {other_cost['peak_mb'] / side_cost['peak_mb']:4.1f}, "
-            line += f"its own {(other_cost['peak_mb'] - other_cost['before_mb']) / added_mb:5.1f}"
+            line += f"its own {(other_cost['peak_mb'] - other_cost['before_mb']) / max(added_mb, 1):5.1f}"
         print(line, flush=True)
     for side in ("epoch", "megatron"):
         cpu_s = [record["cpu_s"] for record in records[side]]

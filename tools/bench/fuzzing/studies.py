@@ -21,7 +21,8 @@ LAW = {
                  "params": {name: [value * 0.9, value * 1.1] for name, value in TRUTH.items()},
                  "derived": {"a_exponent": [0.4, 0.6]}},
     "standard_error": {name: 0.03 * value for name, value in TRUTH.items()},
-    "derived": {"a_exponent": 0.56, "b_exponent": 0.44}, "spread": 0.01, "noise": {"dof": 10, "n_groups": 15},
+    "derived": {"a_exponent": 0.56, "b_exponent": 0.44}, "spread": 0.01,
+    "noise": {"sigma": 0.01, "dof": 10, "n_groups": 15},
     # one list per constant, each as long as n_bootstrap
     "replicates": {name: [value * scale for scale in (0.97, 1.0, 1.02)] for name, value in TRUTH.items()},
     "warnings": ["few runs"], "table": {"path": "table.csv", "sha256": ""}, "residual": "log", "fixed": [],
