@@ -208,7 +208,7 @@ def test_wrong_words_and_lists_are_refused(tmp_path: Path, capsys: pytest.Captur
         expand_prefixes([], [tmp_path / "absent"])
     listed = tmp_path / "mix.txt"
     listed.write_text(f"{prefixes[1]}\n0.7 {prefixes[0]}\n")  # weights are of data-path files
-    with pytest.raises(FileNotFoundError, match="no such file, expected the prefix"):
+    with pytest.raises(FileNotFoundError, match="mix.txt:2: no dataset matches"):
         merge_datasets(expand_prefixes([], [listed]), tmp_path / "out")
     listed.write_bytes(b"\xff\n")
     with pytest.raises(ValueError, match="not UTF-8"):
