@@ -2,7 +2,7 @@
 
 python tools/download_assets.py c4 --split train --documents 20K --out c4
 python tools/download_assets.py c4 --split validation --shards 1 --format packed --out c4
-python tools/download_assets.py slimpajama --split train --max-bytes 500M --out slimpajama
+python tools/download_assets.py slimpajama --split train --documents 100K --out slimpajama
 python tools/download_assets.py subset 100M --out data
 python tools/download_assets.py tokenizer gpt2 --out tokenizers/gpt2
 python tools/download_assets.py weights Qwen/Qwen3-0.6B --out weights/qwen3
@@ -61,12 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         part.add_argument(
             "--documents", type=parse_count, metavar="N", help="the first N documents; default: all"
         )
-        part.add_argument(
-            "--max-bytes",
-            type=parse_count,
-            metavar="N",
-            help="limit of uncompressed JSON lines in bytes; default: none",
-        )
+        part.add_argument("--max-bytes", type=refuse_max_bytes, help=argparse.SUPPRESS)  # removed option
         where = text.add_argument_group("source and format")
         where.add_argument("--repo", default=repo, metavar="OWNER/NAME", help="data set on the hub")
         where.add_argument(
@@ -104,6 +99,11 @@ def parse_style(text: str) -> str:
     return text
 
 
+def refuse_max_bytes(word: str) -> str:
+    """Raise argparse's error for the removed option."""
+    raise argparse.ArgumentTypeError("no longer supported. Limit --documents or --shards")
+
+
 def _add_subset(actions: Any) -> None:
     example = "python tools/download_assets.py subset 100M --out data"
     subset = add_action(actions, "subset", "download published tokens, and check how many they are", example)
@@ -114,10 +114,10 @@ def _add_subset(actions: Any) -> None:
         help=f"100M or another name of utils/epoch_tokens.yaml, or {VALIDATION}",
     )
     subset.add_argument(
-        "--repo", metavar="OWNER/NAME", help=f"data set on the hub; default: the quickstart's, {SUBSETS_REPO}"
+        "--repo", metavar="OWNER/NAME", help=f"data set on the hub with --prefix; default: {SUBSETS_REPO}"
     )
     subset.add_argument(
-        "--prefix", metavar="PATH", help="the dataset in it, without .bin; default: the only one of that name"
+        "--prefix", metavar="PATH", help="a dataset of --repo, without .bin, with the tokens of NAME"
     )
     _add_common(subset)
 
@@ -170,7 +170,7 @@ def _download_assets(args: argparse.Namespace) -> None:
         for path in fetch_folder(repository, *FOLDERS[args.what], args.out):
             print(f"{path}: {path.stat().st_size:,} bytes", flush=True)
         return
-    limit = DownloadLimits(args.documents, args.max_bytes, args.shards)
+    limit = DownloadLimits(args.documents, args.shards)
     # not str.format: a pattern of files may contain other braces
     pattern = args.files.replace("{split}", args.split)
     for path, n_documents, is_new in fetch_text(
