@@ -1,4 +1,4 @@
-"""Text for a small study: some thousand documents from a source that this machine has, with a fixed split."""
+"""Text for a small study: some thousand documents from an available source, with a fixed split."""
 
 import hashlib
 import json
@@ -125,14 +125,13 @@ class SplitWriter:
 def prepare_corpus(which: str, folder: Path, limits: CorpusLimits) -> tuple[dict[str, Any], bool]:
     """Write <folder>/train.jsonl, held_out.jsonl and corpus.json.
 
-    Returns the content of corpus.json, and False if the folder already has it, built from the same files.
-    `which` is auto, c4, local, stdlib, or a path (see `choose_source`). The corpus is the start of that text,
-    up to the limits. If this is less than `min_bytes`, documents of the local text are added until it is
-    reached: always to auto and c4, and to another text only with `fill`. The sha256 of a document's text
-    decides whether it is held out. So the split needs no list, and exact copies, which are dropped, could
-    never be on both sides.
-    Raises FileNotFoundError, ConnectionError or ValueError, also if another process is writing the corpus;
-    the folder is then unchanged.
+    Returns the content of corpus.json, and False if the folder has it already, from the same files.
+    `which` is auto, c4, local, stdlib, or a path (see `choose_source`). The corpus is the start of
+    that text, up to the limits. If this is less than `min_bytes`, documents of the local text are
+    added until it is reached: always to auto and c4, to another text only with `fill`.
+    The sha256 of a text decides whether it is held out, so copies are never on both sides.
+    Raises FileNotFoundError, ConnectionError or ValueError, also if another process is writing the
+    corpus; the folder is then unchanged.
     """
     folder = folder.resolve()
     limits = replace(limits, fill=limits.fill or which in FILLED)
@@ -151,7 +150,8 @@ def prepare_corpus(which: str, folder: Path, limits: CorpusLimits) -> tuple[dict
         content |= {"files": _hash_sides(partial), "asked": request}
         write_json(partial / META_FILE, content)
         folder.mkdir(parents=True, exist_ok=True)
-        # META_FILE last: a folder with it is complete, and a kill before it makes the next call start again
+        # META_FILE last: a folder with it is complete, and after a kill before it the next call
+        # starts again
         names = ("train.jsonl", "held_out.jsonl", META_FILE)
         publish_files([(partial / name, folder / name) for name in names])
     return content, True
@@ -177,7 +177,8 @@ def _write_split(source: CorpusSource, folder: Path, limits: CorpusLimits) -> di
             writer.add(name, document)
             if writer.n_bytes >= limits.max_bytes or writer.n_documents == limits.max_documents:
                 break
-        n_bytes, n_documents = writer.n_bytes, writer.n_documents  # of the source, before local text is added
+        # of the source, before local text is added
+        n_bytes, n_documents = writer.n_bytes, writer.n_documents
         others = [name for name in LOCAL_SOURCES if name not in source.installed]
         if others and limits.fill and n_bytes < limits.min_bytes:
             added = read_local_text(others)
@@ -243,12 +244,14 @@ def find_paths(which: str) -> list[Source]:
 
 
 def choose_source(which: str, paths: Sequence[Source]) -> CorpusSource:
-    """Open the text. auto: the C4 sample of $SCALING_DATA, else C4 from the hub, else local text.
+    """Open the text. `paths`: as `find_paths` returns them.
 
-    local is Python's standard library and the sources of some installed packages (local_text); stdlib is the
-    standard library alone. A path names JSON-lines files (a file, a folder or a pattern; the text is under
-    "text"), or .txt files. Each of several .txt files is a document. In a single .txt file each paragraph is
-    a document; blank lines separate paragraphs. `paths`: as `find_paths` returns them.
+    auto     the C4 sample of $SCALING_DATA, else C4 from the hub, else local text
+    local    the standard library and the sources of some installed packages (local_text)
+    stdlib   the standard library
+    a path   JSON-lines files with the text under "text", or .txt files: each of several is a
+             document, in a single one each paragraph; blank lines separate paragraphs
+
     Raises ConnectionError if c4 is not available.
     """
     if paths:

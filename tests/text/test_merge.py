@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ import pytest
 
 from megatron.data import open_dataset
 from megatron.data.indexed_writer import IndexedWriter
+from megatron.data.sidecar import read_sidecar
+from megatron.plan.datapaths import compare_eods
 from megatron.text.inspect_dataset import find_faults
-from megatron.text.merge import merge_datasets
+from megatron.text.merge import MergeResult, merge_datasets
 from megatron.text.merge_inputs import expand_prefixes, natural_key
 from megatron.text.write_parts import write_parts_list
 from tests.tool_modules import load_tool
@@ -73,6 +76,73 @@ def test_entries_common_to_all_sidecars_are_kept(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "joined.json").read_text())
     assert (record["append_eod"], record["empty_documents"], record["documents"]) == (True, 2, 4)
     assert "json_key" not in record and list(find_faults(tmp_path / "joined")) == []
+
+
+@pytest.mark.parametrize("merge", [merge_datasets, write_parts_list])
+def test_inputs_with_empty_documents_only_become_one_dataset(tmp_path: Path, merge: Callable) -> None:
+    prefixes = [write(tmp_path / name, [[]] * n) for name, n in (("a", 1), ("b", 3))]
+    assert merge([*prefixes, write(tmp_path / "none", [])], tmp_path / "all") == MergeResult(4, 0)
+    dataset = open_dataset(tmp_path / "all")
+    assert dataset.document_tokens.tolist() == [0] * 4 and len(dataset.tokens[:]) == 0
+    assert list(find_faults(tmp_path / "all")) == []
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> dict[str, str]:
+    """Datasets of the same text with end id 2, 0 and none, and copies without sidecars."""
+    prefixes = {}
+    for name, end in (("two", [2]), ("zero", [0]), ("none", []), ("again", [2])):
+        meta = {"tokenizer": META["tokenizer"] | {"eod_id": (end or [0])[0]}, "append_eod": bool(end)}
+        for prefix in (name, f"foreign_{name}"):
+            prefixes[prefix] = write(tmp_path / prefix, [[1, *end], [3, *end], [1, *end]], meta)
+        Path(f"{prefixes[f'foreign_{name}']}.json").unlink()
+    return prefixes
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("two", "zero"), ("two", "none"), ("none", "zero"), ("two", "foreign_zero"), ("two", "foreign_none"),
+        ("foreign_zero", "two"), ("none", "foreign_zero"), ("foreign_two", "foreign_zero"),
+    ],
+)  # fmt: skip
+def test_merging_documents_with_different_ends_requires_mixed_eod(
+    ends: dict[str, str], tmp_path: Path, first: str, second: str
+) -> None:
+    pair = [ends[first], ends[second]]
+    with pytest.raises(ValueError, match=f"{second}: got .*expected .*--mixed-eod"):
+        merge_datasets(pair, tmp_path / "all")
+    assert not list(tmp_path.glob("all*"))
+    merge_datasets(pair, tmp_path / "all", mixed_eod=True)
+    sidecar = read_sidecar(tmp_path / "all")
+    assert "append_eod" not in sidecar
+    if {first, second} == {"two", "zero"}:
+        assert "eod_id" not in sidecar["tokenizer"]
+    assert list(find_faults(tmp_path / "all")) == []
+
+
+def test_merging_documents_with_equal_ends_records_the_end(ends: dict[str, str], tmp_path: Path) -> None:
+    assert merge_datasets([ends["two"], ends["again"]], tmp_path / "all").is_new
+    sidecar = read_sidecar(tmp_path / "all")
+    assert (sidecar["append_eod"], sidecar["tokenizer"]["eod_id"]) == (True, 2)
+    assert list(find_faults(tmp_path / "all")) == []
+    # an end without a record is recognised from the tokens; that of a single document is unknown
+    merge_datasets([ends["two"], ends["foreign_two"]], tmp_path / "more")
+    merge_datasets([ends["none"], ends["foreign_none"]], tmp_path / "ends")
+    for name in ("x", "y"):
+        Path(write(tmp_path / name, [[1, 2]]) + ".json").unlink()
+    assert merge_datasets([str(tmp_path / "x"), str(tmp_path / "y")], tmp_path / "xy").n_documents == 2
+
+
+def test_blends_with_different_ends_are_refused_or_warned_about(ends: dict[str, str]) -> None:
+    for other in ("zero", "none"):
+        with pytest.raises(ValueError, match="dataset.mixed_eod=true"):
+            compare_eods([ends["two"], ends[other]])
+        (warning,) = compare_eods([ends["two"], ends[other]], allow_mixed=True)
+        assert warning.startswith(f"{ends[other]}: got ")
+    (warning,) = compare_eods([ends["two"], ends["foreign_two"]])
+    assert warning.startswith(f"{ends['foreign_two']}: no sidecar")
+    assert compare_eods([ends["two"], ends["again"]]) == compare_eods([ends["foreign_two"]]) == ()
 
 
 class KilledError(BaseException):
