@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,18 +28,26 @@ HELD_OUT_SHARE = 0.05
 HELD_OUT_SHARE_RANGE = (0.001, 0.5)
 META_FILE, TRAINING_RECORD = "corpus.json", "training.json"
 JSON_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+C4 = "the first documents of C4 (allenai/c4, en)"
 REQUESTED = "it was requested"
 FILLED = ("auto", "c4", "local")  # the last has all local text already
+NO_TEXT = LocalText([], {}, {})
 BLANK_LINE = re.compile(r"\n\s*\n")
 
 
 @dataclass(frozen=True)
 class CorpusSource:
-    """A text, its name and the reason for choosing it. `installed`: sources of local_text that it has."""
+    """A text, its name, and the reason for choosing it.
+
+    documents   (source, text) in a fixed order
+    local       what local text reports; empty for other text
+    installed   sources of local text that it has
+    """
 
     name: str
     reason: str
-    text: LocalText
+    documents: Iterable[tuple[str, str]]
+    local: LocalText = NO_TEXT
     installed: tuple[str, ...] = ()
 
 
@@ -141,7 +149,8 @@ def prepare_corpus(which: str, folder: Path, limits: CorpusLimits) -> tuple[dict
     request["files"] = [[locate_source(path), *stat_source(path)] for path in paths]
     # versions of local sources are part of the request if local text may be used
     may_be_local = not paths or (limits.fill and limits.min_bytes > 0)
-    request["installed"] = {name: installed_version(name) for name in LOCAL_SOURCES} if may_be_local else {}
+    sources = LOCAL_SOURCES if may_be_local else ()
+    request["installed"] = {name: installed_version(name) for name in sources}
     existing = read_json(folder / META_FILE)
     if existing and existing.get("asked") == request and existing.get("files") == _hash_sides(folder):
         return existing, False
@@ -170,10 +179,10 @@ def _hash_file(path: Path) -> str:
 
 def _write_split(source: CorpusSource, folder: Path, limits: CorpusLimits) -> dict[str, Any]:
     """Write both files, with local text added as `limits` allows; return the content of corpus.json."""
-    added = LocalText([], {}, {})
+    added = NO_TEXT
     with (folder / "train.jsonl").open("wb") as train, (folder / "held_out.jsonl").open("wb") as held_out:
         writer = SplitWriter(train, held_out, limits.held_out_share)
-        for name, document in source.text.documents:
+        for name, document in source.documents:
             writer.add(name, document)
             if writer.n_bytes >= limits.max_bytes or writer.n_documents == limits.max_documents:
                 break
@@ -188,7 +197,8 @@ def _write_split(source: CorpusSource, folder: Path, limits: CorpusLimits) -> di
             writer.add(name, document)
     for side in ("train", "held_out"):
         fsync_path(folder / f"{side}.jsonl")  # before the renames in prepare_corpus
-    missing, skipped = source.text.missing | added.missing, source.text.skipped | added.skipped
+    missing = source.local.missing | added.missing
+    skipped = source.local.skipped | added.skipped
     _check_enough(source, writer, limits, missing)
     sources = [writer.describe_source(name, skipped.get(name)) for name in writer.sources]
     content: dict[str, Any] = {"corpus": source.name, "why": source.reason, "documents": writer.n_documents}
@@ -204,7 +214,7 @@ def _write_split(source: CorpusSource, folder: Path, limits: CorpusLimits) -> di
 def _check_enough(
     source: CorpusSource, writer: SplitWriter, limits: CorpusLimits, missing: dict[str, str]
 ) -> None:
-    """Raise ValueError if a side of the split is empty, or the whole text has less than `min_bytes`."""
+    """Raise ValueError for an empty side of the split, and for less than `min_bytes` of text."""
     without = "".join(f", without {name}: {reason}" for name, reason in missing.items())
     if writer.n_bytes < limits.min_bytes:
         hint = "" if limits.fill else ", or add local text with --fill (make quickstart: FILL=1)"
@@ -257,34 +267,29 @@ def choose_source(which: str, paths: Sequence[Source]) -> CorpusSource:
     if paths:
         name, reason = which, REQUESTED
         if which == "auto":
-            name, reason = (
-                f"a sample of C4 ({', '.join(path.name for path in paths)})",
-                "it is in $SCALING_DATA",
-            )
+            name = f"a sample of C4 ({', '.join(path.name for path in paths)})"
+            reason = "it is in $SCALING_DATA"
         elif paths[0].name.endswith(".txt"):
             name = f"{len(paths)} files of {which}" if len(paths) > 1 else f"the paragraphs of {paths[0]}"
-        return _make_source(name, reason, iter_texts(paths))
+        return CorpusSource(name, reason, ((name, text) for text in iter_texts(paths)))
     reason = REQUESTED
     if which in ("auto", "c4"):
         error = find_hub_error()
         if error is None:
             if which == "auto":
                 reason = "no sample is in $SCALING_DATA, and the hub is reachable"
-            return _make_source("the first documents of C4 (allenai/c4, en)", reason, _stream_c4())
+            return CorpusSource(C4, reason, ((C4, text) for text in _stream_c4()))
         if which == "c4":
             raise ConnectionError(
                 f"allenai/c4: not available from the Hugging Face hub ({error}). "
                 "Use local, stdlib or a path instead."
             )
-        reason = f"no C4 sample is in $SCALING_DATA, and the Hugging Face hub returns none ({error})"
+        reason = "no C4 sample is in $SCALING_DATA, and the Hugging Face hub returns none "
+        reason += f"({error})"
     sources = (PYTHON,) if which == "stdlib" else LOCAL_SOURCES
     text = read_local_text(sources)
     name = describe_sources([source for source in sources if source not in text.missing])
-    return CorpusSource(name, reason, text, sources)
-
-
-def _make_source(name: str, reason: str, texts: Iterator[str]) -> CorpusSource:
-    return CorpusSource(name, reason, LocalText(((name, text) for text in texts), {}, {}))
+    return CorpusSource(name, reason, text.documents, text, sources)
 
 
 def _stream_c4() -> Iterator[str]:
@@ -319,7 +324,7 @@ def iter_texts(paths: Sequence[Source], key: str = "text") -> Iterator[str]:
 
 
 def train_tokenizer(path: Path, key: str, n_tokens: int, folder: Path) -> bool:
-    """Train on the texts of a .jsonl. Return False if the folder already has the result of the same input.
+    """Train on the texts of a .jsonl. Return False if the folder has its result already.
 
     Raises FileNotFoundError, and ValueError as `iter_texts` and `train_bpe`.
     """

@@ -1,4 +1,4 @@
-"""Inputs of a merge: datasets by name, pattern or list, in natural order, and whether they fit together."""
+"""Inputs of a merge: datasets by name, pattern or list, and whether they fit together."""
 
 import re
 from collections.abc import Sequence
@@ -33,13 +33,13 @@ def natural_key(name: str) -> list[tuple[int, int | str]]:
 
 
 def expand_prefixes(names: Sequence[str], lists: Sequence[Path] = ()) -> list[str]:
-    """Return the dataset prefixes of names, then of list files. Patterns are expanded, in natural order.
+    """Return the dataset prefixes of names, then of list files.
 
-    A list has one prefix or pattern a line, and `#` begins a comment. A prefix is relative to the working
-    directory, or else to the folder of the list.
+    Patterns are expanded, in natural order. A list has one prefix or pattern a line, and `#` begins
+    a comment. A prefix is relative to the working directory, or else to the folder of the list.
 
-    Raises FileNotFoundError for a name without a dataset, ValueError for an unusable list and for a dataset
-    that is named twice.
+    Raises FileNotFoundError for a name without a dataset, ValueError for an unusable list and for a
+    dataset that is named twice.
     """
     named = [(name, name) for name in names]
     for path in lists:
@@ -102,7 +102,10 @@ def open_inputs(
 
 
 def _merge_sidecars(datasets: Sequence[IndexedTokens], use: EodUse | None) -> dict[str, Any]:
-    """Return the entries that hold for all datasets. `use`: how all documents end; None: not equally."""
+    """Return the entries that hold for all datasets.
+
+    use   how all documents end; None: not equally
+    """
     meta: dict[str, Any] = {"merged_from": [describe_origin(dataset) for dataset in datasets]}
     records = [record for dataset in datasets if (record := _tokenizer_meta(dataset))]
     if records:
@@ -138,9 +141,10 @@ def _compare_tokenizers(datasets: Sequence[IndexedTokens], output: Path) -> None
 
 
 def check_part_numbers(datasets: Sequence[IndexedTokens]) -> None:
-    """Check that datasets written with --part I/N are all parts of their jobs, each once, in any order.
+    """Check that datasets written with --part I/N are all parts of their jobs, each once.
 
-    Datasets without a part number are not checked. Raises ValueError for a missing or repeated part.
+    Datasets without a part number are not checked.
+    Raises ValueError for a missing or repeated part.
     """
     jobs: dict[tuple[Any, ...], dict[int, str]] = {}
     for dataset in datasets:
@@ -168,8 +172,9 @@ def check_part_numbers(datasets: Sequence[IndexedTokens]) -> None:
 
 
 def _find_common_eod(datasets: Sequence[IndexedTokens], mixed_eod: bool) -> EodUse | None:
-    """Return how the documents of all datasets end; None if it differs (with `mixed_eod`) or is unknown.
+    """Return how the documents of all datasets end.
 
+    None: it differs (with `mixed_eod`) or is unknown.
     Raises ValueError if it differs without `mixed_eod`.
     """
     eod_ids = (_tokenizer_meta(dataset).get("eod_id") for dataset in datasets)
@@ -185,7 +190,9 @@ def _find_common_eod(datasets: Sequence[IndexedTokens], mixed_eod: bool) -> EodU
 
 
 def detect_eod(dataset: IndexedTokens, likely: int | None) -> EodUse | None:
-    """Detect how documents end without a sidecar, from the last tokens of up to SAMPLED_DOCUMENTS documents.
+    """Detect how documents end without a sidecar, from their last tokens.
+
+    Reads up to SAMPLED_DOCUMENTS documents.
 
     likely   the expected end id. None: the id that ends all of several documents, if there is one.
     """

@@ -1,6 +1,6 @@
-"""Subsets of a corpus: the first documents, the first documents with a number of tokens, or a random sample.
+"""Subsets of a corpus: the first documents, those with a number of tokens, or a random sample.
 
-Text stays text: the selected lines are copied unchanged. A subset of a .bin/.idx dataset is a dataset.
+Text stays text: the selected lines are copied unchanged. A subset of a dataset is a dataset.
 """
 
 import gzip
@@ -117,16 +117,16 @@ def subset_text(
     inputs: Sequence[str], output: Path, selection: DocumentSelection, counter: CountingEncoder | None = None,
     key: str = "text", skip_bad_lines: bool = False, quiet: bool = False, overwrite: bool = False,
 ) -> SubsetResult:  # fmt: skip
-    """Write the selected lines of `inputs` to `output` in their order; its suffix selects the compression.
+    """Write the selected lines of `inputs` to `output` in their order.
 
-    Lines stay unchanged except for the line end, which becomes a newline. Blank lines are not documents. Rows
-    of parquet and arrow files become {key: text}. Memory: a batch of documents, and about 200 bytes for each
-    document of a sample of fixed size K. Such a sample spools an expected K (1 + ln(n / K)) of n lines to
-    disk beside the output.
+    The suffix of the output selects its compression. Lines stay unchanged except for the line end,
+    which becomes a newline. Blank lines are not documents. Rows of parquet and arrow files become
+    {key: text}. Memory: a batch of documents, and about 200 bytes for each document of a sample of
+    fixed size K. Such a sample spools an expected K (1 + ln(n / K)) of n lines beside the output.
 
-    Raises FileNotFoundError. Raises ValueError with file and line for an invalid line that is read (unless
-    bad lines are skipped), and for fewer documents or tokens than requested. Raises OSError for a full disk.
-    After an error no new output exists, and an existing one is unchanged.
+    Raises FileNotFoundError. Raises ValueError with file and line for an invalid line that is read
+    (unless bad lines are skipped), and for fewer documents or tokens than requested. Raises OSError
+    for a full disk. After an error no new output exists, and an existing one is unchanged.
     """
     paths = find_inputs(inputs)
     if not output.name.endswith(OUTPUT_SUFFIXES):
@@ -195,7 +195,10 @@ def subset_dataset(
 
 
 class DocumentReader:
-    """Lines of the inputs, and their conversion to documents. `skip`: bad lines are counted, not errors."""
+    """Lines of the inputs, and their conversion to documents.
+
+    skip   bad lines are counted instead of raising ValueError
+    """
 
     def __init__(self, paths: Sequence[Source], key: str, skip: bool = False) -> None:
         self.paths, self.key, self.skip = paths, key, skip

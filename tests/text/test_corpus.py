@@ -25,7 +25,7 @@ def write_lines(path: Path, texts: list[str]) -> str:
 
 
 def read(which: str | Path) -> list[str]:
-    return [text for _, text in choose_source(str(which), find_paths(str(which))).text.documents]
+    return [text for _, text in choose_source(str(which), find_paths(str(which))).documents]
 
 
 def read_texts(path: Path) -> list[str]:
