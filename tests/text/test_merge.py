@@ -155,17 +155,20 @@ def test_a_merge_killed_before_any_of_its_system_calls_ends_equal(
     prefixes = write_parts_of(tmp_path / "in", 3)
     merge_datasets(prefixes, tmp_path / "whole")
     expected = read_files(tmp_path / "whole")
-    rename, sync, unlink, calls, limit = Path.rename, os.fsync, Path.unlink, [0], [0]
+    calls, limit = [0], [0]
 
-    def count() -> None:
-        calls[0] += 1
-        if calls[0] > limit[0]:
-            raise KilledError
+    def count_calls(call: Callable) -> Callable:
+        def counted(*args: object, **options: object) -> object:
+            calls[0] += 1
+            if calls[0] > limit[0]:
+                raise KilledError
+            return call(*args, **options)
+
+        return counted
 
     # a killed process deletes nothing
-    monkeypatch.setattr(Path, "unlink", lambda path, **kw: (count(), unlink(path, **kw))[1])
-    monkeypatch.setattr(Path, "rename", lambda path, to: (count(), rename(path, to))[1])
-    monkeypatch.setattr(os, "fsync", lambda file: (count(), sync(file))[1])
+    for owner, name in ((Path, "unlink"), (Path, "rename"), (os, "fsync")):
+        monkeypatch.setattr(owner, name, count_calls(getattr(owner, name)))
     for n_calls in range(100):
         calls[0], limit[0] = 0, n_calls
         try:
@@ -264,31 +267,34 @@ def test_patterns_are_in_natural_order_and_lists_and_words_in_theirs(tmp_path: P
     assert sorted(["b10", "b9", "a", "10", "9"], key=natural_key) == ["9", "10", "a", "b9", "b10"]
 
 
-def test_wrong_words_and_lists_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prefixes = write_parts_of(tmp_path, 3)
-    with pytest.raises(ValueError, match="twice, also as"):
-        expand_prefixes([prefixes[0], str(tmp_path / "part-*")])
-    (tmp_path / "link.bin").symlink_to(f"{prefixes[0]}.bin")
-    (tmp_path / "link.idx").symlink_to(f"{prefixes[0]}.idx")
-    with pytest.raises(ValueError, match="twice, also as"):
-        expand_prefixes([prefixes[0], str(tmp_path / "link")])
-    with pytest.raises(FileNotFoundError, match="absent-\\*: no dataset matches"):
-        expand_prefixes([str(tmp_path / "absent-*")])
-    with pytest.raises(FileNotFoundError, match="no such list"):
-        expand_prefixes([], [tmp_path / "absent"])
-    listed = tmp_path / "mix.txt"
-    listed.write_text(f"{prefixes[1]}\n0.7 {prefixes[0]}\n")  # weights are of data-path files
-    with pytest.raises(FileNotFoundError, match="mix.txt:2: no dataset matches"):
-        merge_datasets(expand_prefixes([], [listed]), tmp_path / "out")
-    listed.write_bytes(b"\xff\n")
-    with pytest.raises(ValueError, match="not UTF-8"):
-        expand_prefixes([], [listed])
-    listed.write_text("# nothing\n")
-    with pytest.raises(ValueError, match="empty lists"):
-        expand_prefixes([], [listed])
+def test_wrong_words_and_lists_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_parts_of(tmp_path, 3)
+    monkeypatch.chdir(tmp_path)
+    for suffix in (".bin", ".idx"):
+        Path(f"link{suffix}").symlink_to(f"part-0_text_document{suffix}")
+    first, listed = "part-0_text_document", Path("list.txt")
+    for names, content, sentence in (
+        ([first, "part-*"], b"", "twice, also as"),
+        ([first, "link"], b"", "twice, also as"),
+        (["absent-*"], b"", "absent-\\*: no dataset matches"),
+        (
+            [],
+            f"# parts\n0.7 {first}\n".encode(),
+            "list.txt:2: no dataset matches",
+        ),  # weights are of data paths
+        ([], b"\xff\n", "not UTF-8"),
+        ([], b"# nothing\n", "empty lists"),
+        ([], None, "no such list"),
+    ):
+        listed.write_bytes(content or b"")
+        with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+            expand_prefixes(names, [listed if content is not None else Path("absent")])
+
+
+def test_the_tool_refuses_wrong_options_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--output", "x", "--hash"], ["--output", "x", "--remove"], []):
         with pytest.raises(SystemExit) as stop:
-            main([prefixes[0], *words])
+            main(["a", *words])
         assert stop.value.code == 2
     assert "--remove: no longer supported. Delete the inputs after the merge" in capsys.readouterr().err
     assert main([str(tmp_path / "none*"), "--parts", str(tmp_path / "x")]) == 1

@@ -69,11 +69,10 @@ def count_contents(served: FakeHub) -> int:
 def test_text_arrives_up_to_a_number_of_documents_and_is_downloaded_once(run, c4, tmp_path) -> None:
     words = ("c4", "--documents", "150", "--out", "c4")
     status, out, _ = run(c4, *words)
-    assert (status, out.splitlines()[1:]) == (
-        0, ["c4/train-00000.jsonl: 100 documents", "c4/train-00001.jsonl: 50 documents"],
-    )  # fmt: skip
-    assert (tmp_path / "c4" / "train-00000.jsonl").read_bytes() == make_lines(0, 100)
-    assert (tmp_path / "c4" / "train-00001.jsonl").read_bytes() == make_lines(100, 50)
+    assert status == 0
+    for i, n in enumerate((100, 50)):
+        assert out.splitlines()[i + 1] == f"c4/train-0000{i}.jsonl: {n} documents"
+        assert (tmp_path / "c4" / f"train-0000{i}.jsonl").read_bytes() == make_lines(100 * i, n)
     assert len(list((tmp_path / "c4").iterdir())) == 3
     n_before = count_contents(c4)
     assert run(c4, *words)[1].count("already there") == 2 and count_contents(c4) == n_before
@@ -173,11 +172,7 @@ def test_models_by_name_are_opened_from_the_cache_or_downloaded_into_it(run, tmp
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
         snapshot = open_hub_model("acme/tiny")
     assert snapshot == tmp_path / "hub" / "models--acme--tiny" / "snapshots" / COMMIT
-    assert {path.name for path in snapshot.iterdir()} == {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    }
+    assert {path.name for path in snapshot.iterdir()} == set(files) - {"evil.py"}
     monkeypatch.setattr(hub, "find_hub_error", lambda: "no network")
     assert open_hub_model("acme/tiny") == open_hub_model(f"acme/tiny@{COMMIT}") == snapshot
     with pytest.raises(FileNotFoundError, match=r"^acme/none: .*no model in the hub.*\(no network\)"):
