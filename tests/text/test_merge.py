@@ -47,8 +47,8 @@ def write_parts_of(folder: Path, n: int, n_tokens: int = 300) -> list[str]:
     return prefixes
 
 
-def read_files(prefix: Path) -> list[bytes]:
-    return [Path(f"{prefix}{suffix}").read_bytes() for suffix in SUFFIXES]
+def read_files(prefix: Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[bytes]:
+    return [Path(f"{prefix}{suffix}").read_bytes() for suffix in suffixes]
 
 
 @pytest.mark.parametrize("block", [1, 3, 1 << 22])
@@ -149,12 +149,15 @@ class KilledError(BaseException):
     """Stands for SIGKILL in the same process: it leaves all partial files."""
 
 
+@pytest.mark.parametrize(
+    ("merge", "suffixes"), [(merge_datasets, SUFFIXES), (write_parts_list, (".parts.idx", ".parts.json"))]
+)
 def test_a_merge_killed_before_any_of_its_system_calls_ends_equal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: Callable, suffixes: tuple[str, ...]
 ) -> None:
     prefixes = write_parts_of(tmp_path / "in", 3)
-    merge_datasets(prefixes, tmp_path / "whole")
-    expected = read_files(tmp_path / "whole")
+    merge(prefixes, tmp_path / "whole")
+    expected = read_files(tmp_path / "whole", suffixes)
     calls, limit = [0], [0]
 
     def count_calls(call: Callable) -> Callable:
@@ -172,16 +175,16 @@ def test_a_merge_killed_before_any_of_its_system_calls_ends_equal(
     for n_calls in range(100):
         calls[0], limit[0] = 0, n_calls
         try:
-            merge_datasets(prefixes, tmp_path / "joined")
+            merge(prefixes, tmp_path / "joined")
             break
         except KilledError:
             pass
         limit[0] = 10**9
-        merge_datasets(prefixes, tmp_path / "joined")
-        assert read_files(tmp_path / "joined") == expected, n_calls
-        for suffix in SUFFIXES:
+        merge(prefixes, tmp_path / "joined")
+        assert read_files(tmp_path / "joined", suffixes) == expected, n_calls
+        for suffix in suffixes:
             Path(f"{tmp_path}/joined{suffix}").unlink()
-    assert n_calls > 5 and read_files(tmp_path / "joined") == expected
+    assert n_calls > 5 and read_files(tmp_path / "joined", suffixes) == expected
 
 
 def test_a_process_killed_at_any_moment_ends_equal_when_repeated(tmp_path: Path) -> None:
