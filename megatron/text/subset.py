@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+from numpy.random import PCG64  # numpy imports it on demand: then a signal would end the process
 
 from megatron.cli import ProgressBar
 from megatron.data import open_dataset
@@ -274,7 +275,7 @@ def _threshold(share: Fraction) -> int:
 def _iter_priorities(seed: int) -> Iterator[int]:
     """Yield a random 64-bit number per document. numpy guarantees this stream across versions."""
     # raw words of the bit generator: the methods of Generator may change between versions
-    raw = np.random.PCG64(seed)
+    raw = PCG64(seed)
     while True:
         yield from raw.random_raw(PRIORITY_BATCH).tolist()
 
@@ -354,7 +355,7 @@ def _select_dataset_documents(dataset: IndexedTokens, selection: DocumentSelecti
         return np.arange(min(n, int(np.searchsorted(reached, selection.tokens)) + 1))
     assert selection.sample is not None, "exactly one criterion is set"
     # uint64 [n]: the same words as `_iter_priorities` yields in batches
-    priorities = np.random.PCG64(selection.seed).random_raw(n)
+    priorities = PCG64(selection.seed).random_raw(n)
     if isinstance(selection.sample, Fraction):
         return np.flatnonzero(priorities < np.uint64(_threshold(selection.sample)))
     # the documents of lowest priority; stable: ties go to earlier documents, as in _sample_documents
