@@ -44,7 +44,7 @@ OUTPUTS = ("--out", "--output", "--parts", "--local-dir", "--figures", "--root")
 # files that a guide's reader has: written by another guide or an earlier run, or the reader's own
 GIVEN = {
     "*": ["experiments/*", "../shared/data/*", "CONFIG.yaml", "STUDY.yaml", "MIXTURE.yaml", "run.yaml"],
-    "DOWNSTREAM.md": ["EleutherAI/*", "data/held_out_neox_text_document", "facts.csv"],
+    "DOWNSTREAM.md": ["EleutherAI/*", "data/held_out_neox_text_document", "facts.csv", "data/tasks"],
     "CLUSTER_DATA.md": ["c4/*", "slimpajama_627B", "tokens/*"],
     "CONVERT.md": ["PREFIX"], "EVAL.md": ["data/held_out_text_document", "c4/*"],
     "DATA.md": ["c4/*", "slimpajama/*", "tokens/held_out_text_document",

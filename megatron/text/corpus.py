@@ -1,12 +1,11 @@
-"""Text for a small study: some thousand documents from a source that this machine has, with a fixed split."""
+"""Text for a small study: some thousand documents from an available source, with a fixed split."""
 
-import gzip
 import hashlib
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from megatron.text.local_text import (
     installed_version,
     read_local_text,
 )
-from megatron.text.text_readers import parse_text
+from megatron.text.subset import DocumentReader
 from megatron.tokenizer.hub_cache import find_hub_error
 
 HELD_OUT_SHARE = 0.05
@@ -29,20 +28,27 @@ HELD_OUT_SHARE = 0.05
 HELD_OUT_SHARE_RANGE = (0.001, 0.5)
 META_FILE, TRAINING_RECORD = "corpus.json", "training.json"
 JSON_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+C4 = "the first documents of C4 (allenai/c4, en)"
 REQUESTED = "it was requested"
 FILLED = ("auto", "c4", "local")  # the last has all local text already
+NO_TEXT = LocalText([], {}, {})
 BLANK_LINE = re.compile(r"\n\s*\n")
 
 
 @dataclass(frozen=True)
-class TextSource:
-    """An available text, the reason for choosing it, and its origin: files or installed packages."""
+class CorpusSource:
+    """A text, its name, and the reason for choosing it.
+
+    documents   (source, text) in a fixed order
+    local       what local text reports; empty for other text
+    installed   sources of local text that it has
+    """
 
     name: str
     reason: str
-    read: Callable[[], LocalText]
-    paths: tuple[Source, ...] = ()
-    installed: tuple[str, ...] = ()  # sources as in local_text
+    documents: Iterable[tuple[str, str]]
+    local: LocalText = NO_TEXT
+    installed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,9 +84,6 @@ class SplitWriter:
 
     def __init__(self, train: Any, held_out: Any, held_out_share: float) -> None:
         self.n_documents = self.n_bytes = 0
-        self.totals = dict.fromkeys(
-            ("train_documents", "held_out_documents", "train_bytes", "held_out_bytes"), 0
-        )
         self.sources: dict[str, tuple[Counter[str], Any]] = {}
         self._files = {"train": train, "held_out": held_out}
         self._limit = held_out_share * 2**64  # first 8 bytes of sha256 are uniform on 0..2^64 - 1
@@ -101,21 +104,26 @@ class SplitWriter:
         line = json.dumps({"text": raw.decode()}, ensure_ascii=False) + "\n"
         self._files[side].write(line.encode())
         source_digest.update(digest)
-        for unit, n in (("documents", 1), ("bytes", len(raw))):
-            self.totals[f"{side}_{unit}"] += n
-            counts[unit] += n
-            counts[f"{side}_{unit}"] += n
+        counts[f"{side}_documents"] += 1
+        counts[f"{side}_bytes"] += len(raw)
         self.n_documents += 1
         self.n_bytes += len(raw)
+
+    def count_sides(self) -> dict[str, int]:
+        """Return the documents and bytes of both sides, of all sources."""
+        names = ("train_documents", "held_out_documents", "train_bytes", "held_out_bytes")
+        return {name: sum(counts[name] for counts, _ in self.sources.values()) for name in names}
 
     def describe_source(self, name: str, skipped: dict[str, int] | None) -> dict[str, Any]:
         """Return the entry of corpus.json. `skipped`: files of a local source that were skipped."""
         counts, digest = self.sources[name]
         reasons = {"blank": counts["blank"]} if skipped is None else skipped
-        units = ("documents", "bytes", "held_out_documents", "held_out_bytes")
         return {
             "name": name,
-            **{unit: counts[unit] for unit in units},
+            "documents": counts["train_documents"] + counts["held_out_documents"],
+            "bytes": counts["train_bytes"] + counts["held_out_bytes"],
+            "held_out_documents": counts["held_out_documents"],
+            "held_out_bytes": counts["held_out_bytes"],
             "skipped": reasons | {"copies": counts["copies"] + reasons.get("copies", 0)},
             "sha256": digest.hexdigest(),
             "version": None if skipped is None else installed_version(name),
@@ -125,32 +133,34 @@ class SplitWriter:
 def prepare_corpus(which: str, folder: Path, limits: CorpusLimits) -> tuple[dict[str, Any], bool]:
     """Write <folder>/train.jsonl, held_out.jsonl and corpus.json.
 
-    Returns the content of corpus.json, and False if the folder already has it, built from the same files.
-    `which` is auto, c4, local, stdlib, or a path (see `choose_source`). The corpus is the start of that text,
-    up to the limits. If this is less than `min_bytes`, documents of the local text are added until it is
-    reached: always to auto and c4, and to another text only with `fill`. The sha256 of a document's text
-    decides whether it is held out. So the split needs no list, and exact copies, which are dropped, could
-    never be on both sides.
-    Raises FileNotFoundError, ConnectionError or ValueError, also if another process is writing the corpus;
-    the folder is then unchanged.
+    Returns the content of corpus.json, and False if the folder has it already, from the same files.
+    `which` is auto, c4, local, stdlib, or a path (see `choose_source`). The corpus is the start of
+    that text, up to the limits. If this is less than `min_bytes`, documents of the local text are
+    added until it is reached: always to auto and c4, to another text only with `fill`.
+    The sha256 of a text decides whether it is held out, so copies are never on both sides.
+    Raises FileNotFoundError, ConnectionError or ValueError, also if another process is writing the
+    corpus; the folder is then unchanged.
     """
     folder = folder.resolve()
     limits = replace(limits, fill=limits.fill or which in FILLED)
-    on_disk = _find_local_source(which)
+    paths = find_paths(which)
     request = {"which": which} | asdict(limits)
-    request["files"] = [_file_signature(path) for path in on_disk.paths] if on_disk else []
+    # a hash of the content would read the whole files, of which the corpus may use a small part
+    request["files"] = [[locate_source(path), *stat_source(path)] for path in paths]
     # versions of local sources are part of the request if local text may be used
-    may_be_local = (limits.min_bytes > 0 and limits.fill) or on_disk is None or on_disk.installed
-    request["installed"] = {name: installed_version(name) for name in LOCAL_SOURCES} if may_be_local else {}
+    may_be_local = not paths or (limits.fill and limits.min_bytes > 0)
+    sources = LOCAL_SOURCES if may_be_local else ()
+    request["installed"] = {name: installed_version(name) for name in sources}
     existing = read_json(folder / META_FILE)
     if existing and existing.get("asked") == request and existing.get("files") == _hash_sides(folder):
         return existing, False
     with open_partial_folder(folder, replace=True) as partial:
-        content = _write_split(on_disk or _open_hub_source(which), partial, limits)
+        content = _write_split(choose_source(which, paths), partial, limits)
         content |= {"files": _hash_sides(partial), "asked": request}
         write_json(partial / META_FILE, content)
         folder.mkdir(parents=True, exist_ok=True)
-        # META_FILE last: a folder with it is complete, and a kill before it makes the next call start again
+        # META_FILE last: a folder with it is complete, and after a kill before it the next call
+        # starts again
         names = ("train.jsonl", "held_out.jsonl", META_FILE)
         publish_files([(partial / name, folder / name) for name in names])
     return content, True
@@ -167,17 +177,18 @@ def _hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write_split(source: TextSource, folder: Path, limits: CorpusLimits) -> dict[str, Any]:
+def _write_split(source: CorpusSource, folder: Path, limits: CorpusLimits) -> dict[str, Any]:
     """Write both files, with local text added as `limits` allows; return the content of corpus.json."""
-    text, added = source.read(), LocalText([], {}, {})
+    added = NO_TEXT
     with (folder / "train.jsonl").open("wb") as train, (folder / "held_out.jsonl").open("wb") as held_out:
         writer = SplitWriter(train, held_out, limits.held_out_share)
-        for name, document in text.documents:
+        for name, document in source.documents:
             writer.add(name, document)
             if writer.n_bytes >= limits.max_bytes or writer.n_documents == limits.max_documents:
                 break
-        n_bytes, n_documents = writer.n_bytes, writer.n_documents  # of the source, before local text is added
-        others = tuple(name for name in LOCAL_SOURCES if name not in source.installed)
+        # of the source, before local text is added
+        n_bytes, n_documents = writer.n_bytes, writer.n_documents
+        others = [name for name in LOCAL_SOURCES if name not in source.installed]
         if others and limits.fill and n_bytes < limits.min_bytes:
             added = read_local_text(others)
         for name, document in added.documents:
@@ -186,14 +197,13 @@ def _write_split(source: TextSource, folder: Path, limits: CorpusLimits) -> dict
             writer.add(name, document)
     for side in ("train", "held_out"):
         fsync_path(folder / f"{side}.jsonl")  # before the renames in prepare_corpus
-    missing, skipped = text.missing | added.missing, text.skipped | added.skipped
+    missing = source.local.missing | added.missing
+    skipped = source.local.skipped | added.skipped
     _check_enough(source, writer, limits, missing)
     sources = [writer.describe_source(name, skipped.get(name)) for name in writer.sources]
     content: dict[str, Any] = {"corpus": source.name, "why": source.reason, "documents": writer.n_documents}
-    if source.installed:
-        content["corpus"] = describe_sources([name for name in source.installed if name not in missing])
     content["copies_dropped"] = sum(entry["skipped"]["copies"] for entry in sources)
-    content |= writer.totals
+    content |= writer.count_sides()
     if writer.n_bytes > n_bytes:
         content["added"] = describe_sources([name for name in others if name not in missing])
         content["added_documents"] = writer.n_documents - n_documents
@@ -202,9 +212,9 @@ def _write_split(source: TextSource, folder: Path, limits: CorpusLimits) -> dict
 
 
 def _check_enough(
-    source: TextSource, writer: SplitWriter, limits: CorpusLimits, missing: dict[str, str]
+    source: CorpusSource, writer: SplitWriter, limits: CorpusLimits, missing: dict[str, str]
 ) -> None:
-    """Raise ValueError if a side of the split is empty, or the whole text has less than `min_bytes`."""
+    """Raise ValueError for an empty side of the split, and for less than `min_bytes` of text."""
     without = "".join(f", without {name}: {reason}" for name, reason in missing.items())
     if writer.n_bytes < limits.min_bytes:
         hint = "" if limits.fill else ", or add local text with --fill (make quickstart: FILL=1)"
@@ -213,81 +223,73 @@ def _check_enough(
             f"copies{' and with all local text' if limits.fill else ''}{without}, expected at least "
             f"{limits.min_bytes / 1e6:,.1f} MB. Give more text, lower --min-mb{hint}."
         )
+    sides = writer.count_sides()
     for side in ("train", "held_out"):
-        if not writer.totals[f"{side}_documents"]:
+        if not sides[f"{side}_documents"]:
             raise ValueError(
                 f"{source.name}: got {writer.n_documents} documents and none in {side}.jsonl{without}, "
                 "expected some on both sides. Give more text."
             )
 
 
-def choose_source(which: str) -> TextSource:
-    """Choose the source of text. auto: the C4 sample of $SCALING_DATA, else C4 from the hub, else local text.
+def find_paths(which: str) -> list[Source]:
+    """Return the files of a text that is on this machine; none: local text, or text of the hub.
 
-    local is Python's standard library and the sources of some installed packages (local_text); stdlib is the
-    standard library alone. A path names JSON-lines files (a file, a folder or a pattern; the text is under
-    "text"), or .txt files. Each of several .txt files is a document. In a single .txt file each paragraph is
-    a document; blank lines separate paragraphs.
-    Raises FileNotFoundError for a path without text, and ConnectionError if c4 is not available.
+    Raises FileNotFoundError for a path without text, ValueError for files of two kinds.
     """
-    return _find_local_source(which) or _open_hub_source(which)
-
-
-def _find_local_source(which: str) -> TextSource | None:
-    """Return the source if it is on this machine, None if it requires the hub."""
-    if which in ("local", "stdlib"):
-        return _make_installed_source(LOCAL_SOURCES if which == "local" else (PYTHON,), REQUESTED)
     if which == "auto":
         # <checkout>/../shared/data, unless the variable names another folder
         beside = Path(__file__).resolve().parents[2].parent / "shared" / "data"
         folder = Path(os.environ.get("SCALING_DATA", beside)) / "c4"
-        paths = sorted(folder.glob("c4_en_*.jsonl")) + sorted(folder.glob("redpajama_c4_*.jsonl"))
-        name = f"a sample of C4 ({', '.join(path.name for path in paths)})"
-        return _make_file_source(name, "it is in $SCALING_DATA", paths) if paths else None
-    return None if which == "c4" else _find_path_source(which)
-
-
-def _make_installed_source(sources: tuple[str, ...], reason: str) -> TextSource:
-    """Return local text as a source. `describe_sources` names the packages that are installed."""
-    name = describe_sources([source for source in sources if installed_version(source) is not None])
-    return TextSource(name, reason, lambda: read_local_text(sources), installed=sources)
-
-
-def _make_file_source(name: str, reason: str, paths: Sequence[Source]) -> TextSource:
-    def read() -> LocalText:
-        return LocalText(((name, text) for text in iter_texts(paths)), {}, {})
-
-    return TextSource(name, reason, read, tuple(paths))
-
-
-def _find_path_source(pattern: str) -> TextSource:
+        return [*sorted(folder.glob("c4_en_*.jsonl")), *sorted(folder.glob("redpajama_c4_*.jsonl"))]
+    if which in ("c4", "local", "stdlib"):
+        return []
     try:
-        paths = find_inputs([pattern], (".txt", *JSON_SUFFIXES))
+        paths = find_inputs([which], (".txt", *JSON_SUFFIXES))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error} It is none of auto, c4, local and stdlib either.") from error
-    is_plain = [path.name.endswith(".txt") for path in paths]
-    if any(is_plain) and not all(is_plain):
-        raise ValueError(f"{pattern}: got .txt and JSON lines, expected files of one kind. Give a pattern.")
-    name = pattern
-    if all(is_plain):
-        name = f"{len(paths)} files of {pattern}" if len(paths) > 1 else f"the paragraphs of {paths[0]}"
-    return _make_file_source(name, REQUESTED, paths)
+    if len({path.name.endswith(".txt") for path in paths}) > 1:
+        raise ValueError(f"{which}: got .txt and JSON lines, expected files of one kind. Give a pattern.")
+    return paths
 
 
-def _open_hub_source(which: str) -> TextSource:
-    """Return C4 streamed from the hub, or for auto local text if the hub does not respond."""
-    error = find_hub_error()
-    if error is None:
-        name = "the first documents of C4 (allenai/c4, en)"
-        reason = REQUESTED if which == "c4" else "no sample is in $SCALING_DATA, and the hub is reachable"
-        return TextSource(name, reason, lambda: LocalText(((name, text) for text in _stream_c4()), {}, {}))
-    if which == "c4":
-        raise ConnectionError(
-            f"allenai/c4: not available from the Hugging Face hub ({error}). "
-            "Use local, stdlib or a path instead."
-        )
-    reason = f"no C4 sample is in $SCALING_DATA, and the Hugging Face hub returns none ({error})"
-    return _make_installed_source(LOCAL_SOURCES, reason)
+def choose_source(which: str, paths: Sequence[Source]) -> CorpusSource:
+    """Open the text. `paths`: as `find_paths` returns them.
+
+    auto     the C4 sample of $SCALING_DATA, else C4 from the hub, else local text
+    local    the standard library and the sources of some installed packages (local_text)
+    stdlib   the standard library
+    a path   JSON-lines files with the text under "text", or .txt files: each of several is a
+             document, in a single one each paragraph; blank lines separate paragraphs
+
+    Raises ConnectionError if c4 is not available.
+    """
+    if paths:
+        name, reason = which, REQUESTED
+        if which == "auto":
+            name = f"a sample of C4 ({', '.join(path.name for path in paths)})"
+            reason = "it is in $SCALING_DATA"
+        elif paths[0].name.endswith(".txt"):
+            name = f"{len(paths)} files of {which}" if len(paths) > 1 else f"the paragraphs of {paths[0]}"
+        return CorpusSource(name, reason, ((name, text) for text in iter_texts(paths)))
+    reason = REQUESTED
+    if which in ("auto", "c4"):
+        error = find_hub_error()
+        if error is None:
+            if which == "auto":
+                reason = "no sample is in $SCALING_DATA, and the hub is reachable"
+            return CorpusSource(C4, reason, ((C4, text) for text in _stream_c4()))
+        if which == "c4":
+            raise ConnectionError(
+                f"allenai/c4: not available from the Hugging Face hub ({error}). "
+                "Use local, stdlib or a path instead."
+            )
+        reason = "no C4 sample is in $SCALING_DATA, and the Hugging Face hub returns none "
+        reason += f"({error})"
+    sources = (PYTHON,) if which == "stdlib" else LOCAL_SOURCES
+    text = read_local_text(sources)
+    name = describe_sources([source for source in sources if source not in text.missing])
+    return CorpusSource(name, reason, text.documents, text, sources)
 
 
 def _stream_c4() -> Iterator[str]:
@@ -301,14 +303,6 @@ def _stream_c4() -> Iterator[str]:
             f"allenai/c4: cannot be streamed ({(str(error) or type(error).__name__).splitlines()[0]}). "
             "Run the same command again, or give --corpus local."
         ) from error
-
-
-def _file_signature(path: Source) -> list[str | int | None]:
-    """Return a signature that changes with the file.
-
-    A hash of the content would read the whole file, of which the corpus may use a small part.
-    """
-    return [locate_source(path), *stat_source(path)]
 
 
 def iter_texts(paths: Sequence[Source], key: str = "text") -> Iterator[str]:
@@ -325,18 +319,12 @@ def iter_texts(paths: Sequence[Source], key: str = "text") -> Iterator[str]:
                 raise ValueError(f"{path}: got bytes that are not UTF-8 ({error}), expected UTF-8") from error
             yield from [text] if len(paths) > 1 else (part.strip("\n") for part in BLANK_LINE.split(text))
             continue
-        with open_source(path) as file:
-            lines = gzip.GzipFile(fileobj=file) if path.name.endswith(".gz") else file
-            for number, line in enumerate(lines, 1):
-                try:
-                    if line.strip():
-                        yield parse_text(line, key)
-                except ValueError as error:
-                    raise ValueError(f"{path}, line {number}: {error}") from error
+        reader = DocumentReader([path], key)
+        yield from (document.text for document in reader.parse_documents(reader.iter_lines()))
 
 
 def train_tokenizer(path: Path, key: str, n_tokens: int, folder: Path) -> bool:
-    """Train on the texts of a .jsonl. Return False if the folder already has the result of the same input.
+    """Train on the texts of a .jsonl. Return False if the folder has its result already.
 
     Raises FileNotFoundError, and ValueError as `iter_texts` and `train_bpe`.
     """

@@ -13,8 +13,9 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from megatron.io import atomic_path, read_json, write_json
 from megatron.tokenizer.hub_cache import find_cached_snapshot, find_hub_error
@@ -38,16 +39,14 @@ WEIGHT_FILES = ("config.json", "generation_config.json", "*.safetensors", "*.saf
 WEIGHT_REQUIRED = ("*.safetensors",)
 # owner/name@revision; owner and revision are optional. No part begins with a dot, so none is "..".
 HUB_NAME = re.compile(r"((?:\w[\w.-]*/)?\w[\w.-]*)(?:@(\w[\w.-]*))?", re.ASCII)
-INDEX = "model.safetensors.index.json"
 BATCH_ROWS = 1024  # parquet rows in memory at a time
 
 
 @dataclass(frozen=True)
 class DownloadLimits:
-    """Limits of a text download; None: no limit. n_bytes: maximum size as JSON lines, with line ends."""
+    """Limits of a text download; None: no limit."""
 
     n_documents: int | None = None
-    n_bytes: int | None = None
     n_shards: int | None = None
 
 
@@ -137,22 +136,22 @@ def fetch_text(
     Style packed stores a shard as on the hub, and does not count its documents (0).
     Raises ValueError if the folder has the same split from another request.
     """
-    if style == "packed" and (limit.n_documents or limit.n_bytes):
+    if style == "packed" and limit.n_documents:
         raise ValueError("packed shards are stored whole. Limit the number of shards, or use jsonl.")
     # sorted by name: the first n shards are the same in every call at the same commit
     shards = repository.list_files(pattern)[: limit.n_shards]
     about = folder / f"{split}.about"
+    # bytes: a limit of earlier versions
     request = {
         "repository": repository.repo, "commit": repository.commit, "files": pattern, "style": style,
-        "documents": limit.n_documents, "bytes": limit.n_bytes,
+        "documents": limit.n_documents, "bytes": None,
     }  # fmt: skip
     record = read_json(about) or {"asked": request, "shards": {}}
     if changed := [key for key in request if record["asked"].get(key) != request[key]]:
         raise ValueError(
             f"{folder}: got {split} with other {', '.join(changed)}. Choose another folder, or delete it."
         )
-    # remaining limits, reduced by each shard, whether it is new or listed already
-    documents, n_bytes = limit.n_documents, limit.n_bytes
+    left = limit.n_documents  # reduced by each shard, whether it is new or listed already
     for i, shard in enumerate(shards):
         # c4-train.00001-of-01024.json.gz, i = 1: after the last "00001" is "-of-01024.json.gz", suffix
         # ".json.gz"
@@ -160,47 +159,33 @@ def fetch_text(
         target = folder / f"{split}-{i:05d}{suffix if style == 'packed' else '.' + style}"
         is_new = shard.path not in record["shards"] or not target.is_file()
         if is_new:
-            counts = _fetch_shard(repository, shard.path, target, style, documents, n_bytes)
-            record["shards"][shard.path] = counts
+            n_documents = _fetch_shard(repository, shard.path, target, style, left)
+            record["shards"][shard.path] = {"documents": n_documents}
             # after the shard has its final name: the record never lists a shard that does not exist
             write_json(about, record)
-        counts = record["shards"][shard.path]
-        yield target, counts["documents"], is_new
-        documents = None if documents is None else documents - counts["documents"]
-        n_bytes = None if n_bytes is None else n_bytes - counts["bytes"]
-        # is_cut: by bytes the limit is rarely met exactly, so that `n_bytes` stays above 0
-        if counts["is_cut"] or 0 in (documents, n_bytes):
+        n_documents = record["shards"][shard.path]["documents"]
+        yield target, n_documents, is_new
+        left = None if left is None else left - n_documents
+        if left == 0:
             return
 
 
 def _fetch_shard(
-    repository: HubRepository, path: str, target: Path, style: str, documents: int | None, n_bytes: int | None
-) -> dict[str, Any]:
-    """Download and convert a shard, atomically; return its counts."""
+    repository: HubRepository, path: str, target: Path, style: str, n_documents: int | None
+) -> int:
+    """Download and convert a shard, atomically; return the number of documents, 0 for style packed."""
     folder = target.with_name(f".{target.name}{FETCHED}")
     fetched = repository.fetch(path, folder)
-    counts = {"documents": 0, "bytes": fetched.stat().st_size, "is_cut": False}
+    count = 0
     if style == "packed":
         fetched.rename(target)
     else:
-        with atomic_path(target, exclusive=True) as partial:
-            counts = _write_lines(fetched, partial, documents, n_bytes)
+        with atomic_path(target, exclusive=True) as partial, partial.open("wb") as file:
+            for line in islice(_iter_json_lines(fetched), n_documents):
+                file.write(line + b"\n")
+                count += 1
     shutil.rmtree(folder)  # after the shard has its final name
-    return counts
-
-
-def _write_lines(source: Path, target: Path, documents: int | None, n_bytes: int | None) -> dict[str, Any]:
-    """Write the first documents within the limits as JSON lines; return their number and bytes."""
-    counts = {"documents": 0, "bytes": 0, "is_cut": False}
-    with target.open("wb") as file:
-        for line in _iter_json_lines(source):
-            size = counts["bytes"] + len(line) + 1
-            # a line is never cut: the first line that would exceed a limit ends the part
-            if counts["documents"] == documents or (n_bytes is not None and size > n_bytes):
-                return counts | {"is_cut": True}
-            file.write(line + b"\n")
-            counts |= {"documents": counts["documents"] + 1, "bytes": size}
-    return counts
+    return count
 
 
 def _iter_json_lines(path: Path) -> Iterator[bytes]:
@@ -229,35 +214,24 @@ def parse_hub_name(text: str) -> tuple[str, str] | None:
 
 
 def open_hub_model(name: str) -> Path:
-    """Return the cached folder of a model of the hub; missing files are downloaded into the hub's cache.
+    """Return the folder of a model of the hub in the hub's cache; missing files are downloaded into it.
 
-    Raises FileNotFoundError if it is neither complete in the cache nor on the hub, and ConnectionError for a
-    failed download.
+    Raises FileNotFoundError if it is neither on the hub nor, without a network, in the cache, and
+    ConnectionError for a failed download.
     """
     parsed = parse_hub_name(name)
     if parsed is None:
         raise FileNotFoundError(f"{name}: got neither a file or folder nor a name of the hub")
     repo, revision = parsed
+    if (error := find_hub_error()) is None:
+        # ranks of a job start together: the library locks each file
+        with explain_hub_errors(repo):
+            patterns = [*WEIGHT_FILES, *TOKENIZER_FILES]
+            return Path(_open_api(None).snapshot_download(repo, revision=revision, allow_patterns=patterns))
     snapshot = find_cached_snapshot(repo, revision)
-    if snapshot is not None and is_complete_model(snapshot):
-        return snapshot
-    if (error := find_hub_error()) is not None:
+    if snapshot is None:
         raise FileNotFoundError(
-            f"{name}: no file or folder of this name, and no complete model in the hub's cache. Download it "
-            f"where there is a network ({error})."
+            f"{name}: no file or folder of this name, and no model in the hub's cache. Download it where "
+            f"there is a network ({error})."
         )
-    # ranks of a job start together: the library locks each file
-    with explain_hub_errors(repo):
-        patterns = [*WEIGHT_FILES, *TOKENIZER_FILES]
-        return Path(_open_api(None).snapshot_download(repo, revision=revision, allow_patterns=patterns))
-
-
-def is_complete_model(folder: Path) -> bool:
-    """Return whether a folder has config.json and all files of the weights."""
-    index = read_json(folder / INDEX)
-    if not (folder / "config.json").is_file():
-        return False
-    if index is not None:
-        shards = index.get("weight_map")
-        return isinstance(shards, dict) and all((folder / str(name)).is_file() for name in shards.values())
-    return any(True for pattern in ("*.safetensors", "pytorch_model*.bin") for _ in folder.glob(pattern))
+    return snapshot

@@ -1,6 +1,6 @@
 """Statistics and verification of a .bin/.idx dataset."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,16 +76,15 @@ def find_faults(
 ) -> Iterator[str]:
     """Yield a message for every violated invariant; none for an intact dataset.
 
-    Opening checks the consistency of the index and the size of the data. This function reads both files
-    completely. It checks hashes and counts against the sidecar, every id against the tokenizer's vocabulary,
+    Opening checks the index and the size of the data. This function reads both files completely.
+    It checks hashes and counts against the sidecar, every id against the tokenizer's vocabulary,
     and the last token of every document. `advance` is called with the number of bytes read.
 
-    `n_workers` threads verify a part of a dataset of parts each: hashing and reading release the interpreter
-    lock. The messages do not depend on their number. An error of opening a part is a message; raises the
-    errors of `open_dataset` for the whole.
+    `n_workers` threads verify a part of a dataset of parts each: hashing and reading release the
+    interpreter lock. The messages do not depend on their number. An error of opening a part is a
+    message. Raises the errors of `open_dataset` for the whole.
     """
     dataset = open_dataset(prefix)
-    sidecar = dataset.sidecar or {}
     if not dataset.parts:
         yield from _find_own_faults(dataset, dataset.sidecar, advance)
         return
@@ -97,7 +96,8 @@ def find_faults(
             yield from faults
     finally:
         pool.shutdown(cancel_futures=True)
-    yield from _find_wrong_index(dataset, sidecar.get("sha256") or {}, str(dataset.files.sidecar))
+    sidecar = dataset.sidecar or {}
+    yield from _find_wrong_index(dataset, sidecar, ["idx"])
     yield from find_wrong_counts(dataset, sidecar)
 
 
@@ -123,20 +123,22 @@ def _find_own_faults(
     """Yield the messages for a dataset without parts."""
     if sidecar is None:
         yield f"{dataset.prefix}.json: no sidecar; hashes and vocabulary cannot be checked"
-    content = sidecar or {}
-    sums = content.get("sha256") or {}
-    if sidecar is not None and not {"bin", "idx"} <= set(sums):
-        yield f"{dataset.prefix}.json: no hashes; later changes cannot be detected"
-    yield from find_wrong_counts(dataset, content)
-    if "idx" in sums:
-        yield from _find_wrong_index(dataset, sums, f"{dataset.prefix}.json")
-    yield from _find_wrong_tokens(dataset, content, sums, advance)
+    else:
+        yield from _find_wrong_index(dataset, sidecar, ["bin", "idx"])
+        yield from find_wrong_counts(dataset, sidecar)
+    yield from _find_wrong_tokens(dataset, sidecar or {}, advance)
 
 
-def _find_wrong_index(dataset: IndexedTokens, sums: dict[str, Any], sidecar: str) -> Iterator[str]:
+def _find_wrong_index(
+    dataset: IndexedTokens, sidecar: dict[str, Any], required: Sequence[str]
+) -> Iterator[str]:
+    """Check the hash of the index. `required`: names of the hashes that the sidecar must have."""
+    sums = sidecar.get("sha256") or {}
+    if not set(required) <= set(sums):
+        yield f"{dataset.files.sidecar}: no hashes; later changes cannot be detected"
     if "idx" not in sums:
-        yield f"{sidecar}: no hashes; later changes cannot be detected"
-    elif hash_blocks(dataset.files.index, sums.get("block_bytes")).hexdigest() != sums["idx"]:
+        return
+    if hash_blocks(dataset.files.index, sums.get("block_bytes")).hexdigest() != sums["idx"]:
         yield f"{dataset.files.index}: its hash differs from the sidecar's; the file has changed"
 
 
@@ -157,17 +159,12 @@ def find_wrong_counts(dataset: IndexedTokens, sidecar: dict[str, Any]) -> Iterat
 
 
 def _find_wrong_tokens(
-    dataset: IndexedTokens,
-    sidecar: dict[str, Any],
-    sums: dict[str, Any],
-    advance: Callable[[int], object],
+    dataset: IndexedTokens, sidecar: dict[str, Any], advance: Callable[[int], object]
 ) -> Iterator[str]:
     """Read the data once; check its hash, the range of ids and the last token of each document."""
-    tokenizer = sidecar.get("tokenizer") or {}
-    vocab_size, eod = (
-        tokenizer.get("n_tokens"),
-        tokenizer.get("eod_id") if sidecar.get("append_eod") else None,
-    )
+    tokenizer, sums = sidecar.get("tokenizer") or {}, sidecar.get("sha256") or {}
+    vocab_size = tokenizer.get("n_tokens")
+    eod = tokenizer.get("eod_id") if sidecar.get("append_eod") else None
     # start values that no check below reports, also for a dataset without tokens
     data_hash, least, most, odd = BlockHash(sums.get("block_bytes")), 0, -1, None
     for first in range(0, dataset.n_documents, BLOCK_DOCUMENTS):

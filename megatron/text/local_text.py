@@ -10,13 +10,14 @@ from importlib import metadata
 from pathlib import Path
 
 PYTHON = "python"
-# Packages of requirements.txt that every training run and every fit imports, so every machine for studies has
-# them. With the standard library they have 50 MB within the limits below, twice what the longest study on two
-# cores reads. Larger packages are mostly generated code (plotly) or near copies (transformers).
+# Packages of requirements.txt that every training run and every fit imports, so every machine
+# for studies has them. With the standard library they have 50 MB within the limits below, twice
+# what the longest study on two cores reads. Larger packages are mostly generated code (plotly)
+# or near copies (transformers).
 PACKAGES = ("torch", "numpy", "scipy")
 LOCAL_SOURCES = (PYTHON, *PACKAGES)
-# Longer files are mostly tables and generated code; a few of them would make the mean loss of held-out text
-# depend on the draw. Shorter files are empty __init__.py or a licence line.
+# Longer files are mostly tables and generated code; a few of them would make the mean loss of
+# held-out text depend on the draw. Shorter files are empty __init__.py or a licence line.
 MIN_BYTES, MAX_BYTES = 256, 65_536
 REASONS = ("too_large", "too_small", "unreadable", "copies")
 TEST_FOLDERS = {"test", "tests", "idle_test"}  # some distributions of Python omit these
@@ -32,11 +33,12 @@ class LocalText:
 
 
 def read_local_text(sources: Sequence[str] = LOCAL_SOURCES) -> LocalText:
-    """Read the .py files of `sources`: "python" is the standard library, others are installed packages.
+    """Read the .py files of `sources`: "python" is the standard library, others are packages.
 
-    Documents are sorted by bytes 8 to 31 of their sha256: a pseudorandom order, equal on all machines with
-    the same versions, and independent of the first 8 bytes, which decide whether a document is held out.
-    Equal texts count for the first source. A source without any text is in `missing`.
+    Documents are sorted by bytes 8 to 31 of their sha256: a pseudorandom order, equal on all
+    machines with the same versions, and independent of the first 8 bytes, which decide whether a
+    document is held out. Equal texts count for the first source. A source without any text is in
+    `missing`.
     """
     entries: dict[bytes, tuple[str, str]] = {}  # digest -> (source, text)
     skipped: dict[str, dict[str, int]] = {}
@@ -70,9 +72,14 @@ def installed_version(source: str) -> str | None:
 
 def describe_sources(sources: Sequence[str]) -> str:
     """Describe sources: 'the standard library of Python 3.11.7 and the sources of torch 2.13.0'."""
-    parts = [f"the standard library of Python {installed_version(PYTHON)}"] if PYTHON in sources else []
-    if names := [f"{name} {installed_version(name)}" for name in sources if name != PYTHON]:
-        parts.append("the sources of " + " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))))
+    names = [f"{name} {installed_version(name)}" for name in sources if name != PYTHON]
+    parts = []
+    if PYTHON in sources:
+        parts.append(f"the standard library of Python {installed_version(PYTHON)}")
+    if names:
+        *first, last = names
+        listed = f"{', '.join(first)} and {last}" if first else last
+        parts.append(f"the sources of {listed}")
     return " and ".join(parts)
 
 
@@ -91,7 +98,10 @@ def _read_source_file(path: Path) -> tuple[str, str]:
 
 
 def _iter_standard_library() -> Iterator[Path]:
-    """Yield the modules that every Python of this version has: no tests, build settings or site-packages."""
+    """Yield the modules that every Python of this version has.
+
+    Not among them: tests, build settings and site-packages.
+    """
     root = Path(sysconfig.get_path("stdlib"))
     for entry in root.iterdir() if root.is_dir() else ():
         if entry.name.removesuffix(".py") in sys.stdlib_module_names:

@@ -6,7 +6,7 @@ The output appears when it is complete. A killed merge leaves partial files, whi
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ class MergeResult:
 
     n_documents: int
     n_tokens: int
-    is_new: bool
+    is_new: bool = True
 
 
 def merge_datasets(
@@ -45,17 +45,24 @@ def merge_datasets(
     dtypes or ends of documents differ, if the output is one of the inputs, or if it exists and `overwrite` is
     false.
     """
-    inputs = open_inputs(prefixes, output, mixed_eod)
-    if is_finished(output, {"merged_from": inputs.meta["merged_from"]}, overwrite):
-        return MergeResult(inputs.n_documents, inputs.n_tokens, is_new=False)
+    datasets, meta = open_inputs(prefixes, output, mixed_eod)
+    result = count_documents(datasets)
+    if is_finished(output, {"merged_from": meta["merged_from"]}, overwrite):
+        return replace(result, is_new=False)
     with (
-        ProgressBar("merging", inputs.n_tokens, "tokens") as bar,
-        IndexedWriter(output, inputs.datasets[0].dtype, inputs.meta) as writer,
+        ProgressBar("merging", result.n_tokens, "tokens") as bar,
+        IndexedWriter(output, datasets[0].dtype, meta) as writer,
     ):
-        for dataset in inputs.datasets:
+        for dataset in datasets:
             writer.add_dataset(dataset, bar.update)
             dataset.unmap()
-    return MergeResult(inputs.n_documents, inputs.n_tokens, is_new=True)
+    return result
+
+
+def count_documents(datasets: Sequence[IndexedTokens]) -> MergeResult:
+    """Return the counts of all datasets together."""
+    n_documents = sum(dataset.n_documents for dataset in datasets)
+    return MergeResult(n_documents, sum(dataset.n_tokens for dataset in datasets))
 
 
 def is_finished(output: Path, meta: dict[str, Any], overwrite: bool) -> bool:
@@ -94,9 +101,7 @@ def copy_documents(
         # as many documents as fit into BLOCK_TOKENS, and at least one
         n = max(1, int(np.searchsorted(sizes, BLOCK_TOKENS, side="right")))
         part, total = documents[begin : begin + n], int(sizes[n - 1])
-        if not total:
-            ids = np.empty(0, dataset.dtype)
-        elif part[-1] - part[0] == n - 1:  # consecutive: a single read, no gather
+        if part[-1] - part[0] == n - 1:  # consecutive: a single read, no gather
             ids = dataset.read_copy(int(begins[0]), total)
         else:
             # scattered documents, as of a sample: through the memory map, one copy per document

@@ -1,8 +1,7 @@
-"""Inputs of a merge: datasets by name, pattern or list, in natural order, and whether they fit together."""
+"""Inputs of a merge: datasets by name, pattern or list, and whether they fit together."""
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from megatron.plan.datapaths import compare_eod_uses, compare_tokenizers, read_l
 
 log = get_logger(__name__)
 SAMPLED_DOCUMENTS = 1000  # whose last tokens `detect_eod` compares
-PATTERN = re.compile(r"[*?\[]")
 DIGITS = re.compile(r"([0-9]+)")
 
 
@@ -35,17 +33,26 @@ def natural_key(name: str) -> list[tuple[int, int | str]]:
 
 
 def expand_prefixes(names: Sequence[str], lists: Sequence[Path] = ()) -> list[str]:
-    """Return the dataset prefixes of names, then of list files. Patterns are expanded, in natural order.
+    """Return the dataset prefixes of names, then of list files.
 
-    Raises FileNotFoundError for a pattern without a match, ValueError for an unusable list and for a dataset
-    that is named twice.
+    Patterns are expanded, in natural order. A list has one prefix or pattern a line, and `#` begins
+    a comment. A prefix is relative to the working directory, or else to the folder of the list.
+
+    Raises FileNotFoundError for a name without a dataset, ValueError for an unusable list and for a
+    dataset that is named twice.
     """
     named = [(name, name) for name in names]
     for path in lists:
-        named += read_list(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such list of datasets")
+        for location, name in read_lines(path):
+            named.append((name if find_prefixes(name) else str(path.parent / name), location))
     prefixes: dict[str, tuple[str, str]] = {}
     for name, origin in named:
-        for prefix in _expand_name(name, origin):
+        matches = find_prefixes(name)
+        if not matches:
+            raise FileNotFoundError(f"{origin}: no dataset matches, expected prefixes of .bin/.idx datasets")
+        for prefix in matches:
             location = locate_dataset(prefix).location
             if location in prefixes:
                 raise ValueError(
@@ -58,71 +65,31 @@ def expand_prefixes(names: Sequence[str], lists: Sequence[Path] = ()) -> list[st
     return [prefix for prefix, _ in prefixes.values()]
 
 
-def _expand_name(name: str, origin: str) -> list[str]:
+def find_prefixes(name: str) -> list[str]:
+    """Return the datasets that a prefix or a pattern names, in natural order."""
     prefix = resolve_prefix(name)
-    if not PATTERN.search(name) or locate_dataset(prefix).exists():
+    if locate_dataset(prefix).exists():
         return [prefix]
-    prefixes = _match_pattern(name)
-    if not prefixes:
-        raise FileNotFoundError(f"{origin}: no dataset matches, expected prefixes of .bin/.idx datasets")
-    return prefixes
-
-
-def _match_pattern(pattern: str) -> list[str]:
-    prefix = strip_suffix(pattern)
-    paths = [path for suffix in (".bin", ".idx", PARTS_SUFFIX) for path in glob(prefix + suffix)]
+    paths = [path for suffix in (".bin", ".idx", PARTS_SUFFIX) for path in glob(strip_suffix(name) + suffix)]
     matches = {strip_suffix(path) for path in paths}
     return sorted(sorted(matches), key=natural_key)
 
 
-def read_list(path: Path) -> list[tuple[str, str]]:
-    """Return (prefix, "file:line") of a list of datasets: one prefix or pattern a line, `#` begins a comment.
+def open_inputs(
+    prefixes: Sequence[str], output: Path, mixed_eod: bool
+) -> tuple[list[IndexedTokens], dict[str, Any]]:
+    """Open datasets that are to be merged. Raises as `merge_datasets`.
 
-    A prefix is relative to the working directory, or else to the folder of the list.
-
-    Raises FileNotFoundError.
+    Returns the datasets, with the parts of a dataset of parts in its place, and the entries of the sidecar
+    that hold for all of them.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such list of datasets")
-    entries = []
-    for location, name in read_lines(path):
-        beside = str(path.parent / name)
-        entries.append((name if _exists(name) or not _exists(beside) else beside, location))
-    return entries
-
-
-def _exists(name: str) -> bool:
-    is_dataset = locate_dataset(resolve_prefix(name)).exists()
-    return is_dataset or bool(PATTERN.search(name) and _match_pattern(name))
-
-
-@dataclass(frozen=True)
-class MergeInputs:
-    """Open datasets that fit together, and the entries of their sidecars that hold for all of them."""
-
-    datasets: list[IndexedTokens]
-    meta: dict[str, Any]
-
-    @property
-    def n_documents(self) -> int:
-        """Documents of all datasets."""
-        return sum(dataset.n_documents for dataset in self.datasets)
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens of all datasets."""
-        return sum(dataset.n_tokens for dataset in self.datasets)
-
-
-def open_inputs(prefixes: Sequence[str], output: Path, mixed_eod: bool) -> MergeInputs:
-    """Open datasets that are to be merged. Raises as `merge_datasets`."""
     datasets: list[IndexedTokens] = []
     for prefix in prefixes:
         dataset = open_dataset(resolve_prefix(prefix))
         datasets += [open_dataset(part.prefix) for part in dataset.parts] or [dataset]
         if dataset.files.location == locate_dataset(output).location:
             raise ValueError(f"{output}: is one of the inputs. Choose another name.")
-    for dataset in datasets[1:]:
+    for dataset in datasets:
         if dataset.dtype != datasets[0].dtype:
             raise ValueError(
                 f"{dataset.prefix}: got {dataset.dtype}, expected {datasets[0].dtype} as in "
@@ -131,41 +98,53 @@ def open_inputs(prefixes: Sequence[str], output: Path, mixed_eod: bool) -> Merge
     _compare_tokenizers(datasets, output)
     check_part_numbers(datasets)
     use = _find_common_eod(datasets, mixed_eod)
+    return datasets, _merge_sidecars(datasets, use)
+
+
+def _merge_sidecars(datasets: Sequence[IndexedTokens], use: EodUse | None) -> dict[str, Any]:
+    """Return the entries that hold for all datasets.
+
+    use   how all documents end; None: not equally
+    """
     meta: dict[str, Any] = {"merged_from": [describe_origin(dataset) for dataset in datasets]}
     records = [record for dataset in datasets if (record := _tokenizer_meta(dataset))]
     if records:
-        tokenizer, ends = records[0], [record.get("eod_id") for record in records]
-        if use is None and len(set(ends)) > 1:  # no end token is valid for all documents
-            tokenizer = {name: value for name, value in tokenizer.items() if not name.startswith("eod_")}
-        meta["tokenizer"] = tokenizer
+        meta["tokenizer"] = records[0]
+        if use is None and len({record.get("eod_id") for record in records}) > 1:
+            # no end token is valid for all documents
+            entries = records[0].items()
+            meta["tokenizer"] = {name: value for name, value in entries if not name.startswith("eod_")}
     sidecars = [dataset.sidecar or {} for dataset in datasets]
-    for name in ("append_eod", "special_text", "json_key"):  # keep entries that all sidecars share
-        if name == "append_eod" and len({parse_eod_use(sidecar) for sidecar in sidecars}) > 1:
-            continue  # they end differently
+    shared = ["special_text", "json_key"]
+    if len({parse_eod_use(sidecar) for sidecar in sidecars}) == 1:
+        shared.insert(0, "append_eod")
+    for name in shared:
         if name in sidecars[0] and all(sidecar.get(name) == sidecars[0][name] for sidecar in sidecars):
             meta[name] = sidecars[0][name]
-    if "append_eod" in meta and all(sidecar.get("empty_documents") is not None for sidecar in sidecars):
-        meta["empty_documents"] = sum(sidecar["empty_documents"] for sidecar in sidecars)
-    return MergeInputs(datasets, meta)
+    n_empty = [sidecar.get("empty_documents") for sidecar in sidecars]
+    if "append_eod" in meta and None not in n_empty:
+        meta["empty_documents"] = sum(n_empty)
+    return meta
 
 
 def _compare_tokenizers(datasets: Sequence[IndexedTokens], output: Path) -> None:
     """Raise ValueError if two sidecars record different tokenizers; warn about those that record none."""
     recorded = [dataset for dataset in datasets if _tokenizer_meta(dataset).get("sha256")]
     for dataset in datasets if len(datasets) > 1 else ():
-        if dataset not in recorded:
+        if dataset in recorded:
+            compare_tokenizers(recorded[0].prefix, dataset.prefix, str(output))
+        else:
             log.warning(
                 "%s: no sidecar that records its tokenizer. Check that it is as in the others.",
                 dataset.prefix,
             )
-        elif _tokenizer_meta(dataset) != _tokenizer_meta(recorded[0]):
-            compare_tokenizers(recorded[0].prefix, dataset.prefix, str(output))
 
 
 def check_part_numbers(datasets: Sequence[IndexedTokens]) -> None:
-    """Check that datasets written with --part I/N are all parts of their jobs, each once, in any order.
+    """Check that datasets written with --part I/N are all parts of their jobs, each once.
 
-    Datasets without a part number are not checked. Raises ValueError for a missing or repeated part.
+    Datasets without a part number are not checked.
+    Raises ValueError for a missing or repeated part.
     """
     jobs: dict[tuple[Any, ...], dict[int, str]] = {}
     for dataset in datasets:
@@ -193,8 +172,9 @@ def check_part_numbers(datasets: Sequence[IndexedTokens]) -> None:
 
 
 def _find_common_eod(datasets: Sequence[IndexedTokens], mixed_eod: bool) -> EodUse | None:
-    """Return how the documents of all datasets end; None if it differs (with `mixed_eod`) or is unknown.
+    """Return how the documents of all datasets end.
 
+    None: it differs (with `mixed_eod`) or is unknown.
     Raises ValueError if it differs without `mixed_eod`.
     """
     eod_ids = (_tokenizer_meta(dataset).get("eod_id") for dataset in datasets)
@@ -210,7 +190,9 @@ def _find_common_eod(datasets: Sequence[IndexedTokens], mixed_eod: bool) -> EodU
 
 
 def detect_eod(dataset: IndexedTokens, likely: int | None) -> EodUse | None:
-    """Detect how documents end without a sidecar, from the last tokens of up to SAMPLED_DOCUMENTS documents.
+    """Detect how documents end without a sidecar, from their last tokens.
+
+    Reads up to SAMPLED_DOCUMENTS documents.
 
     likely   the expected end id. None: the id that ends all of several documents, if there is one.
     """

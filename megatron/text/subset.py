@@ -1,6 +1,6 @@
-"""Subsets of a corpus: the first documents, the first documents with a number of tokens, or a random sample.
+"""Subsets of a corpus: the first documents, those with a number of tokens, or a random sample.
 
-Text stays text: the selected lines are copied unchanged. A subset of a .bin/.idx dataset is a dataset.
+Text stays text: the selected lines are copied unchanged. A subset of a dataset is a dataset.
 """
 
 import gzip
@@ -11,11 +11,12 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
+from numpy.random import PCG64  # numpy imports it on demand: then a signal would end the process
 
 from megatron.cli import ProgressBar
 from megatron.data import open_dataset
@@ -30,7 +31,6 @@ from megatron.text.merge import copy_documents, is_finished
 from megatron.text.merge_inputs import describe_origin
 from megatron.text.text_readers import (
     DamagedFileError,
-    InputPiece,
     check_text,
     iter_lines,
     iter_rows,
@@ -46,7 +46,15 @@ PRIORITY_BATCH = 4096  # priorities drawn at a time
 # entries copied from the sidecar of a dataset
 COPIED_META = ("tokenizer", "append_eod", "special_text", "json_key")
 
-Document = tuple["LinePosition", bytes, str]  # position, line without its end, text
+Line = tuple[Source, int, Any]  # file, number from 1, and a line that is not blank or the value of a row
+
+
+class Document(NamedTuple):
+    """A document of text: "file, line 3", the line without its end, and the text in it."""
+
+    location: str
+    line: bytes
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +73,11 @@ class DocumentSelection:
     sample: int | Fraction | None = None
     seed: int = 0
     skip: int = 0
+
+    @property
+    def n_documents(self) -> int | None:
+        """Number of documents that must be selected; None: it depends on the input."""
+        return self.sample if isinstance(self.sample, int) else self.documents
 
     def to_meta(self) -> dict[str, Any]:
         """Return the selection as an entry of a sidecar."""
@@ -94,17 +107,6 @@ class CountingEncoder:
     eod: int
 
 
-@dataclass(frozen=True)
-class LinePosition:
-    """A line, or row, of a file, counted from 1."""
-
-    path: Source
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.path}, {'row' if _is_columnar(self.path) else 'line'} {self.line}"
-
-
 def find_dataset_prefix(word: str) -> Path | None:
     """Return the prefix of the dataset that a word names, with or without a suffix; None: no dataset."""
     path = Path(resolve_prefix(word))
@@ -116,16 +118,16 @@ def subset_text(
     inputs: Sequence[str], output: Path, selection: DocumentSelection, counter: CountingEncoder | None = None,
     key: str = "text", skip_bad_lines: bool = False, quiet: bool = False, overwrite: bool = False,
 ) -> SubsetResult:  # fmt: skip
-    """Write the selected lines of `inputs` to `output` in their order; its suffix selects the compression.
+    """Write the selected lines of `inputs` to `output` in their order.
 
-    Lines stay unchanged except for the line end, which becomes a newline. Blank lines are not documents. Rows
-    of parquet and arrow files become {key: text}. Memory: a batch of documents, and about 200 bytes for each
-    document of a sample of fixed size K. Such a sample spools an expected K (1 + ln(n / K)) of n lines to
-    disk beside the output.
+    The suffix of the output selects its compression. Lines stay unchanged except for the line end,
+    which becomes a newline. Blank lines are not documents. Rows of parquet and arrow files become
+    {key: text}. Memory: a batch of documents, and about 200 bytes for each document of a sample of
+    fixed size K. Such a sample spools an expected K (1 + ln(n / K)) of n lines beside the output.
 
-    Raises FileNotFoundError. Raises ValueError with file and line for an invalid line that is read (unless
-    bad lines are skipped), and for fewer documents or tokens than requested. Raises OSError for a full disk.
-    After an error no new output exists, and an existing one is unchanged.
+    Raises FileNotFoundError. Raises ValueError with file and line for an invalid line that is read
+    (unless bad lines are skipped), and for fewer documents or tokens than requested. Raises OSError
+    for a full disk. After an error no new output exists, and an existing one is unchanged.
     """
     paths = find_inputs(inputs)
     if not output.name.endswith(OUTPUT_SUFFIXES):
@@ -136,10 +138,14 @@ def subset_text(
         check_not_exists(output)
     if selection.tokens is not None and counter is None:
         raise ValueError("tokens: got no tokenizer to count with. Give --tokenizer-model.")
-    source = _InputLines(paths, key, skip_bad_lines)
+    source = DocumentReader(paths, key, skip_bad_lines)
     n_documents = n_tokens = 0
+    n_expected, unit = (
+        selection.tokens or selection.n_documents,
+        "tokens" if selection.tokens else "documents",
+    )
     with (
-        _make_bar(selection, quiet) as bar,
+        ProgressBar("subset", n_expected, unit, quiet=quiet) as bar,
         _open_output(output) as file,
         closing(_select_documents(source, selection, output)) as selected,
     ):
@@ -189,92 +195,99 @@ def subset_dataset(
     return SubsetResult(len(numbers), n_tokens)
 
 
-class _InputLines:
-    """Lines of the inputs, and their conversion to documents."""
+class DocumentReader:
+    """Lines of the inputs, and their conversion to documents.
 
-    def __init__(self, paths: Sequence[Source], key: str, skip: bool) -> None:
-        self.pieces, self.key, self.skip = split_into_pieces(paths, piece_bytes=1 << 62), key, skip
+    skip   bad lines are counted instead of raising ValueError
+    """
+
+    def __init__(self, paths: Sequence[Source], key: str, skip: bool = False) -> None:
+        self.paths, self.key, self.skip = paths, key, skip
         self.n_rejected = self.n_damaged = 0
 
-    def iter_lines(self) -> Iterator[tuple[LinePosition, Any]]:
-        """Yield every line that is not blank, or the value of every row, without validation."""
-        for piece in self.pieces:
-            values = _iter_rows(piece, self.key) if _is_columnar(piece.path) else _iter_text_lines(piece)
+    def iter_lines(self) -> Iterator[Line]:
+        """Yield all lines and rows in order, without validation."""
+        for piece in split_into_pieces(self.paths, piece_bytes=1 << 62):
+            path = piece.path
             try:
-                for number, value in values:
-                    yield LinePosition(piece.path, number), value
+                if _is_columnar(path):
+                    values = chain.from_iterable(iter_rows(path, self.key))
+                    yield from ((path, number, value) for number, value in enumerate(values, 1))
+                else:
+                    yield from ((path, i + 1, line) for i, line in iter_lines(piece) if line.strip())
             except DamagedFileError as error:
                 if not self.skip:
                     raise
                 self.n_damaged += 1
-                log.warning("%s: the rest is skipped, it is damaged (%s)", piece.path, error.reason)
+                log.warning("%s: the rest is skipped, it is damaged (%s)", path, error.reason)
 
-    def parse_document(self, position: LinePosition, value: Any) -> Document | None:
+    def parse_document(self, path: Source, number: int, value: Any) -> Document | None:
         """Convert a line or value to a document; None for a bad line that is skipped."""
+        is_row = _is_columnar(path)
+        location = _describe_line(path, number)
         try:
-            if _is_columnar(position.path):
-                text = check_text(value, self.key)
-                return position, json.dumps({self.key: text}, ensure_ascii=False).encode(), text
-            return position, value, parse_text(value, self.key)
+            text = check_text(value, self.key) if is_row else parse_text(value, self.key)
         except ValueError as error:
             if not self.skip:
-                raise ValueError(f"{position}: {error}") from error
+                raise ValueError(f"{location}: {error}") from error
             self.n_rejected += 1
             return None
+        line = json.dumps({self.key: text}, ensure_ascii=False).encode() if is_row else value
+        return Document(location, line, text)
 
-    def iter_documents(self) -> Iterator[Document]:
-        """Yield all documents in order."""
-        return (
-            document for line in self.iter_lines() if (document := self.parse_document(*line)) is not None
-        )
+    def parse_documents(self, lines: Iterator[Line]) -> Iterator[Document]:
+        """Yield the documents of lines."""
+        return (document for line in lines if (document := self.parse_document(*line)) is not None)
 
 
 def _is_columnar(path: Source) -> bool:
     return path.name.endswith(COLUMN_SUFFIXES)
 
 
-def _iter_rows(piece: InputPiece, key: str) -> Iterator[tuple[int, Any]]:
-    return enumerate((value for values in iter_rows(piece.path, key) for value in values), 1)
-
-
-def _iter_text_lines(piece: InputPiece) -> Iterator[tuple[int, bytes]]:
-    return ((i + 1, line) for i, line in iter_lines(piece) if line.strip())
+def _describe_line(path: Source, number: int) -> str:
+    return f"{path}, {'row' if _is_columnar(path) else 'line'} {number}"
 
 
 def _select_documents(
-    source: _InputLines, selection: DocumentSelection, output: Path
+    source: DocumentReader, selection: DocumentSelection, output: Path
 ) -> Generator[Document, None, None]:
     """Yield the selected documents in order; for `tokens` all documents, as the caller counts."""
-    if selection.sample is None:
-        yield from islice(source.iter_documents(), selection.documents)
-    elif isinstance(selection.sample, Fraction):
-        # Bernoulli sampling: a priority, uniform on 0..2^64 - 1, is below the threshold with probability
-        # `sample`. A larger share has a higher threshold, so its sample contains the smaller one.
-        # exact: `sample` is a Fraction. A float has 53 bits and would move the threshold.
-        most = int(selection.sample * 2**64)
-        for line, priority in zip(source.iter_lines(), _iter_priorities(selection.seed), strict=False):
-            if priority < most and (document := source.parse_document(*line)) is not None:
-                yield document
-    else:
+    lines: Iterator[Line] = source.iter_lines()
+    if isinstance(selection.sample, int):
         yield from _sample_documents(source, selection.sample, selection.seed, output)
+        return
+    if selection.sample is not None:
+        most = _threshold(selection.sample)
+        keyed = zip(lines, _iter_priorities(selection.seed), strict=False)
+        lines = (line for line, priority in keyed if priority < most)
+    yield from islice(source.parse_documents(lines), selection.documents)
+
+
+def _threshold(share: Fraction) -> int:
+    """Return the limit of the priorities, uniform on 0..2^64 - 1, of a share of the documents.
+
+    A larger share has a higher limit, so its sample contains the smaller one.
+    """
+    # exact: a float has 53 bits and would move the limit
+    return int(share * 2**64)
 
 
 def _iter_priorities(seed: int) -> Iterator[int]:
     """Yield a random 64-bit number per document. numpy guarantees this stream across versions."""
     # raw words of the bit generator: the methods of Generator may change between versions
-    raw = np.random.PCG64(seed)
+    raw = PCG64(seed)
     while True:
         yield from raw.random_raw(PRIORITY_BATCH).tolist()
 
 
-def _sample_documents(source: _InputLines, n: int, seed: int, output: Path) -> Iterator[Document]:
+def _sample_documents(source: DocumentReader, n: int, seed: int, output: Path) -> Iterator[Document]:
     """Yield the n documents of lowest priority, in order.
 
     Documents that are among the lowest n so far are spooled to disk; a heap holds their positions.
     """
-    # Min-heap of (-priority, -number, offset in the spool, size, position). The root is the worst of the best
-    # n: highest priority value, and among equal ones the latest document.
-    best: list[tuple[int, int, int, int, LinePosition]] = []
+    # Min-heap of (-priority, -number, offset in the spool, size, file, line). The root is the worst of the
+    # best n: highest priority value, and among equal ones the latest document.
+    best: list[tuple[int, int, int, int, Source, int]] = []
     with tempfile.TemporaryFile(dir=output.parent) as spool:
         keyed = zip(source.iter_lines(), _iter_priorities(seed), strict=False)
         for number, (line, priority) in enumerate(keyed):
@@ -285,18 +298,17 @@ def _sample_documents(source: _InputLines, n: int, seed: int, output: Path) -> I
             document = source.parse_document(*line)
             if document is None:
                 continue
-            position, raw, _ = document
-            entry = (-priority, -number, spool.tell(), len(raw), position)
-            spool.write(raw)
+            entry = (-priority, -number, spool.tell(), len(document.line), *line[:2])
+            spool.write(document.line)
             # The replaced document stays in the spool: line i of n is among the lowest K so far with
             # probability K / i, which sums to the expected number of lines in the docstring of
             # `subset_text`.
             heapq.heappush(best, entry) if len(best) < n else heapq.heappushpop(best, entry)
         # entry[1] is -number: ascending document number
-        for _, _, offset, size, position in sorted(best, key=lambda entry: -entry[1]):
+        for _, _, offset, size, path, line_number in sorted(best, key=lambda entry: -entry[1]):
             spool.seek(offset)
             raw = spool.read(size)
-            yield position, raw, parse_text(raw, source.key)
+            yield Document(_describe_line(path, line_number), raw, parse_text(raw, source.key))
 
 
 def _count_tokens(
@@ -304,28 +316,32 @@ def _count_tokens(
 ) -> Iterator[tuple[bytes, int]]:
     """Yield (line, tokens), encoded in batches; 0 tokens without a counter."""
     if counter is None:
-        yield from ((line, 0) for _, line, _ in documents)
+        yield from ((document.line, 0) for document in documents)
         return
+    for batch in _iter_batches(documents):
+        lines, texts = [document.line for document in batch], [document.text for document in batch]
+        locations = [document.location for document in batch]
+        _, lengths = encode_with_location(counter.encoder, texts, locations, counter.eod)
+        yield from zip(lines, lengths.tolist(), strict=True)
+
+
+def _iter_batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
     batch: list[Document] = []
-    n_characters, failed = 0, None
-    while failed is None:
-        try:
-            document = next(documents, None)
-        except ValueError as error:  # documents before the bad line may suffice: raise after they are used
-            document, failed = None, error
-        if document is not None:
+    n_characters = 0
+    try:
+        for document in documents:
             batch.append(document)
-            n_characters += len(document[2])
-        # the end of the documents and a bad line also end the last, smaller batch
-        if document is None or len(batch) >= BATCH_DOCUMENTS or n_characters >= BATCH_CHARACTERS:
-            if batch:
-                positions, texts = [str(position) for position, _, _ in batch], [text for _, _, text in batch]
-                _, lengths = encode_with_location(counter.encoder, texts, positions, counter.eod)
-                yield from zip((line for _, line, _ in batch), lengths.tolist(), strict=True)
-            batch, n_characters = [], 0
-        if document is None and failed is None:
-            return
-    raise failed
+            n_characters += len(document.text)
+            if len(batch) >= BATCH_DOCUMENTS or n_characters >= BATCH_CHARACTERS:
+                yield batch
+                batch, n_characters = [], 0
+    except ValueError:
+        # the documents before the bad line may suffice
+        if batch:
+            yield batch
+        raise
+    if batch:
+        yield batch
 
 
 def _select_dataset_documents(dataset: IndexedTokens, selection: DocumentSelection) -> np.ndarray:
@@ -339,20 +355,15 @@ def _select_dataset_documents(dataset: IndexedTokens, selection: DocumentSelecti
         return np.arange(min(n, int(np.searchsorted(reached, selection.tokens)) + 1))
     assert selection.sample is not None, "exactly one criterion is set"
     # uint64 [n]: the same words as `_iter_priorities` yields in batches
-    priorities = np.random.PCG64(selection.seed).random_raw(n)
+    priorities = PCG64(selection.seed).random_raw(n)
     if isinstance(selection.sample, Fraction):
-        return np.flatnonzero(priorities < np.uint64(int(selection.sample * 2**64)))
-    if selection.sample >= n:
-        return np.arange(n)
-    # the n documents of lowest priority; ties go to earlier documents, as in _sample_documents
-    # O(n): the K-th lowest priority without a full sort; sample - 1 is its index
-    worst = np.partition(priorities, selection.sample - 1)[selection.sample - 1]
-    below, equal = np.flatnonzero(priorities < worst), np.flatnonzero(priorities == worst)
-    return np.sort(np.concatenate([below, equal[: selection.sample - len(below)]]))
+        return np.flatnonzero(priorities < np.uint64(_threshold(selection.sample)))
+    # the documents of lowest priority; stable: ties go to earlier documents, as in _sample_documents
+    return np.sort(np.argsort(priorities, kind="stable")[: selection.sample])
 
 
 def _check_enough(selection: DocumentSelection, n_documents: int, n_tokens: int, source: str) -> None:
-    requested = selection.sample if isinstance(selection.sample, int) else selection.documents
+    requested = selection.n_documents
     if requested is not None and n_documents < requested:
         raise ValueError(f"{source}: got {n_documents:,} documents, expected {requested:,}. Request fewer.")
     if selection.tokens is not None and n_tokens < selection.tokens:
@@ -363,30 +374,15 @@ def _check_enough(selection: DocumentSelection, n_documents: int, n_tokens: int,
 def _open_output(path: Path) -> Iterator[IO[bytes]]:
     """Open an output that is renamed to its name at a normal exit; the suffix selects the compression."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        atomic_path(path, exclusive=True) as partial,
-        partial.open("wb") as file,
-        _open_compressor(path, file) as compressed,
-    ):
-        yield compressed
+    with atomic_path(path, exclusive=True) as partial, partial.open("wb") as file:
+        if path.name.endswith(".gz"):
+            # no file name and mtime 0 in the header: equal subsets are equal files
+            with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
+                yield packed  # type: ignore[misc]  # typeshed: a GzipFile is no IO
+        elif path.name.endswith(".zst"):
+            import zstandard  # only this suffix requires it
 
-
-@contextmanager
-def _open_compressor(path: Path, file: IO[bytes]) -> Iterator[IO[bytes]]:
-    if path.name.endswith(".gz"):
-        # no file name and mtime 0 in the header: equal subsets are equal files
-        with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
-            yield packed  # type: ignore[misc]  # typeshed: a GzipFile is no IO
-    elif path.name.endswith(".zst"):
-        import zstandard  # only this suffix requires it
-
-        with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as packed:
-            yield packed
-    else:
-        yield file
-
-
-def _make_bar(selection: DocumentSelection, quiet: bool) -> ProgressBar:
-    n_documents = selection.sample if isinstance(selection.sample, int) else selection.documents
-    unit = "tokens" if selection.tokens else "documents"
-    return ProgressBar("subset", selection.tokens or n_documents, unit, quiet=quiet)
+            with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as packed:
+                yield packed
+        else:
+            yield file

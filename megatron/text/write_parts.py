@@ -6,6 +6,7 @@ The tokens are not copied. megatron/data/parts.py reads the result.
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import numpy as np
 from megatron.cli import ProgressBar
 from megatron.data import open_dataset
 from megatron.data.block_hash import BLOCK_BYTES, BlockHash, describe_sums
-from megatron.data.indexed_writer import IdCounts, finish_publishing, unigram_entropy, write_index
+from megatron.data.indexed import IndexedTokens
+from megatron.data.indexed_writer import IdCounts, unigram_entropy, write_index
 from megatron.data.parts import describe_part
 from megatron.data.sidecar import PARTS_INDEX_SUFFIX, PARTS_SUFFIX
-from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
+from megatron.io import fsync_path, open_partial_folder, publish_files, write_json
 from megatron.text.arguments import check_not_exists
-from megatron.text.merge import BLOCK_TOKENS, MergeResult
-from megatron.text.merge_inputs import MergeInputs, open_inputs
+from megatron.text.merge import BLOCK_TOKENS, MergeResult, count_documents
+from megatron.text.merge_inputs import open_inputs
 
 FORMAT = "parts"
 PARTS_VERSION = 1
@@ -40,8 +42,9 @@ def write_parts_list(
 
     Existing files for the same parts stay unchanged. Raises as `merge_datasets`.
     """
-    inputs = open_inputs(prefixes, output, mixed_eod)
-    if len({dataset.files.location for dataset in inputs.datasets}) < len(inputs.datasets):
+    datasets, meta = open_inputs(prefixes, output, mixed_eod)
+    result = count_documents(datasets)
+    if len({dataset.files.location for dataset in datasets}) < len(datasets):
         raise ValueError(
             f"{output}: got a dataset twice, expected each part once. Use weights to repeat text."
         )
@@ -52,30 +55,23 @@ def write_parts_list(
             )
     parts = [
         describe_part(dataset.files, dataset.n_documents, dataset.n_tokens, output.parent)
-        for dataset in inputs.datasets
+        for dataset in datasets
     ]
-    paths = [Path(f"{output}{suffix}") for suffix in (PARTS_INDEX_SUFFIX, PARTS_SUFFIX)]
-    partial_index, partial = (path.with_name(path.name + PARTIAL) for path in paths)
-    finish_publishing([(partial_index, paths[0]), (partial, paths[1])])
     if _is_written(output, parts, hash_tokens):
-        return MergeResult(inputs.n_documents, inputs.n_tokens, is_new=False)
+        return replace(result, is_new=False)
+    listing, index = (Path(f"{output}{suffix}") for suffix in (PARTS_SUFFIX, PARTS_INDEX_SUFFIX))
     if not overwrite:
-        check_not_exists(*paths)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with open_exclusive(partial_index, output):
-        try:
-            content, index_hash = _write_index(inputs, partial_index)
-            content |= {name: value for name, value in inputs.meta.items() if name != "merged_from"}
-            content |= _hash_parts(inputs, parts, index_hash, hash_tokens)
-            partial.write_text(json.dumps(content | {"parts": parts}, indent=1) + "\n")
-            for file in (partial_index, partial):
-                fsync_path(file)
-            publish_files([(partial_index, paths[0]), (partial, paths[1])])
-        except BaseException:
-            for file in (partial_index, partial):
-                file.unlink(missing_ok=True)
-            raise
-    return MergeResult(inputs.n_documents, inputs.n_tokens, is_new=True)
+        # an index without its list is what a killed call has left
+        check_not_exists(listing)
+    with open_partial_folder(listing, replace=True) as folder:
+        partial_listing, partial_index = folder / listing.name, folder / index.name
+        content, index_hash = _write_index(datasets, result, partial_index)
+        content |= {name: value for name, value in meta.items() if name != "merged_from"}
+        content |= _hash_parts(datasets, parts, index_hash, hash_tokens)
+        write_json(partial_listing, content | {"parts": parts})
+        fsync_path(partial_index)
+        publish_files([(partial_index, index), (partial_listing, listing)])
+    return result
 
 
 def _is_written(output: Path, parts: list[dict[str, Any]], hash_tokens: bool) -> bool:
@@ -84,27 +80,26 @@ def _is_written(output: Path, parts: list[dict[str, Any]], hash_tokens: bool) ->
         sidecar = open_dataset(output).sidecar or {}
     except (OSError, ValueError):
         return False
+    if hash_tokens and "bin" not in (sidecar.get("sha256") or {}):
+        return False
     same = ("path", "documents", "tokens", "sidecar_sha256")
     stored = [[part.get(name) for name in same] for part in sidecar.get("parts") or []]
-    has_hash = not hash_tokens or "bin" in (sidecar.get("sha256") or {})
     # without a sidecar nothing shows that the tokens are the same
-    return (
-        has_hash
-        and stored == [[part[name] for name in same] for part in parts]
-        and all(row[-1] for row in stored)
-    )
+    return stored == [[part[name] for name in same] for part in parts] and all(row[-1] for row in stored)
 
 
-def _write_index(inputs: MergeInputs, path: Path) -> tuple[dict[str, Any], BlockHash]:
+def _write_index(
+    datasets: Sequence[IndexedTokens], counts: MergeResult, path: Path
+) -> tuple[dict[str, Any], BlockHash]:
     """Write the index of all documents; return the entries of the sidecar that it gives, and its hash."""
-    dtype, n_empty, longest = inputs.datasets[0].dtype, 0, 0
+    dtype, n_empty, longest = datasets[0].dtype, 0, 0
 
     def iter_lengths() -> Iterator[np.ndarray]:
-        for dataset in inputs.datasets:
+        for dataset in datasets:
             yield from dataset.iter_document_lengths()
             dataset.unmap()
 
-    digest = write_index(path, dtype, inputs.n_documents, iter_lengths, BLOCK_BYTES)
+    digest = write_index(path, dtype, counts.n_documents, iter_lengths, BLOCK_BYTES)
     for lengths in iter_lengths():
         n_empty += int((lengths == 0).sum())
         longest = max(longest, int(lengths.max(initial=0)))
@@ -112,8 +107,8 @@ def _write_index(inputs: MergeInputs, path: Path) -> tuple[dict[str, Any], Block
         "format": FORMAT,
         "version": PARTS_VERSION,
         "dtype": dtype.name,
-        "documents": inputs.n_documents,
-        "tokens": inputs.n_tokens,
+        "documents": counts.n_documents,
+        "tokens": counts.n_tokens,
         "empty_documents": n_empty,
         "longest_document": longest,
     }
@@ -121,11 +116,11 @@ def _write_index(inputs: MergeInputs, path: Path) -> tuple[dict[str, Any], Block
 
 
 def _hash_parts(
-    inputs: MergeInputs, parts: list[dict[str, Any]], index_hash: BlockHash, hash_tokens: bool
+    datasets: Sequence[IndexedTokens], parts: list[dict[str, Any]], index_hash: BlockHash, hash_tokens: bool
 ) -> dict[str, Any]:
     """Return the entries of the hashes of the whole; an entry of a part without a hash is completed."""
     if hash_tokens:
-        return _hash_tokens(inputs, parts, index_hash)
+        return _hash_tokens(datasets, parts, index_hash)
     if not all("bin" in part["sha256"] for part in parts):
         return {}  # the prefix is then the identity
     sums = json.dumps([[part["sha256"]["bin"], part["sha256"].get("block_bytes")] for part in parts])
@@ -134,20 +129,22 @@ def _hash_parts(
     return {"sha256": content | {"parts": hashlib.sha256(sums.encode()).hexdigest()}}
 
 
-def _hash_tokens(inputs: MergeInputs, parts: list[dict[str, Any]], index_hash: BlockHash) -> dict[str, Any]:
+def _hash_tokens(
+    datasets: Sequence[IndexedTokens], parts: list[dict[str, Any]], index_hash: BlockHash
+) -> dict[str, Any]:
     """Read all tokens once; add the hash of each part without one, and return the entries of the whole."""
     digest, counts = BlockHash(BLOCK_BYTES), IdCounts()
-    with ProgressBar("hashing", inputs.n_tokens, "tokens") as bar:
-        for dataset, part in zip(inputs.datasets, parts, strict=True):
-            part_digest = None if "bin" in part["sha256"] else hashlib.sha256()
+    with ProgressBar("hashing", sum(part["tokens"] for part in parts), "tokens") as bar:
+        for dataset, part in zip(datasets, parts, strict=True):
+            part_digest = hashlib.sha256()
+            is_listed = "bin" in part["sha256"]
             for begin in range(0, dataset.n_tokens, BLOCK_TOKENS):
                 ids = dataset.read_copy(begin, BLOCK_TOKENS)
                 counts.add(ids)
                 digest.update(ids.data)
-                if part_digest is not None:
+                if not is_listed:
                     part_digest.update(ids.data)
                 bar.update(len(ids))
-            if part_digest is not None:
-                part["sha256"]["bin"] = part_digest.hexdigest()
+            part["sha256"].setdefault("bin", part_digest.hexdigest())
     entropy = unigram_entropy(counts.counts)
     return {"unigram_entropy_nats": entropy, "sha256": describe_sums(digest, index_hash)}

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ import pytest
 
 from megatron.data import open_dataset
 from megatron.data.indexed_writer import IndexedWriter
+from megatron.data.sidecar import read_sidecar
+from megatron.plan.datapaths import compare_eods
 from megatron.text.inspect_dataset import find_faults
-from megatron.text.merge import merge_datasets
+from megatron.text.merge import MergeResult, merge_datasets
 from megatron.text.merge_inputs import expand_prefixes, natural_key
 from megatron.text.write_parts import write_parts_list
 from tests.tool_modules import load_tool
@@ -44,8 +47,8 @@ def write_parts_of(folder: Path, n: int, n_tokens: int = 300) -> list[str]:
     return prefixes
 
 
-def read_files(prefix: Path) -> list[bytes]:
-    return [Path(f"{prefix}{suffix}").read_bytes() for suffix in SUFFIXES]
+def read_files(prefix: Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[bytes]:
+    return [Path(f"{prefix}{suffix}").read_bytes() for suffix in suffixes]
 
 
 @pytest.mark.parametrize("block", [1, 3, 1 << 22])
@@ -75,40 +78,113 @@ def test_entries_common_to_all_sidecars_are_kept(tmp_path: Path) -> None:
     assert "json_key" not in record and list(find_faults(tmp_path / "joined")) == []
 
 
+@pytest.mark.parametrize("merge", [merge_datasets, write_parts_list])
+def test_inputs_with_empty_documents_only_become_one_dataset(tmp_path: Path, merge: Callable) -> None:
+    prefixes = [write(tmp_path / name, [[]] * n) for name, n in (("a", 1), ("b", 3))]
+    assert merge([*prefixes, write(tmp_path / "none", [])], tmp_path / "all") == MergeResult(4, 0)
+    dataset = open_dataset(tmp_path / "all")
+    assert dataset.document_tokens.tolist() == [0] * 4 and len(dataset.tokens[:]) == 0
+    assert list(find_faults(tmp_path / "all")) == []
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> dict[str, str]:
+    """Datasets of the same text with end id 2, 0 and none, and copies without sidecars."""
+    prefixes = {}
+    for name, end in (("two", [2]), ("zero", [0]), ("none", []), ("again", [2])):
+        meta = {"tokenizer": META["tokenizer"] | {"eod_id": (end or [0])[0]}, "append_eod": bool(end)}
+        for prefix in (name, f"foreign_{name}"):
+            prefixes[prefix] = write(tmp_path / prefix, [[1, *end], [3, *end], [1, *end]], meta)
+        Path(f"{prefixes[f'foreign_{name}']}.json").unlink()
+    return prefixes
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("two", "zero"), ("two", "none"), ("none", "zero"), ("two", "foreign_zero"), ("two", "foreign_none"),
+        ("foreign_zero", "two"), ("none", "foreign_zero"), ("foreign_two", "foreign_zero"),
+    ],
+)  # fmt: skip
+def test_merging_documents_with_different_ends_requires_mixed_eod(
+    ends: dict[str, str], tmp_path: Path, first: str, second: str
+) -> None:
+    pair = [ends[first], ends[second]]
+    with pytest.raises(ValueError, match=f"{second}: got .*expected .*--mixed-eod"):
+        merge_datasets(pair, tmp_path / "all")
+    assert not list(tmp_path.glob("all*"))
+    merge_datasets(pair, tmp_path / "all", mixed_eod=True)
+    sidecar = read_sidecar(tmp_path / "all")
+    assert "append_eod" not in sidecar
+    if {first, second} == {"two", "zero"}:
+        assert "eod_id" not in sidecar["tokenizer"]
+    assert list(find_faults(tmp_path / "all")) == []
+
+
+def test_merging_documents_with_equal_ends_records_the_end(ends: dict[str, str], tmp_path: Path) -> None:
+    assert merge_datasets([ends["two"], ends["again"]], tmp_path / "all").is_new
+    sidecar = read_sidecar(tmp_path / "all")
+    assert (sidecar["append_eod"], sidecar["tokenizer"]["eod_id"]) == (True, 2)
+    assert list(find_faults(tmp_path / "all")) == []
+    # an end without a record is recognised from the tokens; that of a single document is unknown
+    merge_datasets([ends["two"], ends["foreign_two"]], tmp_path / "more")
+    merge_datasets([ends["none"], ends["foreign_none"]], tmp_path / "ends")
+    for name in ("x", "y"):
+        Path(write(tmp_path / name, [[1, 2]]) + ".json").unlink()
+    assert merge_datasets([str(tmp_path / "x"), str(tmp_path / "y")], tmp_path / "xy").n_documents == 2
+
+
+def test_blends_with_different_ends_are_refused_or_warned_about(ends: dict[str, str]) -> None:
+    for other in ("zero", "none"):
+        with pytest.raises(ValueError, match="dataset.mixed_eod=true"):
+            compare_eods([ends["two"], ends[other]])
+        (warning,) = compare_eods([ends["two"], ends[other]], allow_mixed=True)
+        assert warning.startswith(f"{ends[other]}: got ")
+    (warning,) = compare_eods([ends["two"], ends["foreign_two"]])
+    assert warning.startswith(f"{ends['foreign_two']}: no sidecar")
+    assert compare_eods([ends["two"], ends["again"]]) == compare_eods([ends["foreign_two"]]) == ()
+
+
 class KilledError(BaseException):
     """Stands for SIGKILL in the same process: it leaves all partial files."""
 
 
+@pytest.mark.parametrize(
+    ("merge", "suffixes"), [(merge_datasets, SUFFIXES), (write_parts_list, (".parts.idx", ".parts.json"))]
+)
 def test_a_merge_killed_before_any_of_its_system_calls_ends_equal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: Callable, suffixes: tuple[str, ...]
 ) -> None:
     prefixes = write_parts_of(tmp_path / "in", 3)
-    merge_datasets(prefixes, tmp_path / "whole")
-    expected = read_files(tmp_path / "whole")
-    rename, sync, unlink, calls, limit = Path.rename, os.fsync, Path.unlink, [0], [0]
+    merge(prefixes, tmp_path / "whole")
+    expected = read_files(tmp_path / "whole", suffixes)
+    calls, limit = [0], [0]
 
-    def count() -> None:
-        calls[0] += 1
-        if calls[0] > limit[0]:
-            raise KilledError
+    def count_calls(call: Callable) -> Callable:
+        def counted(*args: object, **options: object) -> object:
+            calls[0] += 1
+            if calls[0] > limit[0]:
+                raise KilledError
+            return call(*args, **options)
+
+        return counted
 
     # a killed process deletes nothing
-    monkeypatch.setattr(Path, "unlink", lambda path, **kw: (count(), unlink(path, **kw))[1])
-    monkeypatch.setattr(Path, "rename", lambda path, to: (count(), rename(path, to))[1])
-    monkeypatch.setattr(os, "fsync", lambda file: (count(), sync(file))[1])
+    for owner, name in ((Path, "unlink"), (Path, "rename"), (os, "fsync")):
+        monkeypatch.setattr(owner, name, count_calls(getattr(owner, name)))
     for n_calls in range(100):
         calls[0], limit[0] = 0, n_calls
         try:
-            merge_datasets(prefixes, tmp_path / "joined")
+            merge(prefixes, tmp_path / "joined")
             break
         except KilledError:
             pass
         limit[0] = 10**9
-        merge_datasets(prefixes, tmp_path / "joined")
-        assert read_files(tmp_path / "joined") == expected, n_calls
-        for suffix in SUFFIXES:
+        merge(prefixes, tmp_path / "joined")
+        assert read_files(tmp_path / "joined", suffixes) == expected, n_calls
+        for suffix in suffixes:
             Path(f"{tmp_path}/joined{suffix}").unlink()
-    assert n_calls > 5 and read_files(tmp_path / "joined") == expected
+    assert n_calls > 5 and read_files(tmp_path / "joined", suffixes) == expected
 
 
 def test_a_process_killed_at_any_moment_ends_equal_when_repeated(tmp_path: Path) -> None:
@@ -194,31 +270,34 @@ def test_patterns_are_in_natural_order_and_lists_and_words_in_theirs(tmp_path: P
     assert sorted(["b10", "b9", "a", "10", "9"], key=natural_key) == ["9", "10", "a", "b9", "b10"]
 
 
-def test_wrong_words_and_lists_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prefixes = write_parts_of(tmp_path, 3)
-    with pytest.raises(ValueError, match="twice, also as"):
-        expand_prefixes([prefixes[0], str(tmp_path / "part-*")])
-    (tmp_path / "link.bin").symlink_to(f"{prefixes[0]}.bin")
-    (tmp_path / "link.idx").symlink_to(f"{prefixes[0]}.idx")
-    with pytest.raises(ValueError, match="twice, also as"):
-        expand_prefixes([prefixes[0], str(tmp_path / "link")])
-    with pytest.raises(FileNotFoundError, match="absent-\\*: no dataset matches"):
-        expand_prefixes([str(tmp_path / "absent-*")])
-    with pytest.raises(FileNotFoundError, match="no such list"):
-        expand_prefixes([], [tmp_path / "absent"])
-    listed = tmp_path / "mix.txt"
-    listed.write_text(f"{prefixes[1]}\n0.7 {prefixes[0]}\n")  # weights are of data-path files
-    with pytest.raises(FileNotFoundError, match="no such file, expected the prefix"):
-        merge_datasets(expand_prefixes([], [listed]), tmp_path / "out")
-    listed.write_bytes(b"\xff\n")
-    with pytest.raises(ValueError, match="not UTF-8"):
-        expand_prefixes([], [listed])
-    listed.write_text("# nothing\n")
-    with pytest.raises(ValueError, match="empty lists"):
-        expand_prefixes([], [listed])
+def test_wrong_words_and_lists_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_parts_of(tmp_path, 3)
+    monkeypatch.chdir(tmp_path)
+    for suffix in (".bin", ".idx"):
+        Path(f"link{suffix}").symlink_to(f"part-0_text_document{suffix}")
+    first, listed = "part-0_text_document", Path("list.txt")
+    for names, content, sentence in (
+        ([first, "part-*"], b"", "twice, also as"),
+        ([first, "link"], b"", "twice, also as"),
+        (["absent-*"], b"", "absent-\\*: no dataset matches"),
+        (
+            [],
+            f"# parts\n0.7 {first}\n".encode(),
+            "list.txt:2: no dataset matches",
+        ),  # weights are of data paths
+        ([], b"\xff\n", "not UTF-8"),
+        ([], b"# nothing\n", "empty lists"),
+        ([], None, "no such list"),
+    ):
+        listed.write_bytes(content or b"")
+        with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+            expand_prefixes(names, [listed if content is not None else Path("absent")])
+
+
+def test_the_tool_refuses_wrong_options_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--output", "x", "--hash"], ["--output", "x", "--remove"], []):
         with pytest.raises(SystemExit) as stop:
-            main([prefixes[0], *words])
+            main(["a", *words])
         assert stop.value.code == 2
     assert "--remove: no longer supported. Delete the inputs after the merge" in capsys.readouterr().err
     assert main([str(tmp_path / "none*"), "--parts", str(tmp_path / "x")]) == 1

@@ -6,9 +6,13 @@ import json
 import math
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
+import zstandard
 from tokenizers import ByteLevelBPETokenizer
 
 from megatron.data.indexed import IndexedTokens
@@ -59,27 +63,35 @@ def write_documents(path: Path, n: int) -> list[bytes]:
     return lines
 
 
+def write_dataset(path: Path, documents: list[list[int]]) -> Path:
+    with IndexedWriter(path, np.dtype(np.uint16)) as writer:
+        for ids in documents:
+            writer.add_document(ids)
+    return path
+
+
 def read_lines(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines()
 
 
-def test_the_first_documents_are_the_first_lines(
-    tmp_path: Path, c4: Path, lengths: list, counters: dict
-) -> None:
-    result = subset_text([str(c4)], tmp_path / "out.jsonl", DocumentSelection(documents=70), counters[True])
-    assert read_lines(tmp_path / "out.jsonl") == read_lines(c4)[:70]
-    assert (result.n_documents, result.n_tokens) == (70, sum(lengths[:70]) + 70)
+def select(source: Path, counter: CountingEncoder | None = None, **selection: Any) -> list[bytes]:
+    """Return the selected lines of a file."""
+    out = source.with_name("out.jsonl")
+    subset_text([str(source)], out, DocumentSelection(**selection), counter)
+    return read_lines(out)
 
 
 @pytest.mark.parametrize("append_eod", [False, True])
-def test_tokens_selects_the_smallest_number_of_documents_exactly(
+def test_tokens_and_documents_select_first_documents_exactly(
     tmp_path: Path, c4: Path, lengths: list, counters: dict, append_eod: bool
 ) -> None:
+    out, counter = tmp_path / "out.jsonl", counters[append_eod]
     for n in (1, 127, 128, 129, 250):  # near the ends of encoding batches
         end = sum(lengths[:n]) + n * append_eod
+        result = subset_text([str(c4)], out, DocumentSelection(documents=n), counter)
+        assert (result.n_documents, result.n_tokens, read_lines(out)) == (n, end, read_lines(c4)[:n])
         for requested, expected in ((end - 1, n), (end, n), (end + 1, n + 1)):
-            out = tmp_path / "out.jsonl"
-            result = subset_text([str(c4)], out, DocumentSelection(tokens=requested), counters[append_eod])
+            result = subset_text([str(c4)], out, DocumentSelection(tokens=requested), counter)
             assert (result.n_documents, len(read_lines(out))) == (expected, expected)
             assert result.n_tokens == sum(lengths[:expected]) + expected * append_eod
 
@@ -109,85 +121,60 @@ def test_a_tokenised_subset_equals_max_tokens_and_the_subset_of_the_dataset(
 
 @pytest.mark.parametrize("sample", [1, 40, 1000, Fraction(1, 10)])
 def test_a_sample_keeps_the_order_and_follows_the_seed(tmp_path: Path, sample: int | Fraction) -> None:
-    lines = write_documents(tmp_path / "in.jsonl", 1000)
-    samples = {}
-    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        subset_text(
-            [str(tmp_path / "in.jsonl")],
-            tmp_path / f"{name}.jsonl",
-            DocumentSelection(sample=sample, seed=seed),
-        )
-        samples[name] = read_lines(tmp_path / f"{name}.jsonl")
-    assert samples["a"] == samples["b"]
-    assert (samples["a"] == samples["c"]) is (sample == 1000)
-    chosen = set(samples["a"])
-    assert samples["a"] == [line for line in lines if line in chosen]
+    source = tmp_path / "in.jsonl"
+    lines = write_documents(source, 1000)
+    samples = [select(source, sample=sample, seed=seed) for seed in (3, 3, 4)]
+    assert samples[0] == samples[1]
+    assert (samples[0] == samples[2]) is (sample == 1000)
+    assert samples[0] == [line for line in lines if line in set(samples[0])]
     if isinstance(sample, int):
-        assert len(samples["a"]) == sample
+        assert len(samples[0]) == sample
     else:
-        assert abs(len(samples["a"]) - 100) < 5 * math.sqrt(1000 * 0.1 * 0.9)
+        assert abs(len(samples[0]) - 100) < 5 * math.sqrt(1000 * 0.1 * 0.9)
 
 
 def test_a_larger_sample_of_the_same_seed_contains_a_smaller_one(tmp_path: Path) -> None:
     write_documents(tmp_path / "in.jsonl", 300)
     before: set[bytes] = set()
     for sample in (1, 10, Fraction(1, 5), Fraction(1, 2), 250):  # the shares have expected sizes 60 and 150
-        subset_text(
-            [str(tmp_path / "in.jsonl")], tmp_path / "out.jsonl", DocumentSelection(sample=sample, seed=5)
-        )
-        current = set(read_lines(tmp_path / "out.jsonl"))
+        current = set(select(tmp_path / "in.jsonl", sample=sample, seed=5))
         assert before < current
         before = current
 
 
 def test_a_sample_of_a_dataset_is_that_of_its_text(tmp_path: Path) -> None:
     lines = write_documents(tmp_path / "in.jsonl", 500)
-    with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
-        for i in range(500):
-            writer.add_document([i] * (i % 3))
+    pair = write_dataset(tmp_path / "pair", [[i] * (i % 3) for i in range(500)])
     for sample in (60, 500, Fraction(1, 4)):
-        selection = DocumentSelection(sample=sample, seed=9)
-        subset_text([str(tmp_path / "in.jsonl")], tmp_path / "out.jsonl", selection)
-        subset_pair(tmp_path / "pair", tmp_path / "out", selection)
-        chosen = [lines.index(line) for line in read_lines(tmp_path / "out.jsonl")]
+        chosen = [lines.index(line) for line in select(tmp_path / "in.jsonl", sample=sample, seed=9)]
+        subset_pair(pair, tmp_path / "out", DocumentSelection(sample=sample, seed=9))
         part = IndexedTokens(tmp_path / "out")
-        assert [part.get_document(k).tolist() for k in range(part.n_documents)] == [
-            [i] * (i % 3) for i in chosen
-        ]
+        documents = [part.get_document(k).tolist() for k in range(part.n_documents)]
+        assert documents == [[i] * (i % 3) for i in chosen]
 
 
 def test_each_kind_of_input_and_output_has_the_same_lines(tmp_path: Path, scaling_data: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    zstandard = pytest.importorskip("zstandard")
+    unzstd = zstandard.ZstdDecompressor().decompressobj().decompress
     sources = sorted((scaling_data / "c4").glob("olmo_c4-sample.*.json.gz"))
     expected = [line for path in sources for line in gzip.decompress(path.read_bytes()).splitlines()][:15]
-    for suffix, unpack in ((".jsonl", bytes), (".json.gz", gzip.decompress), (".jsonl.zst", None)):
+    for suffix, unpack in ((".jsonl", bytes), (".json.gz", gzip.decompress), (".jsonl.zst", unzstd)):
         out = tmp_path / f"out{suffix}"
         subset_text([str(path) for path in sources], out, DocumentSelection(documents=15))
-        packed = out.read_bytes()
-        content = (
-            unpack(packed) if unpack else zstandard.ZstdDecompressor().decompressobj().decompress(packed)
-        )
-        assert content == b"".join(line + b"\n" for line in expected)
-        again = tmp_path / "again.jsonl"
-        assert subset_text([str(out)], again, DocumentSelection(documents=15)).n_documents == 15
-        assert read_lines(again) == expected
+        assert unpack(out.read_bytes()) == b"".join(line + b"\n" for line in expected)
+        subset_text([str(out)], tmp_path / "again.jsonl", DocumentSelection(documents=15))
+        assert read_lines(tmp_path / "again.jsonl") == expected
     texts = ["one", "tw\u00f6 \U0001f41f", "", "four\n"]
-    parquet.write_table(pyarrow.table({"body": texts}), tmp_path / "rows.parquet")
-    subset_text(
-        [str(tmp_path / "rows.parquet")], tmp_path / "rows.jsonl", DocumentSelection(documents=3), key="body"
-    )
-    assert [json.loads(line) for line in read_lines(tmp_path / "rows.jsonl")] == [
-        {"body": t} for t in texts[:3]
-    ]
+    rows, out = tmp_path / "rows.parquet", tmp_path / "rows.jsonl"
+    pyarrow.parquet.write_table(pyarrow.table({"body": texts}), rows)
+    subset_text([str(rows)], out, DocumentSelection(documents=3), key="body")
+    assert [json.loads(line)["body"] for line in read_lines(out)] == texts[:3]
 
 
 def test_a_line_keeps_its_bytes_and_blank_lines_are_not_documents(tmp_path: Path) -> None:
     odd = [b' { "text":"a\\u00e9\\ud800" , "n":1e3}\t', '{"text": "\u00e9"}'.encode(), b'{"text":""}']
     (tmp_path / "in.jsonl").write_bytes(b"\n" + odd[0] + b"\n  \n" + odd[1] + b"\r\n" + odd[2])
-    for selection in (DocumentSelection(documents=3), DocumentSelection(sample=3)):
-        subset_text([str(tmp_path / "in.jsonl")], tmp_path / "out.jsonl", selection)
+    for selection in ({"documents": 3}, {"sample": 3}):
+        select(tmp_path / "in.jsonl", **selection)
         assert (tmp_path / "out.jsonl").read_bytes() == b"".join(line + b"\n" for line in odd)
 
 
@@ -198,27 +185,21 @@ def test_a_bad_line_is_named_or_skipped_and_lines_after_the_end_are_not_read(
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(b"\n".join([*lines[:4], b'{"body": 1}', *lines[4:]]))
     n_tokens = 2 * 4  # "document 0" is 2 tokens in GPT-2
-    assert (
-        subset_text([str(source)], out, DocumentSelection(tokens=n_tokens), counters[False]).n_documents == 4
-    )
+    assert len(select(source, counters[False], tokens=n_tokens)) == 4
     out.unlink()
     for name, n in (("documents", 5), ("tokens", n_tokens + 1), ("sample", 10)):
         selection = DocumentSelection(**{name: n})
         with pytest.raises(ValueError, match=r"in.jsonl, line 5: no key 'text'; it has 'body'"):
             subset_text([str(source)], out, selection, counters[False])
         assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
-        result = subset_text(
-            [str(source)], tmp_path / "skip.jsonl", selection, counters[False], skip_bad_lines=True
-        )
-        assert result.n_rejected == 1
-        assert read_lines(tmp_path / "skip.jsonl") == lines[: result.n_documents]
-        (tmp_path / "skip.jsonl").unlink()
+        result = subset_text([str(source)], out, selection, counters[False], skip_bad_lines=True)
+        assert result.n_rejected == 1 and read_lines(out) == lines[: result.n_documents]
+        out.unlink()
 
 
 def test_too_little_input_is_an_error_and_an_older_output_stays(tmp_path: Path, counters: dict) -> None:
     write_documents(tmp_path / "in.jsonl", 10)
-    with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
-        writer.add_documents(np.zeros(20, np.uint16), np.full(10, 2))
+    write_dataset(tmp_path / "pair", [[0, 0]] * 10)
     out = tmp_path / "out.jsonl"
     out.write_text("older")
     before = sorted(tmp_path.iterdir())
@@ -236,8 +217,7 @@ def test_too_little_input_is_an_error_and_an_older_output_stays(tmp_path: Path, 
 
 def test_an_output_over_its_input_or_of_another_kind_is_refused(tmp_path: Path) -> None:
     write_documents(tmp_path / "in.jsonl", 2)
-    with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
-        writer.add_document([1])
+    write_dataset(tmp_path / "pair", [[1]])
     first, tokens = DocumentSelection(documents=1), DocumentSelection(tokens=1)
     for name, selection, sentence in (
         ("in.jsonl", first, "is one of the inputs"),
@@ -268,7 +248,7 @@ def test_a_sample_spools_few_lines_to_disk(tmp_path: Path, monkeypatch: pytest.M
     seen = []
     judge = module.parse_text
     monkeypatch.setattr(module, "parse_text", lambda line, key: seen.append(line) or judge(line, key))
-    subset_text([str(tmp_path / "in.jsonl")], tmp_path / "out.jsonl", DocumentSelection(sample=50))
+    select(tmp_path / "in.jsonl", sample=50)
     expected = 50 * (1 + math.log(5000 / 50))
     assert abs(len(seen) - 50 - expected) < 5 * math.sqrt(expected)  # 50 are parsed again at the end
 
@@ -280,9 +260,7 @@ def test_an_existing_output_is_not_replaced_without_overwrite(tmp_path: Path) ->
     with pytest.raises(ValueError, match="out.jsonl: exists already"):
         module.subset_text([str(source)], out, DocumentSelection(documents=1))
     assert out.read_text() == "hours of work"
-    with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
-        for i in range(5):
-            writer.add_document([i])
+    write_dataset(tmp_path / "pair", [[i] for i in range(5)])
     three = DocumentSelection(documents=3)
     assert module.subset_dataset(tmp_path / "pair", tmp_path / "part", three).n_documents == 3
     before = (tmp_path / "part.bin").stat().st_ino

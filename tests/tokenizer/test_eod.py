@@ -3,16 +3,11 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
 from megatron.data.indexed import IndexedTokens
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.sidecar import read_sidecar
-from megatron.plan.datapaths import compare_eods
-from megatron.text.inspect_dataset import find_faults
-from megatron.text.merge import merge_datasets
 from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.tokenizer.bpe import load_hf_tokenizer
 from megatron.tokenizer.encoder import build_fast_bpe
@@ -96,74 +91,3 @@ def test_an_invalid_tokenizer_config_is_refused_in_one_sentence(tmp_path: Path) 
         (folder / "tokenizer_config.json").write_text(text)
         with pytest.raises(ValueError, match="tokenizer_config.json: "):
             load_hf_tokenizer(str(folder))
-
-
-@pytest.fixture
-def datasets(tmp_path: Path) -> dict[str, str]:
-    """Datasets of the same text with end id 2, 0 and none, and copies without sidecars."""
-    folder = write_tokenizer(tmp_path / "t")
-    source = tmp_path / "in.jsonl"
-    source.write_text('{"text": "a"}\n{"text": "b"}\n{"text": "a"}\n')
-    for name, eod, append in (("two", 2, True), ("zero", 0, True), ("none", 0, False), ("again", 2, True)):
-        spec = TokenizerSpec(model=str(folder), eod_id=eod)
-        preprocess([str(source)], tmp_path / name, spec, PreprocessOptions(append_eod=append))
-    for name in ("two", "zero", "none"):
-        for suffix in ("bin", "idx"):
-            content = (tmp_path / f"{name}_text_document.{suffix}").read_bytes()
-            (tmp_path / f"foreign_{name}_text_document.{suffix}").write_bytes(content)
-    names = ("two", "zero", "none", "again", "foreign_two", "foreign_zero", "foreign_none")
-    return {name: str(tmp_path / f"{name}_text_document") for name in names}
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("two", "zero"), ("two", "none"), ("none", "zero"), ("two", "foreign_zero"), ("two", "foreign_none"),
-        ("foreign_zero", "two"), ("none", "foreign_zero"), ("foreign_two", "foreign_zero"),
-    ],
-)  # fmt: skip
-def test_merging_documents_with_different_ends_requires_mixed_eod(
-    datasets: dict[str, str], tmp_path: Path, first: str, second: str
-) -> None:
-    pair = [datasets[first], datasets[second]]
-    with pytest.raises(ValueError, match="_text_document: got .*expected .*--mixed-eod"):
-        merge_datasets(pair, tmp_path / "all")
-    assert not list(tmp_path.glob("all*"))
-    merge_datasets(pair, tmp_path / "all", mixed_eod=True)
-    sidecar = read_sidecar(tmp_path / "all")
-    assert "append_eod" not in sidecar
-    if {first, second} == {"two", "zero"}:
-        assert "eod_id" not in sidecar["tokenizer"]
-    assert list(find_faults(tmp_path / "all")) == []
-
-
-def test_merging_documents_with_equal_ends_records_the_end(datasets: dict[str, str], tmp_path: Path) -> None:
-    assert merge_datasets([datasets["two"], datasets["again"]], tmp_path / "all").is_new
-    sidecar = read_sidecar(tmp_path / "all")
-    assert (sidecar["append_eod"], sidecar["tokenizer"]["eod_id"]) == (True, 2)
-    assert list(find_faults(tmp_path / "all")) == []
-    merge_datasets(
-        [datasets["two"], datasets["foreign_two"]], tmp_path / "more"
-    )  # the end is recognised from its tokens
-    merge_datasets([datasets["none"], datasets["foreign_none"]], tmp_path / "ends")
-
-
-def test_blends_with_different_ends_are_refused_or_warned_about(datasets: dict[str, str]) -> None:
-    d = datasets
-    for other in ("zero", "none"):
-        with pytest.raises(ValueError, match="dataset.mixed_eod=true"):
-            compare_eods([d["two"], d[other]])
-        (warning,) = compare_eods([d["two"], d[other]], allow_mixed=True)
-        assert warning.startswith(f"{d[other]}: got ")
-    (warning,) = compare_eods([d["two"], d["foreign_two"]])
-    assert warning.startswith(f"{d['foreign_two']}: no sidecar")
-    assert compare_eods([d["two"], d["again"]]) == compare_eods([d["foreign_two"]]) == ()
-
-
-def test_a_foreign_dataset_of_one_document_is_merged_with_a_warning(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        with IndexedWriter(tmp_path / name, np.dtype(np.uint16)) as writer:
-            writer.add_document([1, 2])
-        (tmp_path / f"{name}.json").unlink()
-    merge_datasets([str(tmp_path / "a"), str(tmp_path / "b")], tmp_path / "ab")
-    assert IndexedTokens(tmp_path / "ab").n_documents == 2

@@ -15,7 +15,7 @@ from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.sidecar import read_sidecar
 from megatron.text import hub
-from megatron.text.hub import is_complete_model, open_hub_model, parse_hub_name
+from megatron.text.hub import open_hub_model, parse_hub_name
 from megatron.text.published_subsets import QUICKSTART_REPO, SUBSETS_REPO
 from tests.tool_modules import load_tool
 from tests.tools.fake_hub import COMMIT, FakeHub, serve_hub
@@ -66,22 +66,18 @@ def count_contents(served: FakeHub) -> int:
     return sum(request.startswith("GET") and "/resolve/" in request for request in served.requests)
 
 
-def test_text_arrives_up_to_a_number_of_documents_or_bytes_and_is_downloaded_once(run, c4, tmp_path) -> None:
+def test_text_arrives_up_to_a_number_of_documents_and_is_downloaded_once(run, c4, tmp_path) -> None:
     words = ("c4", "--documents", "150", "--out", "c4")
     status, out, _ = run(c4, *words)
-    assert (status, out.splitlines()[1:]) == (
-        0, ["c4/train-00000.jsonl: 100 documents", "c4/train-00001.jsonl: 50 documents"],
-    )  # fmt: skip
-    assert (tmp_path / "c4" / "train-00000.jsonl").read_bytes() == make_lines(0, 100)
-    assert (tmp_path / "c4" / "train-00001.jsonl").read_bytes() == make_lines(100, 50)
+    assert status == 0
+    for i, n in enumerate((100, 50)):
+        assert out.splitlines()[i + 1] == f"c4/train-0000{i}.jsonl: {n} documents"
+        assert (tmp_path / "c4" / f"train-0000{i}.jsonl").read_bytes() == make_lines(100 * i, n)
     assert len(list((tmp_path / "c4").iterdir())) == 3
     n_before = count_contents(c4)
     assert run(c4, *words)[1].count("already there") == 2 and count_contents(c4) == n_before
     status, _, errors = run(c4, "c4", "--documents", "151", "--out", "c4")
     assert status == 1 and "got train with other documents" in errors
-    fitting = max(n for n in range(100) if len(make_lines(0, n)) <= 2000)
-    assert run(c4, "c4", "--max-bytes", "2000", "--out", "few")[0] == 0
-    assert (tmp_path / "few" / "train-00000.jsonl").read_bytes() == make_lines(0, fitting)
 
 
 def test_packed_shards_equal_those_of_the_hub_and_parquet_becomes_json_lines(run, c4, tmp_path) -> None:
@@ -117,8 +113,9 @@ def test_what_the_hub_lacks_or_refuses_is_reported_in_one_line(run, monkeypatch)
     ):
         status, _, errors = run(served, *words, "--out", "t")
         assert status == 1 and sentence in errors and errors.count("\n") == 1
-    with pytest.raises(SystemExit):
-        run(pickled, "c4", "--format", "parquet", "--out", "t")
+    for words in (["c4", "--format", "parquet"], ["c4", "--max-bytes", "9"], ["tasks"]):
+        with pytest.raises(SystemExit):
+            run(pickled, *words, "--out", "t")
 
 
 def make_dataset(folder: Path, prefix: str, end: int = GPT2_END) -> dict[str, bytes]:
@@ -152,19 +149,15 @@ def test_published_tokens_arrive_with_a_sidecar_that_names_their_tokenizer_and_e
     assert read_sidecar(tmp_path / "data" / "gpt2tok_c4_val_text_document")["append_eod"] is False
 
 
-def test_a_subset_is_found_by_its_name_and_refused_before_its_tokens_by_its_count(run, tmp_path) -> None:
-    files: dict[str, bytes] = {}
-    for name in ("7B6", "7B6_2ep", "17B6", "12B"):
-        files |= make_dataset(tmp_path, f"c4_{name}_text_document")
-    served = FakeHub({f"datasets/{SUBSETS_REPO}": files})
-    for name in ("7B6", "7B6_2ep"):
-        assert f"c4_{name}_text_document: 3,000 tokens" in run(served, "subset", name, "--out", "d")[1]
+def test_a_subset_is_refused_before_its_tokens_by_its_count_and_text_by_its_name(run, tmp_path) -> None:
+    served = FakeHub({f"datasets/{SUBSETS_REPO}": make_dataset(tmp_path, "mine")})
+    words = ("--prefix", "mine", "--out", "d")
+    assert "mine: 3,000 tokens" in run(served, "subset", "7B6", *words)[1]
     served.requests.clear()
-    status, _, errors = run(served, "subset", "12B", "--out", "d")
-    assert status == 1 and "c4_12B_text_document.idx: got 3,000 tokens, expected 12,345 of 12B" in errors
-    assert count_contents(served) == 1 and not (tmp_path / "d" / "c4_12B_text_document.idx").exists()
-    text = FakeHub({f"datasets/{SUBSETS_REPO}": {"c4_7B6.json": b"{}"}})
-    assert "download_assets.py c4 --repo REPO --files" in run(text, "subset", "7B6", "--out", "e")[2]
+    status, _, errors = run(served, "subset", "12B", *words, "--out", "e")
+    assert status == 1 and "mine.idx: got 3,000 tokens, expected 12,345 of 12B" in errors
+    assert count_contents(served) == 1 and not (tmp_path / "e" / "mine.idx").exists()
+    assert "download_assets.py c4 --repo" in run(served, "subset", "7B6", "--out", "e")[2]
 
 
 def test_models_by_name_are_opened_from_the_cache_or_downloaded_into_it(run, tmp_path, monkeypatch) -> None:
@@ -179,17 +172,8 @@ def test_models_by_name_are_opened_from_the_cache_or_downloaded_into_it(run, tmp
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
         snapshot = open_hub_model("acme/tiny")
     assert snapshot == tmp_path / "hub" / "models--acme--tiny" / "snapshots" / COMMIT
-    assert {path.name for path in snapshot.iterdir()} == {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    }
+    assert {path.name for path in snapshot.iterdir()} == set(files) - {"evil.py"}
     monkeypatch.setattr(hub, "find_hub_error", lambda: "no network")
     assert open_hub_model("acme/tiny") == open_hub_model(f"acme/tiny@{COMMIT}") == snapshot
-    (snapshot / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"^acme/tiny: .*no complete model .*\(no network\)"):
-        open_hub_model("acme/tiny")
-    (snapshot / "model.safetensors.index.json").write_text('{"weight_map": {"a": "m-1.safetensors"}}')
-    assert not is_complete_model(snapshot)
-    (snapshot / "m-1.safetensors").write_text("")
-    assert is_complete_model(snapshot)
+    with pytest.raises(FileNotFoundError, match=r"^acme/none: .*no model in the hub.*\(no network\)"):
+        open_hub_model("acme/none")
