@@ -119,16 +119,23 @@ def preprocess(
                 # else an interrupted call has perhaps published a part of its outputs
                 if not options.overwrite and units.read_job() != job:
                     check_replaceable(folder, prefix, options.keys, job["job"])
-            run = _Job(inputs, prefix, options, selection, loaded, units)
+            joiner = UnitJoiner(
+                split_into_pieces(selection.paths, PIECE_BYTES, selection.ranges), units, prefix,
+                _describe_settings(loaded, options, selection), options.max_tokens, options.n_workers,
+            )  # fmt: skip
             recipe = EncoderRecipe(tokenizer, load_fast_bpe(loaded), options.special_text)
+            records = units.find_finished(job)
             end_stage(cpu_s, "tokenizer")
-            run.encode(recipe, units.find_finished(job))
+            try:
+                _encode_missing(joiner, recipe, records, options)
+            finally:  # instead of the error of a line that was read while it was written
+                if _describe_job(selection, loaded, settings, options) != job:
+                    raise ValueError(
+                        f"{describe_inputs(inputs)}: a file changed while it was read. Run it again."
+                    )
+            _check_documents(joiner, inputs, options)
             end_stage(cpu_s, "encoding")
-            if _describe_job(selection, loaded, settings, options) != job:
-                raise ValueError(
-                    f"{describe_inputs(inputs)}: a file changed while it was read. Run it again."
-                )
-            finished = run.join(job["job"])
+            finished = joiner.join(selection.paths, job["job"])
         except BaseException as error:
             # After a ValueError the same call fails again; others keep the finished units for it. The units
             # of another job stay if this one was refused.
@@ -284,89 +291,64 @@ def estimate_job(
     )
 
 
-class _Job:
-    """A job under its lock: its pieces, their records, and what the sidecars contain."""
+def _describe_settings(loaded: Tokenizer, options: PreprocessOptions, selection: Selection) -> dict[str, Any]:
+    """Return the entries of the sidecars on the tokenizer, the settings and the part."""
+    meta: dict[str, Any] = {"append_eod": options.append_eod, "special_text": options.special_text}
+    meta |= describe_tokenizer(loaded)
+    if (part := options.part) is not None:
+        numbers = {"number": part.number, "of": part.count}
+        meta |= {"part": numbers | {"inputs_sha256": selection.inputs_sha256}}
+    if options.append_eod and (end := loaded.eod) is not None:
+        source = end.source if end.token is None else f"{end.token}, {end.source}"
+        log.info("documents end with id %d (%s)", loaded.eod_id, source)
+    return meta
 
-    def __init__(
-        self, inputs: Sequence[str], prefix: Path, options: PreprocessOptions, selection: Selection,
-        loaded: Tokenizer, units: UnitFolder,
-    ) -> None:  # fmt: skip
-        self.inputs, self.prefix, self.options = inputs, prefix, options
-        self.selection, self.units = selection, units
-        self.meta: dict[str, Any] = {"append_eod": options.append_eod, "special_text": options.special_text}
-        self.meta |= describe_tokenizer(loaded)
-        if (part := options.part) is not None:
-            numbers = {"number": part.number, "of": part.count}
-            self.meta |= {"part": numbers | {"inputs_sha256": selection.inputs_sha256}}
-        if options.append_eod and (end := loaded.eod) is not None:
-            source = end.source if end.token is None else f"{end.token}, {end.source}"
-            log.info("documents end with id %d (%s)", loaded.eod_id, source)
-        self.pieces = split_into_pieces(selection.paths, PIECE_BYTES, selection.ranges)
-        self.records: dict[int, UnitRecord] = {}
-        self.n_joinable = self.n_tokens = 0  # first finished pieces, and their tokens of the first key
-        self.has_enough = False
 
-    def encode(self, recipe: EncoderRecipe, records: dict[int, UnitRecord]) -> None:
-        """Encode the pieces that have no record, and show progress.
+def _encode_missing(
+    joiner: UnitJoiner, recipe: EncoderRecipe, records: dict[int, UnitRecord], options: PreprocessOptions
+) -> None:
+    """Encode the pieces that have no record, and show progress.
 
-        With max_tokens no piece is begun after the first pieces with enough tokens. Raises ValueError for the
-        error of the first piece that has one, and if the inputs have no document.
-        """
-        pieces, options = self.pieces, self.options
-        if records:
-            log.info("resuming: %d of %d pieces are done already", len(records), len(pieces))
-        sizes = [piece.end - piece.begin for piece in pieces]
-        title = "tokenising" if options.part is None else f"tokenising part {options.part}"
-        with PieceProgress(title, sizes, records, options.quiet) as progress:
-            self.records = dict(records)
-            self._check_first_pieces()
-            left = {i: piece for i, piece in enumerate(pieces) if i not in records and not self.has_enough}
-            with closing(encode_pieces(left, self.units, recipe, options.n_workers, progress)) as encoded:
-                for number, record in encoded:
-                    self.records[number] = record
-                    if pieces[number].path != STDIN:
-                        progress.update(number, sizes[number], record.n_documents, sum(record.n_tokens))
-                    self._check_first_pieces()
-                    if self.has_enough:
-                        break
-        self._check_not_empty()
+    With max_tokens no piece is begun after the first pieces with enough tokens. Raises ValueError for the
+    error of the first piece that has one.
+    """
+    pieces = joiner.pieces
+    if records:
+        log.info("resuming: %d of %d pieces are done already", len(records), len(pieces))
+    sizes = [piece.end - piece.begin for piece in pieces]
+    title = "tokenising" if options.part is None else f"tokenising part {options.part}"
+    with PieceProgress(title, sizes, records, options.quiet) as progress:
+        for number, record in records.items():
+            joiner.add_record(number, record)
+        missing = {i: piece for i, piece in enumerate(pieces) if i not in records and not joiner.has_enough}
+        with closing(encode_pieces(missing, joiner.units, recipe, options.n_workers, progress)) as encoded:
+            for number, record in encoded:
+                if pieces[number].path != STDIN:
+                    progress.update(number, sizes[number], record.n_documents, sum(record.n_tokens))
+                joiner.add_record(number, record)
+                if joiner.has_enough:
+                    break
 
-    def _check_first_pieces(self) -> None:
-        """Count the tokens of the first finished pieces. Raises ValueError for the error of one."""
-        while not self.has_enough and (record := self.records.get(self.n_joinable)) is not None:
-            self.n_joinable += 1
-            self.n_tokens += record.n_tokens[0]
-            self.has_enough = self.n_tokens >= (self.options.max_tokens or float("inf"))
-            # else the error is after the documents that are used
-            if record.error is not None and not self.has_enough:
-                raise ValueError(record.error)
 
-    def _check_not_empty(self) -> None:
-        """Raise ValueError if the inputs have neither a document nor a rejected line.
+def _check_documents(joiner: UnitJoiner, inputs: Sequence[str], options: PreprocessOptions) -> None:
+    """Raise ValueError if the inputs have neither a document nor a rejected line.
 
-        A part may be empty, for example if there are fewer packed files than parts: a warning is logged.
-        """
-        if any(
-            record.n_documents or record.rejects and not record.damage for record in self.records.values()
-        ):
-            return
-        for number, record in sorted(self.records.items()):
-            if record.damage is not None:
-                raise DamagedFileError(self.pieces[number].path, record.damage)
-        if self.options.part is None:
-            raise ValueError(
-                f"{describe_inputs(self.inputs)}: got no document. The program that wrote it may have failed."
-            )
-        part, n_pieces = self.options.part, len(self.pieces)
-        log.warning("part %s has no document; there are %d pieces of input in it", part, n_pieces)
-
-    def join(self, job: str | None) -> tuple[list[OutputDataset], RejectSummary]:
-        """Write and publish the outputs and the rejects."""
-        max_tokens = self.options.max_tokens if self.has_enough else None
-        joiner = UnitJoiner(self.pieces, self.units, self.records, self.prefix, self.meta, max_tokens)
-        if self.options.max_tokens is not None and not self.has_enough:
-            log.warning(
-                "%s: got fewer than the requested %s tokens; all are used",
-                describe_inputs(self.inputs), f"{self.options.max_tokens:,}",
-            )  # fmt: skip
-        return joiner.join(self.selection.paths, job)
+    A part may be empty, for example if there are fewer packed files than parts: a warning is logged.
+    """
+    if options.max_tokens is not None and not joiner.has_enough:
+        log.warning(
+            "%s: got fewer than the requested %s tokens; all are used",
+            describe_inputs(inputs), f"{options.max_tokens:,}",
+        )  # fmt: skip
+    records = sorted(joiner.records.items())
+    if any(record.n_documents or record.rejects and not record.damage for _, record in records):
+        return
+    for number, record in records:
+        if record.damage is not None:
+            raise DamagedFileError(joiner.pieces[number].path, record.damage)
+    if options.part is None:
+        raise ValueError(
+            f"{describe_inputs(inputs)}: got no document. The program that wrote it may have failed."
+        )
+    n_pieces = len(joiner.pieces)
+    log.warning("part %s has no document; there are %d pieces of input in it", options.part, n_pieces)

@@ -31,6 +31,7 @@ from megatron.text.merge_inputs import describe_origin
 from megatron.text.text_readers import (
     DamagedFileError,
     InputPiece,
+    check_intact,
     check_text,
     iter_lines,
     iter_rows,
@@ -201,13 +202,16 @@ class _InputLines:
         for piece in self.pieces:
             values = _iter_rows(piece, self.key) if _is_columnar(piece.path) else _iter_text_lines(piece)
             try:
+                if self.skip and not piece.is_plain:
+                    # as preprocessing, which uses nothing of a damaged file
+                    check_intact(piece.path, self.key)
                 for number, value in values:
                     yield LinePosition(piece.path, number), value
             except DamagedFileError as error:
                 if not self.skip:
                     raise
                 self.n_damaged += 1
-                log.warning("%s: the rest is skipped, it is damaged (%s)", piece.path, error.reason)
+                log.warning("%s: skipped, it is damaged (%s)", piece.path, error.reason)
 
     def parse_document(self, position: LinePosition, value: Any) -> Document | None:
         """Convert a line or value to a document; None for a bad line that is skipped."""

@@ -18,11 +18,12 @@ import zstandard
 
 from megatron.cli import format_si
 from megatron.data.indexed import IndexedTokens
+from megatron.mixture.records import replace_lone_surrogates
 from megatron.text import preprocess as module
 from megatron.text.inputs import Part, find_inputs, parse_part, select_part
 from megatron.text.preprocess import PreprocessOptions, PreprocessResult, estimate_job, preprocess
 from megatron.text.split import split_dataset, split_documents
-from megatron.text.text_readers import iter_lines, parse_text, replace_lone_surrogates, split_into_pieces
+from megatron.text.text_readers import iter_lines, parse_text, split_into_pieces
 from megatron.tokenizer.bpe import load_hf_tokenizer
 from megatron.tokenizer.kinds import TokenizerSpec
 from megatron.tokenizer.train_bpe import train_bpe

@@ -211,7 +211,7 @@ def test_an_input_that_is_edited_in_place_is_an_error(
         return encode(piece, path, *rest)
 
     monkeypatch.setattr(workers, "encode_piece", edit_and_encode)
-    with pytest.raises(ValueError, match=r"in.jsonl: got another size or time of the file than at the start"):
+    with pytest.raises(ValueError, match=r"in.jsonl: a file changed while it was read"):
         run(source, tmp_path / "out", tokenizer)
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
