@@ -10,8 +10,8 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from megatron.text.inputs import (
     stat_source,
 )
 from megatron.text.join import OutputDataset, RejectSummary, UnitJoiner, dataset_prefix, rejects_path
-from megatron.text.outputs import OutputFolder, check_replaceable, find_finished
+from megatron.text.outputs import OutputFolder, find_finished
 from megatron.text.text_readers import DamagedFileError, split_into_pieces
 from megatron.text.units import EncodeSettings, UnitFolder, UnitRecord
 from megatron.text.workers import EncoderRecipe, PieceProgress, encode_pieces
@@ -108,20 +108,19 @@ def preprocess(
     settings = make_settings(loaded, options)
     job = _describe_job(selection, loaded, settings, options)
     units = UnitFolder(prefix.with_name(f".{prefix.name}.shards"), settings)
-    with units.lock(prefix):
-        try:
-            # under the lock, so that no other process replaces the outputs after this check
-            for folder in filter(None, (OutputFolder(prefix.parent), published)):
-                if finished := find_finished(folder, prefix, options.keys, job["job"]):
-                    log.info("%s: exists already, from the same files and settings", prefix)
-                    units.remove()
-                    return PreprocessResult(*finished, cpu_s)
-                # else an interrupted call has perhaps published a part of its outputs
-                if not options.overwrite and units.read_job() != job:
-                    check_replaceable(folder, prefix, options.keys, job["job"])
+    with units.lock(prefix), _keep_useful_units(units, job):
+        # under the lock, so that no other process replaces the outputs after this check
+        for folder in filter(None, (OutputFolder(prefix.parent), published)):
+            # an interrupted call of this job has perhaps published a part of its outputs
+            may_replace = options.overwrite or units.read_job() == job
+            finished = find_finished(folder, prefix, options.keys, job["job"], may_replace)
+            if finished:
+                log.info("%s: exists already, from the same files and settings", prefix)
+                break
+        else:
             joiner = UnitJoiner(
                 split_into_pieces(selection.paths, PIECE_BYTES, selection.ranges), units, prefix,
-                _describe_settings(loaded, options, selection), options.max_tokens, options.n_workers,
+                _describe_part(loaded, options, selection), options.max_tokens, options.n_workers,
             )  # fmt: skip
             recipe = EncoderRecipe(tokenizer, load_fast_bpe(loaded), options.special_text)
             records = units.find_finished(job)
@@ -136,17 +135,24 @@ def preprocess(
             _check_documents(joiner, inputs, options)
             end_stage(cpu_s, "encoding")
             finished = joiner.join(selection.paths, job["job"])
-        except BaseException as error:
-            # After a ValueError the same call fails again; others keep the finished units for it. The units
-            # of another job stay if this one was refused.
-            if (isinstance(error, ValueError) and units.read_job() == job) or not units.has_units():
-                units.remove()
-            if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
-                error.filename = error.filename or str(units.folder)
-            raise
         units.remove()
     end_stage(cpu_s, "joining and sums")
     return PreprocessResult(*finished, cpu_s)
+
+
+@contextmanager
+def _keep_useful_units(units: UnitFolder, job: dict[str, Any]) -> Iterator[None]:
+    """Delete the units after an exception, unless the same call can resume with them."""
+    try:
+        yield
+    except BaseException as error:
+        # After a ValueError the same call fails again; others keep the finished units for it. The units of
+        # another job stay if this one was refused.
+        if (isinstance(error, ValueError) and units.read_job() == job) or not units.has_units():
+            units.remove()
+        if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
+            error.filename = error.filename or str(units.folder)
+        raise
 
 
 def end_stage(cpu_s: dict[str, float], stage: str) -> None:
@@ -229,18 +235,30 @@ def _describe_job(
     return {"job": job if is_known else None, "inputs": files, "settings": words, "piece_bytes": PIECE_BYTES}
 
 
-def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the entry of a sidecar that describes a tokenizer and its end-of-document token."""
-    end = tokenizer.eod
+def describe_settings(loaded: Tokenizer, append_eod: bool, special_text: bool) -> dict[str, Any]:
+    """Return the entries of a sidecar on the tokenizer and its use."""
+    end = loaded.eod
     meta = {
-        "name": tokenizer.name,
-        "sha256": tokenizer.sha256,
-        "n_tokens": tokenizer.n_tokens,
+        "name": loaded.name,
+        "sha256": loaded.sha256,
+        "n_tokens": loaded.n_tokens,
         "eod_id": None if end is None else end.id,
         "eod_token": None if end is None else end.token,
         "eod_from": None if end is None else end.source,
     }
-    return {"tokenizer": meta}
+    return {"append_eod": append_eod, "special_text": special_text, "tokenizer": meta}
+
+
+def _describe_part(loaded: Tokenizer, options: PreprocessOptions, selection: Selection) -> dict[str, Any]:
+    """Return the entries of the sidecars that are known before the encoding."""
+    meta = describe_settings(loaded, options.append_eod, options.special_text)
+    if (part := options.part) is not None:
+        numbers = {"number": part.number, "of": part.count}
+        meta |= {"part": numbers | {"inputs_sha256": selection.inputs_sha256}}
+    if options.append_eod and (end := loaded.eod) is not None:
+        source = end.source if end.token is None else f"{end.token}, {end.source}"
+        log.info("documents end with id %d (%s)", loaded.eod_id, source)
+    return meta
 
 
 def estimate_job(
@@ -289,19 +307,6 @@ def estimate_job(
         f"{format_si(n_tokens)} tokens, {format_si(output_bytes)}B of output, {format_si(disk_bytes)}B of "
         f"disk until it is complete ({format_si(free_bytes)}B are free); nothing was written"
     )
-
-
-def _describe_settings(loaded: Tokenizer, options: PreprocessOptions, selection: Selection) -> dict[str, Any]:
-    """Return the entries of the sidecars on the tokenizer, the settings and the part."""
-    meta: dict[str, Any] = {"append_eod": options.append_eod, "special_text": options.special_text}
-    meta |= describe_tokenizer(loaded)
-    if (part := options.part) is not None:
-        numbers = {"number": part.number, "of": part.count}
-        meta |= {"part": numbers | {"inputs_sha256": selection.inputs_sha256}}
-    if options.append_eod and (end := loaded.eod) is not None:
-        source = end.source if end.token is None else f"{end.token}, {end.source}"
-        log.info("documents end with id %d (%s)", loaded.eod_id, source)
-    return meta
 
 
 def _encode_missing(

@@ -12,7 +12,7 @@ import json
 import lzma
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -306,16 +306,18 @@ def check_intact(path: Source, key: str) -> None:
 
 def parse_text(line: bytes, key: str) -> str:
     """Return the text under `key` of one JSON line. Raises ValueError that describes an invalid line."""
+    # numbers are not used, and int() rejects very long ones
+    return find_text(parse_record(line, lambda digits: 0), key)
+
+
+def parse_record(line: bytes, parse_int: Callable[[str], Any] | None = None) -> dict[str, Any]:
+    """Return the object of one JSON line. Raises ValueError that describes an invalid line."""
     try:
         decoded = line.decode("utf-8-sig")  # json.loads(bytes) would also detect UTF-16 and UTF-32
-        # parse_int: numbers are not used, and int() rejects very long ones
-        record: Any = json.loads(decoded, parse_int=lambda digits: 0)
+        record: Any = json.loads(decoded, parse_int=parse_int)
     except json.JSONDecodeError as error:  # its own message counts lines, and there is a single one
-        context = (
-            repr(decoded[error.pos : error.pos + 20])
-            if error.pos < len(decoded.rstrip())
-            else "the line ends"
-        )
+        rest = decoded[error.pos : error.pos + 20]
+        context = repr(rest) if rest.strip() else "the line ends"
         raise ValueError(
             f"not JSON ({error.msg} at character {error.pos + 1}: {context}){_multiline_hint(line)}"
         ) from error
@@ -327,6 +329,11 @@ def parse_text(line: bytes, key: str) -> str:
         raise ValueError("JSON nested too deep") from error
     if not isinstance(record, dict):
         raise ValueError(f"got {_json_type(record)}, expected an object{_multiline_hint(line)}")
+    return record
+
+
+def find_text(record: dict[str, Any], key: str) -> str:
+    """Return the text under `key`, as `check_text`. Raises ValueError if there is none."""
     if key not in record:
         keys = [repr(name) for name in islice(record, 10)] + ["others"] * (len(record) > 10)
         raise ValueError(f"no key '{key}'; it has {', '.join(keys) or 'none'}")
