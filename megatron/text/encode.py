@@ -10,7 +10,7 @@ from megatron import _csrc
 from megatron.data.block_hash import BLOCK_BYTES, hash_range
 from megatron.io import DISK_FULL_ERRNOS
 from megatron.text.columns import concat_texts, decode_values, iter_slices
-from megatron.text.inputs import COLUMN_SUFFIXES, READ_BYTES, STDIN
+from megatron.text.inputs import COLUMN_SUFFIXES, STDIN, find_line_end
 from megatron.text.text_readers import (
     MAX_PARSED_LINE,
     DamagedFileError,
@@ -243,14 +243,11 @@ class _PieceEncoder:
             begin, is_refused = self._encode_all_keys(lines, begin, end)
             if is_refused:
                 file.seek(begin)
-                n_bytes = 0  # find the end of the line in bounded memory before it is read as a whole
-                while part := file.readline(min(READ_BYTES, end - begin - n_bytes)):
-                    n_bytes += len(part)
-                    if part.endswith(b"\n"):
-                        break
-                file.seek(begin)
-                self._encode_refused_line(file.read(n_bytes) if n_bytes <= MAX_PARSED_LINE else None, n_bytes)
-                begin += n_bytes
+                line = file.readline(MAX_PARSED_LINE + 1)
+                is_cut = len(line) > MAX_PARSED_LINE and not line.endswith(b"\n")
+                line_end = find_line_end(file) if is_cut else file.tell()
+                self._encode_refused_line(line, line_end - begin)
+                begin = line_end
 
     def _encode_blocks(self, blocks: Iterator[bytes]) -> None:
         """Encode the lines of a stream through a file, for C++ and for lines that are too long for memory."""
@@ -303,16 +300,17 @@ class _PieceEncoder:
         files = writer.ids.fileno(), writer.lengths.fileno()
         return key, special, self.settings.eod, writer.dtype.itemsize == 4, *files
 
-    def _encode_refused_line(self, line: bytes | None, n_bytes: int) -> None:
-        """Encode a line that C++ refused, or reject it. `line` None: too long for the Python parser."""
+    def _encode_refused_line(self, line: bytes, n_bytes: int) -> None:
+        """Encode a line that C++ refused, or reject it. `line`: its begin if it is too long for Python."""
         try:
-            if line is None:
+            if n_bytes > MAX_PARSED_LINE:
                 raise ValueError(
                     f"not plain JSON, and with {n_bytes:,} bytes too long for the general parser"
                 )
             if line.strip():
                 # parse all keys before the first write: a line without one of them is rejected for all
-                self._write_documents([(self.n_lines, {key: parse_text(line, key) for key in self.writers})])
+                texts = {key: parse_text(line, key) for key in self.writers}
+                self._write_documents([(self.n_lines, texts)])
         except ValueError as error:
             self.reject(self.n_lines, error)
         self.n_lines += 1
