@@ -1,6 +1,6 @@
 """Join the finished units of a job to its datasets, in the order of the input.
 
-The kernel copies the ids one unit after another. Then threads hash and count blocks of the output. The units
+The ids are copied one unit after another. Then threads hash and count blocks of the output. The units
 are deleted after the outputs have their names: a killed join begins again from complete units.
 """
 
@@ -68,16 +68,18 @@ class _JoinedWriter(IndexedWriter):
         lengths [n] int32   tokens of each document
         """
         assert self._bin is not None, "units are added inside the `with` block"
-        offset, end = 0, int(lengths.sum(dtype=np.int64)) * self.dtype.itemsize
-        with path.open("rb") as file:
-            while offset < end:
-                n_bytes = os.sendfile(self._bin.fileno(), file.fileno(), offset, end - offset)
-                if not n_bytes:
-                    raise ValueError(f"{path}: the unit ended early. Run the same command again.")
-                offset += n_bytes
+        left = int(lengths.sum(dtype=np.int64)) * self.dtype.itemsize
+        with path.open("rb", buffering=0) as file:
+            while left and (data := file.read(min(left, READ_BYTES))):
+                self._bin.write(data)
+                left -= len(data)
+        if left:
+            raise ValueError(f"{path}: the unit ended early. Run the same command again.")
         self._end_documents(lengths)
 
     def _finish_data(self) -> str:
+        assert self._bin is not None, "the data are finished inside the `with` block"
+        self._bin.flush()  # the threads read by the descriptor
         begins = range(0, self.n_tokens * self.dtype.itemsize, self.block_bytes)
         digests = []
         with ThreadPoolExecutor(self.n_threads, "sum") as pool:
