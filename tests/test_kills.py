@@ -103,9 +103,6 @@ PROGRAMS: dict[str, Callable[[Inputs, Path], Words]] = {
     "train sharded": lambda i, work: i.train(
         work, "checkpoint.state_dict_type=sharded", "checkpoint.asynchronous=true"
     ),
-    "register": lambda i, work: [
-        *("register_corpus", work / "catalog", "add", "code", i.lines, "--property", "stars integer")
-    ],
 }
 FAST = {"preprocess", "merge"}
 
@@ -143,7 +140,7 @@ def strip_keys(content: Any) -> Any:
 
 def summarize_file(path: Path) -> str:
     """Return a hash of the parts of a file that do not differ from run to run."""
-    if path.name in PRESENT or path.suffix == ".parquet":
+    if path.name in PRESENT:
         return "present"
     content = path.read_bytes()
     if path.suffix in (".json", ".jsonl"):
@@ -164,7 +161,7 @@ def summarize_folder(work: Path) -> dict[str, str]:
     outcome = {}
     for path in work.rglob("*"):
         parts = [names.get(part, part) for part in path.relative_to(work).parts]
-        if path.is_file() and "_delta_log" not in parts and path.suffix != ".parquet":
+        if path.is_file():
             outcome["/".join(parts)] = summarize_file(path)
     return outcome
 

@@ -15,7 +15,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 from datatrove.pipeline.readers.jsonl import JsonlReader
@@ -25,11 +24,11 @@ from megatron.data.indexed_writer import IndexedWriter, dtype_for
 from megatron.data.sidecar import read_sidecar
 from megatron.text.encode import BATCH_DOCUMENTS
 from megatron.text.join import dataset_prefix
-from megatron.text.preprocess import describe_tokenizer, load_fast_bpe
-from megatron.text.text_readers import check_text, check_texts, parse_text
+from megatron.text.preprocess import describe_settings, load_fast_bpe
+from megatron.text.text_readers import check_texts, find_text, parse_record
 from megatron.text.workers import EncoderRecipe
-from megatron.tokenizer.encoder import NO_EOD, Encoder, build_fast_bpe, encode_with_location
-from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load_tokenizer
+from megatron.tokenizer.encoder import NO_EOD, build_fast_bpe, encode_with_location
+from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer
 
 KEY = "text"
 
@@ -37,9 +36,8 @@ KEY = "text"
 class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no types
     """Pipeline step that encodes documents to `<output_prefix>-part-RRRRR-of-NNNNN_text_document`.
 
-    Task R of N writes one part: .bin, .idx and sidecar, with the ids of tools/preprocess_data_many_cores.py.
-    A part is complete or absent. A task that is killed and runs again writes the same part. Documents are
-    passed on to the next step after they have been encoded.
+    Task R of N writes one part, with the ids of tools/preprocess_data_many_cores.py. A part is complete or
+    absent. Documents are passed on to the next step after they have been encoded.
     """
 
     name = "Megatron .bin/.idx"
@@ -60,8 +58,7 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
         special_text    the text of a special token becomes its id, as in `tokenizers`
         overwrite       replace parts of other documents or settings
 
-        Raises FileNotFoundError or ValueError for a tokenizer that cannot be loaded, ValueError for an output
-        prefix that is a URL or ends in a slash, and for `append_eod` without an end-of-document token.
+        Raises FileNotFoundError or ValueError.
         """
         super().__init__()
         word = str(output_prefix)
@@ -72,12 +69,14 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
             )
         self.output_prefix = Path(word).absolute()  # a Ray worker has another working directory
         self.tokenizer = _resolve_paths(tokenizer)
-        self.append_eod, self.special_text, self.overwrite = append_eod, special_text, overwrite
+        self.special_text, self.overwrite = special_text, overwrite
         loaded = load_tokenizer(tokenizer)
         load_fast_bpe(loaded)  # warns about a slow tokenizer before the tasks start
         self.eod = loaded.eod_id if append_eod else NO_EOD
-        self.meta = {"append_eod": append_eod, "special_text": special_text} | describe_tokenizer(loaded)
-        self.job = _hash_settings(loaded, self.eod, special_text)
+        eod_id = None if loaded.eod is None else loaded.eod.id
+        settings = ["datatrove", loaded.sha256, eod_id, self.eod, special_text]
+        self.meta = describe_settings(loaded, append_eod, special_text)
+        self.meta |= {"json_key": KEY, "job": _hash_text(json.dumps(settings))}
 
     def run(self, data: Iterator[Document] | None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         """Write part `rank` of `world_size`, and yield its documents.
@@ -85,22 +84,29 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
         Raises ValueError for a document that cannot be encoded, if another process writes the part, and if
         the part exists from other documents or settings, unless `overwrite` is set. No part is written then.
         """
-        part = part_prefix(self.output_prefix, rank, world_size)
+        name = f"{self.output_prefix.name}-part-{rank:05d}-of-{world_size:05d}"
+        part = dataset_prefix(self.output_prefix.with_name(name), KEY)
         sources: Counter[str | None] = Counter()
-        self._check_replaceable(part, "job", self.job)
-        encoder, dtype = self._load_encoder()
+        self._check_replaceable(part, "job", self.meta["job"])
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one core per task
+        loaded = load_tokenizer(self.tokenizer)
+        if loaded.sha256 != self.meta["tokenizer"]["sha256"]:
+            raise ValueError(f"{loaded.name}: got other files than at the start. Use the same on all nodes.")
+        encoder = EncoderRecipe(self.tokenizer, build_fast_bpe(loaded)[0], self.special_text).build()
         # common to the parts of this dataset; the inputs are not known here
-        dataset = hashlib.sha256(f"{self.job} {self.output_prefix}".encode()).hexdigest()
+        dataset = _hash_text(f"{self.meta['job']} {self.output_prefix}")
         number = {"number": rank + 1, "of": world_size, "inputs_sha256": dataset}
-        meta = self.meta | {"json_key": KEY, "job": self.job, "part": number}
-        with IndexedWriter(part, dtype, meta) as writer:
+        with IndexedWriter(part, dtype_for(loaded.n_tokens), self.meta | {"part": number}) as writer:
             n_empty, documents = 0, iter(data or list[Document]())
             while batch := list(islice(documents, BATCH_DOCUMENTS)):
+                paths = [document.metadata.get("file_path") for document in batch]
+                places = [f"{path or 'document'}, id {d.id}" for path, d in zip(paths, batch, strict=True)]
                 with self.track_time("batch"):
-                    ids, lengths = self._encode_batch(encoder, batch)
+                    texts = check_texts([document.text for document in batch], KEY, places)
+                    ids, lengths = encode_with_location(encoder, texts, places, self.eod)
                     writer.add_documents(ids, lengths)
-                    n_empty += int((lengths == int(self.append_eod)).sum())
-                sources.update(document.metadata.get("file_path") for document in batch)
+                n_empty += int((lengths == int(self.eod != NO_EOD)).sum())
+                sources.update(paths)
                 self.stat_update("documents", value=len(batch), unit="batch")
                 self.stat_update("tokens", value=len(ids), unit="batch")
                 yield from batch
@@ -109,26 +115,6 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
             writer.prepare()
             self._check_replaceable(part, "sha256", writer.sha256)
         logger.info(f"{part}: {writer.n_documents:,} documents, {writer.n_tokens:,} tokens")
-
-    def _encode_batch(self, encoder: Encoder, batch: list[Document]) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids and lengths. Raises ValueError with file and id for a document that has no ids."""
-        locations = [
-            f"{document.metadata.get('file_path') or 'document'}, id {document.id}" for document in batch
-        ]
-        texts = check_texts([document.text for document in batch], KEY, locations)
-        return encode_with_location(encoder, texts, locations, self.eod)
-
-    def _load_encoder(self) -> tuple[Encoder, Any]:
-        """Return this process's encoder, and the dtype of its ids."""
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one core per task
-        loaded = load_tokenizer(self.tokenizer)
-        if loaded.sha256 != self.meta["tokenizer"]["sha256"]:
-            raise ValueError(
-                f"{self.tokenizer}: got another tokenizer than that of the process that started the "
-                "pipeline. Use the same files on all nodes."
-            )
-        recipe = EncoderRecipe(self.tokenizer, build_fast_bpe(loaded)[0], self.special_text)
-        return recipe.build(), dtype_for(loaded.n_tokens)
 
     def _check_replaceable(self, part: Path, entry: str, value: Any) -> None:
         """Raise ValueError if the part exists with another value of an entry of its sidecar."""
@@ -144,9 +130,9 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
 class StrictJsonlReader(JsonlReader):  # type: ignore[misc]  # datatrove has no types
     """datatrove's JsonlReader with the rules of tools/preprocess_data_many_cores.py, for the same documents.
 
-    JsonlReader skips a line that is not JSON with a warning, and also the rest of a file after bytes that are
-    not UTF-8, and drops documents without text. This reader raises ValueError with file and line for the
-    first two and for a missing text, and keeps empty documents. Blank lines are not documents.
+    JsonlReader skips a line that is not JSON and the rest of a file after bytes that are not UTF-8, with a
+    warning, and drops documents without text. This reader raises ValueError with file and line for the first
+    two and for a missing text, and keeps empty documents. Blank lines are not documents.
     """
 
     name = "🐿 Jsonl, strict"
@@ -159,29 +145,15 @@ class StrictJsonlReader(JsonlReader):  # type: ignore[misc]  # datatrove has no 
                     continue
                 with self.track_time():
                     try:
-                        record = self._parse_line(line)
+                        record = parse_record(line)
+                        text = find_text(record, self.text_key)
                     except ValueError as error:
                         place = self.data_folder.resolve_paths(filepath)
                         raise ValueError(f"{place}, line {i + 1}: {error}") from error
                     # the base class drops documents without text, so it gets a space
-                    text = record[self.text_key]
                     document = self.get_document_from_dict(record | {self.text_key: text or " "}, filepath, i)
                     document.text = text
                 yield document
-
-    def _parse_line(self, line: bytes) -> dict[str, Any]:
-        """Return the object of one line, its text a string without unpaired surrogates."""
-        import orjson  # required by JsonlReader, and several times as fast as json
-
-        try:
-            record: dict[str, Any] = orjson.loads(line)
-            text = check_text(record[self.text_key], self.text_key)
-        except (ValueError, TypeError, KeyError):
-            # Python's parser accepts some lines that orjson refuses, such as one with an unpaired surrogate.
-            # For the others parse_text raises the error of the preprocessing tool.
-            text = parse_text(line, self.text_key)
-            record = json.loads(line.decode("utf-8-sig"))
-        return record | {self.text_key: text}
 
 
 def order_for_tasks(files: Sequence[str], n_tasks: int) -> list[str]:
@@ -198,11 +170,6 @@ def order_for_tasks(files: Sequence[str], n_tasks: int) -> list[str]:
     return ordered
 
 
-def part_prefix(prefix: Path, rank: int, world_size: int) -> Path:
-    """Return the dataset prefix of one task's part."""
-    return dataset_prefix(prefix.with_name(f"{prefix.name}-part-{rank:05d}-of-{world_size:05d}"), KEY)
-
-
 def _describe_source(path: str | None, n_documents: int) -> dict[str, Any]:
     """Return the entry of a sidecar for one source; `path` is None if the reader does not record it."""
     # as for local files of the other tools, a name without its folders; a URL is kept
@@ -210,19 +177,15 @@ def _describe_source(path: str | None, n_documents: int) -> dict[str, Any]:
     return entry | {"documents_read": n_documents}
 
 
-def _hash_settings(loaded: Tokenizer, eod: int, special_text: bool) -> str:
-    settings = ["datatrove", loaded.sha256, None if loaded.eod is None else loaded.eod.id, eod, special_text]
-    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+def _hash_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _resolve_paths(tokenizer: TokenizerSpec | str) -> TokenizerSpec | str:
+def _resolve_paths(tokenizer: TokenizerSpec | str) -> TokenizerSpec:
     """Return the spec with absolute paths; a name that is no file or folder here is one of the hub."""
-
-    def resolve(word: str | None) -> str | None:
-        return str(Path(word).absolute()) if word and Path(word).exists() else word
-
-    if isinstance(tokenizer, str):
-        return resolve(tokenizer) or tokenizer
-    names = ("model", "vocab_file", "merge_file")
-    paths: dict[str, Any] = {name: resolve(getattr(tokenizer, name)) for name in names}
-    return replace(tokenizer, **paths)
+    spec = TokenizerSpec(model=tokenizer) if isinstance(tokenizer, str) else tokenizer
+    words = {name: getattr(spec, name) for name in ("model", "vocab_file", "merge_file")}
+    paths: dict[str, Any] = {
+        name: str(Path(word).absolute()) for name, word in words.items() if word and Path(word).exists()
+    }
+    return replace(spec, **paths)

@@ -10,7 +10,7 @@ from megatron import _csrc
 from megatron.data.block_hash import BLOCK_BYTES, hash_range
 from megatron.io import DISK_FULL_ERRNOS
 from megatron.text.columns import concat_texts, decode_values, iter_slices
-from megatron.text.inputs import COLUMN_SUFFIXES, READ_BYTES, STDIN, stat_source
+from megatron.text.inputs import COLUMN_SUFFIXES, STDIN, find_line_end
 from megatron.text.text_readers import (
     MAX_PARSED_LINE,
     DamagedFileError,
@@ -21,10 +21,9 @@ from megatron.text.text_readers import (
     iter_blocks,
     iter_columns,
     iter_lines,
-    iter_rows,
     parse_text,
 )
-from megatron.text.units import EncodeSettings, TokenWriter, UnitRecord, UnitWriter
+from megatron.text.units import EncodeSettings, TokenWriter, UnitRecord, open_writers, write_record
 from megatron.tokenizer.encoder import Encoder, FastEncoder
 
 BATCH_DOCUMENTS = 128
@@ -44,53 +43,50 @@ def encode_piece(
     piece: InputPiece, path: Path, settings: EncodeSettings, encoder: Encoder,
     on_progress: ProgressCallback = ignore_progress,
 ) -> UnitRecord:  # fmt: skip
-    """Encode one piece to the unit file `path`; `on_progress` is called repeatedly and may raise.
+    """Encode one piece to the unit `path`; `on_progress` is called repeatedly and may raise.
 
     An invalid line ends the piece, and `UnitRecord.error` contains file, line and reason. It is not raised:
     only the caller can decide whether the line is needed at all. If bad lines are skipped, they are in the
     unit's rejects, and so is a damaged file. No content of a damaged file is used: its checksum comes last,
     so content before the damage may be wrong. A remote file that cannot be read after all attempts is skipped
-    in the same way. Raises ValueError if the file changed, OSError for a full disk, a file that the system
-    cannot read, or the network.
+    in the same way. Raises OSError for a full disk, a file that the system cannot read, or the network.
     """
-    with UnitWriter(path, settings) as unit:
-        job = _PieceEncoder(piece, unit, settings, encoder, on_progress)
+    with open_writers(path, settings) as writers:
+        job = _PieceEncoder(piece, path.parent, writers, settings, encoder, on_progress)
         error = damage = None
         try:
             job.run()
+        except DamagedFileError as cause:
+            error, damage = str(DamagedFileError(cause.path, cause.reason, SKIP_HINT)), cause.reason
         except ValueError as cause:
-            error = str(cause)
-            if isinstance(cause, DamagedFileError):
-                error = str(DamagedFileError(cause.path, cause.reason, SKIP_HINT))
-                damage = cause.reason if settings.skip_bad_lines else None
-            error = None if damage else error if str(piece.path) in error else f"{piece.path}: {error}"
+            error = str(cause) if str(piece.path) in str(cause) else f"{piece.path}: {cause}"
         except OSError as cause:
             if cause.errno is not None and cause.filename is None:
                 cause.filename = str(path.parent if cause.errno in DISK_FULL_ERRNOS else piece.path)
-            is_remote = hasattr(cause, "is_temporary")  # RemoteError, whose module only URLs import
-            is_lost = is_remote and (cause.is_temporary or isinstance(cause, FileNotFoundError))  # type: ignore[attr-defined]
-            if not (settings.skip_bad_lines and is_lost):
+            if not (settings.skip_bad_lines and _is_lost(cause)):
                 raise
             damage = str(cause)
-        if damage is not None:
+        if damage is not None and settings.skip_bad_lines:
+            error = None
             job.replace_by_file(damage)
         record = UnitRecord(
             n_lines=0 if damage or error else job.n_lines,
             n_documents=job.first_writer.n_documents,
-            n_tokens=[writer.n_tokens for writer in unit.writers.values()],
+            n_tokens=[writer.n_tokens for writer in writers.values()],
             rejects=job.rejects,
             source_sha256=_hash_source(piece, job.position),
             error=error,
-            damage=damage,
+            damage=None if error else damage,
         )
-        # after the hash, which reads the file again: nothing of another state is used
-        if piece.state is not None and stat_source(piece.path) != piece.state:
-            raise ValueError(
-                f"{piece.path}: got another size or time of the file than at the start. "
-                "It changed while it was read: start again when it is complete."
-            )
-        unit.finish(record)
+    write_record(path, record)
     return record
+
+
+def _is_lost(error: OSError) -> bool:
+    """Return whether a remote file is missing or cannot be downloaded."""
+    # compared by attribute: only URLs import the module of RemoteError
+    is_temporary = getattr(error, "is_temporary", None)
+    return is_temporary is not None and (is_temporary or isinstance(error, FileNotFoundError))
 
 
 def _hash_source(piece: InputPiece, position: ReadPosition) -> list[str]:
@@ -117,16 +113,16 @@ class _PieceEncoder:
     """Encoding of the documents of one piece, with its counts."""
 
     def __init__(
-        self, piece: InputPiece, unit: UnitWriter, settings: EncodeSettings, encoder: Encoder,
-        on_progress: ProgressCallback,
+        self, piece: InputPiece, scratch: Path, writers: dict[str, TokenWriter], settings: EncodeSettings,
+        encoder: Encoder, on_progress: ProgressCallback,
     ) -> None:  # fmt: skip
-        self.piece, self.unit, self.settings, self.encoder = piece, unit, settings, encoder
-        self.writers, self.position = dict(unit.writers), ReadPosition()
-        self.first_writer = unit.writers[settings.keys[0]]
+        self.piece, self.scratch, self.settings, self.encoder = piece, scratch, settings, encoder
+        self.writers, self.position = dict(writers), ReadPosition()
+        self.first_writer = writers[settings.keys[0]]
         self.n_lines, self.rejects = 0, list[dict[str, Any]]()
 
         def report_progress() -> None:
-            n_tokens = sum(writer.n_tokens for writer in unit.writers.values())
+            n_tokens = sum(writer.n_tokens for writer in writers.values())
             on_progress(self.position.offset, self.first_writer.n_documents, n_tokens)
 
         self.first_writer.on_write = report_progress  # keys advance together, so one of them reports
@@ -161,7 +157,8 @@ class _PieceEncoder:
 
     def replace_by_file(self, reason: str) -> None:
         """Discard all documents and rejected lines, and reject the whole file instead."""
-        self.unit.clear()
+        for writer in self.writers.values():
+            writer.clear()
         byte = self.position.offset
         self.rejects = [{"line": None, "byte": byte, "reason": reason, "documents_before": 0}]
 
@@ -172,13 +169,8 @@ class _PieceEncoder:
                 yield i, functools.partial(parse_text, line)
 
     def _iter_rows(self) -> Iterator[tuple[int, Callable[[str], str]]]:
-        positions = [self.position] + [ReadPosition() for _ in self.settings.keys[1:]]
-        columns = [
-            iter_rows(self.piece.path, key, position)
-            for key, position in zip(self.writers, positions, strict=True)
-        ]
-        for batches in zip(*columns, strict=True):
-            for values in zip(*batches, strict=True):
+        for columns in iter_columns(self.piece.path, list(self.writers), position=self.position):
+            for values in zip(*map(decode_values, columns), strict=True):
                 row = dict(zip(self.writers, values, strict=True))
                 self.n_lines += 1
                 yield self.n_lines - 1, lambda key, row=row: check_text(row[key], key)  # type: ignore[misc]
@@ -232,7 +224,7 @@ class _PieceEncoder:
     def _encode_column(self, encoder: FastEncoder) -> None:
         """Encode one column from arrow's buffers; arrays with invalid values are read row by row."""
         ((key, writer),) = self.writers.items()
-        for column in iter_columns(self.piece.path, key, position=self.position):
+        for (column,) in iter_columns(self.piece.path, [key], position=self.position):
             for first, texts in iter_slices(column, BATCH_BYTES):  # in parts, to limit the memory for ids
                 if (joined := concat_texts(texts)) is not None:
                     writer.write(*encoder.encode_concatenated(*joined, self.settings.eod))
@@ -251,18 +243,15 @@ class _PieceEncoder:
             begin, is_refused = self._encode_all_keys(lines, begin, end)
             if is_refused:
                 file.seek(begin)
-                n_bytes = 0  # find the end of the line in bounded memory before it is read as a whole
-                while part := file.readline(min(READ_BYTES, end - begin - n_bytes)):
-                    n_bytes += len(part)
-                    if part.endswith(b"\n"):
-                        break
-                file.seek(begin)
-                self._encode_refused_line(file.read(n_bytes) if n_bytes <= MAX_PARSED_LINE else None, n_bytes)
-                begin += n_bytes
+                line = file.readline(MAX_PARSED_LINE + 1)
+                is_cut = len(line) > MAX_PARSED_LINE and not line.endswith(b"\n")
+                line_end = find_line_end(file) if is_cut else file.tell()
+                self._encode_refused_line(line, line_end - begin)
+                begin = line_end
 
     def _encode_blocks(self, blocks: Iterator[bytes]) -> None:
         """Encode the lines of a stream through a file, for C++ and for lines that are too long for memory."""
-        with tempfile.TemporaryFile(dir=self.unit.path.parent) as file:
+        with tempfile.TemporaryFile(dir=self.scratch) as file:
             for block in blocks:
                 n_whole = block.rfind(b"\n") + 1
                 file.write(block[:n_whole])
@@ -311,16 +300,17 @@ class _PieceEncoder:
         files = writer.ids.fileno(), writer.lengths.fileno()
         return key, special, self.settings.eod, writer.dtype.itemsize == 4, *files
 
-    def _encode_refused_line(self, line: bytes | None, n_bytes: int) -> None:
-        """Encode a line that C++ refused, or reject it. `line` None: too long for the Python parser."""
+    def _encode_refused_line(self, line: bytes, n_bytes: int) -> None:
+        """Encode a line that C++ refused, or reject it. `line`: its begin if it is too long for Python."""
         try:
-            if line is None:
+            if n_bytes > MAX_PARSED_LINE:
                 raise ValueError(
                     f"not plain JSON, and with {n_bytes:,} bytes too long for the general parser"
                 )
             if line.strip():
                 # parse all keys before the first write: a line without one of them is rejected for all
-                self._write_documents([(self.n_lines, {key: parse_text(line, key) for key in self.writers})])
+                texts = {key: parse_text(line, key) for key in self.writers}
+                self._write_documents([(self.n_lines, texts)])
         except ValueError as error:
             self.reject(self.n_lines, error)
         self.n_lines += 1

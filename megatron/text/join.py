@@ -1,12 +1,15 @@
 """Join the finished units of a job to its datasets, in the order of the input.
 
-One sequential pass copies, hashes and counts the ids. The unit files are deleted after the outputs have their
-names: a killed join begins again from complete units.
+The ids are copied one unit after another. Then threads hash and count blocks of the output. The units
+are deleted after the outputs have their names: a killed join begins again from complete units.
 """
 
 import functools
+import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from megatron.data.block_hash import BLOCK_BYTES, combine_digests, hash_range
-from megatron.data.indexed_writer import IndexedWriter
+from megatron.data.indexed_writer import IdCounts, IndexedWriter
 from megatron.io import atomic_path
 from megatron.text.inputs import REJECTS_SUFFIX, STDIN, Source, stat_source
 from megatron.text.text_readers import InputPiece, count_lines_before
-from megatron.text.units import UnitFolder, UnitRecord
+from megatron.text.units import UnitFolder, UnitRecord, list_token_files
 
-COPY_BYTES = 1 << 20  # read at a time: hashing, counting and writing then use a core's private cache
+READ_BYTES = 1 << 20  # at a time: hashing and counting then use a core's private cache
 
 
 @dataclass(frozen=True)
@@ -55,50 +58,91 @@ def dataset_prefix(prefix: Path, key: str) -> Path:
 
 
 class _JoinedWriter(IndexedWriter):
-    """Writer of a dataset from unit files."""
+    """Writer of a dataset from units."""
 
-    def add_unit(self, path: Path, offset: int, lengths: np.ndarray) -> None:
-        """Append the first documents of a unit, whose ids begin at `offset`.
+    n_threads = 1
+
+    def add_unit(self, path: Path, lengths: np.ndarray) -> None:
+        """Append the first documents of a file of ids.
 
         lengths [n] int32   tokens of each document
         """
+        assert self._bin is not None, "units are added inside the `with` block"
         left = int(lengths.sum(dtype=np.int64)) * self.dtype.itemsize
         with path.open("rb", buffering=0) as file:
-            file.seek(offset)
-            while left:
-                data = file.read(min(left, COPY_BYTES))
-                if not data:
-                    raise ValueError(f"{path}: the unit ended early. Run the same command again.")
-                self._append_ids(np.frombuffer(data, self.dtype))
+            while left and (data := file.read(min(left, READ_BYTES))):
+                self._bin.write(data)
                 left -= len(data)
+        if left:
+            raise ValueError(f"{path}: the unit ended early. Run the same command again.")
         self._end_documents(lengths)
+
+    def _finish_data(self) -> str:
+        assert self._bin is not None, "the data are finished inside the `with` block"
+        self._bin.flush()  # the threads read by the descriptor
+        begins = range(0, self.n_tokens * self.dtype.itemsize, self.block_bytes)
+        digests = []
+        with ThreadPoolExecutor(self.n_threads, "sum") as pool:
+            for digest, counts in pool.map(self._sum_block, begins):
+                digests.append(digest)
+                self._counts.merge(counts)
+        return combine_digests(digests)
+
+    def _sum_block(self, begin: int) -> tuple[bytes, IdCounts]:
+        """Return the digest of one block of the output, and the counts of its ids."""
+        assert self._bin is not None, "blocks are read inside the `with` block"
+        digest, counts = hashlib.sha256(), IdCounts()
+        end = begin + self.block_bytes
+        for offset in range(begin, end, READ_BYTES):
+            data = os.pread(self._bin.fileno(), min(READ_BYTES, end - offset), offset)
+            digest.update(data)
+            counts.add(np.frombuffer(data, self.dtype))
+        return digest.digest(), counts
 
 
 @dataclass
 class UnitJoiner:
-    """The outputs of a job from its units.
+    """The finished units of a job, and the outputs that they are joined to.
 
     meta         entries of the sidecars
-    used         documents used of each piece, up to the last piece that has one
     max_tokens   use the smallest number of first documents that has at least so many tokens
+    used         documents used of each of the first finished pieces, which have no gap
+    n_tokens     tokens of the first key in these pieces
     """
 
     pieces: Sequence[InputPiece]
     units: UnitFolder
-    records: dict[int, UnitRecord]
     prefix: Path
     meta: dict[str, Any]
     max_tokens: int | None
+    n_threads: int
+    records: dict[int, UnitRecord] = field(default_factory=dict)
     used: list[int] = field(default_factory=list)
+    n_tokens: int = 0
     has_enough: bool = False
+
+    def add_record(self, number: int, record: UnitRecord) -> None:
+        """Add a finished piece. Raises ValueError for the error of the first piece that has one."""
+        self.records[number] = record
+        while not self.has_enough and (first := self.records.get(len(self.used))) is not None:
+            n_documents, n_before = first.n_documents, self.n_tokens
+            self.n_tokens += first.n_tokens[0]
+            if self.max_tokens is not None and self.n_tokens >= self.max_tokens:
+                # Fewest documents that reach max_tokens. Lengths 5, 3, 4 and max_tokens 8: reached =
+                # [5, 8, 12], the first index with reached >= 8 is 1, so 2 documents.
+                reached = np.cumsum(self.units.read_lengths(len(self.used), 0), dtype=np.int64)
+                n_documents = int(np.searchsorted(reached, self.max_tokens - n_before)) + 1
+                self.has_enough = True
+            elif first.error is not None:  # else it is after the documents that are used
+                raise ValueError(first.error)
+            self.used.append(n_documents)
 
     def join(self, paths: Sequence[Source], job: str | None) -> tuple[list[OutputDataset], RejectSummary]:
         """Write and publish the outputs and the rejects."""
-        self._select_documents()
         sources = self._describe_sources(paths)
         n_damaged = sum("damage" in entry for entry in sources)
-        # a damaged file is one record among the rejects, and not a rejected line
-        n_rejected = sum(1 for _ in self._iter_rejects()) - n_damaged
+        lines = list(self._iter_rejects())
+        n_rejected = len(lines) - n_damaged  # a damaged file is one of the rejects, and not a line
         meta = {"sources": sources, "rejected_lines": n_rejected, "rejected_files": n_damaged, "job": job}
         rejects = rejects_path(self.prefix)
         with ExitStack() as stack:
@@ -111,42 +155,26 @@ class UnitJoiner:
                 outputs.append(
                     OutputDataset(writer.prefix, writer.n_documents, writer.n_tokens, n_empty, writer.longest)
                 )
-            if not n_rejected and not n_damaged:
+            if not lines:
                 rejects.unlink(missing_ok=True)
                 return outputs, RejectSummary()
             with atomic_path(rejects) as partial, partial.open("w") as file:
-                file.writelines(self._iter_rejects())
+                file.writelines(lines)
         return outputs, RejectSummary(n_rejected, n_damaged, rejects)
 
     def _open_writer(self, key: str) -> _JoinedWriter:
         meta, folder = self.meta | {"json_key": key}, self.units.folder
         dtype = np.dtype(self.units.settings.dtype)
-        return _JoinedWriter(dataset_prefix(self.prefix, key), dtype, meta, folder)
-
-    def _select_documents(self) -> None:
-        """Set the documents that are used of each piece. max_tokens counts the first key."""
-        n_tokens = 0
-        for number in range(len(self.pieces)):
-            record = self.records[number]
-            n_documents, n_tokens = record.n_documents, n_tokens + record.n_tokens[0]
-            if self.max_tokens is not None and n_tokens >= self.max_tokens:
-                # Fewest documents that reach max_tokens. Lengths 5, 3, 4 and max_tokens 8: reached =
-                # [5, 8, 12], the first index with reached >= 8 is 1, so 2 documents.
-                reached = np.cumsum(self.units.read_lengths(number, record, 0), dtype=np.int64)
-                missing = self.max_tokens - (n_tokens - record.n_tokens[0])
-                self.used.append(int(np.searchsorted(reached, missing)) + 1)
-                self.has_enough = True
-                return
-            self.used.append(n_documents)
+        writer = _JoinedWriter(dataset_prefix(self.prefix, key), dtype, meta, folder)
+        writer.n_threads = self.n_threads
+        return writer
 
     def _add_units(self, writer: _JoinedWriter, key: int) -> int:
         """Append the used documents of one key; return the number of empty ones."""
         n_empty = 0
         for number, n_documents in enumerate(self.used):
-            record = self.records[number]
-            lengths = self.units.read_lengths(number, record, key)[:n_documents]
-            offset = sum(record.n_tokens[:key]) * writer.dtype.itemsize
-            writer.add_unit(self.units.path(number), offset, lengths)
+            lengths = self.units.read_lengths(number, key)[:n_documents]
+            writer.add_unit(list_token_files(self.units.path(number), key)[0], lengths)
             n_empty += int((lengths == int(self.meta["append_eod"])).sum())
         return n_empty
 

@@ -1,6 +1,7 @@
 """Outputs of a job that exist already: complete and from the same job, or of another one."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,43 +36,42 @@ class OutputFolder:
 
 
 def find_finished(
-    folder: OutputFolder, prefix: Path, keys: Sequence[str], job: str | None
+    folder: OutputFolder, prefix: Path, keys: Sequence[str], job: str | None, may_replace: bool
 ) -> tuple[list[OutputDataset], RejectSummary] | None:
-    """Return (outputs, rejects) if they exist completely and are from the same job; else None."""
+    """Return (outputs, rejects) if they exist completely and are from the same job; else None.
+
+    An incomplete output of the same job is written again. Raises ValueError if an output of another job
+    exists, unless `may_replace`.
+    """
     outputs: list[OutputDataset] = []
-    n_lines = n_files = 0
+    rejected = RejectSummary()
     for name in (dataset_prefix(prefix, key).name for key in keys):
         sidecar = folder.read_sidecar(name)
-        if sidecar is None or job is None or sidecar.get("job") != job:
-            return None
+        if job is None or sidecar is None or sidecar.get("job") != job:
+            if not may_replace:
+                _refuse_existing(folder, name)
+            continue
         n, n_tokens = sidecar["documents"], sidecar["tokens"]
         # int32 length, int64 position and int64 boundary per document, and one boundary more
         sizes = {".bin": n_tokens * np.dtype(sidecar["dtype"]).itemsize, ".idx": HEADER.size + 20 * n + 8}
-        if any(folder.find_size(name + suffix) != size for suffix, size in sizes.items()):
-            return None
-        counts = sidecar["empty_documents"], sidecar["longest_document"]
-        outputs.append(OutputDataset(folder.locate(name), n, n_tokens, *counts))
-        n_lines, n_files = sidecar["rejected_lines"], sidecar.get("rejected_files", 0)
-    if not n_lines and not n_files:
-        return outputs, RejectSummary()
+        if all(folder.find_size(name + suffix) == size for suffix, size in sizes.items()):
+            counts = sidecar["empty_documents"], sidecar["longest_document"]
+            outputs.append(OutputDataset(folder.locate(name), n, n_tokens, *counts))
+            rejected = RejectSummary(sidecar["rejected_lines"], sidecar.get("rejected_files", 0))
+    if len(outputs) < len(keys):
+        return None
+    if not rejected.n_lines and not rejected.n_files:
+        return outputs, rejected
     name = rejects_path(prefix).name
     if folder.find_size(name) is None:
         return None
-    return outputs, RejectSummary(n_lines, n_files, folder.locate(name))
+    return outputs, replace(rejected, path=folder.locate(name))
 
 
-def check_replaceable(folder: OutputFolder, prefix: Path, keys: Sequence[str], job: str | None) -> None:
-    """Raise ValueError if an output of another job exists.
-
-    An incomplete or modified output of the same job is written again.
-    """
-    for name in (dataset_prefix(prefix, key).name for key in keys):
-        sidecar = folder.read_sidecar(name)
-        if job is not None and sidecar is not None and sidecar.get("job") == job:
-            continue
-        for suffix in DATASET_SUFFIXES:
-            if folder.find_size(name + suffix) is not None:
-                raise ValueError(
-                    f"{folder.locate(name + suffix)}: exists already, from other files or settings. "
-                    "Choose another name, or replace it with --overwrite."
-                )
+def _refuse_existing(folder: OutputFolder, name: str) -> None:
+    for suffix in DATASET_SUFFIXES:
+        if folder.find_size(name + suffix) is not None:
+            raise ValueError(
+                f"{folder.locate(name + suffix)}: exists already, from other files or settings. "
+                "Choose another name, or replace it with --overwrite."
+            )

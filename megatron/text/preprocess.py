@@ -1,8 +1,8 @@
 """Resumable parallel tokenisation of text to datasets on disk, in the order of the input.
 
-The input is split into pieces. Each piece is encoded to one unit file in a folder beside the output: in a
-thread if the C++ encoder is exact for the tokenizer, else in a process. A restart encodes the pieces that
-have no unit file. At the end the units are joined in order. Ids are never sent between processes.
+The input is split into pieces. Each piece is encoded to one unit in a folder beside the output: in a thread
+if the C++ encoder is exact for the tokenizer, else in a process. A restart encodes the pieces that have no
+unit. At the end the units are joined in order. Ids are never sent between processes.
 """
 
 import hashlib
@@ -10,8 +10,8 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from megatron.text.inputs import (
     stat_source,
 )
 from megatron.text.join import OutputDataset, RejectSummary, UnitJoiner, dataset_prefix, rejects_path
-from megatron.text.outputs import OutputFolder, check_replaceable, find_finished
+from megatron.text.outputs import OutputFolder, find_finished
 from megatron.text.text_readers import DamagedFileError, split_into_pieces
 from megatron.text.units import EncodeSettings, UnitFolder, UnitRecord
 from megatron.text.workers import EncoderRecipe, PieceProgress, encode_pieces
@@ -108,38 +108,51 @@ def preprocess(
     settings = make_settings(loaded, options)
     job = _describe_job(selection, loaded, settings, options)
     units = UnitFolder(prefix.with_name(f".{prefix.name}.shards"), settings)
-    with units.lock(prefix):
-        try:
-            # under the lock, so that no other process replaces the outputs after this check
-            for folder in filter(None, (OutputFolder(prefix.parent), published)):
-                if finished := find_finished(folder, prefix, options.keys, job["job"]):
-                    log.info("%s: exists already, from the same files and settings", prefix)
-                    units.remove()
-                    return PreprocessResult(*finished, cpu_s)
-                # else an interrupted call has perhaps published a part of its outputs
-                if not options.overwrite and units.read_job() != job:
-                    check_replaceable(folder, prefix, options.keys, job["job"])
-            run = _Job(inputs, prefix, options, selection, loaded, units)
+    with units.lock(prefix), _keep_useful_units(units, job):
+        # under the lock, so that no other process replaces the outputs after this check
+        for folder in filter(None, (OutputFolder(prefix.parent), published)):
+            # an interrupted call of this job has perhaps published a part of its outputs
+            may_replace = options.overwrite or units.read_job() == job
+            finished = find_finished(folder, prefix, options.keys, job["job"], may_replace)
+            if finished:
+                log.info("%s: exists already, from the same files and settings", prefix)
+                break
+        else:
+            joiner = UnitJoiner(
+                split_into_pieces(selection.paths, PIECE_BYTES, selection.ranges), units, prefix,
+                _describe_part(loaded, options, selection), options.max_tokens, options.n_workers,
+            )  # fmt: skip
             recipe = EncoderRecipe(tokenizer, load_fast_bpe(loaded), options.special_text)
+            records = units.find_finished(job)
             end_stage(cpu_s, "tokenizer")
-            run.encode(recipe, units.find_finished(job))
+            try:
+                _encode_missing(joiner, recipe, records, options)
+            finally:  # instead of the error of a line that was read while it was written
+                if _describe_job(selection, loaded, settings, options) != job:
+                    raise ValueError(
+                        f"{describe_inputs(inputs)}: a file changed while it was read. Run it again."
+                    )
+            _check_documents(joiner, inputs, options)
             end_stage(cpu_s, "encoding")
-            if _describe_job(selection, loaded, settings, options) != job:
-                raise ValueError(
-                    f"{describe_inputs(inputs)}: a file changed while it was read. Run it again."
-                )
-            finished = run.join(job["job"])
-        except BaseException as error:
-            # After a ValueError the same call fails again; others keep the finished units for it. The units
-            # of another job stay if this one was refused.
-            if (isinstance(error, ValueError) and units.read_job() == job) or not units.has_units():
-                units.remove()
-            if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
-                error.filename = error.filename or str(units.folder)
-            raise
+            finished = joiner.join(selection.paths, job["job"])
         units.remove()
     end_stage(cpu_s, "joining and sums")
     return PreprocessResult(*finished, cpu_s)
+
+
+@contextmanager
+def _keep_useful_units(units: UnitFolder, job: dict[str, Any]) -> Iterator[None]:
+    """Delete the units after an exception, unless the same call can resume with them."""
+    try:
+        yield
+    except BaseException as error:
+        # After a ValueError the same call fails again; others keep the finished units for it. The units of
+        # another job stay if this one was refused.
+        if (isinstance(error, ValueError) and units.read_job() == job) or not units.has_units():
+            units.remove()
+        if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
+            error.filename = error.filename or str(units.folder)
+        raise
 
 
 def end_stage(cpu_s: dict[str, float], stage: str) -> None:
@@ -222,18 +235,30 @@ def _describe_job(
     return {"job": job if is_known else None, "inputs": files, "settings": words, "piece_bytes": PIECE_BYTES}
 
 
-def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the entry of a sidecar that describes a tokenizer and its end-of-document token."""
-    end = tokenizer.eod
+def describe_settings(loaded: Tokenizer, append_eod: bool, special_text: bool) -> dict[str, Any]:
+    """Return the entries of a sidecar on the tokenizer and its use."""
+    end = loaded.eod
     meta = {
-        "name": tokenizer.name,
-        "sha256": tokenizer.sha256,
-        "n_tokens": tokenizer.n_tokens,
+        "name": loaded.name,
+        "sha256": loaded.sha256,
+        "n_tokens": loaded.n_tokens,
         "eod_id": None if end is None else end.id,
         "eod_token": None if end is None else end.token,
         "eod_from": None if end is None else end.source,
     }
-    return {"tokenizer": meta}
+    return {"append_eod": append_eod, "special_text": special_text, "tokenizer": meta}
+
+
+def _describe_part(loaded: Tokenizer, options: PreprocessOptions, selection: Selection) -> dict[str, Any]:
+    """Return the entries of the sidecars that are known before the encoding."""
+    meta = describe_settings(loaded, options.append_eod, options.special_text)
+    if (part := options.part) is not None:
+        numbers = {"number": part.number, "of": part.count}
+        meta |= {"part": numbers | {"inputs_sha256": selection.inputs_sha256}}
+    if options.append_eod and (end := loaded.eod) is not None:
+        source = end.source if end.token is None else f"{end.token}, {end.source}"
+        log.info("documents end with id %d (%s)", loaded.eod_id, source)
+    return meta
 
 
 def estimate_job(
@@ -284,89 +309,51 @@ def estimate_job(
     )
 
 
-class _Job:
-    """A job under its lock: its pieces, their records, and what the sidecars contain."""
+def _encode_missing(
+    joiner: UnitJoiner, recipe: EncoderRecipe, records: dict[int, UnitRecord], options: PreprocessOptions
+) -> None:
+    """Encode the pieces that have no record, and show progress.
 
-    def __init__(
-        self, inputs: Sequence[str], prefix: Path, options: PreprocessOptions, selection: Selection,
-        loaded: Tokenizer, units: UnitFolder,
-    ) -> None:  # fmt: skip
-        self.inputs, self.prefix, self.options = inputs, prefix, options
-        self.selection, self.units = selection, units
-        self.meta: dict[str, Any] = {"append_eod": options.append_eod, "special_text": options.special_text}
-        self.meta |= describe_tokenizer(loaded)
-        if (part := options.part) is not None:
-            numbers = {"number": part.number, "of": part.count}
-            self.meta |= {"part": numbers | {"inputs_sha256": selection.inputs_sha256}}
-        if options.append_eod and (end := loaded.eod) is not None:
-            source = end.source if end.token is None else f"{end.token}, {end.source}"
-            log.info("documents end with id %d (%s)", loaded.eod_id, source)
-        self.pieces = split_into_pieces(selection.paths, PIECE_BYTES, selection.ranges)
-        self.records: dict[int, UnitRecord] = {}
-        self.n_joinable = self.n_tokens = 0  # first finished pieces, and their tokens of the first key
-        self.has_enough = False
+    With max_tokens no piece is begun after the first pieces with enough tokens. Raises ValueError for the
+    error of the first piece that has one.
+    """
+    pieces = joiner.pieces
+    if records:
+        log.info("resuming: %d of %d pieces are done already", len(records), len(pieces))
+    sizes = [piece.end - piece.begin for piece in pieces]
+    title = "tokenising" if options.part is None else f"tokenising part {options.part}"
+    with PieceProgress(title, sizes, records, options.quiet) as progress:
+        for number, record in records.items():
+            joiner.add_record(number, record)
+        missing = {i: piece for i, piece in enumerate(pieces) if i not in records and not joiner.has_enough}
+        with closing(encode_pieces(missing, joiner.units, recipe, options.n_workers, progress)) as encoded:
+            for number, record in encoded:
+                if pieces[number].path != STDIN:
+                    progress.update(number, sizes[number], record.n_documents, sum(record.n_tokens))
+                joiner.add_record(number, record)
+                if joiner.has_enough:
+                    break
 
-    def encode(self, recipe: EncoderRecipe, records: dict[int, UnitRecord]) -> None:
-        """Encode the pieces that have no record, and show progress.
 
-        With max_tokens no piece is begun after the first pieces with enough tokens. Raises ValueError for the
-        error of the first piece that has one, and if the inputs have no document.
-        """
-        pieces, options = self.pieces, self.options
-        if records:
-            log.info("resuming: %d of %d pieces are done already", len(records), len(pieces))
-        sizes = [piece.end - piece.begin for piece in pieces]
-        title = "tokenising" if options.part is None else f"tokenising part {options.part}"
-        with PieceProgress(title, sizes, records, options.quiet) as progress:
-            self.records = dict(records)
-            self._check_first_pieces()
-            left = {i: piece for i, piece in enumerate(pieces) if i not in records and not self.has_enough}
-            with closing(encode_pieces(left, self.units, recipe, options.n_workers, progress)) as encoded:
-                for number, record in encoded:
-                    self.records[number] = record
-                    if pieces[number].path != STDIN:
-                        progress.update(number, sizes[number], record.n_documents, sum(record.n_tokens))
-                    self._check_first_pieces()
-                    if self.has_enough:
-                        break
-        self._check_not_empty()
+def _check_documents(joiner: UnitJoiner, inputs: Sequence[str], options: PreprocessOptions) -> None:
+    """Raise ValueError if the inputs have neither a document nor a rejected line.
 
-    def _check_first_pieces(self) -> None:
-        """Count the tokens of the first finished pieces. Raises ValueError for the error of one."""
-        while not self.has_enough and (record := self.records.get(self.n_joinable)) is not None:
-            self.n_joinable += 1
-            self.n_tokens += record.n_tokens[0]
-            self.has_enough = self.n_tokens >= (self.options.max_tokens or float("inf"))
-            # else the error is after the documents that are used
-            if record.error is not None and not self.has_enough:
-                raise ValueError(record.error)
-
-    def _check_not_empty(self) -> None:
-        """Raise ValueError if the inputs have neither a document nor a rejected line.
-
-        A part may be empty, for example if there are fewer packed files than parts: a warning is logged.
-        """
-        if any(
-            record.n_documents or record.rejects and not record.damage for record in self.records.values()
-        ):
-            return
-        for number, record in sorted(self.records.items()):
-            if record.damage is not None:
-                raise DamagedFileError(self.pieces[number].path, record.damage)
-        if self.options.part is None:
-            raise ValueError(
-                f"{describe_inputs(self.inputs)}: got no document. The program that wrote it may have failed."
-            )
-        part, n_pieces = self.options.part, len(self.pieces)
-        log.warning("part %s has no document; there are %d pieces of input in it", part, n_pieces)
-
-    def join(self, job: str | None) -> tuple[list[OutputDataset], RejectSummary]:
-        """Write and publish the outputs and the rejects."""
-        max_tokens = self.options.max_tokens if self.has_enough else None
-        joiner = UnitJoiner(self.pieces, self.units, self.records, self.prefix, self.meta, max_tokens)
-        if self.options.max_tokens is not None and not self.has_enough:
-            log.warning(
-                "%s: got fewer than the requested %s tokens; all are used",
-                describe_inputs(self.inputs), f"{self.options.max_tokens:,}",
-            )  # fmt: skip
-        return joiner.join(self.selection.paths, job)
+    A part may be empty, for example if there are fewer packed files than parts: a warning is logged.
+    """
+    if options.max_tokens is not None and not joiner.has_enough:
+        log.warning(
+            "%s: got fewer than the requested %s tokens; all are used",
+            describe_inputs(inputs), f"{options.max_tokens:,}",
+        )  # fmt: skip
+    records = sorted(joiner.records.items())
+    if any(record.n_documents or record.rejects and not record.damage for _, record in records):
+        return
+    for number, record in records:
+        if record.damage is not None:
+            raise DamagedFileError(joiner.pieces[number].path, record.damage)
+    if options.part is None:
+        raise ValueError(
+            f"{describe_inputs(inputs)}: got no document. The program that wrote it may have failed."
+        )
+    n_pieces = len(joiner.pieces)
+    log.warning("part %s has no document; there are %d pieces of input in it", options.part, n_pieces)

@@ -31,6 +31,7 @@ from megatron.text.merge import copy_documents, is_finished
 from megatron.text.merge_inputs import describe_origin
 from megatron.text.text_readers import (
     DamagedFileError,
+    check_intact,
     check_text,
     iter_lines,
     iter_rows,
@@ -210,6 +211,9 @@ class DocumentReader:
         for piece in split_into_pieces(self.paths, piece_bytes=1 << 62):
             path = piece.path
             try:
+                if self.skip and not piece.is_plain:
+                    # as preprocessing, which uses nothing of a damaged file
+                    check_intact(path, self.key)
                 if _is_columnar(path):
                     values = chain.from_iterable(iter_rows(path, self.key))
                     yield from ((path, number, value) for number, value in enumerate(values, 1))
@@ -219,7 +223,7 @@ class DocumentReader:
                 if not self.skip:
                     raise
                 self.n_damaged += 1
-                log.warning("%s: the rest is skipped, it is damaged (%s)", path, error.reason)
+                log.warning("%s: skipped, it is damaged (%s)", path, error.reason)
 
     def parse_document(self, path: Source, number: int, value: Any) -> Document | None:
         """Convert a line or value to a document; None for a bad line that is skipped."""

@@ -12,7 +12,7 @@ import json
 import lzma
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -24,11 +24,11 @@ import numpy as np
 from megatron.io import write_atomic_bytes
 from megatron.text.columns import check_structure, decode_values
 from megatron.text.inputs import (
+    COLUMN_SUFFIXES,
     PLAIN_SUFFIXES,
     READ_BYTES,
     STDIN,
     Source,
-    SourceState,
     find_line_end,
     is_divisible,
     open_source,
@@ -38,9 +38,6 @@ from megatron.text.inputs import (
 PARQUET_MAGIC = b"PAR1"
 MAX_PARSED_LINE = 16 << 20  # bytes; a longer line must be plain JSON, which C++ streams
 SURROGATE = re.compile("[\ud800-\udfff]")
-ESCAPE = re.compile(  # any JSON escape; group 1 matches an unpaired surrogate: pairs are matched first
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)"
-)
 
 
 class DamagedFileError(ValueError):
@@ -85,7 +82,6 @@ class InputPiece:
     """A byte range of a plain local file, delimited by line ends, or a whole file of another kind.
 
     source_begin, source_end   the range of the file that the job reads, in one or several pieces
-    state                      bytes and time of the file, or its version, when it was split
     """
 
     path: Source
@@ -93,7 +89,6 @@ class InputPiece:
     end: int
     source_begin: int = 0
     source_end: int | None = None  # None: the end of this piece
-    state: SourceState | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -119,17 +114,17 @@ def split_into_pieces(
     """
     pieces: list[InputPiece] = []
     for path in paths:
-        state = stat_source(path)
+        size, _ = stat_source(path)
         if not is_divisible(path):
-            pieces.append(InputPiece(path, 0, state[0], state=state))
+            pieces.append(InputPiece(path, 0, size))
             continue
-        begin, source_end = source_range = (ranges or {}).get(path, (0, state[0]))
+        begin, source_end = source_range = (ranges or {}).get(path, (0, size))
         with open_source(path) as file:
             while begin < source_end:
                 # one byte earlier: a cut directly after a line feed must not add the next line
                 file.seek(min(source_end, begin + piece_bytes) - 1)
                 end = find_line_end(file)  # extend the piece to the end of the line at the cut
-                pieces.append(InputPiece(path, begin, end, *source_range, state))
+                pieces.append(InputPiece(path, begin, end, *source_range))
                 begin = end
     return pieces
 
@@ -242,21 +237,25 @@ def _open_for_arrow(path: Source) -> Iterator[Any]:
 
 
 def iter_columns(
-    path: Source, key: str, n_rows: int = 256, position: ReadPosition | None = None
-) -> Iterator[Any]:
-    """Yield a column of a parquet file, or of an .arrow file of `datasets`, as arrow arrays.
+    path: Source, keys: Sequence[str], n_rows: int = 256, position: ReadPosition | None = None
+) -> Iterator[list[Any]]:
+    """Yield columns of a parquet file, or of an .arrow file of `datasets`, as one arrow array per key.
 
-    Raises ValueError for a file without the column, and DamagedFileError for one that cannot be read to its
+    Raises ValueError for a file without a column, and DamagedFileError for one that cannot be read to its
     end. Arrays of a parquet file have up to `n_rows` rows, those of an .arrow file the size of its batches.
     """
     read = _read_parquet if path.name.endswith(".parquet") else _read_arrow
     with translate_read_errors(path), _open_for_arrow(path) as source:
-        for column in read(source, path, key, n_rows, position or ReadPosition()):
-            check_structure(column)
-            yield column
+        for batch in read(source, path, keys, n_rows, position or ReadPosition()):
+            columns = [batch.column(key) for key in keys]
+            for column in columns:
+                check_structure(column)
+            yield columns
 
 
-def _read_parquet(source: Any, path: Source, key: str, n_rows: int, position: ReadPosition) -> Iterator[Any]:
+def _read_parquet(
+    source: Any, path: Source, keys: Sequence[str], n_rows: int, position: ReadPosition
+) -> Iterator[Any]:
     import pyarrow.parquet  # slow to import, and only columnar files require it
 
     if (magic := source.read(len(PARQUET_MAGIC))) != PARQUET_MAGIC:  # pyarrow checks only the footer
@@ -264,47 +263,61 @@ def _read_parquet(source: Any, path: Source, key: str, n_rows: int, position: Re
     # without a buffer a whole row group of the column is read, whatever its size
     options = {"buffer_size": READ_BYTES, "pre_buffer": False, "page_checksum_verification": True}
     with pyarrow.parquet.ParquetFile(source, **options) as file:
-        _check_column(path, key, file.schema_arrow.names)
+        _check_columns(path, keys, file.schema_arrow.names)
         # parquet has no read offset: estimate progress by rows
         row_bytes = stat_source(path)[0] / max(1, file.metadata.num_rows)
-        for batch in file.iter_batches(n_rows, columns=[key], use_threads=False):
+        for batch in file.iter_batches(n_rows, columns=list(keys), use_threads=False):
             position.offset += int(row_bytes * len(batch))
-            yield batch.column(0)
+            yield batch
 
 
-def _read_arrow(source: Any, path: Source, key: str, n_rows: int, position: ReadPosition) -> Iterator[Any]:
+def _read_arrow(
+    source: Any, path: Source, keys: Sequence[str], n_rows: int, position: ReadPosition
+) -> Iterator[Any]:
     import pyarrow
 
     with pyarrow.ipc.open_stream(source) as stream:
-        _check_column(path, key, stream.schema.names)
+        _check_columns(path, keys, stream.schema.names)
         for batch in stream:
             position.offset = source.tell()
-            yield batch.column(key)
+            yield batch
 
 
-def _check_column(path: Source, key: str, names: Sequence[str]) -> None:
-    if key not in names:
-        raise ValueError(f"{path}: no column '{key}'; it has {', '.join(names)}")
+def _check_columns(path: Source, keys: Sequence[str], names: Sequence[str]) -> None:
+    for key in keys:
+        if key not in names:
+            raise ValueError(f"{path}: no column '{key}'; it has {', '.join(names)}")
 
 
-def iter_rows(path: Source, key: str, position: ReadPosition | None = None) -> Iterator[list[Any]]:
+def iter_rows(path: Source, key: str) -> Iterator[list[Any]]:
     """Yield the values of `iter_columns` as lists."""
-    for column in iter_columns(path, key, position=position):
+    for (column,) in iter_columns(path, [key]):
         yield decode_values(column)
+
+
+def check_intact(path: Source, key: str) -> None:
+    """Read a compressed or columnar file to its end. Raises DamagedFileError."""
+    if path == STDIN:  # is never packed, and cannot be read twice
+        return
+    is_columnar = path.name.endswith(COLUMN_SUFFIXES)
+    for _ in iter_columns(path, [key]) if is_columnar else iter_blocks(path):
+        pass
 
 
 def parse_text(line: bytes, key: str) -> str:
     """Return the text under `key` of one JSON line. Raises ValueError that describes an invalid line."""
+    # numbers are not used, and int() rejects very long ones
+    return find_text(parse_record(line, lambda digits: 0), key)
+
+
+def parse_record(line: bytes, parse_int: Callable[[str], Any] | None = None) -> dict[str, Any]:
+    """Return the object of one JSON line. Raises ValueError that describes an invalid line."""
     try:
         decoded = line.decode("utf-8-sig")  # json.loads(bytes) would also detect UTF-16 and UTF-32
-        # parse_int: numbers are not used, and int() rejects very long ones
-        record: Any = json.loads(decoded, parse_int=lambda digits: 0)
+        record: Any = json.loads(decoded, parse_int=parse_int)
     except json.JSONDecodeError as error:  # its own message counts lines, and there is a single one
-        context = (
-            repr(decoded[error.pos : error.pos + 20])
-            if error.pos < len(decoded.rstrip())
-            else "the line ends"
-        )
+        rest = decoded[error.pos : error.pos + 20]
+        context = repr(rest) if rest.strip() else "the line ends"
         raise ValueError(
             f"not JSON ({error.msg} at character {error.pos + 1}: {context}){_multiline_hint(line)}"
         ) from error
@@ -316,6 +329,11 @@ def parse_text(line: bytes, key: str) -> str:
         raise ValueError("JSON nested too deep") from error
     if not isinstance(record, dict):
         raise ValueError(f"got {_json_type(record)}, expected an object{_multiline_hint(line)}")
+    return record
+
+
+def find_text(record: dict[str, Any], key: str) -> str:
+    """Return the text under `key`, as `check_text`. Raises ValueError if there is none."""
     if key not in record:
         keys = [repr(name) for name in islice(record, 10)] + ["others"] * (len(record) > 10)
         raise ValueError(f"no key '{key}'; it has {', '.join(keys) or 'none'}")
@@ -364,14 +382,6 @@ def _json_type(value: Any) -> str:
     if type(value) in words:
         return words[type(value)]
     return "a number" if isinstance(value, int | float) else type(value).__name__
-
-
-def replace_lone_surrogates(lines: bytes) -> bytes:
-    """Replace escapes of unpaired surrogates in JSON lines by the escape of U+FFFD, of the same length.
-
-    For parsers that reject a line with such an escape. `check_text` does the same for a decoded text.
-    """
-    return ESCAPE.sub(lambda match: b"\\ufffd" if match[1] else match[0], lines)
 
 
 def count_lines_before(piece: InputPiece) -> int:

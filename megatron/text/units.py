@@ -1,23 +1,20 @@
-"""Units of work: the output of one piece of the input is one file, complete or absent.
+"""Units of work: the output of one piece of the input, complete once its record exists.
 
-    <prefix folder>/.<prefix name>.shards/job.json        the job that the unit files belong to
-                                          00000012.unit   ids and document lengths of piece 12, by key
+    <prefix folder>/.<prefix name>.shards/job.json            the job that the units belong to
+                                          00000012.0.ids      ids of piece 12 for the first key
+                                          00000012.0.lengths  int32 length of each of its documents
+                                          00000012.unit       the record as JSON, written last
 
-Layout of a unit file: ids of each key, int32 lengths of each key, the record as JSON, its size. A unit file
-is renamed into place and not synced. After a crash of the system it may lack its end: its size then differs
-from its record, and the piece is encoded again.
+The files are not synced. After a crash of the system their sizes may differ from the record: such a piece is
+encoded again.
 """
 
 import json
-import os
-import shutil
-import struct
-import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import numpy as np
 
@@ -25,8 +22,6 @@ from megatron.io import PARTIAL, open_exclusive, read_json, write_json
 from megatron.log import get_logger
 
 JOB_FILE, LOCK_FILE, SUFFIX = "job.json", ".lock", ".unit"
-FOOTER = struct.Struct("<8sq")  # magic, bytes of the record
-MAGIC = b"unit\0\0\0\1"
 
 log = get_logger(__name__)
 
@@ -88,6 +83,11 @@ class TokenWriter:
         self.n_tokens += n_tokens
         self.on_write()
 
+    def clear(self) -> None:
+        """Discard all documents."""
+        self.n_documents = self.n_tokens = 0
+        self.rewind()
+
     def rewind(self) -> None:
         """Discard appended documents that are not counted yet."""
         # C++ writes through the same descriptors, so the offset must move back together with the size
@@ -102,60 +102,44 @@ class TokenWriter:
         return self.settings.max_tokens is not None and self.n_tokens >= self.settings.max_tokens
 
 
-class UnitWriter:
-    """Context manager that writes one unit file. Without `finish`, no file exists afterwards."""
+def list_token_files(path: Path, key: int) -> tuple[Path, Path]:
+    """Return the paths of the ids and of the lengths of key number `key` of the unit `path`."""
+    return path.with_suffix(f".{key}.ids"), path.with_suffix(f".{key}.lengths")
 
-    def __init__(self, path: Path, settings: EncodeSettings) -> None:
-        self.path, self.settings = path, settings
-        self.partial = path.with_name(path.name + PARTIAL)
-        self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
-        open_section = self._stack.enter_context
-        self._stack.callback(self.partial.unlink, missing_ok=True)
-        # the ids of the first key are written in place, the other sections are appended to them
-        ids: list[IO[bytes]] = [open_section(self.partial.open("w+b", buffering=0))]
-        ids += [open_section(self._open_section()) for _ in self.settings.keys[1:]]
-        lengths = [open_section(self._open_section()) for _ in self.settings.keys]
-        self._file, self._sections = ids[0], [*ids[1:], *lengths]
-        self.writers = {
-            key: TokenWriter(*files, self.settings)
-            for key, files in zip(self.settings.keys, zip(ids, lengths, strict=True), strict=True)
-        }
-        return self
+@contextmanager
+def open_writers(path: Path, settings: EncodeSettings) -> Iterator[dict[str, TokenWriter]]:
+    """Yield a writer for each key of a unit. An exception deletes the files."""
+    paths = [list_token_files(path, i) for i in range(len(settings.keys))]
+    with ExitStack() as stack:
+        try:
+            writers = {}
+            for key, names in zip(settings.keys, paths, strict=True):
+                ids, lengths = (stack.enter_context(name.open("w+b", buffering=0)) for name in names)
+                writers[key] = TokenWriter(ids, lengths, settings)
+            yield writers
+        except BaseException:
+            for name in (name for names in paths for name in names):
+                name.unlink(missing_ok=True)
+            raise
 
-    def _open_section(self) -> IO[bytes]:
-        return tempfile.TemporaryFile(buffering=0, dir=self.path.parent)
 
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def clear(self) -> None:
-        """Discard everything that was written."""
-        for writer in self.writers.values():
-            writer.n_documents = writer.n_tokens = 0
-            writer.rewind()
-
-    def finish(self, record: UnitRecord) -> None:
-        """Append the sections and the record, and rename the file to its name."""
-        for section in self._sections:
-            section.seek(0)
-            shutil.copyfileobj(section, self._file)
-        content = json.dumps(asdict(record)).encode()
-        self._file.write(content + FOOTER.pack(MAGIC, len(content)))
-        self._file.close()
-        self.partial.rename(self.path)
+def write_record(path: Path, record: UnitRecord) -> None:
+    """Write the record of a unit, which completes it."""
+    partial = path.with_name(path.name + PARTIAL)
+    partial.write_text(json.dumps(asdict(record)))
+    partial.rename(path)
 
 
 @dataclass(frozen=True)
 class UnitFolder:
-    """Folder of the unit files of one job."""
+    """Folder of the units of one job."""
 
     folder: Path
     settings: EncodeSettings
 
     def path(self, number: int) -> Path:
-        """Return the path of a unit file."""
+        """Return the path of the record of a unit."""
         return self.folder / f"{number:08d}{SUFFIX}"
 
     def lock(self, name: Path) -> IO[bytes]:
@@ -182,40 +166,36 @@ class UnitFolder:
         Units of other inputs or settings are discarded with a warning.
         """
         existing = self.read_job()
-        paths = list(self.folder.glob(f"*{SUFFIX}"))
-        if existing != job:
-            if paths and existing is not None:
-                changed = [name for name in job if existing.get(name) != job[name] and name != "job"]
-                log.warning(
-                    "%s: discarding %d finished pieces of an interrupted job: it had other %s",
-                    self.folder, len(paths), " and ".join(changed),
-                )  # fmt: skip
-            self._delete_files()
-            # after the deletion: a kill between the two leaves no unit of the other job
-            write_json(self.folder / JOB_FILE, job)
-            return {}
-        records = {int(path.stem): self._read_record(int(path.stem)) for path in paths}
-        return {number: record for number, record in sorted(records.items()) if record is not None}
+        numbers = sorted(int(path.stem) for path in self.folder.glob(f"*{SUFFIX}"))
+        if existing == job:
+            records = {number: self._read_record(number) for number in numbers}
+            return {number: record for number, record in records.items() if record is not None}
+        if numbers and existing is not None:
+            changed = [name for name in job if existing.get(name) != job[name] and name != "job"]
+            log.warning(
+                "%s: discarding %d finished pieces of an interrupted job: it had other %s",
+                self.folder, len(numbers), " and ".join(changed),
+            )  # fmt: skip
+        self._delete_files()
+        # after the deletion: a kill between the two leaves no unit of the other job
+        write_json(self.folder / JOB_FILE, job)
+        return {}
 
     def _read_record(self, number: int) -> UnitRecord | None:
         """Return the record of a unit, None if the unit is missing or incomplete."""
-        with suppress(OSError, ValueError, TypeError, struct.error), self.path(number).open("rb") as file:
-            end = file.seek(-FOOTER.size, os.SEEK_END)
-            magic, size = FOOTER.unpack(file.read())
-            file.seek(end - size)
-            record = UnitRecord(**json.loads(file.read(size)))
-            if magic == MAGIC and end - size == self._lengths_offset(record, len(record.n_tokens)):
-                return record
+        path, token_bytes = self.path(number), np.dtype(self.settings.dtype).itemsize
+        with suppress(OSError, ValueError, TypeError):
+            record = UnitRecord(**json.loads(path.read_bytes()))
+            for key, n_tokens in enumerate(record.n_tokens):
+                sizes = [file.stat().st_size for file in list_token_files(path, key)]
+                if sizes != [n_tokens * token_bytes, 4 * record.n_documents]:
+                    return None
+            return record
         return None
 
-    def _lengths_offset(self, record: UnitRecord, key: int) -> int:
-        n_bytes = sum(record.n_tokens) * np.dtype(self.settings.dtype).itemsize
-        return n_bytes + 4 * record.n_documents * key
-
-    def read_lengths(self, number: int, record: UnitRecord, key: int) -> np.ndarray:
+    def read_lengths(self, number: int, key: int) -> np.ndarray:
         """Return the lengths of the documents of key number `key`, int32."""
-        offset = self._lengths_offset(record, key)
-        return np.fromfile(self.path(number), "<i4", record.n_documents, offset=offset)
+        return np.fromfile(list_token_files(self.path(number), key)[1], "<i4")
 
     def remove(self) -> None:
         """Delete the folder and its content."""
@@ -226,6 +206,7 @@ class UnitFolder:
             self.folder.rmdir()
 
     def _delete_files(self) -> None:
-        for path in self.folder.iterdir():
+        # the records first: no unit without its tokens may look finished
+        for path in sorted(self.folder.iterdir(), key=lambda path: path.suffix != SUFFIX):
             if not path.name.startswith(LOCK_FILE):
                 path.unlink(missing_ok=True)

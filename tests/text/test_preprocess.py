@@ -1,66 +1,29 @@
 """Preprocessing: every kind of input gives the ids of the tokenizer's library, in the order of the input."""
 
-import bz2
 import gzip
 import io
 import json
-import lzma
-import random
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
-import zstandard
 
 from megatron.cli import format_si
 from megatron.data.indexed import IndexedTokens
+from megatron.mixture.records import replace_lone_surrogates
 from megatron.text import preprocess as module
 from megatron.text.inputs import Part, find_inputs, parse_part, select_part
-from megatron.text.preprocess import PreprocessOptions, PreprocessResult, estimate_job, preprocess
+from megatron.text.preprocess import PreprocessOptions, estimate_job, preprocess
 from megatron.text.split import split_dataset, split_documents
-from megatron.text.text_readers import iter_lines, parse_text, replace_lone_surrogates, split_into_pieces
+from megatron.text.subset import DocumentSelection, subset_text
+from megatron.text.text_readers import iter_lines, parse_text, split_into_pieces
 from megatron.tokenizer.bpe import load_hf_tokenizer
 from megatron.tokenizer.kinds import TokenizerSpec
-from megatron.tokenizer.train_bpe import train_bpe
+from tests.text.preprocessing import FILES, LINES, PLAIN, RECORDS, RNG, WORDS, run
 
 NULL = TokenizerSpec("NullTokenizer", vocab_size=70_000)  # has no C++ encoder: texts are numbers
-WORDS = ["red", "fish", "blue ", "\u00e9t\u00e9", "\U0001f41f", "12", "\n", "<|endoftext|>", ""]
-RNG = random.Random(0)
-RECORDS = [
-    {"text": " ".join(RNG.choices(WORDS, k=RNG.randrange(30))), "url": f"fish {i}"} for i in range(900)
-]
-TEXTS = [record["text"] for record in RECORDS]
-LINES = [json.dumps(record, ensure_ascii=i % 2 == 0) for i, record in enumerate(RECORDS)]
-PLAIN = "".join(f"{line}\n" for line in LINES).encode()
-CUT = len("".join(f"{line}\n" for line in LINES[:300]).encode())
-
-
-def pack_table(name: str) -> bytes:
-    sink, table = (
-        pyarrow.BufferOutputStream(),
-        pyarrow.table({k: [r[k] for r in RECORDS] for k in RECORDS[0]}),
-    )
-    if name.endswith(".parquet"):
-        pyarrow.parquet.write_table(table, sink, row_group_size=100)
-    else:
-        with pyarrow.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table, 200)
-    return sink.getvalue().to_pybytes()
-
-
-FILES = {  # of the same documents; packed files of several streams
-    "a.jsonl": PLAIN,
-    "a.json.gz": gzip.compress(PLAIN[:CUT]) + gzip.compress(PLAIN[CUT:]),
-    "a.jsonl.zst": zstandard.compress(PLAIN[:CUT]) + zstandard.compress(PLAIN[CUT:]),
-    "a.jsonl.bz2": bz2.compress(PLAIN[:CUT]) + bz2.compress(PLAIN[CUT:]),
-    "a.jsonl.xz": lzma.compress(PLAIN[:CUT]) + bytes(8) + lzma.compress(PLAIN[CUT:]) + bytes(4),
-    "a.parquet": pack_table("a.parquet"),
-    "a.arrow": pack_table("a.arrow"),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -68,24 +31,11 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PIECE_BYTES", 20_000)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    train_bpe(TEXTS, 280, folder)
-    return str(folder)
-
-
 @pytest.fixture
 def inputs(tmp_path: Path) -> Path:
     for name, content in FILES.items():
         (tmp_path / name).write_bytes(content)
     return tmp_path
-
-
-def run(words: list[Path], prefix: Path, tokenizer: Any, **options: Any) -> PreprocessResult:
-    return preprocess(
-        [str(word) for word in words], prefix, tokenizer, PreprocessOptions(quiet=True, **options)
-    )
 
 
 def read_documents(prefix: Path, key: str = "text") -> list[list[int]]:
@@ -116,13 +66,8 @@ def test_every_kind_of_input_gives_the_ids_of_the_library_for_one_and_for_two_ke
 def test_the_bytes_are_equal_for_any_number_of_workers_and_end_with_the_eod(
     inputs: Path, tokenizer: str, n_workers: int
 ) -> None:
-    run(
-        [inputs / "a.jsonl", inputs / "a.parquet"],
-        inputs / "x",
-        tokenizer,
-        append_eod=True,
-        n_workers=n_workers,
-    )
+    paths = [inputs / "a.jsonl", inputs / "a.parquet"]
+    run(paths, inputs / "x", tokenizer, append_eod=True, n_workers=n_workers)
     eod = load_hf_tokenizer(tokenizer).eod_id
     assert read_documents(inputs / "x") == [[*ids, eod] for ids in encode_by_library(tokenizer)] * 2
 
@@ -180,12 +125,8 @@ def test_bad_lines_fail_with_the_first_ones_number_or_are_listed(
     tmp_path: Path, tokenizer: str, packing: str, n_workers: int
 ) -> None:
     lines = [*LINES]
-    bad = {
-        200: "not json",
-        350: '{"url": "fish"}',
-        351: '{"text": 3, "url": "a"}',
-        800: '{"text": "\xff", "url": ""}',
-    }
+    bad = {200: "not json", 350: '{"url": "fish"}', 351: '{"text": 3, "url": "a"}'}
+    bad[800] = '{"text": "\xff", "url": ""}'
     for i, line in bad.items():
         lines[i] = line
     lines[400] = "  "  # not a document
@@ -225,6 +166,12 @@ def test_a_damaged_file_fails_or_is_skipped_as_a_whole(inputs: Path, tokenizer: 
         assert read_documents(inputs / "x") == encode_by_library(tokenizer)
         (reject,) = map(json.loads, (inputs / "x.rejects.jsonl").read_text().splitlines())
         assert reject["file"] == str(path) and reject["line"] is None
+        # the subset of text omits the same documents
+        words, first = [str(path), str(inputs / "a.jsonl")], DocumentSelection(documents=len(LINES))
+        subset = subset_text(
+            words, inputs / "y.jsonl", first, skip_bad_lines=True, quiet=True, overwrite=True
+        )
+        assert subset.n_damaged == 1 and (inputs / "y.jsonl").read_bytes() == PLAIN
 
 
 def test_a_line_is_parsed_as_json_does_and_surrogates_are_replaced() -> None:
@@ -250,11 +197,7 @@ REFUSALS = [
     ({"n_workers": 0}, ["a.jsonl"], "workers: got 0, expected 1 or more"),
     ({"part": Part(1, 2)}, ["-"], "--part: got standard input"),
     ({"part": Part(1, 2), "max_tokens": 5}, ["a.jsonl"], "--max-tokens: got it with --part"),
-    (
-        {"overwrite": True},
-        ["x_text_document.json"],
-        "x_text_document.json: is an input, and would be",
-    ),
+    ({"overwrite": True}, ["x_text_document.json"], "x_text_document.json: is an input, and would be"),
 ]
 
 

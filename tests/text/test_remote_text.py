@@ -12,12 +12,11 @@ from megatron.data.remote import RemoteError, RemoteUnreachableError
 from megatron.text import preprocess as module
 from megatron.text import remote_output
 from megatron.text.inputs import Part, find_inputs
-from megatron.text.preprocess import PreprocessOptions, PreprocessResult, preprocess
+from megatron.text.preprocess import PreprocessOptions, PreprocessResult
 from megatron.text.remote_output import preprocess_to_store
 from megatron.tokenizer.kinds import TokenizerSpec
-from megatron.tokenizer.train_bpe import train_bpe
 from tests.remote_servers import STORE_VARIABLES, FaultyServer, serve_store
-from tests.text.test_preprocess import FILES, TEXTS
+from tests.text.preprocessing import FILES, run
 
 NULL = TokenizerSpec("NullTokenizer", vocab_size=1000)
 SUFFIXES = (".bin", ".idx", ".json")
@@ -30,13 +29,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.001)
     monkeypatch.setattr(remote, "BLOCK_BYTES", 30_000)
     monkeypatch.setattr(module, "PIECE_BYTES", 30_000)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    train_bpe(TEXTS, 280, folder)
-    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -78,23 +70,19 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def run(words: list[str], prefix: Path, tokenizer: Any, **options: Any) -> list[bytes]:
-    result = preprocess(words, prefix, tokenizer, PreprocessOptions(quiet=True, **options))
+def read(words: list[str], prefix: Path, tokenizer: str, **options: Any) -> list[bytes]:
+    result = run(words, prefix, tokenizer, **options)
     return [Path(f"{o.prefix}{suffix}").read_bytes() for o in result.outputs for suffix in SUFFIXES[:2]]
 
 
 @pytest.mark.parametrize("keys", [("text",), ("text", "url")])
 @pytest.mark.parametrize("name", FILES)
 def test_remote_files_give_the_bytes_of_local_ones(
-    store: Any,
-    tmp_path: Path,
-    tokenizer: str,
-    name: str,
-    keys: tuple[str, ...],
+    store: Any, tmp_path: Path, tokenizer: str, name: str, keys: tuple[str, ...]
 ) -> None:
     (tmp_path / name).write_bytes(FILES[name])
-    local = run([str(tmp_path / name)], tmp_path / "local", tokenizer, keys=keys)
-    assert run([f"s3://corpus/c4/{name}"], tmp_path / "x", tokenizer, keys=keys) == local
+    local = read([str(tmp_path / name)], tmp_path / "local", tokenizer, keys=keys)
+    assert read([f"s3://corpus/c4/{name}"], tmp_path / "x", tokenizer, keys=keys) == local
     (entry,) = json.loads((tmp_path / "x_text_document.json").read_text())["sources"]
     (expected,) = json.loads((tmp_path / "local_text_document.json").read_text())["sources"]
     assert entry["path"] == f"s3://corpus/c4/{name}" and entry["version"]
@@ -103,54 +91,46 @@ def test_remote_files_give_the_bytes_of_local_ones(
 
 
 def test_folders_and_parts_of_a_store_have_every_document_once(
-    store: Any,
-    tmp_path: Path,
-    tokenizer: str,
+    store: Any, tmp_path: Path, tokenizer: str
 ) -> None:
     assert [file.url for file in find_inputs(["s3://corpus/c4"])] == [  # type: ignore[union-attr]
         f"s3://corpus/c4/{name}" for name in sorted(FILES)
     ]
-    whole = run(["s3://corpus/c4"], tmp_path / "x", tokenizer)[0]
-    parts = [run(["s3://corpus/c4"], tmp_path / "x", tokenizer, part=Part(i, 3))[0] for i in (1, 2, 3)]
+    whole = read(["s3://corpus/c4"], tmp_path / "x", tokenizer)[0]
+    parts = [read(["s3://corpus/c4"], tmp_path / "x", tokenizer, part=Part(i, 3))[0] for i in (1, 2, 3)]
     assert b"".join(parts) == whole
 
 
 @pytest.mark.parametrize("fault", ["reset", "truncate", 503])
 def test_a_fault_is_retried_and_a_lost_file_is_skipped_on_request(
-    web: FaultyServer,
-    tmp_path: Path,
-    tokenizer: str,
-    fault: int | str,
+    web: FaultyServer, tmp_path: Path, tokenizer: str, fault: int | str
 ) -> None:
     urls = [f"{web.url}/a.json.gz", f"{web.url}/a.jsonl.xz"]
-    expected = run(urls[1:], tmp_path / "one", tokenizer)
+    expected = read(urls[1:], tmp_path / "one", tokenizer)
     web.faults["a.jsonl.xz"] = [fault] * 2
-    assert run(urls[1:], tmp_path / "two", tokenizer) == expected
+    assert read(urls[1:], tmp_path / "two", tokenizer) == expected
     web.faults["a.json.gz"] = ["reset"] * 1000  # of GET only: the file is found
     with pytest.raises(RemoteUnreachableError, match="a.json.gz: not readable after 8 attempts"):
-        run(urls, tmp_path / "x", tokenizer)
-    assert run(urls, tmp_path / "x", tokenizer, skip_bad_lines=True) == expected
+        read(urls, tmp_path / "x", tokenizer)
+    assert read(urls, tmp_path / "x", tokenizer, skip_bad_lines=True) == expected
     (reject,) = map(json.loads, (tmp_path / "x.rejects.jsonl").read_text().splitlines())
     assert reject["file"] == urls[0] and "not readable" in reject["reason"]
 
 
 def test_a_file_that_is_replaced_while_it_is_read_is_an_error(
-    store: Any,
-    tmp_path: Path,
-    tokenizer: str,
-    monkeypatch: pytest.MonkeyPatch,
+    store: Any, tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.pipe("out/a.jsonl", FILES["a.jsonl"])
-    read = remote._BlockReader._fetch_range
+    fetch = remote._BlockReader._fetch_range
 
     def replace_and_read(*arguments: Any) -> bytes:
-        data = read(*arguments)
+        data = fetch(*arguments)
         store.pipe("out/a.jsonl", FILES["a.jsonl"].replace(b"red", b"RED"))
         return data
 
     monkeypatch.setattr(remote._BlockReader, "_fetch_range", replace_and_read)
     with pytest.raises(RemoteError, match="The file was replaced meanwhile"):
-        run(["s3://out/a.jsonl"], tmp_path / "x", tokenizer, skip_bad_lines=True)
+        read(["s3://out/a.jsonl"], tmp_path / "x", tokenizer, skip_bad_lines=True)
     assert not list(tmp_path.glob("x*"))
 
 
@@ -162,7 +142,7 @@ def upload(text: Path, **options: Any) -> PreprocessResult:
 def test_the_uploaded_outputs_equal_local_ones_and_are_not_repeated(store: Any, text: Path) -> None:
     text.write_text(text.read_text() + "{\n")
     first = upload(text, skip_bad_lines=True)
-    preprocess([str(text)], text.parent / "c4", NULL, PreprocessOptions(quiet=True, skip_bad_lines=True))
+    run(text, text.parent / "c4", NULL, skip_bad_lines=True)
     rejects = "out/tokens/c4.rejects.jsonl"
     assert store.find("out") == [rejects, *NAMES] and first.rejected.path == f"s3://{rejects}"
     for name in [rejects, *NAMES]:

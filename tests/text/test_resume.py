@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ from megatron.io import open_exclusive
 from megatron.text import preprocess as module
 from megatron.text import units, workers
 from megatron.text.inspect_dataset import find_faults
-from megatron.text.preprocess import PreprocessOptions, PreprocessResult, preprocess
 from megatron.tokenizer.kinds import TokenizerSpec
-from megatron.tokenizer.train_bpe import train_bpe
+from tests.text import preprocessing
 
 LIMIT_S = 240  # for work that takes seconds on an idle machine
 RNG = random.Random(1)
@@ -63,13 +63,6 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PIECE_BYTES", 20_000)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    train_bpe(TEXTS, 270, folder)
-    return str(folder)
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     path = tmp_path / "in.jsonl"
@@ -79,9 +72,11 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def run(source: Path, prefix: Path, tokenizer: Any, **options: Any) -> PreprocessResult:
-    settings = PreprocessOptions(**{"quiet": True, "skip_bad_lines": True, "n_workers": 2, **options})
-    return preprocess([str(source)], prefix, tokenizer, settings)
+run = partial(preprocessing.run, skip_bad_lines=True, n_workers=2)
+
+
+def stop_before_join(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def read_outputs(prefix: Path) -> dict[str, bytes]:
@@ -133,23 +128,20 @@ def test_ten_kills_at_any_moment_end_with_the_same_bytes(
 
 
 def test_a_restart_encodes_only_what_is_not_finished(
-    tmp_path: Path,
-    source: Path,
-    tokenizer: str,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, source: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(source, tmp_path / "whole", tokenizer)
-    join = module.UnitJoiner.join
-    monkeypatch.setattr(module.UnitJoiner, "join", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module.UnitJoiner, "join", stop_before_join)
         run(source, tmp_path / "out", tokenizer)
     units = sorted((tmp_path / ".out.shards").glob("*.unit"))
     units[3].unlink()
-    units[7].write_bytes(units[7].read_bytes()[:-1])  # incomplete after a crash of the system
-    monkeypatch.setattr(module.UnitJoiner, "join", join)
+    # incomplete after a crash of the system
+    for path in (units[5].with_suffix(".0.ids"), units[6].with_suffix(".0.lengths"), units[7]):
+        path.write_bytes(path.read_bytes()[:-1])
     encoded = count_encoded(monkeypatch)
     run(source, tmp_path / "out", tokenizer, n_workers=1)
-    assert encoded == [units[3].name, units[7].name]
+    assert encoded == [units[i].name for i in (3, 5, 6, 7)]
     assert read_outputs(tmp_path / "out") == read_outputs(tmp_path / "whole")
 
 
@@ -159,10 +151,9 @@ def test_work_of_another_job_is_discarded_with_a_warning(
 ) -> None:  # fmt: skip
     sentences: list[str] = []
     monkeypatch.setattr(units.log, "warning", lambda text, *words: sentences.append(text % words))
-    with monkeypatch.context() as patch:
-        patch.setattr(module.UnitJoiner, "join", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            run(source, tmp_path / "out", tokenizer)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module.UnitJoiner, "join", stop_before_join)
+        run(source, tmp_path / "out", tokenizer)
     n_units = len(list((tmp_path / ".out.shards").glob("*.unit")))
     (tmp_path / "out_text_document.idx").touch()
     with pytest.raises(ValueError, match="out_text_document.idx: exists already"):  # keeps the units
@@ -211,7 +202,7 @@ def test_an_input_that_is_edited_in_place_is_an_error(
         return encode(piece, path, *rest)
 
     monkeypatch.setattr(workers, "encode_piece", edit_and_encode)
-    with pytest.raises(ValueError, match=r"in.jsonl: got another size or time of the file than at the start"):
+    with pytest.raises(ValueError, match=r"in.jsonl: a file changed while it was read"):
         run(source, tmp_path / "out", tokenizer)
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
@@ -231,15 +222,8 @@ def test_a_full_disk_leaves_no_output_and_the_same_call_resumes(
     source.write_text(source.read_text().replace("bad", "{}").replace("{}", '{"text": ""}'))
     run(source, tmp_path / "whole", tokenizer)
     n_bytes = (tmp_path / "whole_text_document.bin").stat().st_size
-    words = [
-        sys.executable,
-        "-c",
-        FULL_DISK,
-        str(source),
-        str(tmp_path / "out"),
-        tokenizer,
-        str(n_bytes // 2),
-    ]
+    words = [sys.executable, "-c", FULL_DISK, str(source), str(tmp_path / "out"), tokenizer]
+    words.append(str(n_bytes // 2))
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert f"Errno {errno.EFBIG}" in done.stderr
     assert not list(tmp_path.glob("out*"))

@@ -1,0 +1,141 @@
+"""Readers of strangers' files: changed bytes end in a result or in one error of a few words, never otherwise."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from megatron import _csrc
+from megatron.checkpoint.convert.formats import read_any
+from megatron.checkpoint.convert.huggingface import write_huggingface
+from megatron.checkpoint.model_weights import Weights
+from megatron.config.hf import read_hf_config
+from megatron.data import open_dataset
+from megatron.data.indexed_writer import IndexedWriter
+from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer
+from megatron.tokenizer.train_bpe import train_bpe
+from tests.conftest import build_tiny
+
+REFUSALS = (ValueError, OSError)
+MAX_ERROR_CHARS = 2000
+WORDS = (b"0", b"-1", b"1e999", b"NaN", b"null", b"[]", b"{}", b'""', b"true", b"9" * 400, b"[" * 500, b"\xff")
+Edit = tuple[float, int, bytes]
+
+# an edit at a share of the file: replace, insert or cut a few bytes
+edits = st.lists(
+    st.tuples(
+        st.floats(0, 1, exclude_max=True),
+        st.integers(0, 12),
+        st.one_of(st.sampled_from(WORDS), st.binary(max_size=8)),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+def apply_edits(content: bytes, changes: list[Edit]) -> bytes:
+    """Replace at each place some bytes by others, of another number as a rule."""
+    for share, n_removed, inserted in changes:
+        at = int(share * len(content))
+        content = content[:at] + inserted + content[at + n_removed :]
+    return content
+
+
+def read_dataset(folder: Path) -> None:
+    tokens = open_dataset(folder / "data")
+    for i in range(min(tokens.n_documents, 1000)):
+        tokens.get_document(i)
+
+
+def write_dataset(folder: Path) -> None:
+    with IndexedWriter(folder / "data", np.dtype(np.uint16), {"tokenizer": {"n_tokens": 300}}) as writer:
+        for n in (3, 0, 5):
+            writer.add_document(list(range(n)))
+
+
+def write_tokenizer(folder: Path) -> None:
+    train_bpe(["some text of words and more words in a text"] * 20, 262, folder)
+
+
+def read_tokenizer(folder: Path) -> None:
+    tokenizer = load_tokenizer(TokenizerSpec(model=str(folder)))
+    ids = tokenizer.encode("some words, naïve")
+    assert all(0 <= i < tokenizer.n_tokens for i in ids)
+
+
+def write_model(folder: Path) -> None:
+    model = build_tiny(40)
+    state, config = model.state_dict(), model.config
+    write_huggingface(Weights(config=config, objective="autoregressive", state=state, seq_len=64), folder)
+
+
+def read_model(folder: Path) -> None:
+    weights = read_any(folder)
+    assert all(isinstance(tensor, torch.Tensor) for tensor in weights.state.values())
+
+
+def read_config_json(folder: Path) -> None:
+    content = json.loads((folder / "config.json").read_bytes())
+    if isinstance(content, dict):
+        read_hf_config(content)
+
+
+READERS: dict[str, tuple[Callable[[Path], None], str, Callable[[Path], None]]] = {
+    "index": (write_dataset, "data.idx", read_dataset),
+    "tokens": (write_dataset, "data.bin", read_dataset),
+    "sidecar": (write_dataset, "data.json", read_dataset),
+    "tokenizer": (write_tokenizer, "tokenizer.json", read_tokenizer),
+    "weights": (write_model, "model.safetensors", read_model),
+    "configuration": (write_model, "config.json", read_config_json),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_changed_files_are_read_or_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
+    write, file_name, read = READERS[name]
+    write(tmp_path)
+    read(tmp_path)
+    path = tmp_path / file_name
+    valid = path.read_bytes()
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(edits)
+    def check(changes: list[Edit]) -> None:
+        path.write_bytes(apply_edits(valid, changes))
+        try:
+            read(tmp_path)
+        except REFUSALS as error:
+            assert 0 < len(str(error)) < MAX_ERROR_CHARS, error
+
+    check()
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=20),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=5), children, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(["text", "texts", "id"]), values, max_size=3), edits, st.booleans())
+def test_lines_of_json_are_those_of_python(record: dict[str, Any], changes: list[Edit], is_changed: bool) -> None:
+    line = json.dumps(record, ensure_ascii=is_changed).encode()
+    line = apply_edits(line, changes) if is_changed else line
+    try:
+        content = json.loads(line.decode())
+        expected = content.get("text") if isinstance(content, dict) else None
+    except (ValueError, RecursionError):
+        expected = None
+    if isinstance(expected, str):
+        try:
+            text = _csrc.parse_text(line, "text")
+        except ValueError:
+            pytest.fail(f"{line!r}: refused, Python's json reads it")
+        assert text == expected
