@@ -46,9 +46,10 @@ def format_default(key: Field[Any]) -> str:
 
 
 def read_help(cls: Any) -> dict[str, str]:
-    """Return the help texts of a section: the entries "key  text" of its docstring, on one line each."""
-    entries = re.split(r"\n(?=\w+  )", inspect.cleandoc(cls.__doc__ or ""))[1:]
-    return {entry.split()[0]: " ".join(entry.split()[1:]) for entry in entries}
+    """Return the help texts of a section: the entries `key: text` of its docstring."""
+    entries = re.split(r"\n(?=\w)", inspect.cleandoc(cls.__doc__ or ""))[1:]
+    pairs = (entry.partition(":") for entry in entries)
+    return {key: " ".join(text.split()) for key, _, text in pairs}
 
 
 def format_help(key: Field[Any], text: str) -> str:
