@@ -59,9 +59,8 @@ def _count_biases(model: ModelConfig) -> int:
     if not model.biases:
         return projections
     # the attention output, the matrices into the hidden layer (1 or 2 of width F), and the one back to D
-    return (
-        projections + model.d_model + (_count_feed_forward_matrices(model) - 1) * model.d_ff + model.d_model
-    )
+    hidden = (_count_feed_forward_matrices(model) - 1) * model.d_ff
+    return projections + model.d_model + hidden + model.d_model
 
 
 def n_params(model: ModelConfig) -> int:

@@ -57,9 +57,7 @@ def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
         prefix = _find_prefix(written, path.parent, location)
         resolved = Path(prefix).resolve()  # detects one dataset under two names
         if resolved in seen:
-            raise ValueError(
-                f"{location}: {prefix} is on {seen[resolved]} already. Give it once, with one weight."
-            )
+            raise ValueError(f"{location}: {prefix} is on {seen[resolved]} already. Give it once.")
         seen[resolved] = f"line {location.rpartition(':')[2]}"
         corpora.append(WeightedCorpus(prefix, weight))
         # with the first that records a tokenizer: one without a record is compatible with all
@@ -77,9 +75,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
         # utf-8-sig drops the byte order mark of Windows editors, which would become part of the first weight
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}: got bytes that are not UTF-8 ({error}), expected a line for each dataset"
-        ) from error
+        raise ValueError(f"{path}: got bytes that are not UTF-8 ({error}). Save it as UTF-8.") from error
     for number, line in enumerate(text.splitlines(), 1):
         # the leading space makes a `#` at the start of a line a comment too
         content = (" " + line.replace("\t", " ")).partition(" #")[0].strip()
@@ -124,10 +120,7 @@ def _parse_entry(line: str, location: str, is_only_entry: bool) -> tuple[Fractio
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"{location}: got weight {words[0]!r}, expected: number path-prefix") from None
     if weight <= 0:
-        raise ValueError(
-            f"{location}: got weight {words[0]}, expected a number above 0. "
-            "Remove the line to omit the corpus."
-        )
+        raise ValueError(f"{location}: got weight {words[0]}, expected more than 0. Remove the line.")
     return weight, words[1].strip("\"'")
 
 
@@ -142,9 +135,8 @@ def _find_prefix(written: str, folder: Path, location: str) -> str:
     if (prefix := find_prefix(requested, folder)) is not None:
         return prefix
     if " " in requested:
-        raise FileNotFoundError(
-            f"{location}: no dataset {written}.bin/.idx, expected `weight path-prefix` pairs"
-        )
+        expected = "`weight path-prefix` pairs"
+        raise FileNotFoundError(f"{location}: no dataset {written}.bin/.idx, expected {expected}")
     # the value of a variable may be a secret, so messages contain only its name
     name = requested if requested == strip_suffix(written) else written
     raise FileNotFoundError(
@@ -162,11 +154,8 @@ def compare_tokenizers(first: str, other: str, location: str) -> None:
     for key in ("sha256", "n_tokens"):
         expected, value = first_record.get(key), other_record.get(key)
         if None not in (expected, value) and value != expected:
-            raise ValueError(
-                f"{location}: {other} has another tokenizer than {first} "
-                f"({key} {str(value)[:12]}, not {str(expected)[:12]}). "
-                "Use the same tokenizer for both."
-            )
+            difference = f"{key} {str(value)[:12]}, not {str(expected)[:12]}"
+            raise ValueError(f"{location}: {other} has another tokenizer than {first} ({difference}).")
 
 
 def compare_eods(prefixes: Sequence[str], allow_mixed: bool = False) -> tuple[str, ...]:
@@ -186,10 +175,8 @@ def compare_eod_uses(
     warnings = []
     for prefix, use in uses if len(uses) > 1 else ():
         if use is None:
-            warnings.append(
-                f"{prefix}: no sidecar that records how its documents end. "
-                "Check that they end as in the other datasets."
-            )
+            check = "Check that they end as in the other datasets."
+            warnings.append(f"{prefix}: no sidecar that records how its documents end. {check}")
         elif use != expected:
             warnings.append(f"{prefix}: got {use}, expected {expected} as in {first}.")
             if not allow_mixed:

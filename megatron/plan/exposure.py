@@ -46,9 +46,7 @@ class Exposure:
             self._read_mixture(read_resolved(config.dataset.mixture))
             return
         if path is None:
-            raise ValueError(
-                "dataset.path_train: missing, expected the prefix of a .bin/.idx dataset or a data-path file"
-            )
+            raise ValueError("dataset.path_train: missing, expected a .bin/.idx prefix or a data-path file")
         self.corpora = read_corpora(path)
         try:
             self.round_robin = WeightedRoundRobin([corpus.weight for corpus in self.corpora])
@@ -130,8 +128,6 @@ def count_epoch_samples(prefix: str, seq_len: int) -> int:
     # 10 tokens, seq_len 3: samples 0-3, 3-6 and 6-9, (10 - 1) // 3 = 3
     n_samples = (n_tokens - 1) // seq_len
     if n_samples < 1:
-        raise ValueError(
-            f"{prefix}: got {n_tokens} tokens, expected at least one window of {seq_len} + 1. "
-            "Lower dataset.seq_len."
-        )
+        expected = f"at least one window of {seq_len} + 1"
+        raise ValueError(f"{prefix}: got {n_tokens} tokens, expected {expected}. Lower dataset.seq_len.")
     return n_samples

@@ -27,9 +27,9 @@ def _describe_corpora(path: str | None) -> Any:
         return _read_checksums(corpora[0].prefix)
     # str(Fraction), as in "3/10": exact, so that the weights 0.3 and 0.7 give the same hash as 3 and 7
     total = sum(corpus.weight for corpus in corpora)
-    return [
-        {"share": str(corpus.weight / total), "content": _read_checksums(corpus.prefix)} for corpus in corpora
-    ]
+    shares = [str(corpus.weight / total) for corpus in corpora]
+    contents = [_read_checksums(corpus.prefix) for corpus in corpora]
+    return [{"share": s, "content": c} for s, c in zip(shares, contents, strict=True)]
 
 
 def _read_checksums(prefix: str) -> Any:

@@ -40,10 +40,8 @@ def _read_vocab_size(prefix: str | None) -> int:
         prefix = read_corpora(prefix)[0].prefix  # all corpora of a blend have one tokenizer
         sidecar = read_corpus_sidecar(prefix)
         if sidecar is None and not locate_dataset(prefix).index.is_file():
-            raise FileNotFoundError(
-                f"{prefix}.idx: no such file, expected the prefix of a .bin/.idx dataset, as "
-                "tools/preprocess_data_many_cores.py writes it"
-            )
+            writer = "tools/preprocess_data_many_cores.py"
+            raise FileNotFoundError(f"{prefix}.idx: no such file, expected a .bin/.idx dataset of {writer}")
     except OSError as error:
         raise ValueError(f"dataset.path_train: {error}") from error
     if sidecar is None:

@@ -149,9 +149,8 @@ def predict_step(
         "optimizer": n * ADAMW_BYTES / tokens_per_step / bandwidth,
     }
     if not settings.graph:
-        host = count_launches(model, settings, n_chunks) * (
-            COMPILED_LAUNCH_S if settings.compiled else LAUNCH_S
-        )
+        launch_s = COMPILED_LAUNCH_S if settings.compiled else LAUNCH_S
+        host = count_launches(model, settings, n_chunks) * launch_s
         # launches overlap with the GPU's work: it waits only if the host is slower
         parts["launches"] = max(0.0, host / microbatch_tokens - math.fsum(parts.values()))
     return StepTime(

@@ -40,16 +40,13 @@ def read_metrics(run: Path) -> Iterator[dict[str, Any]]:
                 record = json.loads(line)
             except (ValueError, RecursionError):
                 record = None
-            if not (
-                isinstance(record, dict)
-                and isinstance(record.get("kind"), str)
-                and isinstance(record.get("step"), int)
-            ):
+            keys = record if isinstance(record, dict) else {}
+            if not isinstance(keys.get("kind"), str) or not isinstance(keys.get("step"), int):
                 raise ValueError(
                     f"{path}, line {number}: got {line[:40]!r}, expected a JSON object with kind and step. "
                     "Remove the line."
                 )
-            yield record
+            yield keys
 
 
 def lock_run(run: Path, wait_s: float = 0.0) -> LockedFile | None:

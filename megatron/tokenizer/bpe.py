@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from megatron.io import atomic_path
 from megatron.log import get_logger
-from megatron.tokenizer.eod import CONFIG, EOD_NAMES, Eod, EodMixin, find_eod, read_configured_eos
+from megatron.tokenizer.eod import CONFIG, EOD_NAMES, Eod, Tokenizer, find_eod, read_configured_eos
 from megatron.tokenizer.hub_cache import download_file, find_cached_file, find_hub_error
 from megatron.tokenizer.tokenizer_file import BpeFile, read_bpe_file
 
 if TYPE_CHECKING:
     # imported where it is used: the C++ encoder of GPT-2 does not need the library
-    from tokenizers import Tokenizer
+    import tokenizers
 
     from megatron import _csrc
 
@@ -26,13 +26,12 @@ MAX_IDS = 1 << 24
 GPT2_NAMES = ("gpt2", "openai-community/gpt2")
 GPT2_VOCAB_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 GPT2_MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
-GPT2_SHA256 = (
-    "f93d84a01b0e22e54c109fc65cea3d0541758c9adabbb34770bc27939b548b9b"  # of the serialised library tokenizer
-)
+# of the serialised library tokenizer
+GPT2_SHA256 = "f93d84a01b0e22e54c109fc65cea3d0541758c9adabbb34770bc27939b548b9b"
 GPT2_EOD = Eod(50256, "<|endoftext|>", "well-known name")
 
 
-class BpeTokenizer(EodMixin):
+class BpeTokenizer(Tokenizer):
     """Tokenizer of the `tokenizers` library, mostly byte-level BPE.
 
     n_tokens        largest id + 1
@@ -42,7 +41,7 @@ class BpeTokenizer(EodMixin):
     sha256          checksum of the serialised tokenizer: equal checksums mean equal ids
     """
 
-    def __init__(self, inner: "Tokenizer", name: str, eos: str | None = None) -> None:
+    def __init__(self, inner: "tokenizers.Tokenizer", name: str, eos: str | None = None) -> None:
         """Raises ValueError for ids beyond MAX_IDS, or dropout. `eos`: eos_token of tokenizer_config.json."""
         largest = max(inner.get_vocab(with_added_tokens=True).values(), default=-1)
         # serialising a tokenizer takes time and memory proportional to its largest id
@@ -83,9 +82,8 @@ class BpeTokenizer(EodMixin):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode many texts as `encode` does, in parallel if TOKENIZERS_PARALLELISM allows it."""
-        return [
-            encoding.ids for encoding in self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
-        ]
+        encodings = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, including the text of special tokens."""
@@ -111,7 +109,7 @@ class FileBpeTokenizer(BpeTokenizer):
         self.eod, self.missing_eod = find_eod(self.token_id, eos)
 
     @cached_property
-    def inner(self) -> "Tokenizer":  # type: ignore[override]  # mypy: not writable; a cached_property is
+    def inner(self) -> "tokenizers.Tokenizer":  # type: ignore[override]  # mypy: not writable; a cached_property is
         """Tokenizer of the library. Raises ValueError if the file has changed since."""
         inner = _read_tokenizer_json(self.path)
         _disable_limits(inner)
@@ -140,7 +138,7 @@ class Gpt2Tokenizer(BpeTokenizer):
         self.n_tokens, self.eod, self.sha256 = 50257, GPT2_EOD, GPT2_SHA256
 
     @cached_property
-    def inner(self) -> "Tokenizer":  # type: ignore[override]  # mypy: not writable; a cached_property is
+    def inner(self) -> "tokenizers.Tokenizer":  # type: ignore[override]  # mypy: not writable; a cached_property is
         """Tokenizer of the library."""
         return build_gpt2_tokenizer(self.vocab, self.merges)
 
@@ -161,12 +159,8 @@ def load_bpe_files(vocab: Path, merges: Path, name: str) -> BpeTokenizer:
     # every piece except the 256 bytes and a few special tokens is the result of a merge
     n_without_merge = len(pieces) - 256 - n_merges
     if n_without_merge > len(pieces) // 10:
-        log.warning(
-            "%s: got %s pieces that the merges in %s never produce. Are both files of one tokenizer?",
-            vocab,
-            f"{n_without_merge:,}",
-            merges,
-        )
+        warning = "%s: got %s pieces that the merges in %s never produce. Are both files of one tokenizer?"
+        log.warning(warning, vocab, f"{n_without_merge:,}", merges)
     return tokenizer
 
 
@@ -207,12 +201,13 @@ def _read_hub_eos(name: str) -> str | None:
     return read_configured_eos(config)
 
 
-def build_gpt2_tokenizer(vocab: Path, merges: Path) -> "Tokenizer":
+def build_gpt2_tokenizer(vocab: Path, merges: Path) -> "tokenizers.Tokenizer":
     """Build the library's tokenizer from a vocabulary and its merges, with GPT-2's pre-tokenization."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    import tokenizers
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
     try:
-        inner = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+        inner = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
     except Exception as error:  # the library raises plain Exception for invalid files
         raise ValueError(
             f"{vocab}, {merges.name}: not a vocabulary and its merges ({_first_error_line(error)})"
@@ -253,17 +248,17 @@ def _load_file(path: Path, name: str, eos: str | None) -> BpeTokenizer:
     return BpeTokenizer(_read_tokenizer_json(path), name, eos)
 
 
-def _disable_limits(inner: "Tokenizer") -> None:
+def _disable_limits(inner: "tokenizers.Tokenizer") -> None:
     """Disable truncation and padding, which a file may enable for other uses; documents are encoded whole."""
     inner.no_truncation()
     inner.no_padding()
 
 
-def _read_tokenizer_json(path: Path) -> "Tokenizer":
-    from tokenizers import Tokenizer
+def _read_tokenizer_json(path: Path) -> "tokenizers.Tokenizer":
+    import tokenizers
 
     try:
-        return Tokenizer.from_file(str(path))
+        return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # as above
         raise ValueError(f"{path}: not a tokenizer ({_first_error_line(error)})") from error
 

@@ -12,8 +12,8 @@ from megatron import _csrc
 from megatron.log import get_logger
 from megatron.tokenizer.bpe import GPT2_EOD, BpeTokenizer, Gpt2Tokenizer
 from megatron.tokenizer.code_points import clear_tables
+from megatron.tokenizer.eod import Tokenizer
 from megatron.tokenizer.fast_bpe import FastBpe, compile_fast_bpe, compile_gpt2_bpe, compile_model
-from megatron.tokenizer.kinds import Tokenizer
 
 log = get_logger(__name__)
 NO_EOD = -1

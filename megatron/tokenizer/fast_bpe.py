@@ -91,9 +91,8 @@ def _compile_bytes(
     needs_nfc = _find_normalization(settings.get("normalizer"))
     stages, is_gpt2 = compile_stages(settings.get("pre_tokenizer"))
     if (byte_ids < 0).any():
-        raise UnsupportedPatternError(
-            f"the vocabulary lacks {int((byte_ids < 0).sum())} of the bytes of UTF-8"
-        )
+        n_missing = int((byte_ids < 0).sum())
+        raise UnsupportedPatternError(f"the vocabulary lacks {n_missing} of the bytes of UTF-8")
     compiled = _csrc.bpe_vocabulary(byte_ids, model.merge_ids())
     for stage in stages:
         compiled.add_stage(stage.automaton.classes, stage.automaton.transitions, stage.drops_gaps)

@@ -7,17 +7,21 @@ else, and all that the two read differently, raises UnsupportedPatternError, and
 """
 
 import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from re import _parser  # type: ignore[attr-defined]  # private, but the parser of every Python since 3.11
 from typing import Any
 
 import numpy as np
 
 from megatron.tokenizer.code_points import N_CODE_POINTS, load_folds, load_property, load_table
 
+# The parser is private. With another Python the library encodes.
+HAS_PARSER = (3, 11) <= sys.version_info[:2] <= (3, 13)
+if HAS_PARSER:
+    from re import _parser  # type: ignore[attr-defined]
 MAX_REPEATS, MAX_PROGRAM = 64, 4000
 SET_KINDS = ("LITERAL", "NOT_LITERAL", "ANY", "IN")
 # without regard to case, "ss", "st", "ff", "fi" and "fl" match one character (sharp s, ligatures): no letter
@@ -72,6 +76,8 @@ class Program:
 
     def _parse(self) -> Any:
         """Return the tree of Python's parser."""
+        if not HAS_PARSER:
+            raise self.error(f"an untried parser of Python {sys.version_info[0]}.{sys.version_info[1]}")
         text, bare = ESCAPE.sub(self._replace_escape, self.pattern), ESCAPE.sub(".", self.pattern)
         if any("[" in members[1:] for members in CLASS.findall(bare)) or re.search(r"\[\^?\]", bare):
             raise self.error("a class of classes or an empty one")
