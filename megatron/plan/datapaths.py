@@ -155,7 +155,10 @@ def compare_tokenizers(first: str, other: str, location: str) -> None:
         expected, value = first_record.get(key), other_record.get(key)
         if None not in (expected, value) and value != expected:
             difference = f"{key} {str(value)[:12]}, not {str(expected)[:12]}"
-            raise ValueError(f"{location}: {other} has another tokenizer than {first} ({difference}).")
+            raise ValueError(
+                f"{location}: {other} has another tokenizer than {first} ({difference}). "
+                "Use the same tokenizer for both."
+            )
 
 
 def compare_eods(prefixes: Sequence[str], allow_mixed: bool = False) -> tuple[str, ...]:

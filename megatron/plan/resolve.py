@@ -6,7 +6,7 @@ from typing import Any
 
 from megatron.config.read import build_config, read_config
 from megatron.config.schema import RunConfig
-from megatron.data.sidecar import locate_dataset
+from megatron.data.sidecar import HOW, locate_dataset
 from megatron.plan.datapaths import read_corpora, read_corpus_sidecar
 from megatron.plan.mixture_use import read_resolved
 
@@ -40,8 +40,7 @@ def _read_vocab_size(prefix: str | None) -> int:
         prefix = read_corpora(prefix)[0].prefix  # all corpora of a blend have one tokenizer
         sidecar = read_corpus_sidecar(prefix)
         if sidecar is None and not locate_dataset(prefix).index.is_file():
-            writer = "tools/preprocess_data_many_cores.py"
-            raise FileNotFoundError(f"{prefix}.idx: no such file, expected a .bin/.idx dataset of {writer}")
+            raise FileNotFoundError(f"{prefix}.idx: no such file, {HOW}")
     except OSError as error:
         raise ValueError(f"dataset.path_train: {error}") from error
     if sidecar is None:
