@@ -10,7 +10,7 @@ model.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -206,7 +206,7 @@ def _read_shape(
     return shape
 
 
-def _is_one_of(value: Any, supported: tuple[Any, ...]) -> bool:
+def _is_one_of(value: Any, supported: Sequence[Any]) -> bool:
     """Return whether a value is in `supported`. 1 == True in Python, so the types are compared as well."""
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in supported)
 
@@ -236,7 +236,8 @@ def _read_defaults(kind: str, content: Raw) -> Raw:
         elif isinstance(value, type):
             raise ValueError(f"{key}: missing, expected a value. Export the model again.")
         elif key != "rope_theta":  # which is read with the other rotary keys
-            expected = default if isinstance(default, type) else int if default is None else type(default)
+            expected: type = int if default is None else type(default)
+            expected = default if isinstance(default, type) else expected
             if type(value) not in ((int, float) if expected is float else (expected,)) or value != value:
                 raise _refuse(key, value, expected.__name__)
             if (expected is int and value < 1) or (expected is float and value < 0):
@@ -290,7 +291,8 @@ def _is_ignored(key: str, value: Any, kind: str) -> bool:
         return bool(value)
     # unknown keys whose name suggests an influence on the logits: off, empty, 0 and 1 are neutral
     is_influential = any(word in key for word in INFLUENTIAL_WORDS)
-    neutral = NEUTRAL.get(key, (False, 0, 1, {}, [], "") if is_influential else None)
+    off: list[Any] = [False, 0, 1, {}, [], ""]
+    neutral = NEUTRAL.get(key, off if is_influential else None)
     if value is not None and neutral is not None and not _is_one_of(value, neutral):
         raise _refuse(
             key, value, "none: it changes the computation, and this model does not have it. "

@@ -87,8 +87,8 @@ def load_rows() -> tuple[Argument, ...]:
         if line.startswith("# "):
             section = line[2:]
             continue
-        *words, keys, conversion, note = line.split("\t")
-        rows.append(Argument(section, *words, tuple(keys.split()), tuple(conversion.split()), note))
+        name, form, default, keys, words, note = line.split("\t")
+        rows.append(Argument(section, name, form, default, tuple(keys.split()), tuple(words.split()), note))
     return tuple(rows)
 
 

@@ -26,7 +26,9 @@ def adopt_stub_keys(raw: Raw) -> Raw:
 
     Raises ValueError for a key beside another value of its successor, and for a .csv file as a dataset.
     """
-    settings, renamed, dropped = copy.deepcopy(raw), {}, []
+    settings = copy.deepcopy(raw)
+    renamed: Raw = {}
+    dropped = []
     sections = {name: keys for name, keys in settings.items() if isinstance(keys, dict)}
     hf_config = sections.get("model", {}).get("hf_config")
     # Llama's hf_config has hidden_act and initializer_range too; its gelu would be a gated one
