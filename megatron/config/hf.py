@@ -230,7 +230,8 @@ def _read_defaults(kind: str, content: Raw) -> Raw:
     """Return the values of all keys that have a default. Raises ValueError for a missing or invalid value."""
     values = {}
     for key, default in FAMILIES[kind].defaults.items():
-        value = values[key] = content.get(key, default)
+        value: Any = content.get(key, default)
+        values[key] = value
         if value is None and (default is None or key in NULLABLE):
             values[key] = FAMILIES[kind].defaults["rope_theta"] if key == "rope_theta" else None
         elif isinstance(value, type):
