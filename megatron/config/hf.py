@@ -1,11 +1,13 @@
 """Readers of Hugging Face's config.json: the shape of a model to train, or of a checkpoint.
 
-A model to train (`model.hf_config`, `shape_from_hf`) has this project's defaults for omitted keys, and
-unknown keys are errors. A checkpoint (`read_hf_config`) has transformers' defaults, and no key may change the
-logits unnoticed. transformers ignores keys that its classes do not have. This module reports such a key, and
-raises ValueError if its name stands for a change of the computation (`logit_scale`, `num_experts`, ...) and
-its value enables it. Code of the hub is not executed: LLaDA, MDLM and Dream are shapes of this project's
-model.
+A model to train (`model.hf_config`, `shape_from_hf`) has this project's
+defaults for omitted keys, and unknown keys are errors. A checkpoint
+(`read_hf_config`) has transformers' defaults, and no key may change the
+logits unnoticed. transformers ignores keys that its classes do not
+have. This module reports such a key, and raises ValueError if its name
+stands for a change of the computation (`logit_scale`, `num_experts`,
+...) and its value enables it. Code of the hub is not executed: LLaDA,
+MDLM and Dream are shapes of this project's model.
 """
 
 import json
@@ -20,8 +22,9 @@ from megatron.config.presets import suggest_nearest
 DIFFUSION_TYPE = "megatron_masked_diffusion"  # of this project's exported diffusion models
 DREAM = "Dream"  # Qwen2's shape, whose output at a position predicts the next one (arXiv 2508.15487)
 LLADA = "llada"  # Llama's block without a causal mask (arXiv 2502.09992)
-# LayerNorm, GELU and rotary positions (arXiv 2406.07524); [MASK] is the last row. Without time conditioning
-# its adaptive norms have constant gains, shifts and gates.
+# LayerNorm, GELU and rotary positions (arXiv 2406.07524); [MASK] is the
+# last row. Without time conditioning its adaptive norms have constant
+# gains, shifts and gates.
 MDLM = "mdlm"
 CODE_OF_HUB = (LLADA, MDLM)  # read by other code than the classes of transformers
 DIFFUSION_TYPES = (DIFFUSION_TYPE, DREAM, LLADA, MDLM)
@@ -72,17 +75,21 @@ def _read_families() -> dict[str, Family]:
 
 
 FAMILIES = _read_families()
-# keys of transformers' PretrainedConfig and of these classes that do not change the logits
+# keys of transformers' PretrainedConfig and of these classes that do
+# not change the logits
 KEYS_WITHOUT_EFFECT = FAMILIES.pop("without_effect").defaults
 # the same for the classes of published diffusion models
 DIFFUSION_WITHOUT_EFFECT = FAMILIES.pop("diffusion_without_effect").defaults
-# keys of other model classes that change the computation, and the values at which they do not
+# keys of other model classes that change the computation, and the
+# values at which they do not
 NEUTRAL = FAMILIES.pop("neutral").supported
 # the families that can be trained
 SHAPE_KEYS = {kind: family.names for kind, family in FAMILIES.items() if kind not in DIFFUSION_TYPES}
-# families whose feed-forward layer has two matrices and an activation function of several names
+# families whose feed-forward layer has two matrices and an activation
+# function of several names
 GELU_FAMILIES = ("gpt_neox", "gpt2")
-# dropout that this model does not have: an error for training, without effect for finished weights
+# dropout that this model does not have: an error for training, without
+# effect for finished weights
 UNSUPPORTED_DROPOUT = ("resid_pdrop", "embd_pdrop", "hidden_dropout")
 NULLABLE = ("num_key_value_heads", "head_dim", "rope_theta")  # as if they were omitted
 POSITIONS = {"gpt2": "n_positions", LLADA: "max_sequence_length", MDLM: "model_length"}
@@ -94,19 +101,22 @@ ARCHITECTURES = {kind: (f"{name}ForCausalLM", f"{name}Model") for kind, name in 
     DIFFUSION_TYPE: ("MaskedDiffusionLm",), DREAM: ("DreamModel",), LLADA: ("LLaDAModelLM",), MDLM: ("MDLM",),
 }  # fmt: skip
 KNOWN_TYPES = (*SHAPE_KEYS, *DIFFUSION_TYPES[1:])
-# names of metadata, token ids, outputs, summaries, and of generation: beams, lengths, sampling, penalties
+# names of metadata, token ids, outputs, summaries, and of generation:
+# beams, lengths, sampling, penalties
 WITHOUT_EFFECT = re.compile(
     r"_.*|.*_token_id|(output|summary|return_dict|num_beam)(_|s$).*|return_dict|num_return_sequences|.*_penalty"
     r"|m(ax|in)_length|max_new_tokens|do_sample|early_stopping|temperature|top_[kp]|typical_p"
     r"|(encoder_)?no_repeat_ngram_size|bad_words_ids|(begin_)?suppress_tokens"
 )
-# parts of key names, such as "attn_logit_softcapping" or "num_local_experts"
+# parts of key names, such as "attn_logit_softcapping" or
+# "num_local_experts"
 INFLUENTIAL_WORDS = (
     "alibi", "attn_logit", "bidirectional", "expert", "moe", "mup_", "multiplier", "qk_layernorm", "qk_norm",
     "quantization", "query_pre_attn", "residual_scal", "rope", "rotary", "scale_", "_scale", "scaling",
     "sliding", "softcap", "window_size",
 )  # fmt: skip
-# activation functions of two-matrix feed-forward layers; all names of a line are the same function
+# activation functions of two-matrix feed-forward layers; all names of a
+# line are the same function
 ACTIVATIONS = {
     "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu", "gelu_python_tanh": "gelu",
     "gelu": "gelu_exact", "gelu_python": "gelu_exact",
@@ -127,8 +137,9 @@ def _refuse(key: str, value: Any, expected: str) -> ValueError:
 def shape_from_hf(hf_config: Raw) -> Raw:
     """Return a config.json as keys of ModelConfig. Raises ValueError for an unsupported model.
 
-    Omitted keys have this project's defaults, not those of transformers: for example, an embedding is tied
-    unless `tie_word_embeddings` is false.
+    Omitted keys have this project's defaults, not those of
+    transformers: for example, an embedding is tied unless
+    `tie_word_embeddings` is false.
     """
     if not isinstance(hf_config, dict):
         raise _refuse("model.hf_config", hf_config, "keys such as hidden_size")
@@ -154,7 +165,8 @@ def shape_from_hf(hf_config: Raw) -> Raw:
 def read_hf_config(hf_config: Raw) -> tuple[Raw, int, list[str]]:
     """Return (keys of ModelConfig, positions of the model, ignored keys as "key value").
 
-    Raises ValueError, "key: got X, expected Y", for an unsupported model and for values of wrong types.
+    Raises ValueError, "key: got X, expected Y", for an unsupported
+    model and for values of wrong types.
     """
     kind = find_model_type(hf_config)
     content = {key: value for key, value in hf_config.items() if key not in ("model_type", "architectures")}
@@ -191,7 +203,8 @@ def _read_shape(
 ) -> Raw:
     """Return a config.json as keys of ModelConfig. `judge_other(key, value)` is called for other keys."""
     remaining = dict(content)
-    # This removes the keys that depend on one another; each key that is left is then judged alone.
+    # This removes the keys that depend on one another; each key that is
+    # left is then judged alone.
     shape = dict(FAMILIES[kind].options) | _pop_linked_keys(kind, remaining)
     supported = FAMILIES[kind].supported
     for key, value in ((str(key), value) for key, value in remaining.items()):
@@ -290,7 +303,8 @@ def _is_ignored(key: str, value: Any, kind: str) -> bool:
         return False
     if "dropout" in key or key.endswith("_pdrop"):
         return bool(value)
-    # unknown keys whose name suggests an influence on the logits: off, empty, 0 and 1 are neutral
+    # unknown keys whose name suggests an influence on the logits: off,
+    # empty, 0 and 1 are neutral
     is_influential = any(word in key for word in INFLUENTIAL_WORDS)
     off: list[Any] = [False, 0, 1, {}, [], ""]
     neutral = NEUTRAL.get(key, off if is_influential else None)
@@ -305,7 +319,8 @@ def _is_ignored(key: str, value: Any, kind: str) -> bool:
 def _pop_linked_keys(kind: str, remaining: Raw) -> Raw:
     """Remove the keys that are read together from `remaining`; return them as keys of ModelConfig.
 
-    Raises ValueError, "key: got X, expected Y", for a computation that this model does not have.
+    Raises ValueError, "key: got X, expected Y", for a computation that
+    this model does not have.
     """
     if kind in CODE_OF_HUB:
         return {}
@@ -333,13 +348,15 @@ def _pop_rotary(kind: str, remaining: Raw) -> Raw:
     what is inside them overrides the outer keys.
     """
     scaling, parameters = remaining.pop("rope_scaling", None), remaining.pop("rope_parameters", None)
-    # always removed: a base that stays in `remaining` would later override the one inside `rope_parameters`
+    # always removed: a base that stays in `remaining` would later
+    # override the one inside `rope_parameters`
     theta, partial = remaining.pop("rope_theta", None), remaining.pop("partial_rotary_factor", None)
     if kind == "gpt_neox":
         base = remaining.pop("rotary_emb_base", None)
         theta = theta if base is None else base
         partial = remaining.pop("rotary_pct", 0.25 if partial is None else partial)
-    # rope_scaling: null in old files means none, so it must not hide rope_parameters
+    # rope_scaling: null in old files means none, so it must not hide
+    # rope_parameters
     key, rope = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters)
     shape: Raw = {}
     if rope:
@@ -349,7 +366,8 @@ def _pop_rotary(kind: str, remaining: Raw) -> Raw:
         shape["rope_theta"] = _read_number("rope_theta", theta)
     width, n_heads = remaining.get("hidden_size"), remaining.get("num_attention_heads")
     if kind == "gpt_neox" and isinstance(width, int) and isinstance(n_heads, int) and n_heads > 0:
-        # truncated as in transformers; a pair of channels is rotated, so the number must be even
+        # truncated as in transformers; a pair of channels is rotated,
+        # so the number must be even
         rotated = width // n_heads * _read_number("rotary_pct", partial)
         if not 2 <= rotated <= width // n_heads or int(rotated) % 2:
             raise _refuse("rotary_pct", partial, "an even number of rotated channels")
@@ -369,7 +387,8 @@ def _read_rope(key: str, rope: Any, max_positions: Any) -> Raw:
     unknown = set(rope) - {*names, "rope_type", "type", "rope_theta", "partial_rotary_factor"}
     if unknown:
         raise ValueError(f"{key}: got {', '.join(sorted(map(str, unknown)))}, unknown with rope_type {kind}")
-    # transformers' default of llama3's last one: the positions of the model
+    # transformers' default of llama3's last one: the positions of the
+    # model
     values = {"original_max_position_embeddings": max_positions} | rope
     shape = {ours: _read_number(f"{key}.{theirs}", values.get(theirs)) for theirs, ours in names.items()}
     if kind == "llama3":

@@ -29,7 +29,8 @@ PAGE = "examples_scaling/MIGRATE.md"
 # a link to utils/megatron_arguments.tsv; a copy of it in a wheel
 TABLE_FILE = Path(__file__).with_name("megatron_arguments.tsv")
 REQUIRED = "required"
-# argparse's type=bool: every text except the empty one is true, also "False"
+# argparse's type=bool: every text except the empty one is true, also
+# "False"
 READERS = {"int": int, "float": float, "text": str, "bool": bool}
 OPERATIONS = {"*": mul, "/": truediv, "+": add}
 
@@ -117,7 +118,8 @@ def explain_unknown(name: str) -> str:
 def parse_arguments(words: list[str]) -> dict[str, Any]:
     """Return argument's name -> its value; the last of repeated ones counts.
 
-    Raises ValueError for words that belong to no argument, and for values of a wrong number or type.
+    Raises ValueError for words that belong to no argument, and for
+    values of a wrong number or type.
     """
     groups: list[tuple[str, list[str]]] = []
     for word in words:
@@ -125,7 +127,8 @@ def parse_arguments(words: list[str]) -> dict[str, Any]:
             name, equals, value = word[2:].partition("=")
             groups.append((name, [value] if equals else []))
         elif groups:
-            # a negative number such as -1 is a value; Megatron has no argument with a single dash
+            # a negative number such as -1 is a value; Megatron has no
+            # argument with a single dash
             groups[-1][1].append(word)
         else:
             raise ValueError(f"got {word!r} before the first argument, expected --name value ...")

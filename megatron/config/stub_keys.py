@@ -24,14 +24,16 @@ def load_stub_keys() -> dict[str, dict[str, str | None]]:
 def adopt_stub_keys(raw: Raw) -> Raw:
     """Return settings with the stub's keys renamed; those without effect are dropped and logged.
 
-    Raises ValueError for a key beside another value of its successor, and for a .csv file as a dataset.
+    Raises ValueError for a key beside another value of its successor,
+    and for a .csv file as a dataset.
     """
     settings = copy.deepcopy(raw)
     renamed: Raw = {}
     dropped = []
     sections = {name: keys for name, keys in settings.items() if isinstance(keys, dict)}
     hf_config = sections.get("model", {}).get("hf_config")
-    # Llama's hf_config has hidden_act and initializer_range too; its gelu would be a gated one
+    # Llama's hf_config has hidden_act and initializer_range too; its
+    # gelu would be a gated one
     marks = load_stub_keys()[HF].keys() - {"hidden_act", "initializer_range"}
     if isinstance(hf_config, dict) and "model_type" not in hf_config and marks & hf_config.keys():
         sections[HF] = hf_config

