@@ -44,9 +44,8 @@ def find_unmet_needs(config: RunConfig) -> Iterator[str]:
                 other_section, other_key = other.split(".")
                 value = getattr(sections[other_section], other_key)
                 # as in YAML: true, null, word, 0.0
-                text = (
-                    str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
-                )
+                text = str(value).lower() if isinstance(value, bool) else str(value)
+                text = "null" if value is None else text
                 if not (value > float(expected) if sign == ">" else text in expected.split("|")):
                     words = f"more than {expected}" if sign == ">" else expected.replace("|", " or ")
                     name = f"{section}.{key.name}"
@@ -61,10 +60,8 @@ def _find_model_errors(config: RunConfig) -> Iterator[str]:
     masks = objective.name != "autoregressive" or objective.masked_input_ratio > 0
     spare = 1 if masks and model.mask_id is None else 0
     if model.vocab_rows < model.n_tokens + spare:
-        more = " and [MASK]" if spare else ""
-        yield (
-            f"model.vocab_rows: got {model.vocab_rows}, expected {model.n_tokens} tokens{more}. Remove it."
-        )
+        tokens = f"{model.n_tokens} tokens{' and [MASK]' if spare else ''}"
+        yield f"model.vocab_rows: got {model.vocab_rows}, expected {tokens}. Remove it."
     if model.positions == "rotary" and model.d_head % 2:
         yield f"model.d_head: got {model.d_head}, expected an even width for rotary positions"
     if model.n_heads % model.kv_heads:

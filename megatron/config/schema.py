@@ -20,7 +20,11 @@ SHARDED = "dist.sharding_stage=zero1|zero2|zero3|zero2_hybrid|zero3_hybrid"
 TORCH, DEEPSPEED = "dist.engine=torch", "dist.engine=deepspeed"
 COMPLETEP, SCALED = "model.parametrization=completep", "model.parametrization=mup|completep"
 ROTARY, LLAMA3 = "model.positions=rotary", "model.rope_scaling=llama3"
-DECAYS = "lr_scheduler.kind=cosine|linear|wsd"
+DECAYS, WSD = "lr_scheduler.kind=cosine|linear|wsd", "lr_scheduler.kind=wsd"
+INTERLEAVED, EPOCH_ORDER = "dist.pipeline_schedule=interleaved", "dataset.mixture=null dataset.order=epoch"
+LEFT_TO_RIGHT = f"{AUTOREGRESSIVE} objective.orders=1"
+MASKED_INPUT = f"{AUTOREGRESSIVE} objective.masked_input_ratio>0"
+Joint = Literal["independent", "antithetic", "stratified"]
 HYBRID = "dist.sharding_stage=zero2_hybrid|zero3_hybrid"
 # A model that is split by a parallel axis has the Llama family's shape and reads samples left to right.
 AXIS = (
@@ -89,9 +93,7 @@ class DistConfig:
     tensor_parallel: int = positive(1, "ranks", needs=AXIS)
     pipeline_parallel: int = positive(1, "ranks", needs=AXIS)
     pipeline_schedule: Literal["1f1b", "interleaved"] = option("1f1b", needs="dist.pipeline_parallel>1")
-    pipeline_chunks: int = option(
-        2, above=1, unit="stages per rank", needs="dist.pipeline_schedule=interleaved"
-    )
+    pipeline_chunks: int = option(2, above=1, unit="stages per rank", needs=INTERLEAVED)
     context_parallel: int = positive(1, "ranks", needs=AXIS)
     context_method: Literal["ulysses", "ring"] = option("ulysses", needs="dist.context_parallel>1")
     cpu_offload: bool = option(False, needs=f"dist.engine=torch {SHARDED} dist.pipeline_parallel=1")
@@ -137,9 +139,7 @@ class DatasetConfig:
     mixture: str | None = option(None, identity=CONTENT, needs="dataset.path_train=null dataset.order=epoch")
     order: Literal["epoch", "megatron"] = option("epoch", identity=IF_CHANGED)
     num_workers: int = option(1, above=-1, unit="threads")
-    unique_tokens: int | None = positive(
-        None, "tokens", identity=IF_CHANGED, needs="dataset.mixture=null dataset.order=epoch"
-    )
+    unique_tokens: int | None = positive(None, "tokens", identity=IF_CHANGED, needs=EPOCH_ORDER)
     mixed_eod: bool = option(False)
     seq_len: int = positive(2048, "tokens", identity=ALWAYS)
     batch_size: int = positive(256, "samples", identity=ALWAYS)
@@ -252,9 +252,7 @@ class ModelConfig:
     qk_norm_all_heads: bool = option(False, identity=IF_CHANGED, needs="model.qk_norm=true")
     norm_placement: Literal["input", "output"] = option("input", identity=IF_CHANGED)
     parallel_residual: bool = option(False, identity=IF_CHANGED, needs="model.norm_placement=input")
-    attention_window: int | None = positive(
-        None, "positions", identity=IF_CHANGED, needs="objective.name=autoregressive objective.orders=1"
-    )
+    attention_window: int | None = positive(None, "positions", identity=IF_CHANGED, needs=LEFT_TO_RIGHT)
     rotary_dims: int | None = positive(None, "channels", identity=IF_CHANGED, needs=ROTARY)
     rope_scaling: Literal["none", "linear", "llama3"] = option("none", identity=IF_CHANGED, needs=ROTARY)
     rope_factor: float = positive(1.0, "-", identity=IF_CHANGED, needs="model.rope_scaling=linear|llama3")
@@ -314,9 +312,7 @@ class ObjectiveConfig:
 
     name: ObjectiveName = option("autoregressive", identity=ALWAYS)
     rate_min: float = option(0.001, above=0, below=1, unit="share", identity=ALWAYS)
-    t_draw: Literal["independent", "antithetic", "stratified"] = option(
-        "independent", identity=IF_CHANGED, needs=DIFFUSION
-    )
+    t_draw: Joint = option("independent", identity=IF_CHANGED, needs=DIFFUSION)
     low_noise_start: float | None = positive(None, "share", at_most=1, identity=IF_CHANGED, needs=DIFFUSION)
     low_noise_iterations: int | None = positive(None, "steps", identity=IF_CHANGED, needs=DIFFUSION)
     ar_ratio: float = share(0.0, identity=IF_CHANGED, needs=DIFFUSION)
@@ -327,13 +323,7 @@ class ObjectiveConfig:
     order_noise: float = positive(0.1, "sample lengths", identity=IF_CHANGED, needs=AUTOREGRESSIVE)
     randmask_ratio: float = share(0.0, identity=IF_CHANGED, needs=AUTOREGRESSIVE)
     masked_input_ratio: float = share(0.0, identity=IF_CHANGED, needs=AUTOREGRESSIVE)
-    masked_input_rate: float = positive(
-        0.5,
-        "share",
-        at_most=1,
-        identity=IF_CHANGED,
-        needs=f"{AUTOREGRESSIVE} objective.masked_input_ratio>0",
-    )
+    masked_input_rate: float = positive(0.5, "share", at_most=1, identity=IF_CHANGED, needs=MASKED_INPUT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,9 +383,7 @@ class LrSchedulerConfig:
     decay_iterations: int | None = positive(None, "steps", identity=ALWAYS, needs=DECAYS)
     decay_tokens: int | None = positive(None, "tokens", identity=ALWAYS, needs=DECAYS)
     decay_fraction: float | None = positive(None, "share", at_most=1, identity=ALWAYS, needs=DECAYS)
-    decay_shape: Literal["linear", "sqrt", "cosine"] = option(
-        "sqrt", identity=ALWAYS, needs="lr_scheduler.kind=wsd"
-    )
+    decay_shape: Literal["linear", "sqrt", "cosine"] = option("sqrt", identity=ALWAYS, needs=WSD)
     lr_min_ratio: float = share(0.1, identity=ALWAYS)
 
 
