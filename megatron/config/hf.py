@@ -231,7 +231,7 @@ def find_model_type(hf_config: Raw) -> str:
         raise _refuse("architectures", classes, "a list of class names")
     kind, named = hf_config.get("model_type"), set(map(str, classes))
     if kind is None:
-        kind = next((kind for kind, known in ARCHITECTURES.items() if named & set(known)), None)
+        kind = next((kind for kind, names in ARCHITECTURES.items() if named & set(names)), None)
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise _refuse("model_type", kind, f"one of {', '.join(KNOWN_TYPES)}")
     if not named <= set(ARCHITECTURES[kind]):

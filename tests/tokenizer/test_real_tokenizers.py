@@ -123,9 +123,9 @@ def test_real_and_hostile_texts(name: str, scaling_data: Path) -> None:
     real = read_real_texts(scaling_data)
     tokens = [token["content"] for token in json.loads(inner.to_str())["added_tokens"]]
     special = list(draw_token_texts(tokens, N_TEXTS, seed=1))
-    drawn = [*draw_pattern_texts(N_TEXTS, seed=3), *draw_plane_texts(N_TEXTS, seed=4), *special]
+    random_texts = [*draw_pattern_texts(N_TEXTS, seed=3), *draw_plane_texts(N_TEXTS, seed=4), *special]
     mutated = draw_mutated_texts(real, 5 * N_TEXTS, seed=2)
-    assert_equal_ids(inner, [*real[:: max(1, 10_000 // N_TEXTS)], *mutated, *drawn])
+    assert_equal_ids(inner, [*real[:: max(1, 10_000 // N_TEXTS)], *mutated, *random_texts])
     assert_equal_ids(inner, special, special=False)
 
 
@@ -147,8 +147,8 @@ def test_mistral_v1_gives_the_ids_of_sentencepiece(scaling_data: Path) -> None:
     processor.LoadFromSerializedProto(read_file("Mistral v1"))
     fast, reason = build_fast_bpe(BpeTokenizer(read_tokenizer("Mistral v1"), "test"))
     assert fast is not None, reason
-    real, drawn = read_real_texts(scaling_data)[::10], draw_plane_texts(N_TEXTS, 4)
-    texts = [*real, *mutated_lines(scaling_data), *drawn]
+    real, random_texts = read_real_texts(scaling_data)[::10], draw_plane_texts(N_TEXTS, 4)
+    texts = [*real, *mutated_lines(scaling_data), *random_texts]
     ids, lengths = FastEncoder(fast, special=False).encode(texts)
     for text, part in zip(texts, np.split(ids, np.cumsum(lengths)[:-1]), strict=True):
         assert part.tolist() == processor.EncodeAsIds(text), ascii(text)
