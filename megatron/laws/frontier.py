@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -37,13 +37,6 @@ class Frontier:
         )
 
 
-class LossSurface(Protocol):
-    """A law, or a stack of laws."""
-
-    def loss(self, N: ArrayLike, D: ArrayLike, U: ArrayLike = ...) -> np.ndarray:
-        """Return the loss as Law.loss."""
-
-
 def optimal_frontier(law: Law, C: ArrayLike, flops_per_param_token: float = 6.0) -> Frontier:
     """Return the optimum at C = k N D, k = `flops_per_param_token`, in closed form (Hoffmann et al., eq. 4).
 
@@ -59,9 +52,7 @@ def optimal_frontier(law: Law, C: ArrayLike, flops_per_param_token: float = 6.0)
     )
 
 
-def search_frontier(
-    law: LossSurface, C: ArrayLike, U: ArrayLike, flops_per_param_token: float = 6.0
-) -> Frontier:
+def search_frontier(law: Law, C: ArrayLike, U: ArrayLike, flops_per_param_token: float = 6.0) -> Frontier:
     """Return the optimum at C [n] FLOPs, C = k N D, with U unique tokens ([n] or one), by a search.
 
     A grid of N within a factor of 1e4 of D/N = 20 is refined around its minimum four times; the relative

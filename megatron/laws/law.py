@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from megatron.io import replace_nonfinite, write_json
+from megatron.laws.fitting.extrapolation import Extrapolation
 from megatron.laws.fitting.noise import MAX_TREND_SLOPE, NORMAL_DOF, Noise, Trend
 from megatron.laws.forms import FORM, check_form
 from megatron.laws.law_file import convert_fields, convert_value, load_law, require
@@ -58,6 +59,7 @@ class Law:
     not_identified  {constant: reason}
     held_out        runs excluded from the fit, and the errors of their predictions (holdout.py)
     profile         profile likelihood of one constant (profile.py)
+    extrapolation   error beyond the runs: fields of extrapolation.Extrapolation; empty if not measured
     runs            names of the fitted runs in the table's column `run`; empty if unknown
     own_loss        loss function of a caller's own form; not saved, see `load`
     """
@@ -86,6 +88,7 @@ class Law:
     not_identified: dict[str, str] = field(default_factory=dict)
     held_out: dict[str, Any] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)
+    extrapolation: dict[str, float] = field(default_factory=dict)
     runs: list[str] = field(default_factory=list)
     own_loss: Callable[..., np.ndarray] | None = None
 
@@ -115,6 +118,7 @@ class Law:
         kind  "predictive": interval for the measured loss of one new run: the uncertainty of the law and the
               scatter of single runs, added in quadrature in log L.
               "confidence": interval for the value of the law, the mean of many such runs.
+        Beyond the runs both include `extrapolation`, where it was measured.
         low and high are NaN without replicates. Raises ValueError for another kind.
         """
         if kind not in ("predictive", "confidence"):
@@ -124,9 +128,7 @@ class Law:
         if not self.replicates:  # an interval without the uncertainty of the law would be too narrow
             return value, np.full_like(value, math.nan), np.full_like(value, math.nan)
         low, high = self.percentiles(self.losses(N, D, U), level)
-        return value, *(
-            (low, high) if kind == "confidence" else self.add_noise(value, low, high, N, D, level)
-        )
+        return value, *self.add_noise(value, low, high, N, D, level, kind)
 
     def add_noise(
         self,
@@ -136,17 +138,28 @@ class Law:
         N: ArrayLike,
         D: ArrayLike,
         level: float = 0.95,
+        kind: str = "predictive",
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ends of a predictive interval at N, D from a value and its confidence interval."""
+        """Return the ends of the interval of `kind` at N, D, from a value and percentiles of the law.
+
+        The noise of a run widens a predictive interval. The error of extrapolation widens both.
+        """
         from scipy.special import stdtrit  # slow import
 
-        sigma, dof = self.noise_at(N, D)
-        # sigma is an estimate: Student's t instead of the normal quantile
-        half = stdtrit(dof, (1 + level) / 2) * sigma
+        half = np.zeros_like(value)
+        if kind == "predictive":
+            sigma, dof = self.noise_at(N, D)
+            # sigma is an estimate: Student's t instead of the normal quantile
+            half = stdtrit(dof, (1 + level) / 2) * sigma
+        if self.extrapolation:
+            half = np.hypot(half, Extrapolation(**self.extrapolation).half_width(N, D, level))
         # a percentile interval may exclude `value`: then that side has a width of 0
         down, up = np.maximum(np.log(value / low), 0.0), np.maximum(np.log(high / value), 0.0)
         # in quadrature: 0.03 and 0.04 give 0.05
-        return value * np.exp(-np.hypot(down, half)), value * np.exp(np.hypot(up, half))
+        ends = value * np.exp(-np.hypot(down, half)), value * np.exp(np.hypot(up, half))
+        if kind == "confidence":  # without an error to add, the percentiles stay as they are
+            return np.where(half > 0, ends[0], low), np.where(half > 0, ends[1], high)
+        return ends
 
     def noise_at(self, N: ArrayLike, D: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Return (standard deviation of log L of one run at N, D, its degrees of freedom)."""
@@ -255,7 +268,7 @@ class Law:
     def from_dict(cls, stored: Mapping[str, Any], own_loss: Callable[..., np.ndarray] | None = None) -> "Law":
         """Build a law from the content of law.json. Raises ValueError or TypeError for other content."""
         if isinstance(stored, dict) and "laws" in stored:
-            raise ValueError("got a stack of laws, expected one law; tools/predict.py reads stacks")
+            raise ValueError("got a stack of laws, expected one law; stacks were removed")
         law = cls(**convert_fields(cls, stored, skipped=("own_loss",)), own_loss=own_loss)
         _check_values(law)
         return law
@@ -296,6 +309,9 @@ def _check_values(law: Law) -> None:
         noise: Noise = convert_value("noise", law.noise, Noise)
         require("noise", noise.dof > 0, "degrees of freedom above 0")
         require("noise", noise.trend is None or _is_trend(noise.trend), "a trend within its limits")
+    if law.extrapolation:
+        measured: Extrapolation = convert_value("extrapolation", law.extrapolation, Extrapolation)
+        require("extrapolation", measured.is_valid(), "a growth of 0 or more, dof and compute above 0")
 
 
 def _is_trend(trend: Trend) -> bool:

@@ -43,6 +43,11 @@ def summarise_law(law: Law) -> str:
             f"(lack of fit: F = {tested['statistic']:.3g}, p = {tested['p_value']:.2g}, "
             f"misfit {100 * tested['misfit']:.2g} %)"
         )
+    if law.extrapolation:
+        lines.append(
+            f"  beyond C = {law.extrapolation['compute']:.3g} FLOPs: "
+            f"{100 * law.extrapolation['growth']:.2g} % more deviation for each factor of e in compute"
+        )
     lines += format_held_out(law.held_out)
     return "\n".join(lines + [f"  warning: {warning}" for warning in law.warnings])
 

@@ -366,7 +366,7 @@ def test_fixed_constants_profiles_and_removed_options_from_the_command_line(
         assert "Traceback" not in refused.stderr
 
 
-def test_a_stack_is_written_and_predicts_and_options_of_one_form_are_refused(root: Path, table: Path) -> None:
+def test_the_error_of_extrapolation_is_measured_without_the_held_out_runs(root: Path, table: Path) -> None:
     text = table.read_text().splitlines()
     rng = np.random.default_rng(0)
     rows = [line.rsplit(",", 1) for line in text[1:19]]
@@ -374,16 +374,14 @@ def test_a_stack_is_written_and_predicts_and_options_of_one_form_are_refused(roo
         f"{start},{float(float(loss) * np.exp(0.003 * rng.standard_normal()))!r},0.02" for start, loss in rows
     ]
     table.write_text("\n".join([text[0] + ",loss_se", *noisy]) + "\n")
-    out = table.with_name("stacked_law.json")
-    done = run_tool(root, table, "--stack", "--hold-out", 2, "--out", out, "--n-bootstrap", 20)
+    out = table.with_name("law.json")
+    done = run_tool(root, table, "--hold-out", 2, "--out", out, "--n-bootstrap", 20)
     assert done.returncode == 0, done.stderr
     stored = json.loads(out.read_text())
-    assert set(stored["laws"]) == {"chinchilla", "over_training", "kaplan"}
-    assert stored["held_out"]["n_runs"] == 2 and "2 runs held out" in done.stdout
+    N, D = (np.array(stored["held_out"][name]) for name in "ND")
+    assert stored["extrapolation"]["compute"] < 6 * (N * D).min()
+    assert "more deviation for each factor of e in compute" in done.stdout
     assert len(stored["runs"]) == 16 and not set(stored["runs"]) & set(stored["held_out"]["runs"])
-    assert stored["laws"]["chinchilla"]["text_error"]["loss_se"] == 0.02
-    command = [sys.executable, str(root / "tools" / "predict.py"), str(out), "1e10", "1e11", "--json"]
-    answer = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    assert answer["weights"] == pytest.approx(stored["weights"])
-    done = run_tool(root, table, "--stack", "--fix", "alpha=0.3", "--out", out)
-    assert done.returncode == 1 and "--stack: got --fix too" in done.stderr
+    assert stored["text_error"]["loss_se"] == 0.02
+    done = run_tool(root, table, "--stack")
+    assert done.returncode == 2 and "this option was removed; use a fit without it" in done.stderr
