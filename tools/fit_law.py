@@ -1,7 +1,7 @@
 """Fit a scaling law to a table of runs.
 
 python tools/fit_law.py experiments/quickstart/table.csv --objective autoregressive --out law.json
-python tools/fit_law.py table.csv --form repeated_data --hold-out 3 --profile R_D
+python tools/fit_law.py table.csv --form repeated_data --hold-out 3
 python tools/fit_law.py table.csv --compare chinchilla,repeated_data,over_repetition --hold-out 3
 python tools/fit_law.py table.csv.gz --where "dataset = c4" --group model
 python tools/fit_law.py table.csv --approach 2 --flops-by train_flops
@@ -9,7 +9,7 @@ python tools/fit_law.py table.csv --approach 2 --flops-by train_flops
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,11 @@ import numpy as np
 
 from megatron.cli import create_parser, report_error, run_main
 from megatron.io import replace_nonfinite, write_json
-from megatron.laws.forms import FORM, check_form
+from megatron.laws.forms import FITTED_FORMS, FORM, check_fitted_form
 from megatron.laws.holdout import compare_forms, extrapolate_law, score_holdout
 from megatron.laws.isoflop import fit_isoflop
 from megatron.laws.law import Law
 from megatron.laws.law_text import format_comparisons, summarise_law
-from megatron.laws.profile import PROFILED, profile_constant
 from megatron.study.proposal import parse_timed_runs, propose_runs
 from megatron.study.selection import (
     Columns,
@@ -35,6 +34,7 @@ from megatron.study.table import read_table
 
 REMOVED = {  # options of earlier versions -> replacement
     "--prior": "--fix NAME=VALUE, or a form of your own in Python (LIBRARY.md)",
+    "--profile": "the bootstrap interval of the constant, or --fix NAME=VALUE at several values",
     "--stack": "a fit without it, which measures the error of extrapolation",
     "--weights": "--where to skip runs; noise that changes with compute is estimated",
 }
@@ -56,7 +56,7 @@ def refuse_option(replacement: str) -> Callable[[str], str]:
 def parse_form(name: str) -> str:
     """Parse the name of a form."""
     try:
-        check_form(name)
+        check_fitted_form(name)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix("form: ")) from None
     return name
@@ -85,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=parse_form,
         metavar="FORM",
         default="chinchilla",
-        help=f"{', '.join(FORM)}; default: chinchilla, E + A/N^alpha + B/D^beta",
+        help=f"{', '.join(FITTED_FORMS)}; default: chinchilla, E + A/N^alpha + B/D^beta",
     )
     parser.add_argument(
         "--out",
@@ -172,7 +172,6 @@ def build_parser() -> argparse.ArgumentParser:
     fit.add_argument(
         "--compare", metavar="FORM,FORM", help="print which form predicts the --hold-out runs best, and exit"
     )
-    fit.add_argument("--profile", choices=PROFILED, help="profile the objective over this constant")
     fit.add_argument(
         "--huber-delta",
         type=float,
@@ -224,20 +223,6 @@ def fit_parametric_law(args: argparse.Namespace, runs: Selection) -> Law:
         warnings.append("No bootstrap: intervals of held-out runs include only the scatter of single runs.")
     if is_held_out.any():
         scored = score_held_out(law, runs.subset(is_held_out))
-    if args.profile:
-        profile_result = profile_constant(
-            **{name: values for name, values in runs.columns_where(~is_held_out).items() if name != "groups"},
-            form=args.form,
-            name=args.profile,
-            huber_delta=args.huber_delta,
-            fixed=fixed,
-            residual=args.residual,
-        )
-        print(profile_result.words)
-        law = replace(law, profile=asdict(profile_result))
-        warnings += [] if profile_result.identified else [profile_result.words]
-        if law.noise["n_groups"]:
-            warnings.append(f"The profile of {args.profile} treats rows as independent: it is too narrow.")
     return replace(
         law, columns=runs.columns, filter=runs.filter, table=runs.table, warnings=warnings, held_out=scored,
         runs=runs.subset(~is_held_out).names or [],

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatron.laws.fitting.surface import RunPoints, Surface
+from megatron.laws.forms import check_fitted_form
 from megatron.laws.frontier import optimal_frontier
 from megatron.laws.law import Law, optimum_exponents_from
 
@@ -64,6 +65,7 @@ class Designer:
         for name, value in (("target", target_flops), ("noise", noise)):
             if not 0 < value < np.inf:
                 raise ValueError(f"{name}: got {value}, expected a number above 0")
+        check_fitted_form(law.form)
         self.law, self.target, self.noise = law, target_flops, noise
         # theta depends on the centre (surface.py): the target is the centre for all sets of runs
         best = optimal_frontier(law, target_flops)

@@ -32,7 +32,7 @@ from megatron.laws.fitting.noise import (
 )
 from megatron.laws.fitting.surface import OwnSurface, RunPoints, Surface
 from megatron.laws.fitting.varpro import bootstrap_chinchilla, fit_all_runs
-from megatron.laws.forms import FORM, check_form
+from megatron.laws.forms import FORM, check_fitted_form
 from megatron.laws.law import Law, expanded_level, optimum_exponents_from
 
 LEVEL = 0.95
@@ -198,7 +198,7 @@ def _check_settings(
     seed: int,
 ) -> None:
     if isinstance(form, str):
-        check_form(form)
+        check_fitted_form(form)
         if FORM[form].needs_unique and U is None:
             raise ValueError(f"U: got none, expected the unique tokens of each run for form '{form}'")
     elif not start:

@@ -106,13 +106,15 @@ def over_repetition(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: Ar
 class Form:
     """A form: constants in the order of the formula, formula with $name for each constant, loss function.
 
-    `needs_unique`: whether the form depends on the unique tokens U.
+    `needs_unique`: whether the form depends on the unique tokens U. `is_fitted`: whether `fit_law`
+    fits it; otherwise it is the form of a published law.
     """
 
     constants: tuple[str, ...]
     formula: str
     loss: Callable[..., np.ndarray]
     needs_unique: bool = False
+    is_fitted: bool = True
 
 
 _SUM = "L = $E + $A/{N}^$alpha + $B/{D}^$beta"
@@ -136,12 +138,16 @@ FORM: Mapping[str, Form] = {
         True,
     ),
     "kaplan": Form(
-        ("Nc", "Dc", "alpha_N", "alpha_D"), "L = (($Nc/N)^($alpha_N/$alpha_D) + $Dc/D)^$alpha_D", kaplan
+        ("Nc", "Dc", "alpha_N", "alpha_D"),
+        "L = (($Nc/N)^($alpha_N/$alpha_D) + $Dc/D)^$alpha_D",
+        kaplan,
+        is_fitted=False,
     ),
     "over_training": Form(
         ("E", "a", "b", "eta"), "L = $E + $a N^-$eta + $b 6^(-$eta/2) D^-$eta", over_training
     ),
 }
+FITTED_FORMS = tuple(name for name in FORM if FORM[name].is_fitted)
 
 REMOVED_FORMS = {
     "excess_params": "Fit data_constrained with R_D fixed at 1e9 (--fix R_D=1e9)",
@@ -156,3 +162,11 @@ def check_form(name: str) -> None:
         raise ValueError(
             f"form: got '{name}', expected one of {', '.join(FORM)}" + (f". {fix}." if fix else "")
         )
+
+
+def check_fitted_form(name: str) -> None:
+    """Raise ValueError for a form that is not in FORM, or is not fitted to runs."""
+    check_form(name)
+    if name not in FITTED_FORMS:
+        fitted = ", ".join(FITTED_FORMS)
+        raise ValueError(f"form: got '{name}', expected one of {fitted}. '{name}' is of published laws only.")

@@ -58,7 +58,6 @@ class Law:
     identified      whether the runs identify every constant (diagnostics.py); None without replicates
     not_identified  {constant: reason}
     held_out        runs excluded from the fit, and the errors of their predictions (holdout.py)
-    profile         profile likelihood of one constant (profile.py)
     extrapolation   error beyond the runs: fields of extrapolation.Extrapolation; empty if not measured
     runs            names of the fitted runs in the table's column `run`; empty if unknown
     own_loss        loss function of a caller's own form; not saved, see `load`
@@ -87,7 +86,6 @@ class Law:
     identified: bool | None = None
     not_identified: dict[str, str] = field(default_factory=dict)
     held_out: dict[str, Any] = field(default_factory=dict)
-    profile: dict[str, Any] = field(default_factory=dict)
     extrapolation: dict[str, float] = field(default_factory=dict)
     runs: list[str] = field(default_factory=list)
     own_loss: Callable[..., np.ndarray] | None = None

@@ -11,7 +11,6 @@ import pytest
 
 from megatron.laws.fit import fit_law
 from megatron.laws.forms import FORM
-from megatron.laws.law import Law
 
 TRUTH = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
 

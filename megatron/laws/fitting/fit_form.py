@@ -41,12 +41,12 @@ NEGLIGIBLE_GAIN = 1e-3  # share of the objective; n times it is a difference in 
 
 # constant of a form -> coordinate of theta, where the names differ (surface.THETA)
 COORDINATE_OF = {
-    "E": "e", "A": "a", "B": "b", "K": "k", "R_D": "r_D", "R_N": "r_N", "Nc": "s", "Dc": "t",
+    "E": "e", "A": "a", "B": "b", "K": "k", "R_D": "r_D", "R_N": "r_N",
 }  # fmt: skip
 # A coordinate is the log of a whole term at the centre of the runs, such as a = log(A / N0^alpha). So A is a
 # function of two coordinates, and can be fixed only together with its exponent.
 PARTNERS_OF = {
-    "A": ("alpha",), "B": ("beta",), "K": ("g", "h"), "Nc": ("alpha_N",), "Dc": ("alpha_D",),
+    "A": ("alpha",), "B": ("beta",), "K": ("g", "h"),
     "a": ("eta",), "b": ("eta",),
 }  # fmt: skip
 
@@ -241,8 +241,7 @@ def find_starts(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float
 
     At a fixed R_D* a form is a sum of powers of N and of D' (forms.effective_count). Each R_D* of GRID_R_D
     has its variable projection on (N, D', L), and each of its three best solutions is completed with the
-    form's further constants by `_complete_start`. kaplan has a grid of its own, and an own form random starts
-    around the one that the caller gave.
+    form's further constants by `_complete_start`. An own form has random starts around the caller's.
     """
     surface, at = problem.surface, problem.points
     if isinstance(surface, OwnSurface):
@@ -250,15 +249,6 @@ def find_starts(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float
         spread = OWN_START_SPREAD * np.random.default_rng(0).standard_normal((N_OWN_STARTS, len(middle)))
         return middle + np.concatenate([np.zeros((1, len(middle))), spread])
     N, D, U, L = (np.exp(v) for v in (at.x, at.y, at.u, at.log_loss))
-    if surface.form == "kaplan":
-        # At the centre of the runs L = (exp(s / alpha_D) + exp(t / alpha_D))^alpha_D. The first term is given
-        # a share of the sum: s = log L + alpha_D log(share), and t has the rest.
-        middle = at.log_loss.mean()
-        shares = (0.1, 0.5, 0.9)
-        exponents = [(a, b) for a in (0.05, 0.1, 0.3) for b in (0.05, 0.1, 0.3)]
-        return np.array(
-            [[middle + b * np.log(s), middle + b * np.log(1 - s), a, b] for s in shares for a, b in exponents]
-        )
     # Numbers of starts: chinchilla 3, repeated_data 7 x 3 = 21, data_constrained 7 x 3 x 7 = 147,
     # over_repetition 3 x 18 = 54.
     thetas = []
