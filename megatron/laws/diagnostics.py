@@ -54,7 +54,8 @@ def diagnose(
     if isinstance(form, str) and "A" in params:
         vanished, more = _find_vanished_terms(N, D, params)
         warnings += more
-        # the right operand of | wins: a reason from the design replaces one from the constants
+        # the right operand of | wins: a reason from the
+        # design replaces one from the constants
         reasons = vanished | reasons
     for name in EXPONENTS:
         if name in params and not _is_within_edges(params[name]):

@@ -173,9 +173,9 @@ def compare_forms(
 ) -> list[FormComparison]:
     """Fit each form without the runs `held_out` [n] bool and score it on them; best first.
 
-    `folds_rms` is the error of cross-validation over all runs in `n_folds` random parts. A form that is good
-    there and bad on the largest runs interpolates well and extrapolates badly. Forms that cannot be fitted
-    are last.
+    `folds_rms` is the error of cross-validation over all runs in `n_folds` random
+    parts. A form that is good there and bad on the largest runs interpolates well
+    and extrapolates badly. Forms that cannot be fitted are last.
     """
     # 10 runs, 3 folds: parts of 4, 3 and 3 runs
     part = np.random.default_rng(seed).permutation(len(N)) % n_folds

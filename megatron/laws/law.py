@@ -19,7 +19,8 @@ from megatron.laws.law_file import convert_fields, convert_value, load_law, requ
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# Constants of published laws of the form chinchilla: nats, N, D; each on the text of its authors
+# Constants of published laws of the form chinchilla:
+# nats, N, D; each on the text of its authors
 PUBLISHED = {
     "Hoffmann et al. 2022": {
         "E": math.exp(0.5267228), "A": math.exp(6.0073404), "B": math.exp(6.0179186),
@@ -140,7 +141,8 @@ class Law:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the ends of the interval of `kind` at N, D, from a value and percentiles of the law.
 
-        The noise of a run widens a predictive interval. The error of extrapolation widens both.
+        The noise of a run widens a predictive interval.
+        The error of extrapolation widens both.
         """
         from scipy.special import stdtrit  # slow import
 
@@ -200,7 +202,8 @@ class Law:
         # are.
         floor = np.asarray(self.replicates.get("E", ()))
         is_without = floor <= ZERO_FLOOR_SHARE * floor.max(initial=0.0)
-        # Fewer of them than one tail (25 of 1000 at 95 %) do not reach the end of the interval.
+        # Fewer of them than one tail (25 of 1000 at 95 %)
+        # do not reach the end of the interval.
         if is_without.sum() >= max(MIN_REPLICATES, tails[0] * len(floor)) and not is_without.all():
             # free constants of a law without E
             n_free = len(self.params) - len(self.fixed) - 1
@@ -316,7 +319,8 @@ def _is_trend(trend: Trend) -> bool:
     return (
         all(math.isfinite(value) for value in vars(trend).values())
         and min(trend.sigma, trend.dof_centre, trend.square_sum) > 0
-        # with both limits |slope (x - centre)| is at most 2 x 200 = 400, and exp(400) is finite in float64
+        # with both limits |slope (x - centre)| is at most 2
+        # x 200 = 400, and exp(400) is finite in float64
         and trend.low <= trend.centre <= trend.high <= trend.low + MAX_RANGE
         and abs(trend.slope) <= MAX_TREND_SLOPE
     )
@@ -325,17 +329,19 @@ def _is_trend(trend: Trend) -> bool:
 def expanded_level(level: float, n_units: int | None, n_constants: int = 1) -> float:
     """Return the level of percentiles that covers `level` with few units (runs or groups).
 
-    Expanded percentiles (Hesterberg, arXiv 1411.5279, section 5.2): around a mean, the variance of a
-    bootstrap of n units is (n - 1)/n of the true variance, and its tails are normal where those of t are
-    wider. Both are corrected by the level 2 Phi(sqrt(n / (n - k)) t) - 1 with t the quantile at n - k degrees
-    of freedom and k = 1. For k constants of a linear law the variance of residuals has the factor (n - k)/n.
-    With None or fewer than k + 2 units `level` is returned unchanged.
+    Expanded percentiles (Hesterberg, arXiv 1411.5279, section 5.2): around a mean,
+    the variance of a bootstrap of n units is (n - 1)/n of the true variance, and its
+    tails are normal where those of t are wider. Both are corrected by the level 2
+    Phi(sqrt(n / (n - k)) t) - 1 with t the quantile at n - k degrees of freedom and
+    k = 1. For k constants of a linear law the variance of residuals has the factor
+    (n - k)/n. With None or fewer than k + 2 units `level` is returned unchanged.
     """
     from scipy.special import ndtr, stdtrit  # slow import
 
     if n_units is None or n_units < n_constants + 2:
         return level
-    # 15 runs: 0.95 becomes 0.974, with t = 2.14 at 14 degrees of freedom; 100 runs: 0.954
+    # 15 runs: 0.95 becomes 0.974, with t = 2.14 at 14
+    # degrees of freedom; 100 runs: 0.954
     dof = n_units - n_constants
     wide = math.sqrt(n_units / dof) * stdtrit(dof, (1 + level) / 2)
     return float(2 * ndtr(wide) - 1)
@@ -350,7 +356,8 @@ def optimum_exponents(alpha: ArrayLike, beta: ArrayLike) -> tuple[np.ndarray, np
 
 def optimum_exponents_from(params: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
     """Return a_exponent and b_exponent from the constants of any form, for text without repetition."""
-    # kaplan: L^(1/alpha_D) is a sum of powers alpha_N / alpha_D and 1 of N and D, so the same formula holds
+    # kaplan: L^(1/alpha_D) is a sum of powers alpha_N /
+    # alpha_D and 1 of N and D, so the same formula holds
     names = [
         pair for pair in (("alpha", "beta"), ("eta", "eta"), ("alpha_N", "alpha_D")) if pair[0] in params
     ]

@@ -24,7 +24,8 @@ def summarise_law(law: Law) -> str:
         interval = "" if low is None else f"  95 % [{low:.4g}, {high:.4g}]"
         lines.append(f"  {name:<10} {value:.5g}{interval}{mark}")
     if law.text_error:
-        # All runs share the sampling error of the text, so their scatter does not contain it.
+        # All runs share the sampling error of the text, so
+        # their scatter does not contain it.
         lines.append(
             f"  text: all losses share an error of {law.text_error['loss_se']:.2g} nats, which no interval "
             "contains"
@@ -57,7 +58,8 @@ def _describe_trend(law: Law) -> list[str]:
     trend = law.noise.get("trend")
     if not trend:
         return []
-    # at both ends of x = log(N D), beyond which the scatter is constant (noise.Trend)
+    # at both ends of x = log(N D), beyond which the
+    # scatter is constant (noise.Trend)
     sigma, _ = Trend(**trend).evaluate(np.array([trend["low"], trend["high"]]))
     return [
         f"    it changes with compute: {100 * sigma[0]:.2g} % at the smallest N D, "

@@ -37,8 +37,9 @@ class Prediction:
 class OptimumPrediction:
     """N parameters and D tokens of the least loss L at C = k N D FLOPs, k = flops_per_param_token.
 
-    N_confidence, D_confidence and L_confidence are intervals of the optimum of the law; L_predictive is the
-    interval of the measured loss of one run there. All are None without bootstrap replicates.
+    N_confidence, D_confidence and L_confidence are intervals of the
+    optimum of the law; L_predictive is the interval of the measured
+    loss of one run there. All are None without bootstrap replicates.
     """
 
     C: float
@@ -58,7 +59,8 @@ class OptimumPrediction:
 def predict_run(law: Law, N: float, D: float, U: float | None = None, level: float = LEVEL) -> Prediction:
     """Predict one run.
 
-    Raises ValueError for N, D or U that is not one number above 0, or a level not between 0 and 1.
+    Raises ValueError for N, D or U that is not one
+    number above 0, or a level not between 0 and 1.
     """
     point = _check_point(level, N=N, D=D, **({} if U is None else {"U": U}))
     unique = np.inf if U is None else U

@@ -59,7 +59,8 @@ class HeldOutPart:
 def estimate_growth(parts: Sequence[HeldOutPart]) -> float:
     """Return the standard deviation of log L per unit of distance that no fit explains.
 
-    It is sqrt(sum max(mean(error^2 - variance), 0) / sum mean(distance^2)), sums over parts.
+    It is sqrt(sum max(mean(error^2 - variance),
+    0) / sum mean(distance^2)), sums over parts.
     """
     unexplained = squares = 0.0
     for part in parts:

@@ -1,7 +1,8 @@
 """log Lhat of every form and its first derivatives, for many sets of constants at once.
 
-A fit searches over theta: logs of what must be positive, with N and D centred at their geometric means N0 and
-D0. So the log of a term and its exponent are nearly independent.
+A fit searches over theta: logs of what must be positive,
+with N and D centred at their geometric means N0 and D0. So
+the log of a term and its exponent are nearly independent.
 
     a, b, e     logs of the terms of N and of D at the centre (A / N0^alpha, B / D0^beta), and of the floor E
     r_D, r_N    logs of R_D* and R_N*
@@ -27,8 +28,8 @@ BOX = {
     "alpha": EXPONENT, "beta": EXPONENT, "eta": EXPONENT,
     "r_D": LOG_R, "r_N": LOG_R, "g": (-5.0, 10.0), "h": (0.0, 10.0),
 }  # fmt: skip
-# Order of the coordinates of theta. Starts rely on it (fit_form._complete_start): over_repetition is
-# chinchilla followed by k, g, h.
+# Order of the coordinates of theta. Starts rely on it
+# (fit_form._complete_start): over_repetition is chinchilla followed by k, g, h.
 THETA = {
     "chinchilla": ("e", "a", "b", "alpha", "beta"),
     "data_constrained": ("e", "a", "b", "alpha", "beta", "r_D", "r_N"),
@@ -95,7 +96,8 @@ class Surface:
     def to_constants(self, theta: np.ndarray, at: RunPoints) -> dict[str, np.ndarray]:
         """Return the constants of the form in its own units, each [R], from theta [R, p]."""
         value = dict(zip(self.names, theta.T, strict=True))
-        # a coefficient far from the runs may be beyond float64; it is then Inf, and diagnostics warn about it
+        # a coefficient far from the runs may be beyond float64;
+        # it is then Inf, and diagnostics warn about it
         with np.errstate(over="ignore"):
             alpha, beta = (value[name if name in value else "eta"] for name in ("alpha", "beta"))
             params = {"E": np.exp(value["e"]), "alpha": alpha, "beta": beta, "eta": alpha}
@@ -111,9 +113,11 @@ class Surface:
     def from_constants(self, params: Mapping[str, float], at: RunPoints) -> np.ndarray:
         """Return theta [p] of constants in their own units, the inverse of `to_constants`.
 
-        Coefficients of 0 become 1e-300, and theta is clipped to the bounds of the search.
+        Coefficients of 0 become 1e-300, and theta
+        is clipped to the bounds of the search.
         """
-        # `in` a string of names with one letter each; log(1e-300) = -690 is then clipped to the bound of -60
+        # `in` a string of names with one letter each;
+        # log(1e-300) = -690 is then clipped to the bound of -60
         p = {name: max(value, 1e-300) if name in "EABKab" else value for name, value in params.items()}
         value = dict(params)
         alpha, beta = (p[name if name in p else "eta"] for name in ("alpha", "beta"))
@@ -197,14 +201,17 @@ def _sum_of_powers(value: dict[str, np.ndarray], at: RunPoints) -> tuple[np.ndar
         # U is data, so the derivative by log U is not needed
         y, of_r, _ = _decay_logs(at.u, at.y, value["r_D"])
         y, of_y = y - at.y0, {"r_D": of_r}
-    # x = log N' - log N0 and y = log D' - log D0: exp(a) and exp(b) are terms at the centre of the runs
+    # x = log N' - log N0 and y = log D' - log D0: exp(a)
+    # and exp(b) are terms at the centre of the runs
     n_term, d_term = np.exp(value["a"] - alpha * x), np.exp(value["b"] - beta * y)
     floor = np.exp(value["e"])
     total = floor + n_term + d_term
-    # d exp(a - alpha x) / d alpha = -x exp(...); with one exponent eta both terms add to its slope
+    # d exp(a - alpha x) / d alpha = -x exp(...); with
+    # one exponent eta both terms add to its slope
     slopes = {"e": floor, "a": n_term, "b": d_term, of_n: -x * n_term}
     slopes[of_d] = slopes.get(of_d, 0.0) - y * d_term
-    # chain rule through log N' and log D', which depend on R_N*, R_D* and, through N_U, on a, b, alpha, beta
+    # chain rule through log N' and log D', which depend
+    # on R_N*, R_D* and, through N_U, on a, b, alpha, beta
     for name, slope in of_x.items():
         slopes[name] = slopes.get(name, 0.0) - alpha * slope * n_term
     for name, slope in of_y.items():
@@ -212,7 +219,8 @@ def _sum_of_powers(value: dict[str, np.ndarray], at: RunPoints) -> tuple[np.ndar
     if "k" in value:
         repeats = np.expm1(at.y - at.u)
         is_repeated = repeats > 0
-        # log(D/U - 1) is -Inf for runs without repetition: log 1 replaces it, and their penalty is set to 0
+        # log(D/U - 1) is -Inf for runs without repetition:
+        # log 1 replaces it, and their penalty is set to 0
         log_ratio = at.x - at.u - at.log_ratio0
         log_repeats = np.log(np.where(is_repeated, repeats, 1.0)) - at.log_repeats0
         penalty = np.where(
@@ -236,7 +244,8 @@ def _effective_log_params(
     x, of_r, of_enough = _decay_logs(np.minimum(enough, at.x), at.x, value["r_N"])
     # where N is not above that optimum nothing decays, and N' does not depend on it
     of_enough = np.where(enough < at.x, of_enough, 0.0) / alpha
-    # alpha times the derivatives of log N_U by the coordinates; the factor 1 / alpha is in of_enough
+    # alpha times the derivatives of log N_U by the
+    # coordinates; the factor 1 / alpha is in of_enough
     by = {
         "a": 1.0,
         "b": -1.0,
@@ -260,7 +269,8 @@ def _decay_logs(
     at = np.exp(log_at)
     left = np.exp(-repeats / at)
     grown = -at * np.expm1(-repeats / at)
-    # log1p(grown): d grown / d log R = grown - r exp(-r / R), and d r / d log U = -(1 + r)
+    # log1p(grown): d grown / d log R = grown - r exp(-r
+    # / R), and d r / d log U = -(1 + r)
     of_at = (grown - repeats * left) / (1 + grown)
     of_unique = 1 - left * (1 + repeats) / (1 + grown)
     return unique + np.log1p(grown), of_at, of_unique
