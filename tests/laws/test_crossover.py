@@ -1,6 +1,5 @@
 """The crossing of two laws against a brute-force search, and conventions of compute."""
 
-
 import numpy as np
 import pytest
 

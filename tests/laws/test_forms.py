@@ -7,7 +7,14 @@ from megatron.laws.fit import fit_law
 from megatron.laws.fitting.fit_form import find_starts
 from megatron.laws.fitting.fit_problem import Problem
 from megatron.laws.fitting.surface import THETA, RunPoints, Surface
-from megatron.laws.forms import FITTED_FORMS, FORM, chinchilla, data_constrained, effective_count, optimal_params_for
+from megatron.laws.forms import (
+    FITTED_FORMS,
+    FORM,
+    chinchilla,
+    data_constrained,
+    effective_count,
+    optimal_params_for,
+)
 from megatron.laws.law import Law
 
 TRUE = {
