@@ -10,9 +10,8 @@ import numpy as np
 class SampleSource(Protocol):
     """Random access to samples of one corpus, of several corpora, of a mixture or of synthetic data.
 
-    A source implements `__getitem__`, `take` or both. Sources whose samples depend on nothing but files, seed
-    and number inherit the other defaults below. A mixture overrides them: its samples also depend on weights,
-    which may follow the losses of the model.
+    Sources whose samples depend on nothing but files, seed and number inherit the defaults below. A mixture
+    overrides them: its samples also depend on weights, which may follow the losses of the model.
 
     names   names of the domains of a mixture
     """
@@ -27,8 +26,8 @@ class SampleSource(Protocol):
         return sample
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the samples `numbers` int64 [n]: int64 [n, seq_len + 1]."""
-        return np.stack([self[i] for i in numbers.tolist()])
+        """Return the samples `numbers` int64 [n], of any epochs: int64 [n, seq_len + 1]."""
+        ...
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the state at a step, ready for JSON, from which `restore` resumes; empty without one."""

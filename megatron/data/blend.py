@@ -1,5 +1,6 @@
 """Blend of several corpora in fixed proportions; the corpus of sample i is a pure function of i."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -69,20 +70,16 @@ class Blend(SampleSource):
 
     def _count_without_repeats(self) -> int:
         """Return the largest number of samples for which no corpus repeats, by bisection."""
-        # Invariant: no corpus repeats within `low` samples, and some corpus does for every n above `high`.
-        # With more samples than all corpora have together, one repeats.
-        low, high = 0, self.samples_per_epoch  # counts(n) is monotonic in n, so bisection applies
-        while low < high:
-            # rounded up: for high = low + 1 a middle of `low` would never end the loop
-            middle = (low + high + 1) // 2
-            counts = self.shares.prefix_counts(middle)
-            if all(count <= c.samples_per_epoch for count, c in zip(counts, self.corpora, strict=True)):
-                low = middle
-            else:
-                high = middle - 1
-        if not low:
+
+        def repeats(n: int) -> bool:
+            counts = zip(self.shares.prefix_counts(n), self.corpora, strict=True)
+            return any(count > corpus.samples_per_epoch for count, corpus in counts)
+
+        # counts grow with n, so bisection applies; beyond the samples of all corpora together, one repeats
+        n_samples = bisect_left(range(self.samples_per_epoch + 1), True, key=repeats) - 1
+        if not n_samples:
             raise ValueError(
                 "corpora: got too little text for one sample in these proportions. Give more text, or change "
                 "the weights."
             )
-        return low
+        return n_samples

@@ -113,12 +113,8 @@ class MegatronSamples(Samples):
         super().__init__(tokens, seq_len, seed)
         self.indices = MegatronOrder(tokens.sequence_tokens(), seq_len, seed, n_samples)
 
-    def sample_window(self, i: int) -> int:
-        """Return the window of sample i. Raises IndexError after the last sample."""
-        return int(self.sample_windows(np.array([i]))[0])
-
     def sample_windows(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the windows of the samples `numbers` int64 [n]."""
+        """Return the windows of the samples `numbers` int64 [n]. Raises IndexError after the last sample."""
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.indices.n_windows:
             raise IndexError(
                 f"{self.tokens.prefix}: no samples {numbers.min():,} to {numbers.max():,}, "

@@ -13,8 +13,6 @@ from megatron.data.keys import seed_sequence
 
 ROUNDS = 6
 MIX = np.uint64(0xFF51AFD7ED558CCD)  # multiplier of MurmurHash3's 64-bit finaliser
-# the same constants as Python integers, whose product has 128 bits: `& WORD` reduces it modulo 2^64
-PLAIN_MIX, WORD = int(MIX), (1 << 64) - 1
 
 
 class Permutation:
@@ -30,7 +28,6 @@ class Permutation:
         self._half = np.uint64(half)
         self._mask = np.uint64((1 << half) - 1)
         self._keys = seed_sequence(*key).generate_state(ROUNDS, np.uint64)
-        self._plain_keys = self._keys.tolist()
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Map positions (int64, any shape, 0 <= position < n); the result has the same shape."""
@@ -45,14 +42,6 @@ class Permutation:
             x[outside] = self._apply_rounds(x[outside])
             outside = outside[x[outside] >= self.n]
         return x.astype(np.int64).reshape(shape)
-
-    def permute_index(self, position: int) -> int:
-        """Map a single position; twenty times faster than a call with an array of one element."""
-        assert 0 <= position < self.n, "expected 0 <= position < n"
-        x = self._apply_rounds_scalar(position)
-        while x >= self.n:
-            x = self._apply_rounds_scalar(x)
-        return x
 
     def _apply_rounds(self, x: np.ndarray) -> np.ndarray:
         # One round maps (L, R) to (A, B) = (R, L xor F(R)), and (B xor F(A), A) is its inverse: F needs none.
@@ -69,17 +58,6 @@ class Permutation:
             left, right = right, left ^ ((mixed >> np.uint64(29)) & self._mask)
         return (left << self._half) | right
 
-    def _apply_rounds_scalar(self, x: int) -> int:
-        # must return the same values as `_apply_rounds`: Python integers do not wrap around, hence `& WORD`
-        half, mask = int(self._half), int(self._mask)
-        left, right = x >> half, x & mask
-        for key in self._plain_keys:
-            mixed = (right ^ key) * PLAIN_MIX & WORD
-            mixed ^= mixed >> 32
-            mixed = mixed * PLAIN_MIX & WORD
-            left, right = right, left ^ (mixed >> 29 & mask)
-        return left << half | right
-
 
 class ShuffledEpochs:
     """Infinite sequence over n items in epochs: each epoch visits all items once, in its own order."""
@@ -87,11 +65,6 @@ class ShuffledEpochs:
     def __init__(self, n: int, key: Sequence[int]) -> None:
         self.n, self._key = n, list(key)
         self._order: tuple[int, Permutation] | None = None  # cache: (epoch, its permutation)
-
-    def index_at(self, i: int) -> int:
-        """Return the item at position i."""
-        epoch, position = divmod(i, self.n)
-        return self._epoch_order(epoch).permute_index(position)
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
         """Return the items at positions int64 [n] of any epochs."""

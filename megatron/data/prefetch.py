@@ -34,9 +34,7 @@ class Prefetcher(Generic[ItemT]):
         self.make, self.n_items, self.n_workers = make, n_items, n_workers
         self._next = 0
         self._pending: deque[Future[ItemT]] = deque()
-        self._pool = (
-            ThreadPoolExecutor(n_workers, "prefetch", init_worker or _skip_init) if n_workers else None
-        )
+        self._pool = ThreadPoolExecutor(n_workers, "prefetch", init_worker) if n_workers else None
 
     def __enter__(self) -> Self:
         return self
@@ -70,7 +68,3 @@ class Prefetcher(Generic[ItemT]):
         while len(self._pending) < PREFETCH_FACTOR * self.n_workers and self._next < self.n_items:
             self._pending.append(pool.submit(self.make, self._next))
             self._next += 1
-
-
-def _skip_init() -> None:
-    """Default `init_worker`: do nothing."""

@@ -44,20 +44,9 @@ class Samples(SampleSource):
         # the number of windows is part of the permutation: another `n_windows` gives another order
         self._order = ShuffledEpochs(self.samples_per_epoch, [SAMPLE_ORDER, seed])
 
-    def sample_window(self, i: int) -> int:
-        """Return the window of sample i."""
-        return self._order.index_at(i) if self.shuffle else i % self.samples_per_epoch
-
     def sample_windows(self, numbers: np.ndarray) -> np.ndarray:
         """Return the windows of the samples `numbers` int64 [n], of any epochs."""
         return self._order(numbers) if self.shuffle else numbers % self.samples_per_epoch
-
-    def __getitem__(self, i: int) -> np.ndarray:
-        """Return sample i, for any i >= 0: int64 [seq_len + 1]."""
-        sample = np.empty(self.seq_len + 1, dtype=np.int64)
-        self._copy_window(self.sample_window(i), sample)
-        self.tokens.check_ids(sample)
-        return sample
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
         """Return the samples `numbers` int64 [n], of any epochs: int64 [n, seq_len + 1]."""
