@@ -6,7 +6,8 @@ computes it by `split -b 8M --filter=sha256sum FILE | cut -c-64 | xxd -r -p | sh
 """
 
 import hashlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ READ_BYTES = 1 << 20
 
 
 class BlockHash:
-    """Hash of a stream of bytes. `block_bytes` None: plain SHA-256, whatever the length."""
+    """Hash of a stream of bytes. `block_bytes` None: plain SHA-256, whatever the length.
+
+    n_blocks   complete blocks that are followed by more bytes
+    """
 
     def __init__(self, block_bytes: int | None) -> None:
-        self.block_bytes = block_bytes or None  # 0 in a damaged sidecar
-        self.n_blocks = 0  # complete blocks that are followed by more bytes
-        self._block, self._n_bytes = hashlib.sha256(), 0
+        self.block_bytes = block_bytes or sys.maxsize  # 0 in a damaged sidecar
+        self.n_blocks = 0
+        self._block, self._room = hashlib.sha256(), self.block_bytes  # bytes that the block still takes
         # of the digests: their number is not limited by memory
         self._digests = hashlib.sha256()
 
@@ -28,14 +32,14 @@ class BlockHash:
         """Append bytes, or a contiguous array."""
         view = memoryview(data).cast("B")
         while view:
-            if self.block_bytes is not None and self._n_bytes == self.block_bytes:
+            if self._room == 0:
                 self._digests.update(self._block.digest())
                 self.n_blocks += 1
-                self._block, self._n_bytes = hashlib.sha256(), 0
-            room = len(view) if self.block_bytes is None else self.block_bytes - self._n_bytes
-            self._block.update(view[:room])
-            self._n_bytes += len(view[:room])
-            view = view[room:]
+                self._block, self._room = hashlib.sha256(), self.block_bytes
+            part = view[: self._room]
+            self._block.update(part)
+            view = view[len(part) :]
+            self._room -= len(part)
 
     def hexdigest(self) -> str:
         """Return the digest of all bytes so far."""
@@ -49,9 +53,8 @@ class BlockHash:
 def hash_blocks(path: Path, block_bytes: int | None) -> BlockHash:
     """Return the hash of a file, read in small buffers."""
     digest = BlockHash(block_bytes)
-    with path.open("rb", buffering=0) as file:
-        while data := file.read(READ_BYTES):
-            digest.update(data)
+    for data in _read_range(path, 0, path.stat().st_size):
+        digest.update(data)
     return digest
 
 
@@ -63,18 +66,20 @@ def describe_sums(data: BlockHash, index: BlockHash) -> dict[str, Any]:
 
 def combine_digests(digests: Sequence[bytes]) -> str:
     """Return the digest of a file from the SHA-256 digests of its blocks; no block is an empty file."""
-    if len(digests) < 2:
-        return (digests[0] if digests else hashlib.sha256().digest()).hex()
-    return hashlib.sha256(b"".join(digests)).hexdigest()
+    return digests[0].hex() if len(digests) == 1 else hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def hash_range(path: Path, begin: int, end: int) -> bytes:
     """Return the plain SHA-256 digest of bytes [begin, end) of a file, read in small buffers."""
     digest = hashlib.sha256()
+    for data in _read_range(path, begin, end):
+        digest.update(data)
+    return digest.digest()
+
+
+def _read_range(path: Path, begin: int, end: int) -> Iterator[bytes]:
     with path.open("rb", buffering=0) as file:
         file.seek(begin)
-        left = end - begin
-        while left > 0 and (data := file.read(min(left, READ_BYTES))):
-            digest.update(data)
-            left -= len(data)
-    return digest.digest()
+        while begin < end and (data := file.read(min(end - begin, READ_BYTES))):
+            yield data
+            begin += len(data)

@@ -14,7 +14,7 @@ from typing import IO, Any, Self
 import numpy as np
 
 from megatron import _csrc
-from megatron.data.block_hash import BLOCK_BYTES, BlockHash
+from megatron.data.block_hash import BLOCK_BYTES, BlockHash, describe_sums
 from megatron.data.indexed import DTYPE_CODES, IndexedTokens
 from megatron.data.sidecar import HEADER, MAGIC, PARTS_SUFFIX, VERSION
 from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
@@ -39,30 +39,22 @@ class IdCounts:
 
     def add(self, ids: np.ndarray) -> None:
         """Count ids of any integer dtype."""
+        size = int(ids.max(initial=0)) + 1
+        if self.counts is None or size > MAX_COUNTED_IDS:
+            self.counts = None
+            return
+        if size > len(self.counts):
+            self.counts = np.pad(self.counts, (0, size - len(self.counts)))
         if ids.dtype not in (np.dtype("<u2"), np.dtype("<i4")):
             ids = ids.astype("<i4")
-        counts = self._grow(int(ids.max(initial=0)) + 1)
-        if counts is not None:
-            _csrc.count_ids(ids, counts)
-
-    def merge(self, other: "IdCounts") -> None:
-        """Add the counts of `other`."""
-        if other.counts is None:
-            self.counts = None
-        elif (counts := self._grow(len(other.counts))) is not None:
-            counts[: len(other.counts)] += other.counts
-
-    def _grow(self, size: int) -> np.ndarray | None:
-        """Return the counts, extended to `size` ids or more; None if there are too many ids."""
-        if self.counts is not None and size > MAX_COUNTED_IDS:
-            self.counts = None
-        if self.counts is not None and size > len(self.counts):
-            self.counts = np.pad(self.counts, (0, size - len(self.counts)))
-        return self.counts
+        _csrc.count_ids(ids, self.counts)
 
 
 class IndexedWriter:
     """Context manager that writes a dataset. A normal exit publishes it; an exception leaves no files."""
+
+    _bin: IO[bytes]  # both are open inside the `with` block
+    _spool: IO[bytes]
 
     def __init__(
         self,
@@ -78,12 +70,9 @@ class IndexedWriter:
         self.meta = meta or {}
         self.n_tokens = self.n_documents = self.n_empty = self.longest = 0
         self._counts = IdCounts()
-        self.block_bytes = BLOCK_BYTES
-        self._hash = BlockHash(self.block_bytes)
+        self._hash = BlockHash(BLOCK_BYTES)
         self.sha256: dict[str, Any] = {}  # of .bin and .idx as in the sidecar, set by `prepare`
-        self._is_prepared = False
-        self._bin: IO[bytes] | None = None
-        self._spool: IO[bytes] | None = None
+        self._files = list_partial_files(self.prefix, self.scratch)
 
     def __enter__(self) -> Self:
         if (parts := Path(f"{self.prefix}{PARTS_SUFFIX}")).exists():
@@ -93,7 +82,7 @@ class IndexedWriter:
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
         # The lock is on the partial .bin. open_exclusive does not truncate, because before the lock the
         # content belongs to another process; `truncate` follows below.
-        self._bin = open_exclusive(self._partial_path(".bin"), self.prefix)
+        self._bin = open_exclusive(self._files[0][0], self.prefix)
         self._bin.truncate(0)
         self._spool = tempfile.TemporaryFile(dir=self.scratch)
         return self
@@ -101,20 +90,17 @@ class IndexedWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._bin is not None and self._spool is not None, "call __enter__ first"
-        is_whole = False
         try:
             if kind is None:
                 self.prepare()
-                publish_dataset(self.prefix, self.scratch)
-                is_whole = True
+                # an older dataset is deleted first: a kill must not leave new tokens with an old index
+                publish_files(self._files)
         finally:
             # before closing: the lock ends with the file handle, and another process may start
-            for suffix in DATASET_SUFFIXES:
-                self._partial_path(suffix).unlink(missing_ok=True)
+            for partial, _ in self._files:
+                partial.unlink(missing_ok=True)
             for file in (self._bin, self._spool):
-                # the disk-full error is already propagating
-                with suppress(*(() if is_whole else (OSError,))):
+                with suppress(OSError):  # buffers are empty, or the disk-full error is already propagating
                     file.close()
 
     def add_document(self, ids: Sequence[int] | np.ndarray) -> None:
@@ -137,7 +123,6 @@ class IndexedWriter:
             self._end_documents(lengths)
 
     def _append_ids(self, ids: np.ndarray) -> None:
-        assert self._bin is not None, "add documents inside the `with` block"
         if ids.dtype != self.dtype and len(ids):
             # the conversion below would wrap silently: 65,536 would become 0 in uint16
             limits = np.iinfo(self.dtype)
@@ -152,7 +137,6 @@ class IndexedWriter:
         self._counts.add(ids)
 
     def _end_documents(self, lengths: np.ndarray) -> None:
-        assert self._spool is not None, "add documents inside the `with` block"
         # int32 as in the index: a document has fewer than 2^31 tokens
         self._spool.write(lengths.astype("<i4").data)
         self.n_tokens += int(lengths.sum(dtype=np.int64))
@@ -160,23 +144,14 @@ class IndexedWriter:
         self.n_empty += int((lengths == 0).sum())
         self.longest = max(self.longest, int(lengths.max(initial=0)))
 
-    def _partial_path(self, suffix: str) -> Path:
-        return self.scratch / (self.prefix.name + suffix + PARTIAL)
-
     def prepare(self) -> None:
         """Write and fsync all partial files, so that only the renames remain. A second call does nothing."""
-        assert self._bin is not None and self._spool is not None, "call prepare inside the `with` block"
-        if self._is_prepared:
+        if self.sha256:
             return
-        bin_sum = self._finish_data()
-        index_hash = write_index(
-            self._partial_path(".idx"), self.dtype, self.n_documents, self._iter_lengths, self.block_bytes
-        )
-        sha256 = self.sha256 = {"bin": bin_sum, "idx": index_hash.hexdigest()}
-        # without this entry, both are plain SHA-256
-        if index_hash.n_blocks or self.n_tokens * self.dtype.itemsize > self.block_bytes:
-            sha256["block_bytes"] = self.block_bytes
-        sidecar = {
+        _, index, sidecar = [partial for partial, _ in self._files]
+        index_hash = write_index(index, self.dtype, self.n_documents, self._iter_lengths, BLOCK_BYTES)
+        self.sha256 = describe_sums(self._hash, index_hash)
+        content = {
             "format": "MMIDIDX",
             "version": VERSION,
             "dtype": self.dtype.name,
@@ -188,20 +163,14 @@ class IndexedWriter:
             # after the counts, so that a caller's entry replaces them: `empty_documents` counts EOD-only
             # documents
             **self.meta,
-            "sha256": sha256,
+            "sha256": self.sha256,
         }
-        self._partial_path(".json").write_text(json.dumps(sidecar, indent=1) + "\n")
+        sidecar.write_text(json.dumps(content, indent=1) + "\n")
         self._bin.flush()
-        for suffix in DATASET_SUFFIXES:
-            fsync_path(self._partial_path(suffix))
-        self._is_prepared = True
-
-    def _finish_data(self) -> str:
-        """Complete the .bin, and return its digest."""
-        return self._hash.hexdigest()
+        for partial, _ in self._files:
+            fsync_path(partial)
 
     def _iter_lengths(self) -> Iterator[np.ndarray]:
-        assert self._spool is not None
         # seek also flushes the write buffer of the spool, so that the read below includes all lengths
         self._spool.seek(0)
         while block := self._spool.read(4 * BLOCK_DOCUMENTS):
@@ -244,12 +213,6 @@ def list_partial_files(prefix: Path, scratch: Path) -> list[tuple[Path, Path]]:
     """Return (partial, final) path of each file of a dataset, in the order of their renames."""
     names = [prefix.name + suffix for suffix in DATASET_SUFFIXES]
     return [(scratch / (name + PARTIAL), prefix.with_name(name)) for name in names]
-
-
-def publish_dataset(prefix: Path, scratch: Path) -> None:
-    """Rename the partial files of a prepared dataset to their final names; safe to repeat after a kill."""
-    # an older dataset is deleted first: a kill must not leave new tokens with an old index
-    publish_files(list_partial_files(prefix, scratch))
 
 
 def finish_publishing(files: Sequence[tuple[Path, Path]]) -> None:

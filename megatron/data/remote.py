@@ -192,11 +192,9 @@ def _list_records(url: str) -> dict[str, dict[str, Any]]:
     if not MAGIC.search(path):
         record = filesystem.info(path)
         return {path: record} if record["type"] == "file" else dict(filesystem.find(path, detail=True))
-    matches = dict(filesystem.glob(path, detail=True))
-    for folder in sorted({name.rpartition("/")[0] for name in matches if name.endswith(".json")}):
-        # the pattern may match the sidecar of a dataset, but not its index
-        others = filesystem.ls(folder, detail=True)
-        matches |= {record["name"]: record for record in others if record["name"].endswith(".idx")}
+    # the pattern may match the sidecar of a dataset, but not its index
+    indices = f"{path.rpartition('/')[0]}/*.idx"
+    matches = filesystem.glob(path, detail=True) | filesystem.glob(indices, detail=True)
     return {name: record for name, record in matches.items() if record["type"] == "file"}
 
 
@@ -345,12 +343,8 @@ def _retry(url: str, request: Callable[[], ResultT]) -> ResultT:
             if attempt == ATTEMPTS or not failure.is_temporary:
                 raise failure from error
             reason = type(error).__name__
-        wait_s = FIRST_WAIT_S * 2 ** (attempt - 1)
-        log.warning(
-            "%s: attempt %d of %d failed (%s); again in %.1f s",
-            redact(url), attempt, ATTEMPTS, reason, wait_s,
-        )  # fmt: skip
-        time.sleep(wait_s)
+        log.warning("%s: attempt %d of %d failed (%s)", redact(url), attempt, ATTEMPTS, reason)
+        time.sleep(FIRST_WAIT_S * 2 ** (attempt - 1))
     raise AssertionError("the last attempt returns or raises")
 
 

@@ -8,6 +8,7 @@ local cache (megatron/data/remote.py). Nothing here requires numpy.
 import math
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,15 @@ FIELDS: dict[str, dict[type, str]] = {
     # block_bytes: bin and idx are hashes of the hashes of blocks of this size (megatron/data/block_hash.py)
     "sha256": {int: "block_bytes", str: "bin idx parts"},
 }
-EXPECTED = {
-    int: "a whole number",
-    float: "a finite number",
-    bool: "true or false",
-    str: "a string",
-    dict: "an object",
-    list: "a list of objects",
+# type: what an error calls it, and its test
+KINDS: dict[type, tuple[str, Callable[[Any], bool]]] = {
+    # JSON does not separate counts from other numbers: 1.0, true, -1 and 10^30 are rejected
+    int: ("a whole number", lambda x: type(x) is int and 0 <= x < 1 << 63),
+    float: ("a finite number", lambda x: type(x) in (int, float) and abs(x) < math.inf),
+    bool: ("true or false", lambda x: isinstance(x, bool)),
+    str: ("a string", lambda x: isinstance(x, str)),
+    dict: ("an object", lambda x: isinstance(x, dict)),
+    list: ("a list of objects", lambda x: isinstance(x, list) and all(isinstance(i, dict) for i in x)),
 }
 
 
@@ -167,24 +170,14 @@ def read_sidecar(uri: str | Path) -> dict[str, Any]:
 
 def _check_fields(path: Path, section: str, where: str, content: dict[str, Any]) -> None:
     for kind, names in FIELDS[section].items():
+        expected, is_valid = KINDS[kind]
         for name in names.split():
             # unknown and missing keys are accepted: files of older and newer versions have fewer or more
-            if (value := content.get(name)) is not None and not _has_type(value, kind):
+            if (value := content.get(name)) is not None and not is_valid(value):
                 raise ValueError(
-                    f"{path}: {where}{name}: got {str(value)[:40]!r}, expected {EXPECTED[kind]}. "
+                    f"{path}: {where}{name}: got {str(value)[:40]!r}, expected {expected}. "
                     "Preprocess the corpus again, or delete this file if another program wrote it."
                 )
-
-
-def _has_type(value: Any, kind: type) -> bool:
-    if kind is int:
-        # JSON does not separate counts from other numbers: 1.0, true, -1 and 10^30 are rejected
-        return type(value) is int and 0 <= value < 1 << 63
-    if kind is float:
-        return type(value) in (int, float) and math.isfinite(value)
-    if kind is list:
-        return isinstance(value, list) and all(isinstance(item, dict) for item in value)
-    return isinstance(value, kind)
 
 
 def count_token_bytes(dtype: str) -> int:

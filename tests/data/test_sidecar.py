@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from megatron.data.sidecar import read_sidecar
-from megatron.plan.datapaths import compare_eods, compare_tokenizers, count_corpus_tokens, read_data_paths
+from megatron.plan.datapaths import read_data_paths
 from megatron.text.inspect_dataset import find_faults
 from megatron.text.merge import merge_datasets
 from megatron.text.preprocess import PreprocessOptions, preprocess
-from megatron.text.subset import DocumentSelection, subset_dataset
 from megatron.tokenizer.kinds import TokenizerSpec
 
 N_MUTATIONS = 400
@@ -66,16 +65,10 @@ def test_hundreds_of_changed_sidecars_are_read_or_refused_in_a_sentence(
             sidecar.write_text(mutate_sidecar(content, rng), errors="surrogatepass")
             try:
                 read_sidecar(dataset)
-                count_corpus_tokens(str(dataset))
-                compare_tokenizers(str(dataset), str(dataset), "data.txt:1")
-                compare_eods([str(dataset), str(dataset)])
                 read_data_paths(listed)
                 list(find_faults(dataset))
                 if trial % 10 == 0:
                     merge_datasets([str(dataset)], tmp_path / "merged", overwrite=True)
-                    subset_dataset(
-                        dataset, tmp_path / "part", DocumentSelection(documents=3), True, overwrite=True
-                    )
                 n_read += 1
             except ValueError as error:
                 assert str(sidecar) in str(error) and "\n" not in str(error)
