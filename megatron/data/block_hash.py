@@ -1,4 +1,4 @@
-"""SHA-256 of a file as a hash of block hashes, which several threads can compute and a restart can continue.
+"""SHA-256 of a file as a hash of block hashes, which several threads can compute.
 
 The digest of a file of at most one block is its plain SHA-256. That of a longer file is the SHA-256 of the
 concatenated SHA-256 digests (32 bytes each) of its blocks, and its record names `block_bytes`. A shell
@@ -65,7 +65,7 @@ def describe_sums(data: BlockHash, index: BlockHash) -> dict[str, Any]:
 
 
 def combine_digests(digests: Sequence[bytes]) -> str:
-    """Return the digest of a file from the SHA-256 digests of its blocks; no block is an empty file."""
+    """Return the digest of a file from the SHA-256 digests of its blocks."""
     return digests[0].hex() if len(digests) == 1 else hashlib.sha256(b"".join(digests)).hexdigest()
 
 

@@ -77,9 +77,10 @@ class IndexedTokens:
         """
         if self.parts:
             return ConcatenatedTokens(self.parts, self.dtype)
-        # An empty file cannot be mapped. A view as plain ndarray: slicing a np.memmap is three times slower.
+        # an empty file cannot be mapped
         if not self.n_tokens:
             return np.empty(0, self.dtype)
+        # a plain ndarray: slicing a np.memmap is three times slower
         return np.memmap(self.files.data, self.dtype, mode="r").view(np.ndarray)
 
     @cached_property
@@ -93,7 +94,7 @@ class IndexedTokens:
         return body[: 4 * n].view("<i4"), body[4 * n : 12 * n].view("<i8"), bounds.view("<i8")
 
     def unmap(self) -> None:
-        """Close the memory maps, which count as open files. The next access maps the files again."""
+        """Close the memory maps, which count as open files. The next access maps again."""
         for name in ("tokens", "_arrays"):
             self.__dict__.pop(name, None)
 
@@ -154,7 +155,7 @@ class IndexedTokens:
         return self.tokens[int(begins[0]) : int(begins[0] + lengths[0])]
 
     def _sequence_starts(self, sequences: np.ndarray) -> np.ndarray:
-        """Return the first token of each sequence; n_tokens for the number after the last sequence."""
+        """Return the first token of each sequence; n_tokens for n_sequences."""
         # An empty last document, or the end of the last one, refers to sequence n_sequences, which has no
         # position: its start is the end of the data.
         starts = np.full(len(sequences), self.n_tokens, dtype=np.int64)
@@ -164,7 +165,7 @@ class IndexedTokens:
 
 
 def count_index_tokens(index: Path) -> int:
-    """Return the tokens that a .idx file lists, without its .bin. Raises ValueError if it is inconsistent."""
+    """Return the tokens that a .idx file lists. Raises ValueError if it is inconsistent."""
     name, n_sequences, n_documents = read_header(index)
     return check_index(index, n_sequences, n_documents, np.dtype(name))[0]
 

@@ -1,6 +1,6 @@
-"""Writer of a .bin/.idx dataset with its sidecar. The three files appear only when all are complete.
+"""Writer of a .bin/.idx dataset with its sidecar. The files appear when all are complete.
 
-Lengths are spooled to disk beside the tokens, so that memory does not grow with the number of documents.
+Lengths are spooled to disk: memory does not grow with the number of documents.
 """
 
 import json
@@ -20,8 +20,7 @@ from megatron.data.sidecar import HEADER, MAGIC, PARTS_SUFFIX, VERSION
 from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
 
 DATASET_SUFFIXES = (".bin", ".idx", ".json")  # renamed in this order: the sidecar appears last
-# Larger ids are not counted: text vocabularies are smaller, and counts take 8 bytes per id.
-MAX_COUNTED_IDS = 1 << 22
+MAX_COUNTED_IDS = 1 << 22  # text vocabularies are smaller; counts take 8 bytes per id
 BLOCK = 1 << 20  # tokens processed at a time
 BLOCK_DOCUMENTS = 1 << 18  # processed at a time
 
@@ -32,7 +31,7 @@ def dtype_for(n_tokens: int) -> np.dtype:
 
 
 class IdCounts:
-    """Occurrences of each token id, for the entropy. `counts` None: an id above MAX_COUNTED_IDS occurred."""
+    """Occurrences of each token id. `counts` None: an id above MAX_COUNTED_IDS occurred."""
 
     def __init__(self) -> None:
         self.counts: np.ndarray | None = np.zeros(1 << 16, dtype=np.int64)
@@ -51,7 +50,7 @@ class IdCounts:
 
 
 class IndexedWriter:
-    """Context manager that writes a dataset. A normal exit publishes it; an exception leaves no files."""
+    """Write a dataset in a `with` block. An exception leaves no files."""
 
     _bin: IO[bytes]  # both are open inside the `with` block
     _spool: IO[bytes]
@@ -114,7 +113,7 @@ class IndexedWriter:
         self._end_documents(lengths)
 
     def add_dataset(self, dataset: IndexedTokens, advance: Callable[[int], object]) -> None:
-        """Append all documents of a dataset of the same dtype; `advance` gets the tokens of each block."""
+        """Append a dataset of the same dtype; `advance` gets the tokens of each block."""
         for begin in range(0, dataset.n_tokens, BLOCK):
             ids = dataset.read_copy(begin, BLOCK)
             self._append_ids(ids)
@@ -145,7 +144,7 @@ class IndexedWriter:
         self.longest = max(self.longest, int(lengths.max(initial=0)))
 
     def prepare(self) -> None:
-        """Write and fsync all partial files, so that only the renames remain. A second call does nothing."""
+        """Write and fsync all partial files. A second call does nothing."""
         if self.sha256:
             return
         _, index, sidecar = [partial for partial, _ in self._files]
@@ -160,8 +159,7 @@ class IndexedWriter:
             "empty_documents": self.n_empty,
             "longest_document": self.longest,
             "unigram_entropy_nats": unigram_entropy(self._counts.counts),
-            # after the counts, so that a caller's entry replaces them: `empty_documents` counts EOD-only
-            # documents
+            # a caller's entry replaces a count: `empty_documents` counts EOD-only documents
             **self.meta,
             "sha256": self.sha256,
         }
@@ -171,7 +169,7 @@ class IndexedWriter:
             fsync_path(partial)
 
     def _iter_lengths(self) -> Iterator[np.ndarray]:
-        # seek also flushes the write buffer of the spool, so that the read below includes all lengths
+        # seek also flushes the write buffer of the spool
         self._spool.seek(0)
         while block := self._spool.read(4 * BLOCK_DOCUMENTS):
             yield np.frombuffer(block, dtype="<i4")
@@ -216,7 +214,7 @@ def list_partial_files(prefix: Path, scratch: Path) -> list[tuple[Path, Path]]:
 
 
 def finish_publishing(files: Sequence[tuple[Path, Path]]) -> None:
-    """Complete the renames of (partial, final) files of a writer that was killed between two of them."""
+    """Complete the renames of (partial, final) files after a kill between two of them."""
     (first_partial, first), (last_partial, _) = files[0], files[-1]
     if first.exists() and last_partial.exists() and not first_partial.exists():
         # the lock of a writer is on its first file: a running one is not disturbed

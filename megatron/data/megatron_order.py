@@ -7,12 +7,10 @@ Megatron-LM's GPTDataset builds three arrays with numpy.random.RandomState(seed)
     sample index    start of each window of seq_len + 1 tokens in that order: (place in the order, offset)
     shuffle index   shuffled windows; those of a separate last epoch are shuffled separately, after the others
 
-The classic megatron/data/gpt_dataset.py (Megatron-LM, Megatron-DeepSpeed, bigscience) and Megatron Core's
-megatron/core/datasets/gpt_dataset.py draw the same numbers and build the same arrays in all cases that both
-support. They differ in two cases. If the last epoch needs one window more than a single epoch has, the
-classic version fails an assertion. Beyond 2^31 places its int32 sample index overflows. This module follows
-Core there. Core's options that change the order (samples without the extra token, a partial last sample) are
-off, as by default in training.
+The classic gpt_dataset.py (Megatron-LM, Megatron-DeepSpeed, bigscience) and Megatron Core's build the
+same arrays. The classic one fails if the last epoch needs one window more than a single epoch has, and
+beyond 2^31 places; this module follows Core there. Core's options that change the order (samples without
+the extra token, a partial last sample) are off, as by default in training.
 """
 
 from functools import cached_property
@@ -49,19 +47,18 @@ class MegatronOrder:
                 f"got {self.n_epochs:,} epochs of {n:,} sequences, Megatron's order supports 2^32 places. "
                 "Request fewer samples, or set dataset.order=epoch."
             )
-        # A window has seq_len + 1 tokens, and windows share one token: w windows need w * seq_len + 1 tokens.
+        # windows share one token: w windows need w * seq_len + 1 tokens
         self.n_windows = (self.n_epochs * per_epoch - 1) // seq_len
         state = np.random.RandomState(seed).get_state(legacy=False)["state"]
-        # The order of the draws is part of Megatron's order: the generator first shuffles documents, then
-        # windows. The state after the first shuffle (key, pos) is therefore the input of the second.
+        # One generator first shuffles documents, then windows: the state after the first shuffle
+        # (key, pos) is the input of the second.
         # ranges (begin, end, times) for csrc/shuffled.cpp; each range is shuffled separately
         epochs = [(0, n, self.n_epochs)] if n_first is None else [(0, n, self.n_epochs - 1), (0, n, 1)]
         self.document_index, key, pos = _csrc.shuffled(
             state["key"], state["pos"], np.array(epochs), np.dtype(np.int32)
         )
-        # [n_windows // 8 + 1, 2]: one row of 8 or 16 bytes per 8 windows, where Megatron stores one per
-        # window. The token of the last row exists: (n_windows // 8) * 8 * seq_len <= n_windows * seq_len <=
-        # all tokens - 1.
+        # [n_windows // 8 + 1, 2]: one row per 8 windows, where Megatron stores one per window.
+        # The token of the last row exists: n_windows * seq_len <= all tokens - 1.
         self._starts = _csrc.sample_starts(
             lengths, self.document_index, INDEX_STRIDE * seq_len, self.n_windows // INDEX_STRIDE + 1
         )
@@ -80,10 +77,9 @@ class MegatronOrder:
     def find_start(self, window: int) -> tuple[int, int]:
         """Return (place in the document index, offset of the window's first token from its start).
 
-        The offset may exceed the sequence at that place, as the start is that of the previous stored window.
+        The offset may exceed the sequence at that place: it counts from a stored window.
         """
-        # Window 19 with stride 8: stored row 2 is window 16, and its token is 3 * seq_len before this window.
-        # The offset then counts from the first token of the sequence at `place`.
+        # window 19 with stride 8: stored row 2 is window 16, 3 * seq_len tokens before this one
         place, offset = self._starts[window // INDEX_STRIDE].tolist()
         return place, offset + window % INDEX_STRIDE * self.seq_len
 
@@ -94,9 +90,9 @@ def split_epochs(tokens_per_epoch: int, seq_len: int, n_samples: int) -> tuple[i
     n_epochs = max(1, -(-(n_samples * seq_len + 1) // tokens_per_epoch))
     if n_epochs == 1:
         return 1, None
-    # Example: 1000 tokens per epoch and seq_len 100 give 9 windows in one epoch, 19 in two. 12 samples need
-    # two epochs, and 12 - 9 = 3 of them start in the last one. 3 < int(0.8 * 9) = 7: it is shuffled
-    # separately.
+    # Example: 1000 tokens per epoch and seq_len 100 give 9 windows in one epoch, 19 in two.
+    # 12 samples need two epochs, and 12 - 9 = 3 of them start in the last one.
+    # 3 < int(0.8 * 9) = 7: it is shuffled separately.
     n_before = ((n_epochs - 1) * tokens_per_epoch - 1) // seq_len
     per_epoch = (tokens_per_epoch - 1) // seq_len
     return n_epochs, n_before if n_samples - n_before < int(SEPARATE_EPOCH_THRESHOLD * per_epoch) else None
@@ -123,22 +119,21 @@ class MegatronSamples(Samples):
         return self.indices.shuffle_index[numbers].astype(np.int64)
 
     def _copy_window(self, window: int, row: np.ndarray) -> None:
-        # `skip`: tokens from the start of sequence `place` to the window; it may be larger than the sequence
+        # `skip`: tokens from the start of sequence `place` to the window
         place, skip = self.indices.find_start(window)
         n_places = self._likely_places
         while True:  # double the number of sequences until they contain the window
             sequences = self.indices.document_index[place : place + n_places]
             starts, lengths = self.tokens.sequence_spans(sequences)
-            # ends[i]: tokens up to the end of sequence place + i. The slice above is shorter at the end of
-            # the order, where the last window ends at or before the last token: the loop terminates there
-            # too.
+            # ends[i]: tokens up to the end of sequence place + i
+            # The loop ends: the last window ends at or before the last token of the order.
             ends = np.cumsum(lengths)
             if ends[-1] >= skip + len(row):
                 break
             n_places *= 2
         # skip the sequences before the window; side="right" also skips empty ones
         first = int(np.searchsorted(ends, skip, side="right"))
-        # from here on `skip` counts from the start of sequence `first`, and `at` is the next element of `row`
+        # now `skip` counts from the start of sequence `first`; `at` is the next element of `row`
         at, skip = 0, skip - int(ends[first] - lengths[first])
         for start, length in zip(starts[first:].tolist(), lengths[first:].tolist(), strict=True):
             n = min(length - skip, len(row) - at)

@@ -1,9 +1,8 @@
 """Dataset of parts: many .bin/.idx datasets that are one dataset, without a copy of their tokens.
 
-`<prefix>.parts.json` is the sidecar of the whole, and lists the parts with paths relative to its folder.
-`<prefix>.parts.idx` is the index that the merged dataset would have, byte for byte. So documents, windows and
-every order of samples are those of the merged dataset; only the tokens are in several .bin files. The indices
-of the parts are not read. `megatron/text/write_parts.py` writes both files.
+`<prefix>.parts.json` is the sidecar of the whole. It lists the parts with paths relative to its folder.
+`<prefix>.parts.idx` is the index of the merged dataset, byte for byte, so documents and every order of
+samples are the same. The indices of the parts are not read. `megatron/text/write_parts.py` writes both.
 
 Opening takes one `stat` per part: it compares the size of each .bin with the list. If the time of a .bin
 differs (a copied folder, or a changed part), its sidecar must have the recorded hash.
@@ -44,7 +43,7 @@ class DatasetPart:
     sha256: dict[str, str]
 
     def matches_record(self) -> bool:
-        """Return whether the sidecar of the part, or its index if it has none, has the recorded hash."""
+        """Return whether the sidecar, or the index without one, has the recorded hash."""
         suffix, expected = (".json", self.sidecar_sha256)
         if expected is None:
             suffix, expected = ".idx", self.sha256.get("idx")
@@ -128,7 +127,7 @@ def check_parts(
 
 
 class ConcatenatedTokens:
-    """Read-only tokens of all parts as one array [n]. No file stays open: a map takes no descriptor."""
+    """Read-only tokens of all parts as one array [n]. A map takes no file descriptor."""
 
     def __init__(self, parts: Sequence[DatasetPart], dtype: np.dtype) -> None:
         # a part without tokens cannot be mapped
@@ -140,7 +139,7 @@ class ConcatenatedTokens:
         return self._edges[-1]
 
     def __getitem__(self, key: Any) -> Any:
-        """Return a slice of step 1, a view if it is in one part, or the tokens at indices of any shape."""
+        """Return a slice of step 1, or the tokens at indices of any shape."""
         if not isinstance(key, slice):
             return self._gather(np.asarray(key))
         begin, end, step = key.indices(len(self))

@@ -21,7 +21,7 @@ class Permutation:
     def __init__(self, n: int, key: Sequence[int]) -> None:
         assert n >= 1, "expected n >= 1"
         self.n = n
-        # Walks are short: the walks from 0..n-1 to 0..n-1 visit disjoint parts of the 2^(2b) numbers. All n
+        # Walks are short: they visit disjoint parts of the 2^(2b) numbers. All n
         # walks together therefore have at most 2^(2b) < 4 n steps for n > 1.
         # b = half: bits per side of the Feistel network, the smallest with 2^(2b) >= n
         half = max(1, ((n - 1).bit_length() + 1) // 2)
@@ -35,8 +35,7 @@ class Permutation:
         x = np.asarray(positions, dtype=np.uint64)
         shape = x.shape
         x = self._apply_rounds(x.reshape(-1))
-        # The walk ends: the network is a permutation, so that repeated application returns to the start of
-        # the walk at the latest, and the start is below n.
+        # The walk ends: repeated application returns to its start at the latest, which is below n.
         outside = np.flatnonzero(x >= self.n)
         while len(outside):  # cycle walking, for the values that are still outside 0..n-1
             x[outside] = self._apply_rounds(x[outside])
@@ -44,7 +43,7 @@ class Permutation:
         return x.astype(np.int64).reshape(shape)
 
     def _apply_rounds(self, x: np.ndarray) -> np.ndarray:
-        # One round maps (L, R) to (A, B) = (R, L xor F(R)), and (B xor F(A), A) is its inverse: F needs none.
+        # One round maps (L, R) to (A, B) = (R, L xor F(R)). Its inverse is (B xor F(A), A).
         # With six rounds both halves are mixed three times.
         left, right = x >> self._half, x & self._mask
         for key in self._keys:
@@ -77,8 +76,8 @@ class ShuffledEpochs:
         return indices
 
     def _epoch_order(self, epoch: int) -> Permutation:
-        # Read the attribute once: threads of the Prefetcher share this object, and another one may replace
-        # the tuple between the comparison and the return. Both values stay valid, so no lock is needed.
+        # Read the attribute once: another thread of the Prefetcher may replace the tuple meanwhile.
+        # Both values stay valid, so no lock is needed.
         cached = self._order
         if cached is None or cached[0] != epoch:
             cached = self._order = epoch, Permutation(self.n, [*self._key, epoch])

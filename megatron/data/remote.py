@@ -302,7 +302,7 @@ class CachedDataset:
     files: dict[str, RemoteFile]
 
     def download(self, suffix: str) -> Path:
-        """Return the local copy of a file, and download it first if it is missing. Raises RemoteError."""
+        """Return the local copy of a file, after a download if it is missing. Raises RemoteError."""
         target = Path(f"{self.local_prefix}{suffix}")
         if not target.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -52,8 +52,7 @@ class Samples(SampleSource):
         """Return the samples `numbers` int64 [n], of any epochs: int64 [n, seq_len + 1]."""
         samples = np.empty((len(numbers), self.seq_len + 1), dtype=np.int64)
         windows = self.sample_windows(numbers)
-        # `row` is a view of `samples`: _copy_window writes into it, and converts to int64 without a temporary
-        # array
+        # `row` is a view of `samples`: _copy_window converts to int64 without a temporary array
         for row, window in zip(samples, windows.tolist(), strict=True):
             self._copy_window(window, row)
         self.tokens.check_ids(samples)

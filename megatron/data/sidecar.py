@@ -120,7 +120,7 @@ def locate_dataset(uri: str | Path) -> DatasetFiles:
 
 
 def strip_suffix(name: str | Path) -> str:
-    """Return the prefix of a dataset for the name of one of its files; any other name stays as it is."""
+    """Return the prefix for the name of a file of a dataset; other names stay as they are."""
     prefix = str(name)
     for suffix in (PARTS_SUFFIX, PARTS_INDEX_SUFFIX, ".bin", ".idx"):
         if prefix.endswith(suffix):
@@ -129,7 +129,7 @@ def strip_suffix(name: str | Path) -> str:
 
 
 def resolve_prefix(name: str | Path) -> str:
-    """Return the prefix of a dataset: the name itself, or without the suffix of one of its files."""
+    """Return the prefix of a dataset: the name, or the name without a suffix."""
     prefix, shorter = str(name), strip_suffix(name)
     if is_url(prefix) or shorter == prefix:
         return shorter
@@ -140,7 +140,7 @@ def resolve_prefix(name: str | Path) -> str:
 
 
 def find_prefix(name: str, folder: Path) -> str | None:
-    """Return the prefix of an existing dataset with this name, or with this name in `folder`; else None."""
+    """Return the prefix of an existing dataset, also of one in `folder`; else None."""
     names = [name] if is_url(name) else [name, os.path.join(folder, name)]
     return next((prefix for prefix in names if locate_dataset(prefix).exists()), None)
 
@@ -225,7 +225,7 @@ def count_tokens(uri: str | Path) -> int:
 
 @dataclass(frozen=True)
 class EodUse:
-    """End of the documents of a dataset: the token `eod_id`, or None for no end-of-document token."""
+    """End of the documents of a dataset: the token `eod_id`, or None for no token."""
 
     eod_id: int | None
 
@@ -234,7 +234,7 @@ class EodUse:
 
 
 def parse_eod_use(sidecar: dict[str, Any] | None) -> EodUse | None:
-    """Return how the documents of a dataset end according to its sidecar; None if it is not recorded."""
+    """Return how the documents of a dataset end; None if its sidecar does not record it."""
     appended = (sidecar or {}).get("append_eod")
     if sidecar is None or appended is None:
         return None
