@@ -119,18 +119,6 @@ def test_without_shuffling_samples_come_in_file_order(tokens: IndexedTokens) -> 
     assert samples.take(np.arange(100))[:, 0].tolist() == list(range(0, 1000, 10))
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 4])
-def test_batches_of_all_ranks_together_are_the_same_from_any_start(
-    tokens: IndexedTokens, n_ranks: int
-) -> None:
-    samples = Samples(tokens, 10, seed=5)
-    expected = samples.take(np.arange(24, 48))
-    ranks = [Batches(samples, 8, rank, n_ranks) for rank in range(n_ranks)]
-    batches = [rank.batch_at(first) for first in (24, 32, 40) for rank in ranks]
-    np.testing.assert_array_equal(np.concatenate([batch.tokens for batch in batches]), expected)
-    np.testing.assert_array_equal(np.concatenate([batch.numbers for batch in batches]), np.arange(24, 48))
-
-
 def test_a_corpus_shorter_than_a_window_is_refused(tokens: IndexedTokens) -> None:
     with pytest.raises(ValueError, match="got 1,003 tokens, expected 1004 or more"):
         Samples(tokens, 1003, seed=0)
