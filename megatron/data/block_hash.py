@@ -7,7 +7,7 @@ computes it by `split -b 8M --filter=sha256sum FILE | cut -c-64 | xxd -r -p | sh
 
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +18,20 @@ READ_BYTES = 1 << 20
 class BlockHash:
     """Hash of a stream of bytes. `block_bytes` None: plain SHA-256, whatever the length.
 
-    n_blocks   complete blocks that are followed by more bytes
+    digests   of complete blocks that are followed by more bytes, in hexadecimal digits
     """
 
     def __init__(self, block_bytes: int | None) -> None:
         self.block_bytes = block_bytes or sys.maxsize  # 0 in a damaged sidecar
-        self.n_blocks = 0
+        self.digests: list[str] = []
         self._block, self._room = hashlib.sha256(), self.block_bytes  # bytes that the block still takes
-        # of the digests: their number is not limited by memory
-        self._digests = hashlib.sha256()
 
     def update(self, data: Any) -> None:
         """Append bytes, or a contiguous array."""
         view = memoryview(data).cast("B")
         while view:
             if self._room == 0:
-                self._digests.update(self._block.digest())
-                self.n_blocks += 1
+                self.digests.append(self._block.hexdigest())
                 self._block, self._room = hashlib.sha256(), self.block_bytes
             part = view[: self._room]
             self._block.update(part)
@@ -43,43 +40,27 @@ class BlockHash:
 
     def hexdigest(self) -> str:
         """Return the digest of all bytes so far."""
-        if not self.n_blocks:
-            return self._block.hexdigest()
-        digests = self._digests.copy()
-        digests.update(self._block.digest())
-        return digests.hexdigest()
+        return combine_digests([*self.digests, self._block.hexdigest()])
 
 
-def hash_blocks(path: Path, block_bytes: int | None) -> BlockHash:
-    """Return the hash of a file, read in small buffers."""
-    digest = BlockHash(block_bytes)
-    for data in _read_range(path, 0, path.stat().st_size):
-        digest.update(data)
-    return digest
+def combine_digests(digests: Sequence[str]) -> str:
+    """Return the digest of a file from the SHA-256 digests of its blocks, in hexadecimal digits."""
+    return digests[0] if len(digests) == 1 else hashlib.sha256(bytes.fromhex("".join(digests))).hexdigest()
 
 
 def describe_sums(data: BlockHash, index: BlockHash) -> dict[str, Any]:
     """Return the entry `sha256` of a sidecar; without `block_bytes` both are plain SHA-256."""
     sums = {"bin": data.hexdigest(), "idx": index.hexdigest()}
-    return sums | ({"block_bytes": data.block_bytes} if data.n_blocks or index.n_blocks else {})
+    return sums | ({"block_bytes": data.block_bytes} if data.digests or index.digests else {})
 
 
-def combine_digests(digests: Sequence[bytes]) -> str:
-    """Return the digest of a file from the SHA-256 digests of its blocks."""
-    return digests[0].hex() if len(digests) == 1 else hashlib.sha256(b"".join(digests)).hexdigest()
-
-
-def hash_range(path: Path, begin: int, end: int) -> bytes:
-    """Return the plain SHA-256 digest of bytes [begin, end) of a file, read in small buffers."""
-    digest = hashlib.sha256()
-    for data in _read_range(path, begin, end):
-        digest.update(data)
-    return digest.digest()
-
-
-def _read_range(path: Path, begin: int, end: int) -> Iterator[bytes]:
+def hash_file(path: Path, block_bytes: int | None = None, begin: int = 0, end: int | None = None) -> str:
+    """Return the digest of bytes [begin, end) of a file, read in small buffers."""
+    digest = BlockHash(block_bytes)
+    position, end = begin, path.stat().st_size if end is None else end
     with path.open("rb", buffering=0) as file:
         file.seek(begin)
-        while begin < end and (data := file.read(min(end - begin, READ_BYTES))):
-            yield data
-            begin += len(data)
+        while position < end and (data := file.read(min(end - position, READ_BYTES))):
+            digest.update(data)
+            position += len(data)
+    return digest.hexdigest()

@@ -19,7 +19,6 @@ from megatron.data.sidecar import DTYPE_NAMES, HEADER, HINT, load_sidecar, locat
 DTYPES = {code: np.dtype(name).newbyteorder("<") for code, name in DTYPE_NAMES.items()}
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
 BLOCK_DOCUMENTS = 1 << 18  # documents whose lengths are computed at a time
-BLOCK_NUMBERS = 1 << 14  # numbers of the index read at a time: they fit into a core's private cache
 
 
 class IndexedTokens:
@@ -43,12 +42,10 @@ class IndexedTokens:
                 "dataset or list of parts"
             )
         self.sidecar = load_sidecar(uri)  # other programs write none
-        name, self.n_sequences, self.n_documents = read_header(self._index)
+        header = name, self.n_sequences, self.n_documents = read_header(self._index)
         self.dtype = np.dtype(name).newbyteorder("<")
         self.parts: list[DatasetPart] = []
-        self.n_tokens, self._longest, in_order = check_index(
-            self._index, self.n_sequences, self.n_documents, self.dtype
-        )
+        self.n_tokens, self._longest = check_index(self._index, *header)
         if self.files.has_parts:
             assert self.sidecar is not None, "a list of parts is a sidecar"
             self.parts = read_parts_list(self.files, self.sidecar)
@@ -61,9 +58,6 @@ class IndexedTokens:
             raise ValueError(
                 f"{self.prefix}.bin: got {n_bytes:,} bytes, expected {size:,} as in its index. {HINT}."
             )
-        if not in_order:
-            # readers compute spans from positions, and `tokens` assumes that there are no gaps
-            raise ValueError(f"{self._index}: got sequences that are not contiguous. {HINT}.")
 
     def __reduce__(self) -> tuple[type["IndexedTokens"], tuple[str]]:
         """Pickle the prefix only: pickling the memory maps would copy the files."""
@@ -108,14 +102,9 @@ class IndexedTokens:
 
         In most datasets a document is a single sequence.
         """
-        lengths = np.empty(self.n_sequences, dtype=np.uint16 if self._longest < 1 << 16 else np.int32)
-        # in blocks: a memory map of the lengths would count as memory of the process
-        with self._index.open("rb") as file:
-            file.seek(HEADER.size)
-            for first in range(0, self.n_sequences, BLOCK_NUMBERS):
-                n = min(BLOCK_NUMBERS, self.n_sequences - first)
-                lengths[first : first + n] = np.fromfile(file, "<i4", n)
-        return lengths
+        # a memory map of the lengths would count as memory of the process
+        lengths = np.fromfile(self._index, "<i4", self.n_sequences, offset=HEADER.size)
+        return lengths.astype(np.uint16) if self._longest < 1 << 16 else lengths
 
     def sequence_spans(self, sequences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (start in `tokens`, number of tokens) of sequences int [n], each int64 [n]."""
@@ -166,8 +155,7 @@ class IndexedTokens:
 
 def count_index_tokens(index: Path) -> int:
     """Return the tokens that a .idx file lists. Raises ValueError if it is inconsistent."""
-    name, n_sequences, n_documents = read_header(index)
-    return check_index(index, n_sequences, n_documents, np.dtype(name))[0]
+    return check_index(index, *read_header(index))[0]
 
 
 def check_ids(ids: np.ndarray, n_ids: int, name: str) -> None:
@@ -182,15 +170,17 @@ def check_ids(ids: np.ndarray, n_ids: int, name: str) -> None:
     )
 
 
-def check_index(path: Path, n_sequences: int, n_documents: int, dtype: np.dtype) -> tuple[int, int, bool]:
-    """Return (tokens, longest sequence, whether sequences are contiguous).
+def check_index(path: Path, dtype: str, n_sequences: int, n_documents: int) -> tuple[int, int]:
+    """Return (tokens, longest sequence) of an index with this header.
 
-    Raises ValueError for a negative length, or boundaries that do not ascend from 0 to n_sequences.
+    Raises ValueError for a negative length, sequences that are not contiguous, or boundaries that do not
+    ascend from 0 to n_sequences.
     """
     with path.open("rb") as file:
         n_tokens, longest, in_order, sound = _csrc.check_index(
-            file.fileno(), HEADER.size, n_sequences, n_documents, dtype.itemsize
+            file.fileno(), HEADER.size, n_sequences, n_documents, np.dtype(dtype).itemsize
         )
-    if not sound:
-        raise ValueError(f"{path}: got inconsistent lengths or document boundaries. {HINT}.")
-    return n_tokens, longest, in_order
+    # readers compute spans from positions, and `tokens` assumes that there are no gaps
+    if not (sound and in_order):
+        raise ValueError(f"{path}: got inconsistent lengths, positions or document boundaries. {HINT}.")
+    return n_tokens, longest

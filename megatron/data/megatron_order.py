@@ -111,11 +111,6 @@ class MegatronSamples(Samples):
 
     def sample_windows(self, numbers: np.ndarray) -> np.ndarray:
         """Return the windows of the samples `numbers` int64 [n]. Raises IndexError after the last sample."""
-        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.indices.n_windows:
-            raise IndexError(
-                f"{self.tokens.prefix}: no samples {numbers.min():,} to {numbers.max():,}, "
-                f"the order has {self.indices.n_windows:,}"
-            )
         return self.indices.shuffle_index[numbers].astype(np.int64)
 
     def _copy_window(self, window: int, row: np.ndarray) -> None:

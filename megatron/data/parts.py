@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from megatron import _csrc
-from megatron.data.block_hash import hash_blocks
+from megatron.data.block_hash import hash_file
 from megatron.data.sidecar import DatasetFiles, count_token_bytes, load_sidecar
 
 REBUILD = "Restore it, or write the list again with tools/merge_datasets.py --parts --overwrite"
@@ -48,7 +48,7 @@ class DatasetPart:
         if expected is None:
             suffix, expected = ".idx", self.sha256.get("idx")
         try:
-            return hash_blocks(Path(f"{self.prefix}{suffix}"), None).hexdigest() == expected
+            return hash_file(Path(f"{self.prefix}{suffix}")) == expected
         except OSError:
             return False
 
@@ -82,14 +82,14 @@ def describe_part(files: DatasetFiles, n_documents: int, n_tokens: int, folder: 
         )
     sidecar, prefix = load_sidecar(files.uri), Path(files.uri)
     # without a sidecar, the hash of the index stands for the dataset
-    sums = {"idx": hash_blocks(files.index, None).hexdigest()} if sidecar is None else sidecar.get("sha256")
+    sums = {"idx": hash_file(files.index)} if sidecar is None else sidecar.get("sha256")
     return {
         # real paths: a relative path through `..` is resolved from the real folder
         "path": os.path.relpath(prefix.parent.resolve() / prefix.name, folder.resolve()),
         "documents": n_documents,
         "tokens": n_tokens,
         "mtime_ns": files.data.stat().st_mtime_ns,
-        "sidecar_sha256": None if sidecar is None else hash_blocks(files.sidecar, None).hexdigest(),
+        "sidecar_sha256": None if sidecar is None else hash_file(files.sidecar),
         "sha256": dict(sums or {}),
     }
 

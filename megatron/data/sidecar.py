@@ -189,15 +189,12 @@ def read_header(index: Path) -> tuple[str, int, int]:
     """Read (dtype, sequences, documents) of an index, and check its size against them."""
     size = index.stat().st_size
     with index.open("rb") as file:
-        head = file.read(HEADER.size)
-    if len(head) < HEADER.size:
-        raise ValueError(f"{index}: got {size} bytes, too few for an index. {HINT}.")
+        head = file.read(HEADER.size).ljust(HEADER.size, b"\0")  # a shorter file is refused below
     magic, version, code, n, m = HEADER.unpack(head)
-    if magic != MAGIC:
-        raise ValueError(f"{index}: got {magic!r} at the start, expected {MAGIC!r}")
-    if version != VERSION or code not in DTYPE_NAMES:
+    if magic != MAGIC or version != VERSION or code not in DTYPE_NAMES:
         raise ValueError(
-            f"{index}: got version {version} with dtype code {code}, expected version 1 with integer tokens"
+            f"{index}: got {magic!r}, version {version} with dtype code {code}, expected {MAGIC!r}, version "
+            f"{VERSION} with integer tokens. {HINT}."
         )
     expected = HEADER.size + 12 * n + 8 * m  # int32 length and int64 position per sequence, int64 boundaries
     if size < expected or m < 1:

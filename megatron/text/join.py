@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.data.block_hash import BLOCK_BYTES, combine_digests, hash_range
+from megatron.data.block_hash import BLOCK_BYTES, combine_digests, hash_file
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.io import atomic_path
 from megatron.text.inputs import REJECTS_SUFFIX, STDIN, Source, stat_source
@@ -173,7 +173,7 @@ class UnitJoiner:
         if path == STDIN:
             return {"path": "-", "documents_read": n_documents}
         pieces, records = [self.pieces[i] for i in numbers], [self.records[i] for i in numbers]
-        digests = [bytes.fromhex(digest) for record in records for digest in record.source_sha256]
+        digests = [digest for record in records for digest in record.source_sha256]
         n_bytes, begin = sum(piece.end - piece.begin for piece in pieces), 0
         if pieces and isinstance(path, Path):
             begin, end = pieces[0].source_begin, pieces[-1].source_end
@@ -181,7 +181,7 @@ class UnitJoiner:
                 # the last block was hashed beyond the end of what was used
                 n_last = (n_bytes - 1) // BLOCK_BYTES
                 last = begin + n_last * BLOCK_BYTES
-                digests[n_last:] = [hash_range(path, last, begin + n_bytes)]
+                digests[n_last:] = [hash_file(path, None, last, begin + n_bytes)]
         size, version = stat_source(path)
         entry: dict[str, Any] = {"path": path.name if isinstance(path, Path) else str(path)}
         entry |= {} if isinstance(path, Path) else {"version": version}

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.data.indexed import BLOCK_NUMBERS, DTYPES, IndexedTokens
+from megatron.data.indexed import DTYPES, IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter, dtype_for, unigram_entropy
 from megatron.data.sidecar import DTYPE_NAMES, HEADER, MAGIC, VERSION, count_token_bytes
 from megatron.tokenizer.bpe import BpeTokenizer, build_gpt2_tokenizer
@@ -84,29 +84,11 @@ def test_documents_of_several_sequences_are_read_whole(tmp_path: Path) -> None:
 def test_lengths_of_sequences_take_two_bytes_where_they_fit(
     tmp_path: Path, longest: int, dtype: type
 ) -> None:
-    lengths = np.array([3, longest, 0] + [1] * (BLOCK_NUMBERS + 2))
+    lengths = np.array([3, longest, 0])
     with IndexedWriter(tmp_path / "pair", np.dtype(np.uint8)) as writer:
         writer.add_documents(np.zeros(lengths.sum(), np.uint8), lengths)
     result = IndexedTokens(tmp_path / "pair").sequence_tokens()
     assert result.dtype == dtype and result.tolist() == lengths.tolist()
-
-
-@pytest.mark.parametrize("k", [0, BLOCK_NUMBERS - 1, BLOCK_NUMBERS, 2 * BLOCK_NUMBERS + 2])
-def test_an_error_is_detected_in_every_block_of_the_index(tmp_path: Path, k: int) -> None:
-    n = 2 * BLOCK_NUMBERS + 3
-    with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
-        writer.add_documents(np.zeros(n, np.uint16), np.ones(n, int))
-    index = tmp_path / "pair.idx"
-    whole = index.read_bytes()
-    for place, value in (
-        (4 * k, struct.pack("<i", 7)),
-        (4 * n + 8 * k, bytes([7])),
-        (12 * n + 8 * k, b"\xff" * 8),
-    ):
-        begin = HEADER.size + place
-        index.write_bytes(whole[:begin] + value + whole[begin + len(value) :])
-        with pytest.raises(ValueError, match="inconsistent lengths|not contiguous|as in its index"):
-            IndexedTokens(tmp_path / "pair")
 
 
 def test_an_exception_leaves_no_new_and_no_changed_files(
@@ -133,14 +115,13 @@ def test_an_exception_leaves_no_new_and_no_changed_files(
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda idx: idx[:20], "20 bytes, too few for an index"),
-        (lambda idx: b"TNTIDX" + idx[6:], "at the start, expected"),
+        (lambda idx: idx[:20], "got 20 bytes, expected 70 as in its header"),
+        (lambda idx: b"TNTIDX" + idx[6:], r"got b'TNTIDXX\x00\x00', version 1"),
         (lambda idx: idx[:-8], "as in its header"),
         (lambda idx: idx[:9] + struct.pack("<Q", 2) + idx[17:], "version 2 with dtype code 8"),
         (lambda idx: idx[:17] + b"\x07" + idx[18:], "version 1 with dtype code 7"),
         (lambda idx: idx[:34] + struct.pack("<i", -3) + idx[38:], "inconsistent lengths"),
-        (lambda idx: idx[:34] + struct.pack("<i", 4) + idx[38:], "got 14 bytes, expected 16 as in its index"),
-        (lambda idx: idx[:46] + struct.pack("<q", 2) + idx[54:], "not contiguous"),
+        (lambda idx: idx[:46] + struct.pack("<q", 2) + idx[54:], "inconsistent lengths, positions"),
     ],
 )
 def test_a_broken_index_is_one_sentence(pair: Path, damage, sentence: str) -> None:

@@ -135,7 +135,7 @@ def test_a_damaged_index_or_list_is_refused(both: tuple[str, str]) -> None:
     index, listed = Path(f"{parts}.parts.idx"), Path(f"{parts}.parts.json")
     whole, record = index.read_bytes(), json.loads(listed.read_text())
     lengths = whole[:34] + bytes([whole[34] ^ 1]) + whole[35:]
-    for content, message in ((whole[:-1], "as in its header"), (lengths, r"parts\.json: got")):
+    for content, message in ((whole[:-1], "as in its header"), (lengths, r"parts\.idx: got inconsistent")):
         index.write_bytes(content)
         with pytest.raises(ValueError, match=message):
             open_dataset(parts)

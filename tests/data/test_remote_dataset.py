@@ -9,7 +9,7 @@ import pytest
 
 from megatron.data import open_dataset, remote
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.remote import RemoteError, RemoteMissingError
+from megatron.data.remote import RemoteError, RemoteMissingError, RemoteUnreachableError
 from megatron.data.samples import Samples
 from megatron.data.sidecar import count_tokens, read_sidecar
 from megatron.plan.datapaths import read_data_paths
@@ -26,10 +26,6 @@ FILES = (".bin", ".idx", ".json")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SCALING_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("SCALING_CACHE_GB", raising=False)
-    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(remote, "ATTEMPTS", 3)
-    monkeypatch.setattr(remote, "BLOCK_BYTES", 4096)
     remote.cache_dataset.cache_clear()
     yield tmp_path / "cache" / "remote"
     remote.cache_dataset.cache_clear()
@@ -129,7 +125,7 @@ def test_a_changed_object_is_another_dataset(url: str, web: FaultyServer, local:
     with pytest.raises(RemoteError, match="The file was replaced meanwhile"):
         before.tokens[:1]
     web.faults[name] = [503] * 100
-    with pytest.raises(RemoteError, match=rf"^{url}.bin: not readable after 3 attempts"):
+    with pytest.raises(RemoteUnreachableError, match=f"^{url}.bin: not readable"):
         before.tokens[:1]
     web.faults.clear()
     remote.cache_dataset.cache_clear()  # as another process
@@ -138,24 +134,19 @@ def test_a_changed_object_is_another_dataset(url: str, web: FaultyServer, local:
     assert np.asarray(after.tokens[:50]).tobytes() == web.files[name][:100]
 
 
-def test_bad_settings_and_urls_are_sentences(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="got a query or a password in the URL of a dataset"):
-        open_dataset("https://me:hidden@host/c4?token=hidden")
+def test_bad_urls_are_sentences() -> None:
+    for url in ("https://me:hidden@host/c4", "https://host/c4?token=hidden", "s3://me:hidden@bucket/c4"):
+        with pytest.raises(ValueError, match="got a query or a password in the URL of a dataset") as error:
+            open_dataset(url)
+        assert "hidden" not in str(error.value)
     with pytest.raises(ValueError, match="unsupported kind of URL"):
         open_dataset("ftp://host/c4")
-    monkeypatch.setenv("SCALING_CACHE_GB", "100")
-    with pytest.raises(ValueError, match="SCALING_CACHE_GB: got a limit, expected none"):
-        open_dataset(url)
 
 
-def test_a_dataset_without_sidecar_has_none(web: FaultyServer, url: str) -> None:
-    del web.files[f"t/{url.rpartition('/')[2]}.json"]
-    assert open_dataset(url).sidecar is None
-
-
-def test_a_dataset_in_an_s3_store(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_in_an_s3_store_without_sidecar(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serve_bucket(monkeypatch):
-        for end in FILES:
+        for end in FILES[:2]:
             remote.upload_file(Path(f"{local}{end}"), f"s3://bucket/tokens/c4{end}")
         tokens = open_dataset("s3://bucket/tokens/c4")
+        assert tokens.sidecar is None
         np.testing.assert_array_equal(tokens.tokens[:], open_dataset(local).tokens[:])
