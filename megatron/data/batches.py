@@ -30,7 +30,7 @@ class SampleSource(Protocol):
         ...
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return the state at a step, ready for JSON, from which `restore` resumes; empty without one."""
+        """Return the state at a step for JSON, from which `restore` resumes; may be empty."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ class Batches:
     """This rank's rows of consecutive batches.
 
     Batch k consists of samples k * batch_size to (k + 1) * batch_size - 1. Rank r has rows r * b to
-    (r + 1) * b - 1, where b = batch_size / n_ranks. The union over ranks does not depend on their number.
+    (r + 1) * b - 1, where b = batch_size / n_ranks. The union over ranks is always the batch.
     """
 
     def __init__(self, samples: SampleSource, batch_size: int, rank: int, n_ranks: int) -> None:

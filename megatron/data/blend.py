@@ -11,7 +11,7 @@ from megatron.data.samples import Samples
 
 
 class Schedule(Protocol):
-    """Corpus of each sample, in exact proportions: megatron.plan.weighted_round_robin.WeightedRoundRobin."""
+    """Corpus of each sample: megatron.plan.weighted_round_robin.WeightedRoundRobin."""
 
     weights: Any
     block_slots: int
@@ -60,8 +60,7 @@ class Blend(SampleSource):
     def take(self, numbers: np.ndarray) -> np.ndarray:
         """Return the samples `numbers` int64 [n], of any epochs: int64 [n, seq_len + 1]."""
         corpora, indices = self.locate_samples(numbers)
-        # one `take` per corpus; the mask writes each sample to its own row, so the order stays that of
-        # `numbers`
+        # one `take` per corpus; the mask writes each sample to its own row
         samples = np.empty((len(numbers), self.seq_len + 1), dtype=np.int64)
         for corpus in np.unique(corpora):
             rows = corpora == corpus
@@ -75,7 +74,7 @@ class Blend(SampleSource):
             counts = zip(self.shares.prefix_counts(n), self.corpora, strict=True)
             return any(count > corpus.samples_per_epoch for count, corpus in counts)
 
-        # counts grow with n, so bisection applies; beyond the samples of all corpora together, one repeats
+        # counts grow with n, so bisection applies
         n_samples = bisect_left(range(self.samples_per_epoch + 1), True, key=repeats) - 1
         if not n_samples:
             raise ValueError(

@@ -1,8 +1,8 @@
 """Reader of datasets: Megatron's format MMIDIDX, version 1.
 
-Layout of the index, little endian: 9 bytes of magic, u64 version, u8 dtype code, u64 number of sequences, u64
-number of documents + 1; then int32 lengths [sequences], int64 byte positions [sequences], and int64 document
-boundaries [documents + 1], counted in sequences.
+Layout of the index, little endian: 9 bytes of magic, u64 version, u8 dtype code,
+u64 number of sequences, u64 number of documents + 1; then int32 lengths [sequences],
+int64 byte positions [sequences], int64 boundaries [documents + 1] in sequences.
 """
 
 from collections.abc import Iterator
@@ -80,8 +80,8 @@ class IndexedTokens:
     @cached_property
     def _arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Lengths, byte positions and document boundaries, as in the index."""
-        # One map of bytes and three views: each map counts as an open file. The arrays begin at byte 34, so
-        # int32 and int64 elements are not aligned; numpy reads unaligned views correctly.
+        # One map and three views: each map counts as an open file. The arrays begin
+        # at byte 34, not aligned; numpy reads unaligned views correctly.
         body = np.memmap(self._index, np.uint8, mode="r", offset=HEADER.size).view(np.ndarray)
         n, n_bounds = self.n_sequences, self.n_documents + 1
         bounds = body[12 * n : 12 * n + 8 * n_bounds]
@@ -98,7 +98,7 @@ class IndexedTokens:
         return np.concatenate([np.empty(0, np.int64), *self.iter_document_lengths()])
 
     def sequence_tokens(self) -> np.ndarray:
-        """Read the tokens of each sequence from the index: [n_sequences], uint16 if they fit, else int32.
+        """Read the tokens of each sequence: [n_sequences], uint16 if they fit, else int32.
 
         In most datasets a document is a single sequence.
         """
@@ -145,8 +145,8 @@ class IndexedTokens:
 
     def _sequence_starts(self, sequences: np.ndarray) -> np.ndarray:
         """Return the first token of each sequence; n_tokens for n_sequences."""
-        # An empty last document, or the end of the last one, refers to sequence n_sequences, which has no
-        # position: its start is the end of the data.
+        # The end of the last document is sequence n_sequences, which has no position:
+        # its start is the end of the data.
         starts = np.full(len(sequences), self.n_tokens, dtype=np.int64)
         inside = sequences < self.n_sequences
         starts[inside] = self._arrays[1][sequences[inside]] // self.dtype.itemsize
@@ -159,7 +159,7 @@ def count_index_tokens(index: Path) -> int:
 
 
 def check_ids(ids: np.ndarray, n_ids: int, name: str) -> None:
-    """Raise ValueError if any of int64 `ids` is outside 0..n_ids - 1. `name`: origin of the ids."""
+    """Raise ValueError if any of int64 `ids` is outside 0..n_ids - 1."""
     # as unsigned, a negative id is very large: one comparison covers both ends
     if not ids.size or int(ids.view(np.uint64).max()) < n_ids:
         return

@@ -220,9 +220,9 @@ def finish_publishing(files: Sequence[tuple[Path, Path]]) -> None:
 
 
 def unigram_entropy(counts: np.ndarray | None) -> float | None:
-    """Return the entropy of the unigram distribution in nats: the minimum loss of a model without context.
+    """Return the entropy of the unigram distribution in nats; None without counts.
 
-    None without counts.
+    It is the minimum loss of a model without context.
     """
     if counts is None or not counts.any():
         return None

@@ -1,16 +1,15 @@
 """Megatron's order of samples, bit for bit, to reproduce runs of Megatron.
 
-Megatron-LM's GPTDataset builds three arrays with numpy.random.RandomState(seed) for a number of samples:
+Megatron-LM's GPTDataset builds three arrays with numpy.random.RandomState(seed):
 
-    document index  every sequence once per epoch, all epochs shuffled together; the last epoch is shuffled
-                    separately if the run needs less than 80 % of its samples
-    sample index    start of each window of seq_len + 1 tokens in that order: (place in the order, offset)
-    shuffle index   shuffled windows; those of a separate last epoch are shuffled separately, after the others
+    document index  every sequence once per epoch, all epochs shuffled together;
+                    a last epoch of which less than 80 % is needed is shuffled separately
+    sample index    (place in that order, offset) of each window of seq_len + 1 tokens
+    shuffle index   shuffled windows; those of a separate last epoch come after the others
 
-The classic gpt_dataset.py (Megatron-LM, Megatron-DeepSpeed, bigscience) and Megatron Core's build the
-same arrays. The classic one fails if the last epoch needs one window more than a single epoch has, and
-beyond 2^31 places; this module follows Core there. Core's options that change the order (samples without
-the extra token, a partial last sample) are off, as by default in training.
+The classic gpt_dataset.py and Megatron Core's build the same arrays. The classic one fails beyond 2^31
+places, and if the last epoch needs one window more than an epoch has: this module follows Core.
+Core's options that change the order are off, as by default in training.
 """
 
 from functools import cached_property
@@ -23,11 +22,11 @@ from megatron.data.samples import Samples
 
 SEPARATE_EPOCH_THRESHOLD = 0.80  # Megatron's threshold, as a fraction of an epoch's samples
 MAX_PLACES = 1 << 32  # above this numpy's shuffle draws 64 bits per number
-INDEX_STRIDE = 8  # the sample index stores every 8th window; starts between are computed by adding lengths
+INDEX_STRIDE = 8  # the sample index stores the start of every 8th window
 
 
 class MegatronOrder:
-    """Megatron's indices for sequences of `lengths` int32 or uint16 [n] and at least `n_samples` samples.
+    """Megatron's indices for sequences of `lengths` int32 or uint16 [n].
 
     document_index  int32 [n_epochs * n]
     shuffle_index   uint32 [n_windows], int64 from 2^32 - 2 windows on
@@ -50,9 +49,8 @@ class MegatronOrder:
         # windows share one token: w windows need w * seq_len + 1 tokens
         self.n_windows = (self.n_epochs * per_epoch - 1) // seq_len
         state = np.random.RandomState(seed).get_state(legacy=False)["state"]
-        # One generator first shuffles documents, then windows: the state after the first shuffle
-        # (key, pos) is the input of the second.
-        # ranges (begin, end, times) for csrc/shuffled.cpp; each range is shuffled separately
+        # One generator shuffles documents, then windows: (key, pos) is its state between both.
+        # ranges (begin, end, times) for csrc/shuffled.cpp; each is shuffled separately
         epochs = [(0, n, self.n_epochs)] if n_first is None else [(0, n, self.n_epochs - 1), (0, n, 1)]
         self.document_index, key, pos = _csrc.shuffled(
             state["key"], state["pos"], np.array(epochs), np.dtype(np.int32)
@@ -69,15 +67,15 @@ class MegatronOrder:
         self.shuffle_index, _, _ = _csrc.shuffled(key, pos, np.array(windows), np.dtype(dtype))
 
     def sample_index(self, lengths: np.ndarray) -> np.ndarray:
-        """Compute Megatron's sample index, [n_windows + 1, 2], from the same `lengths`; it is not stored."""
+        """Compute Megatron's sample index, [n_windows + 1, 2], which is not stored."""
         starts = _csrc.sample_starts(lengths, self.document_index, self.seq_len, self.n_windows + 1)
         starts[0] = 0  # Megatron starts at the first sequence even if it is empty
         return starts
 
     def find_start(self, window: int) -> tuple[int, int]:
-        """Return (place in the document index, offset of the window's first token from its start).
+        """Return (place in the document index, offset of the window from its start).
 
-        The offset may exceed the sequence at that place: it counts from a stored window.
+        The offset may be beyond the sequence: it counts from a stored window.
         """
         # window 19 with stride 8: stored row 2 is window 16, 3 * seq_len tokens before this one
         place, offset = self._starts[window // INDEX_STRIDE].tolist()
@@ -85,7 +83,7 @@ class MegatronOrder:
 
 
 def split_epochs(tokens_per_epoch: int, seq_len: int, n_samples: int) -> tuple[int, int | None]:
-    """Return (number of epochs for `n_samples`, windows before a separate last epoch or None)."""
+    """Return (number of epochs, windows before a separate last epoch or None)."""
     # smallest e with (e * tokens - 1) // seq_len >= n_samples
     n_epochs = max(1, -(-(n_samples * seq_len + 1) // tokens_per_epoch))
     if n_epochs == 1:
@@ -110,7 +108,7 @@ class MegatronSamples(Samples):
         self.indices = MegatronOrder(tokens.sequence_tokens(), seq_len, seed, n_samples)
 
     def sample_windows(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the windows of the samples `numbers` int64 [n]. Raises IndexError after the last sample."""
+        """Return the windows of samples int64 [n]. Raises IndexError after the last one."""
         return self.indices.shuffle_index[numbers].astype(np.int64)
 
     def _copy_window(self, window: int, row: np.ndarray) -> None:
@@ -139,5 +137,5 @@ class MegatronSamples(Samples):
 
     @cached_property
     def _likely_places(self) -> int:
-        """Number of sequences that usually contain INDEX_STRIDE windows: twice the mean, and some more."""
+        """Sequences that usually contain INDEX_STRIDE windows: twice the mean, and 8."""
         return 8 + 2 * INDEX_STRIDE * self.seq_len * self.tokens.n_sequences // self.tokens.n_tokens

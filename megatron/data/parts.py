@@ -72,10 +72,7 @@ def read_parts_list(files: DatasetFiles, sidecar: dict[str, Any]) -> list[Datase
 
 
 def describe_part(files: DatasetFiles, n_documents: int, n_tokens: int, folder: Path) -> dict[str, Any]:
-    """Return the entry of a dataset in the list of parts in `folder`; without a sidecar, with an index hash.
-
-    Raises ValueError for a URL.
-    """
+    """Return the entry of a dataset in the list of parts in `folder`. Raises ValueError for a URL."""
     if files.cached is not None:
         raise ValueError(
             f"{files.uri}: got a URL, expected a part on this machine. Merge it, or download it."
@@ -98,7 +95,7 @@ def check_parts(
     files: DatasetFiles, sidecar: dict[str, Any], parts: Sequence[DatasetPart], counts: tuple[int, int, int],
     dtype: str,
 ) -> None:  # fmt: skip
-    """Compare the list with its index and with the files of the parts. Raises ValueError if one has changed.
+    """Compare the list with its index and the files of the parts. Raises ValueError.
 
     counts   (sequences, documents, tokens) of the index
     """

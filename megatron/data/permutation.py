@@ -1,8 +1,9 @@
 """Keyed permutation of 0..n-1 without an array.
 
-A Feistel network permutes the numbers of 2b bits. Cycle walking, that is applying it until the result is
-below n, makes it a permutation of 0..n-1 (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
-b is the smallest value with 2^(2b) >= n, so that a walk takes fewer than 4 steps on average.
+A Feistel network permutes the numbers of 2b bits. Cycle walking, that is applying it until
+the result is below n, makes it a permutation of 0..n-1 (Black and Rogaway, "Ciphers with
+Arbitrary Finite Domains", 2002). b is the smallest value with 2^(2b) >= n, so that a walk
+takes fewer than 4 steps on average.
 """
 
 from collections.abc import Sequence
@@ -48,9 +49,8 @@ class Permutation:
         left, right = x >> self._half, x & self._mask
         for key in self._keys:
             mixed = (right ^ key) * MIX  # uint64 arithmetic wraps around, as intended
-            # A product carries only upwards: its low bits depend on the low bits of the input alone. This
-            # step copies the high half into the low half, and the shift by 29 below selects bits 29 to 28 +
-            # b, which are well mixed.
+            # The low bits of a product depend on the low bits of the input alone. This copies
+            # the high half into the low half; bits 29 to 28 + b are well mixed.
             mixed ^= mixed >> np.uint64(32)
             mixed *= MIX
             # a Feistel round is invertible for any round function, so the network is a permutation

@@ -17,9 +17,8 @@ PREFETCH_FACTOR = 2  # items per worker that may be pending or ready, as in torc
 class Prefetcher(Generic[ItemT]):
     """Iterator over make(0), make(1), ... make(n_items - 1) for any number of workers; a context manager.
 
-    An exception of `make` is raised when its item is requested. Leaving the `with` block waits for running
-    calls and discards their results. Prefetched items that were not requested leave no state behind: to
-    resume at item k, start a new prefetcher at item k.
+    An exception of `make` is raised when its item is requested. Leaving the `with` block waits
+    for running calls and discards their results. To resume at item k, start a new prefetcher.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class Prefetcher(Generic[ItemT]):
 
     def __exit__(self, *error: object) -> None:
         if self._pool is not None:
-            # wait: a call that is still running reads files that the caller may close after the `with` block
+            # wait: a running call reads files that the caller may close after the `with` block
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pending.clear()
 

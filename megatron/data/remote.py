@@ -3,7 +3,7 @@
 Size and version (etag, or time of change) are pinned when a file is found. They are compared when it is
 opened and when it is closed, so bytes of two versions are never mixed. Credentials come from the environment
 (AWS_*, GOOGLE_*, HF_TOKEN). Messages contain neither user names, passwords nor queries of a URL.
-The libraries of the stores repeat failed requests; those to a web server are not repeated.
+The packages of the stores repeat failed requests; requests to a web server are not repeated.
 
 A dataset is downloaded once for all processes of a machine, each file complete or absent:
 
@@ -34,7 +34,7 @@ log = get_logger(__name__)
 
 # scheme: package that fsspec requires for it
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub"}
-WEB_PACKAGES = {"https": "aiohttp", "http": "aiohttp"}  # without folders, and the query may be a password
+WEB_PACKAGES = {"https": "aiohttp", "http": "aiohttp"}  # no folders
 PACKAGES |= WEB_PACKAGES
 MAGIC = re.compile(r"[*?[]")
 URL_IN_TEXT = re.compile(r"([a-z][a-z0-9+.-]*://)(?:[^\s/'\"@]*@)?([^\s'\"?#<>]*)(?:[?#][^\s'\"<>)]*)?")
@@ -100,7 +100,7 @@ def _is_web(url: str) -> bool:
 
 
 def check_url(url: str) -> None:
-    """Raise ValueError for a scheme that is not supported, and for credentials in the URL of a store."""
+    """Raise ValueError for an unsupported scheme, and for credentials in the URL of a store."""
     if url.partition("://")[0] not in PACKAGES:
         raise ValueError(
             f"{redact(url)}: got an unsupported kind of URL, expected "
@@ -114,9 +114,9 @@ def check_url(url: str) -> None:
 
 @contextmanager
 def _connect(url: str) -> Iterator[tuple[Any, str]]:
-    """Yield the fsspec file system of a URL, and the path in it. Failures of its requests are RemoteErrors.
+    """Yield the fsspec file system of a URL, and the path in it.
 
-    Raises ValueError for a missing package, and as `check_url`.
+    Raises RemoteError for a failed request, ValueError for a missing package, and as `check_url`.
     """
     check_url(url)
     options: dict[str, Any] = {"use_listings_cache": False}  # a cached version would hide a change
@@ -143,7 +143,7 @@ def _connect(url: str) -> Iterator[tuple[Any, str]]:
 def _explain_error(url: str, error: BaseException) -> RemoteError:
     """Return the error of a request as one sentence without secrets."""
     if _is_web(url):
-        error = error.__cause__ or error  # fsspec reports any failure of a web server as a missing file
+        error = error.__cause__ or error  # fsspec reports any failure as a missing file
     label, kind = redact(url), type(error).__name__
     reason = f"{kind}: {redact(str(error))[:200]}".splitlines()[0]
     status = getattr(error, "status", None)  # of aiohttp
@@ -235,7 +235,7 @@ class _BlockReader(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no
     def close(self) -> None:
         if not self.closed:
             super().close()  # also of the cache and its thread
-            # fsspec has no If-Match for all stores: bytes between two equal versions are of that version
+            # not all stores have If-Match: bytes between two equal versions are of that version
             self.file.check_unchanged()
 
 

@@ -40,7 +40,7 @@ FIELDS: dict[str, dict[type, str]] = {
     },
     "parts": {int: "documents tokens mtime_ns", str: "path sidecar_sha256", dict: "sha256"},
     "tokenizer": {int: "n_tokens eod_id", str: "name sha256 eod_token eod_from"},
-    # block_bytes: bin and idx are hashes of the hashes of blocks of this size (megatron/data/block_hash.py)
+    # block_bytes: size of the blocks of the hashes (megatron/data/block_hash.py)
     "sha256": {int: "block_bytes", str: "bin idx parts"},
 }
 # type: what an error calls it, and its test
@@ -57,12 +57,12 @@ KINDS: dict[type, tuple[str, Callable[[Any], bool]]] = {
 
 @dataclass(frozen=True)
 class DatasetFiles:
-    """Files of a dataset on this machine; they may be missing. `has_parts`: the sidecar lists its parts."""
+    """Files of a dataset on this machine; they may be missing."""
 
     uri: str
     index: Path
     sidecar: Path
-    has_parts: bool = False
+    has_parts: bool = False  # the sidecar lists them
     cached: Any = None  # remote.CachedDataset of a URL
 
     @property
@@ -172,7 +172,7 @@ def _check_fields(path: Path, section: str, where: str, content: dict[str, Any])
     for kind, names in FIELDS[section].items():
         expected, is_valid = KINDS[kind]
         for name in names.split():
-            # unknown and missing keys are accepted: files of older and newer versions have fewer or more
+            # unknown and missing keys are accepted: other versions have fewer or more
             if (value := content.get(name)) is not None and not is_valid(value):
                 raise ValueError(
                     f"{path}: {where}{name}: got {str(value)[:40]!r}, expected {expected}. "

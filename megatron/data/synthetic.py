@@ -21,8 +21,8 @@ class SyntheticSamples(SampleSource):
     ) -> None:
         """Training samples are infinite and do not repeat, unless `n_unique` is given.
 
-        With `n_unique`, each epoch is a permutation of the first n_unique samples. There are 64 held-out
-        samples, equal for every seed.
+        With `n_unique`, each epoch is a permutation of the first n_unique samples.
+        There are 64 held-out samples, equal for every seed.
         """
         self.n_tokens, self.seq_len = n_tokens, seq_len
         # seed 0 for every run: evaluation losses of different seeds are of the same samples

@@ -21,8 +21,6 @@ from megatron.plan.datapaths import WeightedCorpus, count_corpus_tokens, read_co
 from megatron.plan.identity import _read_checksums
 from megatron.text.inspect_dataset import find_faults
 from megatron.text.merge import merge_datasets
-from megatron.text.split import split_dataset
-from megatron.text.subset import DocumentSelection, subset_dataset
 from megatron.text.write_parts import write_parts_list
 
 META = {"tokenizer": {"n_tokens": 500, "sha256": "same", "name": "null", "eod_id": 0}, "append_eod": True}
@@ -83,16 +81,6 @@ def test_every_window_document_and_order_is_that_of_the_merged_dataset(both: tup
     for build in (Samples, lambda *settings: MegatronSamples(*settings, 1500)):
         assert (build(ours, 16, 3).take(numbers) == build(theirs, 16, 3).take(numbers)).all()
     assert (pickle.loads(pickle.dumps(ours)).tokens[:] == theirs.tokens[:]).all()
-
-
-def test_subsets_and_splits_are_those_of_the_merged_dataset(both: tuple[str, str], tmp_path: Path) -> None:
-    for prefix, folder in zip(map(Path, both), (tmp_path / "p", tmp_path / "m"), strict=True):
-        subset_dataset(prefix, folder / "sample", DocumentSelection(sample=90, seed=1))
-        split_dataset(prefix, folder / "split", [8, 1, 1])
-    files = [path for path in (tmp_path / "p").iterdir() if path.suffix != ".json"]
-    assert len(files) == 2 * 4
-    for path in files:
-        assert path.read_bytes() == (tmp_path / "m" / path.name).read_bytes()
 
 
 def test_without_hashing_the_identity_is_that_of_the_content_of_the_parts(

@@ -13,6 +13,7 @@ from megatron.data.remote import RemoteError, RemoteMissingError, RemoteUnreacha
 from megatron.data.samples import Samples
 from megatron.data.sidecar import count_tokens, read_sidecar
 from megatron.plan.datapaths import read_data_paths
+from megatron.plan.identity import run_identity
 from megatron.plan.resolve import load_config
 from megatron.text.inspect_dataset import find_faults
 from megatron.text.merge import merge_datasets
@@ -80,12 +81,7 @@ def test_plans_inspection_and_merge_read_a_url(
         write_parts_list([url], tmp_path / "parts")
 
 
-def test_a_training_run_takes_the_same_samples_and_has_the_same_identity(
-    url: str, local: Path, tmp_path: Path
-) -> None:
-    from megatron.plan.identity import run_identity
-    from megatron.train.build import open_held_out_samples, open_train_samples
-
+def test_a_run_has_the_identity_of_local_files(url: str, local: Path, tmp_path: Path) -> None:
     (tmp_path / "mix.txt").write_text(f"1 {url}\n")
     yaml = "examples_scaling/training/small.yaml"
     configs = [
@@ -94,12 +90,6 @@ def test_a_training_run_takes_the_same_samples_and_has_the_same_identity(
     ]
     assert {config.model.n_tokens for config in configs} == {50257}
     assert len({run_identity(config) for config in configs}) == 1
-    numbers = np.arange(200)
-    trained = [open_train_samples(config, 200).take(numbers) for config in configs]
-    held_out = [open_held_out_samples(str(c.dataset.path_eval), c).take(numbers[:50]) for c in configs]
-    for samples in (trained, held_out):
-        np.testing.assert_array_equal(samples[0], samples[1])
-        np.testing.assert_array_equal(samples[0], samples[2])
     with pytest.raises(ValueError, match=f"dataset.path_train: {url}x.bin: no such file"):
         load_config(yaml, [f"dataset.path_train={url}x"])
 
