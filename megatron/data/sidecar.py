@@ -120,23 +120,15 @@ def locate_dataset(uri: str | Path) -> DatasetFiles:
 
 
 def strip_suffix(name: str | Path) -> str:
-    """Return the prefix for the name of a file of a dataset; other names stay as they are."""
+    """Return the prefix for the name of a file of a dataset; other names stay as they are.
+
+    A name with such a suffix is always a file: give `c4.bin.bin` for the prefix `c4.bin`.
+    """
     prefix = str(name)
     for suffix in (PARTS_SUFFIX, PARTS_INDEX_SUFFIX, ".bin", ".idx"):
         if prefix.endswith(suffix):
             return prefix.removesuffix(suffix)
     return prefix
-
-
-def resolve_prefix(name: str | Path) -> str:
-    """Return the prefix of a dataset: the name, or the name without a suffix."""
-    prefix, shorter = str(name), strip_suffix(name)
-    if is_url(prefix) or shorter == prefix:
-        return shorter
-    # a prefix may end like a file: c4.bin.bin is a file of c4.bin
-    if locate_dataset(prefix).exists() or not locate_dataset(shorter).index.is_file():
-        return prefix
-    return shorter
 
 
 def find_prefix(name: str, folder: Path) -> str | None:

@@ -16,7 +16,6 @@ from megatron.data.sidecar import (
     EodUse,
     locate_dataset,
     parse_eod_use,
-    resolve_prefix,
     strip_suffix,
 )
 from megatron.log import get_logger
@@ -59,7 +58,7 @@ def expand_prefixes(names: Sequence[str], lists: Sequence[Path] = ()) -> list[st
 
 
 def _expand_name(name: str, origin: str) -> list[str]:
-    prefix = resolve_prefix(name)
+    prefix = strip_suffix(name)
     if not PATTERN.search(name) or locate_dataset(prefix).exists():
         return [prefix]
     prefixes = _match_pattern(name)
@@ -92,7 +91,7 @@ def read_list(path: Path) -> list[tuple[str, str]]:
 
 
 def _exists(name: str) -> bool:
-    is_dataset = locate_dataset(resolve_prefix(name)).exists()
+    is_dataset = locate_dataset(strip_suffix(name)).exists()
     return is_dataset or bool(PATTERN.search(name) and _match_pattern(name))
 
 
@@ -118,7 +117,7 @@ def open_inputs(prefixes: Sequence[str], output: Path, mixed_eod: bool) -> Merge
     """Open datasets that are to be merged. Raises as `merge_datasets`."""
     datasets: list[IndexedTokens] = []
     for prefix in prefixes:
-        dataset = open_dataset(resolve_prefix(prefix))
+        dataset = open_dataset(strip_suffix(prefix))
         datasets += [open_dataset(part.prefix) for part in dataset.parts] or [dataset]
         if dataset.files.location == locate_dataset(output).location:
             raise ValueError(f"{output}: is one of the inputs. Choose another name.")

@@ -15,7 +15,7 @@ from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.megatron_order import MegatronSamples
 from megatron.data.parts import ConcatenatedTokens
 from megatron.data.samples import Samples
-from megatron.data.sidecar import read_sidecar, resolve_prefix
+from megatron.data.sidecar import read_sidecar, strip_suffix
 from megatron.evaluation.held_out import _identify_corpus
 from megatron.plan.datapaths import WeightedCorpus, count_corpus_tokens, read_corpora
 from megatron.plan.identity import _read_checksums
@@ -145,7 +145,7 @@ def test_a_damaged_index_or_list_is_refused(both: tuple[str, str]) -> None:
 def test_a_name_is_a_pair_or_a_list_of_parts_but_not_both(both: tuple[str, str], tmp_path: Path) -> None:
     parts, merged = both
     for suffix in ("", ".parts.json", ".parts.idx"):
-        assert resolve_prefix(parts + suffix) == parts
+        assert strip_suffix(parts + suffix) == parts
     paths = tmp_path / "paths.txt"
     paths.write_text(f"0.3 {parts}\n0.7 {merged}.bin\n")
     assert [corpus.prefix for corpus in read_corpora(paths)] == [parts, merged]
