@@ -79,7 +79,7 @@ class Batches:
         self.rank = rank
 
     def sample_range(self, next_sample: int) -> tuple[int, int]:
-        """Return this rank's first and last sample of the batch whose first sample is `next_sample`."""
+        """Return this rank's first and last sample of the batch at `next_sample`."""
         # ranks take consecutive blocks of rows, in rank order
         # batch of 8 on 4 ranks from sample 16: rank 1 has samples 18 and 19
         first = next_sample + self.rank * self.rows

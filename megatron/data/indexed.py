@@ -121,7 +121,7 @@ class IndexedTokens:
         """Yield the number of tokens of all documents in blocks, each int64."""
         for first in range(0, self.n_documents, BLOCK_DOCUMENTS):
             bounds = self._arrays[2][first : first + BLOCK_DOCUMENTS + 1]
-            # Sequences of 4, 3 and 5 tokens, boundaries [0, 2, 3]: starts [0, 7, 12], documents of 7 and 5
+            # sequences of 4, 3, 5 tokens, boundaries [0, 2, 3]: starts [0, 7, 12]
             yield np.diff(self._sequence_starts(bounds))
 
     def read_copy(self, begin: int, n: int) -> np.ndarray:
@@ -173,8 +173,8 @@ def check_ids(ids: np.ndarray, n_ids: int, name: str) -> None:
 def check_index(path: Path, dtype: str, n_sequences: int, n_documents: int) -> tuple[int, int]:
     """Return (tokens, longest sequence) of an index with this header.
 
-    Raises ValueError for a negative length, sequences that are not contiguous, or boundaries that do not
-    ascend from 0 to n_sequences.
+    Raises ValueError for a negative length, sequences that are not contiguous, or boundaries
+    that do not ascend from 0 to n_sequences.
     """
     with path.open("rb") as file:
         n_tokens, longest, in_order, sound = _csrc.check_index(

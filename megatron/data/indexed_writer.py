@@ -78,8 +78,8 @@ class IndexedWriter:
                 f"{parts}: exists already, a dataset of parts. Choose another name, or delete it."
             )
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
-        # The lock is on the partial .bin. open_exclusive does not truncate, because before the lock the
-        # content belongs to another process; `truncate` follows below.
+        # The lock is on the partial .bin. Its content belongs to another process before the
+        # lock, so that open_exclusive does not truncate.
         self._bin = open_exclusive(self._files[0][0], self.prefix)
         self._bin.truncate(0)
         self._spool = tempfile.TemporaryFile(dir=self.scratch)
@@ -96,7 +96,7 @@ class IndexedWriter:
             for partial, _ in self._files:
                 partial.unlink(missing_ok=True)
             for file in (self._bin, self._spool):
-                with suppress(OSError):  # buffers are empty, or the disk-full error is already propagating
+                with suppress(OSError):  # buffers are empty, or a disk-full error propagates
                     file.close()
 
     def add_document(self, ids: Sequence[int] | np.ndarray) -> None:

@@ -1,6 +1,6 @@
 """Dataset of parts: many .bin/.idx datasets that are one dataset, without a copy of their tokens.
 
-`<prefix>.parts.json` is the sidecar of the whole. It lists the parts with paths relative to its folder.
+`<prefix>.parts.json` is the sidecar of the whole, with the paths of the parts from its folder.
 `<prefix>.parts.idx` is the index of the merged dataset, byte for byte, so documents and every order of
 samples are the same. The indices of the parts are not read. `megatron/text/write_parts.py` writes both.
 

@@ -55,8 +55,8 @@ class Prefetcher(Generic[ItemT]):
         self._submit_items(self._pool)
         if not self._pending:
             raise StopIteration
-        # The oldest item, even if later ones are ready. At most PREFETCH_FACTOR * n_workers items exist, so
-        # memory stays bounded for a slow consumer.
+        # The oldest item, even if later ones are ready. At most PREFETCH_FACTOR * n_workers
+        # items exist, which bounds memory for a slow consumer.
         item = self._pending.popleft().result()
         self._submit_items(self._pool)  # start the next item before the caller uses this one
         return item

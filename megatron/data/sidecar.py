@@ -97,8 +97,8 @@ class DatasetFiles:
 def locate_dataset(uri: str | Path) -> DatasetFiles:
     """Return the files of a dataset. Of a URL the index and the sidecar are downloaded.
 
-    Raises ValueError if a prefix names both a list of parts and a .bin or .idx, RemoteError for a URL without
-    a dataset.
+    Raises ValueError if a prefix names a list of parts and a .bin or .idx, RemoteError for
+    a URL without a dataset.
     """
     prefix = str(uri)
     if is_url(prefix):
@@ -197,8 +197,8 @@ def read_header(index: Path) -> tuple[str, int, int]:
 def count_tokens(uri: str | Path) -> int:
     """Return the number of tokens of a dataset, from its sidecar or from the size of its .bin.
 
-    Raises ValueError for a sidecar without the number and for an index of another format than MMIDIDX 1, and
-    FileNotFoundError if there is neither.
+    Raises ValueError for a sidecar without the number and for an index of another format,
+    and FileNotFoundError if there is neither.
     """
     files, sidecar = locate_dataset(uri), load_sidecar(uri)
     if sidecar is None:
@@ -224,11 +224,10 @@ class EodUse:
 
 def parse_eod_use(sidecar: dict[str, Any] | None) -> EodUse | None:
     """Return how the documents of a dataset end; None if its sidecar does not record it."""
-    appended = (sidecar or {}).get("append_eod")
-    if sidecar is None or appended is None:
-        return None
+    sidecar = sidecar or {}
+    appended, tokenizer = sidecar.get("append_eod"), sidecar.get("tokenizer") or {}
     # false and missing differ: false records that documents have no end token
-    if not appended:
+    if appended is False:
         return EodUse(None)
-    eod_id = (sidecar.get("tokenizer") or {}).get("eod_id")
-    return None if eod_id is None else EodUse(eod_id)
+    eod_id = tokenizer.get("eod_id")
+    return EodUse(eod_id) if appended and eod_id is not None else None
