@@ -167,7 +167,7 @@ def test_a_dataset_written_by_megatron_needs_no_sidecar(tmp_path: Path, scaling_
     ag_news = folder / "ag_news_prompt_inputs_document"
     assert count_corpus_tokens(ag_news) * 4 == ag_news.with_suffix(".bin").stat().st_size  # int32
     (tmp_path / "x.idx").write_bytes(b"something else")
-    with pytest.raises(ValueError, match="x.idx: got 14 bytes, too few for an index"):
+    with pytest.raises(ValueError, match="x.idx: got b.something., version"):
         count_corpus_tokens(tmp_path / "x")
 
 
