@@ -30,9 +30,8 @@ class BlockHash:
     def join_blocks(cls, block_bytes: int, blocks: Sequence[Any]) -> "BlockHash":
         """Return the hash of a stream from hashlib's objects of its blocks, at least one."""
         joined = cls(block_bytes)
-        joined._block, joined.n_blocks = blocks[-1], len(blocks) - 1
-        for block in blocks[:-1]:
-            joined._digests.update(block.digest())
+        joined.digests = [block.hexdigest() for block in blocks[:-1]]
+        joined._block = blocks[-1]
         return joined
 
     def update(self, data: Any) -> None:
