@@ -230,11 +230,6 @@ def print_warnings(args: argparse.Namespace, done: RegistrationResult) -> None:
     if done.n_broken:
         # on standard error, so that the output of `add` is one line
         print(f"list them: tools/register_corpus.py {args.catalog} broken {args.corpus}", file=sys.stderr)
-    if done.n_duplicates:
-        print(
-            f"{done.n_duplicates:,} files were registered by another process at the same time",
-            file=sys.stderr,
-        )
     if done.n_edited:
         print(
             f"warning: {done.n_edited:,} files had the same size and time but other content; they were "

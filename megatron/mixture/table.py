@@ -8,61 +8,24 @@ writes.
 
 import json
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 from megatron.log import get_logger
-from megatron.mixture.files import SourceFile
-from megatron.mixture.lazy_imports import fetch_rows, import_deltalake, import_pyarrow
-from megatron.mixture.properties import Property, quote_identifier, quote_text
+from megatron.mixture.files import SourceFile, hash_content, stat_file
+from megatron.mixture.lazy_imports import import_deltalake, import_pyarrow
+from megatron.mixture.properties import Corpus, quote_identifier, quote_text
+from megatron.mixture.records import RecordCounts, RecordReader
 
 KIND, META = "_kind", "_meta"
 ORPHAN_HOURS = 7 * 24  # files that no commit names may belong to a running registration until then
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Settings of a corpus.
-
-    tokenizer   the tokenizer that counted the tokens; None if they are not counted
-    added       properties that `add_property` has added later, by their types
-    """
-
-    name: str
-    text_key: str
-    properties: tuple[Property, ...]
-    tokenizer: dict[str, Any] | None = None
-    added: tuple[Property, ...] = ()
-
-    @property
-    def all_properties(self) -> tuple[Property, ...]:
-        """Properties of the registration, and those added later."""
-        return (*self.properties, *self.added)
-
-    @property
-    def compatibility_key(self) -> tuple[Any, ...]:
-        """Settings that must be equal when files are added. The path of a tokenizer may differ."""
-        return self.properties, self.text_key, self.tokenizer and self.tokenizer | {"name": None}
-
-    def to_json(self) -> str:
-        """Return the settings as the description of the table."""
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Corpus":
-        """Parse a description. Raises ValueError for another text."""
-        try:
-            fields = json.loads(text)
-            properties, added = (
-                tuple(Property(**prop) for prop in fields.pop(key)) for key in ("properties", "added")
-            )
-            return cls(**fields, properties=properties, added=added)
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise ValueError(f"got a table that is not a corpus ({error}). Register it again.") from error
 
 
 def make_schema(corpus: Corpus) -> Any:
@@ -177,7 +140,8 @@ class CorpusTable:
         self.scan(connection, "files", "registered_files")
         winners: dict[str, SourceFile] = {}
         dead = []
-        for (text,) in fetch_rows(connection, f"SELECT {META} FROM registered_files"):
+        rows = connection.execute(f"SELECT {META} FROM registered_files").fetchall()
+        for (text,) in rows:
             fields = json.loads(text)
             broken = tuple((line, why) for line, why in fields.pop("broken"))
             file = SourceFile(**fields, broken=broken)
@@ -251,3 +215,52 @@ def list_tables(catalog: Path | str) -> list[str]:
     else:
         names = [folder.parent.name for folder in Path(catalog).glob("*/_delta_log")]
     return sorted(map(unquote, names))
+
+
+def iter_batches(
+    paths: Sequence[Path], counts: Sequence[RecordCounts], reader: RecordReader,
+    hashing: ThreadPoolExecutor,
+) -> Iterator[Any]:  # fmt: skip
+    """Yield the documents of some files, and last the entries of the files.
+
+    counts   receives the counts of each file
+
+    Raises ValueError for a file that changes meanwhile: its content may be of two versions.
+    """
+    corpus, schema = reader.corpus, make_schema(reader.corpus)
+    # sizes and times are read before the content, and compared again at the end
+    stamps = [stat_file(path) for path in paths]
+    sums = [hashing.submit(hash_content, path) for path in paths]
+    ids = [secrets.randbits(62) for _ in paths]
+    for documents in reader.read_files(paths, ids, counts):
+        yield from complete_columns(documents, "documents", schema).to_batches()
+    files = []
+    for key, path, stamp, count, content in zip(ids, paths, stamps, counts, sums, strict=True):
+        if stat_file(path) != stamp:
+            raise ValueError(f"{path}: changed while it was registered. Register it again.")
+        broken = count.n_broken, tuple(count.broken)
+        files.append(
+            SourceFile(
+                key, str(path), *stamp, count.n_documents, content.result(), corpus.name,
+                corpus.text_key, *broken, time.time_ns(),
+            )
+        )  # fmt: skip
+    yield from iter_file_batches(files, schema)
+
+
+def iter_file_batches(files: Sequence[SourceFile], schema: Any) -> Iterator[Any]:
+    """Yield the entries of files."""
+    arrow = import_pyarrow()
+    ids = arrow.array([file.id for file in files], arrow.int64())
+    meta = [json.dumps(asdict(file)) for file in files]
+    rows = arrow.table({"file": ids, META: meta})
+    yield from complete_columns(rows, "files", schema).to_batches()
+
+
+def complete_columns(rows: Any, kind: str, schema: Any) -> Any:
+    """Return an Arrow table with all columns of a schema: the missing ones are null."""
+    arrow, n = import_pyarrow(), len(rows)
+    present = dict(zip(rows.column_names, rows.columns, strict=True))
+    present[KIND] = arrow.array([kind] * n, arrow.string())
+    columns = [present.get(field.name, arrow.nulls(n)).cast(field.type) for field in schema]
+    return arrow.Table.from_arrays(columns, schema=schema)

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from megatron.mixture.client import Connection, LossReports, MixtureClient, RemoteChunks
-from megatron.mixture.conditions import field
 from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.properties import field
 from megatron.mixture.server import (
     ListenOptions,
     ServedFolder,
