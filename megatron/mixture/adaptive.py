@@ -13,11 +13,13 @@ As in the authors' code every n grows by the whole batch, h follows the observed
 
 import importlib
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+
+from megatron.mixture.weights import WeightSchedule
 
 MAX_FIT_POINTS = 1000  # per fit, evenly spaced, so that the time of a fit does not grow with the run
 ALPHA_BOUNDS, MAX_LOG_BETA, MIN_LOG_EPS = (0.001, 0.8), 6.5, 0.5  # bounds in place of the authors' penalties
@@ -162,27 +164,6 @@ def _compute_objective(
     return float(huber.sum()), residuals, np.exp(power - model)
 
 
-def smooth_losses(values: np.ndarray, window: int) -> np.ndarray:
-    """Apply a Savitzky-Golay filter of third order.
-
-    Each value becomes the value at its position of a cubic, fitted to the window (odd length) around it. The
-    first and last half window are values of the cubic of the first and last whole window.
-    """
-    half = window // 2
-    if len(values) < window:
-        return values
-    offsets = np.arange(-half, half + 1)
-    # Row 0 of the pseudoinverse maps a window to the constant term of its cubic: its value at offset 0.
-    # [4, window]: window to coefficients of 1, x, x^2, x^3.
-    fit = np.linalg.pinv(np.vander(offsets, 4, increasing=True))
-    # np.convolve reverses its second argument, so that reversing it first gives a correlation
-    interior = np.convolve(values, fit[0][::-1], mode="valid")
-    first, last = fit @ values[:window], fit @ values[-window:]
-    powers = np.vander(offsets, 4, increasing=True)
-    # half + (T - 2 half) + half = T values
-    return np.concatenate([(powers @ first)[:half], interior, (powers @ last)[half + 1 :]])
-
-
 class Ado:
     """Adaptive Data Optimization over K domains."""
 
@@ -214,15 +195,16 @@ class Ado:
 
     def refit(self) -> None:
         """Fit the laws of the domains with enough points again."""
+        from scipy.signal import savgol_filter
+
         for k, (n, losses) in enumerate(self.seen):
             if len(n) >= max(10, self.config.smoothing_window):
-                # smoothed before the selection of points, because the window counts consecutive observations
-                smoothed_losses = smooth_losses(np.array(losses), self.config.smoothing_window)
+                # before the selection of points: the window counts consecutive observations
+                smoothed = savgol_filter(losses, self.config.smoothing_window, polyorder=3)
                 # all observations up to T = 1000, and 1000 evenly spaced ones of more
-                indices = np.unique(
-                    np.linspace(0, len(n) - 1, min(len(n), MAX_FIT_POINTS)).round().astype(int)
-                )
-                self.laws[k] = fit_domain_law(np.array(n)[indices], smoothed_losses[indices])
+                places = np.linspace(0, len(n) - 1, min(len(n), MAX_FIT_POINTS))
+                indices = np.unique(places.round().astype(int))
+                self.laws[k] = fit_domain_law(np.array(n)[indices], smoothed[indices])
 
     def _update_policy(self, n: float) -> np.ndarray:
         """Return the policy pi(t) from the current laws, and update the mean policy pibar."""
@@ -298,18 +280,23 @@ class NotReadyError(ValueError):
 
 
 class WeightLog:
-    """Mixture log: entries (first chunk, weights) in the order in which they were computed."""
+    """Mixture log: entries (first chunk, weights) in the order in which they were computed.
 
-    def __init__(self, first: np.ndarray, known_to: int | None) -> None:
-        # Weights of chunks before `known_to` are final. With every = 10 and delay = 8, weights from chunk 0
-        # apply from chunk 8 on with known_to 18, and those from chunk 10 apply from chunk 18 on with 28.
+    With a schedule, its weights apply before its last point, and the log's from there on.
+    """
+
+    def __init__(
+        self, first: np.ndarray, known_to: int | None, schedule: WeightSchedule | None = None
+    ) -> None:
+        # Weights of chunks before `known_to` are final. With every = 10 and delay = 8, weights
+        # from chunk 0 apply from chunk 8 on with known_to 18, and those from chunk 10 apply from
+        # chunk 18 on with 28.
         self.entries: list[tuple[int, np.ndarray]] = [(0, np.asarray(first, dtype=np.float64))]
-        self.known_to = known_to
-        self.wait_pending: Callable[[], None] | None = None  # waits for weights that are being computed
+        self.known_to, self.schedule = known_to, schedule
 
     def append(self, chunk: int, weights: np.ndarray, known_to: int) -> None:
-        """Add weights that hold from a chunk on. The chunk must not have been requested before."""
-        assert self.known_to is not None and chunk >= self.known_to, "weights that are known must not change"
+        """Add weights from a chunk on. No process may have requested the chunk before."""
+        assert self.known_to is not None and chunk >= self.known_to, "known weights must not change"
         # entries first: a reader that gets the new known_to must also get the entry
         self.entries.append((chunk, weights))
         self.known_to = known_to
@@ -319,16 +306,17 @@ class WeightLog:
 
         Raises NotReadyError if the weights of the chunk are not computed yet.
         """
-        if self.wait_pending is not None and self.known_to is not None and chunk >= self.known_to:
-            self.wait_pending()
         # Read in this order, because `append` of another thread writes in the opposite order.
-        # An entry that arrives in between begins at the old known_to: `later` is the same without it.
+        # An entry that arrives in between begins at the old known_to: `later` is the same.
         known_to, entries = (self.known_to, self.entries)
         if known_to is not None and chunk >= known_to:
             raise NotReadyError(
                 f"weights of chunk {chunk} are not known yet, only those before {known_to}. "
                 "Prefetch fewer batches (dataset.num_workers) or raise adaptive.delay_steps."
             )
+        if self.schedule is not None and chunk < self.schedule.chunks[-1]:
+            weights, until = self.schedule.weights_at(chunk)
+            return weights, until if known_to is None or until is None else min(until, known_to)
         index = bisect_right(entries, chunk, key=lambda entry: entry[0]) - 1
         assert index >= 0, "a restored log begins at its checkpoint"
         later = entries[index + 1][0] if index + 1 < len(entries) else known_to
@@ -367,9 +355,8 @@ def make_rule(name: str, first: np.ndarray, natural: np.ndarray, where: str) -> 
             f"{where}: adaptive.rule {name}: got {error!r}, expected Class(weights). "
             "Add its folder to PYTHONPATH."
         ) from error
-    missing = [
-        method for method in ("observe", "as_dict", "restore") if not callable(getattr(rule, method, None))
-    ]
+    methods = ("observe", "as_dict", "restore")
+    missing = [name for name in methods if not callable(getattr(rule, name, None))]
     if missing:
         raise ValueError(f"{where}: adaptive.rule {name}: got no {', '.join(missing)}. Implement them.")
     return rule

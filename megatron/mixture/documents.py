@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +24,7 @@ from megatron.mixture.distributor import ChunkUnits, Distributor, Position
 from megatron.mixture.files import PACKED_SUFFIXES, Pool, SourceFile
 from megatron.mixture.lazy_imports import connect_database, import_duckdb, import_pyarrow
 from megatron.mixture.learner import RUN_NAME, Learner
+from megatron.mixture.properties import json_path
 from megatron.mixture.query import Selection
 from megatron.mixture.records import replace_lone_surrogates
 from megatron.mixture.spec import MixtureSpec, build_chunk_weights, read_spec
@@ -32,9 +33,7 @@ from megatron.plan.mixture_use import mixture_folder
 
 MAX_FILES = 512  # open at a time; the usual limit per process is 1,024
 GROUP_CACHE_BYTES = 1 << 29  # texts of the latest row groups of parquet files
-MAX_PREADS = 16  # spans of a file that are not worth a native call
 PIECE_BYTES, ROW_BYTES = 1 << 22, 512  # of an answer of a server in memory, and of a row besides its text
-SETTLE_S = 60.0  # a fit of the rule takes seconds at most
 LINES, ROWS, TAR, DATASET = range(4)  # kinds of files; the first two have texts
 STATE_CHANGED = "has changed since it was registered. Restore the file, or register it again."
 
@@ -128,48 +127,32 @@ class DocumentChunks:
         """Return the position before a chunk, ready for JSON, computed from an earlier one."""
         return self.distributor.find_position(chunk, self._read_position(position)).as_dict()
 
-    def read(
-        self, first: int, n_chunks: int, position: dict[str, Any] | None = None, wait_s: float = SETTLE_S
-    ) -> Any:
-        """Return chunks first, first + 1, ... as Arrow: domain int32, and text or ids (list of int32).
+    def read(self, first: int, n_chunks: int, position: dict[str, Any] | None = None) -> Any:
+        """Return chunks first, first + 1, ... as Arrow: domain int32, and text or ids.
 
         position   of an earlier chunk, from which these are computed; None: the start
-        wait_s     for weights that are being computed from losses
 
-        The second column of tar archives is `sample`: its key, text and members. There are fewer rows than
-        chunk_size * n_chunks if the data end: the last chunk may be shorter. Raises NotReadyError (a
-        ValueError) for chunks whose weights follow from losses that are not reported yet.
+        The second column of tar archives is `sample`: its key, text and members. There are
+        fewer rows than chunk_size * n_chunks if the data end: the last chunk may be shorter.
+        Raises NotReadyError (a ValueError) for chunks whose weights follow from losses that
+        are not reported yet.
         """
-        return self._read_units(self._schedule(first, n_chunks, position, wait_s))
+        return self._read_units(self._schedule(first, n_chunks, position))
 
-    def read_pieces(
-        self, first: int, n_chunks: int, position: dict[str, Any] | None = None, wait_s: float = SETTLE_S
-    ) -> Iterator[Any]:
+    def read_pieces(self, first: int, n_chunks: int, position: dict[str, Any] | None = None) -> Iterator[Any]:
         """Yield the rows of `read` in tables of about PIECE_BYTES, at least one."""
-        units = self._schedule(first, n_chunks, position, wait_s)
+        units = self._schedule(first, n_chunks, position)
         # ids have no sizes: an estimate by the number of rows
         ends = np.cumsum(self._columns["size"][self._find_places(units)] + ROW_BYTES, dtype=np.int64)
         begin = 0
-        while True:
+        while not begin or begin < len(units.domain):
             limit = PIECE_BYTES + (int(ends[begin - 1]) if begin else 0)
             end = max(begin + 1, int(np.searchsorted(ends, limit, side="right")))
             yield self._read_units(ChunkUnits(units.domain[begin:end], units.number[begin:end]))
             begin = end
-            if begin >= len(units.domain):
-                return
 
-    def _schedule(
-        self, first: int, n_chunks: int, position: dict[str, Any] | None, wait_s: float
-    ) -> ChunkUnits:
-        known_to = self.distributor.weights.known_to
-        if self.learner is not None and known_to is not None and n_chunks and first + n_chunks > known_to:
-            self.learner.settle(wait_s)
-        return self.distributor.schedule_chunks(first, n_chunks, self._read_position(position))
-
-    def locate_documents(self, units: ChunkUnits) -> tuple[np.ndarray, np.ndarray]:
-        """Return (file int32 [n], row int32 [n]) of the documents of some units."""
-        places = self._find_places(units)
-        return self._columns["file"][places], self._columns["row"][places]
+    def _schedule(self, first: int, n: int, position: dict[str, Any] | None) -> ChunkUnits:
+        return self.distributor.schedule_chunks(first, n, self._read_position(position))
 
     def _find_places(self, units: ChunkUnits) -> np.ndarray:
         # documents of all domains in one numbering; domains of 10, 4 and 2 documents: bounds 0, 10, 14, 16
@@ -242,7 +225,7 @@ class OpenFiles:
         self._descriptors = Pool(MAX_FILES, lambda opened: os.close(opened[0]))
         self._datasets = Pool(MAX_FILES // 4, lambda dataset: dataset.unmap())
         self._groups = Pool(GROUP_CACHE_BYTES)
-        self._scratch: Any = None
+        self._scratch = connect_database(1)
         self._kinds = np.array([_find_kind(file) for file in files], dtype=np.int8)
         self._keys = [file.text_key for file in files]
 
@@ -266,13 +249,9 @@ class OpenFiles:
                 "got text, tar archives and .bin/.idx datasets in one mixture. Select files of one kind."
             )
         cuts = [0, *(np.flatnonzero(np.diff(file)) + 1).tolist(), len(file)]
-        spans = [
-            (number, slice(*cut))
-            for number, cut in zip(file[cuts[:-1]].tolist(), pairwise(cuts), strict=True)
-        ]
-        with (
-            self._lock
-        ):  # the caches and the database are shared; another thread must not close a file in use
+        spans = list(zip(file[cuts[:-1]].tolist(), map(slice, cuts[:-1], cuts[1:]), strict=True))
+        # the caches and the database are shared; another thread must not close a file in use
+        with self._lock:
             if DATASET in kinds:
                 parts = [self._read_ids(number, row[span]) for number, span in spans]
             elif TAR in kinds:
@@ -308,17 +287,10 @@ class OpenFiles:
         status = os.fstat(descriptor)  # of the open file, not of the path, which may name another file by now
         if (status.st_size, status.st_mtime_ns) != state:
             raise ValueError(f"{self.files[number].path}: {STATE_CHANGED}")
-        if len(begins) > MAX_PREADS:
-            content: Any
-            content, cut_span, failure = _csrc.read_spans(descriptor, begins, sizes)
-            if failure:
-                raise OSError(failure, os.strerror(failure), self.files[number].path)
-            is_whole = cut_span < 0
-        else:
-            places = zip(begins.tolist(), sizes.tolist(), strict=True)
-            content = b"".join([os.pread(descriptor, n, begin) for begin, n in places])
-            is_whole = len(content) == int(sizes.sum())
-        if not is_whole:  # the file was truncated between the check and the read
+        content, cut_span, failure = _csrc.read_spans(descriptor, begins, sizes)
+        if failure:
+            raise OSError(failure, os.strerror(failure), self.files[number].path)
+        if cut_span >= 0:  # the file was truncated between the check and the read
             raise ValueError(f"{self.files[number].path}: {STATE_CHANGED}")
         return content
 
@@ -336,40 +308,29 @@ class OpenFiles:
 
     def _extract_texts(self, content: bytes, sizes: np.ndarray, number: int) -> Any:
         """Return the texts of JSON lines, one call of DuckDB for all files of a chunk."""
-        arrow = import_pyarrow()
-        ends = np.concatenate([[0], np.cumsum(sizes)])
+        arrow, key = import_pyarrow(), self._keys[number]
+        ends = np.append(0, np.cumsum(sizes))
         failures = (import_duckdb().Error, arrow.ArrowException)
 
-        def extract(content: Any) -> Any:
+        def extract(content: bytes) -> Any:
             buffers = [None, arrow.py_buffer(ends), arrow.py_buffer(content)]
-            records = arrow.Array.from_buffers(arrow.large_string(), len(ends) - 1, buffers)
-            return self._query_texts(records, self._keys[number])
+            records = arrow.Array.from_buffers(arrow.large_string(), len(sizes), buffers)
+            self._scratch.register("lines", arrow.table({"record": records}))
+            statement = f"SELECT json_extract_string(record, {json_path(key)}) AS text FROM lines"
+            texts = self._scratch.sql(statement).to_arrow_table().column("text")
+            return texts.cast(arrow.large_string()).combine_chunks()
 
         try:
             try:
                 return extract(content)
             except failures:
-                # every line was valid after this replacement, which keeps the sizes, when it was registered
+                # registration has accepted every line after this replacement
                 return extract(replace_lone_surrogates(content))
         except failures as error:
+            why = str(error).splitlines()[0]
             raise ValueError(
-                f"{self.files[number].path}: got lines that are not JSON ({str(error).splitlines()[0]}). "
-                "Register it again."
+                f"{self.files[number].path}: got lines that are not JSON ({why}). Register it again."
             ) from error
-
-    def _query_texts(self, records: Any, key: str) -> Any:
-        arrow = import_pyarrow()
-        if self._scratch is None:
-            self._scratch = connect_database(1)
-        # the key is in a JSON path, which is in an SQL string: ' becomes '' and " becomes \"
-        escaped = key.replace("'", "''").replace('"', '\\"')
-        self._scratch.register("lines", arrow.table({"record": records}))
-        try:
-            statement = f"SELECT json_extract_string(record, '$.\"{escaped}\"') AS text FROM lines"
-            texts = self._scratch.sql(statement).to_arrow_table().column("text")
-            return arrow.concat_arrays([part.cast(arrow.large_string()) for part in texts.chunks])
-        finally:
-            self._scratch.unregister("lines")
 
     def _read_rows(self, number: int, rows: np.ndarray) -> Any:
         """Return the texts of rows of a parquet file. Its row groups are decoded whole."""
@@ -383,7 +344,8 @@ class OpenFiles:
         for group in np.unique(groups).tolist():
             mask = np.flatnonzero(groups == group)
             column = self._groups.get((number, group), partial(self._load_group, file, group))
-            parts.append(column.take(arrow.array(rows[mask] - (int(ends[group - 1]) if group else 0))))
+            first = int(ends[group - 1]) if group else 0
+            parts.append(column.take(arrow.array(rows[mask] - first)))
             places.append(mask)
         if parts:
             back = np.argsort(np.concatenate(places), kind="stable")
@@ -414,10 +376,9 @@ class OpenFiles:
         arrow, file = import_pyarrow(), self.files[number]
         content = bytes(self._read_bytes(number, begins, sizes.astype(np.int64)))
         ends = np.cumsum(sizes, dtype=np.int64)
+        spans = map(slice, ends - sizes, ends)
         try:
-            samples = [
-                read_sample(content[end - n : end], file.text_key) for n, end in zip(sizes, ends, strict=True)
-            ]
+            samples = [read_sample(content[span], file.text_key) for span in spans]
         except ValueError as error:
             raise ValueError(f"{file.path}: {error}. Register it again.") from error
         fields = {"key": arrow.string(), "text": arrow.large_string(),
@@ -433,9 +394,8 @@ class OpenFiles:
         arrow, file = import_pyarrow(), self.files[number]
         dataset = self._datasets.get(number, lambda: (self._open_dataset(file), 1))
         begins, lengths = dataset.document_spans(rows)
-        ids = [
-            np.asarray(dataset.tokens[begin : begin + n]) for begin, n in zip(begins, lengths, strict=True)
-        ]
+        spans = map(slice, begins, begins + lengths)
+        ids = [np.asarray(dataset.tokens[span]) for span in spans]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         return arrow.ListArray.from_arrays(offsets, np.concatenate(ids).astype(np.int32))
 

@@ -231,7 +231,7 @@ class ServedFolder:
         if n > MAX_CHUNKS:
             raise ValueError(f"n: got {n} chunks, expected at most {MAX_CHUNKS}. Request fewer.")
         n_rows = 0
-        for table in source.read_pieces(first, n, request.get("position"), wait_s=0.0):
+        for table in source.read_pieces(first, n, request.get("position")):
             n_rows += len(table)
             yield table
         self.add_counts(requests=1, documents=n_rows, chunks=-(-n_rows // source.chunk_size))

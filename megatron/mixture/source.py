@@ -4,9 +4,7 @@ The stream of a domain is the concatenation of its documents, in a different ord
 every S tokens, and neighbouring windows share one token. The distributor assigns the domain of each sample.
 """
 
-import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -179,12 +177,6 @@ class MixtureSamples(SampleSource):
             n_windows, self.names, self.weights, batch_size, seed, spec.settings.dry
         )
         self.samples_per_epoch = sum(stream.n_windows for stream in self.streams)
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="mixture-weights")
-        self._pending_lock = threading.Lock()
-        # (weights, first chunk after them that is not known)
-        self._pending: tuple[Future[np.ndarray], int] | None = None
-        if isinstance(self.weights, WeightLog):
-            self.weights.wait_pending = self.settle
 
     def lookup_domains(self, numbers: np.ndarray) -> np.ndarray:
         """Return the domain of samples int64 [n]: int32 [n]."""
@@ -244,38 +236,19 @@ class MixtureSamples(SampleSource):
         return self.count_samples(n_samples), self.weights_at(step)
 
     def observe(self, step: int, nats: np.ndarray, tokens: np.ndarray) -> None:
-        """Report the loss of the model on each domain in a step (float64 [K], over `tokens` [K]).
+        """Report the loss on each domain in a step (float64 [K], over `tokens` [K]).
 
-        Only every every_steps-th step counts. The weights that follow from it begin delay_steps later,
-        independent of prefetching. A thread computes them, and the first caller that needs them waits.
+        Only every every_steps-th step counts. The weights that follow from it begin
+        delay_steps later, independent of prefetching.
         """
-        assert self.rule is not None and isinstance(self.weights, WeightLog), (
-            "the weights do not follow the model"
-        )
-        # at most one computation is pending: its weights must be in the log before the next observation
-        self.settle()
-        coming = self._executor.submit(self.rule.observe, (step + 1) * self.batch_size, nats, tokens)
-        with self._pending_lock:
-            self._pending = coming, step + self.every_steps + self.delay_steps
-
-    def settle(self) -> None:
-        """Wait for weights that are being computed. Raises the error of the rule, if any."""
-        with self._pending_lock:
-            if self._pending is None:
-                return
-            # Under the lock, so that exactly one thread appends the weights.
-            # Other readers wait for the lock as long as the rule computes. `append` must not call `settle`,
-            # because this lock is not reentrant.
-            (future, known_to), self._pending = self._pending, None
-            assert isinstance(self.weights, WeightLog) and self.weights.known_to is not None, (
-                "computed weights belong to a log"
-            )
-            self.weights.append(self.weights.known_to, future.result(), known_to)
+        assert self.rule is not None and isinstance(self.weights, WeightLog), "adaptive weights"
+        weights = self.rule.observe((step + 1) * self.batch_size, nats, tokens)
+        begin = self.weights.known_to
+        assert begin is not None, "the log of a rule has an end"
+        self.weights.append(begin, weights, step + self.every_steps + self.delay_steps)
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the state at a step, ready for JSON, from which `restore` resumes."""
-        self.settle()
-        # after `settle`, so that the rule and the log contain the same observations
         state: dict[str, Any] = {"position": self.distributor.find_position(step).as_dict()}
         if isinstance(self.weights, WeightLog) and self.rule is not None:
             state |= {"log": self.weights.as_dict(step), "rule": self.rule.as_dict()}
@@ -283,7 +256,6 @@ class MixtureSamples(SampleSource):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a state of `state`. Raises ValueError for the state of another mixture."""
-        self.settle()
         if isinstance(self.weights, WeightLog) and self.rule is not None:
             self.weights.restore(state["log"])
             self.rule.restore(state["rule"])

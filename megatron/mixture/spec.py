@@ -9,8 +9,8 @@ list_domains: once                 or each: domains of a document with several v
 weights: {Github: 0.7, C4: 0.3}    see weights.py
 count: tokens                      unit of the weights' shares: tokens, or documents
 schedule: {unit: steps, change: linear, points: [{at: 0, weights: ...}, {at: 1000, weights: ...}]}
-adaptive: {rule: ado, every_steps: 10, delay_steps: 8}     instead of a schedule;
-                                                                 rule loss, or a custom module:Class
+adaptive: {rule: ado, every_steps: 10, delay_steps: 8}     rule loss, or a custom module:Class;
+                                                           after the last point of a schedule
 dry: repeat                        or stop, redistribute
 shuffle: true                      documents within a domain
 chunk_size: 512                    documents of a chunk, for whole documents
@@ -193,17 +193,19 @@ class MixtureSpec:
         def normalize(written: Any) -> np.ndarray:
             return self.normalize_shares(written, selection, natural, factors)
 
-        settings, schedule = self.settings, self.settings.schedule
-        if schedule is not None:
+        adaptive, written = self.settings.adaptive, self.settings.schedule
+        schedule = None
+        if written is not None:
             # rounded up: weights change at the first step that begins at or after the point
-            chunks = [-(-point.at // per_step) for point in schedule.points]
-            weights = [normalize(point.weights) for point in schedule.points]
-            return WeightSchedule(chunks, weights, schedule.change == "linear"), None
-        first = normalize(settings.weights)
-        if settings.adaptive is None:
-            return ConstantWeights(first), None
-        rule = make_rule(settings.adaptive.rule, first, sizes, str(self.path))
-        return WeightLog(first, settings.adaptive.delay_steps), rule
+            chunks = [-(-point.at // per_step) for point in written.points]
+            weights = [normalize(point.weights) for point in written.points]
+            schedule = WeightSchedule(chunks, weights, written.change == "linear")
+        if adaptive is None:
+            return schedule or ConstantWeights(normalize(self.settings.weights)), None
+        # after a schedule the rule begins with the weights of its last point
+        first = normalize(self.settings.weights) if schedule is None else schedule.weights[-1]
+        rule = make_rule(adaptive.rule, first, sizes, str(self.path))
+        return WeightLog(first, adaptive.delay_steps, schedule), rule
 
     def normalize_shares(
         self, written: Any, selection: Selection, natural: np.ndarray, factors: np.ndarray
@@ -226,8 +228,6 @@ def read_spec(path: str | Path) -> MixtureSpec:
     raw = read_yaml(path)
     settings: MixtureSettings = read_section(MixtureSettings, raw, str(path), separator=": ")
     if settings.schedule is not None:
-        if settings.adaptive is not None:
-            raise ValueError(f"{path}: schedule and adaptive exclude each other. Remove one of them.")
         starts = [point.at for point in settings.schedule.points]
         if starts != sorted(set(starts)) or starts[0] != 0:
             raise ValueError(f"{path}: schedule.points: got at {starts}, expected 0 first and rising.")
