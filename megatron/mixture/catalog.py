@@ -1,48 +1,44 @@
 """The catalog: a folder or an object store with the location and properties of documents.
 
-A corpus is a set of files that share properties, and a Delta Lake table (`table.py`). The
-text stays in the original files. Any number of processes and machines register and read at
-the same time, and earlier versions of a corpus can be read until they are pruned.
+A corpus is a set of files that share properties, and a Delta Lake table
+(`table.py`). The text stays in the original files. Any number of processes and
+machines register and read at the same time, and earlier versions of a corpus can be
+read until they are pruned.
 """
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from glob import glob
 from pathlib import Path
 from typing import Any, Self
 
 from megatron.cli import ProgressBar
 from megatron.config.presets import suggest_nearest
 from megatron.mixture.files import (
-    INPUT_SUFFIXES,
-    PARTS_SUFFIX,
+    MAX_SAMPLE_BYTES,
     SourceFile,
+    connect_database,
     hash_content,
-    properties_path,
+    import_duckdb,
+    import_pyarrow,
     stat_file,
 )
-from megatron.mixture.lazy_imports import connect_database, import_duckdb, import_pyarrow
 from megatron.mixture.properties import Corpus, Property, quote_identifier, read_property
 from megatron.mixture.records import RecordCounts, RecordFunction, RecordReader
+from megatron.mixture.registration import batch_files, find_input_files, iter_batches
 from megatron.mixture.table import (
     KIND,
     META,
     CorpusTable,
     complete_columns,
     is_object_url,
-    iter_batches,
     iter_file_batches,
     list_tables,
     make_schema,
 )
-from megatron.mixture.tars import MAX_SAMPLE_BYTES
 from megatron.text.token_counts import TokenCounter
 
-# of adjacent files that share a commit
-SMALL_BYTES, BATCH_BYTES, BATCH_FILES = 1 << 20, 16 << 20, 1000
 MAX_VALUES = 20  # of a property that are listed
 RANGE_KINDS = ("integer", "float", "date")  # more values are listed as a range
 
@@ -90,10 +86,13 @@ class Catalog:
     ) -> None:  # fmt: skip
         """Open a catalog.
 
-        path       a folder, or a URL such as s3://bucket/catalog; a registration creates it
-        snapshot   versions of the corpora that are shown; None: the current state of all
+        path       a folder, or a URL such as s3://bucket/catalog; a registration
+                   creates it
+        snapshot   versions of the corpora that are shown; None: the current state
+                   of all
 
-        Raises FileNotFoundError, or ValueError for something else or an unknown version.
+        Raises FileNotFoundError, or ValueError for something else or an unknown
+        version.
         """
         is_remote = is_object_url(path)
         self.path: Path | str = str(path).rstrip("/") if is_remote else Path(path).absolute()
@@ -118,7 +117,8 @@ class Catalog:
         """Raise unless a catalog without corpora is a new one."""
         path = Path(self.path)
         is_old = path.is_file() or (path / "commits").is_dir()
-        # a folder without files may be that of a corpus that another process creates
+        # a folder without files may be that of a corpus that another process
+        # creates
         has_files = any(child.is_file() for child in path.glob("*"))
         if not is_object_url(self.path) and (is_old or has_files):
             content = "a catalog of an earlier version" if is_old else "a folder with other files"
@@ -143,7 +143,8 @@ class Catalog:
                 "Use a version that was not pruned, or register it again."
             ) from error
         others = [file for file in self.files if file.corpus != name]
-        # the number of a file depends on the documents only, not on the registration
+        # the number of a file depends on the documents only, not on the
+        # registration
         self.files = tuple(sorted([*others, *files], key=SourceFile.order_key))
         self.tables.pop(name, None)
         if not files:
@@ -191,16 +192,20 @@ class Catalog:
     ) -> RegistrationResult:  # fmt: skip
         """Add new and changed files: JSON lines, parquet, tar archives, .bin/.idx datasets.
 
-        counter        counts the tokens of documents; the index of a dataset contains them
-        verify         compare the content of registered files; by default a file with the
-                       same size and modification time is skipped
+        counter        counts the tokens of documents; the index of a dataset
+                       contains them
+        verify         compare the content of registered files; by default a file
+                       with the same size and modification time is skipped
         member_bytes   size limit of one sample of a tar archive
-        shard          (k, n): only files k, k + n, ... of the inputs, for n processes
-        function       called with each record; its values are merged into the record
+        shard          (k, n): only files k, k + n, ... of the inputs, for n
+                       processes
+        function       called with each record; its values are merged into the
+                       record
 
-        Broken lines are counted and located; `list_broken` returns them. Raises ValueError
-        if the corpus has other properties or another tokenizer, or if a file cannot be read.
-        The files before it stay registered. Small files are registered in batches.
+        Broken lines are counted and located; `list_broken` returns them. Raises
+        ValueError if the corpus has other properties or another tokenizer, or if a
+        file cannot be read. The files before it stay registered. Small files are
+        registered in batches.
         """
         self._check_writable()
         paths = [path.resolve() for path in find_input_files(inputs)][shard[0] :: shard[1]]
@@ -214,7 +219,8 @@ class Catalog:
             result = self._add_files(table, paths, reader, hashing, verify, quiet)
         dead = table.list_files(self.connection)[1]
         if dead:
-            # another writer may add rows meanwhile: readers skip the dead ones until then
+            # another writer may add rows meanwhile: readers skip the dead ones
+            # until then
             with suppress(ValueError):
                 table.delete(dead)
         self._show(table)
@@ -281,11 +287,11 @@ class Catalog:
         """Add a property of the documents of a corpus, or replace it; return their number.
 
         prop     'NAME TYPE', or the NAME of a string
-        values   parquet with the columns path (as registered), row (from 0, without broken
-                 lines) and NAME
+        values   parquet with the columns path (as registered), row (from 0, without
+                 broken lines) and NAME
 
-        Raises ValueError for a file without these columns, and for repeated or unknown
-        documents.
+        Raises ValueError for a file without these columns, and for repeated or
+        unknown documents.
         """
         self._check_writable()
         table, files = self.get_table(name), self.list_files(name)
@@ -370,9 +376,10 @@ class Catalog:
     def describe_corpus(self, name: str) -> dict[str, list[HistogramRow]]:
         """Return (value, documents, tokens) for each property of a corpus.
 
-        At most MAX_VALUES values are listed, the most frequent first, and the others are
-        summed. More values of a number or date are one row with their range. A document
-        counts once for each element of a list. None is a missing value or an empty list.
+        At most MAX_VALUES values are listed, the most frequent first, and the
+        others are summed. More values of a number or date are one row with their
+        range. A document counts once for each element of a list. None is a missing
+        value or an empty list.
         """
         corpus = self.get_table(name).corpus
         return {prop.name: self._count_values(name, prop) for prop in corpus.all_properties}
@@ -380,7 +387,8 @@ class Catalog:
     def _count_values(self, corpus: str, prop: Property) -> list[HistogramRow]:
         value, counts = quote_identifier(prop.name), "count(*), CAST(sum(tokens) AS BIGINT)"
         if prop.kind == "list":
-            # unnest of an empty list has no row; of [NULL] it has one, which counts the document
+            # unnest of an empty list has no row; of [NULL] it has one, which counts
+            # the document
             value = f"unnest(CASE WHEN len({value}) > 0 THEN {value} ELSE [NULL] END)"
         values = f"(SELECT {value} AS value, tokens FROM {self.view(corpus)})"
         ((n_values,),) = self._fetch(f"SELECT count(DISTINCT value) FROM {values}")
@@ -409,69 +417,3 @@ class Catalog:
             CorpusTable(self.path, name).prune([keep[name]] if name in keep else [])
             for name in list_tables(self.path)
         )
-
-
-def batch_files(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """Yield files in order: adjacent small files of plain lines in one batch, every other file alone."""
-    batch: list[Path] = []
-    n_bytes = 0
-    for path in paths:
-        size = path.stat().st_size
-        is_small = (
-            path.suffix in (".jsonl", ".json") and size <= SMALL_BYTES and not properties_path(path).exists()
-        )
-        if batch and (not is_small or n_bytes + size > BATCH_BYTES or len(batch) == BATCH_FILES):
-            yield batch
-            batch, n_bytes = [], 0
-        if is_small:
-            batch.append(path)
-            n_bytes += size
-        else:
-            yield [path]
-    if batch:
-        yield batch
-
-
-def find_input_files(inputs: Sequence[str]) -> list[Path]:
-    """Return the files of paths, folders and patterns. A .bin, or its prefix, stands for its dataset.
-
-    <prefix>.parquet and <prefix>.json beside an input are parts of it. Raises FileNotFoundError.
-    """
-    paths: dict[Path, None] = {}
-    for word in inputs:
-        path = Path(word)
-        if path.is_dir():
-            walked = os.walk(path, followlinks=True)
-            matches = sorted(
-                Path(folder) / name for folder, _, names in walked for name in names if name[0] != "."
-            )
-        elif path.is_file():
-            matches = [path]
-        else:
-            datasets = [Path(f"{word}{suffix}") for suffix in (".bin", PARTS_SUFFIX)]
-            matches = [path for path in datasets if path.is_file()] or [
-                Path(name) for name in sorted(glob(word, recursive=True))
-            ]
-        names = set(matches)
-        chosen = [
-            path for path in matches if path.name.endswith(INPUT_SUFFIXES) and not _is_part(path, names)
-        ]
-        if not chosen:
-            raise FileNotFoundError(
-                f"{word}: no such file, and no folder or pattern of {', '.join(INPUT_SUFFIXES)}."
-            )
-        paths |= dict.fromkeys(chosen)
-    return list(paths)
-
-
-def _is_part(path: Path, names: set[Path]) -> bool:
-    """Return whether a file belongs to another input: properties, a sidecar, or an index."""
-    if path.name.endswith((PARTS_SUFFIX, ".bin")):
-        return False
-    prefix = path.with_suffix("")
-    if path.suffix == ".json":
-        return any(prefix.with_name(prefix.name + suffix).is_file() for suffix in (".bin", PARTS_SUFFIX))
-    others = [prefix.with_name(prefix.name + suffix) for suffix in INPUT_SUFFIXES if suffix != ".parquet"]
-    return path.suffix == ".parquet" and any(
-        other in names or other.suffix == ".bin" and other.is_file() for other in others
-    )

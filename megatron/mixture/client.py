@@ -12,13 +12,13 @@ import numpy as np
 
 from megatron.mixture.adaptive import NotReadyError
 from megatron.mixture.catalog import CorpusSummary, RegistrationResult
-from megatron.mixture.lazy_imports import import_flight, import_pyarrow
+from megatron.mixture.files import import_flight, import_pyarrow
 from megatron.mixture.loaders import MixtureDataset
 from megatron.mixture.properties import Condition
-from megatron.mixture.server import NOT_YET
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 LOSSES_WAIT_S = 0.05  # between two requests for a chunk that waits for losses
+NOT_YET = "not yet: "  # begin of the error for chunks whose losses are not reported
 REGISTRATION_S = 7 * 86_400.0  # limit of one registration
 HOST = r"\[[0-9A-Fa-f:.]+(%[\w.~-]+)?\]|[^\s:/@\[\]]+"
 LOCATION = re.compile(rf"grpc\+(tcp|tls)://({HOST}):\d{{1,5}}")
@@ -81,8 +81,8 @@ class Connection:
         """Return send(client, options), which is repeated while the connection is lost."""
         fl = import_flight()
         until, wait_s = time.monotonic() + self.patience_s, FIRST_WAIT_S
-        # The same request may be sent twice: the content of a chunk follows from its number,
-        # and of several reports of a chunk the first one counts.
+        # The same request may be sent twice: the content of a chunk follows from
+        # its number, and of several reports of a chunk the first one counts.
         options = fl.FlightCallOptions(timeout=limit_s or self.patience_s, headers=self._headers)
         while True:
             try:
@@ -132,14 +132,15 @@ class RemoteChunks:
     def read(self, first: int, n_chunks: int, position: dict[str, Any] | None = None) -> Any:
         """Read chunks, as `ChunkSource`.
 
-        Raises ValueError for a request that the server refuses, and NotReadyError for chunks
-        whose weights are not computed after `patience_s`.
+        Raises ValueError for a request that the server refuses, and NotReadyError
+        for chunks whose weights are not computed after `patience_s`.
         """
         request = {**self._names, "first": first, "n": n_chunks, "position": position}
         return self._poll(lambda: self.connection.read(request).read_all())
 
     def _poll(self, send: Callable[[], Any]) -> Any:
-        # the server replies at once, so that waiting clients occupy none of its threads
+        # the server replies at once, so that waiting clients occupy none of its
+        # threads
         until = time.monotonic() + self.connection.patience_s
         while True:
             try:
@@ -193,7 +194,8 @@ class MixtureClient:
     ) -> RegistrationResult:  # fmt: skip
         """Register files on the server, relative to its folder, and wait for the end.
 
-        The text is not sent. Called again, only new and changed files are registered.
+        The text is not sent. Called again, only new and changed files are
+        registered.
         """
         request = {
             "corpus": corpus, "inputs": list(inputs), "properties": list(properties),
@@ -240,7 +242,8 @@ class MixtureClient:
     ) -> dict[tuple[Any, ...], tuple[int, int | None]]:  # fmt: skip
         """Return (documents, tokens) of each combination of the properties `by`.
 
-        where   SQL over properties, or an expression of `field`s; of several, all must hold
+        where   SQL over properties, or an expression of `field`s; of several, all
+                must hold
         tokens  also count tokens; otherwise they are None
         """
         query = _format_query(where, by, corpora, list_domains)
@@ -261,8 +264,8 @@ class MixtureClient:
     def create_mixture(self, spec: dict[str, Any], name: str | None = None) -> str:
         """Create a mixture from the keys of a mixture file, and return its name.
 
-        name   default: a hash of the keys. The same keys give the same mixture, with the
-               documents that it had when it was created.
+        name   default: a hash of the keys. The same keys give the same mixture,
+               with the documents that it had when it was created.
         """
         if "where" in spec:
             spec = spec | {"where": _format_conditions(spec["where"])}

@@ -1,6 +1,7 @@
 """Chunks of whole documents, read from the registered files.
 
-Documents are JSON lines, rows of parquet, samples of tar archives, or token ids of a .bin/.idx dataset.
+Documents are JSON lines, rows of parquet, samples of tar archives, or token ids of
+a .bin/.idx dataset.
 """
 
 import hashlib
@@ -21,14 +22,21 @@ from megatron import _csrc
 from megatron.data import open_dataset
 from megatron.io import wait_for_lock
 from megatron.mixture.distributor import ChunkUnits, Distributor, Position
-from megatron.mixture.files import PACKED_SUFFIXES, Pool, SourceFile
-from megatron.mixture.lazy_imports import connect_database, import_duckdb, import_pyarrow
+from megatron.mixture.files import (
+    PACKED_SUFFIXES,
+    TAR_SUFFIXES,
+    Pool,
+    SourceFile,
+    connect_database,
+    import_duckdb,
+    import_pyarrow,
+    read_sample,
+)
 from megatron.mixture.learner import RUN_NAME, Learner
 from megatron.mixture.properties import json_path
 from megatron.mixture.query import Selection
 from megatron.mixture.records import replace_lone_surrogates
 from megatron.mixture.spec import MixtureSpec, build_chunk_weights, read_spec
-from megatron.mixture.tars import TAR_SUFFIXES, read_sample
 from megatron.plan.mixture_use import mixture_folder
 
 MAX_FILES = 512  # open at a time; the usual limit per process is 1,024
@@ -41,11 +49,13 @@ STATE_CHANGED = "has changed since it was registered. Restore the file, or regis
 class DocumentChunks:
     """The documents of the chunks of a mixture. Safe to use from several threads.
 
-    Compressed files are unpacked once into the mixture's folder, for random access. Weights that follow a
-    model are those of one run, whose log is in that folder too.
+    Compressed files are unpacked once into the mixture's folder, for random access.
+    Weights that follow a model are those of one run, whose log is in that folder
+    too.
 
     counts     documents of each domain, int64 [K]
-    at_once    chunks that one call may read without waiting; 1 if the next chunk may need losses
+    at_once    chunks that one call may read without waiting; 1 if the next chunk
+               may need losses
     """
 
     def __init__(
@@ -55,13 +65,15 @@ class DocumentChunks:
         """Open the documents.
 
         chunk_size   documents of a chunk; default: that of the mixture
-        run          name of the run whose weights are used; None: opened to be shared, see `open_run`
-        roots        folders that must contain all files; empty: files may be anywhere
-        verify       read all files and compare their content with the catalog; by default only size and
-                     modification time are compared
+        run          name of the run whose weights are used; None: opened to be
+                     shared, see `open_run`
+        roots        folders that must contain all files; empty: files may be
+                     anywhere
+        verify       read all files and compare their content with the catalog; by
+                     default only size and modification time are compared
 
-        Raises what reading and querying raise, and ValueError for a file outside of the roots and for a log
-        that another process has locked.
+        Raises what reading and querying raise, and ValueError for a file outside of
+        the roots and for a log that another process has locked.
         """
         self.spec = read_spec(path)
         self.selection = open_selection(self.spec)
@@ -83,7 +95,8 @@ class DocumentChunks:
         """
         if self.spec.settings.adaptive is None:
             return self
-        # the name comes from a client and becomes a file name: it has no slash and no leading dot
+        # the name comes from a client and becomes a file name: it has no slash and
+        # no leading dot
         if not RUN_NAME.fullmatch(run):
             raise ValueError("run: expected a name of letters, digits, _ . and -, of at most 64 characters.")
         # shares the open files, with a separate distributor and learner
@@ -100,7 +113,8 @@ class DocumentChunks:
         self.learner: Learner | None = None
         if rule is None or settings.adaptive is None or run is None:
             return
-        # all that determines the order besides the log: RunLog rejects a log with another head
+        # all that determines the order besides the log: RunLog rejects a log with
+        # another head
         head = {"log_of": self.identity, "spec": self.spec.compute_sha256(), "run": run, "seed": self.seed,
                 "chunk_size": self.chunk_size}  # fmt: skip
         path = mixture_folder(self.spec.path) / "logs" / f"{run}.jsonl"
@@ -130,12 +144,13 @@ class DocumentChunks:
     def read(self, first: int, n_chunks: int, position: dict[str, Any] | None = None) -> Any:
         """Return chunks first, first + 1, ... as Arrow: domain int32, and text or ids.
 
-        position   of an earlier chunk, from which these are computed; None: the start
+        position   of an earlier chunk, from which these are computed; None: the
+                   start
 
-        The second column of tar archives is `sample`: its key, text and members. There are
-        fewer rows than chunk_size * n_chunks if the data end: the last chunk may be shorter.
-        Raises NotReadyError (a ValueError) for chunks whose weights follow from losses that
-        are not reported yet.
+        The second column of tar archives is `sample`: its key, text and members.
+        There are fewer rows than chunk_size * n_chunks if the data end: the last
+        chunk may be shorter. Raises NotReadyError (a ValueError) for chunks whose
+        weights follow from losses that are not reported yet.
         """
         return self._read_units(self._schedule(first, n_chunks, position))
 
@@ -155,7 +170,8 @@ class DocumentChunks:
         return self.distributor.schedule_chunks(first, n, self._read_position(position))
 
     def _find_places(self, units: ChunkUnits) -> np.ndarray:
-        # documents of all domains in one numbering; domains of 10, 4 and 2 documents: bounds 0, 10, 14, 16
+        # documents of all domains in one numbering; domains of 10, 4 and 2
+        # documents: bounds 0, 10, 14, 16
         return self.selection.bounds[units.domain] + self.distributor.orders.lookup_units(units)
 
     def _read_position(self, position: dict[str, Any] | None) -> Position | None:
@@ -169,7 +185,8 @@ class DocumentChunks:
         """Return the table of `read` for some units."""
         arrow, places = import_pyarrow(), self._find_places(units)
         columns = {name: column[places] for name, column in self._columns.items()}
-        # group the documents by file, read each file once, and restore the order of the chunk with `back`
+        # group the documents by file, read each file once, and restore the order of
+        # the chunk with `back`
         order = np.argsort(columns["file"], kind="stable")
         texts = self._files.read(*(column[order] for column in columns.values()))
         back = np.empty(len(order), dtype=np.int64)
@@ -183,7 +200,8 @@ class DocumentChunks:
 def open_selection(spec: MixtureSpec) -> Selection:
     """Return the documents of a mixture, from a file in its folder that the processes of a machine map.
 
-    The query runs once for each version of the catalog. A folder that cannot be written keeps no file.
+    The query runs once for each version of the catalog. A folder that cannot be
+    written keeps no file.
     """
     folder = mixture_folder(spec.path)
     with spec.open_catalog() as catalog:
@@ -206,7 +224,8 @@ def open_selection(spec: MixtureSpec) -> Selection:
 def _check_place(file: SourceFile, roots: Sequence[Path]) -> None:
     """Raise ValueError for a file outside of all roots, and for a symbolic link in its place."""
     path = Path(file.path)
-    # a registered path is resolved: another result means that a part of it was replaced by a link
+    # a registered path is resolved: another result means that a part of it was
+    # replaced by a link
     if path.resolve() != path or roots and not any(path.is_relative_to(root.resolve()) for root in roots):
         where = ", ".join(map(str, roots)) or "its registered place"
         raise ValueError(f"{path}: is not below {where}. Allow its folder, or register it again.")
@@ -215,8 +234,8 @@ def _check_place(file: SourceFile, roots: Sequence[Path]) -> None:
 class OpenFiles:
     """Readers of the documents of files, at most MAX_FILES of them open.
 
-    Texts are read with pread, not mapped: access to a mapped page of a file that was truncated ends the
-    process.
+    Texts are read with pread, not mapped: access to a mapped page of a file that
+    was truncated ends the process.
     """
 
     def __init__(self, files: Sequence[SourceFile], folder: Path) -> None:
@@ -238,7 +257,8 @@ class OpenFiles:
     def read(self, file: np.ndarray, row: np.ndarray, begin: np.ndarray, size: np.ndarray) -> Any:
         """Return the documents at these places, sorted by file, as an Arrow array.
 
-        Raises ValueError for a file that has changed or cannot be read, and for documents of several kinds.
+        Raises ValueError for a file that has changed or cannot be read, and for
+        documents of several kinds.
         """
         arrow = import_pyarrow()
         if not len(file):
@@ -250,7 +270,8 @@ class OpenFiles:
             )
         cuts = [0, *(np.flatnonzero(np.diff(file)) + 1).tolist(), len(file)]
         spans = list(zip(file[cuts[:-1]].tolist(), map(slice, cuts[:-1], cuts[1:]), strict=True))
-        # the caches and the database are shared; another thread must not close a file in use
+        # the caches and the database are shared; another thread must not close a
+        # file in use
         with self._lock:
             if DATASET in kinds:
                 parts = [self._read_ids(number, row[span]) for number, span in spans]

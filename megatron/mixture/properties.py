@@ -1,14 +1,15 @@
 """Properties of documents, the settings of a corpus, and conditions over properties.
 
-A property is written `EXPRESSION AS name TYPE`. The expression is a path (`meta.language`,
-`files[0].lang`), or any DuckDB SQL over the columns of the record. A line of JSON has one
-column, `record`.
+A property is written `EXPRESSION AS name TYPE`. The expression is a path
+(`meta.language`, `files[0].lang`), or any DuckDB SQL over the columns of the
+record. A line of JSON has one column, `record`.
 
 Conditions are SQL, or Python expressions with the operators of SQL:
 
     (field("source") == "Github") & field("language").isin(["Python", "JavaScript"])
 
-As in SQL, a missing value satisfies no comparison and no `~` of one; `is_null()` selects it.
+As in SQL, a missing value satisfies no comparison and no `~` of one; `is_null()`
+selects it.
 """
 
 import json
@@ -32,14 +33,16 @@ TYPES = {
 # columns of every document
 RESERVED_NAMES = ("corpus", "file", "row", "begin", "size", "tokens", "_kind", "_meta")
 PATH_PATTERN = re.compile(r"[A-Za-z_]\w*(\[\d+\])*(\.[A-Za-z_]\w*(\[\d+\])*)*")
-# The shortest expression whose rest is `AS name type`. CAST(x AS DATE) AS day date: "CAST(x" fails, because
-# ") AS day date" is left, and the expression becomes CAST(x AS DATE).
+# The shortest expression whose rest is `AS name type`. CAST(x AS DATE) AS day date:
+# "CAST(x" fails, because ") AS day date" is left, and the expression becomes CAST(x
+# AS DATE).
 PROPERTY_PATTERN = re.compile(
     r"(?P<expression>.+?)(\s+AS\s+(?P<name>\w+)(\s+(?P<type>\w+))?)?",
     re.IGNORECASE | re.DOTALL,
 )
 
-# the part of RedPajama that a record belongs to: each part stores it under another key, or not at all
+# the part of RedPajama that a record belongs to: each part stores it under another
+# key, or not at all
 RED_PAJAMA_SOURCE = """coalesce(
     record->>'$.meta.source', split_part(record->>'$.source', '/', 1),
     CASE WHEN record->>'$.meta.arxiv_id' IS NOT NULL THEN 'arxiv'
@@ -100,7 +103,8 @@ class Property:
             return f"({self.expression})"
         if not is_json:
             return self.expression
-        # a list must stay JSON for the cast to VARCHAR[]; other kinds are cast from text without quotes
+        # a list must stay JSON for the cast to VARCHAR[]; other kinds are cast from
+        # text without quotes
         how = "json_extract" if self.kind == "list" else "json_extract_string"
         return f"{how}(record, '$.{self.expression}')"
 

@@ -1,7 +1,8 @@
 """Records of input files: location and properties of each document, as Arrow tables.
 
-DuckDB gets lines of JSON as one memory block, and nothing is parsed in Python. A block with a
-broken line is evaluated a second time, line by line, to locate the error.
+DuckDB gets lines of JSON as one memory block, and nothing is parsed in Python. A
+block with a broken line is evaluated a second time, line by line, to locate the
+error.
 """
 
 import json
@@ -16,13 +17,16 @@ import numpy as np
 from megatron.data import open_dataset
 from megatron.mixture.files import (
     DATASET_SUFFIXES,
+    MAX_SAMPLE_BYTES,
     PARTS_SUFFIX,
+    TAR_SUFFIXES,
+    import_duckdb,
+    import_pyarrow,
+    iter_samples,
     open_decompressed,
     properties_path,
 )
-from megatron.mixture.lazy_imports import import_duckdb, import_pyarrow
 from megatron.mixture.properties import Corpus, json_path, quote_identifier, quote_text
-from megatron.mixture.tars import MAX_SAMPLE_BYTES, TAR_SUFFIXES, iter_samples
 from megatron.text.token_counts import TokenCounter
 
 BLOCK_BYTES = 32 << 20
@@ -57,7 +61,8 @@ class RecordCounts:
 class LineBlock:
     """Lines as Arrow strings, with the first byte, size and number in the file of each.
 
-    file, rows   id of the file, or of each line with its row, for lines of several files
+    file, rows   id of the file, or of each line with its row, for lines of several
+                 files
     """
 
     lines: Any
@@ -109,10 +114,11 @@ class RecordReader:
         """Yield Arrow tables of the documents: LOCATION, tokens and the properties.
 
         ids      value of the column `file` for each path
-        counts   receive the counts of the records; several paths are small plain files
+        counts   receive the counts of the records; several paths are small plain
+                 files
 
-        Raises ValueError for a file that cannot be read, or an expression that cannot be
-        evaluated.
+        Raises ValueError for a file that cannot be read, or an expression that
+        cannot be evaluated.
         """
         if len(paths) > 1 and self.function is None:
             block, n_lines = join_small_files(paths, ids)
@@ -197,7 +203,8 @@ class RecordReader:
         try:
             documents = self._select_block(block, beside, counts.n_documents)
         except (import_duckdb().Error, UnicodeDecodeError):
-            # a second attempt after the repair, without the lines that are still invalid
+            # a second attempt after the repair, without the lines that are still
+            # invalid
             block = block.replace_lone_surrogates()
             reasons = self._find_faults(block)
             bad = np.array([reason is not None for reason in reasons])
@@ -217,7 +224,8 @@ class RecordReader:
         lines |= {"begin": block.begins, "size": block.sizes}
         columns = [] if beside is None else set(beside.column_names) - lines.keys()
         lines |= {name: beside.column(name).slice(n_before, n) for name in columns}
-        # a record without text raises, which ends the statement before anything is selected
+        # a record without text raises, which ends the statement before anything is
+        # selected
         kind = f"json_type(record, {json_path(self.corpus.text_key)})"
         row = f"CASE WHEN {kind} = 'VARCHAR' THEN row ELSE error('no text') END AS row"
         text = f"json_extract_string(record, {json_path(self.corpus.text_key)})"
@@ -240,7 +248,8 @@ class RecordReader:
     def _columns_sql(self, columns: Any, is_json: bool = True) -> str:
         """Return the properties in SQL, each after a comma.
 
-        columns   columns of the parquet beside the file, which come before the record
+        columns   columns of the parquet beside the file, which come before the
+                  record
         """
         return "".join(
             f", {prop.to_sql(is_json and prop.root not in columns)} AS {quote_identifier(prop.name)}"
@@ -362,7 +371,8 @@ def split_lines(content: bytes) -> tuple[int, LineBlock]:
     arrow, block = import_pyarrow(), np.frombuffer(content, dtype=np.uint8)
     bounds = np.append(0, np.flatnonzero(block == ord("\n")) + 1)
     begins, sizes = bounds[:-1], np.diff(bounds)
-    # offsets and block become Arrow buffers without a copy: line i ends at bounds[i + 1]
+    # offsets and block become Arrow buffers without a copy: line i ends at bounds[i
+    # + 1]
     buffers = arrow.py_buffer(bounds), arrow.py_buffer(block)
     lines = arrow.LargeStringArray.from_buffers(len(sizes), *buffers)
     mask = np.ones(len(sizes), dtype=bool)
@@ -376,16 +386,19 @@ def split_lines(content: bytes) -> tuple[int, LineBlock]:
 def join_small_files(paths: Sequence[Path], ids: Sequence[int]) -> tuple[LineBlock, list[int]]:
     """Return the lines of small plain files as one block, and the number of each file."""
     contents = [path.read_bytes() for path in paths]
-    # otherwise the last line of a file and the first one of the next would be one line
+    # otherwise the last line of a file and the first one of the next would be one
+    # line
     contents = [part + b"\n" * (part[-1:] not in (b"", b"\n")) for part in contents]
     sizes = np.array([len(part) for part in contents])
     ends = np.cumsum(sizes)
     _, block = split_lines(b"".join(contents))
-    # A line belongs to the first file that ends after its begin. Files of 10, 0 and 5 bytes:
-    # ends = [10, 10, 15]. A line at byte 10 belongs to file 2: `right` skips the empty file.
+    # A line belongs to the first file that ends after its begin. Files of 10, 0 and
+    # 5 bytes: ends = [10, 10, 15]. A line at byte 10 belongs to file 2: `right`
+    # skips the empty file.
     of_file = np.searchsorted(ends, block.begins, side="right")
     counts = np.bincount(of_file, minlength=len(paths))
-    # line number minus the number of the file's first line; counts [3, 2]: rows 0 1 2 0 1
+    # line number minus the number of the file's first line; counts [3, 2]: rows 0 1
+    # 2 0 1
     rows = np.arange(len(of_file)) - np.repeat(np.cumsum(counts) - counts, counts)
     begins = block.begins - (ends - sizes)[of_file]
     files = np.array(ids, dtype=np.int64)[of_file]

@@ -4,9 +4,9 @@
     FOLDER/NAME.yaml      mixtures, written by hand or by clients
     FOLDER/token          access token of mode 0600
 
-It is for a trusted network. Requests contain names, paths and JSON; nothing in them is
-executed. The server keeps no state of its clients: a request for chunks contains the
-position from which they are computed, and one piece of an answer is in memory.
+It is for a trusted network. Requests contain names, paths and JSON; nothing in them
+is executed. The server keeps no state of its clients: a request for chunks contains
+the position from which they are computed, and one piece of an answer is in memory.
 """
 
 import hashlib
@@ -28,12 +28,14 @@ import numpy as np
 
 from megatron.io import write_atomic
 from megatron.mixture.adaptive import NotReadyError
-from megatron.mixture.catalog import Catalog, find_input_files
+from megatron.mixture.catalog import Catalog
+from megatron.mixture.client import NOT_YET
 from megatron.mixture.documents import DocumentChunks
-from megatron.mixture.lazy_imports import import_flight, import_pyarrow
+from megatron.mixture.files import import_flight, import_pyarrow
 from megatron.mixture.learner import RUN_NAME
 from megatron.mixture.properties import read_properties
 from megatron.mixture.query import Query, Selection
+from megatron.mixture.registration import find_input_files
 from megatron.mixture.spec import RULES
 from megatron.text.token_counts import TokenCounter
 
@@ -42,7 +44,6 @@ MAKE_TOKEN = "(umask 077 && openssl rand -hex 16 > token)"
 MAX_CHUNKS = 64  # of one request
 MAX_RUNS = 64  # with adaptive weights, open at a time
 PIECE_ROWS = 1 << 14  # rows of an answer to a query that are in memory
-NOT_YET = "not yet: "  # begin of the error for chunks whose losses are not reported
 COUNTED = ("requests", "chunks", "documents", "errors")
 SPEC_KEYS = ("corpora", "where", "by", "list_domains", "weights", "count", "schedule",
              "adaptive", "dry", "shuffle", "chunk_size")  # fmt: skip
@@ -52,7 +53,8 @@ SPEC_KEYS = ("corpora", "where", "by", "list_domains", "weights", "count", "sche
 class ListenOptions:
     """Address of a server.
 
-    Beyond loopback it requires a long token, and TLS (certificate, key) or `allow_plain`.
+    Beyond loopback it requires a long token, and TLS (certificate, key) or
+    `allow_plain`.
     """
 
     host: str = "127.0.0.1"
@@ -318,7 +320,8 @@ class ServedFolder:
         if not RUN_NAME.fullmatch(name):
             raise ValueError(f"name: got {name!r}, expected letters, digits, _ . and -, at most 64.")
         path = self.folder / f"{name}.yaml"
-        # the keys are hashed in the first line, so that the same request gets the same mixture
+        # the keys are hashed in the first line, so that the same request gets the
+        # same mixture
         head = f"# created by a client {sums}"
         with self._writing:
             if path.exists():
@@ -359,12 +362,14 @@ def serve(
 ) -> None:  # fmt: skip
     """Serve a folder until the process is stopped. `on_ready` is called with the port.
 
-    Raises ValueError as `ListenOptions.check`, and for an address that is not available.
+    Raises ValueError as `ListenOptions.check`, and for an address that is not
+    available.
     """
     where.check()
     server = make_server(ServedFolder(folder, seed, roots), where)
     on_ready(server.port)
-    # until the process is killed: what a run depends on is on disk before a client gets a reply
+    # until the process is killed: what a run depends on is on disk before a client
+    # gets a reply
     threading.Event().wait()
 
 
@@ -387,7 +392,8 @@ def make_server(served: ServedFolder, where: ListenOptions) -> Any:
 
         def do_get(self, context: Any, ticket: Any) -> Any:
             tables = served.stream(ticket.ticket)
-            # the schema must be known before the stream starts, and an early error becomes that of the call
+            # the schema must be known before the stream starts, and an early error
+            # becomes that of the call
             first = translate_errors(lambda: next(tables))
             return fl.GeneratorStream(first.schema, iter_batches(first, tables))
 

@@ -1,10 +1,14 @@
 """Samples of a mixture: windows of S + 1 tokens of each domain, as in megatron/data/samples.py.
 
-The stream of a domain is the concatenation of its documents, in a different order in each epoch. It is cut
-every S tokens, and neighbouring windows share one token. The distributor assigns the domain of each sample.
+The stream of a domain is the concatenation of its documents, in a different order
+in each epoch. It is cut every S tokens, and neighbouring windows share one token.
+The distributor assigns the domain of each sample.
 """
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ EPOCHS_KEPT = 2  # per domain: concurrent readers are in adjacent epochs
 MAX_MAPPED = 64  # datasets mapped at a time
 BLOCK_DOCUMENTS = 64  # documents per block; the ends within a block are computed again for each window
 BLOCKS_AT_ONCE = 1 << 10
+STATE_KEY = "mixture"  # the only key of torchtitan's state
 
 
 def make_dataset_cache() -> Pool:
@@ -34,10 +39,10 @@ def make_dataset_cache() -> Pool:
 class DomainStream:
     """The windows of one domain.
 
-    `files`, `begins` and `lengths` are the dataset, first token and length of each document: pages of the
-    mixture's Arrow file, which the processes of a machine share. Each process keeps 1/8 byte per document for
-    each of the latest epochs. The order of an epoch is computed again, one block at a time, when it is
-    needed.
+    `files`, `begins` and `lengths` are the dataset, first token and length of each
+    document: pages of the mixture's Arrow file, which the processes of a machine
+    share. Each process keeps 1/8 byte per document for each of the latest epochs.
+    The order of an epoch is computed again, one block at a time, when it is needed.
     """
 
     def __init__(
@@ -48,7 +53,8 @@ class DomainStream:
         self.datasets, self.seq_len, self._mapped = datasets, seq_len, mapped or make_dataset_cache()
         self.files, self.begins, self.lengths = files, begins, lengths
         self.n_tokens = int(lengths.sum(dtype=np.int64))
-        # T tokens have T - 1 targets, and only whole windows count: window w has tokens w S to w S + S
+        # T tokens have T - 1 targets, and only whole windows count: window w has
+        # tokens w S to w S + S
         self.n_windows = max(0, (self.n_tokens - 1) // seq_len)
         self.orders = UnitOrder(np.array([len(lengths)]), [name], seed, shuffle)
         self._epochs: dict[int, np.ndarray] = {}
@@ -58,11 +64,12 @@ class DomainStream:
     ) -> None:
         """Copy windows int64 [n], numbered over all epochs, into rows of S + 1.
 
-        `positions`, rows of S + 1 as well, receives the position of each token in its document, or in the
-        window if the document begins before it.
+        `positions`, rows of S + 1 as well, receives the position of each token in
+        its document, or in the window if the document begins before it.
         """
         for i, number in enumerate(numbers.tolist()):
-            # an epoch ends with its last whole window; the rest of its tokens is dropped
+            # an epoch ends with its last whole window; the rest of its tokens is
+            # dropped
             epoch, window = divmod(number, self.n_windows)
             filled, row = 0, rows[i]
             for document, skipped in self._iter_documents(epoch, window * self.seq_len):
@@ -92,7 +99,8 @@ class DomainStream:
             order = self.compute_document_order(epoch, first, BLOCK_DOCUMENTS)
             place = 0
             if before:
-                # tokens up to the end of each document of the block; `right` skips documents without tokens
+                # tokens up to the end of each document of the block; `right` skips
+                # documents without tokens
                 sums = np.cumsum(self.lengths[order], dtype=np.int64)
                 place = int(np.searchsorted(sums, before, side="right"))
                 before -= int(sums[place - 1]) if place else 0
@@ -113,15 +121,18 @@ class DomainStream:
         block_ends = self._epochs.get(epoch)
         if block_ends is None:
             block_ends = self._compute_block_ends(epoch)
-            # the adjacent epochs stay, because a prefetching reader may be in the next one already
+            # the adjacent epochs stay, because a prefetching reader may be in the
+            # next one already
             recent = {e: ends for e, ends in self._epochs.items() if abs(e - epoch) < EPOCHS_KEPT}
-            # replaced, not changed: another thread may be reading the old dictionary
+            # replaced, not changed: another thread may be reading the old
+            # dictionary
             self._epochs = recent | {epoch: block_ends}
         return block_ends
 
     def _compute_block_ends(self, epoch: int) -> np.ndarray:
         ends, n_at_once = [np.zeros(1, dtype=np.int64)], BLOCK_DOCUMENTS * BLOCKS_AT_ONCE
-        # 2^16 documents at a time, so that the order of a whole epoch is never in memory
+        # 2^16 documents at a time, so that the order of a whole epoch is never in
+        # memory
         for first in range(0, len(self.lengths), n_at_once):
             lengths = self.lengths[self.compute_document_order(epoch, first, n_at_once)]
             sums = np.add.reduceat(lengths, np.arange(0, len(lengths), BLOCK_DOCUMENTS), dtype=np.int64)
@@ -135,7 +146,8 @@ class MixtureSamples(SampleSource):
     names     names of the domains
     identity  hash of the documents, the mixture's file and the tokenizer
     rule      computes the weights; None: they do not follow the model
-    n_ids     vocabulary size of the model: a sample with an id beyond it is a ValueError; None: no check
+    n_ids     vocabulary size of the model: a sample with an id beyond it is a
+              ValueError; None: no check
     """
 
     n_ids: int | None = None
@@ -143,8 +155,8 @@ class MixtureSamples(SampleSource):
     def __init__(self, path: str | Path, seq_len: int, batch_size: int, seed: int) -> None:
         """Open a prepared mixture.
 
-        Raises FileNotFoundError if it is not prepared, and ValueError for a registered dataset that has
-        changed and for a domain without a window.
+        Raises FileNotFoundError if it is not prepared, and ValueError for a
+        registered dataset that has changed and for a domain without a window.
         """
         spec, resolved = read_spec(path), read_resolved(path)
         selection = Selection.load(mixture_folder(path) / DOCUMENTS)
@@ -189,8 +201,9 @@ class MixtureSamples(SampleSource):
     def take_with_positions(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return `take`, and the position of each token in its document, int64 [n, seq_len + 1].
 
-        If a document begins before the window, its positions count from the begin of the window. No position
-        therefore reaches seq_len + 1, and a 0 marks the begin of a document or of the window.
+        If a document begins before the window, its positions count from the begin
+        of the window. No position therefore reaches seq_len + 1, and a 0 marks the
+        begin of a document or of the window.
         """
         positions = np.empty((len(numbers), self.seq_len + 1), dtype=np.int64)
         return self._read_windows(numbers, positions), positions
@@ -260,3 +273,146 @@ class MixtureSamples(SampleSource):
             self.weights.restore(state["log"])
             self.rule.restore(state["rule"])
         self.distributor.restore(Position.from_dict(state["position"]))
+
+
+class TitanLoader:
+    """Batches of a prepared mixture for torchtitan 0.3.0, of one data-parallel rank.
+
+    Tensor, pipeline and context ranks of a group get the same ones.
+
+    Positions count from 0 in each document, and in each window. torchtitan derives
+    its document masks from them, so that no token attends to another document.
+
+    With B samples per rank and n ranks, global batch t consists of samples t B n
+    ... of the mixture; rank r gets the r-th B of them. The state contains the
+    number of samples that all ranks have consumed, and the state of weights that
+    follow the model.
+    """
+
+    def __init__(
+        self, mixture: str | Path, seq_len: int, local_batch_size: int, dp_rank: int, dp_world_size: int,
+        global_batch_size: int | None = None, seed: int = 0,
+    ) -> None:  # fmt: skip
+        """Open a mixture that tools/prepare_mixture.py has prepared.
+
+        global_batch_size   samples of a step, if a step accumulates several
+                            batches; the same on every layout
+
+        Raises ValueError if the sizes do not divide.
+        """
+        if not 0 <= dp_rank < dp_world_size:
+            raise ValueError(f"dp_rank: got {dp_rank} of {dp_world_size}, expected 0 to {dp_world_size - 1}.")
+        batch_of_ranks = local_batch_size * dp_world_size
+        global_size = batch_of_ranks if global_batch_size is None else global_batch_size
+        if global_size < 1 or global_size % batch_of_ranks:
+            raise ValueError(
+                f"global_batch_size: got {global_size}, expected a multiple of {local_batch_size} x "
+                f"{dp_world_size}. Lower local_batch_size."
+            )
+        self.samples = MixtureSamples(mixture, seq_len, global_size, seed)
+        self.dp_rank, self.dp_world_size, self.batch_size = dp_rank, dp_world_size, local_batch_size
+        self.next_sample = 0
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], Any]]:
+        """Yield batches without end, or until the mixture stops before a step that it cannot fill."""
+        import torch
+
+        samples, at_once = self.samples, self.batch_size * self.dp_world_size
+        while True:
+            # Only before a step: its batches are either all yielded, on every rank,
+            # or none of them.
+            if self.next_sample % samples.batch_size == 0:
+                step = self.next_sample // samples.batch_size
+                n_samples = self.next_sample + samples.batch_size
+                if (
+                    samples.distributor.dry != "repeat"
+                    and samples.distributor.count_units_before(step + 1) < n_samples
+                ):
+                    return
+            # Rank r reads the r-th contiguous part of the samples of all ranks. B =
+            # 2, 3 ranks: the first batch is samples 0 to 5, of which rank 1 reads 2
+            # and 3.
+            first = self.next_sample + self.dp_rank * self.batch_size
+            arrays = samples.take_with_positions(np.arange(first, first + self.batch_size))
+            windows, positions = map(torch.from_numpy, arrays)
+            self.next_sample += at_once
+            # [B, S + 1] to inputs [B, S] and labels [B, S], shifted by one token
+            inputs = {"input": windows[:, :-1].contiguous(), "positions": positions[:, :-1].contiguous()}
+            yield inputs, windows[:, 1:].contiguous()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as one string, equal on all ranks, so that DCP saves it once for any layout."""
+        samples = self.samples
+        state = {
+            "next_sample": self.next_sample,
+            "batch_size": samples.batch_size,
+            "seq_len": samples.seq_len,
+            "identity": samples.identity,
+            "samples": samples.state(self.next_sample // samples.batch_size),
+        }
+        return {STATE_KEY: json.dumps(state)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume from a state of any number of ranks; an empty one starts from the beginning.
+
+        Raises ValueError for another batch size or sequence length.
+        """
+        if not state_dict:
+            return
+        state = json.loads(state_dict[STATE_KEY])
+        for name in ("batch_size", "seq_len"):
+            if state[name] != getattr(self.samples, name):
+                raise ValueError(
+                    f"{name}: got {getattr(self.samples, name)}, expected the saved {state[name]}. "
+                    "Use the saved value (batch_size: samples of a step on all ranks)."
+                )
+        if state["identity"] != self.samples.identity:
+            raise ValueError("the documents of the mixture have changed. Start a new run, or restore them.")
+        self.samples.restore(state["samples"])
+        self.next_sample = state["next_sample"]
+
+
+@cache
+def _make_loader_class() -> type:
+    """Return `TitanLoader` as a dataloader class of torchtitan, whose import takes seconds."""
+    from torchtitan.components.dataloader import BaseDataLoader
+
+    class MixtureLoader(TitanLoader, BaseDataLoader):  # type: ignore[misc]  # torchtitan has no types
+        """Built by `Config.build`, as the trainer does."""
+
+        @dataclass(kw_only=True, slots=True)
+        class Config(BaseDataLoader.Config):  # type: ignore[misc]  # as above
+            """`dataset_path`: the mixture, prepared by tools/prepare_mixture.py."""
+
+            dataset: str = "mixture"
+            global_batch_size: int | None = None
+            """Samples of a step on all ranks, if a step accumulates several batches."""
+            seed: int = 0
+            """Seed of the order of documents within domains."""
+
+        def __init__(
+            self, config: Any, *, dp_world_size: int, dp_rank: int, seq_len: int, local_batch_size: int,
+            **_: Any,
+        ) -> None:  # fmt: skip
+            """Ignore torchtitan's other arguments (its tokenizer): the mixture is tokenized."""
+            if config.dataset_path is None:
+                raise ValueError("dataloader.dataset_path: got None, expected a mixture (YAML). Set it.")
+            super().__init__(
+                config.dataset_path, seq_len, local_batch_size, dp_rank, dp_world_size,
+                config.global_batch_size, config.seed,
+            )  # fmt: skip
+
+    return MixtureLoader
+
+
+def titan_config(mixture: str | Path, global_batch_size: int | None = None, seed: int = 0) -> Any:
+    """Return a `BaseDataLoader.Config` of torchtitan: `config.dataloader = titan_config("slim.yaml")`.
+
+    global_batch_size   torchtitan's `training.global_batch_size` if it accumulates
+                        gradients: the number of windows of a step on all ranks
+
+    Raises ImportError without torchtitan.
+    """
+    return _make_loader_class().Config(  # type: ignore[attr-defined]  # made at run time
+        dataset_path=str(mixture), global_batch_size=global_batch_size, seed=seed
+    )

@@ -1,16 +1,20 @@
 """Specification of a mixture: the keys of its YAML file, and the weights that follow from them.
 
-catalog: catalog                   a folder, relative to the file, or a URL such as s3://bucket/catalog
+catalog: catalog                   a folder, relative to the file, or a URL such as
+                                   s3://bucket/catalog
 snapshot: {slim: 3}                versions of corpora; default: the current ones
 corpora: [slim]                    default: all
 where: "language = 'en'"           or a list: all of them
 by: [source]                       properties that define a domain
-list_domains: once                 or each: domains of a document with several values of such a property
+list_domains: once                 or each: domains of a document with several
+                                   values of such a property
 weights: {Github: 0.7, C4: 0.3}    see weights.py
 count: tokens                      unit of the weights' shares: tokens, or documents
-schedule: {unit: steps, change: linear, points: [{at: 0, weights: ...}, {at: 1000, weights: ...}]}
-adaptive: {rule: ado, every_steps: 10, delay_steps: 8}     rule loss, or a custom module:Class;
-                                                           after the last point of a schedule
+schedule: {unit: steps, change: linear, points: [{at: 0, weights: ...}, {at: 1000,
+weights: ...}]}
+adaptive: {rule: ado, every_steps: 10, delay_steps: 8}     rule loss, or a custom
+                                                           module:Class; after the
+                                                           last point of a schedule
 dry: repeat                        or stop, redistribute
 shuffle: true                      documents within a domain
 chunk_size: 512                    documents of a chunk, for whole documents
@@ -184,8 +188,10 @@ class MixtureSpec:
     ) -> tuple[DomainWeights, WeightRule | None]:
         """Return the weights of each chunk, and the rule that computes them if they follow the model.
 
-        natural    sizes of the domains, float64 [K], to which inferred weights are proportional
-        factors    converts shares of the weights' unit to shares of the units of a chunk, float64 [K]
+        natural    sizes of the domains, float64 [K], to which inferred weights are
+                   proportional
+        factors    converts shares of the weights' unit to shares of the units of a
+                   chunk, float64 [K]
         per_step   units of the schedule in a chunk: 1, or tokens
         sizes      sizes of the domains in units of the rule, float64 [K]
         """
@@ -196,7 +202,8 @@ class MixtureSpec:
         adaptive, written = self.settings.adaptive, self.settings.schedule
         schedule = None
         if written is not None:
-            # rounded up: weights change at the first step that begins at or after the point
+            # rounded up: weights change at the first step that begins at or after
+            # the point
             chunks = [-(-point.at // per_step) for point in written.points]
             weights = [normalize(point.weights) for point in written.points]
             schedule = WeightSchedule(chunks, weights, written.change == "linear")
@@ -251,17 +258,19 @@ def convert_to_tokens(
     """Return `natural` and `factors` of `build_weights`, which make shares of tokens of the weights."""
     if spec.counts_tokens:
         return tokens, np.ones(len(tokens))
-    # Domains of 10 and 30 documents with 100 and 900 tokens: document weights [0.5, 0.5] times tokens per
-    # document [10, 30] are in proportion 5 to 15, token shares [0.25, 0.75].
+    # Domains of 10 and 30 documents with 100 and 900 tokens: document weights [0.5,
+    # 0.5] times tokens per document [10, 30] are in proportion 5 to 15, token
+    # shares [0.25, 0.75].
     return selection.n_documents, tokens / selection.n_documents
 
 
 def build_chunk_weights(spec: MixtureSpec, selection: Selection) -> tuple[DomainWeights, WeightRule | None]:
     """Return the shares of documents in each chunk, and the rule if they follow the model.
 
-    Steps of a schedule are chunks, and so are every_steps and delay_steps of a rule. Shares of tokens become
-    shares of documents by the mean tokens of a domain's documents, which are in the catalog. Raises
-    ValueError for a schedule in tokens, and for weights that follow a model and count tokens.
+    Steps of a schedule are chunks, and so are every_steps and delay_steps of a
+    rule. Shares of tokens become shares of documents by the mean tokens of a
+    domain's documents, which are in the catalog. Raises ValueError for a schedule
+    in tokens, and for weights that follow a model and count tokens.
     """
     schedule, documents = spec.settings.schedule, selection.n_documents
     if schedule is not None and schedule.unit == "tokens":

@@ -20,9 +20,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.mixture.catalog import Catalog, find_input_files
+from megatron.mixture.catalog import Catalog
 from megatron.mixture.properties import read_properties
 from megatron.mixture.query import Query
+from megatron.mixture.registration import find_input_files
 from tests.mixture.conftest import PROPERTIES, write_lines
 from tests.mixture.test_tars import write_tar
 from tests.tool_modules import load_tool
