@@ -88,8 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve mixtures, or print the status of a server."""
     args = parse_args(argv)
     # imported after parsing, so that --help does not load these libraries
-    from megatron.mixture.client import Connection
-    from megatron.mixture.server import ListenOptions, check_private, make_token_file, read_token, serve
+    from megatron.mixture.client import Connection, check_private, make_token_file, read_token
+    from megatron.mixture.server import ListenOptions, serve
 
     try:
         for option in ("token_file", "tls_cert", "tls_key", "tls_roots"):

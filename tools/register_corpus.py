@@ -32,10 +32,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.cli import add_action, create_parser, positive_int, report_error, run_main
-from megatron.mixture.catalog import Catalog, RegistrationResult
+from megatron.mixture.catalog import Catalog
 from megatron.mixture.files import MAX_SAMPLE_BYTES
 from megatron.mixture.properties import PRESETS, TYPES, read_properties
 from megatron.mixture.records import RecordFunction
+from megatron.mixture.registration import RegistrationResult
 from megatron.text.token_counts import TokenCounter
 from megatron.tokenizer.cli_options import add_tokenizer_options, parse_tokenizer_spec
 from megatron.tokenizer.kinds import TokenizerSpec

@@ -7,26 +7,22 @@ read until they are pruned.
 """
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from megatron.cli import ProgressBar
 from megatron.config.presets import suggest_nearest
 from megatron.mixture.files import (
     MAX_SAMPLE_BYTES,
     SourceFile,
     connect_database,
-    hash_content,
     import_duckdb,
     import_pyarrow,
-    stat_file,
 )
 from megatron.mixture.properties import Corpus, Property, quote_identifier, read_property
-from megatron.mixture.records import RecordCounts, RecordFunction, RecordReader
-from megatron.mixture.registration import batch_files, find_input_files, iter_batches
+from megatron.mixture.records import RecordFunction, RecordReader
+from megatron.mixture.registration import RegistrationResult, add_files, find_input_files
 from megatron.mixture.table import (
     KIND,
     META,
@@ -43,23 +39,6 @@ MAX_VALUES = 20  # of a property that are listed
 RANGE_KINDS = ("integer", "float", "date")  # more values are listed as a range
 
 HistogramRow = tuple[Any, int, int | None]  # value, documents, tokens if they are counted
-
-
-@dataclass
-class RegistrationResult:
-    """Counts of one registration.
-
-    n_known   files that were registered before and have not changed
-    n_edited  those of `n_files` with the registered size and time, but other content
-    absent    properties that no document has, usually because they are misspelt
-    """
-
-    n_files: int = 0
-    n_known: int = 0
-    n_documents: int = 0
-    n_broken: int = 0
-    n_edited: int = 0
-    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -211,12 +190,10 @@ class Catalog:
         paths = [path.resolve() for path in find_input_files(inputs)][shard[0] :: shard[1]]
         tokenizer = None if counter is None else counter.settings
         table = self._open_for_writing(Corpus(name, text_key, tuple(properties), tokenizer))
-        with (
-            closing(connect_database(self._n_threads)) as scratch,
-            ThreadPoolExecutor(1, thread_name_prefix="hash") as hashing,
-        ):
+        with closing(connect_database(self._n_threads)) as scratch:
             reader = RecordReader(scratch, table.corpus, counter, member_bytes, function)
-            result = self._add_files(table, paths, reader, hashing, verify, quiet)
+            before = table.list_files(self.connection)[0]
+            result = add_files(table, before, paths, reader, verify, quiet)
         dead = table.list_files(self.connection)[1]
         if dead:
             # another writer may add rows meanwhile: readers skip the dead ones
@@ -226,35 +203,6 @@ class Catalog:
         self._show(table)
         if result.n_documents:
             result.absent = self._find_absent(table.corpus)
-        return result
-
-    def _add_files(
-        self, table: CorpusTable, paths: Sequence[Path], reader: RecordReader,
-        hashing: ThreadPoolExecutor, verify: bool, quiet: bool,
-    ) -> RegistrationResult:  # fmt: skip
-        """Commit the new and changed files of some paths, batch by batch."""
-        result, new = RegistrationResult(), []
-        before = {entry.path: entry for entry in table.list_files(self.connection)[0]}
-        sizes = {path: path.stat().st_size for path in paths}
-        with ProgressBar("registering", sum(sizes.values()), "B", quiet=quiet) as bar:
-            for path in paths:
-                entry = before.get(str(path))
-                is_stamped = entry is not None and entry.stamp == stat_file(path)
-                same = not verify or entry is not None and hash_content(path) == entry.sha256
-                if is_stamped and same:
-                    result.n_known += 1
-                    bar.update(sizes[path])
-                else:
-                    result.n_edited += is_stamped
-                    new.append(path)
-            # one commit per batch: a killed registration keeps its finished batches
-            for batch in batch_files(new):
-                counts = [RecordCounts() for _ in batch]
-                table.append(iter_batches(batch, counts, reader, hashing))
-                result.n_files += len(batch)
-                result.n_documents += sum(count.n_documents for count in counts)
-                result.n_broken += sum(count.n_broken for count in counts)
-                bar.update(sum(sizes[path] for path in batch))
         return result
 
     def _open_for_writing(self, corpus: Corpus) -> CorpusTable:

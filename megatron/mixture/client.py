@@ -2,6 +2,8 @@
 
 import json
 import re
+import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -11,19 +13,50 @@ from typing import Any, Self
 import numpy as np
 
 from megatron.mixture.adaptive import NotReadyError
-from megatron.mixture.catalog import CorpusSummary, RegistrationResult
+from megatron.mixture.catalog import CorpusSummary
 from megatron.mixture.files import import_flight, import_pyarrow
 from megatron.mixture.loaders import MixtureDataset
 from megatron.mixture.properties import Condition
+from megatron.mixture.registration import RegistrationResult
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 LOSSES_WAIT_S = 0.05  # between two requests for a chunk that waits for losses
 NOT_YET = "not yet: "  # begin of the error for chunks whose losses are not reported
+MAKE_TOKEN = "(umask 077 && openssl rand -hex 16 > token)"
 REGISTRATION_S = 7 * 86_400.0  # limit of one registration
 HOST = r"\[[0-9A-Fa-f:.]+(%[\w.~-]+)?\]|[^\s:/@\[\]]+"
 LOCATION = re.compile(rf"grpc\+(tcp|tls)://({HOST}):\d{{1,5}}")
 
 Where = str | Condition | Sequence[str | Condition]
+
+
+def check_private(path: Path) -> None:
+    """Raise PermissionError if other users can read or write a file."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise PermissionError(
+            f"{path}: got mode {mode:04o}, expected 0600: others can use the secret. "
+            f"Run chmod 600 {path}, and make a new one if the machine is shared."
+        )
+
+
+def read_token(path: Path) -> str:
+    """Return the token in a file of mode 0600. Raises PermissionError, or ValueError for an invalid token."""
+    check_private(path)
+    token = path.read_bytes().decode("latin-1").strip()
+    if not re.fullmatch(r"[!-~]+", token):  # printable ASCII without spaces, as HTTP headers allow
+        content = "spaces or unprintable characters" if token else "no token"
+        raise ValueError(f"{path}: got {content}, expected one printable word. Make one with {MAKE_TOKEN}.")
+    return token
+
+
+def make_token_file(folder: Path) -> Path:
+    """Return the token file of a folder, created with a random token if it is missing."""
+    path = folder / "token"
+    if not path.exists():
+        path.touch(0o600, exist_ok=False)
+        path.write_text(secrets.token_hex(16) + "\n")
+    return path
 
 
 class Connection:

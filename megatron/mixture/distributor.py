@@ -1,15 +1,16 @@
-"""Chunk i of a mixture as a pure function of (domains, weights, seed, i), evaluated by each process.
+"""Chunk i of a mixture as a pure function of (domains, weights, seed, i).
 
 A unit is a document or a window. No process hands out chunks, so no two processes
-can disagree about them. Each chunk gives every domain its share of the units, and
-the remainder is carried to the next one in a `Position`: after any number of chunks
-each domain has had its share of all units, rounded down or up, as long as the
-weights stay. Of the remainders, those due first are rounded up
-(earliest-deadline-first scheduling of unit jobs). Weights are integer multiples of
-2^-40, so that every machine computes the same order.
+can disagree about them. Each chunk gives every domain its share of the units, and the
+remainder is carried to the next one in a `Position`, which is saved with the model.
 
-A position is a few numbers for each domain, and it is saved with the model. A chunk
-is computed from the position before it, so that chunks far behind the last known
+Of the remainders of a chunk, those due first are rounded up (earliest deadline first).
+After any number of chunks the units of a domain deviate from its share by less than 1,
+as long as the weights stay. The largest remainders would give the same counts after
+each period of the weights and differ by at most 1 in between. Weights are integer
+multiples of 2^-40, so that every machine computes the same order.
+
+A chunk is computed from a position before it, so that chunks far behind the last known
 position cannot be read.
 """
 

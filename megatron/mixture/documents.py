@@ -1,15 +1,12 @@
 """Chunks of whole documents, read from the registered files.
 
-Documents are JSON lines, rows of parquet, samples of tar archives, or token ids of
-a .bin/.idx dataset.
+Documents are JSON lines, rows of parquet, samples of tar archives, or token ids
+of a .bin/.idx dataset.
 """
 
-import hashlib
-import json
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from copy import copy
 from functools import partial
 from itertools import groupby
@@ -20,7 +17,6 @@ import numpy as np
 
 from megatron import _csrc
 from megatron.data import open_dataset
-from megatron.io import wait_for_lock
 from megatron.mixture.distributor import ChunkUnits, Distributor, Position
 from megatron.mixture.files import (
     PACKED_SUFFIXES,
@@ -34,9 +30,8 @@ from megatron.mixture.files import (
 )
 from megatron.mixture.learner import RUN_NAME, Learner
 from megatron.mixture.properties import json_path
-from megatron.mixture.query import Selection
 from megatron.mixture.records import replace_lone_surrogates
-from megatron.mixture.spec import MixtureSpec, build_chunk_weights, read_spec
+from megatron.mixture.spec import build_chunk_weights, open_selection, read_spec
 from megatron.plan.mixture_use import mixture_folder
 
 MAX_FILES = 512  # open at a time; the usual limit per process is 1,024
@@ -49,13 +44,13 @@ STATE_CHANGED = "has changed since it was registered. Restore the file, or regis
 class DocumentChunks:
     """The documents of the chunks of a mixture. Safe to use from several threads.
 
-    Compressed files are unpacked once into the mixture's folder, for random access.
-    Weights that follow a model are those of one run, whose log is in that folder
-    too.
+    Compressed files are unpacked once into the mixture's folder, for random
+    access. Weights that follow a model are those of one run, whose log is in
+    that folder too.
 
     counts     documents of each domain, int64 [K]
-    at_once    chunks that one call may read without waiting; 1 if the next chunk
-               may need losses
+    at_once    chunks that one call may read without waiting; 1 if the next
+               chunk may need losses
     """
 
     def __init__(
@@ -69,11 +64,11 @@ class DocumentChunks:
                      shared, see `open_run`
         roots        folders that must contain all files; empty: files may be
                      anywhere
-        verify       read all files and compare their content with the catalog; by
-                     default only size and modification time are compared
+        verify       read all files and compare their content with the catalog;
+                     by default only size and modification time are compared
 
-        Raises what reading and querying raise, and ValueError for a file outside of
-        the roots and for a log that another process has locked.
+        Raises what reading and querying raise, and ValueError for a file
+        outside of the roots and for a log that another process has locked.
         """
         self.spec = read_spec(path)
         self.selection = open_selection(self.spec)
@@ -95,8 +90,7 @@ class DocumentChunks:
         """
         if self.spec.settings.adaptive is None:
             return self
-        # the name comes from a client and becomes a file name: it has no slash and
-        # no leading dot
+        # the name of a client becomes a file name: no slash and no leading dot
         if not RUN_NAME.fullmatch(run):
             raise ValueError("run: expected a name of letters, digits, _ . and -, of at most 64 characters.")
         # shares the open files, with a separate distributor and learner
@@ -113,10 +107,10 @@ class DocumentChunks:
         self.learner: Learner | None = None
         if rule is None or settings.adaptive is None or run is None:
             return
-        # all that determines the order besides the log: RunLog rejects a log with
-        # another head
-        head = {"log_of": self.identity, "spec": self.spec.compute_sha256(), "run": run, "seed": self.seed,
-                "chunk_size": self.chunk_size}  # fmt: skip
+        # all that determines the order besides the log; RunLog rejects another
+        # head
+        head = {"log_of": self.identity, "spec": self.spec.compute_sha256(), "run": run}
+        head |= {"seed": self.seed, "chunk_size": self.chunk_size}
         path = mixture_folder(self.spec.path) / "logs" / f"{run}.jsonl"
         adaptive = settings.adaptive
         self.learner = Learner(path, head, rule, self.distributor, adaptive.every_steps, adaptive.delay_steps)
@@ -147,10 +141,10 @@ class DocumentChunks:
         position   of an earlier chunk, from which these are computed; None: the
                    start
 
-        The second column of tar archives is `sample`: its key, text and members.
-        There are fewer rows than chunk_size * n_chunks if the data end: the last
-        chunk may be shorter. Raises NotReadyError (a ValueError) for chunks whose
-        weights follow from losses that are not reported yet.
+        The second column of tar archives is `sample`: its key, text and
+        members. There are fewer rows than chunk_size * n_chunks if the data
+        end: the last chunk may be shorter. Raises NotReadyError (a ValueError)
+        for chunks whose weights follow from losses that are not reported yet.
         """
         return self._read_units(self._schedule(first, n_chunks, position))
 
@@ -185,40 +179,17 @@ class DocumentChunks:
         """Return the table of `read` for some units."""
         arrow, places = import_pyarrow(), self._find_places(units)
         columns = {name: column[places] for name, column in self._columns.items()}
-        # group the documents by file, read each file once, and restore the order of
-        # the chunk with `back`
+        # group the documents by file, read each file once, and restore the
+        # order of the chunk with `back`
         order = np.argsort(columns["file"], kind="stable")
         texts = self._files.read(*(column[order] for column in columns.values()))
         back = np.empty(len(order), dtype=np.int64)
-        # inverse permutation, for file [2, 0, 1]: order [1, 2, 0], back [2, 0, 1]
+        # inverse permutation, for file [2, 0, 1]: order [1, 2, 0], back [2, 0,
+        # 1]
         back[order] = np.arange(len(order))
         kind = texts.type
         name = "ids" if arrow.types.is_list(kind) else "sample" if arrow.types.is_struct(kind) else "text"
         return arrow.table({"domain": units.domain, name: texts.take(arrow.array(back))})
-
-
-def open_selection(spec: MixtureSpec) -> Selection:
-    """Return the documents of a mixture, from a file in its folder that the processes of a machine map.
-
-    The query runs once for each version of the catalog. A folder that cannot be
-    written keeps no file.
-    """
-    folder = mixture_folder(spec.path)
-    with spec.open_catalog() as catalog:
-        content = [spec.compute_sha256(), str(catalog.path), catalog.versions]
-    path = folder / f"selected-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}.arrow"
-    if not path.is_file():
-        selection = spec.select_documents(spec.counts_tokens)
-        if not os.access(folder.parent if not folder.exists() else folder, os.W_OK):
-            return selection
-        folder.mkdir(parents=True, exist_ok=True)
-        with wait_for_lock(folder / ".lock"):
-            selection.save(path)
-            # processes that map the file of an earlier version keep it
-            for old in set(folder.glob("selected-*.arrow")) - {path}:
-                with suppress(OSError):
-                    old.unlink()
-    return Selection.load(path)
 
 
 def _check_place(file: SourceFile, roots: Sequence[Path]) -> None:
@@ -234,8 +205,8 @@ def _check_place(file: SourceFile, roots: Sequence[Path]) -> None:
 class OpenFiles:
     """Readers of the documents of files, at most MAX_FILES of them open.
 
-    Texts are read with pread, not mapped: access to a mapped page of a file that
-    was truncated ends the process.
+    Texts are read with pread, not mapped: access to a mapped page of a file
+    that was truncated ends the process.
     """
 
     def __init__(self, files: Sequence[SourceFile], folder: Path) -> None:
@@ -270,8 +241,8 @@ class OpenFiles:
             )
         cuts = [0, *(np.flatnonzero(np.diff(file)) + 1).tolist(), len(file)]
         spans = list(zip(file[cuts[:-1]].tolist(), map(slice, cuts[:-1], cuts[1:]), strict=True))
-        # the caches and the database are shared; another thread must not close a
-        # file in use
+        # the caches and the database are shared; another thread must not close
+        # a file in use
         with self._lock:
             if DATASET in kinds:
                 parts = [self._read_ids(number, row[span]) for number, span in spans]

@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import lzma
+import os
 import re
 import tarfile
 import zlib

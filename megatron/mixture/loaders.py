@@ -1,7 +1,8 @@
 """Loaders of mixtures for other training loops: torch, torchdata, Hugging Face `datasets` and torchtitan.
 
-A state is the number of the next chunk over all groups, with a position from which
-it is computed. It is equal on every rank and resumes on any number of groups.
+A state is the number of the next chunk over all groups, with a position from
+which it is computed. It is equal on every rank and resumes on any number of
+groups.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,8 +34,8 @@ class ChunkSource(Protocol):
     def read(self, first: int, n_chunks: int, position: dict[str, Any] | None = None) -> Any:
         """Return an Arrow table with domain, and text or ids; fewer rows if the data end.
 
-        position   of an earlier chunk, from which the chunks are computed; None:
-                   the start
+        position   of an earlier chunk, from which the chunks are computed;
+                   None: the start
         """
         ...
 
@@ -54,11 +55,11 @@ class ChunkSource(Protocol):
 class Chunk:
     """Documents of one chunk, as text or token ids, with their domains (indices into `names` of the source).
 
-    A document of a tar archive is a dict: `__key__`, `text`, and the bytes of each
-    member by its extension.
+    A document of a tar archive is a dict: `__key__`, `text`, and the bytes of
+    each member by its extension.
 
-    state   of the dataset after this chunk and those that the other groups read at
-            the same time
+    state   of the dataset after this chunk and those that the other groups read
+            at the same time
     """
 
     number: int
@@ -72,12 +73,13 @@ def pack_windows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Concatenate the documents of a chunk, each followed by `eod`, and cut windows of S + 1 tokens.
 
-    encode   text to ids; None: the documents are ids already, and no `eod` is added
+    encode   text to ids; None: the documents are ids already, and no `eod` is
+             added
 
     Returns windows int64 [n, S + 1], where neighbours share one token, and the
-    domain of each target, int32 [n, S]. The last window is padded with `eod`, whose
-    domain is PADDING. A chunk is packed independently of the others, and no token
-    is dropped.
+    domain of each target, int32 [n, S]. The last window is padded with `eod`,
+    whose domain is PADDING. A chunk is packed independently of the others, and
+    no token is dropped.
     """
     if encode is None:
         documents = [np.asarray(ids, dtype=np.int64) for ids in chunk.documents]
@@ -86,14 +88,15 @@ def pack_windows(
     # the empty array allows a chunk without documents, and sets the type
     tokens = np.concatenate([*documents, np.empty(0, np.int64)])
     domains = np.repeat(np.array(chunk.domains, dtype=np.int32), [len(document) for document in documents])
-    # T tokens have T - 1 targets; ceil((T - 1) / S) windows cover them. Example: S
-    # = 3, T = 8: 7 targets, n = 3 windows from 0, 3 and 6, of 10 tokens with 2 of
-    # padding.
+    # T tokens have T - 1 targets; ceil((T - 1) / S) windows cover them.
+    # Example: S = 3, T = 8: 7 targets, n = 3 windows from 0, 3 and 6, of 10
+    # tokens with 2 of padding.
     n = -(-max(0, len(tokens) - 1) // seq_len)
     padded = np.full(n * seq_len + 1, eod, dtype=np.int64)
     padded_domains = np.full(n * seq_len + 1, PADDING, dtype=np.int32)
     padded[: len(tokens)], padded_domains[: len(tokens)] = tokens[: len(padded)], domains[: len(padded)]
-    # [n, S + 1]: window w starts at w S and shares its last token with window w + 1
+    # [n, S + 1]: window w starts at w S and shares its last token with window w
+    # + 1
     positions = np.arange(n)[:, None] * seq_len + np.arange(seq_len + 1)
     # a target counts for the domain of its document, even if the inputs of the
     # window are of another
@@ -121,15 +124,15 @@ class Progress:
 class MixtureDataset(IterableDataset[Chunk]):
     """Chunks of one data-parallel group. Round r of n groups is chunks first + r n to first + r n + n - 1.
 
-    For a DataLoader with batch_size=None and any number of workers: the order is
-    the same. Ranks of one group (tensor, pipeline, context) pass the same `group`
-    and get the same chunks. `open_source` is called in the process that reads.
-    `parse` is called with each document, for example to take the text out of a
-    record.
+    For a DataLoader with batch_size=None and any number of workers: the order
+    is the same. Ranks of one group (tensor, pipeline, context) pass the same
+    `group` and get the same chunks. `open_source` is called in the process that
+    reads. `parse` is called with each document, for example to take the text
+    out of a record.
 
     torchdata's StatefulDataLoader saves and restores the iterators
-    (`ChunkIterator`), also in its workers. A plain DataLoader does not: pass the
-    last trained chunk to `state_dict`.
+    (`ChunkIterator`), also in its workers. A plain DataLoader does not: pass
+    the last trained chunk to `state_dict`.
     """
 
     def __init__(
@@ -140,12 +143,13 @@ class MixtureDataset(IterableDataset[Chunk]):
             raise ValueError(f"group: got {group} of {n_groups}, expected 0 to {n_groups - 1}.")
         self.open_source, self.group, self.n_groups, self.parse = open_source, group, n_groups, parse
         self.start = Progress()  # of the next iterator
-        # of the epochs of a StatefulDataLoader; `start` applies to the resumed one
-        # only
+        # of the epochs of a StatefulDataLoader; `start` applies to the resumed
+        # one only
         self.first = Progress()
         self._latest: Progress | None = None  # progress of the latest iterator of this process
-        # 1 if the iterators are in other processes. In shared memory: __iter__ sets
-        # it in a worker process, and state_dict reads it in the main process.
+        # 1 if the iterators are in other processes. In shared memory: __iter__
+        # sets it in a worker process, and state_dict reads it in the main
+        # process.
         self._in_workers = torch.zeros(1, dtype=torch.int64).share_memory_()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -171,8 +175,8 @@ class MixtureDataset(IterableDataset[Chunk]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state that was saved by any number of groups."""
         self.start = Progress.from_dict(state)
-        # a state of state_dict(chunk) has no first chunk: later epochs begin at the
-        # same chunk then
+        # a state of state_dict(chunk) has no first chunk: later epochs begin at
+        # the same chunk then
         self.first = Progress.from_dict(state.get("first", state))
         self._latest = None
         self._in_workers.zero_()
@@ -197,8 +201,8 @@ class MixtureDataset(IterableDataset[Chunk]):
 class ChunkIterator:
     """Chunks of one worker of a `MixtureDataset`, with the state that StatefulDataLoader saves.
 
-    The first chunk opens the source. The progress excludes the group, so that every
-    rank of a job can load the state of any other rank.
+    The first chunk opens the source. The progress excludes the group, so that
+    every rank of a job can load the state of any other rank.
     """
 
     def __init__(
@@ -236,13 +240,13 @@ class ChunkIterator:
             documents = [unpack_sample(record) for record in documents]
         if self.dataset.parse is not None:
             documents = list(map(self.dataset.parse, documents))
-        # rounds are multiples of n_groups from the start, so that the positions are
-        # equal on every rank
+        # rounds are multiples of n_groups from the start, so that the positions
+        # are equal on every rank
         round_end, position = progress.next_chunk + self.n_groups, progress.position
         if round_end - (position or {"chunk": 0})["chunk"] >= ANCHOR_CHUNKS and not self._is_over:
             position = source.find_position(round_end, position)
-        # after everything that may raise: the state never skips a chunk that was
-        # not returned
+        # after everything that may raise: the state never skips a chunk that
+        # was not returned
         progress.next_chunk, progress.position, progress.identity = (
             progress.next_chunk + step, position, source.identity
         )  # fmt: skip
@@ -250,12 +254,13 @@ class ChunkIterator:
         return Chunk(number, domains, documents, state.as_dict())
 
     def _read_chunk(self, source: ChunkSource, number: int, step: int) -> Any:
-        # consecutive chunks are read in one call; with other groups or workers they
-        # are not consecutive
+        # consecutive chunks are read in one call; with other groups or workers
+        # they are not consecutive
         at_once = source.at_once if step == 1 else 1
         if self._table is None or not self._table[0] <= number < self._table[0] + at_once:
             self._table = number, source.read(number, at_once, self.progress.position)
-        # slice copies nothing, and is shorter or empty behind the end of the table
+        # slice copies nothing, and is shorter or empty behind the end of the
+        # table
         return self._table[1].slice((number - self._table[0]) * source.chunk_size, source.chunk_size)
 
     def state_dict(self) -> dict[str, Any]:
@@ -266,16 +271,16 @@ class ChunkIterator:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state.
 
-        Raises ValueError for the state of another worker. With several workers it
-        also raises ValueError for another number of groups.
+        Raises ValueError for the state of another worker. With several workers
+        it also raises ValueError for another number of groups.
         """
         if list(state["worker"]) != [self.worker, self.n_workers]:
             raise ValueError(
                 "state of worker {} of {}: got worker {} of {}. Resume with as many workers as were saved."
                 .format(*state["worker"], self.worker, self.n_workers)
             )  # fmt: skip
-        # each worker advances by n_groups * n_workers chunks: other groups would
-        # skip or repeat chunks
+        # each worker advances by n_groups * n_workers chunks: other groups
+        # would skip or repeat chunks
         if self.n_workers > 1 and state["n_groups"] != self.n_groups:
             raise ValueError(
                 f"state of {state['n_groups']} groups and {self.n_workers} workers: got {self.n_groups}. "
@@ -295,11 +300,12 @@ def unpack_sample(sample: dict[str, Any]) -> dict[str, Any]:
 def hugging_face(dataset: MixtureDataset) -> Any:
     """Return the documents of one data-parallel group as a `datasets.IterableDataset`, in their order.
 
-    Columns: text, ids or (of tar archives) sample; domain (its name); chunk (its
-    number). Its `state_dict` is a position, from which it resumes without replaying
-    documents. A state saved at the end of a chunk resumes on any number of groups.
-    In a DataLoader the first worker reads and the others idle, so that the order is
-    that of one process. `shuffle` shuffles the buffer of `datasets` only.
+    Columns: text, ids or (of tar archives) sample; domain (its name); chunk
+    (its number). Its `state_dict` is a position, from which it resumes without
+    replaying documents. A state saved at the end of a chunk resumes on any
+    number of groups. In a DataLoader the first worker reads and the others
+    idle, so that the order is that of one process. `shuffle` shuffles the
+    buffer of `datasets` only.
     """
     import datasets
 
@@ -348,8 +354,8 @@ class DocumentExamples:
             # above 0 in the first chunk after a resume only
             for index in range(state["document"], len(chunk.documents)):
                 last = index + 1 == len(chunk.documents)
-                # before the row is yielded, because the consumer may save the state
-                # while it has the row
+                # before the row is yielded, because the consumer may save the
+                # state while it has the row
                 state["document"] = 0 if last else index + 1
                 if last:
                     # the first round after this one, from which any number of

@@ -1,7 +1,7 @@
 """Queries over a catalog: the documents that satisfy conditions, in domains, as one Arrow file.
 
-The file has a row for each document. The processes of a machine map it, so that its
-pages are in memory once, and nothing is read before it is used.
+The file has a row for each document. The processes of a machine map it, so that
+its pages are in memory once, and nothing is read before it is used.
 """
 
 import hashlib
@@ -33,12 +33,13 @@ Values = tuple[Any, ...]
 class Query:
     """Conditions over corpora of a catalog. A document must satisfy all of them.
 
-    list_domains   domain of a document with several values of a property, such as
-                   languages: once   that of one value, chosen by a hash of the
-                   file's content, the row and the property;
-                          values to which the mixture gives a weight take precedence
-                   each   the domain of every value, so that an epoch contains the
-                          document once for each
+    list_domains   domain of a document with several values of a property, such
+                   as languages: once   that of one value, chosen by a hash of
+                   the file's content, the row and the property;
+                          values to which the mixture gives a weight take
+                          precedence
+                   each   the domain of every value, so that an epoch contains
+                          the document once for each
     weighted       values of properties that take precedence
     """
 
@@ -54,9 +55,9 @@ class Query:
     def run(self, catalog: Catalog, by: Sequence[str] = (), count_tokens: bool = False) -> "Selection":
         """Return the documents in domains, one for each combination of the properties `by`.
 
-        Raises ValueError for an invalid condition, for an unknown column (with the
-        nearest name), if no document satisfies the conditions, and if tokens are to
-        be counted and a document has no count.
+        Raises ValueError for an invalid condition, for an unknown column (with
+        the nearest name), if no document satisfies the conditions, and if
+        tokens are to be counted and a document has no count.
         """
         if self.list_domains not in LIST_DOMAINS:
             expected = ", ".join(LIST_DOMAINS)
@@ -129,8 +130,8 @@ class Query:
             # alone, so that `true) OR (true` is refused
             if len(connection.extract_statements(f"SELECT 1 WHERE {condition}")) != 1:
                 raise ValueError(f"where {condition}: expected one condition.")
-            # as a filter, so that nothing follows the condition; the newline ends a
-            # comment
+            # as a filter, so that nothing follows the condition; the newline
+            # ends a comment
             documents = documents.filter(f"({condition}\n)")
         return documents
 
@@ -142,8 +143,8 @@ class Query:
         if weighted := ", ".join(map(quote_text, sorted(self.weighted.get(name, ())))):
             preferred = f"list_sort(list_intersect({values}, [{weighted}]))"
             values = f"CASE WHEN len({preferred}) > 0 THEN {preferred} ELSE {values} END"
-        # a function of the content, the row and the property: not of the place or
-        # the time of registration
+        # a function of the content, the row and the property: not of the place
+        # or the time of registration
         draw = f"md5_number_upper(concat_ws('/', _sha256, row, {quote_text(name)}))"
         return f"({values})[1 + CAST({draw} % greatest(len({values}), 1) AS BIGINT)]"
 
@@ -153,12 +154,13 @@ class Selection:
     """Documents in domains, sorted by domain, file and row.
 
     by          the properties that define a domain
-    domains     their values, a tuple for each domain, in the order of the values
+    domains     their values, a tuple for each domain, in the order of the
+                values
     files       the files that contain the documents
-    documents   Arrow table of COLUMNS: file (index into `files`), row (number of
-                the document in the file), begin and size (bytes, of text)
-    bounds      int64 [K + 1]: documents of domain k are bounds[k] to bounds[k + 1]
-                - 1
+    documents   Arrow table of COLUMNS: file (index into `files`), row (number
+                of the document in the file), begin and size (bytes, of text)
+    bounds      int64 [K + 1]: documents of domain k are bounds[k] to bounds[k +
+                1] - 1
     n_tokens    tokens of each domain, if they were requested
     snapshot    versions of the corpora
     identity    of the prepared mixture that the selection was saved for
@@ -190,15 +192,15 @@ class Selection:
     def compute_identity(self) -> str:
         """Return a hash, 64 hex digits, of the documents and their domains.
 
-        It covers the content of the files as registered, but not the folders that
-        contain them.
+        It covers the content of the files as registered, but not the folders
+        that contain them.
         """
         contents = [(Path(file.path).name, file.n_bytes, file.sha256) for file in self.files]
         sums = hashlib.sha256(json.dumps([self.by, self.domains, contents], default=str).encode())
         file, row = self.column("file"), self.column("row")
         domain = np.repeat(np.arange(len(self.domains), dtype=np.int32), self.n_documents)
-        # intervals of consecutive rows of one file and domain, as earlier versions
-        # hashed them
+        # intervals of consecutive rows of one file and domain, as earlier
+        # versions hashed them
         is_first = np.ones(len(row), dtype=bool)
         is_first[1:] = (np.diff(row) != 1) | (np.diff(file) != 0) | (np.diff(domain) != 0)
         first = np.flatnonzero(is_first)
@@ -236,8 +238,8 @@ class Selection:
             raise FileNotFoundError(f"{path}: no such file. Run tools/prepare_mixture.py.")
         try:
             with arrow.memory_map(str(path)) as source, arrow.ipc.open_file(source) as reader:
-                # the columns are pages of the map: nothing is copied, and only what
-                # is used is read
+                # the columns are pages of the map: nothing is copied, and only
+                # what is used is read
                 table = reader.read_all()
             meta = json.loads(table.schema.metadata[META_KEY])
             files = tuple(SourceFile(**file) for file in meta.pop("files"))
@@ -294,7 +296,8 @@ def _number_files(ids: np.ndarray, files: Sequence[SourceFile]) -> tuple[np.ndar
     """Return the file of each document as an index into the files in use, and these files."""
     keys = np.array([file.id for file in files], dtype=np.int64)
     order = np.argsort(keys).astype(np.int32)
-    # documents of a file are adjacent: only the first one of each run is searched
+    # documents of a file are adjacent: only the first one of each run is
+    # searched
     cuts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]])
     places = order[np.searchsorted(keys[order], ids[cuts])]
     used = np.unique(places)
@@ -305,13 +308,15 @@ def _number_files(ids: np.ndarray, files: Sequence[SourceFile]) -> tuple[np.ndar
 
 def _sort_documents(domain: np.ndarray, file: np.ndarray, row: np.ndarray) -> np.ndarray:
     """Return the order of documents by domain, file and row."""
-    # one integer in place of (file, row); a file holds fewer than 2^31 documents
+    # one integer in place of (file, row); a file holds fewer than 2^31
+    # documents
     place = file.astype(np.int64) << 31 | row
     if len(place) > 1 and not (np.diff(place) >= 0).all():
         order = np.argsort(place, kind="stable")  # DuckDB's threads return parts in any order
     else:
         order = np.arange(len(place))
-    # a stable sort of 16 bits is a radix sort, ten times as fast as one of 32 bits
+    # a stable sort of 16 bits is a radix sort, ten times as fast as one of 32
+    # bits
     narrow = domain[order].astype(np.uint16 if not len(domain) or int(domain.max()) < 1 << 16 else np.int32)
     return order[np.argsort(narrow, kind="stable")]
 
@@ -323,10 +328,11 @@ def _encode_domains(documents: Any, n_properties: int) -> tuple[np.ndarray, list
     for k in range(n_properties):
         column = documents.column(f"domain {k}").combine_chunks()
         distinct = column.dictionary.to_pylist()
-        # Mixed radix: one integer for each combination of values. Second property
-        # with 3 values: code = 3 * first + second, undone by divmod.
+        # Mixed radix: one integer for each combination of values. Second
+        # property with 3 values: code = 3 * first + second, undone by divmod.
         codes = codes * len(distinct) + column.indices.to_numpy()
-        # counting is faster than sorting, but needs an array of every possible code
+        # counting is faster than sorting, but needs an array of every possible
+        # code
         few = len(values) * len(distinct) <= COUNTED_CODES
         present = np.flatnonzero(np.bincount(codes)) if few else np.unique(codes)
         pairs = [divmod(code, len(distinct)) for code in present.tolist()]

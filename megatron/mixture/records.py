@@ -108,32 +108,15 @@ class RecordReader:
     member_bytes: int = MAX_SAMPLE_BYTES
     function: RecordFunction | None = None
 
-    def read_files(
-        self, paths: Sequence[Path], ids: Sequence[int], counts: Sequence[RecordCounts]
-    ) -> Iterator[Any]:
+    def read(self, path: Path, file: int, counts: RecordCounts) -> Iterator[Any]:
         """Yield Arrow tables of the documents: LOCATION, tokens and the properties.
 
-        ids      value of the column `file` for each path
-        counts   receive the counts of the records; several paths are small plain
-                 files
+        file     value of the column `file`
+        counts   receives the counts of the records
 
-        Raises ValueError for a file that cannot be read, or an expression that
-        cannot be evaluated.
+        Raises ValueError for a file that cannot be read, or an expression that cannot be
+        evaluated.
         """
-        if len(paths) > 1 and self.function is None:
-            block, n_lines = join_small_files(paths, ids)
-            try:
-                yield self._select_block(block, None, 0)
-            except (import_duckdb().Error, import_pyarrow().ArrowException, ValueError):
-                pass  # one of the files has a broken line, which `_read` locates
-            else:
-                for count, n in zip(counts, n_lines, strict=True):
-                    count.n_documents = n
-                return
-        for path, key, count in zip(paths, ids, counts, strict=True):
-            yield from self._read(path, key, count)
-
-    def _read(self, path: Path, file: int, counts: RecordCounts) -> Iterator[Any]:
         beside = _open_beside(path)
         try:
             if path.name.endswith(DATASET_SUFFIXES):
@@ -201,7 +184,7 @@ class RecordReader:
     def _evaluate(self, block: LineBlock, beside: Any, counts: RecordCounts) -> Any:
         """Return the documents of a block, and count its broken lines."""
         try:
-            documents = self._select_block(block, beside, counts.n_documents)
+            documents = self.select_block(block, beside, counts.n_documents)
         except (import_duckdb().Error, UnicodeDecodeError):
             # a second attempt after the repair, without the lines that are still
             # invalid
@@ -211,11 +194,11 @@ class RecordReader:
             numbers = (block.numbers[bad] + 1).tolist()
             counts.add_broken(numbers, [why for why in reasons if why is not None])
             # an error that remains is in an expression, not in the lines
-            documents = self._select_block(block.filter(~bad), beside, counts.n_documents)
+            documents = self.select_block(block.filter(~bad), beside, counts.n_documents)
         counts.n_documents += len(documents)
         return documents
 
-    def _select_block(self, block: LineBlock, beside: Any, n_before: int) -> Any:
+    def select_block(self, block: LineBlock, beside: Any, n_before: int) -> Any:
         """Return the documents of a block. A broken one raises the error of DuckDB."""
         n = len(block.lines)
         rows = np.arange(n_before, n_before + n) if block.rows is None else block.rows
@@ -381,28 +364,6 @@ def split_lines(content: bytes) -> tuple[int, LineBlock]:
         mask[i] = bool(content[begins[i] : begins[i] + sizes[i]].strip())
     whole = LineBlock(lines, begins, sizes, np.arange(len(sizes)))
     return len(sizes), whole if mask.all() else whole.filter(mask)
-
-
-def join_small_files(paths: Sequence[Path], ids: Sequence[int]) -> tuple[LineBlock, list[int]]:
-    """Return the lines of small plain files as one block, and the number of each file."""
-    contents = [path.read_bytes() for path in paths]
-    # otherwise the last line of a file and the first one of the next would be one
-    # line
-    contents = [part + b"\n" * (part[-1:] not in (b"", b"\n")) for part in contents]
-    sizes = np.array([len(part) for part in contents])
-    ends = np.cumsum(sizes)
-    _, block = split_lines(b"".join(contents))
-    # A line belongs to the first file that ends after its begin. Files of 10, 0 and
-    # 5 bytes: ends = [10, 10, 15]. A line at byte 10 belongs to file 2: `right`
-    # skips the empty file.
-    of_file = np.searchsorted(ends, block.begins, side="right")
-    counts = np.bincount(of_file, minlength=len(paths))
-    # line number minus the number of the file's first line; counts [3, 2]: rows 0 1
-    # 2 0 1
-    rows = np.arange(len(of_file)) - np.repeat(np.cumsum(counts) - counts, counts)
-    begins = block.begins - (ends - sizes)[of_file]
-    files = np.array(ids, dtype=np.int64)[of_file]
-    return replace(block, begins=begins, file=files, rows=rows), counts.tolist()
 
 
 def _open_beside(path: Path) -> Any:

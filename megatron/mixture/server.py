@@ -13,9 +13,6 @@ import hashlib
 import hmac
 import ipaddress
 import json
-import re
-import secrets
-import stat
 import tempfile
 import threading
 from collections import Counter
@@ -29,7 +26,7 @@ import numpy as np
 from megatron.io import write_atomic
 from megatron.mixture.adaptive import NotReadyError
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.client import NOT_YET
+from megatron.mixture.client import MAKE_TOKEN, NOT_YET
 from megatron.mixture.documents import DocumentChunks
 from megatron.mixture.files import import_flight, import_pyarrow
 from megatron.mixture.learner import RUN_NAME
@@ -40,7 +37,6 @@ from megatron.mixture.spec import RULES
 from megatron.text.token_counts import TokenCounter
 
 MIN_TOKEN_CHARS = 16  # 64 bits as hexadecimal digits; required for non-local addresses
-MAKE_TOKEN = "(umask 077 && openssl rand -hex 16 > token)"
 MAX_CHUNKS = 64  # of one request
 MAX_RUNS = 64  # with adaptive weights, open at a time
 PIECE_ROWS = 1 << 14  # rows of an answer to a query that are in memory
@@ -92,35 +88,6 @@ def is_loopback(host: str) -> bool:
     except ValueError:
         # no other name is resolved: it counts as non-local, which requires a token
         return host == "localhost"
-
-
-def check_private(path: Path) -> None:
-    """Raise PermissionError if other users can read or write a file."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
-        raise PermissionError(
-            f"{path}: got mode {mode:04o}, expected 0600: others can use the secret. "
-            f"Run chmod 600 {path}, and make a new one if the machine is shared."
-        )
-
-
-def read_token(path: Path) -> str:
-    """Return the token in a file of mode 0600. Raises PermissionError, or ValueError for an invalid token."""
-    check_private(path)
-    token = path.read_bytes().decode("latin-1").strip()
-    if not re.fullmatch(r"[!-~]+", token):  # printable ASCII without spaces, as HTTP headers allow
-        content = "spaces or unprintable characters" if token else "no token"
-        raise ValueError(f"{path}: got {content}, expected one printable word. Make one with {MAKE_TOKEN}.")
-    return token
-
-
-def make_token_file(folder: Path) -> Path:
-    """Return the token file of a folder, created with a random token if it is missing."""
-    path = folder / "token"
-    if not path.exists():
-        path.touch(0o600, exist_ok=False)
-        path.write_text(secrets.token_hex(16) + "\n")
-    return path
 
 
 class ServedFolder:

@@ -1,8 +1,8 @@
 """Samples of a mixture: windows of S + 1 tokens of each domain, as in megatron/data/samples.py.
 
-The stream of a domain is the concatenation of its documents, in a different order
-in each epoch. It is cut every S tokens, and neighbouring windows share one token.
-The distributor assigns the domain of each sample.
+The stream of a domain is the concatenation of its documents, in a different
+order in each epoch. It is cut every S tokens, and neighbouring windows share
+one token. The distributor assigns the domain of each sample.
 """
 
 import json
@@ -25,36 +25,32 @@ from megatron.mixture.spec import build_step_weights, read_spec
 from megatron.plan.mixture_use import DOCUMENTS, RESOLVED, mixture_folder, read_resolved
 
 EPOCHS_KEPT = 2  # per domain: concurrent readers are in adjacent epochs
-MAX_MAPPED = 64  # datasets mapped at a time
+MAX_MAPPED = 64  # datasets mapped at a time; each takes two open files
 BLOCK_DOCUMENTS = 64  # documents per block; the ends within a block are computed again for each window
 BLOCKS_AT_ONCE = 1 << 10
 STATE_KEY = "mixture"  # the only key of torchtitan's state
 
 
-def make_dataset_cache() -> Pool:
-    """Return a cache of mapped datasets. Each takes two open files."""
-    return Pool(MAX_MAPPED, lambda dataset: dataset.unmap())
-
-
 class DomainStream:
     """The windows of one domain.
 
-    `files`, `begins` and `lengths` are the dataset, first token and length of each
-    document: pages of the mixture's Arrow file, which the processes of a machine
-    share. Each process keeps 1/8 byte per document for each of the latest epochs.
-    The order of an epoch is computed again, one block at a time, when it is needed.
+    `files`, `begins` and `lengths` are the dataset, first token and length of
+    each document: pages of the mixture's Arrow file, which the processes of a
+    machine share. Each process keeps 1/8 byte per document for each of the
+    latest epochs. The order of an epoch is computed again, one block at a time,
+    when it is needed.
     """
 
     def __init__(
         self, name: str, datasets: Sequence[IndexedTokens], files: np.ndarray, begins: np.ndarray,
-        lengths: np.ndarray, seq_len: int, seed: int, shuffle: bool, mapped: Pool | None = None,
+        lengths: np.ndarray, seq_len: int, seed: int, shuffle: bool, mapped: Pool,
     ) -> None:  # fmt: skip
         """`mapped`: cache of mapped datasets that the domains of a mixture share."""
-        self.datasets, self.seq_len, self._mapped = datasets, seq_len, mapped or make_dataset_cache()
+        self.datasets, self.seq_len, self._mapped = datasets, seq_len, mapped
         self.files, self.begins, self.lengths = files, begins, lengths
         self.n_tokens = int(lengths.sum(dtype=np.int64))
-        # T tokens have T - 1 targets, and only whole windows count: window w has
-        # tokens w S to w S + S
+        # T tokens have T - 1 targets, and only whole windows count: window w
+        # has tokens w S to w S + S
         self.n_windows = max(0, (self.n_tokens - 1) // seq_len)
         self.orders = UnitOrder(np.array([len(lengths)]), [name], seed, shuffle)
         self._epochs: dict[int, np.ndarray] = {}
@@ -64,12 +60,12 @@ class DomainStream:
     ) -> None:
         """Copy windows int64 [n], numbered over all epochs, into rows of S + 1.
 
-        `positions`, rows of S + 1 as well, receives the position of each token in
-        its document, or in the window if the document begins before it.
+        `positions`, rows of S + 1 as well, receives the position of each token
+        in its document, or in the window if the document begins before it.
         """
         for i, number in enumerate(numbers.tolist()):
-            # an epoch ends with its last whole window; the rest of its tokens is
-            # dropped
+            # an epoch ends with its last whole window; the rest of its tokens
+            # is dropped
             epoch, window = divmod(number, self.n_windows)
             filled, row = 0, rows[i]
             for document, skipped in self._iter_documents(epoch, window * self.seq_len):
@@ -99,8 +95,8 @@ class DomainStream:
             order = self.compute_document_order(epoch, first, BLOCK_DOCUMENTS)
             place = 0
             if before:
-                # tokens up to the end of each document of the block; `right` skips
-                # documents without tokens
+                # tokens up to the end of each document of the block; `right`
+                # skips documents without tokens
                 sums = np.cumsum(self.lengths[order], dtype=np.int64)
                 place = int(np.searchsorted(sums, before, side="right"))
                 before -= int(sums[place - 1]) if place else 0
@@ -121,8 +117,8 @@ class DomainStream:
         block_ends = self._epochs.get(epoch)
         if block_ends is None:
             block_ends = self._compute_block_ends(epoch)
-            # the adjacent epochs stay, because a prefetching reader may be in the
-            # next one already
+            # the adjacent epochs stay, because a prefetching reader may be in
+            # the next one already
             recent = {e: ends for e, ends in self._epochs.items() if abs(e - epoch) < EPOCHS_KEPT}
             # replaced, not changed: another thread may be reading the old
             # dictionary
@@ -131,8 +127,8 @@ class DomainStream:
 
     def _compute_block_ends(self, epoch: int) -> np.ndarray:
         ends, n_at_once = [np.zeros(1, dtype=np.int64)], BLOCK_DOCUMENTS * BLOCKS_AT_ONCE
-        # 2^16 documents at a time, so that the order of a whole epoch is never in
-        # memory
+        # 2^16 documents at a time, so that the order of a whole epoch is never
+        # in memory
         for first in range(0, len(self.lengths), n_at_once):
             lengths = self.lengths[self.compute_document_order(epoch, first, n_at_once)]
             sums = np.add.reduceat(lengths, np.arange(0, len(lengths), BLOCK_DOCUMENTS), dtype=np.int64)
@@ -169,7 +165,8 @@ class MixtureSamples(SampleSource):
         for source in selection.files:
             if source.is_dataset:
                 source.check_unchanged()
-        datasets, mapped = [open_dataset(prefix) for prefix in resolved.pairs], make_dataset_cache()
+        datasets = [open_dataset(prefix) for prefix in resolved.pairs]
+        mapped = Pool(MAX_MAPPED, lambda dataset: dataset.unmap())
         self.seq_len, self.batch_size, self.names = seq_len, batch_size, resolved.domains
         self.tokens = np.array(resolved.tokens)
         file, begin, size = (selection.column(name) for name in ("file", "begin", "size"))
@@ -201,9 +198,9 @@ class MixtureSamples(SampleSource):
     def take_with_positions(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return `take`, and the position of each token in its document, int64 [n, seq_len + 1].
 
-        If a document begins before the window, its positions count from the begin
-        of the window. No position therefore reaches seq_len + 1, and a 0 marks the
-        begin of a document or of the window.
+        If a document begins before the window, its positions count from the
+        begin of the window. No position therefore reaches seq_len + 1, and a 0
+        marks the begin of a document or of the window.
         """
         positions = np.empty((len(numbers), self.seq_len + 1), dtype=np.int64)
         return self._read_windows(numbers, positions), positions
@@ -251,8 +248,8 @@ class MixtureSamples(SampleSource):
     def observe(self, step: int, nats: np.ndarray, tokens: np.ndarray) -> None:
         """Report the loss on each domain in a step (float64 [K], over `tokens` [K]).
 
-        Only every every_steps-th step counts. The weights that follow from it begin
-        delay_steps later, independent of prefetching.
+        Only every every_steps-th step counts. The weights that follow from it
+        begin delay_steps later, independent of prefetching.
         """
         assert self.rule is not None and isinstance(self.weights, WeightLog), "adaptive weights"
         weights = self.rule.observe((step + 1) * self.batch_size, nats, tokens)
@@ -280,13 +277,14 @@ class TitanLoader:
 
     Tensor, pipeline and context ranks of a group get the same ones.
 
-    Positions count from 0 in each document, and in each window. torchtitan derives
-    its document masks from them, so that no token attends to another document.
+    Positions count from 0 in each document, and in each window. torchtitan
+    derives its document masks from them, so that no token attends to another
+    document.
 
-    With B samples per rank and n ranks, global batch t consists of samples t B n
-    ... of the mixture; rank r gets the r-th B of them. The state contains the
-    number of samples that all ranks have consumed, and the state of weights that
-    follow the model.
+    With B samples per rank and n ranks, global batch t consists of samples t B
+    n ... of the mixture; rank r gets the r-th B of them. The state contains the
+    number of samples that all ranks have consumed, and the state of weights
+    that follow the model.
     """
 
     def __init__(
@@ -319,8 +317,8 @@ class TitanLoader:
 
         samples, at_once = self.samples, self.batch_size * self.dp_world_size
         while True:
-            # Only before a step: its batches are either all yielded, on every rank,
-            # or none of them.
+            # Only before a step: its batches are either all yielded, on every
+            # rank, or none of them.
             if self.next_sample % samples.batch_size == 0:
                 step = self.next_sample // samples.batch_size
                 n_samples = self.next_sample + samples.batch_size
@@ -329,14 +327,15 @@ class TitanLoader:
                     and samples.distributor.count_units_before(step + 1) < n_samples
                 ):
                     return
-            # Rank r reads the r-th contiguous part of the samples of all ranks. B =
-            # 2, 3 ranks: the first batch is samples 0 to 5, of which rank 1 reads 2
-            # and 3.
+            # Rank r reads the r-th contiguous part of the samples of all ranks.
+            # B = 2, 3 ranks: the first batch is samples 0 to 5, of which rank 1
+            # reads 2 and 3.
             first = self.next_sample + self.dp_rank * self.batch_size
             arrays = samples.take_with_positions(np.arange(first, first + self.batch_size))
             windows, positions = map(torch.from_numpy, arrays)
             self.next_sample += at_once
-            # [B, S + 1] to inputs [B, S] and labels [B, S], shifted by one token
+            # [B, S + 1] to inputs [B, S] and labels [B, S], shifted by one
+            # token
             inputs = {"input": windows[:, :-1].contiguous(), "positions": positions[:, :-1].contiguous()}
             yield inputs, windows[:, 1:].contiguous()
 
@@ -408,8 +407,9 @@ def _make_loader_class() -> type:
 def titan_config(mixture: str | Path, global_batch_size: int | None = None, seed: int = 0) -> Any:
     """Return a `BaseDataLoader.Config` of torchtitan: `config.dataloader = titan_config("slim.yaml")`.
 
-    global_batch_size   torchtitan's `training.global_batch_size` if it accumulates
-                        gradients: the number of windows of a step on all ranks
+    global_batch_size   torchtitan's `training.global_batch_size` if it
+                        accumulates gradients: the number of windows of a step
+                        on all ranks
 
     Raises ImportError without torchtitan.
     """

@@ -19,17 +19,17 @@ import pyarrow.flight as fl
 import pyarrow.parquet as pq
 import pytest
 
-from megatron.mixture.client import Connection, MixtureClient, RemoteChunks
-from megatron.mixture.documents import DocumentChunks
-from megatron.mixture.properties import field
-from megatron.mixture.server import (
-    ListenOptions,
-    ServedFolder,
+from megatron.mixture.client import (
+    Connection,
+    MixtureClient,
+    RemoteChunks,
     check_private,
-    make_server,
     make_token_file,
     read_token,
 )
+from megatron.mixture.documents import DocumentChunks
+from megatron.mixture.properties import field
+from megatron.mixture.server import ListenOptions, ServedFolder, make_server
 from tests.mixture.conftest import PROPERTIES, Start, write_lines
 from tests.tool_modules import load_tool
 
