@@ -1,14 +1,14 @@
 """Weights that follow the model: Adaptive Data Optimization, and weights in proportion to the losses.
 
-ADO (Jiang, Zhou et al., arXiv 2410.11820) fits a power law to the training loss of
-each domain during training. It prefers the domains that learn fastest, discounted
-by how much of the learning they were given. For domain k with law L_k(n) = eps_k +
-beta_k n^-alpha_k, prior mu, history h and policy pi:
+ADO (Jiang, Zhou et al., arXiv 2410.11820) fits a power law to the training loss
+of each domain during training. It prefers the domains that learn fastest,
+discounted by how much of the learning they were given. For domain k with law
+L_k(n) = eps_k + beta_k n^-alpha_k, prior mu, history h and policy pi:
 
     speed   -dL_k/dn = alpha_k (L_k(n) - eps_k) / n          rho_k ~ mu_k h_k^s
             (-dL_k/dn)
-    h(t) = g1 observed(t) + (1 - g1) h(t-1)                  pi(t) = g2 rho(t) + (1
-                                                             - g2) pibar(t-1)
+    h(t) = g1 observed(t) + (1 - g1) h(t-1)                  pi(t) = g2 rho(t) +
+                                                             (1 - g2) pibar(t-1)
     pibar(t) = rho(t) / (t+1) + (1 - 1/(t+1)) pibar(t-1)
 
 As in the authors' code every n grows by the whole batch, h follows the observed
@@ -37,15 +37,15 @@ MIN_SPEED_ALPHA = 0.05  # the authors' minimum of alpha in the speed
 class WeightRule(Protocol):
     """Rule that computes weights from the loss of the model on each domain.
 
-    A custom rule is any class with these three methods; it need not inherit from
-    this one.
+    A custom rule is any class with these three methods; it need not inherit
+    from this one.
     """
 
     def observe(self, n: int, nats: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Return the weights float64 [K], of sum 1, after `n` samples in all.
 
-        nats     float64 [K]   loss of the latest batch, summed over tokens; 0 for a
-                 domain that is not in it
+        nats     float64 [K]   loss of the latest batch, summed over tokens; 0
+                 for a domain that is not in it
         counts   float64 [K]   tokens of the latest batch
         """
         ...
@@ -93,8 +93,8 @@ class DomainLaw:
 
     def speed(self, n: float) -> float:
         """Return -dL/dn, computed with alpha no smaller than the authors' minimum."""
-        # L = eps + beta n^-alpha has -dL/dn = alpha beta n^(-alpha - 1) = alpha (L
-        # - eps) / n
+        # L = eps + beta n^-alpha has -dL/dn = alpha beta n^(-alpha - 1) = alpha
+        # (L - eps) / n
         return max(self.alpha, MIN_SPEED_ALPHA) * float(self.loss(n) - np.exp(self.e)) / n
 
 
@@ -102,18 +102,19 @@ def fit_domain_law(n: np.ndarray, losses: np.ndarray) -> DomainLaw:
     """Fit a law to losses [T] (above 0) after n [T] samples, with the authors' objective.
 
     Damped Gauss-Newton steps minimize sum_t Huber(log L_t - log(exp(e) + exp(a)
-    n^-alpha)). They start from a linear fit at each of several alpha. The authors
-    penalize parameters beyond their bounds. For fewer than 1 / HUBER_DELTA points
-    these penalties are steeper than the objective, so the bounds are exact here.
+    n^-alpha)). They start from a linear fit at each of several alpha. The
+    authors penalize parameters beyond their bounds. For fewer than 1 /
+    HUBER_DELTA points these penalties are steeper than the objective, so the
+    bounds are exact here.
     """
     log_n, log_l = np.log(n), np.log(losses)
     best: DomainLaw | None = None
-    # The objective may have local minima in alpha. 9 starts * 60 iterations * 1000
-    # points bound the time.
+    # The objective may have local minima in alpha. 9 starts * 60 iterations *
+    # 1000 points bound the time.
     for alpha in ALPHA_STARTS:
         powers = n**-alpha
-        # Rows divided by the loss: the linear fit minimizes relative errors, like
-        # the objective in log L. [T, 2] @ (eps, beta) = ones [T].
+        # Rows divided by the loss: the linear fit minimizes relative errors,
+        # like the objective in log L. [T, 2] @ (eps, beta) = ones [T].
         design = np.column_stack([np.ones_like(powers), powers]) / losses[:, None]
         eps, beta = np.linalg.lstsq(design, np.ones_like(losses), rcond=None)[0]
         # the linear fit has no bounds: eps or beta may be negative, where the
@@ -134,20 +135,21 @@ def _refine_fit(log_n: np.ndarray, log_l: np.ndarray, start: np.ndarray) -> Doma
     params = np.clip(start, low, high)
     damping, (objective, residuals, share) = 1e-3, _compute_objective(log_n, log_l, params)
     for _ in range(MAX_ITERATIONS):
-        # The model is log(exp(e) + exp(a - alpha log n)); share is the second term
-        # divided by the sum. Derivatives of the model by (a, e, alpha), [T, 3].
+        # The model is log(exp(e) + exp(a - alpha log n)); share is the second
+        # term divided by the sum. Derivatives of the model by (a, e, alpha),
+        # [T, 3].
         slopes = np.column_stack([share, 1 - share, -share * log_n])
-        # Iteratively reweighted least squares: Huber's weight is 1 inside delta and
-        # delta / |r| outside. 1e-300 prevents a division by 0; a residual of 0 gets
-        # weight 1.
+        # Iteratively reweighted least squares: Huber's weight is 1 inside delta
+        # and delta / |r| outside. 1e-300 prevents a division by 0; a residual
+        # of 0 gets weight 1.
         weights = np.minimum(1, HUBER_DELTA / np.maximum(np.abs(residuals), 1e-300))
         # [3, 3] and [3]; `gradient` is minus that of the objective, because
         # residuals are data minus model
         normal = slopes.T @ (slopes * weights[:, None])
         gradient = slopes.T @ (weights * residuals)
-        # Damping relative to the diagonal (Marquardt), plus a constant for a column
-        # of zeros. `lstsq`, not `solve`: where the share is 0 or 1 at every point
-        # the matrix is singular in float64.
+        # Damping relative to the diagonal (Marquardt), plus a constant for a
+        # column of zeros. `lstsq`, not `solve`: where the share is 0 or 1 at
+        # every point the matrix is singular in float64.
         step = np.linalg.lstsq(normal + damping * np.diag(np.diag(normal) + 1e-12), gradient, rcond=None)[0]
         # projection onto the bounds replaces the penalties
         trial = np.clip(params + step, low, high)
@@ -170,8 +172,8 @@ def _compute_objective(
     """Return the Huber objective, the residuals [T], and the share [T] of exp(a) n^-alpha in the loss."""
     a, e, alpha = params
     power = a - alpha * log_n
-    # log(exp(power) + exp(e)) without overflow. It is at least `power`, so that the
-    # share is at most 1.
+    # log(exp(power) + exp(e)) without overflow. It is at least `power`, so that
+    # the share is at most 1.
     model = np.logaddexp(power, e)
     residuals = log_l - model
     size = np.abs(residuals)
@@ -195,18 +197,19 @@ class Ado:
     def observe(self, n: int, nats: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Return the weights, as in `WeightRule`: the prior until every domain has a law."""
         self.n_observed += 1
-        # h(t) of the module docstring, from the shares that were trained on, not
-        # those requested
+        # h(t) of the module docstring, from the shares that were trained on,
+        # not those requested
         self.history = self.config.g1 * counts / counts.sum() + (1 - self.config.g1) * self.history
-        # the first observations, with the steep fall from a random model, follow no
-        # power law
+        # the first observations, with the steep fall from a random model,
+        # follow no power law
         if self.n_observed > self.config.n_ignored:
             for k in np.flatnonzero(counts):
                 self.seen[k][0].append(float(n))
                 self.seen[k][1].append(float(nats[k] / counts[k]))
             if (self.n_observed - self.config.n_ignored) % self.config.refit_every == 0:
                 self.refit()
-        # a domain without a law has speed 0, so the others would divide its share
+        # a domain without a law has speed 0, so the others would divide its
+        # share
         if any(law is None for law, share in zip(self.laws, self.prior, strict=True) if share > 0):
             return self.prior
         return self._update_policy(float(n))
@@ -220,8 +223,8 @@ class Ado:
                 # before the selection of points: the window counts consecutive
                 # observations
                 smoothed = savgol_filter(losses, self.config.smoothing_window, polyorder=3)
-                # all observations up to T = 1000, and 1000 evenly spaced ones of
-                # more
+                # all observations up to T = 1000, and 1000 evenly spaced ones
+                # of more
                 places = np.linspace(0, len(n) - 1, min(len(n), MAX_FIT_POINTS))
                 indices = np.unique(places.round().astype(int))
                 self.laws[k] = fit_domain_law(np.array(n)[indices], smoothed[indices])
@@ -233,11 +236,11 @@ class Ado:
         # rho_k ~ mu_k h_k^s (-dL_k/dn), eq. in the module docstring
         rho = self.prior * self.history**config.s * speeds
         rho = rho / rho.sum() if rho.sum() > 0 else self.prior
-        # a minimum for every domain with a prior, so that none is lost; at most a
-        # uniform share
+        # a minimum for every domain with a prior, so that none is lost; at most
+        # a uniform share
         rho = np.where(active, np.maximum(rho, min(config.min_weight, 1 / active.sum())), 0)
-        # the minimum can raise the sum above 1, so that a weight may be slightly
-        # below the minimum here
+        # the minimum can raise the sum above 1, so that a weight may be
+        # slightly below the minimum here
         rho /= rho.sum()
         # pi(t) uses pibar(t-1), hence before the update of the mean below
         policy = config.g2 * rho + (1 - config.g2) * self.mean_policy
@@ -252,8 +255,8 @@ class Ado:
         return {
             "n_updates": self.n_updates,
             "n_observed": self.n_observed,
-            # Python floats: JSON preserves all their bits, so that a resumed run
-            # computes the same weights
+            # Python floats: JSON preserves all their bits, so that a resumed
+            # run computes the same weights
             "history": self.history.tolist(),
             "mean_policy": self.mean_policy.tolist(),
             "seen": [[list(n), list(losses)] for n, losses in self.seen],
@@ -281,12 +284,13 @@ class LossProportional:
 
         A domain without an observation is assigned the mean loss of the others.
         """
-        # keeps the old loss (NaN at first) of a domain without tokens in this batch
+        # keeps the old loss (NaN at first) of a domain without tokens in this
+        # batch
         new = np.divide(nats, counts, out=self.losses.copy(), where=counts > 0)
         smooth = self.smoothing * new + (1 - self.smoothing) * self.losses
         self.losses = np.where(np.isnan(self.losses), new, smooth)
-        # a batch has tokens of some domain, so that the mean of the losses is not
-        # NaN
+        # a batch has tokens of some domain, so that the mean of the losses is
+        # not NaN
         weights = self.prior * np.where(np.isnan(self.losses), np.nanmean(self.losses), self.losses)
         return weights / weights.sum()
 
@@ -313,16 +317,17 @@ class WeightLog:
     def __init__(
         self, first: np.ndarray, known_to: int | None, schedule: WeightSchedule | None = None
     ) -> None:
-        # Weights of chunks before `known_to` are final. With every = 10 and delay =
-        # 8, weights from chunk 0 apply from chunk 8 on with known_to 18, and those
-        # from chunk 10 apply from chunk 18 on with 28.
+        # Weights of chunks before `known_to` are final. With every = 10 and
+        # delay = 8, weights from chunk 0 apply from chunk 8 on with known_to
+        # 18, and those from chunk 10 apply from chunk 18 on with 28.
         self.entries: list[tuple[int, np.ndarray]] = [(0, np.asarray(first, dtype=np.float64))]
         self.known_to, self.schedule = known_to, schedule
 
     def append(self, chunk: int, weights: np.ndarray, known_to: int) -> None:
         """Add weights from a chunk on. No process may have requested the chunk before."""
         assert self.known_to is not None and chunk >= self.known_to, "known weights must not change"
-        # entries first: a reader that gets the new known_to must also get the entry
+        # entries first: a reader that gets the new known_to must also get the
+        # entry
         self.entries.append((chunk, weights))
         self.known_to = known_to
 
@@ -367,8 +372,8 @@ def make_rule(name: str, first: np.ndarray, natural: np.ndarray, where: str) -> 
     first, natural   first weights and sizes of the domains, float64 [K];
                      module:Class gets the first weights
 
-    Raises ValueError, prefixed by `where`, for a class that cannot be imported or
-    is not a rule.
+    Raises ValueError, prefixed by `where`, for a class that cannot be imported
+    or is not a rule.
     """
     if name == "ado":
         # a domain with weight 0 at the beginning has prior 0 and stays excluded

@@ -2,8 +2,8 @@
 
 A corpus is a set of files that share properties, and a Delta Lake table
 (`table.py`). The text stays in the original files. Any number of processes and
-machines register and read at the same time, and earlier versions of a corpus can be
-read until they are pruned.
+machines register and read at the same time, and earlier versions of a corpus
+can be read until they are pruned.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,10 +65,10 @@ class Catalog:
     ) -> None:  # fmt: skip
         """Open a catalog.
 
-        path       a folder, or a URL such as s3://bucket/catalog; a registration
-                   creates it
-        snapshot   versions of the corpora that are shown; None: the current state
-                   of all
+        path       a folder, or a URL such as s3://bucket/catalog; a
+                   registration creates it
+        snapshot   versions of the corpora that are shown; None: the current
+                   state of all
 
         Raises FileNotFoundError, or ValueError for something else or an unknown
         version.
@@ -173,8 +173,8 @@ class Catalog:
 
         counter        counts the tokens of documents; the index of a dataset
                        contains them
-        verify         compare the content of registered files; by default a file
-                       with the same size and modification time is skipped
+        verify         compare the content of registered files; by default a
+                       file with the same size and modification time is skipped
         member_bytes   size limit of one sample of a tar archive
         shard          (k, n): only files k, k + n, ... of the inputs, for n
                        processes
@@ -182,9 +182,9 @@ class Catalog:
                        record
 
         Broken lines are counted and located; `list_broken` returns them. Raises
-        ValueError if the corpus has other properties or another tokenizer, or if a
-        file cannot be read. The files before it stay registered. Small files are
-        registered in batches.
+        ValueError if the corpus has other properties or another tokenizer, or
+        if a file cannot be read. The files before it stay registered. Small
+        files are registered in batches.
         """
         self._check_writable()
         paths = [path.resolve() for path in find_input_files(inputs)][shard[0] :: shard[1]]
@@ -226,7 +226,8 @@ class Catalog:
 
     def _find_absent(self, corpus: Corpus) -> tuple[str, ...]:
         """Return the properties that no document of the corpus has."""
-        # LIMIT: the scan ends at the first value, usually in the first row group
+        # LIMIT: the scan ends at the first value, usually in the first row
+        # group
         query = f"SELECT 1 FROM {self.view(corpus.name)} WHERE {{}} IS NOT NULL LIMIT 1"
         names = [prop.name for prop in corpus.properties]
         return tuple(name for name in names if not self._fetch(query.format(quote_identifier(name))))
@@ -235,8 +236,8 @@ class Catalog:
         """Add a property of the documents of a corpus, or replace it; return their number.
 
         prop     'NAME TYPE', or the NAME of a string
-        values   parquet with the columns path (as registered), row (from 0, without
-                 broken lines) and NAME
+        values   parquet with the columns path (as registered), row (from 0,
+                 without broken lines) and NAME
 
         Raises ValueError for a file without these columns, and for repeated or
         unknown documents.
@@ -325,9 +326,9 @@ class Catalog:
         """Return (value, documents, tokens) for each property of a corpus.
 
         At most MAX_VALUES values are listed, the most frequent first, and the
-        others are summed. More values of a number or date are one row with their
-        range. A document counts once for each element of a list. None is a missing
-        value or an empty list.
+        others are summed. More values of a number or date are one row with
+        their range. A document counts once for each element of a list. None is
+        a missing value or an empty list.
         """
         corpus = self.get_table(name).corpus
         return {prop.name: self._count_values(name, prop) for prop in corpus.all_properties}
@@ -335,8 +336,8 @@ class Catalog:
     def _count_values(self, corpus: str, prop: Property) -> list[HistogramRow]:
         value, counts = quote_identifier(prop.name), "count(*), CAST(sum(tokens) AS BIGINT)"
         if prop.kind == "list":
-            # unnest of an empty list has no row; of [NULL] it has one, which counts
-            # the document
+            # unnest of an empty list has no row; of [NULL] it has one, which
+            # counts the document
             value = f"unnest(CASE WHEN len({value}) > 0 THEN {value} ELSE [NULL] END)"
         values = f"(SELECT {value} AS value, tokens FROM {self.view(corpus)})"
         ((n_values,),) = self._fetch(f"SELECT count(DISTINCT value) FROM {values}")

@@ -114,8 +114,9 @@ class Connection:
         """Return send(client, options), which is repeated while the connection is lost."""
         fl = import_flight()
         until, wait_s = time.monotonic() + self.patience_s, FIRST_WAIT_S
-        # The same request may be sent twice: the content of a chunk follows from
-        # its number, and of several reports of a chunk the first one counts.
+        # The same request may be sent twice: the content of a chunk follows
+        # from its number, and of several reports of a chunk the first one
+        # counts.
         options = fl.FlightCallOptions(timeout=limit_s or self.patience_s, headers=self._headers)
         while True:
             try:
@@ -165,8 +166,9 @@ class RemoteChunks:
     def read(self, first: int, n_chunks: int, position: dict[str, Any] | None = None) -> Any:
         """Read chunks, as `ChunkSource`.
 
-        Raises ValueError for a request that the server refuses, and NotReadyError
-        for chunks whose weights are not computed after `patience_s`.
+        Raises ValueError for a request that the server refuses, and
+        NotReadyError for chunks whose weights are not computed after
+        `patience_s`.
         """
         request = {**self._names, "first": first, "n": n_chunks, "position": position}
         return self._poll(lambda: self.connection.read(request).read_all())
@@ -241,7 +243,8 @@ class MixtureClient:
     def add_property(self, corpus: str, prop: str, values: Path | str) -> int:
         """Add a property ('NAME TYPE') to the documents of a corpus from a local parquet file.
 
-        values   columns path and row, as `find_documents` returns them, and NAME
+        values   columns path and row, as `find_documents` returns them, and
+                 NAME
 
         Returns the number of documents with a row.
         """
@@ -275,8 +278,8 @@ class MixtureClient:
     ) -> dict[tuple[Any, ...], tuple[int, int | None]]:  # fmt: skip
         """Return (documents, tokens) of each combination of the properties `by`.
 
-        where   SQL over properties, or an expression of `field`s; of several, all
-                must hold
+        where   SQL over properties, or an expression of `field`s; of several,
+                all must hold
         tokens  also count tokens; otherwise they are None
         """
         query = _format_query(where, by, corpora, list_domains)

@@ -36,7 +36,8 @@ from megatron.plan.mixture_use import mixture_folder
 
 MAX_FILES = 512  # open at a time; the usual limit per process is 1,024
 GROUP_CACHE_BYTES = 1 << 29  # texts of the latest row groups of parquet files
-PIECE_BYTES, ROW_BYTES = 1 << 22, 512  # of an answer of a server in memory, and of a row besides its text
+PIECE_BYTES = 1 << 22  # of a server's answer that are in memory
+ROW_BYTES = 512  # of a row besides its text
 LINES, ROWS, TAR, DATASET = range(4)  # kinds of files; the first two have texts
 STATE_CHANGED = "has changed since it was registered. Restore the file, or register it again."
 
@@ -60,12 +61,10 @@ class DocumentChunks:
         """Open the documents.
 
         chunk_size   documents of a chunk; default: that of the mixture
-        run          name of the run whose weights are used; None: opened to be
-                     shared, see `open_run`
-        roots        folders that must contain all files; empty: files may be
-                     anywhere
-        verify       read all files and compare their content with the catalog;
-                     by default only size and modification time are compared
+        run          run whose weights are used; None: to be shared, see `open_run`
+        roots        folders that must contain all files; empty: anywhere
+        verify       compare the content of all files with the catalog, and not only
+                     size and modification time
 
         Raises what reading and querying raise, and ValueError for a file
         outside of the roots and for a log that another process has locked.
@@ -84,7 +83,7 @@ class DocumentChunks:
         self._open_distributor(run)
 
     def open_run(self, run: str) -> "DocumentChunks":
-        """Return the same documents for another run: this object, unless weights follow the model.
+        """Return the same documents for another run, with its own weights.
 
         Raises ValueError for a name that cannot be a file name.
         """
@@ -92,7 +91,7 @@ class DocumentChunks:
             return self
         # the name of a client becomes a file name: no slash and no leading dot
         if not RUN_NAME.fullmatch(run):
-            raise ValueError("run: expected a name of letters, digits, _ . and -, of at most 64 characters.")
+            raise ValueError("run: expected a name of letters, digits, _ . and -, at most 64.")
         # shares the open files, with a separate distributor and learner
         view = copy(self)
         view._open_distributor(run)
@@ -116,7 +115,7 @@ class DocumentChunks:
         self.learner = Learner(path, head, rule, self.distributor, adaptive.every_steps, adaptive.delay_steps)
 
     def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
-        """Report losses as `Learner.report`; False for a mixture whose weights do not follow the model."""
+        """Report losses, as `ChunkSource`."""
         return self.learner is not None and self.learner.report(chunk, nats, tokens)
 
     def __enter__(self) -> Self:
@@ -138,13 +137,11 @@ class DocumentChunks:
     def read(self, first: int, n_chunks: int, position: dict[str, Any] | None = None) -> Any:
         """Return chunks first, first + 1, ... as Arrow: domain int32, and text or ids.
 
-        position   of an earlier chunk, from which these are computed; None: the
-                   start
+        position   of an earlier chunk, from which these are computed; None: the start
 
-        The second column of tar archives is `sample`: its key, text and
-        members. There are fewer rows than chunk_size * n_chunks if the data
-        end: the last chunk may be shorter. Raises NotReadyError (a ValueError)
-        for chunks whose weights follow from losses that are not reported yet.
+        The second column of tar archives is `sample`: its key, text and members. There
+        are fewer rows if the data end. Raises NotReadyError (a ValueError) for chunks
+        whose weights follow from losses that are not reported yet.
         """
         return self._read_units(self._schedule(first, n_chunks, position))
 
@@ -199,7 +196,7 @@ def _check_place(file: SourceFile, roots: Sequence[Path]) -> None:
     # replaced by a link
     if path.resolve() != path or roots and not any(path.is_relative_to(root.resolve()) for root in roots):
         where = ", ".join(map(str, roots)) or "its registered place"
-        raise ValueError(f"{path}: is not below {where}. Allow its folder, or register it again.")
+        raise ValueError(f"{path}: is not below {where}. Allow its folder, or register again.")
 
 
 class OpenFiles:
@@ -255,7 +252,7 @@ class OpenFiles:
     def _read_texts(
         self, spans: Sequence[tuple[int, slice]], begin: np.ndarray, size: np.ndarray
     ) -> list[Any]:
-        """Return the texts of lines and of rows of parquet. Lines of all files are parsed together."""
+        """Return the texts of lines and rows. Lines of all files are parsed together."""
         parts: list[Any] = []
         # adjacent files with a common kind and key
         for (kind, _), group in groupby(spans, key=lambda span: (self._kinds[span[0]], self._keys[span[0]])):
@@ -276,7 +273,7 @@ class OpenFiles:
     def _read_bytes(self, number: int, begins: np.ndarray, sizes: np.ndarray) -> Any:
         """Return bytes [begin, begin + size) of each span of a file, concatenated."""
         descriptor, state = self._descriptors.get(number, lambda: (self._open(number), 1))
-        status = os.fstat(descriptor)  # of the open file, not of the path, which may name another file by now
+        status = os.fstat(descriptor)  # the path may name another file by now
         if (status.st_size, status.st_mtime_ns) != state:
             raise ValueError(f"{self.files[number].path}: {STATE_CHANGED}")
         content, cut_span, failure = _csrc.read_spans(descriptor, begins, sizes)

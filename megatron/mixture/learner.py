@@ -1,10 +1,11 @@
 """Log of one run with adaptive weights: the loss of the model on chunks, and the weights computed from it.
 
-The log has one line of JSON for each entry, synced before it takes effect: a report
-before its sender gets the reply, weights before any chunk uses them. Which chunks
-are reported, and from which chunk new weights hold, depends on `every_steps` and
-`delay_steps` only. The order of documents is therefore a function of (documents,
-log, seed, chunk), whenever the reports arrive, and whatever is killed in between.
+The log has one line of JSON for each entry, synced before it takes effect: a
+report before its sender gets the reply, weights before any chunk uses them.
+Which chunks are reported, and from which chunk new weights hold, depends on
+`every_steps` and `delay_steps` only. The order of documents is therefore a
+function of (documents, log, seed, chunk), whenever the reports arrive, and
+whatever is killed in between.
 """
 
 import json
@@ -39,7 +40,8 @@ class RunLog:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._lock = path, threading.Lock()
-        # before the first read, so that no other process can add a line after it
+        # before the first read, so that no other process can add a line after
+        # it
         lock = acquire_lock(path.with_name(path.name + ".lock"))
         if lock is None:
             raise ValueError(
@@ -64,8 +66,8 @@ class RunLog:
         """Return the complete lines. One that was cut short when its writer ended is removed."""
         self._file.seek(0)
         content = self._file.readall()
-        # json.dumps escapes newlines inside strings, so that each newline byte ends
-        # a line
+        # json.dumps escapes newlines inside strings, so that each newline byte
+        # ends a line
         self._file.truncate(content.rfind(b"\n") + 1)
         lines = []
         for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
@@ -103,9 +105,10 @@ class RunLog:
 class Learner:
     """Computes the weights of a run from its reported losses.
 
-    Chunks 0, every, 2 every, ... are reported, each by the group that read it, so
-    that the log does not depend on the number of groups. Weights computed from
-    chunk c hold from chunk c + delay on, and are known up to c + every + delay.
+    Chunks 0, every, 2 every, ... are reported, each by the group that read it,
+    so that the log does not depend on the number of groups. Weights computed
+    from chunk c hold from chunk c + delay on, and are known up to c + every +
+    delay.
     """
 
     def __init__(
@@ -131,18 +134,19 @@ class Learner:
     def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
         """Report the loss of the model on a chunk (float64 [K] each).
 
-        It is on disk when this returns, and so are the weights that follow from it.
-        Only the first report of a chunk counts. Returns False if there is one
-        already, or if no weights follow from that chunk. Raises ValueError for
-        invalid losses, or if the rule fails.
+        It is on disk when this returns, and so are the weights that follow from
+        it. Only the first report of a chunk counts. Returns False if there is
+        one already, or if no weights follow from that chunk. Raises ValueError
+        for invalid losses, or if the rule fails.
         """
         check_losses(nats, tokens, len(self.distributor.n_units))
         with self._lock:
-            # reports before _next_chunk are in the log, and so are their weights
+            # reports before _next_chunk are in the log, and so are their
+            # weights
             if chunk % self.every or chunk < self._next_chunk or chunk in self._reports:
                 return False
-            # no process has read a chunk without weights, so that its loss cannot
-            # exist
+            # no process has read a chunk without weights, so that its loss
+            # cannot exist
             assert self.weights.known_to is not None, "the log of a rule has an end"
             if chunk >= self.weights.known_to:
                 raise ValueError(
@@ -173,9 +177,9 @@ class Learner:
             if "nats" in line:
                 self._reports[line["chunk"]] = np.array(line["nats"]), np.array(line["tokens"])
                 continue
-            # The logged weights count, even if the rule computes others now: chunks
-            # were read with them. The rule observes to update its state, and its
-            # result is discarded.
+            # The logged weights count, even if the rule computes others now:
+            # chunks were read with them. The rule observes to update its state,
+            # and its result is discarded.
             self.weights.append(line["begin"], np.array(line["weights"]), line["known_to"])
             if line["chunk"] >= first:
                 self._observe_chunk(line["chunk"])
@@ -186,8 +190,8 @@ class Learner:
     def _observe_chunk(self, chunk: int) -> np.ndarray:
         """Return the weights that the rule computes from a chunk.
 
-        It gets the mean loss per token of each domain times the units of the domain
-        in the chunk, and these units.
+        It gets the mean loss per token of each domain times the units of the
+        domain in the chunk, and these units.
         """
         nats, tokens = self._reports[chunk]
         self._position = self.distributor.find_position(chunk, self._position)
@@ -209,9 +213,9 @@ class Learner:
                     f"{self.log.path}: no weights could be computed from chunk {chunk} ({error}). "
                     "Correct the rule and open the log again."
                 ) from error
-            # Example: every = 10, delay = 8, chunk 20: the weights apply from chunk
-            # 28 on, and no others before chunk 38. Chunks before `begin` may have
-            # been read already.
+            # Example: every = 10, delay = 8, chunk 20: the weights apply from
+            # chunk 28 on, and no others before chunk 38. Chunks before `begin`
+            # may have been read already.
             begin, known_to = self.weights.known_to, chunk + self.every + self.delay
             assert begin is not None, "the log of a rule has an end"
             # on disk first: a chunk may be read as soon as its weights are in
@@ -226,8 +230,8 @@ class Learner:
 
     def _save_rule(self) -> None:
         """Save the state of the rule, so that opening the log repeats few observations."""
-        # the line is on disk already: a state that is ahead of it would observe the
-        # chunk twice
+        # the line is on disk already: a state that is ahead of it would observe
+        # the chunk twice
         position = self._position.as_dict()
         state = {"next": self._next_chunk, "rule": self.rule.as_dict(), "position": position}
         try:

@@ -1,4 +1,4 @@
-"""Loaders of mixtures for other training loops: torch, torchdata, Hugging Face `datasets` and torchtitan.
+"""Loaders of mixtures for other training loops: torch, torchdata, Hugging Face `datasets`.
 
 A state is the number of the next chunk over all groups, with a position from
 which it is computed. It is equal on every rank and resumes on any number of
@@ -16,9 +16,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 PADDING = -1  # domain of a target that is not a token of a document
-ANCHOR_CHUNKS = (
-    4096  # a state's position is at most so many chunks old, which takes about 0.1 s to compute again
-)
+# age of a state's position, in chunks, which take about 0.1 s to compute again
+ANCHOR_CHUNKS = 4096
 COLUMN_NAMES: dict[type, str] = {str: "text", dict: "sample"}  # column by type of the document; default: ids
 CHANGED = "the documents of the mixture have changed. Start a new run, or restore the documents."
 
@@ -53,9 +52,9 @@ class ChunkSource(Protocol):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Documents of one chunk, as text or token ids, with their domains (indices into `names` of the source).
+    """Documents of one chunk, with their domains (indices into `names` of the source).
 
-    A document of a tar archive is a dict: `__key__`, `text`, and the bytes of
+    They are text or token ids. A document of a tar archive is a dict: `__key__`, `text`, and the bytes of
     each member by its extension.
 
     state   of the dataset after this chunk and those that the other groups read
@@ -105,7 +104,7 @@ def pack_windows(
 
 @dataclass
 class Progress:
-    """Next round of all groups, and the position (of this or an earlier chunk) from which it is computed."""
+    """Next round of all groups, and an earlier position, from which it is computed."""
 
     next_chunk: int = 0
     position: dict[str, Any] | None = None
@@ -191,7 +190,7 @@ class MixtureDataset(IterableDataset[Chunk]):
     def iter_chunks(
         self, worker: int = 0, n_workers: int = 1, source: ChunkSource | None = None
     ) -> "ChunkIterator":
-        """Return an iterator over the chunks of one of `n_workers` processes that share the group's chunks.
+        """Return an iterator over the chunks of one of the group's processes.
 
         source   read from it; None: open a separate one
         """
@@ -293,12 +292,12 @@ class ChunkIterator:
 
 
 def unpack_sample(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return a sample of an archive as clients get it: `__key__`, `text`, each member's bytes."""
+    """Return a sample of an archive: `__key__`, `text`, and the bytes of each member."""
     return {**dict(sample["members"]), "__key__": sample["key"], "text": sample["text"]}
 
 
 def hugging_face(dataset: MixtureDataset) -> Any:
-    """Return the documents of one data-parallel group as a `datasets.IterableDataset`, in their order.
+    """Return the documents of one group as a `datasets.IterableDataset`, in their order.
 
     Columns: text, ids or (of tar archives) sample; domain (its name); chunk
     (its number). Its `state_dict` is a position, from which it resumes without
@@ -379,7 +378,7 @@ class DocumentExamples:
 
 @cache
 def _make_examples_class() -> type:
-    """Return `DocumentExamples` with the base class that `datasets` requires, whose import takes seconds."""
+    """Return `DocumentExamples` with its base class, whose import takes seconds."""
     from datasets.iterable_dataset import _BaseExamplesIterable
 
     return type("Documents", (DocumentExamples, _BaseExamplesIterable), {})

@@ -110,7 +110,8 @@ class Query:
             why = next(iter(str(error).splitlines()), "")
             unknown = re.search(r'Referenced column "(.+)" not found', why)
             hint = f"; {suggest_nearest(unknown[1].lower(), sorted(kinds))}" if unknown else ""
-            raise ValueError(f"where {' AND '.join(map(str, self.conditions))}: {why}{hint}") from error
+            where = " AND ".join(map(str, self.conditions))
+            raise ValueError(f"where {where}: {why}{hint}") from error
 
     def _filter(self, catalog: Catalog, names: Sequence[str], with_sums: bool) -> Any:
         """Return the documents of some corpora that satisfy all conditions, as a relation."""
@@ -232,7 +233,7 @@ class Selection:
 
     @classmethod
     def load(cls, path: Path) -> "Selection":
-        """Load a selection that `save` wrote. Raises FileNotFoundError, or ValueError for other files."""
+        """Load what `save` wrote. Raises FileNotFoundError, or ValueError for other files."""
         arrow = import_pyarrow()
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file. Run tools/prepare_mixture.py.")
@@ -317,7 +318,8 @@ def _sort_documents(domain: np.ndarray, file: np.ndarray, row: np.ndarray) -> np
         order = np.arange(len(place))
     # a stable sort of 16 bits is a radix sort, ten times as fast as one of 32
     # bits
-    narrow = domain[order].astype(np.uint16 if not len(domain) or int(domain.max()) < 1 << 16 else np.int32)
+    is_narrow = not len(domain) or int(domain.max()) < 1 << 16
+    narrow = domain[order].astype(np.uint16 if is_narrow else np.int32)
     return order[np.argsort(narrow, kind="stable")]
 
 

@@ -1,8 +1,8 @@
 """Records of input files: location and properties of each document, as Arrow tables.
 
-DuckDB gets lines of JSON as one memory block, and nothing is parsed in Python. A
-block with a broken line is evaluated a second time, line by line, to locate the
-error.
+DuckDB gets lines of JSON as one memory block, and nothing is parsed in Python.
+A block with a broken line is evaluated a second time, line by line, to locate
+the error.
 """
 
 import json
@@ -33,7 +33,8 @@ BLOCK_BYTES = 32 << 20
 LOCATION = ("file", "row", "begin", "size")  # columns of every document
 BEGIN, TOKENS = "row_of_the_file", "tokens_of_the_text"  # unlikely as columns of a user
 MAX_BROKEN_LISTED = 1000  # lines per file that are listed; all are counted
-# any JSON escape; group 1 is an unpaired surrogate, because pairs are matched first
+# any JSON escape; group 1 is an unpaired surrogate, because pairs are matched
+# first
 ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     rb"|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)"
@@ -61,8 +62,8 @@ class RecordCounts:
 class LineBlock:
     """Lines as Arrow strings, with the first byte, size and number in the file of each.
 
-    file, rows   id of the file, or of each line with its row, for lines of several
-                 files
+    file, rows   id of the file, or of each line with its row, for lines of
+                 several files
     """
 
     lines: Any
@@ -114,8 +115,8 @@ class RecordReader:
         file     value of the column `file`
         counts   receives the counts of the records
 
-        Raises ValueError for a file that cannot be read, or an expression that cannot be
-        evaluated.
+        Raises ValueError for a file that cannot be read, or an expression that
+        cannot be evaluated.
         """
         beside = _open_beside(path)
         try:
@@ -186,8 +187,8 @@ class RecordReader:
         try:
             documents = self.select_block(block, beside, counts.n_documents)
         except (import_duckdb().Error, UnicodeDecodeError):
-            # a second attempt after the repair, without the lines that are still
-            # invalid
+            # a second attempt after the repair, without the lines that are
+            # still invalid
             block = block.replace_lone_surrogates()
             reasons = self._find_faults(block)
             bad = np.array([reason is not None for reason in reasons])
@@ -207,8 +208,8 @@ class RecordReader:
         lines |= {"begin": block.begins, "size": block.sizes}
         columns = [] if beside is None else set(beside.column_names) - lines.keys()
         lines |= {name: beside.column(name).slice(n_before, n) for name in columns}
-        # a record without text raises, which ends the statement before anything is
-        # selected
+        # a record without text raises, which ends the statement before anything
+        # is selected
         kind = f"json_type(record, {json_path(self.corpus.text_key)})"
         row = f"CASE WHEN {kind} = 'VARCHAR' THEN row ELSE error('no text') END AS row"
         text = f"json_extract_string(record, {json_path(self.corpus.text_key)})"
@@ -354,8 +355,8 @@ def split_lines(content: bytes) -> tuple[int, LineBlock]:
     arrow, block = import_pyarrow(), np.frombuffer(content, dtype=np.uint8)
     bounds = np.append(0, np.flatnonzero(block == ord("\n")) + 1)
     begins, sizes = bounds[:-1], np.diff(bounds)
-    # offsets and block become Arrow buffers without a copy: line i ends at bounds[i
-    # + 1]
+    # offsets and block become Arrow buffers without a copy: line i ends at
+    # bounds[i + 1]
     buffers = arrow.py_buffer(bounds), arrow.py_buffer(block)
     lines = arrow.LargeStringArray.from_buffers(len(sizes), *buffers)
     mask = np.ones(len(sizes), dtype=bool)

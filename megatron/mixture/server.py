@@ -4,9 +4,10 @@
     FOLDER/NAME.yaml      mixtures, written by hand or by clients
     FOLDER/token          access token of mode 0600
 
-It is for a trusted network. Requests contain names, paths and JSON; nothing in them
-is executed. The server keeps no state of its clients: a request for chunks contains
-the position from which they are computed, and one piece of an answer is in memory.
+It is for a trusted network. Requests contain names, paths and JSON; nothing in
+them is executed. The server keeps no state of its clients: a request for chunks
+contains the position from which they are computed, and one piece of an answer
+is in memory.
 """
 
 import hashlib
@@ -86,7 +87,8 @@ def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
-        # no other name is resolved: it counts as non-local, which requires a token
+        # no other name is resolved: it counts as non-local, which requires a
+        # token
         return host == "localhost"
 
 
@@ -96,7 +98,8 @@ class ServedFolder:
     def __init__(self, folder: Path, seed: int = 0, roots: Sequence[Path] = ()) -> None:
         """Serve `folder`.
 
-        roots   further folders that clients may register from and mixtures may read
+        roots   further folders that clients may register from and mixtures may
+                read
         """
         self.folder, self.seed = folder.resolve(), seed
         self.roots = [self.folder, *(root.resolve() for root in roots)]
@@ -172,13 +175,9 @@ class ServedFolder:
     def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
         source = self.open_mixture(request)
         adaptive = source.spec.settings.adaptive
-        return {
-            "identity": source.identity,
-            "chunk_size": source.chunk_size,
-            "domains": source.names,
-            "at_once": source.at_once,
-            "every": None if adaptive is None else adaptive.every_steps,
-        }
+        meta = {key: getattr(source, key) for key in ("identity", "chunk_size", "at_once")}
+        every = None if adaptive is None else adaptive.every_steps
+        return meta | {"domains": source.names, "every": every}
 
     def _find_position(self, request: dict[str, Any]) -> dict[str, Any]:
         source, chunk = self.open_mixture(request), _read_count(request, "chunk")
@@ -248,12 +247,10 @@ class ServedFolder:
             counter = TokenCounter(str(request["tokenizer"]), bool(request.get("append_eod")))
         properties = read_properties(texts, request.get("preset"))
         text_key = str(request.get("text_key", "text"))
+        corpus = str(request["corpus"])
         with self._writing, Catalog(self.folder / "catalog") as catalog:
-            return vars(
-                catalog.register(
-                    str(request["corpus"]), inputs, properties, text_key, quiet=True, counter=counter
-                )
-            )
+            result = catalog.register(corpus, inputs, properties, text_key, True, counter)
+        return vars(result)
 
     def add_property(self, request: dict[str, Any], rows: Any) -> int:
         """Add the property of an Arrow table, as `Catalog.add_property`."""
@@ -287,8 +284,8 @@ class ServedFolder:
         if not RUN_NAME.fullmatch(name):
             raise ValueError(f"name: got {name!r}, expected letters, digits, _ . and -, at most 64.")
         path = self.folder / f"{name}.yaml"
-        # the keys are hashed in the first line, so that the same request gets the
-        # same mixture
+        # the keys are hashed in the first line, so that the same request gets
+        # the same mixture
         head = f"# created by a client {sums}"
         with self._writing:
             if path.exists():
@@ -307,7 +304,7 @@ class ServedFolder:
 
 
 def parse_request(body: bytes) -> dict[str, Any]:
-    """Return the JSON object of a request; an empty one for no content. Raises ValueError for others."""
+    """Return the JSON object of a request. Raises ValueError for other content."""
     try:
         request = json.loads(body or b"{}")
     except (ValueError, RecursionError) as error:
@@ -335,8 +332,8 @@ def serve(
     where.check()
     server = make_server(ServedFolder(folder, seed, roots), where)
     on_ready(server.port)
-    # until the process is killed: what a run depends on is on disk before a client
-    # gets a reply
+    # until the process is killed: what a run depends on is on disk before a
+    # client gets a reply
     threading.Event().wait()
 
 
@@ -359,8 +356,8 @@ def make_server(served: ServedFolder, where: ListenOptions) -> Any:
 
         def do_get(self, context: Any, ticket: Any) -> Any:
             tables = served.stream(ticket.ticket)
-            # the schema must be known before the stream starts, and an early error
-            # becomes that of the call
+            # the schema must be known before the stream starts, and an early
+            # error becomes that of the call
             first = translate_errors(lambda: next(tables))
             return fl.GeneratorStream(first.schema, iter_batches(first, tables))
 

@@ -26,7 +26,7 @@ from megatron.plan.mixture_use import DOCUMENTS, RESOLVED, mixture_folder, read_
 
 EPOCHS_KEPT = 2  # per domain: concurrent readers are in adjacent epochs
 MAX_MAPPED = 64  # datasets mapped at a time; each takes two open files
-BLOCK_DOCUMENTS = 64  # documents per block; the ends within a block are computed again for each window
+BLOCK_DOCUMENTS = 64  # per block; ends within it are computed for each window
 BLOCKS_AT_ONCE = 1 << 10
 STATE_KEY = "mixture"  # the only key of torchtitan's state
 
@@ -34,11 +34,9 @@ STATE_KEY = "mixture"  # the only key of torchtitan's state
 class DomainStream:
     """The windows of one domain.
 
-    `files`, `begins` and `lengths` are the dataset, first token and length of
-    each document: pages of the mixture's Arrow file, which the processes of a
-    machine share. Each process keeps 1/8 byte per document for each of the
-    latest epochs. The order of an epoch is computed again, one block at a time,
-    when it is needed.
+    `files`, `begins` and `lengths` are the dataset, first token and length of each
+    document: pages of the mixture's Arrow file, which the processes of a machine
+    share. Each process keeps 1/8 byte per document for each of the latest epochs.
     """
 
     def __init__(
@@ -49,8 +47,7 @@ class DomainStream:
         self.datasets, self.seq_len, self._mapped = datasets, seq_len, mapped
         self.files, self.begins, self.lengths = files, begins, lengths
         self.n_tokens = int(lengths.sum(dtype=np.int64))
-        # T tokens have T - 1 targets, and only whole windows count: window w
-        # has tokens w S to w S + S
+        # T tokens have T - 1 targets: window w has tokens w S to w S + S
         self.n_windows = max(0, (self.n_tokens - 1) // seq_len)
         self.orders = UnitOrder(np.array([len(lengths)]), [name], seed, shuffle)
         self._epochs: dict[int, np.ndarray] = {}
@@ -60,18 +57,17 @@ class DomainStream:
     ) -> None:
         """Copy windows int64 [n], numbered over all epochs, into rows of S + 1.
 
-        `positions`, rows of S + 1 as well, receives the position of each token
-        in its document, or in the window if the document begins before it.
+        positions   rows of S + 1, receive the positions of `take_with_positions`
         """
         for i, number in enumerate(numbers.tolist()):
-            # an epoch ends with its last whole window; the rest of its tokens
-            # is dropped
+            # an epoch ends with its last whole window
             epoch, window = divmod(number, self.n_windows)
             filled, row = 0, rows[i]
             for document, skipped in self._iter_documents(epoch, window * self.seq_len):
                 begin = int(self.begins[document]) + skipped
                 n = min(int(self.lengths[document]) - skipped, len(row) - filled)
-                row[filled : filled + n] = self._get_dataset(self.files[document]).tokens[begin : begin + n]
+                dataset = self._get_dataset(self.files[document])
+                row[filled : filled + n] = dataset.tokens[begin : begin + n]
                 if positions is not None:
                     positions[i][filled : filled + n] = np.arange(n)
                 filled += n
@@ -106,14 +102,14 @@ class DomainStream:
                 before = 0
 
     def compute_document_order(self, epoch: int, first: int, n: int) -> np.ndarray:
-        """Return documents number first, first + 1, ... of an epoch, int64; `n`, or fewer at its end."""
+        """Return documents first to first + n - 1 of an epoch, int64; fewer at its end."""
         n_documents = len(self.lengths)
         # as in UnitOrder: number = epoch * documents + position in the epoch
         numbers = np.arange(first, min(first + n, n_documents)) + epoch * n_documents
         return self.orders.lookup_units(ChunkUnits(np.zeros(len(numbers), dtype=np.int32), numbers))
 
     def _load_block_ends(self, epoch: int) -> np.ndarray:
-        """Return the number of tokens up to the end of each block of documents of an epoch, int64."""
+        """Return the tokens up to the end of each block of an epoch's documents, int64."""
         block_ends = self._epochs.get(epoch)
         if block_ends is None:
             block_ends = self._compute_block_ends(epoch)
@@ -137,13 +133,12 @@ class DomainStream:
 
 
 class MixtureSamples(SampleSource):
-    """Samples of a prepared mixture, with the interface of `Samples`. A chunk is the batch of a step.
+    """Samples of a prepared mixture. A chunk is the batch of a step.
 
     names     names of the domains
     identity  hash of the documents, the mixture's file and the tokenizer
     rule      computes the weights; None: they do not follow the model
-    n_ids     vocabulary size of the model: a sample with an id beyond it is a
-              ValueError; None: no check
+    n_ids     vocabulary size of the model, which no id may reach; None: no check
     """
 
     n_ids: int | None = None
@@ -159,12 +154,11 @@ class MixtureSamples(SampleSource):
         self.identity = resolved.identity
         if selection.identity != resolved.identity:
             raise ValueError(
-                f"{mixture_folder(path) / DOCUMENTS}: got documents of another preparation than {RESOLVED}. "
+                f"{mixture_folder(path) / DOCUMENTS}: got another preparation than in {RESOLVED}. "
                 f"Run tools/prepare_mixture.py {path}."
             )
-        for source in selection.files:
-            if source.is_dataset:
-                source.check_unchanged()
+        for source in filter(lambda file: file.is_dataset, selection.files):
+            source.check_unchanged()
         datasets = [open_dataset(prefix) for prefix in resolved.pairs]
         mapped = Pool(MAX_MAPPED, lambda dataset: dataset.unmap())
         self.seq_len, self.batch_size, self.names = seq_len, batch_size, resolved.domains
@@ -192,14 +186,13 @@ class MixtureSamples(SampleSource):
         return self.distributor.get_units(numbers).domain
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
-        """Return samples int64 [n]: int64 [n, seq_len + 1]. Raises ValueError behind the last sample."""
+        """Return samples int64 [n]: int64 [n, seq_len + 1]."""
         return self._read_windows(numbers, None)
 
     def take_with_positions(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return `take`, and the position of each token in its document, int64 [n, seq_len + 1].
+        """Return `take`, and the position of each token in its document, int64.
 
-        If a document begins before the window, its positions count from the
-        begin of the window. No position therefore reaches seq_len + 1, and a 0
+        A document that begins before the window has positions in the window: a 0
         marks the begin of a document or of the window.
         """
         positions = np.empty((len(numbers), self.seq_len + 1), dtype=np.int64)
@@ -211,13 +204,15 @@ class MixtureSamples(SampleSource):
         for k in np.unique(units.domain).tolist():
             rows = np.flatnonzero(units.domain == k)
             if not self.streams[k].n_windows:
+                n_tokens = self.streams[k].n_tokens
                 raise ValueError(
-                    f"domain '{self.names[k]}': {self.streams[k].n_tokens:,} tokens are less than a window "
+                    f"domain '{self.names[k]}': {n_tokens:,} tokens are less than a window "
                     f"of {self.seq_len} + 1. Lower dataset.seq_len or set its weight to 0."
                 )
             # views of rows, which `copy_windows` writes in place
-            window_positions = None if positions is None else [positions[row] for row in rows]
-            self.streams[k].copy_windows(units.number[rows], [windows[row] for row in rows], window_positions)
+            places = None if positions is None else [positions[row] for row in rows]
+            copies = [windows[row] for row in rows]
+            self.streams[k].copy_windows(units.number[rows], copies, places)
             if self.n_ids is not None:
                 check_ids(windows[rows], self.n_ids, f"domain '{self.names[k]}'")
         return windows
@@ -226,30 +221,31 @@ class MixtureSamples(SampleSource):
         """Return sample i: int64 [seq_len + 1]."""
         return self.take(np.array([i]))[0]
 
-    def count_samples(self, n_samples: int) -> list[int]:
-        """Return the number of samples of each domain among the first `n_samples` (whole steps)."""
-        return self.distributor.find_position(n_samples // self.batch_size).done.tolist()
+    def has_step(self, step: int) -> bool:
+        """Return whether the mixture has all samples of a step."""
+        distributor, n = self.distributor, (step + 1) * self.batch_size
+        return distributor.dry == "repeat" or distributor.count_units_before(step + 1) >= n
 
     def weights_at(self, step: int) -> list[float]:
-        """Return the weight of each domain at a step whose weights are known."""
+        """Return the weight of each domain at a step."""
         weights = self.weights.weights_at(step)[0]
         return (weights / weights.sum()).tolist()
 
     def scored_domains(self, step: int, numbers: np.ndarray) -> np.ndarray | None:
-        """Return the domains of the samples at every every_steps-th step, if the weights follow the model."""
+        """Return the domains of samples that the rule observes at a step."""
         if self.rule is None or step % self.every_steps:
             return None
         return self.lookup_domains(numbers)
 
     def domain_usage(self, n_samples: int, step: int) -> tuple[Sequence[int], Sequence[float]]:
-        """See SampleSource. `n_samples`: whole steps; `step`: one whose weights are known."""
-        return self.count_samples(n_samples), self.weights_at(step)
+        """See SampleSource. `n_samples`: whole steps; `step`: of known weights."""
+        position = self.distributor.find_position(n_samples // self.batch_size)
+        return position.done.tolist(), self.weights_at(step)
 
     def observe(self, step: int, nats: np.ndarray, tokens: np.ndarray) -> None:
         """Report the loss on each domain in a step (float64 [K], over `tokens` [K]).
 
-        Only every every_steps-th step counts. The weights that follow from it
-        begin delay_steps later, independent of prefetching.
+        Only every every_steps-th step counts; its weights begin delay_steps later.
         """
         assert self.rule is not None and isinstance(self.weights, WeightLog), "adaptive weights"
         weights = self.rule.observe((step + 1) * self.batch_size, nats, tokens)
@@ -275,16 +271,12 @@ class MixtureSamples(SampleSource):
 class TitanLoader:
     """Batches of a prepared mixture for torchtitan 0.3.0, of one data-parallel rank.
 
-    Tensor, pipeline and context ranks of a group get the same ones.
+    Tensor, pipeline and context ranks of a group get the same ones. Positions count
+    from 0 in each document and window; torchtitan derives document masks from them.
 
-    Positions count from 0 in each document, and in each window. torchtitan
-    derives its document masks from them, so that no token attends to another
-    document.
-
-    With B samples per rank and n ranks, global batch t consists of samples t B
-    n ... of the mixture; rank r gets the r-th B of them. The state contains the
-    number of samples that all ranks have consumed, and the state of weights
-    that follow the model.
+    With B samples per rank and n ranks, batch t is samples t B n ... of the mixture;
+    rank r gets the r-th B of them. The state is the number of samples that all ranks
+    have consumed, and the state of weights that follow the model.
     """
 
     def __init__(
@@ -312,21 +304,15 @@ class TitanLoader:
         self.next_sample = 0
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Any]]:
-        """Yield batches without end, or until the mixture stops before a step that it cannot fill."""
+        """Yield batches without end, or until the mixture cannot fill a step."""
         import torch
 
         samples, at_once = self.samples, self.batch_size * self.dp_world_size
         while True:
-            # Only before a step: its batches are either all yielded, on every
-            # rank, or none of them.
-            if self.next_sample % samples.batch_size == 0:
-                step = self.next_sample // samples.batch_size
-                n_samples = self.next_sample + samples.batch_size
-                if (
-                    samples.distributor.dry != "repeat"
-                    and samples.distributor.count_units_before(step + 1) < n_samples
-                ):
-                    return
+            # only before a step: every rank yields all its batches, or none
+            step, rest = divmod(self.next_sample, samples.batch_size)
+            if not rest and not samples.has_step(step):
+                return
             # Rank r reads the r-th contiguous part of the samples of all ranks.
             # B = 2, 3 ranks: the first batch is samples 0 to 5, of which rank 1
             # reads 2 and 3.
@@ -340,15 +326,11 @@ class TitanLoader:
             yield inputs, windows[:, 1:].contiguous()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as one string, equal on all ranks, so that DCP saves it once for any layout."""
+        """Return the state as one string, equal on all ranks, which DCP saves once."""
         samples = self.samples
-        state = {
-            "next_sample": self.next_sample,
-            "batch_size": samples.batch_size,
-            "seq_len": samples.seq_len,
-            "identity": samples.identity,
-            "samples": samples.state(self.next_sample // samples.batch_size),
-        }
+        state = {"next_sample": self.next_sample, "identity": samples.identity}
+        state |= {"batch_size": samples.batch_size, "seq_len": samples.seq_len}
+        state["samples"] = samples.state(self.next_sample // samples.batch_size)
         return {STATE_KEY: json.dumps(state)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -361,8 +343,9 @@ class TitanLoader:
         state = json.loads(state_dict[STATE_KEY])
         for name in ("batch_size", "seq_len"):
             if state[name] != getattr(self.samples, name):
+                got = getattr(self.samples, name)
                 raise ValueError(
-                    f"{name}: got {getattr(self.samples, name)}, expected the saved {state[name]}. "
+                    f"{name}: got {got}, expected the saved {state[name]}. "
                     "Use the saved value (batch_size: samples of a step on all ranks)."
                 )
         if state["identity"] != self.samples.identity:

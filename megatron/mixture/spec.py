@@ -194,7 +194,7 @@ class MixtureSpec:
     def build_weights(
         self, selection: Selection, natural: np.ndarray, factors: np.ndarray, per_step: int, sizes: np.ndarray
     ) -> tuple[DomainWeights, WeightRule | None]:
-        """Return the weights of each chunk, and the rule that computes them if they follow the model.
+        """Return the weights of each chunk, and the rule if they follow the model.
 
         natural    sizes of the domains, float64 [K], to which inferred weights
                    are proportional
@@ -263,7 +263,7 @@ def build_step_weights(
 def convert_to_tokens(
     spec: MixtureSpec, selection: Selection, tokens: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return `natural` and `factors` of `build_weights`, which make shares of tokens of the weights."""
+    """Return `natural` and `factors` of `build_weights`, for shares of tokens."""
     if spec.counts_tokens:
         return tokens, np.ones(len(tokens))
     # Domains of 10 and 30 documents with 100 and 900 tokens: document weights
@@ -299,7 +299,7 @@ def build_chunk_weights(spec: MixtureSpec, selection: Selection) -> tuple[Domain
 
 
 def open_selection(spec: MixtureSpec) -> Selection:
-    """Return the documents of a mixture, from a file in its folder that the processes of a machine map.
+    """Return the documents of a mixture, from a file in its folder that processes map.
 
     The query runs once for each version of the catalog. A folder that cannot be
     written keeps no file.

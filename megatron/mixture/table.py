@@ -1,9 +1,10 @@
 """Delta Lake tables of a catalog: one per corpus, written by `deltalake` and read by DuckDB.
 
 A table has the partition `_kind=documents` with a row for each document, and
-`_kind=files` with a row for each registered file, whose `_meta` is the JSON of a
-`SourceFile`. A registration appends to both in one commit, so that it is visible as
-a whole or not at all, in a folder and in an object store, whoever else writes.
+`_kind=files` with a row for each registered file, whose `_meta` is the JSON of
+a `SourceFile`. A registration appends to both in one commit, so that it is
+visible as a whole or not at all, in a folder and in an object store, whoever
+else writes.
 """
 
 import json
@@ -145,8 +146,8 @@ class CorpusTable:
             fields = json.loads(text)
             broken = tuple((line, why) for line, why in fields.pop("broken"))
             file = SourceFile(**fields, broken=broken)
-            # of two registrations of a path the one of the later content counts,
-            # whoever reads
+            # of two registrations of a path the one of the later content
+            # counts, whoever reads
             first, last = sorted([file, winners.get(file.path, file)], key=lambda file: file.age)
             winners[file.path] = last
             dead += [] if first is last else [first.id]
@@ -206,8 +207,8 @@ def _first_line(error: Exception) -> str:
 
 def storage_options() -> dict[str, str]:
     """Return the options of object stores that do not follow from the environment."""
-    # a server on this machine or in the same network, such as MinIO, often has no
-    # TLS
+    # a server on this machine or in the same network, such as MinIO, often has
+    # no TLS
     endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
     return {"aws_allow_http": "true"} if endpoint.startswith("http://") else {}
 

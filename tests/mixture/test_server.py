@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pyarrow.parquet as pq
 import pytest
+from torch.utils.data import DataLoader
 
 from megatron.mixture.client import (
     Connection,
@@ -83,6 +84,23 @@ def test_a_client_registers_queries_adds_a_property_mixes_and_reads(client, serv
     assert client.list_mixtures() == [name]
     client.remove_corpus("code")
     assert client.list_corpora() == []
+
+
+def test_the_ten_lines_of_the_guide_run(served, root) -> None:
+    guide = (root / "examples_scaling" / "training" / "MIXTURE.md").read_text()
+    lines = guide.partition("```python\n")[2].partition("```")[0]
+    assert len(lines.splitlines()) == 10
+    sources = ("RedPajamaC4", "RedPajamaGithub", "RedPajamaBook")
+    records = [{"text": f"{i}", "meta": {"redpajama_set_name": sources[i % 3]}} for i in range(90)]
+    (served[0].folder / "b.jsonl").write_text("\n".join(map(json.dumps, records)))
+    lines = lines.replace("grpc+tcp://127.0.0.1:8815", served[1]).replace("/data/*", "b*")
+    names = {"MixtureClient": MixtureClient, "field": field, "token": TOKEN, "islice": islice,
+             "DataLoader": DataLoader}  # fmt: skip
+    exec(lines, names)
+    numbers = [int(text) % 3 for text in names["chunk"].documents]
+    assert (len(numbers), numbers.count(2)) == (512, 0)  # no books
+    assert abs(numbers.count(0) / 512 - 0.7) < 0.01
+    assert names["dataset"].state_dict()["next_chunk"] == 10
 
 
 def test_a_mixture_keeps_the_documents_that_it_had_when_it_was_created(client, served) -> None:
