@@ -55,10 +55,7 @@ class DomainStream:
     def copy_windows(
         self, numbers: np.ndarray, rows: Sequence[np.ndarray], positions: Sequence[np.ndarray] | None = None
     ) -> None:
-        """Copy windows int64 [n], numbered over all epochs, into rows of S + 1.
-
-        positions   rows of S + 1, receive the positions of `take_with_positions`
-        """
+        """Copy windows int64 [n], numbered over all epochs, into rows of S + 1."""
         for i, number in enumerate(numbers.tolist()):
             # an epoch ends with its last whole window
             epoch, window = divmod(number, self.n_windows)
@@ -247,11 +244,11 @@ class MixtureSamples(SampleSource):
 
         Only every every_steps-th step counts; its weights begin delay_steps later.
         """
-        assert self.rule is not None and isinstance(self.weights, WeightLog), "adaptive weights"
+        assert self.rule is not None and isinstance(self.weights, WeightLog), "adaptive"
         weights = self.rule.observe((step + 1) * self.batch_size, nats, tokens)
-        begin = self.weights.known_to
+        begin, known_to = self.weights.known_to, step + self.every_steps + self.delay_steps
         assert begin is not None, "the log of a rule has an end"
-        self.weights.append(begin, weights, step + self.every_steps + self.delay_steps)
+        self.weights.append(begin, weights, known_to)
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the state at a step, ready for JSON, from which `restore` resumes."""
@@ -291,7 +288,7 @@ class TitanLoader:
         Raises ValueError if the sizes do not divide.
         """
         if not 0 <= dp_rank < dp_world_size:
-            raise ValueError(f"dp_rank: got {dp_rank} of {dp_world_size}, expected 0 to {dp_world_size - 1}.")
+            raise ValueError(f"dp_rank: got {dp_rank}, expected 0 to {dp_world_size - 1}.")
         batch_of_ranks = local_batch_size * dp_world_size
         global_size = batch_of_ranks if global_batch_size is None else global_batch_size
         if global_size < 1 or global_size % batch_of_ranks:
@@ -349,7 +346,7 @@ class TitanLoader:
                     "Use the saved value (batch_size: samples of a step on all ranks)."
                 )
         if state["identity"] != self.samples.identity:
-            raise ValueError("the documents of the mixture have changed. Start a new run, or restore them.")
+            raise ValueError("the documents of the mixture have changed. Start a new run.")
         self.samples.restore(state["samples"])
         self.next_sample = state["next_sample"]
 

@@ -65,9 +65,9 @@ def _read_words(value: Any, name: str) -> list[str]:
     """Read a word or a list of different words."""
     words = [value] if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
-        raise ValueError(f"{name}: got {value!r}, expected a word or a list of words. Put numbers in quotes.")
+        raise ValueError(f"{name}: got {value!r}, expected words. Put numbers in quotes.")
     if repeated := next((word for word in words if words.count(word) > 1), None):
-        raise ValueError(f"{name}: got {repeated!r} twice, expected different ones. Remove one of them.")
+        raise ValueError(f"{name}: got {repeated!r} twice. Remove one of them.")
     return words
 
 
