@@ -108,7 +108,7 @@ class DocumentChunks:
             return
         # all that determines the order besides the log; RunLog rejects another
         # head
-        head = {"log_of": self.identity, "spec": self.spec.compute_sha256(), "run": run}
+        head: dict[str, Any] = {"log_of": self.identity, "spec": self.spec.compute_sha256(), "run": run}
         head |= {"seed": self.seed, "chunk_size": self.chunk_size}
         path = mixture_folder(self.spec.path) / "logs" / f"{run}.jsonl"
         adaptive = settings.adaptive
