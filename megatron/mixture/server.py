@@ -389,10 +389,9 @@ def make_server(served: ServedFolder, where: ListenOptions) -> Any:
             why = f"request: missing or wrong {why}" if isinstance(error, KeyError | TypeError) else why
             raise fl.FlightServerError(f"refused: {why}") from error
 
+    options = {"tls_certificates": [where.tls] if where.tls else None}
     try:
-        certificates = [where.tls] if where.tls else None
-        middleware = {"gate": TokenMiddleware()}
-        return Server(where.location, tls_certificates=certificates, middleware=middleware)
+        return Server(where.location, middleware={"gate": TokenMiddleware()}, **options)
     except (import_pyarrow().ArrowException, OSError) as error:
         why = str(error).splitlines()[0]
         raise ValueError(
