@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from megatron import _csrc
-from megatron.data.block_hash import BLOCK_BYTES, hash_range
+from megatron.data.block_hash import BLOCK_BYTES, hash_file
 from megatron.io import DISK_FULL_ERRNOS
 from megatron.text.columns import concat_texts, decode_values, iter_slices
 from megatron.text.inputs import COLUMN_SUFFIXES, STDIN, find_line_end
@@ -48,7 +48,7 @@ def encode_piece(
     An invalid line ends the piece, and `UnitRecord.error` contains file, line and reason. It is not raised:
     only the caller can decide whether the line is needed at all. If bad lines are skipped, they are in the
     unit's rejects, and so is a damaged file. No content of a damaged file is used: its checksum comes last,
-    so content before the damage may be wrong. A remote file that cannot be read after all attempts is skipped
+    so content before the damage may be wrong. A remote file that cannot be read is skipped
     in the same way. Raises OSError for a full disk, a file that the system cannot read, or the network.
     """
     with open_writers(path, settings) as writers:
@@ -100,13 +100,13 @@ def _hash_source(piece: InputPiece, position: ReadPosition) -> list[str]:
     if not piece.is_plain:
         if position.n_hashed == piece.end > 0:
             return [position.digest.hexdigest()]
-        return [hash_range(piece.path, 0, piece.end).hex()] if isinstance(piece.path, Path) else [""]
+        return [hash_file(piece.path, end=piece.end)] if isinstance(piece.path, Path) else [""]
     assert isinstance(piece.path, Path), "plain pieces are local"
     end = piece.end if piece.source_end is None else piece.source_end
     # blocks begin at source_begin + n * BLOCK_BYTES; pieces end at line ends, so a block may cross their ends
     skip = -(piece.begin - piece.source_begin) % BLOCK_BYTES
     begins = range(piece.begin + skip, piece.end, BLOCK_BYTES)
-    return [hash_range(piece.path, begin, min(begin + BLOCK_BYTES, end)).hex() for begin in begins]
+    return [hash_file(piece.path, None, begin, min(begin + BLOCK_BYTES, end)) for begin in begins]
 
 
 class _PieceEncoder:

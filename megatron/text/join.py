@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.data.block_hash import BLOCK_BYTES, combine_digests, hash_range
+from megatron.data.block_hash import BLOCK_BYTES, BlockHash, combine_digests, hash_file
 from megatron.data.indexed_writer import IdCounts, IndexedWriter
 from megatron.io import atomic_path
 from megatron.text.inputs import REJECTS_SUFFIX, STDIN, Source, stat_source
@@ -67,7 +67,6 @@ class _JoinedWriter(IndexedWriter):
 
         lengths [n] int32   tokens of each document
         """
-        assert self._bin is not None, "units are added inside the `with` block"
         left = int(lengths.sum(dtype=np.int64)) * self.dtype.itemsize
         with path.open("rb", buffering=0) as file:
             while left and (data := file.read(min(left, READ_BYTES))):
@@ -77,27 +76,30 @@ class _JoinedWriter(IndexedWriter):
             raise ValueError(f"{path}: the unit ended early. Run the same command again.")
         self._end_documents(lengths)
 
-    def _finish_data(self) -> str:
-        assert self._bin is not None, "the data are finished inside the `with` block"
+    def prepare(self) -> None:
+        """Hash and count the ids in threads, then write the other files."""
+        if self.sha256:
+            return
         self._bin.flush()  # the threads read by the descriptor
-        begins = range(0, self.n_tokens * self.dtype.itemsize, self.block_bytes)
-        digests = []
+        block_bytes = self._hash.block_bytes
+        begins = range(0, max(1, self.n_tokens * self.dtype.itemsize), block_bytes)
+        blocks = []
         with ThreadPoolExecutor(self.n_threads, "sum") as pool:
             for digest, counts in pool.map(self._sum_block, begins):
-                digests.append(digest)
+                blocks.append(digest)
                 self._counts.merge(counts)
-        return combine_digests(digests)
+        self._hash = BlockHash.join_blocks(block_bytes, blocks)
+        super().prepare()
 
-    def _sum_block(self, begin: int) -> tuple[bytes, IdCounts]:
-        """Return the digest of one block of the output, and the counts of its ids."""
-        assert self._bin is not None, "blocks are read inside the `with` block"
+    def _sum_block(self, begin: int) -> tuple[Any, IdCounts]:
+        """Return the hash of one block of the output, and the counts of its ids."""
         digest, counts = hashlib.sha256(), IdCounts()
-        end = begin + self.block_bytes
+        end = begin + self._hash.block_bytes
         for offset in range(begin, end, READ_BYTES):
             data = os.pread(self._bin.fileno(), min(READ_BYTES, end - offset), offset)
             digest.update(data)
             counts.add(np.frombuffer(data, self.dtype))
-        return digest.digest(), counts
+        return digest, counts
 
 
 @dataclass
@@ -201,7 +203,7 @@ class UnitJoiner:
         if path == STDIN:
             return {"path": "-", "documents_read": n_documents}
         pieces, records = [self.pieces[i] for i in numbers], [self.records[i] for i in numbers]
-        digests = [bytes.fromhex(digest) for record in records for digest in record.source_sha256]
+        digests = [digest for record in records for digest in record.source_sha256]
         n_bytes, begin = sum(piece.end - piece.begin for piece in pieces), 0
         if pieces and isinstance(path, Path):
             begin, end = pieces[0].source_begin, pieces[-1].source_end
@@ -209,7 +211,7 @@ class UnitJoiner:
                 # the last block was hashed beyond the end of what was used
                 n_last = (n_bytes - 1) // BLOCK_BYTES
                 last = begin + n_last * BLOCK_BYTES
-                digests[n_last:] = [hash_range(path, last, begin + n_bytes)]
+                digests[n_last:] = [hash_file(path, None, last, begin + n_bytes)]
         size, version = stat_source(path)
         entry: dict[str, Any] = {"path": path.name if isinstance(path, Path) else str(path)}
         entry |= {} if isinstance(path, Path) else {"version": version}
