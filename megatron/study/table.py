@@ -5,7 +5,7 @@ Columns (COLUMNS, in the file's order; more columns `score_<task>` follow):
 run, identity, status     name; hash of all settings; "done", "failed", "missing", "preempted", "running"
                           or "stale". Runs of tables without a status count as done
 objective, size, seed     as in the study
-n_params ... seq_len      N, D (train_tokens), unique tokens, epochs and FLOPs, as planned until the run is done
+n_params ... seq_len      N, D (train_tokens), unique tokens, epochs and FLOPs, as planned until it is done
 loss, loss_se             held-out loss in nats per token and its standard error
 n_tokens_scored, wall_s, tps   tokens of the held-out text, seconds of training, tokens a second
 path                      folder of the run, relative to the study
@@ -16,7 +16,8 @@ cell                      equal for runs that differ only in their seed
 test_loss, test_loss_se   the same for dataset.path_test, which was not used to select runs
 
 Numbers are float64 with NaN for unknown ones, text is None where it is unknown. `df.attrs["warnings"]` lists
-problems of the table. `read_runs` adds the column `note`, a sentence on each run, which no file has.
+problems of the table. `read_runs` adds the column `note`, a sentence on each run, which no file has, and
+`df.attrs["seals"]`, the hashes of the forecasts before each run, for `forecast.score_forecasts`.
 """
 
 import csv
@@ -36,6 +37,7 @@ import pandas as pd
 from megatron.config.yaml_file import is_single_line
 from megatron.io import write_atomic_bytes
 from megatron.plan.run_dir import CHECKPOINTS, EXIT, METRICS, PLAN, RESULT
+from megatron.study.forecast import read_seals
 from megatron.study.ladder import STUDY, PlannedRun, expand_study, read_study_plan
 
 COLUMNS = {
@@ -118,6 +120,7 @@ def read_runs(study_dir: str | Path, now: float | None = None) -> pd.DataFrame:
         rows += [row for identity, row in planned.items() if identity not in identities]
     table = make_frame(sorted(rows, key=_sort_key))
     table.attrs["warnings"] = warnings
+    table.attrs["seals"] = {path.name: read_seals(path) for path in runs.iterdir() if path.is_dir()}
     return table
 
 
