@@ -1,0 +1,203 @@
+"""Charts of plotly, and what all figures share: template, colours, axes, points of runs.
+
+Colours have a contrast of at least 3 with white and with the dark page, so a figure has one set of them.
+Titles and captions are fixed texts; a caption describes only what is drawn.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from megatron.report.study_data import AUTOREGRESSIVE, MASKED_DIFFUSION
+from megatron.study.format import (
+    OBJECTIVE_NAMES,
+    format_count,
+    format_exponent,
+    format_loss,
+    format_tick,
+)
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+INK, MUTED, ACCENT, GRID = "#1d2330", "#7a8394", "#2f7fd1", "#e4e7ec"
+BAND, SHADE = "rgba(47,127,209,0.18)", "rgba(122,131,148,0.12)"
+# of ordered groups, such as sizes: hue and lightness change monotonically
+RAMP = ("#2f6fd6", "#8a5ae0", "#c8479f", "#dd5a33", "#b57d10")
+DASH = {AUTOREGRESSIVE: "solid", MASKED_DIFFUSION: "dash"}
+SYMBOL = {AUTOREGRESSIVE: "circle", MASKED_DIFFUSION: "diamond-open"}
+LOSS = "loss, nats per token"
+MAX_LEGEND = 8  # entries for sizes; with more sizes every second or third has one
+HEIGHT_PX = 380
+LINE_PX = 22  # height of a line of the legend
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its texts. `is_diagnostic`: it checks a law and is no result of the study."""
+
+    key: str
+    title: str
+    caption: str
+    chart: "go.Figure"
+    is_diagnostic: bool = False
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """Key, traces and layout as plotly.js reads them, without the template, which all figures share."""
+        chart = self.chart.to_plotly_json()
+        layout = {name: value for name, value in chart["layout"].items() if name != "template"}
+        return {"key": self.key, "data": chart["data"], "layout": layout}
+
+
+@cache
+def make_template() -> dict[str, Any]:
+    """Return the template of all charts. The page replaces the colours of text and grid by its theme's."""
+    axis = {
+        "gridcolor": GRID, "linecolor": MUTED, "tickcolor": MUTED, "zeroline": False, "showline": True,
+        "ticks": "outside", "ticklen": 4, "automargin": True, "exponentformat": "B",
+        "title": {"standoff": 8},
+    }  # fmt: skip
+    layout = {
+        "font": {"size": 12.5, "color": INK},
+        "xaxis": axis,
+        "yaxis": axis,
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "margin": {"l": 8, "r": 12, "t": 12, "b": 8},
+        "hovermode": "closest",
+        "hoverlabel": {"align": "left"},
+        "showlegend": True,
+        # above the panels, so that the figure is as wide on a phone
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left"},
+        "annotationdefaults": {"showarrow": False, "font": {"color": MUTED, "size": 11}},
+        "shapedefaults": {"layer": "below", "line": {"width": 0}},
+    }
+    return {"layout": layout}
+
+
+def make_chart(height_px: int = HEIGHT_PX, **layout: Any) -> "go.Figure":
+    """Return an empty chart in the style of the report."""
+    import plotly.graph_objects as go  # slow import
+
+    return go.Figure(layout={"template": make_template(), "height": height_px, **layout})
+
+
+def ramp_colour(i: int, n: int) -> str:
+    """Return colour i of n along the ramp; the middle of it for n = 1."""
+    at = (len(RAMP) - 1) * (i / (n - 1) if n > 1 else 0.5)
+    # RAMP has 5 colours; i = 2 of n = 4 is at 2.67: between colours 2 and 3, 67 % of the latter
+    left = min(int(at), len(RAMP) - 2)
+    mixed = []
+    for start in (1, 3, 5):
+        below, above = (int(RAMP[k][start : start + 2], 16) for k in (left, left + 1))
+        mixed.append(round(below + (above - below) * (at - left)))
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)
+
+
+def log_axis(
+    title: str, values: Sequence[float], write: Callable[[float], str] = format_tick
+) -> dict[str, Any]:
+    """Return a logarithmic axis around `values`, with ticks at 1, 2 and 5, or fewer over many decades."""
+    low, high = min(values), max(values)
+    # at least 0.3 decades, so that equal values get an axis of visible width
+    pad = 0.04 * max(math.log10(high / low), 0.3)
+    ends = [math.log10(low) - pad, math.log10(high) + pad]
+    decades = ends[1] - ends[0]
+    steps = (1, 2, 5) if decades <= 2.2 else (1, 3) if decades <= 3.5 else (1,)
+    # 20 decades: a tick at every third
+    stride = max(1, math.ceil(decades / 8))
+    powers = [p for p in range(math.floor(ends[0]), math.ceil(ends[1]) + 1) if p % stride == 0]
+    ticks = [m * 10.0**p for p in powers for m in steps]
+    ticks = [tick for tick in ticks if ends[0] <= math.log10(tick) <= ends[1]]
+    texts = [write(tick) for tick in ticks]
+    return {"type": "log", "title": {"text": title}, "range": ends, "tickvals": ticks, "ticktext": texts}
+
+
+def flops_axis(values: Sequence[float], title: str = "training compute, FLOPs") -> dict[str, Any]:
+    """Return a logarithmic axis of FLOPs."""
+    return log_axis(title, values, format_flops_tick)
+
+
+def format_flops_tick(value: float) -> str:
+    """Format a tick as 10<sup>14</sup>, or 3·10<sup>14</sup> between powers of ten."""
+    mantissa, power = format_exponent(value, 1).split("e")
+    return f"{'' if mantissa == '1' else f'{mantissa}·'}10<sup>{power}</sup>"
+
+
+def linear_axis(title: str, values: Sequence[float]) -> dict[str, Any]:
+    """Return a linear axis with a margin around `values`."""
+    low, high = min(values), max(values)
+    pad = 0.05 * (high - low or 1.0)
+    return {"title": {"text": title}, "range": [low - pad, high + pad]}
+
+
+def name_sizes(runs: pd.DataFrame) -> pd.Series:
+    """Return the size of each run as text; sizes with the same text are one group of a figure."""
+    return runs["n_params"].map(format_count)
+
+
+def colour_sizes(runs: pd.DataFrame) -> dict[str, str]:
+    """Return the colour of each size, in ascending order."""
+    names = list(dict.fromkeys(name_sizes(runs.sort_values("n_params"))))
+    return {name: ramp_colour(i, len(names)) for i, name in enumerate(names)}
+
+
+def list_legend(names: Sequence[str]) -> set[str]:
+    """Return at most MAX_LEGEND of the names, evenly spaced, with the first and the last."""
+    n = min(len(names), MAX_LEGEND)
+    return {names[round(i)] for i in np.linspace(0, len(names) - 1, n)}
+
+
+def describe_runs(runs: pd.DataFrame) -> list[str]:
+    """Return the hover text of each run: size, tokens, objective, held-out loss."""
+    return [
+        f"<b>{format_count(run.n_params, 3)}</b>, {format_count(run.train_tokens, 3)} tokens, "
+        f"{OBJECTIVE_NAMES.get(run.objective, run.objective)}<br>held out "
+        f"{format_loss(run.loss, None if math.isnan(run.loss_se) else run.loss_se)}"
+        for run in runs.itertuples()
+    ]
+
+
+def add_runs(chart: "go.Figure", runs: pd.DataFrame, x: str, y: str = "loss", error: bool = True) -> None:
+    """Add the runs as points, a trace for each size and objective, with 2 standard errors of the loss."""
+    colours = colour_sizes(runs)
+    shown, listed = list_legend(list(colours)), set()
+    for (size, objective), group in runs.groupby([name_sizes(runs), "objective"], sort=False):
+        bars = {"array": (2 * group["loss_se"].fillna(0)).tolist(), "thickness": 1, "width": 3}
+        chart.add_scatter(
+            x=group[x].tolist(), y=group[y].tolist(), mode="markers", name=size, legendgroup=size,
+            showlegend=size in shown - listed, legendrank=1000 + list(colours).index(size),
+            marker={"color": colours[size], "size": 8, "symbol": SYMBOL.get(objective, "square")},
+            error_y=bars if error else None, customdata=describe_runs(group), cliponaxis=False,
+            hovertemplate="%{customdata}<extra></extra>",
+        )  # fmt: skip
+        listed.add(size)
+
+
+def add_band(
+    chart: "go.Figure", x: Sequence[float], low: Sequence[float], high: Sequence[float], **more: Any
+) -> None:
+    """Add a filled band between two lines as one closed trace: along `low`, and back along `high`."""
+    chart.add_scatter(
+        x=[*x, *x[::-1]], y=[*low, *high[::-1]], mode="lines", fill="toself", fillcolor=BAND,
+        line={"width": 0, "color": ACCENT}, hoverinfo="skip", showlegend=False, **more,
+    )  # fmt: skip
+
+
+def add_objectives(chart: "go.Figure", runs: pd.DataFrame, symbols: bool = True) -> None:
+    """Add legend entries for the objectives of `runs` where there are several."""
+    objectives = sorted(set(runs["objective"]))
+    for objective in objectives if len(objectives) > 1 else ():
+        style: dict[str, Any] = {"line": {"color": MUTED, "dash": DASH.get(objective, "dot")}}
+        if symbols:
+            style = {"marker": {"color": MUTED, "size": 8, "symbol": SYMBOL.get(objective, "square")}}
+        chart.add_scatter(
+            x=[None], y=[None], mode="markers" if symbols else "lines",
+            name=OBJECTIVE_NAMES.get(objective, objective), **style,
+        )  # fmt: skip
