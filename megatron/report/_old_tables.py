@@ -42,7 +42,7 @@ def read_checks(folder: Path, runs: pd.DataFrame) -> pd.DataFrame:
                 "name": f"blind {blind.prediction.size}", "quantity": "run", "objective": "autoregressive",
                 "N": blind.N, "D": blind.D, "C": blind.C, "U": None,
                 "predicted": blind.predicted, "low": blind.interval[0], "high": blind.interval[1],
-                "observed": blind.measured, "in_order": blind.in_order,
+                "observed": blind.measured, "is_late": blind.in_order is False,
                 "time": blind.predicted_at, "sha256": blind.sha256,
             }
         )  # fmt: skip
@@ -54,13 +54,11 @@ def read_checks(folder: Path, runs: pd.DataFrame) -> pd.DataFrame:
                 "name": forecast.name, "quantity": forecast.quantity, "objective": forecast.objective,
                 "N": forecast.N, "D": forecast.D, "C": flops.get(forecast.identity), "U": forecast.U,
                 "predicted": forecast.predicted, "low": low, "high": high,
-                "observed": outcome.measured, "in_order": outcome.in_order,
+                "observed": outcome.measured, "is_late": outcome.in_order is False,
                 "time": f"{forecast.created_at:%Y-%m-%d %H:%M:%S} UTC", "sha256": forecast.sha256(),
             }
         )  # fmt: skip
-    columns = ["name", "quantity", "objective", "N", "D", "C", "U", "predicted", "low", "high", "observed",
-               "in_order", "time", "sha256"]  # fmt: skip
-    return pd.DataFrame(checks, columns=columns)
+    return pd.DataFrame(checks)
 
 
 def collect_settings(runs: pd.DataFrame) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from megatron.laws.compute_law import LARGEST_STEP, ComputeLaw
+from megatron.laws.forms import FORM
 from megatron.laws.frontier import frontier_bands, optimal_frontier
 from megatron.laws.law import Law
 from megatron.laws.measured_crossover import MeasuredCrossover
@@ -26,7 +27,9 @@ from megatron.study.format import (
     join_list,
 )
 
-STEPS = (2.0, 4.0, LARGEST_STEP)  # next budgets, times the largest fitted one
+STEPS = (4.0, LARGEST_STEP)  # next budgets, times the largest fitted one
+STALE = "stale"  # status of a run that the study no longer contains
+RUN = "run"  # quantity of a forecast of the loss of one run
 SAME_BUDGET = 1.05  # budgets differ by the rounding to whole steps
 # Up to about 4 epochs a repeated token is worth nearly as much as a new one (arXiv 2305.16264).
 MAX_USEFUL_EPOCHS = 4
@@ -88,7 +91,7 @@ def find_answers(study: Study) -> pd.DataFrame | None:
     trained = max(flops.max() / fitted, 1.0) if len(flops) else 1.0
     steps = [step for step in STEPS if step > SAME_BUDGET * trained]
     chosen = steps[0] if steps else LARGEST_STEP
-    optima = find_optima(law, fitted * np.unique([1.0, chosen, LARGEST_STEP]))
+    optima = find_optima(law, fitted * np.array([1.0, *STEPS]))
     optima["times"] = optima["C"] / fitted
     optima["is_next"] = np.isclose(optima["times"], chosen)
     return optima if np.isfinite(optima[["N", "D", "loss"]]).all(axis=None) else None
@@ -175,41 +178,32 @@ def describe_no_answer(study: Study) -> str:
 
 
 def describe_checks(study: Study) -> str:
-    """Return how well the unseen runs were predicted, in one or two sentences."""
-    forecasts = study.forecasts
-    is_run = forecasts["quantity"] == "run" if len(forecasts) else np.zeros(0, dtype=bool)
-    scored = (
-        forecasts[forecasts["observed"].notna() & (forecasts["in_order"] != False)]
-        if len(forecasts)
-        else forecasts
-    )  # noqa: E712
+    """Return how well unseen runs were predicted, in one sentence."""
+    scored = study.scored
     if not len(scored):
-        waiting = len(forecasts) and forecasts["observed"].isna().any()
-        return (
-            "Not checked yet: the forecast run is not finished."
-            if waiting
-            else "Not checked by an unseen run."
-        )
-    runs = scored[is_run[scored.index]] if len(scored) else scored
-    n_inside = int(((scored["low"] <= scored["observed"]) & (scored["observed"] <= scored["high"])).sum())
-    if len(runs) == len(scored):
-        errors = 100 * (runs["observed"] / runs["predicted"] - 1).abs()
-        what = "one unseen run" if len(runs) == 1 else f"{len(runs)} unseen runs"
-        where = _describe_distance(study, runs["C"])
-        size = format_interval((errors.min(), errors.max()), "{:.1f}".format)
-        verb = "was" if len(runs) == 1 else "were"
-        text = f"Checked: {what}{where} {verb} predicted to {size} %"
-    else:
-        text = f"Checked: {format_plural(len(scored), 'forecast')} scored"
-    return f"{text}, {n_inside} of {len(scored)} inside the 95 % interval."
+        n_waiting = int(study.forecasts["observed"].isna().sum())
+        if n_waiting:
+            return f"Not checked yet: {format_plural(n_waiting, 'forecast')} without a finished run."
+        return "Not checked by an unseen run."
+    inside = scored["observed"].between(scored["low"], scored["high"])
+    share = f"{inside.sum()} of {len(scored)} inside the 95 % interval"
+    if (scored["quantity"] != RUN).any():
+        return f"Checked: {format_plural(len(scored), 'forecast')}, {share}."
+    errors = 100 * (scored["observed"] / scored["predicted"] - 1).abs()
+    size = format_interval((errors.min(), errors.max()), "{:.1f}".format)
+    runs = "one unseen run" if len(scored) == 1 else f"{len(scored)} unseen runs"
+    verb = "was" if len(scored) == 1 else "were"
+    return f"Checked: {runs}{_describe_distance(study)} {verb} predicted to {size} %, {share}."
 
 
-def _describe_distance(study: Study, C: pd.Series) -> str:
-    """Return ' at 4 times the largest fitted budget'."""
+def _describe_distance(study: Study) -> str:
+    """Return ' at 4 times the largest fitted budget'; empty without a frontier."""
+    C = study.scored["C"].astype(float)
     if study.frontier is None or C.isna().any():
         return ""
     times = C / study.frontier.C[1]
-    return f" at {format_interval((times.min(), times.max()), format_ratio)} times the largest fitted budget"
+    distance = format_interval((times.min(), times.max()), format_ratio)
+    return f" at {distance} times the largest fitted budget"
 
 
 def describe_scale(study: Study) -> str:
@@ -217,8 +211,9 @@ def describe_scale(study: Study) -> str:
     runs = study.finished
     if not len(runs):
         return ""
-    parts = [f"{format_plural(len(runs), 'run')} finished" if len(runs) == len(study.runs) else
-             f"{len(runs)} of {format_plural(len(study.runs), 'run')} finished"]  # fmt: skip
+    n_planned = int((study.runs["status"] != STALE).sum())
+    share = "" if len(runs) == n_planned else f" of {n_planned}"
+    parts = [f"{len(runs)}{share} {'run' if len(runs) == 1 else 'runs'} finished"]
     parts.append(f"{_format_span(runs['n_params'])} parameters")
     parts.append(f"{_format_span(runs['train_tokens'])} training tokens")
     if runs["seq_len"].notna().any():
@@ -239,66 +234,62 @@ def _format_span(values: pd.Series) -> str:
 
 def list_warnings(study: Study, optima: pd.DataFrame | None = None) -> list[str]:
     """Return what changes the meaning of the answer, one sentence each."""
-    words, frontier, law = [], study.frontier, study.law
-    late = study.forecasts[study.forecasts["in_order"] == False] if len(study.forecasts) else ()  # noqa: E712
-    if len(late):
-        words.append(
-            f"Not an unseen run: {join_list(list(late['name']))} began before its forecast was stored."
-        )
-    if frontier is not None:
-        words += list(frontier.warnings)
-        if not frontier.lack_of_fit.get("passes", True):
-            misfit = 100 * frontier.lack_of_fit["misfit"]
-            words.append(
-                f"The form of the frontier is off by {misfit:.2g} %: its intervals include that as scatter."
-            )
-        words += [frontier.steepening] if frontier.steepening else []
-    elif law is not None:
-        words += list(law.warnings)
-    if optima is not None:
-        words += _list_extrapolations(study, optima)
-    words += _list_run_warnings(study)
+    words: list[str] = []
+    late = list(study.forecasts.loc[study.forecasts["is_late"].astype(bool), "name"])
+    if late:
+        words.append(f"Not an unseen run: {join_list(late)} began before its forecast was stored.")
+    if study.frontier is not None:
+        words += _list_frontier_warnings(study.frontier)
+    elif study.law is not None:
+        words += _list_law_warnings(study, study.law)
+    words += _list_extrapolations(study, optima) if optima is not None else []
+    if (study.finished["objective"] == MASKED_DIFFUSION).any():
+        words.append("Masked-diffusion losses are upper bounds: a true crossing is at no more compute.")
     return list(dict.fromkeys(words))
 
 
-def _list_extrapolations(study: Study, optima: pd.DataFrame) -> list[str]:
-    law, words = answering_law(study), []
-    at = optima.loc[optima["is_next"]].iloc[0]
-    low, high = law.N if isinstance(law, ComputeLaw) else law.ranges["N"]
-    if not low <= at["N"] <= high:
-        words.append(f"The size is outside those trained, {format_count(low)} to {format_count(high)}.")
-    outside = study.forecasts.query(
-        "not (low <= observed <= high) and observed == observed and in_order != False"
-    )
-    if len(outside):
-        words.append("An unseen run was outside its interval: the intervals here may be too narrow.")
-    if study.main_runs["train_flops"].max() > SAME_BUDGET * LARGEST_STEP * optima["C"].min():
-        words.append("Runs beyond ten times the fitted budgets are finished: fit the law again.")
+def _list_frontier_warnings(law: ComputeLaw) -> list[str]:
+    words = list(law.warnings)
+    if not law.lack_of_fit.get("passes", True):
+        misfit = 100 * law.lack_of_fit["misfit"]
+        words.append(f"The form of the frontier is off by {misfit:.2g} %, which its intervals include.")
+    return [*words, law.steepening] if law.steepening else words
+
+
+def _list_law_warnings(study: Study, law: Law) -> list[str]:
+    words = list(law.warnings)
+    new = set(study.main_runs.query("held_out != 1")["run"]) - set(law.runs)
+    if law.runs and new:
+        words.append(f"The law lacks {format_plural(len(new), 'finished run')}: fit it again.")
+    if study.finished["epochs"].max() > MAX_USEFUL_EPOCHS and not FORM[law.form].needs_unique:
+        words.append("The law counts repeated tokens as new, which is too optimistic beyond about 4 epochs.")
     return words
 
 
-def _list_run_warnings(study: Study) -> list[str]:
-    """Return warnings on repeated text, bounds, and runs that finished after the fit."""
-    words, law, finished = [], study.law, study.finished
-    if study.frontier is None and law is not None and law.runs:
-        more = set(study.main_runs.query("held_out != 1")["run"]) - set(law.runs)
-        if more:
-            words.append(f"{format_plural(len(more), 'finished run')} not in the law: fit it again.")
-    if (
-        finished["epochs"].max() > MAX_USEFUL_EPOCHS
-        and law is not None
-        and law.form in ("chinchilla", "kaplan")
-    ):
-        words.append("The law counts repeated tokens as new, which is too optimistic beyond about 4 epochs.")
-    if (finished["objective"] == MASKED_DIFFUSION).any():
-        words.append("Masked-diffusion losses are upper bounds: a true crossing is at no more compute.")
+def _list_extrapolations(study: Study, optima: pd.DataFrame) -> list[str]:
+    words = []
+    at = optima.loc[optima["is_next"]].iloc[0]
+    sizes = select_fitted_runs(study, answering_law(study))["N"]
+    low, high = sizes.min(), sizes.max()
+    if len(sizes) and not low <= at["N"] <= high:
+        words.append(f"The size is outside those trained, {format_count(low)} to {format_count(high)}.")
+    scored = study.scored
+    if not scored["observed"].between(scored["low"], scored["high"]).all():
+        words.append("An unseen run was outside its interval: the intervals here may be too narrow.")
+    if study.main_runs["train_flops"].max() > SAME_BUDGET * optima["C"].max():
+        words.append("Runs beyond these budgets are finished: fit the law again.")
     return words
 
 
 def suggest_runs(study: Study) -> str:
-    """Return the runs that would identify the law, with their cost; empty if there are none."""
+    """Return what to do for an answer: finish the runs, fit a law, or add runs, with their cost."""
+    n_missing = int((~study.runs["status"].isin(["done", STALE])).sum())
+    if n_missing:
+        return f"To do: train {format_plural(n_missing, 'more run')} of this study with tools/sweep.py."
     if study.frontier is not None:
         runs = select_fitted_runs(study, study.frontier)
         return " ".join(suggest_next_steps(study.frontier, runs)) if len(runs) else ""
+    if study.law is None:
+        return "To do: fit runs at equal compute with tools/fit_frontier.py, others with tools/fit_law.py."
     proposal = propose_runs(study.law, study.main_runs)
     return f"To do: train {proposal.describe()}." if proposal is not None else ""

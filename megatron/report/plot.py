@@ -5,7 +5,7 @@ Titles and captions are fixed texts; a caption describes only what is drawn.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -101,10 +101,11 @@ def ramp_colour(i: int, n: int) -> str:
 
 
 def log_axis(
-    title: str, values: Sequence[float], write: Callable[[float], str] = format_tick
+    title: str, values: Iterable[float], write: Callable[[float], str] = format_tick
 ) -> dict[str, Any]:
     """Return a logarithmic axis around `values`, with ticks at 1, 2 and 5, or fewer over many decades."""
-    low, high = min(values), max(values)
+    shown = list(values)
+    low, high = min(shown), max(shown)
     # at least 0.3 decades, so that equal values get an axis of visible width
     pad = 0.04 * max(math.log10(high / low), 0.3)
     ends = [math.log10(low) - pad, math.log10(high) + pad]
@@ -119,7 +120,7 @@ def log_axis(
     return {"type": "log", "title": {"text": title}, "range": ends, "tickvals": ticks, "ticktext": texts}
 
 
-def flops_axis(values: Sequence[float], title: str = "training compute, FLOPs") -> dict[str, Any]:
+def flops_axis(values: Iterable[float], title: str = "training compute, FLOPs") -> dict[str, Any]:
     """Return a logarithmic axis of FLOPs."""
     return log_axis(title, values, format_flops_tick)
 
@@ -130,9 +131,10 @@ def format_flops_tick(value: float) -> str:
     return f"{'' if mantissa == '1' else f'{mantissa}·'}10<sup>{power}</sup>"
 
 
-def linear_axis(title: str, values: Sequence[float]) -> dict[str, Any]:
+def linear_axis(title: str, values: Iterable[float]) -> dict[str, Any]:
     """Return a linear axis with a margin around `values`."""
-    low, high = min(values), max(values)
+    shown = list(values)
+    low, high = min(shown), max(shown)
     pad = 0.05 * (high - low or 1.0)
     return {"title": {"text": title}, "range": [low - pad, high + pad]}
 
@@ -167,17 +169,17 @@ def describe_runs(runs: pd.DataFrame) -> list[str]:
 def add_runs(chart: "go.Figure", runs: pd.DataFrame, x: str, y: str = "loss", error: bool = True) -> None:
     """Add the runs as points, a trace for each size and objective, with 2 standard errors of the loss."""
     colours = colour_sizes(runs)
-    shown, listed = list_legend(list(colours)), set()
+    unlisted = list_legend(list(colours))
     for (size, objective), group in runs.groupby([name_sizes(runs), "objective"], sort=False):
         bars = {"array": (2 * group["loss_se"].fillna(0)).tolist(), "thickness": 1, "width": 3}
         chart.add_scatter(
             x=group[x].tolist(), y=group[y].tolist(), mode="markers", name=size, legendgroup=size,
-            showlegend=size in shown - listed, legendrank=1000 + list(colours).index(size),
+            showlegend=size in unlisted, legendrank=1000 + list(colours).index(size),
             marker={"color": colours[size], "size": 8, "symbol": SYMBOL.get(objective, "square")},
             error_y=bars if error else None, customdata=describe_runs(group), cliponaxis=False,
             hovertemplate="%{customdata}<extra></extra>",
         )  # fmt: skip
-        listed.add(size)
+        unlisted -= {size}
 
 
 def add_band(
@@ -198,6 +200,6 @@ def add_objectives(chart: "go.Figure", runs: pd.DataFrame, symbols: bool = True)
         if symbols:
             style = {"marker": {"color": MUTED, "size": 8, "symbol": SYMBOL.get(objective, "square")}}
         chart.add_scatter(
-            x=[None], y=[None], mode="markers" if symbols else "lines",
+            x=[None], y=[None], mode="markers" if symbols else "lines", legendrank=3000,
             name=OBJECTIVE_NAMES.get(objective, objective), **style,
         )  # fmt: skip

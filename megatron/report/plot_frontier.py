@@ -88,8 +88,10 @@ def isoflop_figure(study: Study) -> Figure | None:
 def slice_frontier(study: Study) -> list[Slice]:
     """Return the budgets of the frontier's runs with the lines of the frontier."""
     law, runs = study.frontier, select_fitted_runs(study, study.frontier)
+    if law is None or not len(runs):
+        return []
     slices = []
-    for rows in split_budgets(runs["C"].to_numpy()) if law is not None and len(runs) else ():
+    for rows in split_budgets(runs["C"].to_numpy()):
         group = runs.iloc[rows]
         C = float(np.exp(np.log(group["C"]).mean()))
         low, high = group["N"].min(), group["N"].max()
@@ -233,8 +235,6 @@ def _add_optima(
 
 def _select_run_forecasts(study: Study) -> pd.DataFrame:
     """Return the forecasts of runs with a known compute."""
-    if not len(study.forecasts):
-        return study.forecasts
     return study.forecasts[(study.forecasts["quantity"] == "run") & study.forecasts["C"].notna()]
 
 
@@ -243,8 +243,8 @@ def _add_forecasts(chart: "go.Figure", study: Study) -> None:
     runs, at = _select_run_forecasts(study), {"row": 2, "col": 1}
     if not len(runs):
         return
-    error = {"type": "data", "symmetric": False, "array": (runs["high"] - runs["predicted"]).tolist(),
-             "arrayminus": (runs["predicted"] - runs["low"]).tolist(), "thickness": 3, "width": 6}  # fmt: skip
+    up, down = runs["high"] - runs["predicted"], runs["predicted"] - runs["low"]
+    error = {"type": "data", "symmetric": False, "array": up.tolist(), "arrayminus": down.tolist()}
     chart.add_scatter(
         x=runs["C"].tolist(), y=runs["predicted"].tolist(), mode="markers", name="forecast", error_y=error,
         marker={"color": ACCENT, "size": 9, "symbol": "line-ew", "line": {"width": 2, "color": ACCENT}},
@@ -260,7 +260,7 @@ def _add_forecasts(chart: "go.Figure", study: Study) -> None:
 
 
 def _set_axes(chart: "go.Figure", optima: pd.DataFrame, runs: pd.DataFrame, study: Study) -> None:
-    """Set the axes of both panels: around lines, runs and forecasts, and bands up to a factor beyond these."""
+    """Set the axes of both panels: around lines, runs and forecasts, and bands up to a factor."""
     forecasts = _select_run_forecasts(study)
     for row, name in enumerate(("N", "loss"), 1):
         shown = [*optima[name], *runs[name]]

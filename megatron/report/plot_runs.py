@@ -67,7 +67,9 @@ def curves_figure(study: Study) -> Figure | None:
         return None
     chart, colours = make_chart(400), colour_sizes(runs)
     unlisted = list_legend(list(colours))
-    tokens, losses = [], []
+    tokens: list[float] = []
+    losses: list[float] = []
+    ends_at = []
     for run, size in zip(runs.itertuples(), name_sizes(runs), strict=True):
         train, held_out = curves[run.Index]["train"], curves[run.Index]["validation"]
         keep = thin_points(len(train), MAX_POINTS)
@@ -85,11 +87,14 @@ def curves_figure(study: Study) -> Figure | None:
             marker={"color": colours[size], "size": 7, "symbol": SYMBOL.get(run.objective, "square")},
             hovertemplate=f"{size}, held out<br>%{{y:.3f}} at %{{x:.3s}} tokens<extra></extra>",
         )  # fmt: skip
+        ends_at.append(len(losses) + len(loss) - 1)
         tokens += train[keep, 0].tolist()
         losses += [*loss, *ends[:, 1]]
     add_objectives(chart, runs, symbols=False)
     # the first steps are near the loss of a uniform guess and would compress the rest
-    shown = [loss for loss in losses if loss <= np.quantile(losses, 0.97)]
+    last = [losses[i] for i in ends_at]
+    top = max(last) + 0.5 * (max(last) - min(last) or max(last))
+    shown = [loss for loss in losses if loss <= top]
     chart.update_layout(xaxis=log_axis("training tokens", tokens), yaxis=linear_axis(LOSS, shown))
     caption = "Lines: training loss, averaged over 4 % of a run. Points: the last held-out loss of a run."
     return Figure("curves", "Loss during training", caption, chart)
@@ -112,9 +117,7 @@ def compute_figure(study: Study) -> Figure | None:
     add_objectives(chart, runs)
     axes = {"xaxis": flops_axis(runs["train_flops"]), "yaxis": linear_axis(LOSS, runs["loss"])}
     chart.update_layout(axes)
-    caption = (
-        "Points: finished runs, with two standard errors. Steps: the lowest loss with at most this compute."
-    )
+    caption = "Points: finished runs. Steps: the lowest loss with at most this compute."
     return Figure("compute", "Held-out loss over training compute", caption, chart)
 
 
@@ -128,10 +131,12 @@ def epochs_figure(study: Study) -> Figure | None:
         return None
     chart, colours = make_chart(), colour_sizes(runs)
     for (objective, _, unique), group in runs.groupby(["objective", "n_params", "unique_tokens"]):
-        # seeds and settings of one length have one point: their mean
-        mean, size = group.groupby("epochs")["loss"].mean(), name_sizes(group).iloc[0]
+        # the mean of the seeds of each setting, and of these the lowest
+        settings = group["cell"].fillna(group["run"])
+        means = group.groupby([group["epochs"], settings])["loss"].mean()
+        best, size = means.groupby("epochs").min(), name_sizes(group).iloc[0]
         chart.add_scatter(
-            x=mean.index.tolist(), y=mean.tolist(), mode="lines", legendgroup=size, showlegend=False,
+            x=best.index.tolist(), y=best.tolist(), mode="lines", legendgroup=size, showlegend=False,
             line={"color": colours[size], "width": 1.8, "dash": DASH.get(objective, "dot")},
             hovertemplate=f"{size}, {format_count(unique)} unique tokens<extra></extra>",
         )  # fmt: skip
@@ -141,7 +146,7 @@ def epochs_figure(study: Study) -> Figure | None:
         xaxis=log_axis("epochs over the same unique tokens", runs["epochs"]),
         yaxis=linear_axis(LOSS, runs["loss"]),
     )
-    caption = "Lines: one size on the same unique text, mean of its runs. Points: the runs, with two standard errors."
+    caption = "Lines: one size on the same unique text, by its best setting. Points: the runs."
     return Figure("epochs", "Held-out loss over epochs", caption, chart)
 
 

@@ -27,7 +27,10 @@ AUTOREGRESSIVE, MASKED_DIFFUSION = "autoregressive", "masked_diffusion"
 CORPUS_NUMBERS = ("documents", "train_tokens", "held_out_tokens", "train_bytes", "held_out_bytes",
                   "unigram_entropy_nats", "bytes_per_token", "added_documents", "added_bytes")  # fmt: skip
 CORPUS_TEXTS = ("corpus", "why", "added")
-SCORE_COLUMNS = ("run", "task", "score", "kind", "se")
+SCORE_COLUMNS = ["run", "task", "score", "kind", "se"]
+# of a forecast: what is predicted, and for which run or text; `is_late`: its run began before it was stored
+FORECAST_COLUMNS = ["name", "quantity", "N", "D", "C", "U", "predicted", "low", "high", "observed", "is_late",
+                    "time", "sha256"]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +52,8 @@ class Study:
     name: str = ""
     frontier: ComputeLaw | None = None
     laws: Mapping[str, Law] = field(default_factory=dict)
-    forecasts: pd.DataFrame = field(default_factory=pd.DataFrame)
-    scores: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(SCORE_COLUMNS)))
+    forecasts: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=FORECAST_COLUMNS))
+    scores: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=SCORE_COLUMNS))
     references: Sequence[ReferenceScore] = ()
     corpus: Mapping[str, Any] = field(default_factory=dict)
     results: Sequence[Mapping[str, Any]] = ()
@@ -74,6 +77,11 @@ class Study:
         finished = self.finished
         autoregressive = finished[finished["objective"] == AUTOREGRESSIVE]
         return autoregressive if len(autoregressive) else finished
+
+    @property
+    def scored(self) -> pd.DataFrame:
+        """Forecasts that count: measured, and stored before the run began."""
+        return self.forecasts[self.forecasts["observed"].notna() & ~self.forecasts["is_late"].astype(bool)]
 
     @property
     def law(self) -> Law | None:
@@ -117,7 +125,7 @@ def read_study(study_dir: str | Path) -> Study:
         name=_read_name(folder / STUDY),
         frontier=frontier,
         laws=_read_laws(folder, warnings),
-        forecasts=read_checks(folder, runs),
+        forecasts=read_checks(folder, runs).reindex(columns=FORECAST_COLUMNS),
         scores=_read_scores(folder / SCORES, warnings),
         references=_read_references(folder / REFERENCES, warnings),
         corpus=_read_corpus(folder, plans, results, warnings),
@@ -169,12 +177,12 @@ def _read_laws(folder: Path, warnings: list[str]) -> dict[str, Law]:
 
 def _read_scores(path: Path, warnings: list[str]) -> pd.DataFrame:
     """Read scores.csv: columns run, task, score; optional: kind (error, or accuracy by default) and se."""
-    empty = pd.DataFrame(columns=list(SCORE_COLUMNS))
+    empty = pd.DataFrame(columns=SCORE_COLUMNS)
     if not path.is_file():
         return empty
     try:
         scores = pd.read_csv(path, dtype={"run": str, "task": str, "score": float, "kind": str, "se": float})
-        scores = scores.reindex(columns=list(SCORE_COLUMNS))
+        scores = scores.reindex(columns=SCORE_COLUMNS)
         if scores[["run", "task", "score"]].isna().any(axis=None):
             raise ValueError("empty cells")
     except (OSError, ValueError) as error:

@@ -83,8 +83,7 @@ def tabulate_forecasts(study: Study) -> Table | None:
             measured = write(at.observed) if is_finite else "none"
             error = f"{100 * (at.observed / at.predicted - 1):+.1f} %" if is_finite else NOT_KNOWN
             inside = "inside" if at.low <= at.observed <= at.high else "outside"
-            # == False: None is unknown and counts
-            inside = "not counted: the run is older" if at.in_order == False else inside  # noqa: E712
+            inside = "not counted: the run is older" if at.is_late else inside
         predicted = format_with_interval(at.predicted, (at.low, at.high), write)
         rows.append([at.name, predicted, measured, error, inside, f"{at.time}, {at.sha256[:12]}"])
     return Table("Forecasts of unseen runs", heads, rows)
@@ -113,7 +112,8 @@ def tabulate_models(study: Study) -> Table | None:
     if not study.references:
         return None
     tasks = list(dict.fromkeys(reference.task for reference in study.references))[:MAX_TASKS]
-    rows, sizes = _largest_scored_run(study, tasks), {}
+    rows = _largest_scored_run(study, tasks)
+    sizes: dict[str, tuple[int | None, int | None]] = {}
     for reference in study.references:
         sizes.setdefault(reference.model, (reference.n_params, reference.train_tokens))
     scores = {(reference.model, reference.task): reference for reference in study.references}
@@ -201,8 +201,8 @@ def _format_lack_of_fit(test: dict[str, Any]) -> str:
         return "The form is not tested: that needs runs of equal N and D that differ only in their seed."
     verdict = "passes" if test["passes"] else "fails"
     return (
-        f"The form {verdict} its test: p = {test['p_value']:.2g}, noise of seeds {100 * test['noise']:.2g} %, "
-        f"misfit {100 * test['misfit']:.2g} %."
+        f"The form {verdict} its test: p = {test['p_value']:.2g}, noise of seeds "
+        f"{100 * test['noise']:.2g} %, misfit {100 * test['misfit']:.2g} %."
     )
 
 
@@ -270,7 +270,7 @@ def _describe_added(study: Study) -> str:
 
 def describe_cost(study: Study, tariff: Tariff) -> str:
     """Return the device time, money and energy of the finished runs; empty without a price or a power."""
-    seconds, hardware = sum_device_seconds(study.results)
+    seconds, hardware = sum_device_seconds(map(dict, study.results))
     tariff = fill_watts(tariff, hardware)
     if not tariff.is_known or not seconds:
         return ""
