@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from megatron.report.study_data import AUTOREGRESSIVE, MASKED_DIFFUSION
 from megatron.study.format import (
@@ -59,10 +60,17 @@ class Figure:
 def make_template() -> dict[str, Any]:
     """Return the template of all charts. The page replaces the colours of text and grid by its theme's."""
     axis = {
-        "gridcolor": GRID, "linecolor": MUTED, "tickcolor": MUTED, "zeroline": False, "showline": True,
-        "ticks": "outside", "ticklen": 4, "automargin": True, "exponentformat": "B",
+        "gridcolor": GRID,
+        "linecolor": MUTED,
+        "tickcolor": MUTED,
+        "zeroline": False,
+        "showline": True,
+        "ticks": "outside",
+        "ticklen": 4,
+        "automargin": True,
+        "exponentformat": "B",
         "title": {"standoff": 8},
-    }  # fmt: skip
+    }
     layout = {
         "font": {"size": 12.5, "color": INK},
         "xaxis": axis,
@@ -158,48 +166,97 @@ def list_legend(names: Sequence[str]) -> set[str]:
 
 def describe_runs(runs: pd.DataFrame) -> list[str]:
     """Return the hover text of each run: size, tokens, objective, held-out loss."""
-    return [
-        f"<b>{format_count(run.n_params, 3)}</b>, {format_count(run.train_tokens, 3)} tokens, "
-        f"{OBJECTIVE_NAMES.get(run.objective, run.objective)}<br>held out "
-        f"{format_loss(run.loss, None if math.isnan(run.loss_se) else run.loss_se)}"
-        for run in runs.itertuples()
-    ]
+    texts = []
+    for run in runs.itertuples():
+        objective = OBJECTIVE_NAMES.get(run.objective, run.objective)
+        error = None if math.isnan(run.loss_se) else run.loss_se
+        size = f"<b>{format_count(run.n_params, 3)}</b>, {format_count(run.train_tokens, 3)} tokens"
+        texts.append(f"{size}, {objective}<br>held out {format_loss(run.loss, error)}")
+    return texts
 
 
-def add_runs(chart: "go.Figure", runs: pd.DataFrame, x: str, y: str = "loss", error: bool = True) -> None:
-    """Add the runs as points, a trace for each size and objective, with 2 standard errors of the loss."""
-    colours = colour_sizes(runs)
-    unlisted = list_legend(list(colours))
-    for (size, objective), group in runs.groupby([name_sizes(runs), "objective"], sort=False):
-        bars = {"array": (2 * group["loss_se"].fillna(0)).tolist(), "thickness": 1, "width": 3}
-        chart.add_scatter(
-            x=group[x].tolist(), y=group[y].tolist(), mode="markers", name=size, legendgroup=size,
-            showlegend=size in unlisted, legendrank=1000 + list(colours).index(size),
-            marker={"color": colours[size], "size": 8, "symbol": SYMBOL.get(objective, "square")},
-            error_y=bars if error else None, customdata=describe_runs(group), cliponaxis=False,
-            hovertemplate="%{customdata}<extra></extra>",
-        )  # fmt: skip
-        unlisted -= {size}
+def add_line(
+    chart: "go.Figure",
+    x: ArrayLike,
+    y: ArrayLike,
+    name: str,
+    colour: str,
+    text: Sequence[str] | str | None = None,
+    **more: Any,
+) -> None:
+    """Add a line of the legend's group `name`, without an entry of its own unless showlegend=True.
+
+    dash, width and shape are of the line; all others are properties of the trace.
+    """
+    style = {name: more.pop(name) for name in ("dash", "width", "shape") if name in more}
+    more = {"mode": "lines", "showlegend": False, "hoverinfo": "x+y+text" if text else "skip"} | more
+    line = {"color": colour, "width": 2.0} | style
+    _add_trace(chart, x, y, name, line=line, hovertext=text, **more)
+
+
+def add_points(
+    chart: "go.Figure",
+    x: ArrayLike,
+    y: ArrayLike,
+    name: str,
+    colour: str,
+    text: Sequence[str] | str,
+    **more: Any,
+) -> None:
+    """Add points of the legend's group `name`, with an entry unless showlegend=False.
+
+    symbol and size are of the points; all others are properties of the trace.
+    """
+    style = {name: more.pop(name) for name in ("symbol", "size") if name in more}
+    marker = {"color": colour, "size": 8} | style
+    more = {"mode": "markers", "hoverinfo": "text", "cliponaxis": False} | more
+    _add_trace(chart, x, y, name, marker=marker, hovertext=text, **more)
+
+
+def _add_trace(chart: "go.Figure", x: ArrayLike, y: ArrayLike, name: str, **more: Any) -> None:
+    x, y = (np.asarray(values, dtype=float).tolist() for values in (x, y))
+    chart.add_scatter(x=x, y=y, name=name, legendgroup=name, **more)
+
+
+def make_bars(up: ArrayLike, down: ArrayLike | None = None) -> dict[str, Any]:
+    """Return error bars of lengths `up` and `down` (default: as `up`); an unknown length has none."""
+    bars: dict[str, Any] = {"type": "data", "thickness": 1.5, "width": 4}
+    bars["array"] = np.nan_to_num(np.asarray(up, dtype=float)).tolist()
+    if down is not None:
+        bars |= {"symmetric": False, "arrayminus": np.nan_to_num(np.asarray(down, dtype=float)).tolist()}
+    return bars
 
 
 def add_band(
-    chart: "go.Figure", x: Sequence[float], low: Sequence[float], high: Sequence[float], **more: Any
+    chart: "go.Figure", x: ArrayLike, low: ArrayLike, high: ArrayLike, name: str, **more: Any
 ) -> None:
     """Add a filled band between two lines as one closed trace: along `low`, and back along `high`."""
-    chart.add_scatter(
-        x=[*x, *x[::-1]], y=[*low, *high[::-1]], mode="lines", fill="toself", fillcolor=BAND,
-        line={"width": 0, "color": ACCENT}, hoverinfo="skip", showlegend=False, **more,
-    )  # fmt: skip
+    x, low, high = (np.asarray(values, dtype=float) for values in (x, low, high))
+    ends = np.concatenate([low, high[::-1]])
+    fill: dict[str, Any] = {"fill": "toself", "fillcolor": BAND, "width": 0}
+    add_line(chart, np.concatenate([x, x[::-1]]), ends, name, ACCENT, **fill, **more)
 
 
-def add_objectives(chart: "go.Figure", runs: pd.DataFrame, symbols: bool = True) -> None:
+def add_runs(chart: "go.Figure", runs: pd.DataFrame, x: str, y: str = "loss") -> None:
+    """Add the runs as points by size and objective; losses have bars of 2 standard errors."""
+    colours = colour_sizes(runs)
+    unlisted = list_legend(list(colours))
+    for (size, objective), group in runs.groupby([name_sizes(runs), "objective"], sort=False):
+        more: dict[str, Any] = {"symbol": SYMBOL.get(objective, "square")}
+        if y == "loss":
+            more["error_y"] = make_bars(2 * group["loss_se"])
+        more |= {"showlegend": size in unlisted, "legendrank": 1000 + list(colours).index(size)}
+        add_points(chart, group[x], group[y], size, colours[size], describe_runs(group), **more)
+        unlisted -= {size}
+
+
+def add_objectives(chart: "go.Figure", runs: pd.DataFrame) -> None:
     """Add legend entries for the objectives of `runs` where there are several."""
     objectives = sorted(set(runs["objective"]))
     for objective in objectives if len(objectives) > 1 else ():
-        style: dict[str, Any] = {"line": {"color": MUTED, "dash": DASH.get(objective, "dot")}}
-        if symbols:
-            style = {"marker": {"color": MUTED, "size": 8, "symbol": SYMBOL.get(objective, "square")}}
-        chart.add_scatter(
-            x=[None], y=[None], mode="markers" if symbols else "lines", legendrank=3000,
-            name=OBJECTIVE_NAMES.get(objective, objective), **style,
-        )  # fmt: skip
+        name = OBJECTIVE_NAMES.get(objective, objective)
+        style: dict[str, Any] = {"dash": DASH.get(objective, "dot"), "mode": "lines+markers"}
+        mark = {"symbol": SYMBOL.get(objective, "square"), "size": 8}
+        add_line(
+            chart, [np.nan], [np.nan], name, MUTED, **style, marker=mark, showlegend=True, legendrank=3000
+        )

@@ -65,19 +65,23 @@ def coordinate_figure(sweeps: Sequence[CoordinateSweep]) -> Figure:
     for col, sweep in enumerate(sweeps, 1):
         for k, (quantity, values) in enumerate(sweep.moved.items()):
             chart.add_scatter(
-                x=sweep.sizes, y=values, mode="lines+markers", name=NAMES[quantity], legendgroup=quantity,
-                showlegend=col == 1, line={"color": ramp_colour(k, len(sweep.moved)), "width": 2},
+                x=sweep.sizes,
+                y=values,
+                mode="lines+markers",
+                name=NAMES[quantity],
+                legendgroup=quantity,
+                showlegend=col == 1,
+                line={"color": ramp_colour(k, len(sweep.moved)), "width": 2},
                 hovertemplate=f"%{{y:.3g}} at {axis} %{{x}}<extra>{NAMES[quantity]}</extra>",
-                row=1, col=col,
-            )  # fmt: skip
+                row=1,
+                col=col,
+            )
         ticks = {"tickvals": sweep.sizes, "ticktext": [str(size) for size in sweep.sizes]}
         chart.update_xaxes(log_axis(axis, sweep.sizes) | ticks, col=col)
     moved = [value for sweep in sweeps for values in sweep.moved.values() for value in values]
     chart.update_yaxes(log_axis("change, root mean square", moved), col=1)
     chart.update_yaxes({"type": "log", "range": log_axis("", moved)["range"]}, col=2)
-    caption = (
-        "Change of each activation since initialisation. Flat lines: one learning rate works for each size."
-    )
+    caption = "Change of each activation since initialisation. Flat: one learning rate works for each size."
     constant = [sweep.parametrization for sweep in sweeps if sweep.is_constant()]
     if constant:
         caption = f"{caption} Constant: {', '.join(constant)}."

@@ -10,7 +10,7 @@ import pandas as pd
 
 from megatron.laws.compute_law import LARGEST_STEP, ComputeLaw
 from megatron.laws.isoflop import fit_isoflop, split_budgets
-from megatron.report.answer import answering_law, find_answers, find_optima
+from megatron.report.answer import RUN, answering_law, find_answers, find_optima
 from megatron.report.plot import (
     ACCENT,
     LOSS,
@@ -19,10 +19,13 @@ from megatron.report.plot import (
     SHADE,
     Figure,
     add_band,
+    add_line,
+    add_points,
     describe_runs,
     flops_axis,
     linear_axis,
     log_axis,
+    make_bars,
     make_chart,
     ramp_colour,
 )
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 STEPS = 48  # points of a line
 MARGIN = 1.15  # factor by which a line extends beyond the sizes of its runs
+MAX_BAND_RATIO = 1.6  # factor by which a band may extend an axis beyond its other content
 MAX_RATIO = 3.0  # minima further outside the sizes of a budget than this factor are not marked
 LOSS_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 Z95 = 1.96
@@ -63,7 +67,7 @@ def isoflop_figure(study: Study) -> Figure | None:
     law, chart = study.frontier, make_chart(430)
     is_dotted = law is not None and not law.identified
     for i, at in enumerate(slices):
-        _add_slice(chart, at, ramp_colour(i, len(slices)), "dot" if is_dotted else "solid")
+        _add_slice(chart, at, ramp_colour(i, len(slices)), is_dotted)
     _add_next(chart, study)
     shown = pd.concat([at.runs for at in slices])
     sizes = [N for trace in chart.data for N in trace.x]
@@ -128,34 +132,24 @@ def slice_parabolas(study: Study) -> list[Slice]:
     return slices
 
 
-def _add_slice(chart: "go.Figure", at: Slice, colour: str, dash: str) -> None:
+def _add_slice(chart: "go.Figure", at: Slice, colour: str, is_dotted: bool) -> None:
     """Add the line, the runs and the best size of one budget."""
-    chart.add_scatter(
-        x=at.N.tolist(), y=at.loss.round(5).tolist(), mode="lines", hoverinfo="skip", showlegend=False,
-        legendgroup=at.name, line={"color": colour if dash == "solid" else MUTED, "width": 2, "dash": dash},
-    )  # fmt: skip
-    chart.add_scatter(
-        x=at.runs["N"].tolist(), y=at.runs["loss"].tolist(), mode="markers", name=at.name,
-        legendgroup=at.name, marker={"color": colour, "size": 8}, customdata=describe_runs(at.runs),
-        hovertemplate="%{customdata}<extra></extra>",
-    )  # fmt: skip
+    style = {"colour": MUTED, "dash": "dot"} if is_dotted else {"colour": colour}
+    add_line(chart, at.N, at.loss.round(5), at.name, **style)
+    add_points(chart, at.runs["N"], at.runs["loss"], at.name, colour, describe_runs(at.runs))
     if at.best is not None:
         _add_best(chart, at.best, at.name, colour, "x")
 
 
 def _add_best(chart: "go.Figure", best: Mapping[str, float], name: str, colour: str, symbol: str) -> None:
     """Add the mark of the best size at one compute, with its interval."""
-    low, high = best["N_low"], best["N_high"]
-    error = {"type": "data", "symmetric": False, "array": [high - best["N"]],
-             "arrayminus": [best["N"] - low], "thickness": 1.5}  # fmt: skip
-    text = format_with_interval(best["N"], (low, high), format_count)
+    N, low, high = best["N"], best["N_low"], best["N_high"]
+    text = f"{name}<br>best N {format_with_interval(N, (low, high), format_count)}, loss {best['loss']:.3f}"
+    style: dict[str, Any] = {"symbol": symbol, "size": 11, "showlegend": False}
     # an interval over more than three decades would hide the points
-    is_narrow = math.isfinite(low) and high < 1e3 * best["N"]
-    chart.add_scatter(
-        x=[best["N"]], y=[best["loss"]], mode="markers", legendgroup=name, showlegend=False,
-        marker={"color": colour, "size": 11, "symbol": symbol}, error_x=error if is_narrow else None,
-        hovertemplate=f"{name}<br>best N {text}, loss %{{y:.3f}}<extra></extra>",
-    )  # fmt: skip
+    if math.isfinite(low) and high < 1e3 * N:
+        style["error_x"] = make_bars([high - N], [N - low])
+    add_points(chart, [N], [best["loss"]], name, colour, text, **style)
 
 
 def _add_next(chart: "go.Figure", study: Study) -> None:
@@ -166,10 +160,7 @@ def _add_next(chart: "go.Figure", study: Study) -> None:
     at = optima.loc[optima["is_next"]].iloc[0]
     name = f"next: {format_exponent(at['C'])} FLOPs"
     N = np.geomspace(at["N"] / 3, at["N"] * 3, STEPS)
-    chart.add_scatter(
-        x=N.tolist(), y=law.loss(N, at["C"]).round(5).tolist(), mode="lines", name=name, legendgroup=name,
-        hoverinfo="skip", line={"color": ACCENT, "width": 2, "dash": "dash"},
-    )  # fmt: skip
+    add_line(chart, N, law.loss(N, at["C"]).round(5), name, ACCENT, dash="dash", showlegend=True)
     _add_best(chart, at, name, ACCENT, "diamond")
 
 
@@ -186,90 +177,82 @@ def frontier_figure(study: Study) -> Figure | None:
     optima = find_optima(law, C)
     if not np.isfinite(optima[["N", "D", "loss"]]).all(axis=None):
         return None
-    blank = make_chart(600)
-    chart = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.06, figure=blank)
-    for row, (name, y) in enumerate((("N", "N"), ("loss", "loss")), 1):
-        _add_optima(chart, optima, name, runs, y, row)
-    _add_forecasts(chart, study)
-    chart.add_vrect(x0=last, x1=10 ** flops_axis(C)["range"][1], fillcolor=SHADE, line_width=0, layer="below")
-    _set_axes(chart, optima, runs, study)
-    compute = "C = 6 N D" if not isinstance(law, ComputeLaw) else "C"
+    grid = {"rows": 2, "shared_xaxes": True, "vertical_spacing": 0.06}
+    chart = make_subplots(**grid, figure=make_chart(600))
+    for row, name in enumerate(("N", "loss"), 1):
+        _add_optima(chart, optima, name, runs, row)
+        _set_axis(chart, optima, name, runs, study, row)
+    forecasts = _select_run_forecasts(study)
+    if len(forecasts):
+        _add_forecasts(chart, forecasts)
+    title = "training compute, FLOPs" if isinstance(law, ComputeLaw) else "6 N D, FLOPs"
+    axis = flops_axis(C, title)
+    shade = {"fillcolor": SHADE, "line_width": 0, "layer": "below"}
+    chart.add_vrect(x0=last, x1=10 ** axis["range"][1], **shade)
+    chart.update_xaxes(axis, row=2)
+    chart.update_xaxes({"type": "log", "range": axis["range"]}, row=1)
     caption = (
         "Lines: the best size at each compute, and its loss. Bands: 95 %, confidence of the size, predictive "
         "for the loss of one run. Shaded: beyond the largest fitted budget."
     )
-    if len(_select_run_forecasts(study)):
-        caption += " Bars: forecasts of unseen runs, 95 %; diamonds: their measured loss."
-    chart.update_xaxes(flops_axis(C, f"training compute, {compute} (FLOPs)"), row=2)
-    chart.update_xaxes({"type": "log", "range": flops_axis(C)["range"]}, row=1)
+    if len(forecasts):
+        caption += " Bars: forecasts of unseen runs, 95 %."
+    if forecasts["observed"].notna().any():
+        caption += " Diamonds: their measured loss."
     return Figure("frontier", "Best size, and its loss, over compute", caption, chart)
 
 
-def _add_optima(
-    chart: "go.Figure", optima: pd.DataFrame, name: str, runs: pd.DataFrame, y: str, row: int
-) -> None:
+def _add_optima(chart: "go.Figure", optima: pd.DataFrame, name: str, runs: pd.DataFrame, row: int) -> None:
     """Add the line, the band and the runs of one panel."""
-    at: dict[str, Any] = {"row": row, "col": 1}
-    C, line = optima["C"].tolist(), optima[name]
+    at: dict[str, Any] = {"row": row, "col": 1, "showlegend": row == 1}
+    C, line = optima["C"], optima[name]
     low, high = optima[f"{name}_low"], optima[f"{name}_high"]
     if np.isfinite([low, high]).all():
         # an end far outside would hide the line
-        ends = [end.clip(line.min() / 1e3, line.max() * 1e3).tolist() for end in (low, high)]
-        add_band(chart, C, *ends, **at)
+        shown = [end.clip(line.min() / 1e3, line.max() * 1e3) for end in (low, high)]
+        add_band(chart, C, shown[0], shown[1], "best", row=row, col=1)
     write = format_count if name == "N" else "{:.3f}".format
     texts = [
-        f"{format_exponent(c)} FLOPs<br>{name} {format_with_interval(value, ends, write)}"
+        f"{format_exponent(c)} FLOPs: {name} {format_with_interval(value, ends, write)}"
         for c, value, *ends in zip(C, line, low, high, strict=True)
     ]
-    chart.add_scatter(
-        x=runs["C"].tolist(), y=runs[y].tolist(), mode="markers", name="runs of the fit", legendgroup="runs",
-        showlegend=row == 1, marker={"color": MUTED, "size": 6, "symbol": "circle-open"},
-        customdata=describe_runs(runs), hovertemplate="%{customdata}<extra></extra>", **at,
-    )  # fmt: skip
-    chart.add_scatter(
-        x=C, y=line.tolist(), mode="lines", name="best", legendgroup="best", showlegend=row == 1,
-        line={"color": ACCENT, "width": 2.4}, customdata=texts,
-        hovertemplate="%{customdata}<extra></extra>", **at,
-    )  # fmt: skip
+    style = {"symbol": "circle-open", "size": 6}
+    add_points(chart, runs["C"], runs[name], "runs of the fit", MUTED, describe_runs(runs), **style, **at)
+    add_line(chart, C, line, "best", ACCENT, texts, width=2.4, hoverinfo="text", **at)
 
 
 def _select_run_forecasts(study: Study) -> pd.DataFrame:
     """Return the forecasts of runs with a known compute."""
-    return study.forecasts[(study.forecasts["quantity"] == "run") & study.forecasts["C"].notna()]
+    return study.forecasts[(study.forecasts["quantity"] == RUN) & study.forecasts["C"].notna()]
 
 
-def _add_forecasts(chart: "go.Figure", study: Study) -> None:
+def _add_forecasts(chart: "go.Figure", runs: pd.DataFrame) -> None:
     """Add predicted intervals and measured losses of unseen runs to the lower panel."""
-    runs, at = _select_run_forecasts(study), {"row": 2, "col": 1}
-    if not len(runs):
-        return
-    up, down = runs["high"] - runs["predicted"], runs["predicted"] - runs["low"]
-    error = {"type": "data", "symmetric": False, "array": up.tolist(), "arrayminus": down.tolist()}
-    chart.add_scatter(
-        x=runs["C"].tolist(), y=runs["predicted"].tolist(), mode="markers", name="forecast", error_y=error,
-        marker={"color": ACCENT, "size": 9, "symbol": "line-ew", "line": {"width": 2, "color": ACCENT}},
-        hovertemplate="forecast %{y:.3f}<extra></extra>", **at,
-    )  # fmt: skip
-    measured = runs[runs["observed"].notna()]
-    if len(measured):
-        chart.add_scatter(
-            x=measured["C"].tolist(), y=measured["observed"].tolist(), mode="markers", name="measured",
-            marker={"color": RAMP[3], "size": 10, "symbol": "diamond"},
-            hovertemplate="measured %{y:.3f}<extra></extra>", **at,
-        )  # fmt: skip
+    at = {"row": 2, "col": 1}
+    bars = make_bars(runs["high"] - runs["predicted"], runs["predicted"] - runs["low"])
+    texts = [f"forecast {value:.3f}" for value in runs["predicted"]]
+    style = {"symbol": "line-ew-open", "size": 9, "error_y": bars | {"thickness": 3}}
+    add_points(chart, runs["C"], runs["predicted"], "forecast", ACCENT, texts, **style, **at)
+    seen = runs[runs["observed"].notna()]
+    if len(seen):
+        texts = [f"measured {value:.3f}" for value in seen["observed"]]
+        style = {"symbol": "diamond", "size": 10}
+        add_points(chart, seen["C"], seen["observed"], "measured", RAMP[3], texts, **style, **at)
 
 
-def _set_axes(chart: "go.Figure", optima: pd.DataFrame, runs: pd.DataFrame, study: Study) -> None:
-    """Set the axes of both panels: around lines, runs and forecasts, and bands up to a factor."""
-    forecasts = _select_run_forecasts(study)
-    for row, name in enumerate(("N", "loss"), 1):
-        shown = [*optima[name], *runs[name]]
-        if name == "loss" and len(forecasts):
-            shown += forecasts[["predicted", "low", "high", "observed"]].stack().dropna().tolist()
-        ends = optima[[f"{name}_low", f"{name}_high"]].stack()
-        shown += ends[np.isfinite(ends)].clip(min(shown) / 1.6, max(shown) * 1.6).tolist()
-        axis = log_axis("parameters, N", shown) if name == "N" else loss_axis(shown)
-        chart.update_yaxes(axis, row=row, col=1)
+def _set_axis(
+    chart: "go.Figure", optima: pd.DataFrame, name: str, runs: pd.DataFrame, study: Study, row: int
+) -> None:
+    """Set the y axis of a panel: around line, runs and forecasts, and the band up to a factor beyond them."""
+    shown = [*optima[name], *runs[name]]
+    if name == "loss":
+        forecasts = _select_run_forecasts(study)[["predicted", "low", "high", "observed"]]
+        shown += forecasts.astype(float).stack().dropna().tolist()
+    ends = optima[[f"{name}_low", f"{name}_high"]].stack()
+    limits = min(shown) / MAX_BAND_RATIO, max(shown) * MAX_BAND_RATIO
+    shown += ends[np.isfinite(ends)].clip(*limits).tolist()
+    axis = log_axis("parameters, N", shown) if name == "N" else loss_axis(shown)
+    chart.update_yaxes(axis, row=row, col=1)
 
 
 def loss_axis(values: Sequence[float]) -> dict[str, Any]:
@@ -279,6 +262,7 @@ def loss_axis(values: Sequence[float]) -> dict[str, Any]:
     # the smallest round step with at most 7 ticks
     step = next((step for step in LOSS_STEPS if (high - low) / step <= 7), None)
     if step is not None:
-        ticks = [round(k * step, 2) for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+        first, last = math.ceil(low / step), math.floor(high / step)
+        ticks = [round(k * step, 2) for k in range(first, last + 1)]
         axis |= {"tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
     return axis

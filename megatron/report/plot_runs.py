@@ -1,7 +1,6 @@
 """Figures of the runs: loss during training, over compute, over epochs; weights of mixtures; residuals."""
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -12,7 +11,9 @@ from megatron.report.plot import (
     MUTED,
     SYMBOL,
     Figure,
+    add_line,
     add_objectives,
+    add_points,
     add_runs,
     colour_sizes,
     describe_runs,
@@ -26,9 +27,6 @@ from megatron.report.plot import (
 )
 from megatron.report.study_data import Study, read_curve, read_weights, select_fitted_runs
 from megatron.study.format import format_count
-
-if TYPE_CHECKING:
-    pass
 
 SMOOTHED_SHARE = 0.02  # share of a curve's points, on either side
 MAX_POINTS = 150  # of a curve; more are not visible and increase the page's size
@@ -55,7 +53,9 @@ def smooth_loss(loss: np.ndarray) -> np.ndarray:
 
 def thin_points(n: int, most: int) -> np.ndarray:
     """Return the indices of at most `most` of n points to draw, log-spaced, always with the last."""
-    return np.unique(np.geomspace(1, n, most).round().astype(int) - 1) if n > most else np.arange(n)
+    if n <= most:
+        return np.arange(n)
+    return np.unique(np.geomspace(1, n, most).round().astype(int) - 1)
 
 
 def curves_figure(study: Study) -> Figure | None:
@@ -67,35 +67,25 @@ def curves_figure(study: Study) -> Figure | None:
         return None
     chart, colours = make_chart(400), colour_sizes(runs)
     unlisted = list_legend(list(colours))
-    tokens: list[float] = []
-    losses: list[float] = []
-    ends_at = []
     for run, size in zip(runs.itertuples(), name_sizes(runs), strict=True):
-        train, held_out = curves[run.Index]["train"], curves[run.Index]["validation"]
+        train, ends = curves[run.Index]["train"], curves[run.Index]["validation"][-1:]
         keep = thin_points(len(train), MAX_POINTS)
-        loss = smooth_loss(train[:, 1])[keep]
-        chart.add_scatter(
-            x=train[keep, 0].tolist(), y=loss.round(4).tolist(), mode="lines", name=size, legendgroup=size,
-            showlegend=size in unlisted, legendrank=1000 + list(colours).index(size), opacity=0.85,
-            line={"color": colours[size], "width": 1.6, "dash": DASH.get(run.objective, "dot")},
-            hovertemplate=f"{size}<br>%{{y:.3f}} at %{{x:.3s}} tokens<extra></extra>",
-        )  # fmt: skip
+        loss = smooth_loss(train[:, 1])[keep].round(4)
+        entry = {"showlegend": size in unlisted, "legendrank": 1000 + list(colours).index(size)}
+        style = {"dash": DASH.get(run.objective, "dot"), "width": 1.6}
+        add_line(chart, train[keep, 0], loss, size, colours[size], run.run, **style, **entry)
+        mark = {"symbol": SYMBOL.get(run.objective, "square"), "showlegend": False}
+        text = f"{run.run}, held out"
+        add_points(chart, ends[:, 0], ends[:, 1], size, colours[size], text, **mark)
         unlisted -= {size}
-        ends = held_out[-1:]
-        chart.add_scatter(
-            x=ends[:, 0].tolist(), y=ends[:, 1].tolist(), mode="markers", legendgroup=size, showlegend=False,
-            marker={"color": colours[size], "size": 7, "symbol": SYMBOL.get(run.objective, "square")},
-            hovertemplate=f"{size}, held out<br>%{{y:.3f}} at %{{x:.3s}} tokens<extra></extra>",
-        )  # fmt: skip
-        ends_at.append(len(losses) + len(loss) - 1)
-        tokens += train[keep, 0].tolist()
-        losses += [*loss, *ends[:, 1]]
-    add_objectives(chart, runs, symbols=False)
+    traces = [trace for trace in chart.data if len(trace.x)]
+    last = [trace.y[-1] for trace in traces]
     # the first steps are near the loss of a uniform guess and would compress the rest
-    last = [losses[i] for i in ends_at]
     top = max(last) + 0.5 * (max(last) - min(last) or max(last))
-    shown = [loss for loss in losses if loss <= top]
-    chart.update_layout(xaxis=log_axis("training tokens", tokens), yaxis=linear_axis(LOSS, shown))
+    losses = [y for trace in traces for y in trace.y if y <= top]
+    tokens = [x for trace in traces for x in trace.x]
+    add_objectives(chart, runs)
+    chart.update_layout(xaxis=log_axis("training tokens", tokens), yaxis=linear_axis(LOSS, losses))
     caption = "Lines: training loss, averaged over 4 % of a run. Points: the last held-out loss of a run."
     return Figure("curves", "Loss during training", caption, chart)
 
@@ -109,43 +99,36 @@ def compute_figure(study: Study) -> Figure | None:
     for objective, group in runs.groupby("objective", sort=False):
         # a step for each budget: the lowest loss that was measured with at most this compute
         best = group.groupby("train_flops")["loss"].min().sort_index().cummin()
-        chart.add_scatter(
-            x=best.index.tolist(), y=best.tolist(), mode="lines", showlegend=False, hoverinfo="skip",
-            line={"color": MUTED, "width": 1.5, "shape": "hv", "dash": DASH.get(objective, "dot")},
-        )  # fmt: skip
+        style = {"shape": "hv", "dash": DASH.get(objective, "dot")}
+        add_line(chart, best.index, best, "lowest", MUTED, width=1.5, **style)
     add_runs(chart, runs, "train_flops")
     add_objectives(chart, runs)
-    axes = {"xaxis": flops_axis(runs["train_flops"]), "yaxis": linear_axis(LOSS, runs["loss"])}
-    chart.update_layout(axes)
+    x, y = flops_axis(runs["train_flops"]), linear_axis(LOSS, runs["loss"])
+    chart.update_layout(xaxis=x, yaxis=y)
     caption = "Points: finished runs. Steps: the lowest loss with at most this compute."
     return Figure("compute", "Held-out loss over training compute", caption, chart)
 
 
 def epochs_figure(study: Study) -> Figure | None:
     """Return loss over epochs at fixed size and unique text; None if no text is repeated."""
+    line = ["objective", "n_params", "unique_tokens"]
     runs = study.finished.dropna(subset=["epochs", "unique_tokens"])
-    lines = runs.groupby(["objective", "n_params", "unique_tokens"])
     # a line of one number of epochs is a point
-    runs = runs[lines["epochs"].transform("nunique") > 1]
+    runs = runs[runs.groupby(line)["epochs"].transform("nunique") > 1]
     if not len(runs) or runs["epochs"].max() <= 1:
         return None
     chart, colours = make_chart(), colour_sizes(runs)
-    for (objective, _, unique), group in runs.groupby(["objective", "n_params", "unique_tokens"]):
+    for (objective, _, unique), group in runs.groupby(line):
         # the mean of the seeds of each setting, and of these the lowest
         settings = group["cell"].fillna(group["run"])
         means = group.groupby([group["epochs"], settings])["loss"].mean()
         best, size = means.groupby("epochs").min(), name_sizes(group).iloc[0]
-        chart.add_scatter(
-            x=best.index.tolist(), y=best.tolist(), mode="lines", legendgroup=size, showlegend=False,
-            line={"color": colours[size], "width": 1.8, "dash": DASH.get(objective, "dot")},
-            hovertemplate=f"{size}, {format_count(unique)} unique tokens<extra></extra>",
-        )  # fmt: skip
+        text, dash = f"{format_count(unique)} unique tokens", DASH.get(objective, "dot")
+        add_line(chart, best.index, best, size, colours[size], text, dash=dash)
     add_runs(chart, runs, "epochs")
     add_objectives(chart, runs)
-    chart.update_layout(
-        xaxis=log_axis("epochs over the same unique tokens", runs["epochs"]),
-        yaxis=linear_axis(LOSS, runs["loss"]),
-    )
+    x = log_axis("epochs over the same unique tokens", runs["epochs"])
+    chart.update_layout(xaxis=x, yaxis=linear_axis(LOSS, runs["loss"]))
     caption = "Lines: one size on the same unique text, by its best setting. Points: the runs."
     return Figure("epochs", "Held-out loss over epochs", caption, chart)
 
@@ -163,23 +146,16 @@ def mixture_figure(study: Study) -> Figure | None:
     domains = sorted(largest[largest["max"] > 0].index[:MAX_DOMAINS])
     chart = make_chart()
     for number, (run, table) in enumerate(tables.items()):
-        dash = DASHES[number % len(DASHES)]
         keep = np.unique(np.linspace(0, len(table) - 1, MAX_POINTS).round().astype(int))
+        # "hv": weights are constant between two records
+        style = {"dash": DASHES[number % len(DASHES)], "shape": "hv", "showlegend": number == 0}
         for i, domain in enumerate(domains):
             share = table[domain].iloc[keep] if domain in table else pd.Series(dtype=float)
-            # "hv": weights are constant between two records
-            style = {"color": ramp_colour(i, len(domains)), "width": 2, "dash": dash, "shape": "hv"}
-            chart.add_scatter(
-                x=share.index.tolist(), y=share.round(5).tolist(), mode="lines", name=domain,
-                legendgroup=domain, showlegend=number == 0, line=style,
-                hovertemplate=f"<b>{domain}</b>, {run}<br>%{{y:.1%}} at %{{x:.3s}} tokens<extra></extra>",
-            )  # fmt: skip
-    last = max(table.index[-1] for table in tables.values())
-    chart.update_layout(
-        xaxis=linear_axis("training tokens", [0, last]),
-        yaxis=linear_axis("share of the tokens", [0, max(table.max().max() for table in tables.values())]),
-        yaxis_tickformat=".0%",
-    )
+            colour, text = ramp_colour(i, len(domains)), f"{domain}, {run}"
+            add_line(chart, share.index, share.round(5), domain, colour, text, **style)
+    x = linear_axis("training tokens", [0, *(table.index[-1] for table in tables.values())])
+    y = linear_axis("share of the tokens", [0, largest["max"].max()]) | {"tickformat": ".0%"}
+    chart.update_layout(xaxis=x, yaxis=y)
     caption = "Weights of the batches: one colour per domain, one dash per run."
     if len(largest) > len(domains):
         caption += f" Shown: the {len(domains)} domains that change most."
@@ -192,21 +168,16 @@ def size_figure(study: Study) -> Figure | None:
     if law is None or not len(runs):
         return None
     chart, budgets = make_chart(), sorted(set(runs["D"]))
-    listed = list_legend([format_count(D) for D in budgets])
+    unlisted = list_legend([f"{format_count(D)} tokens" for D in budgets])
     N = np.geomspace(runs["N"].min() / 1.15, runs["N"].max() * 1.15, 60)
     for i, D in enumerate(budgets):
-        name, colour, group = format_count(D), ramp_colour(i, len(budgets)), runs[runs["D"] == D]
-        chart.add_scatter(
-            x=N.tolist(), y=np.asarray(law.loss(N, D)).round(5).tolist(), mode="lines", hoverinfo="skip",
-            legendgroup=name, showlegend=False, line={"color": colour, "width": 1.8},
-        )  # fmt: skip
-        chart.add_scatter(
-            x=group["N"].tolist(), y=group["loss"].tolist(), mode="markers", name=f"{name} tokens",
-            legendgroup=name, showlegend=name in listed, marker={"color": colour, "size": 8},
-            customdata=describe_runs(group), hovertemplate="%{customdata}<extra></extra>",
-        )  # fmt: skip
-        listed -= {name}
-    losses = np.concatenate([trace.y for trace in chart.data]).astype(float)
+        name, colour = f"{format_count(D)} tokens", ramp_colour(i, len(budgets))
+        add_line(chart, N, np.asarray(law.loss(N, D)).round(5), name, colour)
+        group, listed = runs[runs["D"] == D], name in unlisted
+        texts = describe_runs(group)
+        add_points(chart, group["N"], group["loss"], name, colour, texts, showlegend=listed)
+        unlisted -= {name}
+    losses = [y for trace in chart.data for y in trace.y]
     chart.update_layout(xaxis=log_axis("parameters, N", N), yaxis=linear_axis(LOSS, losses))
     caption = "Points: the runs of the fit. Lines: the parametric law at each number of tokens, read once."
     return Figure("size", "Parametric law: loss over size", caption, chart, is_diagnostic=True)
@@ -222,11 +193,9 @@ def residual_figure(study: Study) -> Figure | None:
     predicted = law.loss(runs["N"].to_numpy(), runs["D"].to_numpy(), unique.to_numpy())
     runs = runs.assign(off=100 * (runs["loss"] / predicted - 1))
     chart = make_chart(320)
-    add_runs(chart, runs, "C", "off", error=False)
+    add_runs(chart, runs, "C", "off")
     chart.add_hline(y=0, line={"color": MUTED, "width": 1, "dash": "dot"})
-    chart.update_layout(
-        xaxis=flops_axis(runs["C"], "6 N D, FLOPs"),
-        yaxis=linear_axis("measured above the law, % of the loss", [0, *runs["off"]]),
-    )
+    x, y = flops_axis(runs["C"], "6 N D, FLOPs"), linear_axis("loss above the law, %", [0, *runs["off"]])
+    chart.update_layout(xaxis=x, yaxis=y)
     caption = "Points: the runs of the fit. A pattern in size or compute is a misfit of the form."
     return Figure("residuals", "Parametric law: residuals", caption, chart, is_diagnostic=True)

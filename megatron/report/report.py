@@ -92,9 +92,13 @@ def render_figure_page(kicker: str, title: str, verdict: str, figures: Sequence[
     content = {"folded": (), "n_more": 0, "results": (), "laws": (), "differences": (), "runs": None}
     content |= {"notes": (), "facts": (), "commands": ()}
     return render_template(
-        kicker=kicker, title=title, answer=Answer(verdict), figures=figures, **content,
+        kicker=kicker,
+        title=title,
+        answer=Answer(verdict),
+        figures=figures,
+        **content,
         **embed_figures(figures),
-    )  # fmt: skip
+    )
 
 
 def embed_figures(figures: Sequence[Figure], plotly_js: Path | None = None) -> dict[str, Any]:
@@ -119,9 +123,12 @@ def render_template(**content: Any) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined  # slow import
 
     environment = Environment(
-        loader=PackageLoader("megatron.report"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=PackageLoader("megatron.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters["units"] = join_units
     # tojson escapes <, > and &, because "</script>" or "<!--" would end or change a script element
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}

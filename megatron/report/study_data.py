@@ -24,13 +24,35 @@ TABLE = "table.csv"
 SCORES = "scores.csv"  # downstream scores of the runs, in the study's directory
 AUTOREGRESSIVE, MASKED_DIFFUSION = "autoregressive", "masked_diffusion"
 # keys of corpus.json
-CORPUS_NUMBERS = ("documents", "train_tokens", "held_out_tokens", "train_bytes", "held_out_bytes",
-                  "unigram_entropy_nats", "bytes_per_token", "added_documents", "added_bytes")  # fmt: skip
+CORPUS_NUMBERS = (
+    "documents",
+    "train_tokens",
+    "held_out_tokens",
+    "train_bytes",
+    "held_out_bytes",
+    "unigram_entropy_nats",
+    "bytes_per_token",
+    "added_documents",
+    "added_bytes",
+)
 CORPUS_TEXTS = ("corpus", "why", "added")
 SCORE_COLUMNS = ["run", "task", "score", "kind", "se"]
 # of a forecast: what is predicted, and for which run or text; `is_late`: its run began before it was stored
-FORECAST_COLUMNS = ["name", "quantity", "N", "D", "C", "U", "predicted", "low", "high", "observed", "is_late",
-                    "time", "sha256"]  # fmt: skip
+FORECAST_COLUMNS = [
+    "name",
+    "quantity",
+    "N",
+    "D",
+    "C",
+    "U",
+    "predicted",
+    "low",
+    "high",
+    "observed",
+    "is_late",
+    "time",
+    "sha256",
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -175,10 +175,13 @@ def _tabulate_law(objective: str, law: Law) -> Table:
     """Return the constants of a parametric law."""
     frame, interval = law.to_frame(), law.interval or {}
     rows = [
-        [str(name), format_with_interval(at.value, (at.low, at.high), format_constant),
-         law.not_identified.get(str(name), "")]
+        [
+            str(name),
+            format_with_interval(at.value, (at.low, at.high), format_constant),
+            law.not_identified.get(str(name), ""),
+        ]
         for name, at in zip(frame.index, frame.itertuples(), strict=True)
-    ]  # fmt: skip
+    ]
     refits = f", {interval['n_bootstrap']} refits" if interval.get("n_bootstrap") else ""
     notes = [f"{law.n_runs} runs{refits}; scatter of a run {100 * law.spread:.2g} %."]
     notes += [law.formula()] if is_sound(law) else ["Do not quote these constants."]
