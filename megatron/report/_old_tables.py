@@ -98,3 +98,8 @@ def compare_best(runs: pd.DataFrame, laws: Any) -> Any:
 
 def read_table(path: Path) -> pd.DataFrame:
     return make_frame(table.read_rows(path))
+
+
+def make_dict_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return dicts as a data frame."""
+    return make_frame([RunRow(**row) for row in rows])

@@ -187,6 +187,8 @@ def describe_checks(study: Study) -> str:
         return "Not checked by an unseen run."
     inside = scored["observed"].between(scored["low"], scored["high"])
     share = f"{inside.sum()} of {len(scored)} inside the 95 % interval"
+    if len(scored) == 1:
+        share = f"{'inside' if inside.all() else 'outside'} its 95 % interval"
     if (scored["quantity"] != RUN).any():
         return f"Checked: {format_plural(len(scored), 'forecast')}, {share}."
     errors = 100 * (scored["observed"] / scored["predicted"] - 1).abs()

@@ -112,6 +112,8 @@ def slice_frontier(study: Study) -> list[Slice]:
 def slice_parabolas(study: Study) -> list[Slice]:
     """Return the budgets of the main runs with parabolas; empty if no budget has enough sizes."""
     runs = study.main_runs.dropna(subset=["train_flops"])
+    if not len(runs):
+        return []
     runs = runs.assign(N=runs["n_params"], D=runs["train_tokens"], C=runs["train_flops"])
     se = runs["loss_se"].to_numpy() if (runs["loss_se"] > 0).all() else None
     try:
@@ -178,7 +180,7 @@ def frontier_figure(study: Study) -> Figure | None:
     if not np.isfinite(optima[["N", "D", "loss"]]).all(axis=None):
         return None
     grid = {"rows": 2, "shared_xaxes": True, "vertical_spacing": 0.06}
-    chart = make_subplots(**grid, figure=make_chart(600))
+    chart = make_subplots(**grid, figure=make_chart(540))
     for row, name in enumerate(("N", "loss"), 1):
         _add_optima(chart, optima, name, runs, row)
         _set_axis(chart, optima, name, runs, study, row)

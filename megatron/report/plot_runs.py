@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 
+from megatron.report.answer import answering_law
 from megatron.report.plot import (
     DASH,
     LOSS,
@@ -65,7 +66,7 @@ def curves_figure(study: Study) -> Figure | None:
     runs = runs[[len(curves[i]["train"]) > 0 for i in runs.index]]
     if not len(runs):
         return None
-    chart, colours = make_chart(400), colour_sizes(runs)
+    chart, colours = make_chart(520), colour_sizes(runs)
     unlisted = list_legend(list(colours))
     for run, size in zip(runs.itertuples(), name_sizes(runs), strict=True):
         train, ends = curves[run.Index]["train"], curves[run.Index]["validation"][-1:]
@@ -91,9 +92,12 @@ def curves_figure(study: Study) -> Figure | None:
 
 
 def compute_figure(study: Study) -> Figure | None:
-    """Return the held-out loss over compute of all finished runs, with the lowest so far."""
+    """Return the held-out loss over compute of all finished runs, with the lowest so far.
+
+    None without runs, and where the figure of the frontier shows them.
+    """
     runs = study.finished.dropna(subset=["train_flops"])
-    if not len(runs):
+    if not len(runs) or answering_law(study) is not None:
         return None
     chart = make_chart()
     for objective, group in runs.groupby("objective", sort=False):

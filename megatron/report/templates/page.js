@@ -3,7 +3,7 @@
 (async function () {
   const read = (id) => document.getElementById(id).textContent;
   const payload = JSON.parse(read("figures"));
-  const coarse = window.matchMedia("(pointer: coarse)").matches;
+  const coarse = window.matchMedia("(pointer: coarse), (max-width: 600px)").matches;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
 
   const packed = Uint8Array.from(atob(read("plotly")), (letter) => letter.charCodeAt(0));
