@@ -3,7 +3,7 @@
 python tools/fit_law.py experiments/quickstart/table.csv --objective autoregressive --out law.json
 python tools/fit_law.py table.csv --form repeated_data --hold-out 3 --profile R_D
 python tools/fit_law.py table.csv --compare chinchilla,repeated_data,over_repetition --hold-out 3
-python tools/fit_law.py table.csv.gz --where "dataset = c4" --group model
+python tools/fit_law.py table.csv.gz --where "dataset == 'c4'" --group model
 python tools/fit_law.py table.csv --stack --hold-out 3
 python tools/fit_law.py table.csv --approach 2 --flops-by train_flops
 """
@@ -26,7 +26,7 @@ from megatron.laws.law import Law
 from megatron.laws.law_text import format_comparisons, summarise_law
 from megatron.laws.profile import PROFILED, profile_constant
 from megatron.laws.stack import StackedLaw, stack_laws, stack_path_of, summarize_stack
-from megatron.study.proposal import parse_timed_runs, propose_runs
+from megatron.study.proposal import propose_runs, read_timed_runs
 from megatron.study.selection import (
     Columns,
     Selection,
@@ -120,7 +120,8 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="CONDITION",
-        help="only rows that satisfy it, for example 'dataset = c4' or 'loss < 3.4'; may be repeated",
+        help="only rows that satisfy this expression of pandas, for example \"dataset == 'c4'\" or "
+        "'loss < 3.4'; may be repeated",
     )
     runs.add_argument(
         "--group",
@@ -329,7 +330,8 @@ def requires_unique_tokens(args: argparse.Namespace) -> bool:
     tokens.
     """
     if args.stack == "":
-        return all(read_table(args.table).get(args.unique_column, [""]))
+        table = read_table(args.table)
+        return args.unique_column in table and bool(table[args.unique_column].notna().all())
     forms = (args.stack or args.compare or args.form).split(",")
     return any(form.strip() in FORM and FORM[form.strip()].needs_unique for form in forms)
 
@@ -408,9 +410,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report_error(error)
     print("\n".join([f"{args.out}: {summarise_law(law)}", *stack_lines]))
     if law.identified is False:
-        # indices and not names: a table of another program may have no column of names
-        fitted = runs.rows[~runs.held_out(args.hold_out)]
-        trained = parse_timed_runs(read_table(args.table), law.columns, fitted)
+        fitted = runs.subset(~runs.held_out(args.hold_out)).frame
+        trained = read_timed_runs(fitted, law.columns["N"], law.columns["D"])
         if (proposal := propose_runs(law, trained)) is not None:
             print(f"  to do: {proposal.describe()}")
     return 0

@@ -266,7 +266,7 @@ def seal_study(args: argparse.Namespace) -> str:
     """Seal forecasts of runs of a study, and format them."""
     from megatron.study.forecast import FORECASTS, LEVELS  # imports the study, which others do not need
     from megatron.study.ladder import read_study_plan
-    from megatron.study.seal import seal_runs
+    from megatron.study.sealing import seal_runs
 
     study = read_study_plan(args.seal)
     forecasts = seal_runs(study, args.law, args.runs)

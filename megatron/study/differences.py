@@ -11,29 +11,159 @@ part of their difference, and does not measure the scatter between seeds. Where 
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from megatron.laws.fitting.noise import pool_cells
 from megatron.laws.law import Law
-from megatron.study.cells import (
-    Side,
-    cell_flops,
-    find_side,
-    group_cells,
-    group_sides,
-    is_same_text,
-    make_side,
-    mean_loss,
-)
-from megatron.study.run_row import RunRow, ScoredRow
+from megatron.study.table import COLUMNS, select_finished
 
 LEVEL = 0.95
 MAX_SEEDS = 50  # largest number of seeds per cell that is proposed
+CELL_COLUMNS = ["objective", "n_params", "train_tokens", "unique_tokens", "seq_len"]
+MAX_COMPUTE_RATIO = 1.05  # ratio of FLOPs within a group: budgets are rounded to whole steps
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """A run, or all runs of one cell: runs that differ only in their seed.
+
+    losses         [seeds] nats per token
+    error          largest standard error of a loss over samples of text, nats; NaN if one is unknown
+    n_tokens       tokens of the held-out text; NaN: unknown
+    flops          of one run; Inf if unknown
+    paths, trunks, seeds  of the runs
+    """
+
+    name: str
+    objective: str
+    runs: tuple[str, ...]
+    losses: np.ndarray = field(repr=False)
+    error: float
+    n_tokens: float
+    flops: float
+    paths: tuple[str | None, ...]
+    trunks: tuple[str, ...]
+    seeds: tuple[float, ...]
+
+    @property
+    def log_loss(self) -> float:
+        """Mean of log loss over seeds."""
+        return float(np.log(self.losses).mean())
+
+    @property
+    def loss(self) -> float:
+        """Geometric mean of the losses over seeds, in nats per token."""
+        return math.exp(self.log_loss)
+
+    @property
+    def n_seeds(self) -> int:
+        """Number of runs."""
+        return len(self.losses)
+
+
+def group_cells(table: pd.DataFrame) -> list[Side]:
+    """Group the finished runs into cells.
+
+    Runs are grouped by the column `cell`, the hash of all settings except the seed. Without this column they
+    are grouped by CELL_COLUMNS. Runs of such a group with equal or missing seeds must differ in another
+    setting, so each of them is a cell.
+    """
+    runs = select_finished(table)
+    bare = runs.reindex(columns=CELL_COLUMNS).astype(str).agg(" ".join, axis=1)
+    cells = []
+    for _, same in runs.groupby(runs["cell"].fillna(bare) if "cell" in runs else bare, sort=False):
+        # seeds 0, 1, 2: one cell of three; seeds 0, 0, 1: three cells of one run
+        is_cell = len(same) == 1 or ("seed" in same and same["seed"].notna().all() and same["seed"].is_unique)
+        cells += [make_side(same)] if is_cell else [make_side(same.iloc[[i]]) for i in range(len(same))]
+    return cells
+
+
+def find_side(table: pd.DataFrame, name: str) -> Side:
+    """Return the run with this name, or all seeds of the cell with this name.
+
+    `name` may be a prefix of a run's name; a prefix that ends before a dash takes precedence. A prefix of
+    the names of all runs of one cell selects that cell.
+    Raises ValueError if no finished run matches, or if runs of several cells match.
+    """
+    runs = select_finished(table)
+    # exact name first, then a prefix up to a dash, then any prefix: "s4" must not match "s48" if "s4-..."
+    # exists
+    masks = (runs["run"] == name, runs["run"].str.startswith(f"{name}-"), runs["run"].str.startswith(name))
+    matches = next((runs[mask] for mask in masks if mask.any()), None)
+    if matches is None:
+        other = [run for run in table["run"] if run.startswith(name)]
+        why = f"; {other[0]} has no held-out loss" if other else ""
+        raise ValueError(
+            f"{name}: got no finished run of that name{why}, expected one of {len(runs)} runs with a loss."
+        )
+    if len(matches) == 1:
+        return make_side(matches)
+    # a prefix of several runs is valid only if it selects exactly the runs of one cell
+    for cell in group_cells(table):
+        if sorted(cell.runs) == sorted(matches["run"]):
+            return cell
+    shown = ", ".join(matches["run"].head(4))
+    raise ValueError(
+        f"{name}: got {len(matches)} matching runs ({shown}), expected the seeds of one cell. "
+        "Use a longer prefix."
+    )
+
+
+def make_side(cell: pd.DataFrame) -> Side:
+    """Return a cell with its name: a run's name without the hash, or the common prefix of all seeds."""
+    cell = cell.reindex(columns=list(dict.fromkeys([*cell, *COLUMNS])))
+    names = tuple(cell["run"])
+    # "...-seed0" and "...-seed1" share "...-seed": the suffix is removed
+    stem = os.path.commonprefix(names).rstrip("-_").removesuffix("seed").rstrip("-_")
+    if len(names) == 1:  # names may end with the first 8 digits of the identity
+        stem = names[0].removesuffix(f"-{str(cell['identity'].iloc[0])[:8]}")
+    known = cell["n_tokens_scored"].dropna()
+    errors = cell["loss_se"].where(cell["loss_se"] > 0)
+    return Side(
+        name=stem or names[0],
+        objective=str(cell["objective"].iloc[0]),
+        runs=names,
+        losses=cell["loss"].to_numpy(float),
+        error=float(errors.max(skipna=False)),
+        n_tokens=math.nan if known.empty else float(known.iloc[0]),
+        flops=float(cell["train_flops"].fillna(math.inf).iloc[0]),
+        paths=tuple(cell["path"]),
+        trunks=tuple(cell["trunk"].fillna(cell["run"])),
+        seeds=tuple(cell["seed"]),
+    )
+
+
+def group_sides(table: pd.DataFrame, same: str) -> list[list[Side]]:
+    """Group cells by objective, or by objective and compute, and drop groups of a single cell."""
+    sides = group_cells(table)
+    groups: list[list[Side]] = []
+    for objective in sorted({side.objective for side in sides}):
+        of_objective = [side for side in sides if side.objective == objective]
+        if same == "objective":
+            groups.append(of_objective)
+            continue
+        # greedy groups over ascending FLOPs: a group ends where FLOPs exceed MAX_COMPUTE_RATIO of its first
+        # cell
+        start = math.nan
+        for side in sorted(of_objective, key=lambda side: side.flops):
+            if not side.flops <= MAX_COMPUTE_RATIO * start:
+                start = side.flops
+                groups.append([])
+            if math.isfinite(side.flops):
+                groups[-1].append(side)
+    return [group for group in groups if len(group) > 1]
+
+
+def is_same_text(a: Side, b: Side) -> bool:
+    """Return whether both sides were scored on the same number of tokens; unknown numbers are ignored."""
+    return not (a.n_tokens < b.n_tokens or a.n_tokens > b.n_tokens)
 
 
 @dataclass(frozen=True)
@@ -104,19 +234,20 @@ class Difference:
 
 
 def estimate_noise_floor(
-    rows: Sequence[RunRow], objective: str, law: Law | None = None, level: float = LEVEL
+    table: pd.DataFrame, objective: str, law: Law | None = None, level: float = LEVEL
 ) -> NoiseFloor | None:
     """Estimate the noise floor of one objective from repeated seeds, otherwise from the scatter around `law`.
 
     None if there is no cell with two seeds of different loss and no law with a scatter.
     """
-    of_objective = [row for row in rows if row.objective == objective]
-    cells = [cell for cell in group_cells(of_objective) if len(cell) > 1]
-    text = [row.loss_se for row in of_objective if row.loss_se]
-    text_se = float(np.median(text)) if text else None
+    of_objective = table[table["objective"] == objective]
+    cells = [cell for cell in group_cells(of_objective) if cell.n_seeds > 1]
+    text = of_objective["loss_se"] if "loss_se" in of_objective else pd.Series(dtype=float)
+    text = text[text > 0]
+    text_se = float(text.median()) if len(text) else None
     if cells:
-        log_loss = np.log([row.loss for cell in cells for row in cell])
-        pooled = pool_cells(log_loss, np.repeat(np.arange(len(cells)), [len(cell) for cell in cells]))
+        log_loss = np.log(np.concatenate([cell.losses for cell in cells]))
+        pooled = pool_cells(log_loss, np.repeat(np.arange(len(cells)), [cell.n_seeds for cell in cells]))
         if pooled.sum_squares > pooled.dof * 1e-24:  # equal losses are copies of a run, not repeats
             sigma = math.sqrt(pooled.variance)
             dof: float = _independent_dof(cells)
@@ -131,18 +262,18 @@ def estimate_noise_floor(
 
 
 def estimate_noise_floors(
-    rows: Sequence[RunRow], laws: Mapping[str, Law] | None = None, level: float = LEVEL
+    table: pd.DataFrame, laws: Mapping[str, Law] | None = None, level: float = LEVEL
 ) -> dict[str, NoiseFloor]:
     """Estimate the noise floor of each objective that has one."""
     floors = {}
-    for objective in dict.fromkeys(row.objective for row in rows if row.objective):
-        floor = estimate_noise_floor(rows, objective, (laws or {}).get(objective), level)
+    for objective in table["objective"].dropna().unique():
+        floor = estimate_noise_floor(table, objective, (laws or {}).get(objective), level)
         if floor is not None:
             floors[objective] = floor
     return floors
 
 
-def _independent_dof(cells: Sequence[Sequence[ScoredRow]]) -> int:
+def _independent_dof(cells: Sequence[Side]) -> int:
     """Return the degrees of freedom of the pooled variance, where cells may share trunks.
 
     Branches of one trunk share most of its scatter. Cells that share trunks are counted together as trunks
@@ -153,9 +284,9 @@ def _independent_dof(cells: Sequence[Sequence[ScoredRow]]) -> int:
     clusters: list[set[str]] = []
     alone = 0
     for cell in cells:
-        trunks = {row.trunk or row.run for row in cell}
-        if len(trunks) < len(cell):  # a table without names
-            alone += len(cell) - 1
+        trunks = set(cell.trunks)
+        if len(trunks) < cell.n_seeds:  # a table without names
+            alone += cell.n_seeds - 1
             continue
         # merge all clusters that share a trunk with this cell
         touching = [cluster for cluster in clusters if cluster & trunks]
@@ -177,40 +308,35 @@ def _sigma_interval(sigma: float, dof: float, level: float) -> tuple[float, floa
 
 
 def estimate_error(
-    a: Sequence[ScoredRow],
-    b: Sequence[ScoredRow],
-    floors: Mapping[str, NoiseFloor],
-    paired: tuple[float, float] | None = None,
+    a: Side, b: Side, floors: Mapping[str, NoiseFloor], paired: tuple[float, float] | None = None, n: int = 0
 ) -> tuple[float, float] | None:
     """Estimate (standard error, degrees of freedom) of mean log loss of `a` minus that of `b`.
 
     Returns None if it is unknown.
 
-    `paired` is (standard error in nats of the difference over documents of text, its degrees of freedom).
+    paired   (standard error in nats of the difference over documents of text, its degrees of freedom)
+    n        seeds of each side in place of those that it has
     """
     parts: list[tuple[float, float]] = []  # (variance, degrees of freedom)
     weights: dict[str, float] = {}
     # sides of one objective share its sigma^2: variances of their means add to sigma^2 (1/n_a + 1/n_b)
-    for rows in (a, b):
-        objective = str(rows[0].objective)
-        weights[objective] = weights.get(objective, 0.0) + 1 / len(rows)
+    for side in (a, b):
+        weights[side.objective] = weights.get(side.objective, 0.0) + 1 / (n or side.n_seeds)
     for objective, weight in weights.items():
         floor = floors.get(objective)
         if floor is None:
             return None
         parts.append((floor.sigma**2 * weight, floor.dof))
     # d log L = dL / L: an error in nats is divided by a loss
-    mean = math.sqrt(mean_loss(a) * mean_loss(b))
     if paired is not None:
-        parts.append(((paired[0] / mean) ** 2, paired[1]))
+        parts.append(((paired[0] / math.sqrt(a.loss * b.loss)) ** 2, paired[1]))
     elif not is_same_text(a, b):
-        for rows in (a, b):
-            errors = [row.loss_se or 0.0 for row in rows]  # 0: unknown
-            if not all(errors):
+        for side in (a, b):
+            if math.isnan(side.error):
                 return None
             # Seeds of one side share their text, so its error does not shrink with their number. It is a mean
             # over many samples of text: its degrees of freedom count as Inf.
-            parts.append(((max(errors) / mean_loss(rows)) ** 2, math.inf))
+            parts.append(((side.error / side.loss) ** 2, math.inf))
     # Welch and Satterthwaite: dof = (sum v)^2 / sum(v^2 / dof_v)
     variance = sum(part for part, _ in parts)
     spread = sum(part**2 / dof for part, dof in parts)
@@ -226,7 +352,7 @@ def bonferroni_quantile(level: float, dof: float, n_comparisons: int = 1) -> flo
 
 
 def compare_runs(
-    rows: Sequence[RunRow],
+    table: pd.DataFrame,
     a: str | Side,
     b: str | Side,
     *,
@@ -235,7 +361,7 @@ def compare_runs(
     n_comparisons: int = 1,
     paired: tuple[float, float] | None = None,
 ) -> Difference:
-    """Compare two runs, or two cells of several seeds, with the noise floor of `rows`.
+    """Compare two runs, or two cells of several seeds, with the noise floor of a table.
 
     a, b           runs or cells, as for find_side
     n_comparisons  number of simultaneous comparisons: all their intervals hold together at `level`
@@ -247,11 +373,11 @@ def compare_runs(
     """
     if not 0 < level < 1:
         raise ValueError(f"level: got {level}, expected a number between 0 and 1.")
-    first, second = (side if isinstance(side, Side) else find_side(rows, side) for side in (a, b))
-    if set(first.rows) & set(second.rows):
+    first, second = (side if isinstance(side, Side) else find_side(table, side) for side in (a, b))
+    if set(first.runs) & set(second.runs):
         raise ValueError(f"{first.name} and {second.name} share a run, expected two different runs or cells.")
     return _compute_difference(
-        first, second, estimate_noise_floors(rows, laws, level), level, n_comparisons, paired
+        first, second, estimate_noise_floors(table, laws, level), level, n_comparisons, paired
     )
 
 
@@ -271,7 +397,7 @@ def _compute_difference(
         difference=a.loss - b.loss, relative=math.expm1(ratio), verdict="undecided", level=level,
         n_comparisons=n_comparisons,
     )  # fmt: skip
-    error = estimate_error(a.rows, b.rows, floors, paired)
+    error = estimate_error(a, b, floors, paired)
     if error is None:
         return replace(undecided, reason=_explain_missing_interval(a, b, floors))
     se, dof = error
@@ -309,13 +435,11 @@ def _seeds_to_decide(
     paired: tuple[float, float] | None,
 ) -> int | None:
     """Return the seeds per side that would decide a difference of this size, at the present t quantile."""
-    # variance of one run against one, divided by n below; the error over text stays
-    single = estimate_error(a.rows[:1], b.rows[:1], floors)
-    text = 0.0 if paired is None else paired[0] ** 2 / (a.loss * b.loss)
-    if single is None or not is_same_text(a.rows, b.rows):
+    if not is_same_text(a, b):
         return None
     for n in range(max(a.n_seeds, b.n_seeds) + 1, MAX_SEEDS + 1):
-        if t * math.sqrt(single[0] ** 2 / n + text) < abs(ratio):
+        error = estimate_error(a, b, floors, paired, n)
+        if error is not None and t * error[0] < abs(ratio):
             return n
     return None
 
@@ -329,16 +453,16 @@ def _explain_missing_interval(a: Side, b: Side, floors: Mapping[str, NoiseFloor]
     # The last value of a key remains: of two sides of one objective, seeds of the one with fewer FLOPs are
     # named.
     for side in {
-        side.objective: side for side in sorted(without_floor, key=cell_flops, reverse=True)
+        side.objective: side for side in sorted(without_floor, key=lambda side: side.flops, reverse=True)
     }.values():
-        used_seeds = {row.seed for row in side.rows}
+        used_seeds = set(side.seeds)
         new_seeds = [seed for seed in range(len(used_seeds) + 2) if seed not in used_seeds][:2]
         words.append(f"seeds {new_seeds[0]} and {new_seeds[1]} of {side.name}")
     return f"There is no noise floor: no cell has several seeds. Train {' and '.join(words)}."
 
 
 def compare_best(
-    rows: Sequence[RunRow],
+    table: pd.DataFrame,
     *,
     same: str = "compute",
     level: float = LEVEL,
@@ -352,9 +476,9 @@ def compare_best(
     """
     if same not in ("compute", "objective"):
         raise ValueError(f"same: got {same!r}, expected compute or objective.")
-    floors = estimate_noise_floors(rows, laws, level)
+    floors = estimate_noise_floors(table, laws, level)
     groups = []
-    for group in group_sides(rows, same):
+    for group in group_sides(table, same):
         best = min(group, key=lambda side: side.log_loss)
         # the best of 4 cells may be any of them, so 6 pairs count although only 3 are tested
         n_pairs = len(group) * (len(group) - 1) // 2
@@ -364,11 +488,11 @@ def compare_best(
 
 
 def compare_repeated(
-    rows: Sequence[RunRow], *, level: float = LEVEL, laws: Mapping[str, Law] | None = None
+    table: pd.DataFrame, *, level: float = LEVEL, laws: Mapping[str, Law] | None = None
 ) -> list[Difference]:
     """Compare all pairs of cells of several seeds of one objective, lower loss first, with correction."""
-    floors = estimate_noise_floors(rows, laws, level)
-    sides = [make_side(cell) for cell in group_cells(rows) if len(cell) > 1]
+    floors = estimate_noise_floors(table, laws, level)
+    sides = [cell for cell in group_cells(table) if cell.n_seeds > 1]
     sides.sort(key=lambda side: side.log_loss)
     pairs = [(a, b) for a, b in combinations(sides, 2) if a.objective == b.objective]
     return [_compute_difference(a, b, floors, level, len(pairs)) for a, b in pairs]

@@ -5,7 +5,6 @@ comparable. Exponents and optima are, where N is counted alike. The laws have no
 publish constants without replicates.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from megatron.config.presets import suggest_nearest
 from megatron.laws.law import PUBLISHED, Law
-from megatron.study.rules import STEPLAW
+from megatron.study.cell import STEPLAW
 
 ALL, NON_EMBEDDING = "all parameters", "parameters without embeddings"
 
@@ -106,11 +105,6 @@ def _build_gadre_law(text: str, name: str, E: float, a: float, b: float, eta: fl
     )
 
 
-def _read_power(law: Mapping[str, float]) -> tuple[float, float, float]:
-    """Return (coefficient, exponent of N, exponent of D) of an entry of STEPLAW."""
-    return law["coefficient"], law.get("n", 0.0), law.get("d", 0.0)
-
-
 _CHINCHILLA_RUNS = {"N": [7e7, 1.6e10], "D": [5e9, 5e11]}
 _LAWS: tuple[PublishedLaw | HyperparameterLaw, ...] = (
     PublishedLaw(
@@ -173,8 +167,8 @@ _LAWS: tuple[PublishedLaw | HyperparameterLaw, ...] = (
     HyperparameterLaw(
         "step-law",
         "Li et al. 2025, arXiv 2503.04715 (Step Law)",
-        lr=_read_power(STEPLAW["lr"]),
-        batch=_read_power(STEPLAW["batch_tokens"]),
+        lr=(STEPLAW["coefficient"], STEPLAW["n"], STEPLAW["d"]),
+        batch=(0.58, 0.0, 0.571),
         note="For AdamW with a final learning rate of 1e-5; batch in tokens.",
     ),
 )  # fmt: skip

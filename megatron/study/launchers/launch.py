@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from megatron.config.read import write_config
 from megatron.io import write_json
 from megatron.plan.run_dir import CHECKPOINTS, CONFIG, EXIT, METRICS, PLAN
+from megatron.study.forecast import read_forecasts, record_seals
 from megatron.study.ladder import PlannedRun
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -101,8 +102,13 @@ class Launcher(Protocol):
 
 
 def prepare_run(run: PlannedRun) -> None:
-    """Write the configuration for tools/pretrain.py, with branch_from if the trunk has a checkpoint."""
+    """Write the configuration for tools/pretrain.py, with branch_from if the trunk has a checkpoint.
+
+    The hashes of all forecasts are written first: they show that the run was started after these.
+    """
     run.folder.mkdir(parents=True, exist_ok=True)
+    if run.folder.parent.name == "runs":  # of a study, and not a timed probe
+        record_seals(run.folder, read_forecasts(run.folder.parents[1]))
     config = run.config
     # without the trunk's checkpoint the run trains all its steps from scratch
     trunk = None if run.branch is None else find_checkpoint(run.branch.trunk, run.branch.step)

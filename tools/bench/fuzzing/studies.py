@@ -160,10 +160,10 @@ def open_reports(folder: Path) -> FileCase:
 def open_frontiers(folder: Path) -> FileCase:
     """Open compute_law.json and blind.json, and values computed from them."""
     import numpy as np
-
-    from megatron.laws.compute_law import ComputeLaw, fit_compute_law
     from megatron.study.blind import check_blind
     from megatron.study.blind_record import BlindPrediction, load_blind
+
+    from megatron.laws.compute_law import ComputeLaw, fit_compute_law
 
     # 5 budgets x 4 sizes around the optimum of each, with D = C / 6N: [20] each
     C = np.repeat(np.geomspace(1e10, 1e12, 5), 4)
