@@ -15,8 +15,8 @@ from megatron.laws.forms import FORM
 from megatron.laws.frontier import frontier_bands, optimal_frontier
 from megatron.laws.law import Law
 from megatron.laws.measured_crossover import MeasuredCrossover
-from megatron.report._old_tables import propose_runs, suggest_next_steps
 from megatron.report.study_data import MASKED_DIFFUSION, Study, select_fitted_runs
+from megatron.study.forecast import RUN
 from megatron.study.format import (
     format_count,
     format_exponent,
@@ -26,10 +26,11 @@ from megatron.study.format import (
     format_with_interval,
     join_list,
 )
+from megatron.study.frontier import FrontierRuns, suggest_next_steps
+from megatron.study.proposal import propose_runs, read_timed_runs
 
 STEPS = (4.0, LARGEST_STEP)  # next budgets, times the largest fitted one
 STALE = "stale"  # status of a run that the study no longer contains
-RUN = "run"  # quantity of a forecast of the loss of one run
 SAME_BUDGET = 1.05  # budgets differ by the rounding to whole steps
 # Up to about 4 epochs a repeated token is worth nearly as much as a new one (arXiv 2305.16264).
 MAX_USEFUL_EPOCHS = 4
@@ -290,8 +291,10 @@ def suggest_runs(study: Study) -> str:
         return f"To do: train {format_plural(n_missing, 'more run')} of this study with tools/sweep.py."
     if study.frontier is not None:
         runs = select_fitted_runs(study, study.frontier)
-        return " ".join(suggest_next_steps(study.frontier, runs)) if len(runs) else ""
+        N, D, L, C = (runs[name].to_numpy() for name in ("N", "D", "loss", "C"))
+        fitted = FrontierRuns(N, D, L, C, list(runs["run"]), {}, [])
+        return f"To do: {' '.join(suggest_next_steps(study.frontier, fitted))}" if len(runs) else ""
     if study.law is None:
         return "To do: fit runs at equal compute with tools/fit_frontier.py, others with tools/fit_law.py."
-    proposal = propose_runs(study.law, study.main_runs)
+    proposal = propose_runs(study.law, read_timed_runs(study.main_runs))
     return f"To do: train {proposal.describe()}." if proposal is not None else ""

@@ -9,7 +9,6 @@ from megatron.laws.crossover import crossover
 from megatron.laws.downstream_curve import chance_of_task, fit_downstream
 from megatron.laws.forms import FORM
 from megatron.laws.measured_crossover import list_selected
-from megatron.report._old_tables import collect_settings
 from megatron.report.plot import (
     ACCENT,
     DASH,
@@ -32,6 +31,7 @@ from megatron.report.plot import (
 )
 from megatron.report.study_data import AUTOREGRESSIVE, MASKED_DIFFUSION, Study
 from megatron.study.format import format_count, format_exponent
+from megatron.study.measured import collect_settings
 
 N_UNIQUE, N_REPLICATES = 5, 20  # points of the laws' crossing, and refits of its band
 SYMBOLS = ("circle", "square", "triangle-up", "cross", "x", "star")  # of tasks, which have no order

@@ -10,7 +10,7 @@ import pandas as pd
 
 from megatron.laws.compute_law import LARGEST_STEP, ComputeLaw
 from megatron.laws.isoflop import fit_isoflop, split_budgets
-from megatron.report.answer import RUN, answering_law, find_answers, find_optima
+from megatron.report.answer import answering_law, find_answers, find_optima
 from megatron.report.plot import (
     ACCENT,
     LOSS,
@@ -29,8 +29,10 @@ from megatron.report.plot import (
     make_chart,
     ramp_colour,
 )
-from megatron.report.study_data import Study, group_trunks, select_fitted_runs
+from megatron.report.study_data import Study, select_fitted_runs
+from megatron.study.forecast import RUN
 from megatron.study.format import format_count, format_exponent, format_with_interval
+from megatron.study.frontier import group_trunks
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -14,11 +14,20 @@ from megatron.config.yaml_file import is_finite, is_single_line
 from megatron.laws.compute_law import ComputeLaw
 from megatron.laws.law import Law
 from megatron.laws.measured_crossover import MeasuredCrossover
-from megatron.report._old_tables import measure_study, read_checks, read_runs, read_table
+from megatron.study.forecast import LEVELS, read_forecasts, score_forecasts
+from megatron.study.frontier import COMPUTE_LAW
 from megatron.study.ladder import STUDY, read_study_plan
+from megatron.study.measured import measure_study
 from megatron.study.references import REFERENCES, ReferenceScore, load_references
-from megatron.study.study_frontier import COMPUTE_LAW
-from megatron.study.table import MAX_NUMBER, read_valid_metrics
+from megatron.study.table import (
+    COLUMNS,
+    MAX_NUMBER,
+    NOTE,
+    read_runs,
+    read_table,
+    read_valid_metrics,
+    select_finished,
+)
 
 TABLE = "table.csv"
 SCORES = "scores.csv"  # downstream scores of the runs, in the study's directory
@@ -90,8 +99,7 @@ class Study:
     @property
     def finished(self) -> pd.DataFrame:
         """Finished runs, whose size, tokens and loss are known."""
-        runs = self.runs[self.runs["status"] == "done"]
-        return runs.dropna(subset=["n_params", "train_tokens", "loss"])
+        return select_finished(self.runs).dropna(subset=["n_params", "train_tokens"])
 
     @property
     def main_runs(self) -> pd.DataFrame:
@@ -135,7 +143,11 @@ def read_study(study_dir: str | Path) -> Study:
     # a published study may be its table alone
     has_table = not (folder / "runs").is_dir() and (folder / TABLE).is_file()
     runs = read_table(folder / TABLE) if has_table else read_runs(folder)
-    warnings: list[str] = []
+    warnings = list(runs.attrs["warnings"])
+    forecasts = _tabulate_forecasts(folder, runs)
+    # tables of other programs lack columns
+    runs = runs.reindex(columns=list(dict.fromkeys([*COLUMNS, NOTE, *runs])))
+    runs[NOTE] = runs[NOTE].fillna("")
     done = runs[(runs["status"] == "done") & runs["path"].notna()]
     results = [_read_json(folder / path / "result.json", warnings) for path in done["path"]]
     planned = runs.loc[runs["path"].notna() & runs["identity"].notna(), "path"]
@@ -147,7 +159,7 @@ def read_study(study_dir: str | Path) -> Study:
         name=_read_name(folder / STUDY),
         frontier=frontier,
         laws=_read_laws(folder, warnings),
-        forecasts=read_checks(folder, runs).reindex(columns=FORECAST_COLUMNS),
+        forecasts=forecasts,
         scores=_read_scores(folder / SCORES, warnings),
         references=_read_references(folder / REFERENCES, warnings),
         corpus=_read_corpus(folder, plans, results, warnings),
@@ -175,6 +187,21 @@ def read_weights(study: Study, path: str) -> pd.DataFrame:
         if record["kind"] == "train" and isinstance(weights, dict) and is_finite(record.get("tokens")):
             records[float(record["tokens"])] = weights
     return pd.DataFrame.from_dict(records, orient="index").sort_index().fillna(0.0)
+
+
+def _tabulate_forecasts(folder: Path, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each forecast of a study, columns FORECAST_COLUMNS."""
+    flops = runs.dropna(subset=["identity"]).groupby("identity")["train_flops"].first()
+    rows = []
+    for outcome in score_forecasts(read_forecasts(folder), runs):
+        forecast = outcome.forecast
+        low, high = outcome.intervals[LEVELS[-1]]
+        row = {name: getattr(forecast, name) for name in ("name", "quantity", "N", "D", "U", "predicted")}
+        row |= {"C": flops.get(forecast.identity, np.nan), "low": low, "high": high}
+        row |= {"observed": outcome.observed, "is_late": outcome.order == "after"}
+        row |= {"time": f"{forecast.time[:16]} UTC", "sha256": forecast.sha256()}
+        rows.append(row)
+    return pd.DataFrame(rows, columns=FORECAST_COLUMNS)
 
 
 def _load(kind: Any, path: Path, warnings: list[str]) -> Any:
@@ -299,9 +326,3 @@ def _nearest_column(runs: pd.DataFrame, names: Sequence[str], ends: tuple[float,
     distances = {name: np.abs(span - np.log(ends)).sum() for name, span in spans.items()}
     known = {name: distance for name, distance in distances.items() if np.isfinite(distance)}
     return min(known, key=lambda name: known[name]) if known else names[0]
-
-
-def group_trunks(runs: pd.DataFrame) -> np.ndarray | None:
-    """Return the trunk of each run, as labels of runs that are not independent; None if none share one."""
-    trunks = runs["trunk"].fillna(runs["run"]).to_numpy(dtype=str)
-    return trunks if len(np.unique(trunks)) < len(trunks) else None

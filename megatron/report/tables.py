@@ -8,10 +8,11 @@ from typing import Any
 import pandas as pd
 
 from megatron.laws.law import Law
-from megatron.report._old_tables import compare_best, compare_repeated, estimate_noise_floors
 from megatron.report.answer import is_sound
 from megatron.report.difference_text import HEADS, MAX_ROWS, describe_floor, format_cells
 from megatron.report.study_data import Study
+from megatron.study.differences import compare_best, compare_repeated, estimate_noise_floors
+from megatron.study.forecast import CROSSING
 from megatron.study.format import (
     NOT_KNOWN,
     OBJECTIVE_NAMES,
@@ -29,7 +30,6 @@ from megatron.study.tariff import Tariff, fill_watts, sum_device_seconds
 
 MAX_TASKS = 6  # columns of the table of models
 LEVEL_NOTE = "In brackets 95 % intervals: confidence of N and D, predictive for the loss of one new run."
-CROSSING = "crossing"  # quantity of a forecast in FLOPs; all others are losses
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import pandas as pd
 from scipy.stats import t as student
 
 from megatron.laws.compute_law import ComputeLaw, fit_compute_law
-from megatron.report._old_tables import make_dict_frame as make_frame
 from megatron.report.study_data import FORECAST_COLUMNS, Study
+from megatron.study.table import make_frame
 
 FLOPS = 6.6  # per parameter and token
 BUDGETS = np.geomspace(1e11, 3.2e12, 5)
