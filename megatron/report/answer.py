@@ -32,7 +32,8 @@ from megatron.study.proposal import propose_runs, read_timed_runs
 STEPS = (4.0, LARGEST_STEP)  # next budgets, times the largest fitted one
 STALE = "stale"  # status of a run that the study no longer contains
 SAME_BUDGET = 1.05  # budgets differ by the rounding to whole steps
-# Up to about 4 epochs a repeated token is worth nearly as much as a new one (arXiv 2305.16264).
+# Up to about 4 epochs a repeated token is worth nearly as much as a new one
+# (arXiv 2305.16264).
 MAX_USEFUL_EPOCHS = 4
 
 
@@ -69,11 +70,11 @@ def make_answer(study: Study) -> Answer:
     return Answer(describe_no_answer(study), check, scale, suggest_runs(study), warnings)
 
 
-def is_sound(law: Law | ComputeLaw) -> bool:
-    """Return whether the runs identify every constant and the form passes its test where there is one."""
-    if isinstance(law, ComputeLaw):
-        # a misfit of the frontier is part of its scatter, and of its intervals
-        return law.identified
+def is_sound(law: Law) -> bool:
+    """Return whether the runs identify every constant, and the form passes its test.
+
+    A law without replicates, or without a test, is sound.
+    """
     return law.identified is not False and law.lack_of_fit.get("passes", True)
 
 
@@ -85,11 +86,11 @@ def find_answers(study: Study) -> pd.DataFrame | None:
     law = answering_law(study)
     if law is None:
         return None
-    flops = study.main_runs["train_flops" if isinstance(law, ComputeLaw) else "flops_6nd"].dropna()
-    fitted = law.C[1] if isinstance(law, ComputeLaw) else 6.0 * law.ranges["N"][1] * law.ranges["D"][1]
-    if not isinstance(law, ComputeLaw) and len(flops):
-        fitted = float(flops.max())
-    trained = max(flops.max() / fitted, 1.0) if len(flops) else 1.0
+    if isinstance(law, ComputeLaw):
+        fitted, flops = law.C[1], study.main_runs["train_flops"]
+    else:
+        fitted, flops = select_fitted_runs(study, law)["C"].max(), study.main_runs["flops_6nd"]
+    trained = flops.max() / fitted if flops.notna().any() else 1.0
     steps = [step for step in STEPS if step > SAME_BUDGET * trained]
     chosen = steps[0] if steps else LARGEST_STEP
     optima = find_optima(law, fitted * np.array([1.0, *STEPS]))
@@ -103,9 +104,7 @@ def answering_law(study: Study) -> ComputeLaw | Law | None:
     if study.frontier is not None:
         return study.frontier if study.frontier.identified else None
     law = study.law
-    if law is None or not is_sound(law) or not law.replicates or not {"N", "D"} <= set(law.ranges):
-        return None
-    return law
+    return law if law is not None and is_sound(law) and law.replicates else None
 
 
 def find_optima(law: ComputeLaw | Law, C: np.ndarray) -> pd.DataFrame:
@@ -132,7 +131,10 @@ def find_optima(law: ComputeLaw | Law, C: np.ndarray) -> pd.DataFrame:
 
 
 def describe_optimum(at: pd.Series, bits_per_byte: float | None) -> str:
-    """Return 'At 1.2e13 FLOPs train 390k parameters (330k to 460k) on 5.8M tokens; expect 2.87 ...'"""
+    """Return 'At 1.2e13 FLOPs train 390k parameters (330k to 460k) on 5.8M tokens.
+
+    Expect 2.87 ...'
+    """
     N = format_count(at["N"])
     inside = format_interval((at["N_low"], at["N_high"]), format_count)
     ends = format_interval((at["loss_low"], at["loss_high"]), "{:.2f}".format)
@@ -200,7 +202,10 @@ def describe_checks(study: Study) -> str:
 
 
 def _describe_distance(study: Study) -> str:
-    """Return ' at 4 times the largest fitted budget'; empty without a frontier."""
+    """Return ' at 4 times the largest fitted budget'.
+
+    Empty without a frontier.
+    """
     C = study.scored["C"].astype(float)
     if study.frontier is None or C.isna().any():
         return ""

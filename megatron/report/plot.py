@@ -99,7 +99,8 @@ def make_chart(height_px: int = HEIGHT_PX, **layout: Any) -> "go.Figure":
 def ramp_colour(i: int, n: int) -> str:
     """Return colour i of n along the ramp; the middle of it for n = 1."""
     at = (len(RAMP) - 1) * (i / (n - 1) if n > 1 else 0.5)
-    # RAMP has 5 colours; i = 2 of n = 4 is at 2.67: between colours 2 and 3, 67 % of the latter
+    # RAMP has 5 colours; i = 2 of n = 4 is at 2.67: between colours 2 and 3, 67
+    # % of the latter
     left = min(int(at), len(RAMP) - 2)
     mixed = []
     for start in (1, 3, 5):
@@ -125,7 +126,13 @@ def log_axis(
     ticks = [m * 10.0**p for p in powers for m in steps]
     ticks = [tick for tick in ticks if ends[0] <= math.log10(tick) <= ends[1]]
     texts = [write(tick) for tick in ticks]
-    return {"type": "log", "title": {"text": title}, "range": ends, "tickvals": ticks, "ticktext": texts}
+    return {
+        "type": "log",
+        "title": {"text": title},
+        "range": ends,
+        "tickvals": ticks,
+        "ticktext": texts,
+    }
 
 
 def flops_axis(values: Iterable[float], title: str = "training compute, FLOPs") -> dict[str, Any]:
@@ -148,7 +155,10 @@ def linear_axis(title: str, values: Iterable[float]) -> dict[str, Any]:
 
 
 def name_sizes(runs: pd.DataFrame) -> pd.Series:
-    """Return the size of each run as text; sizes with the same text are one group of a figure."""
+    """Return the size of each run as text.
+
+    Sizes with the same text are one group of a figure.
+    """
     return runs["n_params"].map(format_count)
 
 
@@ -219,11 +229,17 @@ def _add_trace(chart: "go.Figure", x: ArrayLike, y: ArrayLike, name: str, **more
 
 
 def make_bars(up: ArrayLike, down: ArrayLike | None = None) -> dict[str, Any]:
-    """Return error bars of lengths `up` and `down` (default: as `up`); an unknown length has none."""
+    """Return error bars of lengths `up` and `down` (default: as `up`).
+
+    An unknown length has none.
+    """
     bars: dict[str, Any] = {"type": "data", "thickness": 1.5, "width": 4}
     bars["array"] = np.nan_to_num(np.asarray(up, dtype=float)).tolist()
     if down is not None:
-        bars |= {"symmetric": False, "arrayminus": np.nan_to_num(np.asarray(down, dtype=float)).tolist()}
+        bars |= {
+            "symmetric": False,
+            "arrayminus": np.nan_to_num(np.asarray(down, dtype=float)).tolist(),
+        }
     return bars
 
 
@@ -238,7 +254,10 @@ def add_band(
 
 
 def add_runs(chart: "go.Figure", runs: pd.DataFrame, x: str, y: str = "loss") -> None:
-    """Add the runs as points by size and objective; losses have bars of 2 standard errors."""
+    """Add the runs as points by size and objective.
+
+    Losses have bars of 2 standard errors.
+    """
     colours = colour_sizes(runs)
     unlisted = list_legend(list(colours))
     for (size, objective), group in runs.groupby([name_sizes(runs), "objective"], sort=False):
@@ -258,5 +277,13 @@ def add_objectives(chart: "go.Figure", runs: pd.DataFrame) -> None:
         style: dict[str, Any] = {"dash": DASH.get(objective, "dot"), "mode": "lines+markers"}
         mark = {"symbol": SYMBOL.get(objective, "square"), "size": 8}
         add_line(
-            chart, [np.nan], [np.nan], name, MUTED, **style, marker=mark, showlegend=True, legendrank=3000
+            chart,
+            [np.nan],
+            [np.nan],
+            name,
+            MUTED,
+            **style,
+            marker=mark,
+            showlegend=True,
+            legendrank=3000,
         )

@@ -101,7 +101,10 @@ def crossover_figure(study: Study) -> Figure | None:
 
 
 def _cross_laws(study: Study) -> pd.DataFrame | None:
-    """Return U, C, low and high of the crossing of two laws of repeated text; None without such laws."""
+    """Return U, C, low and high of the crossing of two laws of repeated text.
+
+    None without such laws.
+    """
     first, second = (study.laws.get(objective) for objective in (AUTOREGRESSIVE, MASKED_DIFFUSION))
     if first is None or second is None or not all(FORM[law.form].needs_unique for law in (first, second)):
         return None
@@ -117,24 +120,26 @@ def _cross_laws(study: Study) -> pd.DataFrame | None:
 
 
 def scores_figure(study: Study) -> Figure | None:
-    """Return downstream accuracies over 6 N D of runs and of published models; None without scores."""
-    scores = _join_scores(study)
+    """Return downstream accuracies over 6 N D of runs and of published models.
+
+    None without scores.
+    """
+    scores = study.run_scores
     scores = scores[scores["kind"] == "accuracy"]
     if not len(scores):
         return None
     chart, tasks = make_chart(430), sorted(set(scores["task"]))
-    models = _tabulate_references(study)
+    models = study.references.dropna(subset=["C"])
     models = models[models["task"].isin(tasks)]
     for i, task in enumerate(tasks):
         symbol = SYMBOLS[i % len(SYMBOLS)]
         for table, colour, shape in ((scores, ACCENT, symbol), (models, RAMP[3], f"{symbol}-open")):
             at = table[table["task"] == task]
             style = {"symbol": shape, "size": 9, "showlegend": colour == ACCENT}
-            texts = [
-                f"{text}<br>{task} {score:.3f}" for text, score in zip(at["text"], at["score"], strict=True)
-            ]
+            names = describe_runs(at) if table is scores else at["model"]
+            texts = [f"{name}<br>{y:.3f}" for name, y in zip(names, at["score"], strict=True)]
             bars = make_bars(2 * at["se"])
-            add_points(chart, at["C"], at["score"], task, colour, list(texts), error_y=bars, **style)
+            add_points(chart, at["C"], at["score"], task, colour, texts, error_y=bars, **style)
         if (chance := chance_of_task(task)) is not None:
             chart.add_hline(y=chance, line={"color": MUTED, "width": 1, "dash": "dot"})
     both = pd.concat([table for table in (scores, models) if len(table)])
@@ -148,26 +153,12 @@ def scores_figure(study: Study) -> Figure | None:
     return Figure("scores", "Downstream scores over compute", caption, chart)
 
 
-def _tabulate_references(study: Study) -> pd.DataFrame:
-    """Return the scores of published models with C = 6 N D, and their names as hover text."""
-    rows = [
-        (model.task, model.score, model.se, 6.0 * model.n_params * model.train_tokens, model.model)
-        for model in study.references
-        if model.n_params and model.train_tokens
-    ]
-    return pd.DataFrame(rows, columns=["task", "score", "se", "C", "text"])
-
-
-def _join_scores(study: Study) -> pd.DataFrame:
-    """Return the scores of finished runs with loss, C = 6 N D and a hover text."""
-    runs = study.finished
-    runs = runs.assign(C=6.0 * runs["n_params"] * runs["train_tokens"], text=describe_runs(runs))
-    return study.scores.merge(runs[["run", "loss", "C", "text"]], on="run")
-
-
 def downstream_figure(study: Study) -> Figure | None:
-    """Return each task's scores over the run's loss, with the fitted curve; None without two scored runs."""
-    scores = _join_scores(study)
+    """Return each task's scores over the run's loss, with the fitted curve.
+
+    None without two scored runs.
+    """
+    scores = study.run_scores
     tasks = {key: group for key, group in scores.groupby(["task", "kind"]) if len(group) > 1}
     if not tasks:
         return None
@@ -175,8 +166,8 @@ def downstream_figure(study: Study) -> Figure | None:
     for i, ((task, kind), group) in enumerate(tasks.items()):
         colour, symbol = ramp_colour(i, len(tasks)), SYMBOLS[i % len(SYMBOLS)]
         loss, values = group["loss"].to_numpy(), group["score"].to_numpy()
-        texts = group["text"] + "<br>" + group["score"].map("{:.3f}".format)
-        add_points(chart, loss, values, task, colour, list(texts), symbol=symbol)
+        texts = [f"{x}<br>{y:.3f}" for x, y in zip(describe_runs(group), values, strict=True)]
+        add_points(chart, loss, values, task, colour, texts, symbol=symbol)
         try:
             chance = chance_of_task(task) if kind == "accuracy" else None
             curve = fit_downstream(loss, values, kind, n_bootstrap=0, chance=chance)

@@ -36,7 +36,8 @@ class CoordinateSweep:
 
     def fit_slope(self, quantity: str) -> float:
         """Return the power of the size that a change follows, by log-log least squares. 0 means constant."""
-        # change = c size^slope: standard parametrization grows as a power of the width, muP has slope 0
+        # change = c size^slope: standard parametrization grows as a power of
+        # the width, muP has slope 0
         return float(np.polyfit(np.log(self.sizes), np.log(self.moved[quantity]), 1)[0])
 
     def is_constant(self) -> bool:
@@ -57,7 +58,12 @@ def coordinate_figure(sweeps: Sequence[CoordinateSweep]) -> Figure:
     from plotly.subplots import make_subplots  # slow import
 
     titles = [sweep.parametrization for sweep in sweeps]
-    grid = {"cols": len(sweeps), "shared_yaxes": True, "subplot_titles": titles, "horizontal_spacing": 0.05}
+    grid = {
+        "cols": len(sweeps),
+        "shared_yaxes": True,
+        "subplot_titles": titles,
+        "horizontal_spacing": 0.05,
+    }
     chart = make_subplots(**grid, figure=make_chart(400))
     # the legend is below, because the names of the panels are above
     chart.update_layout(legend={"y": -0.2, "yanchor": "top"}, margin={"t": 30})

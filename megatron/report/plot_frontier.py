@@ -62,7 +62,10 @@ class Slice:
 
 
 def isoflop_figure(study: Study) -> Figure | None:
-    """Return loss over size at each compute; None without a budget of several sizes."""
+    """Return loss over size at each compute.
+
+    None without a budget of several sizes.
+    """
     slices = slice_frontier(study) or slice_parabolas(study)
     if not slices:
         return None
@@ -112,7 +115,10 @@ def slice_frontier(study: Study) -> list[Slice]:
 
 
 def slice_parabolas(study: Study) -> list[Slice]:
-    """Return the budgets of the main runs with parabolas; empty if no budget has enough sizes."""
+    """Return the budgets of the main runs with parabolas.
+
+    Empty if no budget has enough sizes.
+    """
     runs = study.main_runs.dropna(subset=["train_flops"])
     if not len(runs):
         return []
@@ -127,8 +133,12 @@ def slice_parabolas(study: Study) -> list[Slice]:
     for at in parabolas:
         used = at.N[at.used]
         N = np.geomspace(used.min() / MARGIN, used.max() * MARGIN, STEPS)
-        # L = c0 + c1 x + c2 x^2 in x = log N; a factor of e^20 at most for a nearly flat parabola
-        line, wide = np.polynomial.polynomial.polyval(np.log(N), at.coefficients), min(Z95 * at.log_se, 20)
+        # L = c0 + c1 x + c2 x^2 in x = log N; a factor of e^20 at most for a
+        # nearly flat parabola
+        line, wide = (
+            np.polynomial.polynomial.polyval(np.log(N), at.coefficients),
+            min(Z95 * at.log_se, 20),
+        )
         best = {"N": at.N_best, "loss": at.L_best}
         best |= {"N_low": at.N_best * math.exp(-wide), "N_high": at.N_best * math.exp(wide)}
         group = runs[(np.log(runs["C"] / at.C)).abs() < 0.1]
@@ -169,7 +179,10 @@ def _add_next(chart: "go.Figure", study: Study) -> None:
 
 
 def frontier_figure(study: Study) -> Figure | None:
-    """Return the best size and its loss over compute, with runs and forecasts; None without an answer."""
+    """Return the best size and its loss over compute, with runs and forecasts.
+
+    None without an answer.
+    """
     from plotly.subplots import make_subplots  # slow import
 
     law = answering_law(study)

@@ -1,4 +1,7 @@
-"""Figures of the runs: loss during training, over compute, over epochs; weights of mixtures; residuals."""
+"""Figures of the runs: loss during training, over compute, over epochs.
+
+Weights of mixtures; residuals.
+"""
 
 import math
 
@@ -41,10 +44,12 @@ def smooth_loss(loss: np.ndarray) -> np.ndarray:
     At the start, where the loss falls fast, the window shrinks on both sides, so that the mean does not lag.
     At the end, where the loss is flat, only the side without points is cut.
     """
-    # 1,000 points, half = 20. Point 5 is the mean of points 0..10, point 500 of 480..520, point 999 of
+    # 1,000 points, half = 20. Point 5 is the mean of points 0..10, point 500 of
+    # 480..520, point 999 of
     # 979..999.
     n, half = len(loss), math.ceil(SMOOTHED_SHARE * len(loss))
-    # running mean by cumulative sums: total[high + 1] - total[low] is the sum over low..high
+    # running mean by cumulative sums: total[high + 1] - total[low] is the sum
+    # over low..high
     total = np.concatenate([[0.0], np.cumsum(loss)])
     at = np.arange(n)
     low = at - np.minimum(half, at)
@@ -81,7 +86,8 @@ def curves_figure(study: Study) -> Figure | None:
         unlisted -= {size}
     traces = [trace for trace in chart.data if len(trace.x)]
     last = [trace.y[-1] for trace in traces]
-    # the first steps are near the loss of a uniform guess and would compress the rest
+    # the first steps are near the loss of a uniform guess and would compress
+    # the rest
     top = max(last) + 0.5 * (max(last) - min(last) or max(last))
     losses = [y for trace in traces for y in trace.y if y <= top]
     tokens = [x for trace in traces for x in trace.x]
@@ -101,7 +107,8 @@ def compute_figure(study: Study) -> Figure | None:
         return None
     chart = make_chart()
     for objective, group in runs.groupby("objective", sort=False):
-        # a step for each budget: the lowest loss that was measured with at most this compute
+        # a step for each budget: the lowest loss that was measured with at most
+        # this compute
         best = group.groupby("train_flops")["loss"].min().sort_index().cummin()
         style = {"shape": "hv", "dash": DASH.get(objective, "dot")}
         add_line(chart, best.index, best, "lowest", MUTED, width=1.5, **style)
@@ -114,7 +121,10 @@ def compute_figure(study: Study) -> Figure | None:
 
 
 def epochs_figure(study: Study) -> Figure | None:
-    """Return loss over epochs at fixed size and unique text; None if no text is repeated."""
+    """Return loss over epochs at fixed size and unique text.
+
+    None if no text is repeated.
+    """
     line = ["objective", "n_params", "unique_tokens"]
     runs = study.finished.dropna(subset=["epochs", "unique_tokens"])
     # a line of one number of epochs is a point
@@ -167,7 +177,10 @@ def mixture_figure(study: Study) -> Figure | None:
 
 
 def size_figure(study: Study) -> Figure | None:
-    """Return loss over size at each number of tokens with the lines of the parametric law; None without."""
+    """Return loss over size at each number of tokens with the lines of the parametric law.
+
+    None without.
+    """
     law, runs = study.law, select_fitted_runs(study, study.law)
     if law is None or not len(runs):
         return None
@@ -188,18 +201,25 @@ def size_figure(study: Study) -> Figure | None:
 
 
 def residual_figure(study: Study) -> Figure | None:
-    """Return the residuals of the parametric law over compute; None with fewer than 4 runs."""
+    """Return the residuals of the parametric law over compute.
+
+    None with fewer than 4 runs.
+    """
     law, runs = study.law, select_fitted_runs(study, study.law)
     if law is None or len(runs) < 4:
         return None
-    # the forms with a term for repetition use the unique tokens, the others ignore them
+    # the forms with a term for repetition use the unique tokens, the others
+    # ignore them
     unique = runs["unique_tokens"].fillna(np.inf)
     predicted = law.loss(runs["N"].to_numpy(), runs["D"].to_numpy(), unique.to_numpy())
     runs = runs.assign(off=100 * (runs["loss"] / predicted - 1))
     chart = make_chart(320)
     add_runs(chart, runs, "C", "off")
     chart.add_hline(y=0, line={"color": MUTED, "width": 1, "dash": "dot"})
-    x, y = flops_axis(runs["C"], "6 N D, FLOPs"), linear_axis("loss above the law, %", [0, *runs["off"]])
+    x, y = (
+        flops_axis(runs["C"], "6 N D, FLOPs"),
+        linear_axis("loss above the law, %", [0, *runs["off"]]),
+    )
     chart.update_layout(xaxis=x, yaxis=y)
     caption = "Points: the runs of the fit. A pattern in size or compute is a misfit of the form."
     return Figure("residuals", "Parametric law: residuals", caption, chart, is_diagnostic=True)

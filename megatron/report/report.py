@@ -62,7 +62,10 @@ def make_figures(study: Study) -> list[Figure]:
 
 
 def render_page(study: Study, tariff: Tariff | None = None, plotly_js: Path | None = None) -> str:
-    """Return the whole page as HTML; the options are those of `write_report`."""
+    """Return the whole page as HTML.
+
+    The options are those of `write_report`.
+    """
     answer = make_answer(study)
     figures = make_figures(study)
     results = [figure for figure in figures if not figure.is_diagnostic]
@@ -110,7 +113,10 @@ def embed_figures(figures: Sequence[Figure], plotly_js: Path | None = None) -> d
 
 @cache
 def compress_plotly(path: Path | None = None) -> str:
-    """Return plotly.js as base64 of gzip, 1.9 MB instead of 4.8; the browser decompresses it."""
+    """Return plotly.js as base64 of gzip, 1.9 MB instead of 4.8.
+
+    The browser decompresses it.
+    """
     from plotly.offline import get_plotlyjs  # slow import
 
     code = path.read_bytes() if path is not None else get_plotlyjs().encode()
@@ -119,7 +125,10 @@ def compress_plotly(path: Path | None = None) -> str:
 
 
 def render_template(**content: Any) -> str:
-    """Return page.html with its content. All text is escaped; a name that is missing raises an error."""
+    """Return page.html with its content. All text is escaped.
+
+    A name that is missing raises an error.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined  # slow import
 
     environment = Environment(
@@ -130,18 +139,15 @@ def render_template(**content: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters["units"] = join_units
-    # tojson escapes <, > and &, because "</script>" or "<!--" would end or change a script element
+    # tojson escapes <, > and &, because "</script>" or "<!--" would end or
+    # change a script element
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment.get_template("page.html").render(content)
 
 
 def join_units(text: str) -> str:
-    """Return text with non-breaking spaces between a number and its unit, and around ±."""
-    return re.sub(r" (%|FLOPs|±) ?", lambda match: "\xa0" + match[0].strip() + _space_after(match[0]), text)
-
-
-def _space_after(sign: str) -> str:
-    return "\xa0" if "±" in sign else " " if sign.endswith(" ") else ""
+    """Return text with non-breaking spaces before a unit and around ±."""
+    return re.sub(r" (?=%|FLOPs|±)|(?<=±) ", "\xa0", text)
 
 
 def export_figures(figures: Sequence[Figure], folder: Path, command: str) -> list[Path]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,8 @@ CORPUS_NUMBERS = (
 )
 CORPUS_TEXTS = ("corpus", "why", "added")
 SCORE_COLUMNS = ["run", "task", "score", "kind", "se"]
-# of a forecast: what is predicted, and for which run or text; `is_late`: its run began before it was stored
+# of a forecast: what is predicted, and for which run or text; `is_late`: its
+# run began before it was stored
 FORECAST_COLUMNS = [
     "name",
     "quantity",
@@ -73,6 +74,7 @@ class Study:
     laws       by objective, from law.json and law_*.json
     forecasts  a row per forecast, columns of FORECAST_COLUMNS
     scores     downstream scores, columns SCORE_COLUMNS
+    references scores of published models, fields of ReferenceScore and C = 6 N D
     corpus     facts on the text, keys CORPUS_NUMBERS and CORPUS_TEXTS
     results    contents of result.json of the finished runs
     warnings   unreadable files, one sentence each
@@ -85,7 +87,7 @@ class Study:
     laws: Mapping[str, Law] = field(default_factory=dict)
     forecasts: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=FORECAST_COLUMNS))
     scores: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=SCORE_COLUMNS))
-    references: Sequence[ReferenceScore] = ()
+    references: pd.DataFrame = field(default_factory=lambda: make_references([]))
     corpus: Mapping[str, Any] = field(default_factory=dict)
     results: Sequence[Mapping[str, Any]] = ()
     warnings: Sequence[str] = ()
@@ -118,6 +120,12 @@ class Study:
         """Parametric law of the main runs."""
         return self.laws.get(AUTOREGRESSIVE, next(iter(self.laws.values()), None))
 
+    @property
+    def run_scores(self) -> pd.DataFrame:
+        """Downstream scores with the columns of their finished runs, and C = 6 N D."""
+        scores = self.scores.merge(self.finished, on="run")
+        return scores.assign(C=6.0 * scores["n_params"] * scores["train_tokens"])
+
     @cached_property
     def crossings(self) -> list[MeasuredCrossover]:
         """Comparison of both objectives on each amount of unique text with tested runs of both."""
@@ -128,8 +136,12 @@ class Study:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Factor from nats per token to bits per byte; None if the bytes of a token are unknown."""
-        # 3.5 nats per token at 4.2 bytes per token: 3.5 / 0.693 / 4.2 = 1.20 bits per byte
+        """Factor from nats per token to bits per byte.
+
+        None if the bytes of a token are unknown.
+        """
+        # 3.5 nats per token at 4.2 bytes per token: 3.5 / 0.693 / 4.2 = 1.20
+        # bits per byte
         per_token = self.corpus.get("bytes_per_token")
         return 1 / np.log(2) / per_token if per_token else None
 
@@ -147,7 +159,7 @@ def read_study(study_dir: str | Path) -> Study:
     forecasts = _tabulate_forecasts(folder, runs)
     # tables of other programs lack columns
     runs = runs.reindex(columns=list(dict.fromkeys([*COLUMNS, NOTE, *runs])))
-    runs[NOTE] = runs[NOTE].fillna("")
+    runs[NOTE] = runs[NOTE].astype(object).fillna("")
     done = runs[(runs["status"] == "done") & runs["path"].notna()]
     results = [_read_json(folder / path / "result.json", warnings) for path in done["path"]]
     planned = runs.loc[runs["path"].notna() & runs["identity"].notna(), "path"]
@@ -174,7 +186,8 @@ def read_curve(study: Study, path: str) -> dict[str, np.ndarray]:
     for record in read_valid_metrics(study.folder / path):
         values = (record.get("tokens"), record.get("loss"))
         if record["kind"] in points and all(map(is_finite, values)):
-            # a resumed run logs the steps after its checkpoint again: the later record remains
+            # a resumed run logs the steps after its checkpoint again: the later
+            # record remains
             points[record["kind"]][record["tokens"]] = record["loss"]
     return {kind: np.array(sorted(at.items()), dtype=float).reshape(-1, 2) for kind, at in points.items()}
 
@@ -205,7 +218,10 @@ def _tabulate_forecasts(folder: Path, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _load(kind: Any, path: Path, warnings: list[str]) -> Any:
-    """Return a law file as `kind`; None without the file, or with a warning if it cannot be used."""
+    """Return a law file as `kind`.
+
+    None without the file, or with a warning if it cannot be used.
+    """
     if not path.is_file():
         return None
     try:
@@ -225,7 +241,10 @@ def _read_laws(folder: Path, warnings: list[str]) -> dict[str, Law]:
 
 
 def _read_scores(path: Path, warnings: list[str]) -> pd.DataFrame:
-    """Read scores.csv: columns run, task, score; optional: kind (error, or accuracy by default) and se."""
+    """Read scores.csv: columns run, task, score.
+
+    Optional: kind (error, or accuracy by default) and se.
+    """
     empty = pd.DataFrame(columns=SCORE_COLUMNS)
     if not path.is_file():
         return empty
@@ -240,12 +259,21 @@ def _read_scores(path: Path, warnings: list[str]) -> pd.DataFrame:
     return scores.fillna({"kind": "accuracy"})
 
 
-def _read_references(path: Path, warnings: list[str]) -> list[ReferenceScore]:
+def make_references(scores: Sequence[ReferenceScore]) -> pd.DataFrame:
+    """Return scores of published models as a table, with C = 6 N D where both are known."""
+    columns = [column.name for column in fields(ReferenceScore)]
+    table = pd.DataFrame([asdict(score) for score in scores], columns=columns)
+    numbers = dict.fromkeys(("score", "se", "n_params", "train_tokens"), float)
+    table = table.astype(numbers)
+    return table.assign(C=6.0 * table["n_params"] * table["train_tokens"])
+
+
+def _read_references(path: Path, warnings: list[str]) -> pd.DataFrame:
     try:
-        return load_references(path) if path.is_file() else []
+        return make_references(load_references(path) if path.is_file() else [])
     except (OSError, ValueError) as error:
         warnings.append(f"{path.name} cannot be used: {error}")
-        return []
+        return make_references([])
 
 
 def _read_name(path: Path) -> str:

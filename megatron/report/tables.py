@@ -57,7 +57,13 @@ def tabulate_optima(study: Study, optima: pd.DataFrame | None) -> Table | None:
     """Return the best size, tokens and loss at the largest fitted budget and beyond."""
     if optima is None:
         return None
-    heads = ["compute (FLOPs)", "times the largest", "parameters N", "tokens D", "loss (nats per token)"]
+    heads = [
+        "compute (FLOPs)",
+        "times the largest",
+        "parameters N",
+        "tokens D",
+        "loss (nats per token)",
+    ]
     factor, rows = study.bits_per_byte, []
     heads += ["bits per byte"] if factor else []
     for at in optima.to_dict("records"):
@@ -109,52 +115,24 @@ def tabulate_crossings(study: Study) -> Table | None:
 
 def tabulate_models(study: Study) -> Table | None:
     """Return the scores of published models beside the study's largest scored run."""
-    if not study.references:
+    models = study.references
+    if not len(models):
         return None
-    tasks = list(dict.fromkeys(reference.task for reference in study.references))[:MAX_TASKS]
-    rows = _largest_scored_run(study, tasks)
-    sizes: dict[str, tuple[int | None, int | None]] = {}
-    for reference in study.references:
-        sizes.setdefault(reference.model, (reference.n_params, reference.train_tokens))
-    scores = {(reference.model, reference.task): reference for reference in study.references}
-    for model, (N, D) in sorted(sizes.items(), key=lambda item: (item[1][0] or 0) * (item[1][1] or 0)):
-        found = [scores.get((model, task)) for task in tasks]
-        cells = [NOT_KNOWN if at is None else _format_score(at.score, at.se) for at in found]
-        rows.append([model, *_format_size(N, D), *cells])
-    notes: dict[str, list[str]] = {}
-    for reference in study.references:
-        if reference.note and reference.model not in notes.setdefault(reference.note, []):
-            notes[reference.note].append(reference.model)
-    lines = [f"{', '.join(models)}: {note.rstrip('.')}." for note, models in notes.items()]
-    about = "Standard errors over the questions. Losses of other tokenizers are not comparable, scores are."
-    return Table("Published models", ["model", "N", "D", "6 N D", *tasks], rows, [about, *lines])
-
-
-def _largest_scored_run(study: Study, tasks: Sequence[str]) -> list[list[str]]:
-    """Return the row of the scored run with the most compute; empty without one."""
-    scores = study.scores[study.scores["task"].isin(tasks)]
-    runs = study.finished[study.finished["run"].isin(scores["run"])]
-    if not len(runs):
-        return []
-    run = runs.loc[(runs["n_params"] * runs["train_tokens"]).idxmax()]
-    of_task = scores[scores["run"] == run["run"]].set_index("task")
-    cells = [
-        _format_score(*of_task.loc[task, ["score", "se"]]) if task in of_task.index else NOT_KNOWN
-        for task in tasks
-    ]
-    return [[f"this study: {run['run']}", *_format_size(run["n_params"], run["train_tokens"]), *cells]]
-
-
-def _format_size(N: float | None, D: float | None) -> tuple[str, str, str]:
-    return (
-        format_count(N, 3) if N else NOT_KNOWN,
-        format_count(D, 3) if D else NOT_KNOWN,
-        format_exponent(6.0 * N * D) if N and D else NOT_KNOWN,
-    )
-
-
-def _format_score(score: float, se: float | None) -> str:
-    return f"{score:.3f}" if se is None or math.isnan(se) else f"{score:.3f} ± {se:.3f}"
+    tasks = list(dict.fromkeys(models["task"]))[:MAX_TASKS]
+    ours = study.run_scores[study.run_scores["task"].isin(tasks)]
+    ours = ours[ours["C"] == ours["C"].max()]
+    ours = ours.assign(model="this study: " + ours["run"], note="")
+    both = pd.concat([ours.reindex(columns=models.columns), models.sort_values("C")])
+    rows = []
+    for model, group in both.groupby("model", sort=False):
+        N, D, C = group.iloc[0][["n_params", "train_tokens", "C"]]
+        size = (format_count(N, 3), format_count(D, 3), format_exponent(C))
+        scores = {at.task: format_loss(at.score, _known(at.se)) for at in group.itertuples()}
+        rows.append([model, *size, *(scores.get(task, NOT_KNOWN) for task in tasks)])
+    noted = models[models["note"] != ""].drop_duplicates(["model", "note"])
+    notes = [f"{', '.join(group)}: {note}" for note, group in noted.groupby("note")["model"]]
+    about = "Standard errors over the questions. Losses of other tokenizers are not comparable."
+    return Table("Published models", ["model", "N", "D", "6 N D", *tasks], rows, [about, *notes])
 
 
 def list_laws(study: Study) -> list[Table]:
@@ -210,15 +188,22 @@ def _format_lack_of_fit(test: dict[str, Any]) -> str:
 
 
 def list_differences(study: Study) -> list[Table]:
-    """Return differences between runs with intervals; empty without a noise floor or anything to compare."""
+    """Return differences between runs with intervals.
+
+    Empty without a noise floor or anything to compare.
+    """
     rows = study.finished
     floors = estimate_noise_floors(rows, study.laws)
     repeated = [at for at in compare_repeated(rows, laws=study.laws) if at.interval]
-    # the correction is for all pairs of a group, so showing fewer of them does not change an interval
+    # the correction is for all pairs of a group, so showing fewer of them does
+    # not change an interval
     groups = compare_best(rows, laws=study.laws)
     best = [at for group in groups for at in group[:MAX_ROWS] if at.interval]
     notes = [describe_floor(name, floor) for name, floor in floors.items()]
-    titles = {"Cells of several seeds": repeated, "Lowest loss of each compute against the others": best}
+    titles = {
+        "Cells of several seeds": repeated,
+        "Lowest loss of each compute against the others": best,
+    }
     return [
         Table(title, HEADS, [format_cells(at) for at in found[:MAX_ROWS]], notes)
         for title, found in titles.items()
@@ -248,7 +233,12 @@ def list_facts(study: Study, tariff: Tariff | None = None) -> list[tuple[str, st
     """Return (name, value) of the text, software, hardware, cost and seeds of the runs."""
     done, corpus = study.finished, study.corpus
     text = ": ".join(str(corpus[name]).rstrip(".") for name in ("corpus", "why") if corpus.get(name))
-    facts = [("text", text), ("added to it", _describe_added(study))]
+    total = corpus.get("train_bytes", 0) + corpus.get("held_out_bytes", 0)
+    share = f", {100 * corpus.get('added_bytes', 0) / total:.0f} % of all text" if total else ""
+    facts = [
+        ("text", text),
+        ("added to it", f"{corpus['added']}{share}" if "added" in corpus else ""),
+    ]
     held_out = corpus.get("held_out_tokens")
     facts.append(("held-out text", f"{format_count(held_out)} tokens" if held_out else ""))
     for name, key in (("hardware", "hardware"), ("torch", "torch"), ("code (git)", "git")):
@@ -261,18 +251,11 @@ def list_facts(study: Study, tariff: Tariff | None = None) -> list[tuple[str, st
     return [(name, value) for name, value in facts if value]
 
 
-def _describe_added(study: Study) -> str:
-    """Return the text that was added to the corpus, and its share of all text."""
-    corpus = study.corpus
-    if not corpus.get("added"):
-        return ""
-    total = corpus.get("train_bytes", 0) + corpus.get("held_out_bytes", 0)
-    share = f", {100 * corpus.get('added_bytes', 0) / total:.0f} % of all text" if total else ""
-    return f"{corpus['added']}{share}"
-
-
 def describe_cost(study: Study, tariff: Tariff) -> str:
-    """Return the device time, money and energy of the finished runs; empty without a price or a power."""
+    """Return the device time, money and energy of the finished runs.
+
+    Empty without a price or a power.
+    """
     seconds, hardware = sum_device_seconds(map(dict, study.results))
     tariff = fill_watts(tariff, hardware)
     if not tariff.is_known or not seconds:

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from megatron.report import plot, plot_compare, plot_frontier, plot_runs
+from megatron.report import plot, plot_compare, plot_frontier, plot_runs, tables
 from megatron.report.report import make_figures
-from megatron.report.study_data import Study, read_study
+from megatron.report.study_data import Study, make_references, read_study
 from megatron.study.references import ReferenceScore
 from tests.report.frontier_study import BUDGETS, TIMES, fit_runs, make_forecast, make_runs, make_study
 from tests.report.synthetic_study import BUDGETS as TOKENS
@@ -221,7 +221,7 @@ def scored(study: Study) -> Study:
         ReferenceScore("acme/b", "sciq", 0.9, "accuracy", None, "acc", 10**9, 10**11),
         ReferenceScore("acme/unplaced", "sciq", 0.8, "accuracy", 0.02, "acc", None, None),
     ]
-    return replace(study, scores=pd.concat(tables), references=references)
+    return replace(study, scores=pd.concat(tables), references=make_references(references))
 
 
 def test_scores_are_over_6nd_beside_published_models_of_known_size(scored: Study) -> None:
@@ -230,8 +230,16 @@ def test_scores_are_over_6nd_beside_published_models_of_known_size(scored: Study
     assert sorted(ours.x) == pytest.approx(sorted(6 * runs["n_params"] * runs["train_tokens"]))
     assert list(ours.error_y.array) == pytest.approx([0.04] * 15)
     assert (list(theirs.x), list(theirs.y)) == ([6e20], [0.9])
-    alone = plot_compare.scores_figure(replace(scored, references=()))
+    alone = plot_compare.scores_figure(replace(scored, references=make_references([])))
     assert "Open" not in alone.caption and "Dotted: chance" in alone.caption
+
+
+def test_published_models_are_listed_by_compute_below_the_largest_scored_run(scored: Study) -> None:
+    table = tables.tabulate_models(scored)
+    best = scored.main_runs.iloc[-1]
+    assert [row[0] for row in table.rows] == [f"this study: {best['run']}", "acme/b", "acme/unplaced"]
+    assert table.rows[0][4] == f"{0.9 - 0.1 * best['loss']:.3f} ± 0.020"
+    assert table.rows[1][1:] == ["1.00B", "100B", "6.0e20", "0.900"] and table.rows[2][1:4] == ["–"] * 3
 
 
 def test_scores_over_loss_have_a_curve_where_one_can_be_fitted(scored: Study) -> None:
