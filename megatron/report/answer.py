@@ -131,9 +131,9 @@ def find_optima(law: ComputeLaw | Law, C: np.ndarray) -> pd.DataFrame:
 
 
 def describe_optimum(at: pd.Series, bits_per_byte: float | None) -> str:
-    """Return 'At 1.2e13 FLOPs train 390k parameters (330k to 460k) on 5.8M tokens.
+    """Return the verdict of an optimum, a row of `find_optima`.
 
-    Expect 2.87 ...'
+    At 1.2e13 FLOPs train 390k parameters (330k to 460k) on 5.8M tokens; expect 2.87 ...
     """
     N = format_count(at["N"])
     inside = format_interval((at["N_low"], at["N_high"]), format_count)
@@ -222,10 +222,13 @@ def describe_scale(study: Study) -> str:
     n_planned = int((study.runs["status"] != STALE).sum())
     share = "" if len(runs) == n_planned else f" of {n_planned}"
     parts = [f"{len(runs)}{share} {'run' if len(runs) == 1 else 'runs'} finished"]
-    parts.append(f"{_format_span(runs['n_params'])} parameters")
-    parts.append(f"{_format_span(runs['train_tokens'])} training tokens")
-    if runs["seq_len"].notna().any():
-        parts.append(f"context {_format_span(runs['seq_len'].dropna())} tokens")
+    units = {
+        "n_params": "parameters",
+        "train_tokens": "training tokens",
+        "seq_len": "tokens of context",
+    }
+    known = [column for column in units if runs[column].notna().any()]
+    parts += [f"{_format_span(runs[column].dropna())} {units[column]}" for column in known]
     models = [(result.get("config") or {}).get("model") or {} for result in study.results]
     sizes = sorted({model["n_tokens"] for model in models if isinstance(model.get("n_tokens"), int)})
     if sizes:
@@ -291,7 +294,7 @@ def _list_extrapolations(study: Study, optima: pd.DataFrame) -> list[str]:
 
 def suggest_runs(study: Study) -> str:
     """Return what to do for an answer: finish the runs, fit a law, or add runs, with their cost."""
-    n_missing = int((~study.runs["status"].isin(["done", STALE])).sum())
+    n_missing = int((~study.runs["status"].fillna("done").isin(["done", STALE])).sum())
     if n_missing:
         return f"To do: train {format_plural(n_missing, 'more run')} of this study with tools/sweep.py."
     if study.frontier is not None:

@@ -1,7 +1,7 @@
 """Figures of the answer: loss over size at equal compute, and the best size and its loss over compute."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,6 @@ STEPS = 48  # points of a line
 MARGIN = 1.15  # factor by which a line extends beyond the sizes of its runs
 MAX_BAND_RATIO = 1.6  # factor by which a band may extend an axis beyond its other content
 MAX_RATIO = 3.0  # minima further outside the sizes of a budget than this factor are not marked
-LOSS_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 Z95 = 1.96
 
 
@@ -268,18 +267,5 @@ def _set_axis(
     ends = optima[[f"{name}_low", f"{name}_high"]].stack()
     limits = min(shown) / MAX_BAND_RATIO, max(shown) * MAX_BAND_RATIO
     shown += ends[np.isfinite(ends)].clip(*limits).tolist()
-    axis = log_axis("parameters, N", shown) if name == "N" else loss_axis(shown)
+    axis = log_axis("parameters, N", shown) if name == "N" else linear_axis(LOSS, shown)
     chart.update_yaxes(axis, row=row, col=1)
-
-
-def loss_axis(values: Sequence[float]) -> dict[str, Any]:
-    """Return a logarithmic axis of losses with evenly spaced ticks, because losses span under a decade."""
-    axis = log_axis(LOSS, values)
-    low, high = (10**end for end in axis["range"])
-    # the smallest round step with at most 7 ticks
-    step = next((step for step in LOSS_STEPS if (high - low) / step <= 7), None)
-    if step is not None:
-        first, last = math.ceil(low / step), math.floor(high / step)
-        ticks = [round(k * step, 2) for k in range(first, last + 1)]
-        axis |= {"tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
-    return axis

@@ -67,17 +67,17 @@ def render_page(study: Study, tariff: Tariff | None = None, plotly_js: Path | No
     The options are those of `write_report`.
     """
     answer = make_answer(study)
-    figures = make_figures(study)
-    results = [figure for figure in figures if not figure.is_diagnostic]
-    in_sight = results[:MAX_IN_SIGHT]
-    folded = [figure for figure in figures if figure not in in_sight][: MAX_FIGURES - len(in_sight)]
-    n_more = len(figures) - len(in_sight) - len(folded)
+    # False before True: results first, in the page's order
+    figures = sorted(make_figures(study), key=lambda figure: figure.is_diagnostic)
+    n_results = sum(not figure.is_diagnostic for figure in figures)
+    n_in_sight = min(n_results, MAX_IN_SIGHT)
+    n_more = max(len(figures) - MAX_FIGURES, 0)
     return render_template(
         kicker="Scaling study",
         title=study.title,
         answer=answer,
-        figures=in_sight,
-        folded=folded,
+        figures=figures[:n_in_sight],
+        folded=figures[n_in_sight:MAX_FIGURES],
         n_more=n_more,
         results=tables.list_results(study, answer.optima),
         laws=tables.list_laws(study),
@@ -86,22 +86,26 @@ def render_page(study: Study, tariff: Tariff | None = None, plotly_js: Path | No
         notes=study.warnings,
         facts=tables.list_facts(study, tariff),
         commands=tables.list_commands(study),
-        **embed_figures([*in_sight, *folded], plotly_js),
+        **embed_figures(figures[:MAX_FIGURES], plotly_js),
     )
 
 
 def render_figure_page(kicker: str, title: str, verdict: str, figures: Sequence[Figure]) -> str:
     """Return a page with a sentence and figures."""
-    content = {"folded": (), "n_more": 0, "results": (), "laws": (), "differences": (), "runs": None}
-    content |= {"notes": (), "facts": (), "commands": ()}
-    return render_template(
-        kicker=kicker,
-        title=title,
-        answer=Answer(verdict),
-        figures=figures,
-        **content,
-        **embed_figures(figures),
+    parts = (
+        "folded",
+        "n_more",
+        "results",
+        "laws",
+        "differences",
+        "runs",
+        "notes",
+        "facts",
+        "commands",
     )
+    content = dict.fromkeys(parts, ()) | embed_figures(figures)
+    content |= {"kicker": kicker, "title": title, "answer": Answer(verdict), "figures": figures}
+    return render_template(**content)
 
 
 def embed_figures(figures: Sequence[Figure], plotly_js: Path | None = None) -> dict[str, Any]:

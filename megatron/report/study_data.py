@@ -14,7 +14,7 @@ from megatron.config.yaml_file import is_finite, is_single_line
 from megatron.laws.compute_law import ComputeLaw
 from megatron.laws.law import Law
 from megatron.laws.measured_crossover import MeasuredCrossover
-from megatron.study.forecast import LEVELS, read_forecasts, score_forecasts
+from megatron.study.forecast import LEVELS, calibrate, read_forecasts, score_forecasts
 from megatron.study.frontier import COMPUTE_LAW
 from megatron.study.ladder import STUDY, read_study_plan
 from megatron.study.measured import measure_study
@@ -72,7 +72,7 @@ class Study:
     runs       a row per run, columns of table.csv and `note`
     frontier   compute_law.json
     laws       by objective, from law.json and law_*.json
-    forecasts  a row per forecast, columns of FORECAST_COLUMNS
+    forecasts  a row per forecast, columns FORECAST_COLUMNS; attrs["calibration"]: a sentence
     scores     downstream scores, columns SCORE_COLUMNS
     references scores of published models, fields of ReferenceScore and C = 6 N D
     corpus     facts on the text, keys CORPUS_NUMBERS and CORPUS_TEXTS
@@ -206,7 +206,8 @@ def _tabulate_forecasts(folder: Path, runs: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each forecast of a study, columns FORECAST_COLUMNS."""
     flops = runs.dropna(subset=["identity"]).groupby("identity")["train_flops"].first()
     rows = []
-    for outcome in score_forecasts(read_forecasts(folder), runs):
+    outcomes = score_forecasts(read_forecasts(folder), runs)
+    for outcome in outcomes:
         forecast = outcome.forecast
         low, high = outcome.intervals[LEVELS[-1]]
         row = {name: getattr(forecast, name) for name in ("name", "quantity", "N", "D", "U", "predicted")}
@@ -214,7 +215,9 @@ def _tabulate_forecasts(folder: Path, runs: pd.DataFrame) -> pd.DataFrame:
         row |= {"observed": outcome.observed, "is_late": outcome.order == "after"}
         row |= {"time": f"{forecast.time[:16]} UTC", "sha256": forecast.sha256()}
         rows.append(row)
-    return pd.DataFrame(rows, columns=FORECAST_COLUMNS)
+    table = pd.DataFrame(rows, columns=FORECAST_COLUMNS)
+    table.attrs["calibration"] = calibrate(outcomes).sentence
+    return table
 
 
 def _load(kind: Any, path: Path, warnings: list[str]) -> Any:

@@ -57,13 +57,7 @@ def tabulate_optima(study: Study, optima: pd.DataFrame | None) -> Table | None:
     """Return the best size, tokens and loss at the largest fitted budget and beyond."""
     if optima is None:
         return None
-    heads = [
-        "compute (FLOPs)",
-        "times the largest",
-        "parameters N",
-        "tokens D",
-        "loss (nats per token)",
-    ]
+    heads = ["compute (FLOPs)", "times the largest", "parameters N", "tokens D", "nats per token"]
     factor, rows = study.bits_per_byte, []
     heads += ["bits per byte"] if factor else []
     for at in optima.to_dict("records"):
@@ -92,7 +86,8 @@ def tabulate_forecasts(study: Study) -> Table | None:
             inside = "not counted: the run is older" if at.is_late else inside
         predicted = format_with_interval(at.predicted, (at.low, at.high), write)
         rows.append([at.name, predicted, measured, error, inside, f"{at.time}, {at.sha256[:12]}"])
-    return Table("Forecasts of unseen runs", heads, rows)
+    notes = [study.forecasts.attrs.get("calibration", "")]
+    return Table("Forecasts of unseen runs", heads, rows, notes)
 
 
 def tabulate_crossings(study: Study) -> Table | None:
@@ -193,6 +188,8 @@ def list_differences(study: Study) -> list[Table]:
     Empty without a noise floor or anything to compare.
     """
     rows = study.finished
+    if not len(rows):
+        return []
     floors = estimate_noise_floors(rows, study.laws)
     repeated = [at for at in compare_repeated(rows, laws=study.laws) if at.interval]
     # the correction is for all pairs of a group, so showing fewer of them does

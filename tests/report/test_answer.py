@@ -74,7 +74,7 @@ def test_the_scale_names_runs_sizes_tokens_context_and_vocabulary() -> None:
     assert scale == (
         f"25 runs finished; {format_count(sizes.min())} to {format_count(sizes.max())} parameters; "
         f"{format_count(tokens.min())} to {format_count(tokens.max())} training tokens; "
-        "context 256 tokens; vocabulary 50,257."
+        "256 tokens of context; vocabulary 50,257."
     )
 
 

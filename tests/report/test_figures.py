@@ -269,8 +269,6 @@ def test_a_logarithmic_axis_has_round_ticks() -> None:
     assert plot.log_axis("tokens", [450_000, 5_200_000])["ticktext"] == ["500k", "1M", "2M", "5M"]
     assert len(plot.log_axis("A", [1, 1e24])["tickvals"]) <= 9  # not every one of 24 decades has a label
     assert plot.flops_axis([3e11, 2e13])["ticktext"][:2] == ["5·10<sup>11</sup>", "10<sup>12</sup>"]
-    losses = plot_frontier.loss_axis([3.01, 4.07])
-    assert losses["ticktext"] == ["3", "3.2", "3.4", "3.6", "3.8", "4"]
 
 
 def test_a_legend_of_many_sizes_lists_eight_of_them() -> None:

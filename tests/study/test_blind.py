@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from megatron.report.study_data import read_study
 from megatron.study.blind import check_blind, predict_blind
 from megatron.study.blind_record import BLIND, load_blind
-from megatron.study.ladder import PlannedRun, StudyPlan, expand_grids, expand_study, read_study_plan
 from megatron.study.study_frontier import read_study_runs
+
+from megatron.report.study_data import read_study
+from megatron.study.ladder import PlannedRun, StudyPlan, expand_grids, expand_study, read_study_plan
 from megatron.study.table import read_runs
 from tests.study.blind_study import (
     E,

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from megatron.study.cells import find_side
+from megatron.study.run_row import RunRow
 from scipy import stats
 
 from megatron.report.difference_text import describe_difference, describe_floor, list_differences
 from megatron.report.study_data import Study
-from megatron.study.cells import find_side
 from megatron.study.differences import (
     compare_best,
     compare_repeated,
@@ -18,7 +19,6 @@ from megatron.study.differences import (
     estimate_noise_floor,
     estimate_noise_floors,
 )
-from megatron.study.run_row import RunRow
 from megatron.study.table import write_table
 from tests.guide_commands import tool_module
 

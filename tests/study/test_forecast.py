@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from megatron.study.seal import seal_runs
 
 from megatron.laws.fit import fit_law
 from megatron.study.forecast import (
@@ -25,7 +26,6 @@ from megatron.study.forecast import (
     write_forecast_table,
 )
 from megatron.study.ladder import PlannedRun, StudyPlan, expand_grids, read_study_plan
-from megatron.study.seal import seal_runs
 from megatron.study.table import read_runs
 from tests.study.blind_study import true_loss, write_results, write_study_file
 

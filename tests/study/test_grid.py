@@ -6,13 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from megatron.study.grid import CONVENTIONS
+from megatron.study.rules import read_rule, round_batch
 
 from megatron.plan.conventions import training_flops_per_token
 from megatron.plan.count import flops_per_token, n_non_embedding, n_params
-from megatron.study.grid import CONVENTIONS
 from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
 from megatron.study.price_table import format_price_table
-from megatron.study.rules import read_rule, round_batch
 
 STUDY = """
 name: tiny

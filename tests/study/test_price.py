@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from megatron.study.probe import Timing, flops_per_step, time_steps
 
 from megatron.model.initialization import init_weights
 from megatron.model.precision import choose_precision
@@ -28,7 +29,6 @@ from megatron.study.price import (
     speed_from_timings,
 )
 from megatron.study.price_table import format_price_table
-from megatron.study.probe import Timing, flops_per_step, time_steps
 from megatron.study.scoring import scoring_flops
 from megatron.train.build import build_objective
 

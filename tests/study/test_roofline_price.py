@@ -6,17 +6,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from megatron.report.page_content import describe_cost
+from megatron.study.roofline_price import RooflineSpeed, choose_settings, predict_run_seconds
 
 from megatron.plan.hardware import DEVICES
 from megatron.plan.resolve import resolve_config
 from megatron.plan.roofline import predict_step
 from megatron.plan.run_plan import plan_run
-from megatron.report.page_content import describe_cost
 from megatron.report.study_data import Study
 from megatron.study.ladder import PlannedRun
 from megatron.study.price import Speed, estimate_speed
 from megatron.study.price_table import format_price_table
-from megatron.study.roofline_price import RooflineSpeed, choose_settings, predict_run_seconds
 from megatron.study.tariff import Tariff, fill_watts, sum_device_seconds
 
 H100 = DEVICES["H100"]

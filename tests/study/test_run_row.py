@@ -1,7 +1,6 @@
 import dataclasses
 
 import pytest
-
 from megatron.study.run_row import (
     COLUMNS,
     NUMBERS,

@@ -6,11 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from megatron.study.run_row import COLUMNS, RunRow
 
 from megatron.report.report import render_page
 from megatron.report.study_data import read_study
 from megatron.study import table
-from megatron.study.run_row import COLUMNS, RunRow
 from megatron.study.table import MAX_SILENCE_S, read_runs, read_table, write_table
 
 synthetic = runpy.run_path(str(Path(__file__).parents[1] / "report" / "synthetic_study.py"))
