@@ -107,9 +107,9 @@ def test_the_walk_ends_in_a_law_and_a_page_and_a_second_sweep_trains_nothing(wal
     law = walk.run("fit_law", walk.out / "table.csv", *words)
     assert "(6 runs)" in law
     output = walk.run("make_report", walk.out).splitlines()
-    # six runs do not identify five constants, so a warning replaces the formula
-    assert output[0].startswith("law: Not identified: these runs do not determine ")
-    assert any(line.startswith("to do: To identify it train ") for line in output)
+    # six runs do not identify five constants, so there is no answer
+    assert output[0].startswith("No answer yet: these runs do not identify the law. Lowest loss so far: ")
+    assert any(line.startswith("To do: train ") for line in output)
     page = (walk.out / "report.html").read_text()
     assert "Tiny study" in page
     assert "standard library" in page
