@@ -76,7 +76,8 @@ def group_cells(table: pd.DataFrame) -> list[Side]:
     setting, so each of them is a cell.
     """
     runs = select_finished(table)
-    bare = runs.reindex(columns=CELL_COLUMNS).astype(str).agg(" ".join, axis=1)
+    settings = runs.reindex(columns=CELL_COLUMNS).itertuples(index=False)
+    bare = pd.Series([repr(tuple(values)) for values in settings], index=runs.index, dtype=object)
     cells = []
     for _, same in runs.groupby(runs["cell"].fillna(bare) if "cell" in runs else bare, sort=False):
         # seeds 0, 1, 2: one cell of three; seeds 0, 0, 1: three cells of one run
