@@ -13,9 +13,8 @@ part of their difference, and does not measure the scatter between seeds. Where 
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -68,6 +67,11 @@ class Side:
         return len(self.losses)
 
 
+def _select_runs(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the finished runs with all columns of a table; a table of another program may lack some."""
+    return select_finished(table.reindex(columns=list(dict.fromkeys([*table, *COLUMNS]))))
+
+
 def group_cells(table: pd.DataFrame) -> list[Side]:
     """Group the finished runs into cells.
 
@@ -75,13 +79,13 @@ def group_cells(table: pd.DataFrame) -> list[Side]:
     are grouped by CELL_COLUMNS. Runs of such a group with equal or missing seeds must differ in another
     setting, so each of them is a cell.
     """
-    runs = select_finished(table)
+    runs = _select_runs(table)
     settings = runs.reindex(columns=CELL_COLUMNS).itertuples(index=False)
     bare = pd.Series([repr(tuple(values)) for values in settings], index=runs.index, dtype=object)
     cells = []
-    for _, same in runs.groupby(runs["cell"].fillna(bare) if "cell" in runs else bare, sort=False):
+    for _, same in runs.groupby(runs["cell"].fillna(bare), sort=False):
         # seeds 0, 1, 2: one cell of three; seeds 0, 0, 1: three cells of one run
-        is_cell = len(same) == 1 or ("seed" in same and same["seed"].notna().all() and same["seed"].is_unique)
+        is_cell = len(same) == 1 or (same["seed"].notna().all() and same["seed"].is_unique)
         cells += [make_side(same)] if is_cell else [make_side(same.iloc[[i]]) for i in range(len(same))]
     return cells
 
@@ -93,7 +97,7 @@ def find_side(table: pd.DataFrame, name: str) -> Side:
     the names of all runs of one cell selects that cell.
     Raises ValueError if no finished run matches, or if runs of several cells match.
     """
-    runs = select_finished(table)
+    runs = _select_runs(table)
     # exact name first, then a prefix up to a dash, then any prefix: "s4" must not match "s48" if "s4-..."
     # exists
     masks = (runs["run"] == name, runs["run"].str.startswith(f"{name}-"), runs["run"].str.startswith(name))
@@ -119,7 +123,6 @@ def find_side(table: pd.DataFrame, name: str) -> Side:
 
 def make_side(cell: pd.DataFrame) -> Side:
     """Return a cell with its name: a run's name without the hash, or the common prefix of all seeds."""
-    cell = cell.reindex(columns=list(dict.fromkeys([*cell, *COLUMNS])))
     names = tuple(cell["run"])
     # "...-seed0" and "...-seed1" share "...-seed": the suffix is removed
     stem = os.path.commonprefix(names).rstrip("-_").removesuffix("seed").rstrip("-_")
@@ -189,10 +192,6 @@ class NoiseFloor:
     text_se: float | None = None
     level: float = LEVEL
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the content for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -228,10 +227,6 @@ class Difference:
     text_se: float | None = None
     n_seeds_to_decide: int | None = None
     reason: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the content for JSON."""
-        return asdict(self)
 
 
 def estimate_noise_floor(

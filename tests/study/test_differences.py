@@ -143,7 +143,7 @@ def test_an_undecided_difference_has_the_number_of_seeds_that_would_decide() -> 
     assert (comparison.verdict, comparison.n_seeds_to_decide) == ("undecided", n)
 
 
-def share_covered(n_a: int, n_b: int, elsewhere: int, n: int = 1000) -> float:
+def share_covered(n_a: int, n_b: int, elsewhere: int, n: int = 400) -> float:
     """Return how often the 95 % interval of A - B contains the true log ratio of 0.02."""
     rng = np.random.default_rng(7)
     hits = 0
@@ -157,20 +157,20 @@ def share_covered(n_a: int, n_b: int, elsewhere: int, n: int = 1000) -> float:
 
 
 @pytest.mark.parametrize(("n_a", "n_b", "elsewhere"), [(3, 3, 0), (1, 1, 3), (3, 1, 2)])
-def test_nominal_95_percent_covers_93_to_97(n_a: int, n_b: int, elsewhere: int) -> None:
-    assert 0.925 <= share_covered(n_a, n_b, elsewhere) <= 0.975
+def test_nominal_95_percent_covers_92_to_98(n_a: int, n_b: int, elsewhere: int) -> None:
+    assert 0.92 <= share_covered(n_a, n_b, elsewhere) <= 0.98
 
 
 def test_the_best_of_five_equal_runs_is_called_better_in_at_most_5_percent_of_studies() -> None:
     rng = np.random.default_rng(3)
     wrong = 0
-    for _ in range(300):
+    for _ in range(150):
         L = 4 * np.exp(0.01 * rng.normal(size=8))
         rows = table_of(a=[L[0]], b=[L[1]], c=[L[2]], d=[L[3]], e=[L[4]], z=list(L[5:]))
         rows.loc[rows["cell"] == "z", "train_flops"] = 1e12
         (group,) = compare_best(rows)
         wrong += any(difference.verdict != "undecided" for difference in group)
-    assert wrong / 300 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 300)
+    assert wrong / 150 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 150)
 
 
 def test_the_command_prints_table_sentence_and_json(tmp_path, capsys) -> None:
