@@ -123,24 +123,29 @@ def find_side(table: pd.DataFrame, name: str) -> Side:
 
 def make_side(cell: pd.DataFrame) -> Side:
     """Return a cell with its name: a run's name without the hash, or the common prefix of all seeds."""
-    names = tuple(cell["run"])
+    columns = cell.to_dict("list")
+    names = tuple(columns["run"])
     # "...-seed0" and "...-seed1" share "...-seed": the suffix is removed
     stem = os.path.commonprefix(names).rstrip("-_").removesuffix("seed").rstrip("-_")
     if len(names) == 1:  # names may end with the first 8 digits of the identity
-        stem = names[0].removesuffix(f"-{str(cell['identity'].iloc[0])[:8]}")
-    known = cell["n_tokens_scored"].dropna()
-    errors = cell["loss_se"].where(cell["loss_se"] > 0)
+        stem = names[0].removesuffix(f"-{str(columns['identity'][0])[:8]}")
+    known = [n for n in columns["n_tokens_scored"] if n > 0]
+    errors = columns["loss_se"]
+    flops = columns["train_flops"][0]
     return Side(
         name=stem or names[0],
-        objective=str(cell["objective"].iloc[0]),
+        objective=str(columns["objective"][0]),
         runs=names,
-        losses=cell["loss"].to_numpy(float),
-        error=float(errors.max(skipna=False)),
-        n_tokens=math.nan if known.empty else float(known.iloc[0]),
-        flops=float(cell["train_flops"].fillna(math.inf).iloc[0]),
-        paths=tuple(cell["path"]),
-        trunks=tuple(cell["trunk"].fillna(cell["run"])),
-        seeds=tuple(cell["seed"]),
+        losses=np.array(columns["loss"], dtype=float),
+        error=max(errors) if all(error > 0 for error in errors) else math.nan,
+        n_tokens=known[0] if known else math.nan,
+        flops=flops if flops > 0 else math.inf,
+        paths=tuple(columns["path"]),
+        trunks=tuple(
+            trunk if isinstance(trunk, str) else run
+            for trunk, run in zip(columns["trunk"], names, strict=True)
+        ),
+        seeds=tuple(columns["seed"]),
     )
 
 
