@@ -5,8 +5,9 @@
     - {size: s48, unique_tokens: 65_536, epochs: [4, 16], label: wd3, run: {optim: {weight_decay: 3.0}}}
     - {size: best, flops: 1.2e+12}                               # the run that the law forecasts
 
-A run that two entries contain is trained once. `lr`, here or as `run.optim.lr`, is a number or a rule:
-`steplaw` (Li et al., arXiv 2503.04715) or {coefficient: 1.79, n: -0.713, d: 0.307} for 1.79 N^-0.713 D^0.307.
+A run that two entries contain is trained once. `lr`, here or as `run.optim.lr`,
+is a number or a rule: `steplaw` (Li et al., arXiv 2503.04715) or {coefficient:
+1.79, n: -0.713, d: 0.307} for 1.79 N^-0.713 D^0.307.
 """
 
 import re
@@ -29,7 +30,8 @@ MAX_SEEDS = 10_000  # a larger number of seeds is probably a mistake
 EXPONENT = "a number from -10 to 10"
 # N without embeddings, as defined by the authors
 STEPLAW = {"coefficient": 1.79, "n": -0.713, "d": 0.307}
-# Step Law and Kaplan count N without embeddings, Chinchilla with them: an exponent is only valid with its N.
+# Step Law and Kaplan count N without embeddings, Chinchilla with them: an
+# exponent is only valid with its N.
 COUNTS = {"non_embedding": n_non_embedding, "all": n_params}
 REMOVED = {  # keys of earlier versions -> replacement
     "objectives": "objective",
@@ -44,8 +46,8 @@ REMOVED = {  # keys of earlier versions -> replacement
 
 def check_name(name: str, where: str) -> None:
     """Raise ValueError for a name that is unsafe in folder names, lists of folders and shell scripts."""
-    # The pattern excludes "/", spaces, quotes and a leading dash or dot: no path components, no shell words,
-    # no options, no hidden folders.
+    # The pattern excludes "/", spaces, quotes and a leading dash or dot: no
+    # path components, no shell words, no options, no hidden folders.
     if not NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
         raise ValueError(
             f"{where}: got the name {name!r}, expected letters, digits and . _ + = , @ -, at most "
@@ -72,8 +74,9 @@ class ScalingRule:
     def evaluate(self, model: ModelConfig, train_tokens: float) -> float:
         """Return the rate to six digits, since it is written to the config and enters the run's identity."""
         value = self.coefficient * COUNTS[self.params](model) ** self.n * train_tokens**self.d
-        # Powers of float64 can differ in the last digit between two math libraries. Six digits hide that: the
-        # same study has the same identities on every machine.
+        # Powers of float64 can differ in the last digit between two math
+        # libraries. Six digits hide that: the same study has the same
+        # identities on every machine.
         return float(f"{value:.6g}")
 
 

@@ -1,13 +1,16 @@
 """Differences of held-out loss between runs, with intervals from the noise floor: is run A better than run B?
 
-Runs that differ only in their seed show the scatter of a run. The variance of log loss is pooled over all
-cells of several seeds of one objective (one variance for all, as in an analysis of variance). Where no cell
-is repeated, it is the scatter around a fitted law. A difference of means of n_a and n_b seeds has the
-variance sigma^2 (1/n_a + 1/n_b) and Student's t with the degrees of freedom of sigma^2. Variances of two
-objectives, or of text, are added with the degrees of freedom of Welch and Satterthwaite.
+Runs that differ only in their seed show the scatter of a run. The variance of
+log loss is pooled over all cells of several seeds of one objective (one
+variance for all, as in an analysis of variance). Where no cell is repeated, it
+is the scatter around a fitted law. A difference of means of n_a and n_b seeds
+has the variance sigma^2 (1/n_a + 1/n_b) and Student's t with the degrees of
+freedom of sigma^2. Variances of two objectives, or of text, are added with the
+degrees of freedom of Welch and Satterthwaite.
 
-Two runs scored on the same text share its sampling error: `loss_se`, the error over samples of text, is no
-part of their difference, and does not measure the scatter between seeds. Where the texts differ it is added.
+Two runs scored on the same text share its sampling error: `loss_se`, the error
+over samples of text, is no part of their difference, and does not measure the
+scatter between seeds. Where the texts differ it is added.
 """
 
 import math
@@ -75,16 +78,18 @@ def _select_runs(table: pd.DataFrame) -> pd.DataFrame:
 def group_cells(table: pd.DataFrame) -> list[Side]:
     """Group the finished runs into cells.
 
-    Runs are grouped by the column `cell`, the hash of all settings except the seed. Without this column they
-    are grouped by CELL_COLUMNS. Runs of such a group with equal or missing seeds must differ in another
-    setting, so each of them is a cell.
+    Runs are grouped by the column `cell`, the hash of all settings except the
+    seed. Without this column they are grouped by CELL_COLUMNS. Runs of such a
+    group with equal or missing seeds must differ in another setting, so each of
+    them is a cell.
     """
     runs = _select_runs(table)
     settings = runs.reindex(columns=CELL_COLUMNS).itertuples(index=False)
     bare = pd.Series([repr(tuple(values)) for values in settings], index=runs.index, dtype=object)
     cells = []
     for _, same in runs.groupby(runs["cell"].fillna(bare), sort=False):
-        # seeds 0, 1, 2: one cell of three; seeds 0, 0, 1: three cells of one run
+        # seeds 0, 1, 2: one cell of three; seeds 0, 0, 1: three cells of one
+        # run
         is_cell = len(same) == 1 or (same["seed"].notna().all() and same["seed"].is_unique)
         cells += [make_side(same)] if is_cell else [make_side(same.iloc[[i]]) for i in range(len(same))]
     return cells
@@ -93,13 +98,14 @@ def group_cells(table: pd.DataFrame) -> list[Side]:
 def find_side(table: pd.DataFrame, name: str) -> Side:
     """Return the run with this name, or all seeds of the cell with this name.
 
-    `name` may be a prefix of a run's name; a prefix that ends before a dash takes precedence. A prefix of
-    the names of all runs of one cell selects that cell.
-    Raises ValueError if no finished run matches, or if runs of several cells match.
+    `name` may be a prefix of a run's name; a prefix that ends before a dash
+    takes precedence. A prefix of the names of all runs of one cell selects that
+    cell. Raises ValueError if no finished run matches, or if runs of several
+    cells match.
     """
     runs = _select_runs(table)
-    # exact name first, then a prefix up to a dash, then any prefix: "s4" must not match "s48" if "s4-..."
-    # exists
+    # exact name first, then a prefix up to a dash, then any prefix: "s4" must
+    # not match "s48" if "s4-..." exists
     masks = (runs["run"] == name, runs["run"].str.startswith(f"{name}-"), runs["run"].str.startswith(name))
     matches = next((runs[mask] for mask in masks if mask.any()), None)
     if matches is None:
@@ -110,7 +116,8 @@ def find_side(table: pd.DataFrame, name: str) -> Side:
         )
     if len(matches) == 1:
         return make_side(matches)
-    # a prefix of several runs is valid only if it selects exactly the runs of one cell
+    # a prefix of several runs is valid only if it selects exactly the runs of
+    # one cell
     for cell in group_cells(table):
         if sorted(cell.runs) == sorted(matches["run"]):
             return cell
@@ -158,8 +165,8 @@ def group_sides(table: pd.DataFrame, same: str) -> list[list[Side]]:
         if same == "objective":
             groups.append(of_objective)
             continue
-        # greedy groups over ascending FLOPs: a group ends where FLOPs exceed MAX_COMPUTE_RATIO of its first
-        # cell
+        # greedy groups over ascending FLOPs: a group ends where FLOPs exceed
+        # MAX_COMPUTE_RATIO of its first cell
         start = math.nan
         for side in sorted(of_objective, key=lambda side: side.flops):
             if not side.flops <= MAX_COMPUTE_RATIO * start:
@@ -239,7 +246,8 @@ def estimate_noise_floor(
 ) -> NoiseFloor | None:
     """Estimate the noise floor of one objective from repeated seeds, otherwise from the scatter around `law`.
 
-    None if there is no cell with two seeds of different loss and no law with a scatter.
+    None if there is no cell with two seeds of different loss and no law with a
+    scatter.
     """
     of_objective = table[table["objective"] == objective]
     cells = [cell for cell in group_cells(of_objective) if cell.n_seeds > 1]
@@ -277,11 +285,13 @@ def estimate_noise_floors(
 def _independent_dof(cells: Sequence[Side]) -> int:
     """Return the degrees of freedom of the pooled variance, where cells may share trunks.
 
-    Branches of one trunk share most of its scatter. Cells that share trunks are counted together as trunks
-    minus 1, the degrees of freedom if branches share all of it.
+    Branches of one trunk share most of its scatter. Cells that share trunks are
+    counted together as trunks minus 1, the degrees of freedom if branches share
+    all of it.
     """
-    # Trunks {a, b}, {b, c} and {x, y} of three cells of two runs: clusters {a, b, c} and {x, y}, so 2 + 1
-    # degrees of freedom. Trunks are merged transitively.
+    # Trunks {a, b}, {b, c} and {x, y} of three cells of two runs: clusters
+    # {a, b, c} and {x, y}, so 2 + 1 degrees of freedom. Trunks are merged
+    # transitively.
     clusters: list[set[str]] = []
     alone = 0
     for cell in cells:
@@ -303,7 +313,8 @@ def _sigma_interval(sigma: float, dof: float, level: float) -> tuple[float, floa
     if math.isinf(dof):
         return sigma, sigma
     tails = ((1 - level) / 2, (1 + level) / 2)
-    # chdtri(dof, p) is the value above which chi-square has probability p: the smaller p gives the lower end
+    # chdtri(dof, p) is the value above which chi-square has probability p:
+    # the smaller p gives the lower end
     low, high = (sigma * math.sqrt(dof / float(chdtri(dof, tail))) for tail in tails)
     return low, high
 
@@ -320,7 +331,8 @@ def estimate_error(
     """
     parts: list[tuple[float, float]] = []  # (variance, degrees of freedom)
     weights: dict[str, float] = {}
-    # sides of one objective share its sigma^2: variances of their means add to sigma^2 (1/n_a + 1/n_b)
+    # sides of one objective share its sigma^2: variances of their means add
+    # to sigma^2 (1/n_a + 1/n_b)
     for side in (a, b):
         weights[side.objective] = weights.get(side.objective, 0.0) + 1 / (n or side.n_seeds)
     for objective, weight in weights.items():
@@ -335,8 +347,9 @@ def estimate_error(
         for side in (a, b):
             if math.isnan(side.error):
                 return None
-            # Seeds of one side share their text, so its error does not shrink with their number. It is a mean
-            # over many samples of text: its degrees of freedom count as Inf.
+            # Seeds of one side share their text, so its error does not shrink
+            # with their number. It is a mean over many samples of text: its
+            # degrees of freedom count as Inf.
             parts.append(((side.error / side.loss) ** 2, math.inf))
     # Welch and Satterthwaite: dof = (sum v)^2 / sum(v^2 / dof_v)
     variance = sum(part for part, _ in parts)
@@ -370,7 +383,8 @@ def compare_runs(
                    over documents; the verdict then also holds for other text of the same distribution
     Without a noise floor the verdict is "undecided", and `reason` names the seeds to train.
 
-    Raises ValueError for a name that fits no run or several cells, or for two sides that share a run.
+    Raises ValueError for a name that fits no run or several cells, or for two
+    sides that share a run.
     """
     if not 0 < level < 1:
         raise ValueError(f"level: got {level}, expected a number between 0 and 1.")
@@ -422,8 +436,8 @@ def _compute_difference(
 
 def log_ratio_to_nats(a: Side, b: Side, ratio: float) -> float:
     """Convert log(L_a / L_b) to nats: L_a - L_b = 2 sqrt(L_a L_b) sinh(log(L_a / L_b) / 2)."""
-    # L_b (exp(ratio) - 1) is equal at the estimate but not at the ends of an interval: it is not
-    # antisymmetric in A and B, and this is.
+    # L_b (exp(ratio) - 1) is equal at the estimate but not at the ends of an
+    # interval: it is not antisymmetric in A and B, and this is.
     return 2 * math.sqrt(a.loss * b.loss) * math.sinh(ratio / 2)
 
 
@@ -451,8 +465,8 @@ def _explain_missing_interval(a: Side, b: Side, floors: Mapping[str, NoiseFloor]
     if not without_floor:
         return "The runs were scored on different texts, and the error of each score (loss_se) is unknown."
     words = []
-    # The last value of a key remains: of two sides of one objective, seeds of the one with fewer FLOPs are
-    # named.
+    # The last value of a key remains: of two sides of one objective, seeds of
+    # the one with fewer FLOPs are named.
     for side in {
         side.objective: side for side in sorted(without_floor, key=lambda side: side.flops, reverse=True)
     }.values():
@@ -471,9 +485,10 @@ def compare_best(
 ) -> list[list[Difference]]:
     """Compare the cell of lowest mean loss with every other one, within each compute or each objective.
 
-    Returns a list for each group of two cells or more, by objective and increasing compute. The best cell is
-    selected by the same losses, so each group is corrected for all of its pairs of cells.
-    Raises ValueError for another `same`.
+    Returns a list for each group of two cells or more, by objective and
+    increasing compute. The best cell is selected by the same losses, so each
+    group is corrected for all of its pairs of cells. Raises ValueError for
+    another `same`.
     """
     if same not in ("compute", "objective"):
         raise ValueError(f"same: got {same!r}, expected compute or objective.")
@@ -481,7 +496,8 @@ def compare_best(
     groups = []
     for group in group_sides(table, same):
         best = min(group, key=lambda side: side.log_loss)
-        # the best of 4 cells may be any of them, so 6 pairs count although only 3 are tested
+        # the best of 4 cells may be any of them, so 6 pairs count although
+        # only 3 are tested
         n_pairs = len(group) * (len(group) - 1) // 2
         others = sorted((side for side in group if side is not best), key=lambda side: side.log_loss)
         groups.append([_compute_difference(best, other, floors, level, n_pairs) for other in others])

@@ -14,7 +14,8 @@ from megatron.io import read_json, write_atomic_bytes
 from megatron.plan.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS, RESULT
 from megatron.study.table import SCORE_PREFIX, read_table, select_finished
 
-# the first of these that a task has is its score; all are shares of correct answers
+# the first of these that a task has is its score; all are shares of correct
+# answers
 METRICS = ("acc_norm", "acc", "exact_match", "em", "f1")
 
 
@@ -39,8 +40,8 @@ class Score:
 def read_scores(study_dir: Path, table: pd.DataFrame) -> list[Score]:
     """Return the scores that tools/evaluate_downstream.py wrote for the finished runs of a table.
 
-    Only checkpoints at a run's last step count, because the table has no loss for earlier ones.
-    Raises ValueError for a damaged file.
+    Only checkpoints at a run's last step count, because the table has no loss
+    for earlier ones. Raises ValueError for a damaged file.
     """
     scores = []
     finished = select_finished(table)
@@ -49,7 +50,8 @@ def read_scores(study_dir: Path, table: pd.DataFrame) -> list[Score]:
         # the last step, from result.json; None matches no checkpoint
         end = (read_json(run / RESULT) or {}).get("step")
         for path in sorted(run.glob(f"{DOWNSTREAM}/*/*/{DOWNSTREAM_RESULTS}")):
-            # path: <run>/downstream/<checkpoint>/<settings>/results.json, so parts[-3] is the checkpoint
+            # path: <run>/downstream/<checkpoint>/<settings>/results.json, so
+            # parts[-3] is the checkpoint
             results = list(read_task_scores(path))  # raises for a damaged file
             step = (read_json(path) or {}).get("config", {}).get("step")
             if step is not None and step == end:
@@ -64,7 +66,8 @@ def read_task_scores(path: Path) -> Iterator[tuple[str, float, str, float | None
     Raises ValueError for values of other types.
     """
     content = read_json(path) or {}
-    # every table and its keys are checked, since a results.json can come from another program
+    # every table and its keys are checked, since a results.json can come from
+    # another program
     tables = [content, *(content.get(name, {}) for name in ("config", "group_subtasks", "results"))]
     tables += [*content["results"].values()] if isinstance(content.get("results"), dict) else []
     subtasks = content["group_subtasks"].values() if isinstance(content.get("group_subtasks"), dict) else []
@@ -76,7 +79,8 @@ def read_task_scores(path: Path) -> Iterator[tuple[str, float, str, float | None
             "group_subtasks and results. Evaluate the run again, or delete the file."
         )
     about = content.get("config", {})
-    # label: the settings in the folder's name, such as ar-first200; files of lm-eval have only the limit
+    # label: the settings in the folder's name, such as ar-first200; files of
+    # lm-eval have only the limit
     label = [] if about.get("limit") is None else [f"first{about['limit']:g}"]
     if path.name == DOWNSTREAM_RESULTS:
         label = path.parts[-2].split("-")
@@ -86,9 +90,11 @@ def read_task_scores(path: Path) -> Iterator[tuple[str, float, str, float | None
     parts = {str(name) for of in subtasks for name in of}
     for task, metrics in content.get("results", {}).items():
         # keys of lm-evaluation-harness are "metric,filter"
-        # {"acc,none": 0.31, "acc_stderr,none": 0.01} -> {"acc": "acc,none", "acc_stderr": "acc_stderr,none"}
+        # {"acc,none": 0.31, "acc_stderr,none": 0.01} -> {"acc": "acc,none",
+        # "acc_stderr": "acc_stderr,none"}
         columns = {key.partition(",")[0]: key for key in metrics}
-        # acc_norm before acc: its normalisation by length is the usual metric where a task has both
+        # acc_norm before acc: its normalisation by length is the usual metric
+        # where a task has both
         metric = next((name for name in METRICS if _is_number(metrics.get(columns.get(name)))), None)
         if metric is None or task in parts:
             continue
@@ -98,7 +104,8 @@ def read_task_scores(path: Path) -> Iterator[tuple[str, float, str, float | None
 
 
 def _is_number(value: Any) -> bool:
-    # lm-evaluation-harness writes "N/A" for an error that it does not estimate
+    # lm-evaluation-harness writes "N/A" for an error that it does not
+    # estimate
     return isinstance(value, float) and math.isfinite(value)
 
 

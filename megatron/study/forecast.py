@@ -1,12 +1,14 @@
 """Sealed forecasts: predictions that are stored before their runs exist, and scored after them.
 
-A forecast is a file in `<study>/forecasts/`, with a sha256 of all its fields: the prediction and its
-intervals, the law and its data, the time, the text of the study, and the list of runs that decide it. It is
-never replaced, and every reader of the study refuses one that was edited. An edit that also recomputes the
-hash can only be detected with a copy of the hash stored elsewhere.
+A forecast is a file in `<study>/forecasts/`, with a sha256 of all its fields:
+the prediction and its intervals, the law and its data, the time, the text of
+the study, and the list of runs that decide it. It is never replaced, and every
+reader of the study refuses one that was edited. An edit that also recomputes
+the hash can only be detected with a copy of the hash stored elsewhere.
 
-When a sweep starts a run, it copies the hashes of all forecasts to the run's folder (SEALS). A run whose list
-contains a forecast was started after it: no clock and no time of a file decides the order.
+When a sweep starts a run, it copies the hashes of all forecasts to the run's
+folder (SEALS). A run whose list contains a forecast was started after it: no
+clock and no time of a file decides the order.
 """
 
 import hashlib
@@ -171,8 +173,8 @@ class Calibration:
 
 def hash_record(content: Mapping[str, Any]) -> str:
     """Return the sha256 of the canonical JSON of a record: sorted keys, no spaces, floats by repr."""
-    # repr of a float64 is the shortest text that gives the same number, so reading the file and hashing
-    # again reproduces the hash
+    # repr of a float64 is the shortest text that gives the same number, so
+    # reading the file and hashing again reproduces the hash
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -187,8 +189,8 @@ def make_forecast(**values: Any) -> Forecast:
 def seal_forecasts(study_dir: str | Path, forecasts: Sequence[Forecast]) -> list[Forecast]:
     """Store forecasts and return those in the files: all of them, or none if one is refused.
 
-    A forecast with the same numbers from the same data as a stored one is not written again. Raises
-    ValueError for another forecast under a stored name.
+    A forecast with the same numbers from the same data as a stored one is not
+    written again. Raises ValueError for another forecast under a stored name.
     """
     folder = Path(study_dir) / FORECASTS
     folder.mkdir(parents=True, exist_ok=True)
@@ -307,8 +309,8 @@ def score_forecasts(forecasts: Sequence[Forecast], table: pd.DataFrame) -> list[
 
     table   of read_runs; without its `attrs["seals"]`, for example after read_table, the order is unknown
 
-    The runs that a forecast lists decide it, even if the study does not contain them any more; runs that were
-    added later do not count.
+    The runs that a forecast lists decide it, even if the study does not contain
+    them any more; runs that were added later do not count.
     """
     return [_score(forecast, table) for forecast in forecasts]
 
@@ -324,7 +326,8 @@ def _score(forecast: Forecast, table: pd.DataFrame) -> Outcome:
             runs = runs.assign(held_out=[float(forecast.runs[identity]) for identity in runs["identity"]])
     n_expected = len(forecast.list_identities()) or 1
     order = _find_order(forecast.sha256(), runs, table.attrs.get("seals", {}))
-    # a stale run is one that the study does not contain any more; its loss counts
+    # a stale run is one that the study does not contain any more; its loss
+    # counts
     has_ended = (runs["loss"] > 0) | (runs["status"] == "failed")
     if len(runs) < n_expected or not has_ended.all():
         return Outcome(forecast, order=order)

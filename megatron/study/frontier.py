@@ -28,8 +28,8 @@ WIDTH = 100  # columns of a terminal
 class FrontierRuns:
     """Runs that a frontier is fitted on: N parameters, D tokens, L nats per token, C FLOPs, each float64 [n].
 
-    groups [n] as in selection.Selection.
-    table: path and sha256 of their source, objective, and the column of C; all as text
+    groups [n] as in selection.Selection. table: path and sha256 of their
+    source, objective, and the column of C; all as text
     """
 
     N: np.ndarray
@@ -78,7 +78,8 @@ def group_trunks(runs: pd.DataFrame) -> np.ndarray | None:
 def read_study_runs(study_dir: str | Path, objective: str | None = None) -> FrontierRuns:
     """Read the runs of a study. `objective` defaults to that of `size: best`, or else to the only one.
 
-    Raises FileNotFoundError and ValueError as `table.read_runs`, and ValueError for several objectives.
+    Raises FileNotFoundError and ValueError as `table.read_runs`, and ValueError
+    for several objectives.
     """
     folder = Path(study_dir)
     table = read_runs(folder)
@@ -108,8 +109,8 @@ def read_table_runs(
 ) -> FrontierRuns:
     """Read the runs of a table. C is the column `flops_by`, or 6 N D for "6nd"; `group` as in select_runs.
 
-    `flops_by` defaults to train_flops if the table has that column, else to 6nd.
-    Raises the errors of `selection.select_runs`.
+    `flops_by` defaults to train_flops if the table has that column, else to
+    6nd. Raises the errors of `selection.select_runs`.
     """
     runs = select_runs(path, columns, objective, where=where, group=group)
     runs = runs.subset(~runs.held_out())
@@ -141,7 +142,8 @@ def choose_compute(law: ComputeLaw, runs: FrontierRuns, next_budget: float | Non
     rows = [(float(np.exp(np.log(runs.C[at]).mean())), "") for at in split_budgets(runs.C)]
     if next_budget is not None:
         rows.append((next_budget, "forecast"))
-    # the law raises ValueError beyond LARGEST_STEP times its largest budget, so this row is the last possible
+    # the law raises ValueError beyond LARGEST_STEP times its largest budget,
+    # so this row is the last possible
     return sorted([*rows, (LARGEST_STEP * law.C[1], "furthest")])
 
 
@@ -198,7 +200,8 @@ def _suggest_sizes(law: ComputeLaw, runs: FrontierRuns) -> str:
     for rows in split_budgets(runs.C):
         N, L = runs.N[rows], runs.L[rows]
         C = f"{np.exp(np.log(runs.C[rows]).mean()):.2g}"
-        # the smallest or largest size with the lowest loss: the minimum is outside the sizes on that side
+        # the smallest or largest size with the lowest loss: the minimum is
+        # outside the sizes on that side
         best = N[L.argmin()]
         (smaller if best == N.min() else larger if best == N.max() else []).append(C)
     parts = [

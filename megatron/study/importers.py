@@ -6,7 +6,8 @@ tensorboard   a folder with events.out.tfevents files
 wandb         a chart exported as CSV: Step, then "run - metric" columns
 csv           one run per row, with columns renamed by a map
 
-A log rarely contains N or the tokens per step. Values that a log lacks are given as `facts`.
+A log rarely contains N or the tokens per step. Values that a log lacks are
+given as `facts`.
 """
 
 import math
@@ -52,11 +53,13 @@ MEGATRON = {
     "validation": re.compile(rf"validation loss at iteration (\d+).*?lm loss value:\s*{NUMBER}"),
     "samples": re.compile(r"consumed samples:\s*(\d+)"),
     "rate": re.compile(rf"learning rate:\s*{NUMBER}"),
-    # "number of parameters on (tensor, pipeline) model parallel rank (1, 0): 1100"
+    # "number of parameters on (tensor, pipeline) model parallel rank (1, 0):
+    # 1100"
     "n_params": re.compile(r"number of parameters on .*?rank \((\d+), ?(\d+)\):\s*(\d+)"),
     "seq_len": re.compile(r"^.*\bseq_length\s*\.+\s*(\d+)"),
 }
-# tags of torchtitan first, then of Megatron, then common ones; the first that a run has is read
+# tags of torchtitan first, then of Megatron, then common ones; the first that
+# a run has is read
 TRAIN_TAGS = ("loss_metrics/global_avg_loss", "lm-loss-training/lm loss", "lm loss", "train/loss", "loss")
 HELD_OUT_TAGS = ("validation_metrics/loss", "lm loss validation", "validation/loss", "val/loss", "eval/loss")
 RATE_TAGS = ("lr", "learning-rate/learning-rate", "learning-rate", "train/lr")
@@ -89,8 +92,8 @@ def read_external_logs(
     facts    values by run name; those under "" apply to every run
     columns  our column name -> column of a csv, such as {"loss": "val_loss"}
 
-    Raises FileNotFoundError for a missing file. Raises ValueError for an unknown kind, fact or column, or a
-    file without a run.
+    Raises FileNotFoundError for a missing file. Raises ValueError for an
+    unknown kind, fact or column, or a file without a run.
     """
     if kind not in KINDS:
         raise ValueError(f"--from: got '{kind}', expected one of {', '.join(KINDS)}.")
@@ -116,9 +119,11 @@ def read_external_logs(
 def make_row(trail: RunLog, facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the row of one log.
 
-    The loss is the last held-out loss, or else the mean of the last training losses, as stated in `note`.
+    The loss is the last held-out loss, or else the mean of the last training
+    losses, as stated in `note`.
     """
-    # facts of a run override those of all runs, and both override values from the log
+    # facts of a run override those of all runs, and both override values from
+    # the log
     merged = trail.facts | dict(facts.get("", {})) | dict(facts.get(trail.run, {}))
     values = {name: merged[name] for name in FACTS if name in merged and name in COLUMNS}
     last = max([*trail.train, *trail.held_out])
@@ -127,15 +132,18 @@ def make_row(trail: RunLog, facts: Mapping[str, Mapping[str, Any]]) -> dict[str,
         loss = trail.held_out[max(trail.held_out)]
     else:
         losses = [trail.train[step] for step in sorted(trail.train)]
-        # Example: of 1,000 logged losses the mean of the last ceil(0.02 x 1000) = 20. One training loss is of
-        # one batch and much noisier than a held-out loss.
+        # Example: of 1,000 logged losses the mean of the last ceil(0.02 x
+        # 1000) = 20. One training loss is of one batch and much noisier than
+        # a held-out loss.
         loss = float(np.mean(losses[-max(1, math.ceil(FINAL_SHARE * len(losses))) :]))
         notes.append("Training loss: the log has no held-out loss.")
     if trail.rates:
-        # Cosine to 10 % and decay to 0 count as annealed, a constant rate does not.
+        # Cosine to 10 % and decay to 0 count as annealed, a constant rate
+        # does not.
         values["annealed"] = int(trail.rates[-1] <= MAX_ANNEALED_RATE * max(trail.rates))
     if values.get("train_tokens") is None:
-        # Samples are preferred to steps: a batch size that grows during the run is counted correctly.
+        # Samples are preferred to steps: a batch size that grows during the
+        # run is counted correctly.
         if trail.samples and merged.get("seq_len"):
             values["train_tokens"] = trail.samples * merged["seq_len"]
         elif merged.get("tokens_per_step"):
@@ -161,7 +169,8 @@ def _fill_derived(row: dict[str, Any]) -> dict[str, Any]:
     if D and U:
         row["epochs"] = row.get("epochs") or D / U
     if N and D:
-        # C = 6 N D is the fallback: the exact convention needs the model's shape
+        # C = 6 N D is the fallback: the exact convention needs the model's
+        # shape
         row |= {"flops_6nd": 6.0 * N * D, "train_flops": row.get("train_flops") or 6.0 * N * D}
     return row
 
@@ -175,7 +184,8 @@ def _read_torchtitan(path: Path) -> Iterator[RunLog]:
     trail, batch = RunLog(_run_name(path), path), None
     for line in _read_lines(path):
         line = ANSI_COLOURS.sub("", line)
-        # a step that is logged again after a restart replaces the earlier value
+        # a step that is logged again after a restart replaces the earlier
+        # value
         for kind, losses in (("train", trail.train), ("validation", trail.held_out)):
             if match := TITAN[kind].search(line):
                 losses[int(match[1])] = parse_number(match[2])
@@ -207,14 +217,14 @@ def _read_megatron(path: Path) -> Iterator[RunLog]:
         elif match := MEGATRON["validation"].search(line):
             trail.held_out[int(match[1])] = parse_number(match[2])
         elif match := MEGATRON["n_params"].search(line):
-            # each (tensor, pipeline) rank logs its share once or several times, so shares are stored by
-            # rank
+            # each (tensor, pipeline) rank logs its share once or several
+            # times, so shares are stored by rank
             parts[match[1], match[2]] = int(match[3])
         elif match := MEGATRON["seq_len"].search(line):
             trail.facts["seq_len"] = int(match[1])
     if parts:
-        # (0, 0): 1000 and (1, 0): 1100 are 2,100. Norms, which tensor-parallel ranks replicate, are counted
-        # on each of them.
+        # (0, 0): 1000 and (1, 0): 1100 are 2,100. Norms, which
+        # tensor-parallel ranks replicate, are counted on each of them.
         trail.facts["n_params"] = sum(parts.values())
     yield trail
 
@@ -228,10 +238,12 @@ def _read_tensorboard(path: Path) -> Iterator[RunLog]:
     """Read every folder of event files under `path`. This is the only use of TensorBoard's reader."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    # a resumed run has several event files in one folder: they are read as one run
+    # a resumed run has several event files in one folder: they are read as
+    # one run
     folders = sorted({file.parent for file in path.rglob("events.out.tfevents.*")})
     for folder in folders:
-        # size_guidance 0 disables the reservoir sampling, which would drop steps
+        # size_guidance 0 disables the reservoir sampling, which would drop
+        # steps
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
         events.Reload()
         tags = events.Tags()["scalars"]
@@ -260,7 +272,8 @@ def _read_wandb(path: Path) -> Iterator[RunLog]:
         )
     trails: dict[str, RunLog] = {}
     for name in table.columns.drop(step):
-        # the last " - " separates run and metric: names of runs can contain " - " too
+        # the last " - " separates run and metric: names of runs can contain "
+        # - " too
         run, _, metric = name.rpartition(" - ")
         if name.endswith(("__MIN", "__MAX")) or "loss" not in metric.lower():
             continue
@@ -275,7 +288,8 @@ def _read_wandb(path: Path) -> Iterator[RunLog]:
             )
         trail = trails.setdefault(run or path.stem, RunLog(run or path.stem, path))
         is_held_out = any(word in metric.lower() for word in ("val", "eval", "held", "test"))
-        # a CSV of several runs interleaves their steps, so empty cells are normal
+        # a CSV of several runs interleaves their steps, so empty cells are
+        # normal
         numbers = numbers.dropna()
         losses = zip(numbers[step].astype(int), numbers[name], strict=True)
         (trail.held_out if is_held_out else trail.train).update(losses)
@@ -300,7 +314,8 @@ def _read_csv_rows(
             raise ValueError(f"--map {column}: {suggest_nearest(column, list(COLUMNS))}")
         if header not in table:
             raise ValueError(f"{path}: no column '{header}'; {suggest_nearest(header, list(table))}")
-    # our column -> column of the file; columns that the file lacks are omitted and stay unknown
+    # our column -> column of the file; columns that the file lacks are
+    # omitted and stay unknown
     names = {name: columns.get(name, name) for name in COLUMNS if columns.get(name, name) in table}
     if "loss" not in names:
         raise ValueError(f"{path}: got no column of losses. Name it, for example with --map loss=val_loss.")
@@ -309,7 +324,8 @@ def _read_csv_rows(
     for i, cells in enumerate(table.to_dict("records"), 1):
         values: dict[str, Any] = {"run": f"{path.stem}-{i}", "path": str(path)}
         values |= {str(name): cell for name, cell in cells.items() if not pd.isna(cell)}
-        # here facts override the cells of the table, as they override values from a log in make_row
+        # here facts override the cells of the table, as they override values
+        # from a log in make_row
         merged = dict(facts.get("", {})) | dict(facts.get(values["run"], {}))
         values |= {name: merged[name] for name in FACTS if name in merged and name in COLUMNS}
         has_loss = "loss" in values
@@ -323,7 +339,8 @@ def _convert(path: Path, cells: pd.Series, name: str) -> pd.Series:
     if COLUMNS[name] is str:
         return cells.map(lambda cell: f"{cell:g}" if isinstance(cell, float) and cell == cell else cell)
     try:
-        # a diverged run has nan in its table: it becomes a row without a loss, not an error
+        # a diverged run has nan in its table: it becomes a row without a
+        # loss, not an error
         numbers = pd.to_numeric(cells).astype(float)
     except ValueError as error:
         raise ValueError(f"{path}, {cells.name}: {error}. Expected numbers; correct the cell.") from None

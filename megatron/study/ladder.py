@@ -130,13 +130,15 @@ def read_study_plan(path: str | Path, overrides: Sequence[str] = ()) -> StudyPla
 def expand_study(study: StudyPlan) -> list[PlannedRun]:
     """Return every run of the study, cheapest first; a run that is in two entries is returned once.
 
-    The run of the entry `size: best` is included once its forecast is sealed: held out, and without a trunk.
-    Raises ValueError naming the run for settings that `config/read.py` rejects, and for a forecast that was
-    modified or whose runs the study no longer contains.
+    The run of the entry `size: best` is included once its forecast is sealed:
+    held out, and without a trunk. Raises ValueError naming the run for settings
+    that `config/read.py` rejects, and for a forecast that was modified or whose
+    runs the study no longer contains.
     """
     runs = expand_listed(study)
     sealed = {forecast.identity for forecast in read_forecasts(study.directory)}
-    # planned even before a forecast: candidates that cannot be trained are refused before any run starts
+    # planned even before a forecast: candidates that cannot be trained are
+    # refused before any run starts
     best = [run for run in plan_candidates(study) if run.plan.identity in sealed]
     # the run may coincide with one of the listed runs, which is then replaced
     identities = {run.plan.identity for run in best}
@@ -169,7 +171,8 @@ def expand_listed(study: StudyPlan) -> list[PlannedRun]:
             if earlier is None or run.held_out:
                 earlier = run
             runs[run.plan.identity] = replace(earlier, parts=parts)
-    # assign_trunks runs after the merge: a run of two entries must be in one group once
+    # assign_trunks runs after the merge: a run of two entries must be in one
+    # group once
     by_cost = sorted(runs.values(), key=lambda run: run.plan.train_flops)
     return assign_trunks(by_cost) if study.share_trunks else by_cost
 
@@ -187,7 +190,8 @@ def plan_candidates(study: StudyPlan) -> list[PlannedRun]:
 
 
 def _plan_cell(study: StudyPlan, entry: Entry, cell: Cell) -> PlannedRun:
-    # seeds 0, 1, 2 with the study's seed 100 are 100, 101, 102: a replica of the whole study
+    # seeds 0, 1, 2 with the study's seed 100 are 100, 101, 102: a replica of
+    # the whole study
     cell = replace(cell, seed=cell.seed + study.seed)
     base = merge_sections(study.run, entry.run)
     where = f"study {study.name}, run {cell.objective}-{cell.size}"
@@ -219,13 +223,15 @@ def _plan_cell(study: StudyPlan, entry: Entry, cell: Cell) -> PlannedRun:
         "objective": {**read_section("objective"), "name": cell.objective},
         "misc": {**read_section("misc"), "seed": cell.seed},
         "optim": {key: value for key, value in optim.items() if key != "lr" or rule is None},
-        # a placeholder: RunConfig requires a length, and the length is not known before the model is built
+        # a placeholder: RunConfig requires a length, and the length is not
+        # known before the model is built
         "lr_scheduler": {**schedule, "total_iterations": 1},
     }
     probe = resolve_config(raw, where)  # model and dataset; the length can depend on them, so it is set below
     data = read_section("dataset")
     corpus_tokens = Exposure(probe).epoch_tokens
-    # D before rounding; the rule uses it unrounded, so it does not depend on the batch
+    # D before rounding; the rule uses it unrounded, so it does not depend on
+    # the batch
     tokens = cell.train_tokens(probe.model, probe.dataset.seq_len, study.flops_convention, corpus_tokens)
     # a rule depends on N and D, which are known only after the model is built
     if rule is not None:
@@ -238,8 +244,9 @@ def _plan_cell(study: StudyPlan, entry: Entry, cell: Cell) -> PlannedRun:
 def _length_keys(cell: Cell, data: dict[str, Any], tokens: float, seq_len: int, batch: Any) -> dict[str, Any]:
     """Return the keys of lr_scheduler that set the length, and set dataset.unique_tokens in `data`.
 
-    An epoch consists of whole windows of seq_len tokens. Unique tokens and epochs are both passed on. With a
-    length and epochs, the unique windows are rounded up so that the run stays within that many epochs.
+    An epoch consists of whole windows of seq_len tokens. Unique tokens and
+    epochs are both passed on. With a length and epochs, the unique windows are
+    rounded up so that the run stays within that many epochs.
     """
     if cell.unique_tokens is not None:
         data["unique_tokens"] = cell.unique_tokens
@@ -249,9 +256,9 @@ def _length_keys(cell: Cell, data: dict[str, Any], tokens: float, seq_len: int, 
         size = batch if isinstance(batch, int) else DatasetConfig.batch_size
         # rounded to whole batches first, since a run consists of whole steps
         n_samples = max(1, round(tokens / (size * seq_len))) * size
-        # Example: 2,000,000 tokens in batches of 8 x 1,024 are 244 steps, 1,952 windows. With 4 epochs:
-        # ceil(1952 / 4) = 488 unique windows, 499,712 tokens. Rounding down would read some windows a fifth
-        # time.
+        # Example: 2,000,000 tokens in batches of 8 x 1,024 are 244 steps,
+        # 1,952 windows. With 4 epochs: ceil(1952 / 4) = 488 unique windows,
+        # 499,712 tokens. Rounding down would read some windows a fifth time.
         data["unique_tokens"] = math.ceil(n_samples / cell.epochs) * seq_len
     return {"total_tokens": round(tokens)}
 
@@ -276,9 +283,10 @@ def _name_run(cell: Cell, entry: Entry, tokens: float) -> str:
 def _place_run(study: StudyPlan, entry: Entry, raw: dict[str, Any], name: str) -> PlannedRun:
     """Return the run in a folder named after its identity, so that changed settings never reuse a folder."""
     raw |= {"name": name, "logging": dict(raw.get("logging") or {})}
-    # a first plan gives the identity, which is part of the folder and therefore of the final configuration
-    # The identity includes neither name nor run_dir (plan/identity.py), so the plan of this configuration
-    # is also that of the final one.
+    # a first plan gives the identity, which is part of the folder and
+    # therefore of the final configuration The identity includes neither name
+    # nor run_dir (plan/identity.py), so the plan of this configuration is
+    # also that of the final one.
     raw["logging"]["run_dir"] = str(study.directory / "runs" / name)
     where = f"study {study.name}, run {name}"
     try:
@@ -290,8 +298,8 @@ def _place_run(study: StudyPlan, entry: Entry, raw: dict[str, Any], name: str) -
             f"{where}: got {plan.warmup_steps:,} warm-up steps, expected at most the run's {plan.n_steps:,}. "
             "Shorten lr_scheduler.warmup_*, or train longer."
         )
-    # 8 hex digits: among 10,000 runs two agree with a probability of about 1 %, and they share a folder only
-    # if their names are equal too
+    # 8 hex digits: among 10,000 runs two agree with a probability of about 1
+    # %, and they share a folder only if their names are equal too
     folder = study.directory / "runs" / f"{name}-{plan.identity[:8]}"
     raw["logging"]["run_dir"] = str(folder)
     parts = frozenset([entry.part] if entry.part else [])
@@ -317,27 +325,31 @@ def select_runs_of_part(study: StudyPlan, runs: Sequence[PlannedRun], part: str 
 def assign_trunks(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Return the runs, with a branch for those that share their first steps with a longer run (the trunk).
 
-    Two runs of one trunk identity take identical steps while their learning rates are equal: from the same
-    warm-up through the constant phase, until the shorter run starts to decay.
+    Two runs of one trunk identity take identical steps while their learning
+    rates are equal: from the same warm-up through the constant phase, until the
+    shorter run starts to decay.
     """
     groups: dict[tuple[str, int], list[PlannedRun]] = {}
     for run in runs:
-        # only schedules with a constant phase can share steps; a cosine depends on the total length from
-        # the start
+        # only schedules with a constant phase can share steps; a cosine
+        # depends on the total length from the start
         if run.config.lr_scheduler.kind in ("wsd", "constant"):
-            # Equal trunk identities and equal warm-up steps give equal learning rates up to the first decay.
-            # A warm-up given as a share of the length differs between runs.
+            # Equal trunk identities and equal warm-up steps give equal
+            # learning rates up to the first decay. A warm-up given as a share
+            # of the length differs between runs.
             groups.setdefault((run.plan.trunk_identity, run.plan.warmup_steps), []).append(run)
     changed: dict[Path, PlannedRun] = {}
     for group in groups.values():
         # the longest run contains the steps of all others
         trunk = max(group, key=lambda run: run.plan.n_steps)
         # a branch point must precede the decay of the branch and of the trunk
-        # Example: trunk of 1,000 steps with 200 of decay, run of 500 with 100: min(500 - 100, 800) = 400.
+        # Example: trunk of 1,000 steps with 200 of decay, run of 500 with
+        # 100: min(500 - 100, 800) = 400.
         last = trunk.plan.n_steps - trunk.plan.decay_steps
         points = {run.folder: min(run.plan.n_steps - run.plan.decay_steps, last) for run in group}
-        # without decay a run would end inside its trunk: it trains its last step itself, to be scored
-        # `points` and `group` have the same order. Constant schedule: the run of 500 steps branches at 499.
+        # without decay a run would end inside its trunk: it trains its last
+        # step itself, to be scored `points` and `group` have the same order.
+        # Constant schedule: the run of 500 steps branches at 499.
         points = {f: min(p, r.plan.n_steps - 1) for (f, p), r in zip(points.items(), group, strict=True)}
         del points[trunk.folder]
         # a point at 0 or below shares no step: the run decays from the start
@@ -350,7 +362,8 @@ def assign_trunks(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
         checkpoint = replace(
             trunk.config.checkpoint, chkpt_at=sorted({points[run.folder] for run in branches})
         )
-        # chkpt_at is not part of the identity: the trunk keeps its folder and its result
+        # chkpt_at is not part of the identity: the trunk keeps its folder and
+        # its result
         changed[trunk.folder] = replace(trunk, config=replace(trunk.config, checkpoint=checkpoint))
     return [changed.get(run.folder, run) for run in runs]
 
@@ -358,7 +371,8 @@ def assign_trunks(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 def format_short(n: float) -> str:
     """Format 250000 as 250k and 1500000 as 1.5M: at most three digits and a suffix, for names and tables."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        # 999,600 is 1M, not 1e+03k: from 0.9995 on, three digits round up to the next suffix
+        # 999,600 is 1M, not 1e+03k: from 0.9995 on, three digits round up to
+        # the next suffix
         if n >= size * 0.9995:
             return f"{n / size:.3g}{letter}"
     return f"{n:.3g}"

@@ -23,15 +23,17 @@ from megatron.study.format import OBJECTIVE_NAMES, format_count
 
 CROSSOVER = "crossover.json"
 FIRST, SECOND = "autoregressive", "masked_diffusion"
-# relative difference of unique tokens that counts as the same text: whole windows differ by less
+# relative difference of unique tokens that counts as the same text: whole
+# windows differ by less
 SAME_U = 0.01
 
 
 def collect_settings(table: pd.DataFrame) -> dict[float, dict[str, list[Setting]]]:
     """Return the settings of runs with a loss and a test loss, by unique tokens and objective.
 
-    Runs of one column `cell` differ only in their seed. Those that are held out are fresh seeds, which report
-    a setting and do not select it; a setting of fresh seeds only cannot be selected, and is skipped.
+    Runs of one column `cell` differ only in their seed. Those that are held out
+    are fresh seeds, which report a setting and do not select it; a setting of
+    fresh seeds only cannot be selected, and is skipped.
     """
     scored = table[(table["loss"] > 0) & table["test_loss"].notna() & (table["train_flops"] > 0)]
     cells = scored["cell"].fillna(scored["run"])
@@ -50,7 +52,8 @@ def collect_settings(table: pd.DataFrame) -> dict[float, dict[str, list[Setting]
 def measure_study(table: pd.DataFrame) -> tuple[list[MeasuredCrossover], CrossoverLaw | None]:
     """Return the comparison of both objectives on each text, by U, and the power law through its crossings.
 
-    Texts with runs of one objective only are left out. Raises ValueError if there is no other text.
+    Texts with runs of one objective only are left out. Raises ValueError if
+    there is no other text.
     """
     measured = [
         measure_crossover(U, objectives[FIRST], objectives[SECOND])
@@ -68,8 +71,8 @@ def measure_study(table: pd.DataFrame) -> tuple[list[MeasuredCrossover], Crossov
 def measure_forecast(forecast: Forecast, runs: pd.DataFrame) -> tuple[float | None, float | None]:
     """Return the observed best loss or crossing of ended runs on one text, and its error; None if unknown.
 
-    Where the objectives do not cross up to the largest compute of masked diffusion and that is above every
-    interval, the crossing is inf.
+    Where the objectives do not cross up to the largest compute of masked
+    diffusion and that is above every interval, the crossing is inf.
     """
     try:
         (at, *_), _ = measure_study(runs)

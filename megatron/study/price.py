@@ -53,8 +53,8 @@ class Speed:
 def query_gpus() -> list[tuple[str, float]]:
     """Return (name, bytes of memory) of this machine's NVIDIA GPUs; empty if nvidia-smi fails.
 
-    The memory of a GPU that shares the host's memory is not reported: it is 0, and the GPU gets one run at a
-    time.
+    The memory of a GPU that shares the host's memory is not reported: it is 0,
+    and the GPU gets one run at a time.
     """
     words = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
@@ -78,7 +78,8 @@ def estimate_speed(
 
     mfu   share of the peak of the GPU; default: by size, from the roofline
 
-    Without both the speed is NaN. Raises ValueError for hardware of unknown peak.
+    Without both the speed is NaN. Raises ValueError for hardware of unknown
+    peak.
     """
     if hardware is None:
         unknown = Speed("no measurement: name the GPU with --hardware", lambda run: math.nan)
@@ -136,8 +137,9 @@ def time_steps(
 ) -> Speed | None:
     """Time a few steps of the smallest and the largest model of `runs`, with the study's launcher.
 
-    Probes are processes of tools/pretrain.py on random tokens. As many run concurrently as in the study, so
-    that the measurement includes start-up, other load and contention. None if no process completed its steps.
+    Probes are processes of tools/pretrain.py on random tokens. As many run
+    concurrently as in the study, so that the measurement includes start-up,
+    other load and contention. None if no process completed its steps.
     """
     ordered = sorted(runs, key=flops_per_step)
     ends = [ordered[0], ordered[-1]]
@@ -151,14 +153,17 @@ def time_steps(
     small, large = (min(timings), max(timings))
     step_s = 0.0
     if large[0] > small[0]:
-        # two equations: seconds = step_s + FLOPs / rate for the small and the large model
-        # Example: 1e9 FLOPs in 0.02 s and 1e10 in 0.11 s. Slope 0.09 / 9e9 = 1e-11 s per FLOP, intercept 0.02
-        # - 0.01 = 0.01 s, rate 1e10 / (0.11 - 0.01) = 1e11 FLOP/s.
+        # two equations: seconds = step_s + FLOPs / rate for the small and the
+        # large model Example: 1e9 FLOPs in 0.02 s and 1e10 in 0.11 s. Slope
+        # 0.09 / 9e9 = 1e-11 s per FLOP, intercept 0.02 - 0.01 = 0.01 s, rate
+        # 1e10 / (0.11 - 0.01) = 1e11 FLOP/s.
         slope = (large[1] - small[1]) / (large[0] - small[0])
-        # the intercept is negative if the larger model is less efficient: then there is no fixed cost
-        # It is kept below the large model's step, so that the rate stays finite and positive.
+        # the intercept is negative if the larger model is less efficient:
+        # then there is no fixed cost It is kept below the large model's step,
+        # so that the rate stays finite and positive.
         step_s = min(max(0.0, small[1] - slope * small[0]), small[1], 0.999 * large[1])
-    # the large model determines the rate: most of a study's FLOPs are in its large models
+    # the large model determines the rate: most of a study's FLOPs are in its
+    # large models
     rate = large[0] / (large[1] - step_s)
     basis = f"steps of {ends[0].plan.size} and {ends[1].plan.size} timed on this machine"
     return Speed(f"{basis}, {startup_s:.1f} s of start-up per run", lambda run: rate, step_s, startup_s)
@@ -172,7 +177,8 @@ def _make_probe(run: PlannedRun, folder: Path) -> PlannedRun:
     text = replace(
         config.dataset, path_train=SYNTHETIC, path_eval=SYNTHETIC, mixture=None, unique_tokens=None
     )
-    # settings that cost extra time or write files are reset: validation, checkpoints, wandb, profiling
+    # settings that cost extra time or write files are reset: validation,
+    # checkpoints, wandb, profiling
     logs = replace(config.logging, run_dir=str(folder), every_iterations=1, wandb=None, profile_steps=None)
     config = replace(
         config,
@@ -212,7 +218,8 @@ def _run_probes(
                     outside_s = time.monotonic() - began[job.run.folder] - step_s * last["step"]
                     timings.append((flops_per_step(job.run), step_s, max(0.0, outside_s)))
     finally:
-        # also after KeyboardInterrupt; collect_ended then frees devices and locks of the stopped probes
+        # also after KeyboardInterrupt; collect_ended then frees devices and
+        # locks of the stopped probes
         launcher.stop(jobs)
         launcher.collect_ended(jobs)
     return timings
@@ -221,9 +228,10 @@ def _run_probes(
 def makespan(seconds: Sequence[float], jobs: int) -> float:
     """Return the wall time of all runs, `jobs` at a time, when the longest are started first."""
     lanes = [0.0] * max(1, jobs)
-    # longest-processing-time rule: each run goes to the lane that is free first
+    # longest-processing-time rule: each run goes to the lane that is free
+    # first
     for run_s in sorted(seconds, reverse=True):
-        # Example: [5, 4, 3, 3] in 2 lanes: 5 | 4, then 5 | 4 + 3, then 5 + 3 | 7: 8. At most 4/3 of the
-        # optimum (Graham 1969).
+        # Example: [5, 4, 3, 3] in 2 lanes: 5 | 4, then 5 | 4 + 3, then 5 + 3
+        # | 7: 8. At most 4/3 of the optimum (Graham 1969).
         lanes[lanes.index(min(lanes))] += run_s
     return max(lanes) if not any(map(math.isnan, lanes)) else math.nan

@@ -31,14 +31,16 @@ def format_price_table(
 
     With a tariff, the totals include the time, money and energy of all devices.
 
-    FLOPs are exact and for the whole training. Time and totals count only the steps that are trained:
-    a branch trains only the steps after its branch point.
+    FLOPs are exact and for the whole training. Time and totals count only the
+    steps that are trained: a branch trains only the steps after its branch
+    point.
     """
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
     lines = [*format_total(runs, waiting, speed, jobs, gpus_per_run, tariff), ""]
     longest = max((speed.seconds(run) for run in runs), default=0.0)
     # the largest unit in which the longest run takes at least 2
-    # 1.5 h is shown as 90.0 min, 2 h as 2.0 h; one unit for the whole column, so that rows are comparable
+    # 1.5 h is shown as 90.0 min, 2 h as 2.0 h; one unit for the whole column,
+    # so that rows are comparable
     scale, unit = next(((size, name) for size, name in UNITS if longest >= 2 * size), UNITS[-1])
     head = (*HEAD, f"time ({unit})", "status")
     lines += _align_columns(head, [_format_row(run, speed, gpus_per_run, scale) for run in runs])
@@ -120,7 +122,8 @@ def _align_columns(head: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list
 
 def _shorten_name(name: str, width: int) -> str:
     """Shorten a name to `width` characters: its beginning and end, with .. in the middle."""
-    # width 12: 5 letters, "..", 5 letters: "AR-s48-250ktok-seed0" becomes "AR-s4..seed0"
+    # width 12: 5 letters, "..", 5 letters: "AR-s48-250ktok-seed0" becomes
+    # "AR-s4..seed0"
     head = (width - 2) // 2
     return name if len(name) <= width else f"{name[:head]}..{name[len(name) - (width - 2 - head) :]}"
 

@@ -59,9 +59,9 @@ class TimedRun:
 def propose_runs(law: Law | None, trained: Sequence[TimedRun]) -> Proposal | None:
     """Propose up to N_RUNS runs with the most information on all constants, beside those that were trained.
 
-    `law`, if given, provides the scatter of single runs. The design is
-    at published constants, since those of the study are not identified. Returns None if half of the compute
-    of the study is less than the cost of any run.
+    `law`, if given, provides the scatter of single runs. The design is at
+    published constants, since those of the study are not identified. Returns
+    None if half of the compute of the study is less than the cost of any run.
     """
     trained = [run for run in trained if run.N and run.D]
     if not trained:
@@ -71,7 +71,8 @@ def propose_runs(law: Law | None, trained: Sequence[TimedRun]) -> Proposal | Non
     done = RunSet(N, D, D)
     noise = law.spread if law is not None and law.spread else NOISE
     designer = Designer(prior, TARGET * float(done.flops.max()), noise, done)
-    # at most the tokens of the text (D / epochs), or the largest D where text was repeated
+    # at most the tokens of the text (D / epochs), or the largest D where text
+    # was repeated
     text = [run.D / run.epochs for run in trained if run.epochs]
     top = min(TOKEN_SPAN[1] * D.max(), max(D.max(), *text)) if text else TOKEN_SPAN[1] * D.max()
     # 12 x 12 candidates, each as if its text were unique (U = D)
@@ -88,7 +89,8 @@ def propose_runs(law: Law | None, trained: Sequence[TimedRun]) -> Proposal | Non
 def seconds_per_flop(trained: Sequence[TimedRun], N: np.ndarray) -> np.ndarray:
     """Return seconds per FLOP of 6 N D at sizes N [n], interpolated between timed sizes; NaN without any.
 
-    Branched runs are skipped: their time includes that of the trunk's steps, which the trunk has too.
+    Branched runs are skipped: their time includes that of the trunk's steps,
+    which the trunk has too.
     """
     rates_of_size: dict[float, list[float]] = {}
     for run in trained:

@@ -15,8 +15,9 @@ from megatron.study.table import read_table
 
 REFERENCES = "references.csv"  # in the study's directory
 HARNESS_RESULTS = "results_*.json"  # files of lm-evaluation-harness
-# Suites whose models all read equally many tokens: (name, tokens per step, last step). Pythia: 2,097,152
-# tokens per step, 143,000 steps (Biderman et al. 2023, arXiv 2304.01373), revisions stepN.
+# Suites whose models all read equally many tokens: (name, tokens per step,
+# last step). Pythia: 2,097,152 tokens per step, 143,000 steps (Biderman et
+# al. 2023, arXiv 2304.01373), revisions stepN.
 SUITES = ((re.compile(r"EleutherAI/pythia-[\w.-]+?(?:@step(\d+))?", re.ASCII), 2_097_152, 143_000),)
 
 
@@ -51,7 +52,8 @@ def read_references(
 
     facts   {model: {"n_params", "train_tokens", "note"}}, where the results lack them or are wrong
 
-    Raises FileNotFoundError for a path without results, ValueError for other content.
+    Raises FileNotFoundError for a path without results, ValueError for other
+    content.
     """
     scores: dict[tuple[str, str], ReferenceScore] = {}
     for path in paths:

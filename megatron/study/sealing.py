@@ -54,8 +54,9 @@ def seal_runs(study: StudyPlan, law_path: str | Path, pattern: str | None = None
 
     pattern   of names of runs; default: the runs that the study holds out and that have not been started
 
-    Raises FileNotFoundError for no law, ValueError for a law without replicates, for no run, for a run that
-    has been started or whose trunk has, and as `seal_forecasts`.
+    Raises FileNotFoundError for no law, ValueError for a law without
+    replicates, for no run, for a run that has been started or whose trunk has,
+    and as `seal_forecasts`.
     """
     path = Path(law_path)
     law = StackedLaw.load(path) if is_stack(path) else Law.load(path)
@@ -131,8 +132,9 @@ def _predict_by_law(law: Law | StackedLaw, run: PlannedRun, study: StudyPlan, pa
 def seal_best(study_dir: str | Path) -> Forecast:
     """Choose the size of the study's entry `size: best` by the frontier, and seal the forecast of its run.
 
-    The same forecast as the stored one is returned unchanged. Raises FileNotFoundError if there is no study.
-    Raises ValueError without such an entry, if listed runs are unfinished or too few, if the law does not
+    The same forecast as the stored one is returned unchanged. Raises
+    FileNotFoundError if there is no study. Raises ValueError without such an
+    entry, if listed runs are unfinished or too few, if the law does not
     identify N*, if no size is near N*, or if the run was started.
     """
     folder = Path(study_dir)
@@ -148,7 +150,8 @@ def seal_best(study_dir: str | Path) -> Forecast:
     planned = expand_listed(study)
     identities = [r.plan.identity for r in planned if r.plan.objective == objective and not r.held_out]
     table = read_runs(folder)
-    # the plan decides, not the marks in the table: a run of the cells is fitted even if it was forecast
+    # the plan decides, not the marks in the table: a run of the cells is
+    # fitted even if it was forecast
     runs = table[table["identity"].isin(identities)].assign(held_out=0.0)
     _check_finished(folder, runs)
     law = make_frontier_runs(runs, objective, column, str(folder)).fit()
@@ -184,7 +187,8 @@ def _choose_candidate(study: StudyPlan, law: ComputeLaw) -> PlannedRun:
     optimum = law.optimum(budget)
     candidates = plan_candidates(study)
 
-    # ratio, not difference: the cost of a wrong size is symmetric in log N to second order
+    # ratio, not difference: the cost of a wrong size is symmetric in log N to
+    # second order
     def distance(run: PlannedRun) -> float:
         return abs(math.log(run.plan.n_params / optimum.N))
 
@@ -200,7 +204,8 @@ def _choose_candidate(study: StudyPlan, law: ComputeLaw) -> PlannedRun:
 
 
 def _predict_by_frontier(study: StudyPlan, law: ComputeLaw, run: PlannedRun, column: str) -> Forecast:
-    # C of the run itself, after rounding to whole steps, and not the nominal budget
+    # C of the run itself, after rounding to whole steps, and not the nominal
+    # budget
     C = float(getattr(run.plan, column))
     levels = [law.predict_run(run.plan.n_params, C, level) for level in LEVELS]
     data = law.table["sha256"]
@@ -212,9 +217,10 @@ def _predict_by_frontier(study: StudyPlan, law: ComputeLaw, run: PlannedRun, col
 def seal_text(study_dir: Path, U: float) -> list[Forecast]:
     """Seal forecasts for U unique tokens: each objective's best loss, and the crossing if it has a law.
 
-    Each is a power law in U through the measured values, with the predictive interval of one new value. The
-    runs that will decide it are those of the study on this text.
-    Raises ValueError if one of them has been started, if there is none, or with fewer than two texts.
+    Each is a power law in U through the measured values, with the predictive
+    interval of one new value. The runs that will decide it are those of the
+    study on this text. Raises ValueError if one of them has been started, if
+    there is none, or with fewer than two texts.
     """
     study = read_study_plan(study_dir / STUDY, [f"directory={study_dir}"])
     table = read_runs(study_dir)

@@ -74,8 +74,8 @@ class Selection:
             )
         if n_more:
             free = np.flatnonzero(~is_held_out)
-            # `select_largest` returns a mask over the free runs, [len(free)]; free[mask] are their indices
-            # among all runs
+            # `select_largest` returns a mask over the free runs, [len(free)];
+            # free[mask] are their indices among all runs
             is_held_out[free[select_largest(self.N[free], self.D[free], n_more)]] = True
         return is_held_out
 
@@ -128,16 +128,17 @@ def select_runs(
               `trunk` or `run` where several rows share one, the latter with a warning
     where     expressions of `pandas.DataFrame.query`, such as "dataset == 'c4' and loss < 3.4"
 
-    Raises FileNotFoundError, and ValueError for a file that is no table, a missing column (with the nearest
-    name), a value that is not a positive number, no finished run, or runs of several objectives without
-    `objective`.
+    Raises FileNotFoundError, and ValueError for a file that is no table, a
+    missing column (with the nearest name), a value that is not a positive
+    number, no finished run, or runs of several objectives without `objective`.
     """
     table = read_table(path)
     letters = {"N": columns.N, "D": columns.C or columns.D, "L": columns.L}
     options = {"N": "--n-column", "D": "--flops-column" if columns.C else "--d-column"}
     for letter, name in letters.items():
         _require_column(path, table, name, options.get(letter, "--loss-column"))
-    # Filters come before parsing: a cell that is not a number is only an error in a row that is fitted.
+    # Filters come before parsing: a cell that is not a number is only an
+    # error in a row that is fitted.
     runs, applied, warnings = _filter_rows(path, table, objective)
     for condition in where:
         runs = _query(path, runs, condition)
@@ -151,8 +152,8 @@ def select_runs(
             warnings.append(f"{n} have a loss above {max_loss:g} and are omitted.")
     N, D, L = (_parse_positive(path, runs, name) for name in letters.values())
     D = D / (6 * N) if columns.C else D
-    # billions (70.0), layers or epochs would fit as well as tokens and give a B that is wrong by orders of
-    # magnitude
+    # billions (70.0), layers or epochs would fit as well as tokens and give a
+    # B that is wrong by orders of magnitude
     if len(D) and D.max() < MIN_TOKENS:
         raise ValueError(
             f"{path}, column '{letters['D']}': got {D.max():g} at most, expected tokens of a whole run. "
@@ -166,7 +167,8 @@ def select_runs(
     column, groups, more = _find_groups(path, runs, group)
     if column is not None:
         letters["group"] = column
-    # the hash of the file's bytes shows later whether law.json is of this table
+    # the hash of the file's bytes shows later whether law.json is of this
+    # table
     sums = {"path": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     return Selection(runs, N, D, L, letters, applied, sums, warnings + more, U, marked, groups)
 
@@ -181,7 +183,8 @@ def _query(path: Path, runs: pd.DataFrame, condition: str) -> pd.DataFrame:
     """Return the runs that meet an expression. Raises ValueError for an invalid one, or if none is left."""
     try:
         selected = runs.query(condition, engine="python")
-    # pandas raises what the expression raises: SyntaxError, NameError, TypeError, KeyError, ...
+    # pandas raises what the expression raises: SyntaxError, NameError,
+    # TypeError, KeyError, ...
     except Exception as error:
         raise ValueError(
             f'--where "{condition}": {error}. Expected an expression of pandas, such as "dataset == \'c4\'".'
@@ -282,8 +285,8 @@ def _find_groups(
         own = pd.Series([f"row {i}" for i in runs.index], index=runs.index)
         labels = runs[column].astype(object).where(runs[column].notna(), own).astype(str).to_numpy()
         n_repeated = len(labels) - len(np.unique(labels))
-        # trunks that are all different group nothing; a group column that the caller names is used in any
-        # case
+        # trunks that are all different group nothing; a group column that the
+        # caller names is used in any case
         if name is not None or n_repeated:
             warning = (
                 f"{n_repeated} rows repeat the name of another run, and rows of one run are grouped. "

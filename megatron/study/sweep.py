@@ -93,15 +93,16 @@ def count_jobs(study: StudyPlan, options: SweepOptions) -> int:
 def time_study(study: StudyPlan, options: SweepOptions, runs: Sequence[PlannedRun]) -> Speed | None:
     """Time a few steps of the remaining runs on this machine, under the conditions of the sweep.
 
-    None for runs on other machines, without a remaining run, and for models that exceed the memory.
+    None for runs on other machines, without a remaining run, and for models
+    that exceed the memory.
     """
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
     if not waiting or options.launcher != "local":
         return None
     devices, on_gpus = find_devices(study, options)
     memory = MAX_MEMORY_SHARE * min((d.memory for d in devices if d.memory), default=float("inf"))
-    # the launcher would start it anyway on an empty device, and running out of memory can disturb other
-    # processes
+    # the launcher would start it anyway on an empty device, and running out
+    # of memory can disturb other processes
     if estimate_memory(max(waiting, key=flops_per_step).config) > memory:
         return None
     launcher = LocalLauncher(devices, on_gpus, options.gpus_per_run)
@@ -112,7 +113,8 @@ def _make_launcher(study: StudyPlan, options: SweepOptions) -> Launcher:
     if options.launcher == "slurm":
         words = list(options.sbatch)
         if options.gpus_per_run > 1:
-            # Slurm needs one task per GPU; the user's own arguments follow and can override it
+            # Slurm needs one task per GPU; the user's own arguments follow
+            # and can override it
             words = [f"--ntasks={options.gpus_per_run}", *words]
         return SlurmLauncher(study.directory / "slurm", options.jobs, words)
     devices, on_gpus = find_devices(study, options)
@@ -124,7 +126,8 @@ def run_sweep(
 ) -> SweepOutcome:
     """Train every run of the study that has no result yet; a failed run does not stop the others.
 
-    price: returns the expected speed of the runs. The table of all runs is printed by the first sweep only.
+    price: returns the expected speed of the runs. The table of all runs is
+    printed by the first sweep only.
     """
     runs = expand_study(study)
     check_sealed_runs(study, runs)
@@ -132,7 +135,8 @@ def run_sweep(
     study.directory.mkdir(parents=True, exist_ok=True)
     with wait_for_lock(study.directory / LOCK):  # another sweep may start concurrently
         study.save()
-    # after study.yaml is saved: the report and a forecast need the file even if all runs are done
+    # after study.yaml is saved: the report and a forecast need the file even
+    # if all runs are done
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
     if not waiting:
         print(f"nothing to do: {len(runs)} of {len(runs)} runs are done")
@@ -157,9 +161,11 @@ def run_sweep(
     try:
         _, whole = run_all(waiting, _make_launcher(study, options), live.draw, report_end, options.retries)
     finally:
-        # also after an exception: the traceback would be printed over the table
+        # also after an exception: the traceback would be printed over the
+        # table
         live.clear()
-    # counted from the files: another sweep may have finished runs that this one did not follow
+    # counted from the files: another sweep may have finished runs that this
+    # one did not follow
     return SweepOutcome(len(runs), _count_done(runs), failed, not whole)
 
 

@@ -15,9 +15,10 @@ trunk                     the run whose first steps this run shares; the run its
 cell                      equal for runs that differ only in their seed
 test_loss, test_loss_se   the same for dataset.path_test, which was not used to select runs
 
-Numbers are float64 with NaN for unknown ones, text is None where it is unknown. `df.attrs["warnings"]` lists
-problems of the table. `read_runs` adds the column `note`, a sentence on each run, which no file has, and
-`df.attrs["seals"]`, the hashes of the forecasts before each run, for `forecast.score_forecasts`.
+Numbers are float64 with NaN for unknown ones, text is None where it is unknown.
+`df.attrs["warnings"]` lists problems of the table. `read_runs` adds the column
+`note`, a sentence on each run, which no file has, and `df.attrs["seals"]`, the
+hashes of the forecasts before each run, for `forecast.score_forecasts`.
 """
 
 import csv
@@ -100,11 +101,13 @@ def select_finished(table: pd.DataFrame) -> pd.DataFrame:
 def read_runs(study_dir: str | Path, now: float | None = None) -> pd.DataFrame:
     """Return the table of every directory under `<study_dir>/runs` and every planned run.
 
-    Rows are sorted by objective, N and D. Only finished runs have a loss: one during training is not annealed
-    and unfit for a law. A damaged run directory gives a row, not an exception. `now` (seconds since 1970)
-    decides whether a run that has stopped writing still counts as running.
+    Rows are sorted by objective, N and D. Only finished runs have a loss: one
+    during training is not annealed and unfit for a law. A damaged run directory
+    gives a row, not an exception. `now` (seconds since 1970) decides whether a
+    run that has stopped writing still counts as running.
 
-    Raises FileNotFoundError if there is no such study, or no `runs` folder in it.
+    Raises FileNotFoundError if there is no such study, or no `runs` folder in
+    it.
     """
     study_dir = Path(study_dir)
     runs = study_dir / "runs"
@@ -130,8 +133,9 @@ def read_runs(study_dir: str | Path, now: float | None = None) -> pd.DataFrame:
 def _read_planned_runs(study_dir: Path) -> tuple[dict[str, dict[str, Any]] | None, list[str]]:
     """Return the rows of the runs of `<study_dir>/study.yaml` by identity, and warnings.
 
-    None without that file, or if the study cannot be expanded, for example because its corpus was moved or
-    it has the keys of an earlier version: missing and stale runs are then unknown.
+    None without that file, or if the study cannot be expanded, for example
+    because its corpus was moved or it has the keys of an earlier version:
+    missing and stale runs are then unknown.
     """
     path = study_dir / STUDY
     if not path.is_file():
@@ -165,7 +169,8 @@ def _add_study_columns(row: dict[str, Any], planned: Mapping[str, Any] | None) -
 def _add_table_columns(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
     """Return rows with the columns from the study's plan as in an earlier table, if there is one.
 
-    A study that was planned by an earlier version of the format cannot be expanded, but it was collected.
+    A study that was planned by an earlier version of the format cannot be
+    expanded, but it was collected.
     """
     try:
         table = read_table(path)
@@ -191,14 +196,16 @@ def _read_run(run_dir: Path, study_dir: Path, now: float) -> dict[str, Any]:
     row["cell"] = plan.get("cell_identity")
     result, result_fault = _read_object(run_dir / RESULT, ("loss",))
     if plan_fault or result_fault:
-        # a folder without plan and metrics belongs to a run that has not started
+        # a folder without plan and metrics belongs to a run that has not
+        # started
         absent = not (run_dir / PLAN).exists() and not (run_dir / METRICS).exists()
         status = "missing" if absent and not result_fault else "failed"
         return row | {"status": status, NOTE: plan_fault or result_fault}
     if not result:
         return row | _read_progress(run_dir, now)
     row |= _select_values(result, RESULT_COLUMNS) | {"tps": result.get("tps_mean")}
-    # result.json of an earlier plan in the same folder must not be combined with the new plan
+    # result.json of an earlier plan in the same folder must not be combined
+    # with the new plan
     if result.get("identity", plan["identity"]) != plan["identity"]:
         note = f"result.json is of run {result['identity']}, plan.json of {plan['identity']}"
         return row | {"status": "failed", NOTE: f"{note}: delete the result."}
@@ -243,8 +250,8 @@ def _describe_progress(run_dir: Path, step: Any, silent_s: float) -> tuple[str, 
 def read_valid_metrics(run_dir: str | Path) -> Iterator[dict[str, Any]]:
     """Yield the valid lines of `metrics.jsonl`.
 
-    Unlike run_dir.read_metrics it skips damaged lines anywhere in the file, because reports include failed
-    runs and a full disk leaves partial lines.
+    Unlike run_dir.read_metrics it skips damaged lines anywhere in the file,
+    because reports include failed runs and a full disk leaves partial lines.
     """
     try:
         text = (Path(run_dir) / METRICS).read_text(encoding="utf-8", errors="replace")
@@ -298,7 +305,8 @@ def _find_fault(name: str, value: Any) -> str:
 
 def _is_computable(value: Any) -> bool:
     """Return whether a value is a number up to MAX_NUMBER, or NaN or Inf, which diverged runs log."""
-    # type(), so that true and false are no numbers. For NaN the comparison is false: it counts as computable.
+    # type(), so that true and false are no numbers. For NaN the comparison is
+    # false: it counts as computable.
     return type(value) in (int, float) and not (MAX_NUMBER < abs(value) < math.inf)
 
 
@@ -332,10 +340,11 @@ def _format_integer(value: float) -> int | float | None:
 def read_table(path: str | Path) -> pd.DataFrame:
     """Read a .csv, .csv.gz or .parquet table with a header, of this project or any other program.
 
-    Columns are typed as above. Of columns with other names, those with numbers only are float64. A cell of a
-    column of numbers that is not a finite number becomes NaN, with a warning in `attrs["warnings"]`.
-    Raises FileNotFoundError for a missing file, and ValueError for a file that is not a table, has no header,
-    a repeated column or a row of another length.
+    Columns are typed as above. Of columns with other names, those with numbers
+    only are float64. A cell of a column of numbers that is not a finite number
+    becomes NaN, with a warning in `attrs["warnings"]`. Raises FileNotFoundError
+    for a missing file, and ValueError for a file that is not a table, has no
+    header, a repeated column or a row of another length.
     """
     path = Path(path)
     if not path.is_file():

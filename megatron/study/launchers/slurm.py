@@ -1,7 +1,7 @@
 """Launcher of runs as tasks of Slurm arrays, which are polled until all have ended.
 
-A task's id is stored in the folder of its run, so that the next call follows the tasks of an earlier one. A
-run whose task is lost is submitted again.
+A task's id is stored in the folder of its run, so that the next call follows
+the tasks of an earlier one. A run whose task is lost is submitted again.
 """
 
 import subprocess
@@ -22,8 +22,9 @@ PRETRAIN = TOOLS / "pretrain.py"
 # a wheel has the script beside its tools
 SCRIPT = (TOOLS if TOOLS == INSTALLED else ROOT / "examples_scaling" / "training") / "sweep_slurm.sh"
 TASK = "slurm_task"  # file in a run's folder: <array>_<index>, the task's id in squeue
-# --array prints one line for each task. Without it squeue shows all pending tasks of an array as one line,
-# "123_[4-9] PENDING", and none of them would match a task id.
+# --array prints one line for each task. Without it squeue shows all pending
+# tasks of an array as one line, "123_[4-9] PENDING", and none of them would
+# match a task id.
 SQUEUE = ("squeue", "--noheader", "--array", "--format=%i %T")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 POLL_INTERVAL_S = 2.0
@@ -53,11 +54,12 @@ class SlurmLauncher:
         free = [run for run in runs if self.locks.acquire(run)]
         jobs = self._submit_array(free) if free else []
         for job in jobs:
-            # The file lets the next sweep find the task. A sweep that is killed before this line leaves tasks
-            # without it: the next sweep then sees them only once they train and lock their folder.
+            # The file lets the next sweep find the task. A sweep that is
+            # killed before this line leaves tasks without it: the next sweep
+            # then sees them only once they train and lock their folder.
             write_atomic(job.run.folder / TASK, job.handle + "\n")
-        # The last poll of squeue was before the submission. Without this line the tasks would seem to have
-        # left the queue, that is, to have ended.
+        # The last poll of squeue was before the submission. Without this line
+        # the tasks would seem to have left the queue, that is, to have ended.
         self.queued |= {job.handle for job in jobs}
         if jobs:  # a new array may be missing in squeue for a moment
             self.next_poll_s = time.monotonic() + POLL_INTERVAL_S
@@ -84,13 +86,15 @@ class SlurmLauncher:
 
     def find_running(self, runs: Sequence[PlannedRun]) -> list[Job] | None:
         """See Launcher: from the task ids in the runs' folders and the queue."""
-        # None, not []: with an empty list the caller would submit runs again that are in the queue
+        # None, not []: with an empty list the caller would submit runs again
+        # that are in the queue
         if not self._poll_queue():
             return None
         jobs = []
         for run in runs:
             task = self._read_task(run)
-            # a lock on a task from an earlier sweep means that this sweep follows it from now on
+            # a lock on a task from an earlier sweep means that this sweep
+            # follows it from now on
             if task is not None and self.locks.lock_run(run):
                 jobs.append(Job(run, task))
             elif task is not None or self.locks.is_training(run):
@@ -111,12 +115,13 @@ class SlurmLauncher:
         for job in jobs:
             task = self._read_task(job.run) if job.is_external else job.handle
             if task in self.queued:
-                # The sweep that submitted the task may have ended. Its lock is then free, and this sweep
-                # follows the task as its own.
+                # The sweep that submitted the task may have ended. Its lock
+                # is then free, and this sweep follows the task as its own.
                 if job.is_external and self.locks.lock_run(job.run):
                     job.handle, job.is_external = task, False
             elif not job.is_external or self.locks.has_ended(job.run):
-                # a run of another process that ended without a result is started here, without limit
+                # a run of another process that ended without a result is
+                # started here, without limit
                 failed = STOPPED if job.is_external else 1
                 over.append((job, _find_status(job.run, failed)))
                 self.locks.release(job.run)
