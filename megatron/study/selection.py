@@ -145,11 +145,8 @@ def select_runs(
     if where:
         applied["where"] = list(where)
     if max_loss is not None:
-        is_above = _parse_positive(path, runs, columns.L) > max_loss
-        runs, applied["max_loss"] = runs[~is_above], max_loss
-        if is_above.any():
-            n = f"{int(is_above.sum())} of {len(is_above)} runs"
-            warnings.append(f"{n} have a loss above {max_loss:g} and are omitted.")
+        runs, more = _limit_loss(path, runs, columns.L, max_loss)
+        applied["max_loss"], warnings = max_loss, warnings + more
     N, D, L = (_parse_positive(path, runs, name) for name in letters.values())
     D = D / (6 * N) if columns.C else D
     # billions (70.0), layers or epochs would fit as well as tokens and give a
@@ -192,6 +189,14 @@ def _query(path: Path, runs: pd.DataFrame, condition: str) -> pd.DataFrame:
     if selected.empty:
         raise ValueError(f'{path}: no finished run is left by --where "{condition}".')
     return selected
+
+
+def _limit_loss(path: Path, runs: pd.DataFrame, name: str, max_loss: float) -> tuple[pd.DataFrame, list[str]]:
+    """Return the runs with a loss up to a limit, and a warning about the others."""
+    is_above = _parse_positive(path, runs, name) > max_loss
+    n = f"{int(is_above.sum())} of {len(is_above)} runs"
+    warnings = [f"{n} have a loss above {max_loss:g} and are omitted."] if is_above.any() else []
+    return runs[~is_above], warnings
 
 
 def _to_numbers(cells: pd.Series) -> pd.Series:
