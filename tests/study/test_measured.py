@@ -60,7 +60,7 @@ def write_all(study: StudyPlan, unique: set[int] | None = None) -> None:
     rng = np.random.default_rng(0)
     for run in expand_study(study):
         plan = run.plan
-        if unique is not None and plan.unique_tokens not in unique:
+        if unique is not None and plan.unique_tokens not in unique or run.folder.exists():
             continue
         if plan.objective == "autoregressive":
             loss = 5.0 - 0.1 * np.log(plan.unique_tokens / 16384) + 0.01 * abs(plan.epochs - 4)
