@@ -28,7 +28,7 @@ from megatron.model.transformer import Gpt
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.task import Task, compute_task_loss
 from megatron.optim.adamw import build_adamw
-from megatron.report.figures.plot_coordinates import CoordinateSweep, write_coordinate_page
+from megatron.report.plot_coordinates import CoordinateSweep, write_coordinate_page
 
 PARAMETRIZATIONS = ("standard", "mup", "completep")
 QUANTITIES = ("embedding", "attention", "feed_forward", "residual", "logits")
