@@ -1,6 +1,7 @@
 """Charts of plotly, and what all figures share: template, colours, axes, points of runs.
 
-Colours have a contrast of at least 3 with white and with the dark page, so a figure has one set of them.
+Colours have a contrast of at least 3 with white and with the dark page, so a
+figure has one set of them.
 Titles and captions are fixed texts; a caption describes only what is drawn.
 """
 
@@ -196,7 +197,8 @@ def add_line(
 ) -> None:
     """Add a line of the legend's group `name`, without an entry of its own unless showlegend=True.
 
-    dash, width and shape are of the line; all others are properties of the trace.
+    dash, width and shape are of the line; all others are properties of the
+    trace.
     """
     style = {name: more.pop(name) for name in ("dash", "width", "shape") if name in more}
     more = {"mode": "lines", "showlegend": False, "hoverinfo": "x+y+text" if text else "skip"} | more

@@ -65,10 +65,12 @@ def isoflop_figure(study: Study) -> Figure | None:
 
     None without a budget of several sizes.
     """
-    slices = slice_frontier(study) or slice_parabolas(study)
+    slices, law = slice_frontier(study), study.frontier
+    if not slices:
+        slices, law = slice_parabolas(study), None
     if not slices:
         return None
-    law, chart = study.frontier, make_chart(430)
+    chart = make_chart(430)
     is_dotted = law is not None and not law.identified
     for i, at in enumerate(slices):
         _add_slice(chart, at, ramp_colour(i, len(slices)), is_dotted)

@@ -41,7 +41,8 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 def smooth_loss(loss: np.ndarray) -> np.ndarray:
     """Return the running mean over 2 % of the points on either side. float64 [n].
 
-    At the start, where the loss falls fast, the window shrinks on both sides, so that the mean does not lag.
+    At the start, where the loss falls fast, the window shrinks on both sides,
+    so that the mean does not lag.
     At the end, where the loss is flat, only the side without points is cut.
     """
     # 1,000 points, half = 20. Point 5 is the mean of points 0..10, point 500 of

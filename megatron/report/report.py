@@ -43,7 +43,8 @@ def write_report(
 ) -> Path:
     """Write the page of a study atomically to `out` (default: `<study_dir>/report.html`).
 
-    tariff     price and power of a device, for the cost on the page; default: power limits of listed GPUs
+    tariff     price and power of a device, for the cost on the page; default:
+               power limits of listed GPUs
     plotly_js  another build of plotly.js to embed, such as a smaller one
 
     Raises FileNotFoundError if there is no such study.
@@ -157,7 +158,8 @@ def join_units(text: str) -> str:
 def export_figures(figures: Sequence[Figure], folder: Path, command: str) -> list[Path]:
     """Write <folder>/<key>.png, .pdf, .svg and .json of every figure, each atomically, and return the paths.
 
-    command  the command line that makes the files, stored in the .json next to the data
+    command  the command line that makes the files, stored in the .json next to
+             the data
 
     Raises FileNotFoundError without kaleido or a browser.
     """
