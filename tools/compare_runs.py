@@ -21,7 +21,6 @@ from megatron.cli import create_parser, report_error, run_main
 from megatron.io import replace_nonfinite
 from megatron.laws.law import Law
 from megatron.report.difference_text import describe_difference, describe_floor, format_text_table
-from megatron.report.study_data import read_study
 from megatron.study.differences import (
     LEVEL,
     Difference,
@@ -80,15 +79,16 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 def read_source(path: Path, law: Path | None) -> tuple["DataFrame", dict[str, Law]]:
     """Return the runs and the laws by objective. Raise ValueError for a table without names or losses."""
     table = read_runs(path) if path.is_dir() else read_table(path)
-    laws = dict(read_study(path).laws) if path.is_dir() else {}
+    files = [*([law] if law else []), *(sorted(path.glob("law*.json")) if path.is_dir() else [])]
     for name in ("run", "loss"):
         if name not in table:
             raise ValueError(f"{path}: got no column {name!r}. Write a table with tools/collect.py.")
     table = table.reindex(columns=list(dict.fromkeys([*table, "objective"])))
-    if law is not None:
-        loaded = Law.load(law)
+    laws: dict[str, Law] = {}
+    for file in files:
+        loaded = Law.load(file)
         # a law without a filter on the objective is one of autoregressive runs
-        laws[str(loaded.filter.get("objective", "autoregressive"))] = loaded
+        laws.setdefault(str(loaded.filter.get("objective", "autoregressive")), loaded)
     return table, laws
 
 

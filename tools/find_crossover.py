@@ -89,8 +89,8 @@ def measure(args: argparse.Namespace) -> int:
             print(f"{forecast.name}: {forecast.predicted:.4g}; {ends}; sha256 {forecast.sha256()[:12]}")
         return 0
     table = select_finished(read_table(args.first) if is_table else read_runs(args.first))
-    matches = [_matches(run, args.without) for run in table["run"]]
-    compared = table[~((table["objective"] == measured.FIRST) & matches)]
+    is_left_out = table["run"].map(lambda run: _matches(run, args.without)).astype(bool)
+    compared = table[~(is_left_out & (table["objective"] == measured.FIRST))]
     if args.without and len(compared) == len(table):
         raise ValueError(
             f"--without: got {' '.join(args.without)}, which match no autoregressive run of {args.first}. "

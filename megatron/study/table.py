@@ -51,6 +51,7 @@ COLUMNS = {
 SCORE_PREFIX = "score_"  # additional columns, one per downstream task
 NOTE = "note"
 PLAN_COLUMNS = ["identity", *list(COLUMNS)[3:14]]  # plan.json has their values
+STUDY_COLUMNS = ["held_out", "trunk", "cell"]  # from the study's plan
 RESULT_COLUMNS = (
     "loss_se", "n_tokens_scored", "wall_s", "train_tokens", "train_flops", "test_loss", "test_loss_se"
 )  # fmt: skip
@@ -114,7 +115,9 @@ def read_runs(study_dir: str | Path, now: float | None = None) -> pd.DataFrame:
     now = time.time() if now is None else now
     rows = [_read_run(path, study_dir, now) for path in sorted(runs.iterdir()) if path.is_dir()]
     planned, warnings = _read_planned_runs(study_dir)
-    if planned is not None:
+    if planned is None:
+        rows = _add_table_columns(rows, study_dir / "table.csv")
+    else:
         identities = {row.get("identity") for row in rows}
         rows = [_add_study_columns(row, planned.get(str(row.get("identity")))) for row in rows]
         rows += [row for identity, row in planned.items() if identity not in identities]
@@ -127,8 +130,8 @@ def read_runs(study_dir: str | Path, now: float | None = None) -> pd.DataFrame:
 def _read_planned_runs(study_dir: Path) -> tuple[dict[str, dict[str, Any]] | None, list[str]]:
     """Return the rows of the runs of `<study_dir>/study.yaml` by identity, and warnings.
 
-    None without that file, or if the study cannot be expanded, for example because its corpus was moved:
-    missing and stale runs are then unknown.
+    None without that file, or if the study cannot be expanded, for example because its corpus was moved or
+    it has the keys of an earlier version: missing and stale runs are then unknown.
     """
     path = study_dir / STUDY
     if not path.is_file():
@@ -156,7 +159,22 @@ def _add_study_columns(row: dict[str, Any], planned: Mapping[str, Any] | None) -
     """Return the row of a run on disk with the columns from the study's plan; stale if it is not planned."""
     if planned is None:
         return row | {"status": "stale", NOTE: STALE_NOTE}
-    return row | {name: planned[name] for name in ("held_out", "trunk", "cell")}
+    return row | {name: planned[name] for name in STUDY_COLUMNS}
+
+
+def _add_table_columns(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+    """Return rows with the columns from the study's plan as in an earlier table, if there is one.
+
+    A study that was planned by an earlier version of the format cannot be expanded, but it was collected.
+    """
+    try:
+        table = read_table(path)
+    except (OSError, ValueError):
+        return rows
+    if not {"identity", *STUDY_COLUMNS} <= set(table):
+        return rows
+    earlier = table.drop_duplicates("identity").set_index("identity")[STUDY_COLUMNS].to_dict("index")
+    return [row | earlier.get(row.get("identity"), {}) for row in rows]
 
 
 def _sort_key(row: Mapping[str, Any]) -> tuple[str | float, ...]:

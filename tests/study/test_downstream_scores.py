@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from megatron.report.figures.plot_repeat import downstream_figure
 from megatron.study.run_row import RunRow
 
+from megatron.report.figures.plot_repeat import downstream_figure
 from megatron.report.study_data import AUTOREGRESSIVE, SCORES, read_study
 from megatron.study.downstream_scores import add_score_columns, read_scores, write_scores
 from megatron.study.selection import Columns, optional_column_of, select_runs

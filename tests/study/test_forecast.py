@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from megatron.study.seal import seal_runs
+from tests.study.blind_study import true_loss, write_results, write_study_file
 
 from megatron.laws.fit import fit_law
 from megatron.study.forecast import (
@@ -27,7 +28,6 @@ from megatron.study.forecast import (
 )
 from megatron.study.ladder import PlannedRun, StudyPlan, expand_grids, read_study_plan
 from megatron.study.table import read_runs
-from tests.study.blind_study import true_loss, write_results, write_study_file
 
 LAW_RUNS = [(n, d) for n in (1e4, 3e4, 1e5, 3e5, 1e6) for d in (1e6, 4e6, 1.6e7, 6.4e7)]
 HELD_OUT = "  - {sizes: [w64, w96], train_flops: [2.0e+12], held_out: true}\n"

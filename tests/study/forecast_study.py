@@ -1,4 +1,4 @@
-"""A study of isoFLOP runs with a blind run, and results from a known law. Nothing is trained."""
+"""A study of isoFLOP runs and a run that the law chooses, with results from a known law."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from megatron.plan.run_dir import METRICS, PLAN, RESULT
-from megatron.study.ladder import PlannedRun, StudyPlan, expand_grids, read_study_plan
+from megatron.study.forecast import read_forecasts, record_seals
+from megatron.study.ladder import PlannedRun, StudyPlan, expand_listed, read_study_plan
 
 E, A, B, ALPHA, BETA = 1.7, 90.0, 200.0, 0.35, 0.37
 NOISE = 0.002  # of log loss
 WIDTHS = (16, 24, 32, 48, 64, 96, 128, 192)
+BUDGET = 2.4e12  # of the run whose size the law chooses: 4 times the largest
 STUDY = """
 name: frontier
 directory: {folder}/study
@@ -20,11 +22,11 @@ run:
   lr_scheduler: {{warmup_iterations: 1}}
 sizes:
 {sizes}
-grids:
-  - {{sizes: [w16, w24, w32, w48], train_flops: [2.0e+10, 6.0e+10]}}
-  - {{sizes: [w24, w32, w48, w64, w96], train_flops: [2.0e+11, 6.0e+11]}}
-  - {{sizes: [w32], train_flops: [6.0e+10], seeds: [1, 2]}}
-blind: {{sizes: [w48, w64, w96, w128], lr: [1.0e-3]}}
+cells:
+  - {{size: [w16, w24, w32, w48], flops: [2.0e+10, 6.0e+10]}}
+  - {{size: [w24, w32, w48, w64, w96], flops: [2.0e+11, 6.0e+11]}}
+  - {{size: w32, flops: 6.0e+10, seeds: [1, 2]}}
+  - {{size: best, flops: 2.4e+12, lr: 1.0e-3, label: forecast}}
 """
 
 
@@ -44,8 +46,9 @@ def write_study_file(folder: Path) -> Path:
 
 
 def write_result(run: PlannedRun, loss: float) -> None:
-    """Write the files of a finished run."""
+    """Write the files of a finished run, as its launcher and its training do."""
     run.folder.mkdir(parents=True, exist_ok=True)
+    record_seals(run.folder, read_forecasts(run.folder.parents[1]))
     plan = run.plan
     (run.folder / PLAN).write_text(json.dumps(plan.as_dict()))
     line = {"kind": "train", "step": plan.n_steps, "tokens": plan.train_tokens, "loss": loss}
@@ -65,8 +68,8 @@ def write_results(
 
 
 def write_finished_study(folder: Path, *overrides: str) -> StudyPlan:
-    """Write a study whose grids are finished to <folder>/study."""
+    """Write a study whose listed runs are finished to <folder>/study."""
     study = read_study_plan(write_study_file(folder), overrides)
     study.save()
-    write_results(expand_grids(study))
+    write_results(expand_listed(study))
     return study
