@@ -78,7 +78,7 @@ def make_template() -> dict[str, Any]:
         "yaxis": axis,
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "margin": {"l": 8, "r": 12, "t": 12, "b": 8},
+        "margin": {"l": 8, "r": 24, "t": 12, "b": 8},
         "hovermode": "closest",
         "hoverlabel": {"align": "left"},
         "showlegend": True,

@@ -218,7 +218,7 @@ def _tabulate_forecasts(folder: Path, runs: pd.DataFrame) -> pd.DataFrame:
         row = {name: getattr(forecast, name) for name in ("name", "quantity", "N", "D", "U", "predicted")}
         row |= {"C": flops.get(forecast.identity, np.nan), "low": low, "high": high}
         row |= {"observed": outcome.observed, "is_late": outcome.order == "after"}
-        row |= {"time": f"{forecast.time[:16]} UTC", "sha256": forecast.sha256()}
+        row |= {"time": f"{forecast.time[:16].replace('T', ' ')} UTC", "sha256": forecast.sha256()}
         rows.append(row)
     table = pd.DataFrame(rows, columns=FORECAST_COLUMNS)
     table.attrs["calibration"] = calibrate(outcomes).sentence

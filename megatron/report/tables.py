@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -147,14 +147,12 @@ def list_laws(study: Study) -> list[Table]:
 def _tabulate_law(objective: str, law: Law) -> Table:
     """Return the constants of a parametric law."""
     frame, interval = law.to_frame(), law.interval or {}
-    rows = [
-        [
-            str(name),
-            format_with_interval(at.value, (at.low, at.high), format_constant),
-            law.not_identified.get(str(name), ""),
-        ]
-        for name, at in zip(frame.index, frame.itertuples(), strict=True)
-    ]
+    rows = []
+    for at in frame.itertuples():
+        value = format_with_interval(at.value, (at.low, at.high), format_constant)
+        # the head of the column says it once
+        reason = law.not_identified.get(at.Index, "").removesuffix(": it is not identified.")
+        rows.append([at.Index, value, reason])
     refits = f", {interval['n_bootstrap']} refits" if interval.get("n_bootstrap") else ""
     notes = [f"{law.n_runs} runs{refits}; scatter of a run {100 * law.spread:.2g} %."]
     notes += [law.formula()] if is_sound(law) else ["Do not quote these constants."]
@@ -196,16 +194,18 @@ def list_differences(study: Study) -> list[Table]:
     # not change an interval
     groups = compare_best(rows, laws=study.laws)
     best = [at for group in groups for at in group[:MAX_ROWS] if at.interval]
-    notes = [describe_floor(name, floor) for name, floor in floors.items()]
     titles = {
         "Cells of several seeds": repeated,
         "Lowest loss of each compute against the others": best,
     }
-    return [
-        Table(title, HEADS, [format_cells(at) for at in found[:MAX_ROWS]], notes)
+    made = [
+        Table(title, HEADS, [format_cells(at) for at in found[:MAX_ROWS]])
         for title, found in titles.items()
         if found and floors
     ]
+    # the noise is that of all tables
+    notes = [describe_floor(name, floor) for name, floor in floors.items()]
+    return [replace(table, notes=notes if table is made[0] else ()) for table in made]
 
 
 def tabulate_runs(study: Study) -> Table:
