@@ -234,8 +234,8 @@ def describe_scale(study: Study) -> str:
         "train_tokens": "training tokens",
         "seq_len": "tokens of context",
     }
-    known = [column for column in units if runs[column].notna().any()]
-    parts += [f"{_format_span(runs[column].dropna())} {units[column]}" for column in known]
+    columns = [column for column in units if runs[column].notna().any()]
+    parts += [f"{_format_span(runs[column].dropna())} {units[column]}" for column in columns]
     models = [(result.get("config") or {}).get("model") or {} for result in study.results]
     sizes = sorted({model["n_tokens"] for model in models if isinstance(model.get("n_tokens"), int)})
     if sizes:

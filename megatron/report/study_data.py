@@ -75,8 +75,7 @@ class Study:
     forecasts  a row per forecast, columns FORECAST_COLUMNS;
                attrs["calibration"]: a sentence
     scores     downstream scores, columns SCORE_COLUMNS
-    references scores of published models, fields of ReferenceScore and C = 6 N
-    D
+    references scores of published models, fields of ReferenceScore, C = 6 N D
     corpus     facts on the text, keys CORPUS_NUMBERS and CORPUS_TEXTS
     results    contents of result.json of the finished runs
     warnings   unreadable files, one sentence each
@@ -142,8 +141,8 @@ class Study:
 
         None if the bytes of a token are unknown.
         """
-        # 3.5 nats per token at 4.2 bytes per token: 3.5 / 0.693 / 4.2 = 1.20
-        # bits per byte
+        # 3.5 nats per token at 4.2 bytes per token: 3.5 / 0.693 / 4.2 = 1.20 bits
+        # per byte
         per_token = self.corpus.get("bytes_per_token")
         return 1 / np.log(2) / per_token if per_token else None
 
@@ -341,5 +340,5 @@ def _nearest_column(runs: pd.DataFrame, names: Sequence[str], ends: tuple[float,
     """Return the column whose smallest and largest values are nearest to `ends`, by their ratio."""
     spans = {name: np.log([runs[name].min(), runs[name].max()]) for name in names}
     distances = {name: np.abs(span - np.log(ends)).sum() for name, span in spans.items()}
-    known = {name: distance for name, distance in distances.items() if np.isfinite(distance)}
-    return min(known, key=lambda name: known[name]) if known else names[0]
+    finite = {name: distance for name, distance in distances.items() if np.isfinite(distance)}
+    return min(finite, key=lambda name: finite[name]) if finite else names[0]
