@@ -14,6 +14,7 @@ added.
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -141,8 +142,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report_error(error)
     if args.json:
         answer = {
-            "noise_floor": {name: floor.as_dict() for name, floor in floors.items()},
-            "differences": [difference.as_dict() for group in groups for difference in group],
+            "noise_floor": {name: asdict(floor) for name, floor in floors.items()},
+            "differences": [asdict(difference) for group in groups for difference in group],
         }
         print(json.dumps(replace_nonfinite(answer), indent=1, allow_nan=False))
         return 0

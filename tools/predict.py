@@ -28,7 +28,7 @@ from megatron.laws.prediction import (
     predict_run,
 )
 from megatron.laws.stack import StackedLaw, is_stack, load_stack_of
-from megatron.study.published import PUBLISHED_LAWS, HyperparameterLaw, PublishedLaw, find_law
+from megatron.study.published import HyperparameterLaw, PublishedLaw, find_law, load_published
 
 Outcome = TypeVar("Outcome", Prediction, OptimumPrediction)
 NO_INTERVAL = "no interval: the law has no bootstrap replicates"
@@ -99,7 +99,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 def list_laws() -> list[dict[str, str]]:
     """Return name, formula, definition of N, source and note of each published law."""
     rows = []
-    for name, published in PUBLISHED_LAWS.items():
+    for name, published in load_published().items():
         formula = published.to_law().formula() if isinstance(published, PublishedLaw) else published.formula()
         rows.append(
             {

@@ -61,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="concurrent runs; default: one per core, as many as fit on a GPU, with Slurm all",
     )
-    running.add_argument("--part", metavar="NAME", help="only the runs of the grids with this `part`")
+    running.add_argument("--part", metavar="NAME", help="only the runs of the cells with this `part`")
     running.add_argument(
         "--gpus-per-run", type=positive_int, default=1, metavar="N", help="GPUs that share each run"
     )

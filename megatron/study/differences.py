@@ -13,9 +13,8 @@ part of their difference, and does not measure the scatter between seeds. Where 
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -68,6 +67,11 @@ class Side:
         return len(self.losses)
 
 
+def _select_runs(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the finished runs with all columns of a table; a table of another program may lack some."""
+    return select_finished(table.reindex(columns=list(dict.fromkeys([*table, *COLUMNS]))))
+
+
 def group_cells(table: pd.DataFrame) -> list[Side]:
     """Group the finished runs into cells.
 
@@ -75,12 +79,13 @@ def group_cells(table: pd.DataFrame) -> list[Side]:
     are grouped by CELL_COLUMNS. Runs of such a group with equal or missing seeds must differ in another
     setting, so each of them is a cell.
     """
-    runs = select_finished(table)
-    bare = runs.reindex(columns=CELL_COLUMNS).astype(str).agg(" ".join, axis=1)
+    runs = _select_runs(table)
+    settings = runs.reindex(columns=CELL_COLUMNS).itertuples(index=False)
+    bare = pd.Series([repr(tuple(values)) for values in settings], index=runs.index, dtype=object)
     cells = []
-    for _, same in runs.groupby(runs["cell"].fillna(bare) if "cell" in runs else bare, sort=False):
+    for _, same in runs.groupby(runs["cell"].fillna(bare), sort=False):
         # seeds 0, 1, 2: one cell of three; seeds 0, 0, 1: three cells of one run
-        is_cell = len(same) == 1 or ("seed" in same and same["seed"].notna().all() and same["seed"].is_unique)
+        is_cell = len(same) == 1 or (same["seed"].notna().all() and same["seed"].is_unique)
         cells += [make_side(same)] if is_cell else [make_side(same.iloc[[i]]) for i in range(len(same))]
     return cells
 
@@ -92,7 +97,7 @@ def find_side(table: pd.DataFrame, name: str) -> Side:
     the names of all runs of one cell selects that cell.
     Raises ValueError if no finished run matches, or if runs of several cells match.
     """
-    runs = select_finished(table)
+    runs = _select_runs(table)
     # exact name first, then a prefix up to a dash, then any prefix: "s4" must not match "s48" if "s4-..."
     # exists
     masks = (runs["run"] == name, runs["run"].str.startswith(f"{name}-"), runs["run"].str.startswith(name))
@@ -118,25 +123,29 @@ def find_side(table: pd.DataFrame, name: str) -> Side:
 
 def make_side(cell: pd.DataFrame) -> Side:
     """Return a cell with its name: a run's name without the hash, or the common prefix of all seeds."""
-    cell = cell.reindex(columns=list(dict.fromkeys([*cell, *COLUMNS])))
-    names = tuple(cell["run"])
+    columns = cell.to_dict("list")
+    names = tuple(columns["run"])
     # "...-seed0" and "...-seed1" share "...-seed": the suffix is removed
     stem = os.path.commonprefix(names).rstrip("-_").removesuffix("seed").rstrip("-_")
     if len(names) == 1:  # names may end with the first 8 digits of the identity
-        stem = names[0].removesuffix(f"-{str(cell['identity'].iloc[0])[:8]}")
-    known = cell["n_tokens_scored"].dropna()
-    errors = cell["loss_se"].where(cell["loss_se"] > 0)
+        stem = names[0].removesuffix(f"-{str(columns['identity'][0])[:8]}")
+    known = [n for n in columns["n_tokens_scored"] if n > 0]
+    errors = columns["loss_se"]
+    flops = columns["train_flops"][0]
     return Side(
         name=stem or names[0],
-        objective=str(cell["objective"].iloc[0]),
+        objective=str(columns["objective"][0]),
         runs=names,
-        losses=cell["loss"].to_numpy(float),
-        error=float(errors.max(skipna=False)),
-        n_tokens=math.nan if known.empty else float(known.iloc[0]),
-        flops=float(cell["train_flops"].fillna(math.inf).iloc[0]),
-        paths=tuple(cell["path"]),
-        trunks=tuple(cell["trunk"].fillna(cell["run"])),
-        seeds=tuple(cell["seed"]),
+        losses=np.array(columns["loss"], dtype=float),
+        error=max(errors) if all(error > 0 for error in errors) else math.nan,
+        n_tokens=known[0] if known else math.nan,
+        flops=flops if flops > 0 else math.inf,
+        paths=tuple(columns["path"]),
+        trunks=tuple(
+            trunk if isinstance(trunk, str) else run
+            for trunk, run in zip(columns["trunk"], names, strict=True)
+        ),
+        seeds=tuple(columns["seed"]),
     )
 
 
@@ -188,10 +197,6 @@ class NoiseFloor:
     text_se: float | None = None
     level: float = LEVEL
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the content for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -227,10 +232,6 @@ class Difference:
     text_se: float | None = None
     n_seeds_to_decide: int | None = None
     reason: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the content for JSON."""
-        return asdict(self)
 
 
 def estimate_noise_floor(

@@ -264,15 +264,20 @@ def _read_wandb(path: Path) -> Iterator[RunLog]:
         run, _, metric = name.rpartition(" - ")
         if name.endswith(("__MIN", "__MAX")) or "loss" not in metric.lower():
             continue
-        if table[name].dtype != float and table[name].notna().any() or table[step].dtype != float:
+        points = table[[step, name]]
+        numbers = points.apply(pd.to_numeric, errors="coerce")
+        is_text = (points.notna() & ~(numbers.abs() < math.inf)).any(axis=1)
+        if is_text.any():
+            row = int(is_text.to_numpy().argmax())
             raise ValueError(
-                f"{path}: got text in {step} or {name}, expected numbers. Export the chart again."
+                f"{path}, row {row + 1}: got step '{points[step][row]}' and {name} '{points[name][row]}', "
+                "expected numbers. Export the chart again."
             )
         trail = trails.setdefault(run or path.stem, RunLog(run or path.stem, path))
         is_held_out = any(word in metric.lower() for word in ("val", "eval", "held", "test"))
         # a CSV of several runs interleaves their steps, so empty cells are normal
-        points = table[[step, name]].dropna()
-        losses = zip(points[step].astype(int), points[name].astype(float), strict=True)
+        numbers = numbers.dropna()
+        losses = zip(numbers[step].astype(int), numbers[name], strict=True)
         (trail.held_out if is_held_out else trail.train).update(losses)
     yield from trails.values()
 

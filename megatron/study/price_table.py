@@ -114,18 +114,15 @@ def _align_columns(head: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list
     # every column but the first is preceded by two spaces
     used = sum(max(map(len, column)) + GAP for column in list(zip(head, *rows, strict=True))[1:])
     room = max(WIDTH - used, MIN_NAME_WIDTH)
-    names = [_shorten_name(escape_controls(row[0]), room).ljust(MIN_NAME_WIDTH) for row in rows]
-    shortened = [(name, *row[1:]) for name, row in zip(names, rows, strict=True)]
+    shortened = [(_shorten_name(escape_controls(row[0]), room), *row[1:]) for row in rows]
     return format_table(head, shortened, ("run", "status"))
 
 
 def _shorten_name(name: str, width: int) -> str:
     """Shorten a name to `width` characters: its beginning and end, with .. in the middle."""
-    if len(name) <= width:
-        return name
     # width 12: 5 letters, "..", 5 letters: "AR-s48-250ktok-seed0" becomes "AR-s4..seed0"
     head = (width - 2) // 2
-    return f"{name[:head]}..{name[len(name) - (width - 2 - head) :]}"
+    return name if len(name) <= width else f"{name[:head]}..{name[len(name) - (width - 2 - head) :]}"
 
 
 def _format_legend(runs: Sequence[PlannedRun]) -> list[str]:

@@ -95,14 +95,22 @@ def _check_not_started(folder: Path, started: str) -> None:
         )
 
 
-def _describe_run(study: StudyPlan, run: PlannedRun) -> dict[str, Any]:
-    """Return the fields of a forecast that the plan of its run gives."""
+def _make_run_forecast(study: StudyPlan, run: PlannedRun, levels: Sequence[Any], **about: Any) -> Forecast:
+    """Return the forecast of a run from its predictions at LEVELS, each with `loss` and `predictive`."""
     plan = run.plan
-    return {
-        "name": run.folder.name, "quantity": RUN, "objective": plan.objective, "identity": plan.identity,
-        "N": float(plan.n_params), "D": float(plan.train_tokens), "study": study.text(),
-        "runs": {plan.identity: int(run.held_out)},
-    }  # fmt: skip
+    return make_forecast(
+        name=run.folder.name,
+        quantity=RUN,
+        objective=plan.objective,
+        identity=plan.identity,
+        N=float(plan.n_params),
+        D=float(plan.train_tokens),
+        predicted=levels[0].loss,
+        intervals=tuple(at.predictive for at in levels),
+        study=study.text(),
+        runs={plan.identity: int(run.held_out)},
+        **about,
+    )
 
 
 def _predict_by_law(law: Law | StackedLaw, run: PlannedRun, study: StudyPlan, path: Path) -> Forecast:
@@ -114,16 +122,10 @@ def _predict_by_law(law: Law | StackedLaw, run: PlannedRun, study: StudyPlan, pa
         raise ValueError(
             f"{path}: got a law without bootstrap replicates, which has no intervals. Fit it again."
         )
-    return make_forecast(
-        **_describe_run(study, run),
-        U=U,
-        predicted=levels[0].loss,
-        intervals=tuple(at.predictive for at in levels),
-        method=law.formula(),
-        law=path.name,
-        law_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-        data_sha256=str(law.table.get("sha256", "")),
-    )
+    law_sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    about = {"method": law.formula(), "law": path.name, "law_sha256": law_sha256}
+    data = str(law.table.get("sha256", ""))
+    return _make_run_forecast(study, run, levels, U=U, data_sha256=data, **about)
 
 
 def seal_best(study_dir: str | Path) -> Forecast:
@@ -202,16 +204,9 @@ def _predict_by_frontier(study: StudyPlan, law: ComputeLaw, run: PlannedRun, col
     C = float(getattr(run.plan, column))
     levels = [law.predict_run(run.plan.n_params, C, level) for level in LEVELS]
     data = law.table["sha256"]
-    return make_forecast(
-        **_describe_run(study, run),
-        U=None,
-        predicted=levels[0].loss,
-        intervals=tuple(at.predictive for at in levels),
-        method=f"frontier of {law.n_runs} runs at {law.n_budgets} budgets, C by {column}",
-        law=COMPUTE_LAW,
-        law_sha256=hash_record({"params": law.params, "data": data}),
-        data_sha256=data,
-    )
+    about = {"law": COMPUTE_LAW, "law_sha256": hash_record({"params": law.params, "data": data})}
+    method = f"frontier of {law.n_runs} runs at {law.n_budgets} budgets, C by {column}"
+    return _make_run_forecast(study, run, levels, U=None, method=method, data_sha256=data, **about)
 
 
 def seal_text(study_dir: Path, U: float) -> list[Forecast]:
@@ -253,25 +248,15 @@ def _predict_by_power(
     quantity: str, objective: str, power: PowerLaw, U: float, about: dict[str, Any]
 ) -> Forecast:
     name = "-".join(filter(None, (quantity, objective, f"{format_count(U, 3)}unique")))
-    ends: Sequence[Any] = [power.predict(U, level) for level in LEVELS]
-    if not all(math.isfinite(float(end)) for at in ends for end in at):
+    ends = np.array([power.predict(U, level) for level in LEVELS], dtype=float)  # value, low, high
+    if not np.isfinite(ends).all():
         raise ValueError(
             f"{name}: got two measured values without errors, which have no interval. Train settings with "
             "several seeds, or a third text."
         )
     formula = f"{power.coefficient:.6g} U^{power.exponent:.6g}, {power.dof} degrees of freedom"
-    return make_forecast(
-        name=name,
-        quantity=quantity,
-        objective=objective,
-        identity="",
-        N=None,
-        D=None,
-        U=float(U),
-        predicted=float(ends[0][0]),
-        intervals=tuple((float(low), float(high)) for _, low, high in ends),
-        method=formula,
-        law=CROSSOVER,
-        law_sha256=hashlib.sha256(f"{formula} {about['data_sha256']}".encode()).hexdigest(),
-        **about,
-    )
+    law_sha256 = hashlib.sha256(f"{formula} {about['data_sha256']}".encode()).hexdigest()
+    about = about | {"method": formula, "law": CROSSOVER, "law_sha256": law_sha256, "N": None, "D": None}
+    intervals = tuple(map(tuple, ends[:, 1:].tolist()))
+    about |= {"quantity": quantity, "objective": objective, "identity": "", "U": float(U)}
+    return make_forecast(name=name, predicted=float(ends[0, 0]), intervals=intervals, **about)

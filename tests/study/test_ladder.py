@@ -150,8 +150,8 @@ def test_a_name_that_is_unsafe_in_a_list_of_folders_is_refused(study: Path, name
     written = json.dumps(name)
     for words, key in (
         ([f"sizes={{{written}: {{d_model: 16, n_heads: 2, n_layers: 1}}}}"], "sizes"),
-        ([f"grids=[{{sizes: [small], train_tokens: [640], label: {written}}}]"], "label"),
-        ([f"grids=[{{sizes: [{written}], train_tokens: [640]}}]"], "sizes"),
+        ([f"cells=[{{size: small, tokens: 640, label: {written}}}]"], "label"),
+        ([f"cells=[{{size: {written}, tokens: 640}}]"], "size"),
     ):
         if key == "label" and not name:
             continue  # no label

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from megatron.study.probe import Timing, flops_per_step, time_steps
 
 from megatron.model.initialization import init_weights
 from megatron.model.precision import choose_precision

@@ -116,7 +116,9 @@ class SlurmLauncher:
                 if job.is_external and self.locks.lock_run(job.run):
                     job.handle, job.is_external = task, False
             elif not job.is_external or self.locks.has_ended(job.run):
-                over.append((job, _find_status(job.run)))
+                # a run of another process that ended without a result is started here, without limit
+                failed = STOPPED if job.is_external else 1
+                over.append((job, _find_status(job.run, failed)))
                 self.locks.release(job.run)
         return over
 
@@ -125,16 +127,16 @@ class SlurmLauncher:
 
         Raises OSError if Slurm does not respond.
         """
-        tasks = {job.handle for job in jobs if not job.is_external}
+        tasks = [job.handle for job in jobs if not job.is_external]
         if not tasks:
             return
         try:
-            _run_command(["scancel", *sorted(tasks)])
+            _run_command(["scancel", *tasks])
         except OSError as error:
             if "Invalid job id" not in str(error) and "already complet" not in str(error):
                 raise OSError(f"{error}. {len(tasks)} tasks still run: scancel {' '.join(tasks)}") from error
         deadline = time.monotonic() + STOP_WAIT_S
-        while self.queued & tasks and time.monotonic() < deadline:
+        while self.queued & set(tasks) and time.monotonic() < deadline:
             time.sleep(0.5)
             self._poll_queue()
 
@@ -166,11 +168,11 @@ class SlurmLauncher:
         return True
 
 
-def _find_status(run: PlannedRun) -> int:
+def _find_status(run: PlannedRun, failed: int) -> int:
     """Return the status of a run whose task has left the queue; a preempted one has saved a checkpoint."""
     if is_done(run.folder, run.plan.identity):
         return 0
-    return STOPPED if any((run.folder / CHECKPOINTS).glob("*.preempt")) else 1
+    return STOPPED if any((run.folder / CHECKPOINTS).glob("*.preempt")) else failed
 
 
 def _run_command(words: Sequence[str]) -> str:

@@ -34,21 +34,16 @@ run:
 sizes:
   0.1M: {{d_model: 32, n_heads: 2, n_layers: 2}}
   0.2M: {{d_model: 48, n_heads: 3, n_layers: 2}}
-grids:
-  - objectives: [autoregressive]
-    sizes: [0.1M, 0.2M]
-    train_tokens: [250, 500]
+cells:
+  - objective: [autoregressive]
+    size: [0.1M, 0.2M]
+    tokens: [250, 500]
     seeds: [0, 1]
-  - objectives: [masked_diffusion]
-    sizes: [0.1M]
-    train_tokens: [1_000]
+  - objective: [masked_diffusion]
+    size: [0.1M]
+    tokens: [1_000]
     run: {{optim: {{lr: 8.0e-3}}}}
 seed: 3
-blind:
-  sizes: [0.1M, 0.2M]
-  compute: 4
-  lr: [{{coefficient: 1.79, n: -0.713, d: 0.307}}]
-  run: {{optim: {{weight_decay: 0.2}}}}
 """
 MIXTURE = """catalog: catalog
 corpora: [slim]

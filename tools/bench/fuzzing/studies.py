@@ -4,7 +4,6 @@ import csv
 import gzip
 import io
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,7 @@ def open_run_folders(folder: Path) -> FileCase:
     """Open run folders as collect.py reads them."""
     from megatron.study.downstream_scores import add_score_columns, read_scores
     from megatron.study.launchers.launch import read_last_metrics
-    from megatron.study.table import read_runs, read_table, write_table, write_table_parquet
+    from megatron.study.table import read_runs, read_table, write_table
 
     names = write_study(folder)
     scores = "runs/ar-200000-500000/downstream/bench/ar/results.json"
@@ -118,13 +117,12 @@ def open_run_folders(folder: Path) -> FileCase:
         rows = read_runs(folder)
         rows = add_score_columns(rows, read_scores(folder, rows))
         write_table(rows, folder / "table.csv")
-        write_table_parquet(rows, folder / "table.parquet")
+        write_table(rows, folder / "table.parquet")
         read_last_metrics(folder / "runs/md")
         # the table must return each loss bit for bit: the CSV has enough digits
-        losses = [float(cell) for cell in read_table(folder / "table.csv")["loss"] if cell]
-        expected = [row.loss for row in rows if row.loss is not None]
-        # NaN differs from itself
-        if losses != expected and not any(map(math.isnan, losses)):
+        losses = list(read_table(folder / "table.csv")["loss"].dropna())
+        expected = list(rows["loss"].dropna())
+        if losses != expected:
             raise WrongAnswerError(f"table.csv: got the losses {losses}, expected {expected}")
 
     mutators = {
@@ -158,12 +156,12 @@ def open_reports(folder: Path) -> FileCase:
 
 
 def open_frontiers(folder: Path) -> FileCase:
-    """Open compute_law.json and blind.json, and values computed from them."""
+    """Open compute_law.json and a forecast, and values computed from them."""
     import numpy as np
-    from megatron.study.blind import check_blind
-    from megatron.study.blind_record import BlindPrediction, load_blind
 
     from megatron.laws.compute_law import ComputeLaw, fit_compute_law
+    from megatron.study.forecast import make_forecast, read_forecasts, score_forecasts, seal_forecasts
+    from megatron.study.table import make_frame
 
     # 5 budgets x 4 sizes around the optimum of each, with D = C / 6N: [20] each
     C = np.repeat(np.geomspace(1e10, 1e12, 5), 4)
@@ -171,13 +169,12 @@ def open_frontiers(folder: Path) -> FileCase:
     L = 1.9 + 120 / N**0.33 + 900 / (C / (6 * N)) ** 0.42
     path = folder / "compute_law.json"
     fit_compute_law(N, C / (6 * N), L, C).save(path)
-    blind = BlindPrediction(
-        objective="autoregressive", run="ar-blind-0a", size="2M", seed=0, identity="0a",
-        flops_convention="exact", compute=4.0, budget=4e12, N=100_000, D=6_000_000, C=4e12, predicted=3.1,
-        level=0.95, interval=(3.0, 3.2), N_optimum=1.1e5, N_optimum_interval=(9e4, 1.3e5),
-        time="2026-01-02T03:04:05.678+00:00", commit=None, n_runs=20, rows_sha256="0b",
+    forecast = make_forecast(
+        name="ar-forecast-0a", quantity="run", objective="autoregressive", identity="0a", N=1e5, D=6e6,
+        U=None, predicted=3.1, intervals=((3.05, 3.15), (3.02, 3.18), (3.0, 3.2)), method="a frontier",
+        law="compute_law.json", law_sha256="0b", data_sha256="0c", study="name: a", runs={"0a": 1},
     )  # fmt: skip
-    blind.save(folder)
+    seal_forecasts(folder, [forecast])
 
     def read() -> None:
         law = ComputeLaw.load(path)
@@ -185,12 +182,13 @@ def open_frontiers(folder: Path) -> FileCase:
         optimum = law.optimum(C)
         law.predict_run(optimum.N, C), law.interval("size_exponent")
         # a mutation of the white space only is accepted, and the content is equal
-        if load_blind(folder) != blind:
-            raise WrongAnswerError("a modified blind.json was accepted")
-        if "not trained yet" not in check_blind(folder).summary:
+        if read_forecasts(folder) != [forecast]:
+            raise WrongAnswerError("a modified forecast was accepted")
+        if score_forecasts([forecast], make_frame([]))[0].observed is not None:
             raise WrongAnswerError("a run that does not exist was measured")
 
-    return FileCase(folder, {"compute_law.json": mutate_json, "blind.json": mutate_json}, read)
+    sealed = f"forecasts/{forecast.name}.json"
+    return FileCase(folder, {"compute_law.json": mutate_json, sealed: mutate_json}, read)
 
 
 def open_stacks(folder: Path) -> FileCase:
@@ -263,9 +261,8 @@ def open_tables(folder: Path) -> FileCase:
 
     def read() -> None:
         for name in ("t.csv", "u.csv.gz"):
-            if read_table(folder / name) != _reference_table(
-                (folder / name).read_bytes(), name.endswith("gz")
-            ):
+            reference = _reference_table((folder / name).read_bytes(), name.endswith("gz"))
+            if list(read_table(folder / name)) != list(reference):
                 raise WrongAnswerError(f"{name}: differs from Python's csv")
         facts = read_facts(folder / "f.csv")
         renamed = {"loss": "val_loss"}
@@ -285,7 +282,7 @@ def open_logs(folder: Path) -> FileCase:
     from torch.utils.tensorboard import SummaryWriter
 
     from megatron.study.importers import read_external_logs
-    from megatron.study.table import write_table, write_table_parquet
+    from megatron.study.table import write_table
 
     (folder / "titan.log").write_text(TITAN)
     (folder / "megatron.log").write_text(MEGATRON)
@@ -297,11 +294,11 @@ def open_logs(folder: Path) -> FileCase:
 
     def read() -> None:
         facts = {"": {"n_params": 10, "tokens_per_step": 100}}
-        rows = read_external_logs([folder / "titan.log"], "torchtitan", {}, {})
-        rows += read_external_logs([folder / "megatron.log"], "megatron", {}, {})
-        rows += read_external_logs([folder / "board"], "tensorboard", facts, {})
-        write_table(rows, folder / "table.csv")
-        write_table_parquet(rows, folder / "table.parquet")
+        read_external_logs([folder / "titan.log"], "torchtitan", {}, {})
+        read_external_logs([folder / "megatron.log"], "megatron", {}, {})
+        table = read_external_logs([folder / "board"], "tensorboard", facts, {})
+        write_table(table, folder / "table.csv")
+        write_table(table, folder / "table.parquet")
 
     mutators = {"titan.log": mutate_text, "megatron.log": mutate_text, f"board/{events.name}": mutate_bytes}
     return FileCase(folder, mutators, read)

@@ -39,8 +39,8 @@ run:
 sizes:
   small: {{d_model: 16, n_heads: 2, n_layers: 1}}
   large: {{d_model: 32, n_heads: 2, n_layers: 1}}
-grids:
-  - {{sizes: [small, large], unique_tokens: [1280], epochs: [1, 2, 4]}}
+cells:
+  - {{size: [small, large], unique_tokens: [1280], epochs: [1, 2, 4]}}
 """
 MIXTURE = """\
 catalog: {catalog}

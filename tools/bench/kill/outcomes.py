@@ -37,8 +37,8 @@ RANDOM_NAMES = (
     (re.compile(r"0x[0-9a-f]{8,}"), "ADDRESS"),  # addresses of functions, which lm-eval prints
 )
 EVENTS = re.compile(r"events\.out\.tfevents\..*")  # TensorBoard writes one file per start
-# files that are only checked for existence; price.json contains the measured times of the study's machine
-PRESENT = ("log.txt", ".metadata", ".lock", "slurm_task", "price.json")
+# files that are only checked for existence
+PRESENT = ("log.txt", ".metadata", ".lock", "slurm_task")
 
 
 def read_outcome(work: Path) -> dict[str, str]:
