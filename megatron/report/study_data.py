@@ -199,7 +199,7 @@ def read_weights(study: Study, path: str) -> pd.DataFrame:
     records = {}
     for record in read_valid_metrics(study.folder / path):
         weights, tokens = record.get("weights"), record.get("tokens")
-        if record["kind"] != "train" or not isinstance(weights, dict):
+        if record["kind"] != "train" or not isinstance(weights, dict) or not weights:
             continue
         if all(map(is_finite, (tokens, *weights.values()))):
             records[tokens] = weights
