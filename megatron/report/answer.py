@@ -46,7 +46,8 @@ class Answer:
     scale     sizes, tokens, context, vocabulary and units of the runs
     todo      what to train or to run next; may be empty
     warnings  what changes the meaning of the verdict
-    optima    rows of `find_optima` at the largest fitted budget, the next one and the furthest one
+    optima    rows of `find_optima` at the largest fitted budget, the next one
+              and the furthest one
     """
 
     verdict: str
@@ -81,7 +82,8 @@ def is_sound(law: Law) -> bool:
 def find_answers(study: Study) -> pd.DataFrame | None:
     """Return the optima of the answer's table; None if no law has an answer.
 
-    The next budget is the smallest of STEPS times the largest fitted one that no run was trained with.
+    The next budget is the smallest of STEPS times the largest fitted one that
+    no run was trained with.
     """
     law = answering_law(study)
     if law is None:
@@ -110,7 +112,8 @@ def answering_law(study: Study) -> ComputeLaw | Law | None:
 def find_optima(law: ComputeLaw | Law, C: np.ndarray) -> pd.DataFrame:
     """Return a row for each C [n] (FLOPs; 6 N D for a parametric law).
 
-    Columns C, N, D, loss, and low and high of each: confidence of N and D, predictive of a run's loss. NaN
+    Columns C, N, D, loss, and low and high of each: confidence of N and D,
+    predictive of a run's loss. NaN
     where a value overflows.
     """
     if isinstance(law, ComputeLaw):
@@ -133,7 +136,8 @@ def find_optima(law: ComputeLaw | Law, C: np.ndarray) -> pd.DataFrame:
 def describe_optimum(at: pd.Series, bits_per_byte: float | None) -> str:
     """Return the verdict of an optimum, a row of `find_optima`.
 
-    At 1.2e13 FLOPs train 390k parameters (330k to 460k) on 5.8M tokens; expect 2.87 ...
+    At 1.2e13 FLOPs train 390k parameters (330k to 460k) on 5.8M tokens; expect
+    2.87 ...
     """
     N = format_count(at["N"])
     inside = format_interval((at["N_low"], at["N_high"]), format_count)
@@ -164,10 +168,8 @@ def describe_crossings(crossings: Sequence[MeasuredCrossover]) -> str:
 def describe_no_answer(study: Study) -> str:
     """Return why there is no answer, and the lowest loss so far."""
     runs = study.main_runs
-    if not len(study.runs):
-        return "No runs yet."
     if not len(runs):
-        return f"No answer yet: none of {format_plural(len(study.runs), 'run')} is finished."
+        return f"No answer yet: 0 of {format_plural(len(study.runs), 'run')} finished."
     best = runs.loc[runs["loss"].idxmin()]
     law = study.frontier or study.law
     reason = "no law is fitted"
@@ -188,7 +190,7 @@ def describe_checks(study: Study) -> str:
         if n_waiting:
             return f"Not checked yet: {format_plural(n_waiting, 'forecast')} without a finished run."
         return "Not checked by an unseen run."
-    inside = scored["observed"].between(scored["low"], scored["high"])
+    inside = is_inside(scored)
     share = f"{inside.sum()} of {len(scored)} inside the 95 % interval"
     if len(scored) == 1:
         share = f"{'inside' if inside.all() else 'outside'} its 95 % interval"
@@ -199,6 +201,11 @@ def describe_checks(study: Study) -> str:
     runs = "one unseen run" if len(scored) == 1 else f"{len(scored)} unseen runs"
     verb = "was" if len(scored) == 1 else "were"
     return f"Checked: {runs}{_describe_distance(study)} {verb} predicted to {size} %, {share}."
+
+
+def is_inside(forecasts: pd.DataFrame) -> pd.Series:
+    """Return whether each observed value is in its 95 % interval."""
+    return forecasts["observed"].between(forecasts["low"], forecasts["high"])
 
 
 def _describe_distance(study: Study) -> str:
@@ -227,8 +234,8 @@ def describe_scale(study: Study) -> str:
         "train_tokens": "training tokens",
         "seq_len": "tokens of context",
     }
-    known = [column for column in units if runs[column].notna().any()]
-    parts += [f"{_format_span(runs[column].dropna())} {units[column]}" for column in known]
+    columns = [column for column in units if runs[column].notna().any()]
+    parts += [f"{_format_span(runs[column].dropna())} {units[column]}" for column in columns]
     models = [(result.get("config") or {}).get("model") or {} for result in study.results]
     sizes = sorted({model["n_tokens"] for model in models if isinstance(model.get("n_tokens"), int)})
     if sizes:
@@ -284,8 +291,7 @@ def _list_extrapolations(study: Study, optima: pd.DataFrame) -> list[str]:
     low, high = sizes.min(), sizes.max()
     if len(sizes) and not low <= at["N"] <= high:
         words.append(f"The size is outside those trained, {format_count(low)} to {format_count(high)}.")
-    scored = study.scored
-    if not scored["observed"].between(scored["low"], scored["high"]).all():
+    if not is_inside(study.scored).all():
         words.append("An unseen run was outside its interval: the intervals here may be too narrow.")
     if study.main_runs["train_flops"].max() > SAME_BUDGET * optima["C"].max():
         words.append("Runs beyond these budgets are finished: fit the law again.")

@@ -1,6 +1,7 @@
 """Charts of plotly, and what all figures share: template, colours, axes, points of runs.
 
-Colours have a contrast of at least 3 with white and with the dark page, so a figure has one set of them.
+Colours have a contrast of at least 3 with white and with the dark page, so a
+figure has one set of them.
 Titles and captions are fixed texts; a caption describes only what is drawn.
 """
 
@@ -8,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -25,6 +26,9 @@ from megatron.study.format import (
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+# a string, because plotly is imported when the first chart is made
+Chart: TypeAlias = "go.Figure"
 
 INK, MUTED, ACCENT, GRID = "#1d2330", "#7a8394", "#2f7fd1", "#e4e7ec"
 BAND, SHADE = "rgba(47,127,209,0.18)", "rgba(122,131,148,0.12)"
@@ -45,7 +49,7 @@ class Figure:
     key: str
     title: str
     caption: str
-    chart: "go.Figure"
+    chart: Chart
     is_diagnostic: bool = False
 
     @property
@@ -77,7 +81,7 @@ def make_template() -> dict[str, Any]:
         "yaxis": axis,
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "margin": {"l": 8, "r": 12, "t": 12, "b": 8},
+        "margin": {"l": 8, "r": 24, "t": 12, "b": 8},
         "hovermode": "closest",
         "hoverlabel": {"align": "left"},
         "showlegend": True,
@@ -89,18 +93,27 @@ def make_template() -> dict[str, Any]:
     return {"layout": layout}
 
 
-def make_chart(height_px: int = HEIGHT_PX, **layout: Any) -> "go.Figure":
-    """Return an empty chart in the style of the report."""
-    import plotly.graph_objects as go  # slow import
+def make_chart(height_px: int = HEIGHT_PX, **grid: Any) -> Chart:
+    """Return an empty chart in the style of the report. `grid`: arguments of make_subplots."""
+    import plotly.graph_objects as go  # slow imports
+    from plotly.subplots import make_subplots
 
-    return go.Figure(layout={"template": make_template(), "height": height_px, **layout})
+    chart = make_subplots(**grid) if grid else go.Figure()
+    return chart.update_layout(template=make_template(), height=height_px)
+
+
+def read_plotly_js() -> str:
+    """Return the build of plotly.js that is installed."""
+    from plotly.offline import get_plotlyjs  # slow import
+
+    return get_plotlyjs()
 
 
 def ramp_colour(i: int, n: int) -> str:
     """Return colour i of n along the ramp; the middle of it for n = 1."""
     at = (len(RAMP) - 1) * (i / (n - 1) if n > 1 else 0.5)
-    # RAMP has 5 colours; i = 2 of n = 4 is at 2.67: between colours 2 and 3, 67
-    # % of the latter
+    # RAMP has 5 colours; i = 2 of n = 4 is at 2.67: between colours 2 and 3, 67 %
+    # of the latter
     left = min(int(at), len(RAMP) - 2)
     mixed = []
     for start in (1, 3, 5):
@@ -186,7 +199,7 @@ def describe_runs(runs: pd.DataFrame) -> list[str]:
 
 
 def add_line(
-    chart: "go.Figure",
+    chart: Chart,
     x: ArrayLike,
     y: ArrayLike,
     name: str,
@@ -196,7 +209,7 @@ def add_line(
 ) -> None:
     """Add a line of the legend's group `name`, without an entry of its own unless showlegend=True.
 
-    dash, width and shape are of the line; all others are properties of the trace.
+    dash, width and shape are of the line, all others of the trace.
     """
     style = {name: more.pop(name) for name in ("dash", "width", "shape") if name in more}
     more = {"mode": "lines", "showlegend": False, "hoverinfo": "x+y+text" if text else "skip"} | more
@@ -205,7 +218,7 @@ def add_line(
 
 
 def add_points(
-    chart: "go.Figure",
+    chart: Chart,
     x: ArrayLike,
     y: ArrayLike,
     name: str,
@@ -223,7 +236,7 @@ def add_points(
     _add_trace(chart, x, y, name, marker=marker, hovertext=text, **more)
 
 
-def _add_trace(chart: "go.Figure", x: ArrayLike, y: ArrayLike, name: str, **more: Any) -> None:
+def _add_trace(chart: Chart, x: ArrayLike, y: ArrayLike, name: str, **more: Any) -> None:
     x, y = (np.asarray(values, dtype=float).tolist() for values in (x, y))
     chart.add_scatter(x=x, y=y, name=name, legendgroup=name, **more)
 
@@ -243,9 +256,7 @@ def make_bars(up: ArrayLike, down: ArrayLike | None = None) -> dict[str, Any]:
     return bars
 
 
-def add_band(
-    chart: "go.Figure", x: ArrayLike, low: ArrayLike, high: ArrayLike, name: str, **more: Any
-) -> None:
+def add_band(chart: Chart, x: ArrayLike, low: ArrayLike, high: ArrayLike, name: str, **more: Any) -> None:
     """Add a filled band between two lines as one closed trace: along `low`, and back along `high`."""
     x, low, high = (np.asarray(values, dtype=float) for values in (x, low, high))
     ends = np.concatenate([low, high[::-1]])
@@ -253,7 +264,7 @@ def add_band(
     add_line(chart, np.concatenate([x, x[::-1]]), ends, name, ACCENT, **fill, **more)
 
 
-def add_runs(chart: "go.Figure", runs: pd.DataFrame, x: str, y: str = "loss") -> None:
+def add_runs(chart: Chart, runs: pd.DataFrame, x: str, y: str = "loss") -> None:
     """Add the runs as points by size and objective.
 
     Losses have bars of 2 standard errors.
@@ -269,7 +280,7 @@ def add_runs(chart: "go.Figure", runs: pd.DataFrame, x: str, y: str = "loss") ->
         unlisted -= {size}
 
 
-def add_objectives(chart: "go.Figure", runs: pd.DataFrame) -> None:
+def add_objectives(chart: Chart, runs: pd.DataFrame) -> None:
     """Add legend entries for the objectives of `runs` where there are several."""
     objectives = sorted(set(runs["objective"]))
     for objective in objectives if len(objectives) > 1 else ():

@@ -44,7 +44,7 @@ def objectives_figure(study: Study) -> Figure | None:
         return None
     settings = collect_settings(study.runs)
     chart = make_chart()
-    drawn: list[tuple[float, float]] = []
+    points: list[tuple[float, float]] = []
     for i, at in enumerate(crossings):
         name, colour = f"{format_count(at.U, 3)} unique tokens", ramp_colour(i, len(crossings))
         for objective in (AUTOREGRESSIVE, MASKED_DIFFUSION):
@@ -54,14 +54,23 @@ def objectives_figure(study: Study) -> Figure | None:
             texts = [f"{setting.name}<br>{len(setting.reported)} seeds" for setting in chosen]
             style: dict[str, Any] = {"dash": DASH[objective], "shape": "hv", "mode": "lines+markers"}
             style |= {"marker": {"symbol": SYMBOL[objective], "size": 8}}
-            add_line(chart, C, losses, name, colour, texts, showlegend=objective == AUTOREGRESSIVE, **style)
-            drawn += zip(C, losses, strict=True)
+            add_line(
+                chart,
+                C,
+                losses,
+                name,
+                colour,
+                texts,
+                showlegend=objective == AUTOREGRESSIVE,
+                **style,
+            )
+            points += zip(C, losses, strict=True)
         if at.C is not None:
             text = f"crossing at {format_exponent(at.C)} FLOPs"
             style = {"symbol": "x", "size": 12, "showlegend": False}
             add_points(chart, [at.C], [at.first.loss], name, colour, text, **style)
     add_objectives(chart, study.finished)
-    C, losses = map(list, zip(*drawn, strict=True))
+    C, losses = map(list, zip(*points, strict=True))
     chart.update_layout(xaxis=flops_axis(C), yaxis=linear_axis("test loss, nats per token", losses))
     caption = "At each compute the setting of the least validation loss so far, by its mean test loss."
     if any(at.C is not None for at in crossings):

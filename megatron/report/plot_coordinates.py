@@ -55,16 +55,9 @@ def write_coordinate_page(sweeps: Sequence[CoordinateSweep], settings: str, path
 
 def coordinate_figure(sweeps: Sequence[CoordinateSweep]) -> Figure:
     """Return the figure of one axis: a panel per parametrization, a line per quantity, a shared y axis."""
-    from plotly.subplots import make_subplots  # slow import
-
     titles = [sweep.parametrization for sweep in sweeps]
-    grid = {
-        "cols": len(sweeps),
-        "shared_yaxes": True,
-        "subplot_titles": titles,
-        "horizontal_spacing": 0.05,
-    }
-    chart = make_subplots(**grid, figure=make_chart(400))
+    grid = {"cols": len(sweeps), "shared_yaxes": True, "subplot_titles": titles}
+    chart = make_chart(400, **grid, horizontal_spacing=0.05)
     # the legend is below, because the names of the panels are above
     chart.update_layout(legend={"y": -0.2, "yanchor": "top"}, margin={"t": 30})
     axis = sweeps[0].axis

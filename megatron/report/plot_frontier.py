@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,7 @@ from megatron.report.plot import (
     MUTED,
     RAMP,
     SHADE,
+    Chart,
     Figure,
     add_band,
     add_line,
@@ -33,9 +34,6 @@ from megatron.report.study_data import Study, select_fitted_runs
 from megatron.study.forecast import RUN
 from megatron.study.format import format_count, format_exponent, format_with_interval
 from megatron.study.frontier import group_trunks
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 STEPS = 48  # points of a line
 MARGIN = 1.15  # factor by which a line extends beyond the sizes of its runs
@@ -65,10 +63,12 @@ def isoflop_figure(study: Study) -> Figure | None:
 
     None without a budget of several sizes.
     """
-    slices = slice_frontier(study) or slice_parabolas(study)
+    slices, law = slice_frontier(study), study.frontier
+    if not slices:
+        slices, law = slice_parabolas(study), None
     if not slices:
         return None
-    law, chart = study.frontier, make_chart(430)
+    chart = make_chart(430)
     is_dotted = law is not None and not law.identified
     for i, at in enumerate(slices):
         _add_slice(chart, at, ramp_colour(i, len(slices)), is_dotted)
@@ -145,7 +145,7 @@ def slice_parabolas(study: Study) -> list[Slice]:
     return slices
 
 
-def _add_slice(chart: "go.Figure", at: Slice, colour: str, is_dotted: bool) -> None:
+def _add_slice(chart: Chart, at: Slice, colour: str, is_dotted: bool) -> None:
     """Add the line, the runs and the best size of one budget."""
     style = {"colour": MUTED, "dash": "dot"} if is_dotted else {"colour": colour}
     add_line(chart, at.N, at.loss.round(5), at.name, **style)
@@ -154,7 +154,7 @@ def _add_slice(chart: "go.Figure", at: Slice, colour: str, is_dotted: bool) -> N
         _add_best(chart, at.best, at.name, colour, "x")
 
 
-def _add_best(chart: "go.Figure", best: Mapping[str, float], name: str, colour: str, symbol: str) -> None:
+def _add_best(chart: Chart, best: Mapping[str, float], name: str, colour: str, symbol: str) -> None:
     """Add the mark of the best size at one compute, with its interval."""
     N, low, high = best["N"], best["N_low"], best["N_high"]
     text = f"{name}<br>best N {format_with_interval(N, (low, high), format_count)}, loss {best['loss']:.3f}"
@@ -165,7 +165,7 @@ def _add_best(chart: "go.Figure", best: Mapping[str, float], name: str, colour: 
     add_points(chart, [N], [best["loss"]], name, colour, text, **style)
 
 
-def _add_next(chart: "go.Figure", study: Study) -> None:
+def _add_next(chart: Chart, study: Study) -> None:
     """Add the line and the best size of the next budget by the frontier."""
     law, optima = study.frontier, find_answers(study)
     if law is None or optima is None:
@@ -182,8 +182,6 @@ def frontier_figure(study: Study) -> Figure | None:
 
     None without an answer.
     """
-    from plotly.subplots import make_subplots  # slow import
-
     law = answering_law(study)
     runs = select_fitted_runs(study, law)
     if law is None or not len(runs):
@@ -193,8 +191,7 @@ def frontier_figure(study: Study) -> Figure | None:
     optima = find_optima(law, C)
     if not np.isfinite(optima[["N", "D", "loss"]]).all(axis=None):
         return None
-    grid = {"rows": 2, "shared_xaxes": True, "vertical_spacing": 0.06}
-    chart = make_subplots(**grid, figure=make_chart(540))
+    chart = make_chart(540, rows=2, shared_xaxes=True, vertical_spacing=0.06)
     for row, name in enumerate(("N", "loss"), 1):
         _add_optima(chart, optima, name, runs, row)
         _set_axis(chart, optima, name, runs, study, row)
@@ -218,7 +215,7 @@ def frontier_figure(study: Study) -> Figure | None:
     return Figure("frontier", "Best size, and its loss, over compute", caption, chart)
 
 
-def _add_optima(chart: "go.Figure", optima: pd.DataFrame, name: str, runs: pd.DataFrame, row: int) -> None:
+def _add_optima(chart: Chart, optima: pd.DataFrame, name: str, runs: pd.DataFrame, row: int) -> None:
     """Add the line, the band and the runs of one panel."""
     at: dict[str, Any] = {"row": row, "col": 1, "showlegend": row == 1}
     C, line = optima["C"], optima[name]
@@ -242,7 +239,7 @@ def _select_run_forecasts(study: Study) -> pd.DataFrame:
     return study.forecasts[(study.forecasts["quantity"] == RUN) & study.forecasts["C"].notna()]
 
 
-def _add_forecasts(chart: "go.Figure", runs: pd.DataFrame) -> None:
+def _add_forecasts(chart: Chart, runs: pd.DataFrame) -> None:
     """Add predicted intervals and measured losses of unseen runs to the lower panel."""
     at = {"row": 2, "col": 1}
     bars = make_bars(runs["high"] - runs["predicted"], runs["predicted"] - runs["low"])
@@ -257,7 +254,7 @@ def _add_forecasts(chart: "go.Figure", runs: pd.DataFrame) -> None:
 
 
 def _set_axis(
-    chart: "go.Figure", optima: pd.DataFrame, name: str, runs: pd.DataFrame, study: Study, row: int
+    chart: Chart, optima: pd.DataFrame, name: str, runs: pd.DataFrame, study: Study, row: int
 ) -> None:
     """Set the y axis of a panel: around line, runs and forecasts, and the band up to a factor beyond them."""
     shown = [*optima[name], *runs[name]]

@@ -41,12 +41,12 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 def smooth_loss(loss: np.ndarray) -> np.ndarray:
     """Return the running mean over 2 % of the points on either side. float64 [n].
 
-    At the start, where the loss falls fast, the window shrinks on both sides, so that the mean does not lag.
+    At the start, where the loss falls fast, the window shrinks on both sides,
+    so that the mean does not lag.
     At the end, where the loss is flat, only the side without points is cut.
     """
     # 1,000 points, half = 20. Point 5 is the mean of points 0..10, point 500 of
-    # 480..520, point 999 of
-    # 979..999.
+    # 480..520, point 999 of 979..999.
     n, half = len(loss), math.ceil(SMOOTHED_SHARE * len(loss))
     # running mean by cumulative sums: total[high + 1] - total[low] is the sum
     # over low..high
@@ -86,8 +86,8 @@ def curves_figure(study: Study) -> Figure | None:
         unlisted -= {size}
     traces = [trace for trace in chart.data if len(trace.x)]
     last = [trace.y[-1] for trace in traces]
-    # the first steps are near the loss of a uniform guess and would compress
-    # the rest
+    # the first steps are near the loss of a uniform guess and would compress the
+    # rest
     top = max(last) + 0.5 * (max(last) - min(last) or max(last))
     losses = [y for trace in traces for y in trace.y if y <= top]
     tokens = [x for trace in traces for x in trace.x]

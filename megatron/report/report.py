@@ -12,7 +12,7 @@ from typing import Any
 from megatron.io import replace_nonfinite, write_atomic, write_atomic_bytes, write_json
 from megatron.report import plot_compare, plot_frontier, plot_runs, tables
 from megatron.report.answer import Answer, make_answer
-from megatron.report.plot import Figure, make_template
+from megatron.report.plot import Figure, make_template, read_plotly_js
 from megatron.report.study_data import Study, read_study
 from megatron.study.tariff import Tariff
 
@@ -43,7 +43,8 @@ def write_report(
 ) -> Path:
     """Write the page of a study atomically to `out` (default: `<study_dir>/report.html`).
 
-    tariff     price and power of a device, for the cost on the page; default: power limits of listed GPUs
+    tariff     price and power of a device, for the cost on the page; default:
+               power limits of listed GPUs
     plotly_js  another build of plotly.js to embed, such as a smaller one
 
     Raises FileNotFoundError if there is no such study.
@@ -121,9 +122,7 @@ def compress_plotly(path: Path | None = None) -> str:
 
     The browser decompresses it.
     """
-    from plotly.offline import get_plotlyjs  # slow import
-
-    code = path.read_bytes() if path is not None else get_plotlyjs().encode()
+    code = path.read_bytes() if path is not None else read_plotly_js().encode()
     # no time stamp: equal input gives an equal page
     return base64.b64encode(gzip.compress(code, mtime=0)).decode()
 
@@ -143,8 +142,8 @@ def render_template(**content: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters["units"] = join_units
-    # tojson escapes <, > and &, because "</script>" or "<!--" would end or
-    # change a script element
+    # tojson escapes <, > and &, because "</script>" or "<!--" would end or change
+    # a script element
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment.get_template("page.html").render(content)
 
@@ -157,7 +156,7 @@ def join_units(text: str) -> str:
 def export_figures(figures: Sequence[Figure], folder: Path, command: str) -> list[Path]:
     """Write <folder>/<key>.png, .pdf, .svg and .json of every figure, each atomically, and return the paths.
 
-    command  the command line that makes the files, stored in the .json next to the data
+    command  the command line that makes the files, stored in the .json
 
     Raises FileNotFoundError without kaleido or a browser.
     """

@@ -1,7 +1,6 @@
 """Contents of a study directory for the report: runs, laws, forecasts, scores and facts on the text."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from megatron.config.yaml_file import is_finite, is_single_line
+from megatron.io import read_json
 from megatron.laws.compute_law import ComputeLaw
 from megatron.laws.law import Law
 from megatron.laws.measured_crossover import MeasuredCrossover
@@ -72,9 +72,10 @@ class Study:
     runs       a row per run, columns of table.csv and `note`
     frontier   compute_law.json
     laws       by objective, from law.json and law_*.json
-    forecasts  a row per forecast, columns FORECAST_COLUMNS; attrs["calibration"]: a sentence
+    forecasts  a row per forecast, columns FORECAST_COLUMNS;
+               attrs["calibration"]: a sentence
     scores     downstream scores, columns SCORE_COLUMNS
-    references scores of published models, fields of ReferenceScore and C = 6 N D
+    references scores of published models, fields of ReferenceScore, C = 6 N D
     corpus     facts on the text, keys CORPUS_NUMBERS and CORPUS_TEXTS
     results    contents of result.json of the finished runs
     warnings   unreadable files, one sentence each
@@ -140,8 +141,8 @@ class Study:
 
         None if the bytes of a token are unknown.
         """
-        # 3.5 nats per token at 4.2 bytes per token: 3.5 / 0.693 / 4.2 = 1.20
-        # bits per byte
+        # 3.5 nats per token at 4.2 bytes per token: 3.5 / 0.693 / 4.2 = 1.20 bits
+        # per byte
         per_token = self.corpus.get("bytes_per_token")
         return 1 / np.log(2) / per_token if per_token else None
 
@@ -149,7 +150,8 @@ class Study:
 def read_study(study_dir: str | Path) -> Study:
     """Read a study directory. Damaged files become a warning or a run's note.
 
-    Raises FileNotFoundError if there is no such study, and ValueError if a forecast was modified.
+    Raises FileNotFoundError if there is no such study, and ValueError if a
+    forecast was modified.
     """
     folder = Path(study_dir)
     # a published study may be its table alone
@@ -164,7 +166,7 @@ def read_study(study_dir: str | Path) -> Study:
     results = [_read_json(folder / path / "result.json", warnings) for path in done["path"]]
     planned = runs.loc[runs["path"].notna() & runs["identity"].notna(), "path"]
     plans = [_read_json(folder / path / "plan.json", warnings) for path in planned]
-    frontier = _load(ComputeLaw, folder / COMPUTE_LAW, warnings)
+    frontier = _read_file(ComputeLaw.load, folder / COMPUTE_LAW, None, warnings)
     return Study(
         folder=folder,
         runs=runs,
@@ -172,8 +174,8 @@ def read_study(study_dir: str | Path) -> Study:
         frontier=frontier,
         laws=_read_laws(folder, warnings),
         forecasts=forecasts,
-        scores=_read_scores(folder / SCORES, warnings),
-        references=_read_references(folder / REFERENCES, warnings),
+        scores=_read_file(load_scores, folder / SCORES, pd.DataFrame(columns=SCORE_COLUMNS), warnings),
+        references=make_references(_read_file(load_references, folder / REFERENCES, (), warnings)),
         corpus=_read_corpus(folder, plans, results, warnings),
         results=results,
         warnings=warnings,
@@ -185,7 +187,7 @@ def read_curve(study: Study, path: str) -> dict[str, np.ndarray]:
     points: dict[str, dict[float, float]] = {"train": {}, "validation": {}}
     for record in read_valid_metrics(study.folder / path):
         values = (record.get("tokens"), record.get("loss"))
-        if record["kind"] in points and all(map(is_finite, values)):
+        if record["kind"] in points and all(map(is_finite, values)) and record["tokens"] > 0:
             # a resumed run logs the steps after its checkpoint again: the later
             # record remains
             points[record["kind"]][record["tokens"]] = record["loss"]
@@ -196,9 +198,11 @@ def read_weights(study: Study, path: str) -> pd.DataFrame:
     """Return the weights of a run's mixture: a row per record, indexed by tokens, a column per domain."""
     records = {}
     for record in read_valid_metrics(study.folder / path):
-        weights = record.get("weights")
-        if record["kind"] == "train" and isinstance(weights, dict) and is_finite(record.get("tokens")):
-            records[float(record["tokens"])] = weights
+        weights, tokens = record.get("weights"), record.get("tokens")
+        if record["kind"] != "train" or not isinstance(weights, dict) or not weights:
+            continue
+        if all(map(is_finite, (tokens, *weights.values()))):
+            records[tokens] = weights
     return pd.DataFrame.from_dict(records, orient="index").sort_index().fillna(0.0)
 
 
@@ -213,70 +217,56 @@ def _tabulate_forecasts(folder: Path, runs: pd.DataFrame) -> pd.DataFrame:
         row = {name: getattr(forecast, name) for name in ("name", "quantity", "N", "D", "U", "predicted")}
         row |= {"C": flops.get(forecast.identity, np.nan), "low": low, "high": high}
         row |= {"observed": outcome.observed, "is_late": outcome.order == "after"}
-        row |= {"time": f"{forecast.time[:16]} UTC", "sha256": forecast.sha256()}
+        row |= {"time": f"{forecast.time[:16].replace('T', ' ')} UTC", "sha256": forecast.sha256()}
         rows.append(row)
     table = pd.DataFrame(rows, columns=FORECAST_COLUMNS)
     table.attrs["calibration"] = calibrate(outcomes).sentence
     return table
 
 
-def _load(kind: Any, path: Path, warnings: list[str]) -> Any:
-    """Return a law file as `kind`.
+def _read_file(read: Callable[[Path], Any], path: Path, default: Any, warnings: list[str]) -> Any:
+    """Return the content of a file.
 
-    None without the file, or with a warning if it cannot be used.
+    `default` without the file, or with a warning if it cannot be used.
     """
     if not path.is_file():
-        return None
+        return default
     try:
-        return kind.load(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return read(path)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         warnings.append(f"{path.name} cannot be used: {error}")
-        return None
+        return default
 
 
 def _read_laws(folder: Path, warnings: list[str]) -> dict[str, Law]:
     """Return the laws by objective. law.json takes precedence over law_<objective>.json."""
     laws: dict[str, Law] = {}
     for path in (folder / "law.json", *sorted(folder.glob("law_*.json"))):
-        if (law := _load(Law, path, warnings)) is not None:
+        law = _read_file(Law.load, path, None, warnings)
+        if law is not None:
             laws.setdefault(str(law.filter.get("objective", AUTOREGRESSIVE)), law)
     return laws
 
 
-def _read_scores(path: Path, warnings: list[str]) -> pd.DataFrame:
-    """Read scores.csv: columns run, task, score.
+def load_scores(path: Path) -> pd.DataFrame:
+    """Read scores.csv: columns run, task, score; and kind, an accuracy by default, and se.
 
-    Optional: kind (error, or accuracy by default) and se.
+    Raises ValueError for other columns or values.
     """
-    empty = pd.DataFrame(columns=SCORE_COLUMNS)
-    if not path.is_file():
-        return empty
-    try:
-        scores = pd.read_csv(path, dtype={"run": str, "task": str, "score": float, "kind": str, "se": float})
-        scores = scores.reindex(columns=SCORE_COLUMNS)
-        if scores[["run", "task", "score"]].isna().any(axis=None):
-            raise ValueError("empty cells")
-    except (OSError, ValueError) as error:
-        warnings.append(f"{path.name} cannot be used ({error}): expected columns run, task, score, kind")
-        return empty
+    scores = pd.read_csv(path, dtype={"run": str, "task": str, "score": float, "kind": str, "se": float})
+    scores = scores.reindex(columns=SCORE_COLUMNS)
+    if scores[["run", "task", "score"]].isna().any(axis=None):
+        raise ValueError("got empty cells or no column, expected run, task and score in each line")
     return scores.fillna({"kind": "accuracy"})
 
 
-def make_references(scores: Sequence[ReferenceScore]) -> pd.DataFrame:
+def make_references(scores: Iterable[ReferenceScore]) -> pd.DataFrame:
     """Return scores of published models as a table, with C = 6 N D where both are known."""
     columns = [column.name for column in fields(ReferenceScore)]
     table = pd.DataFrame([asdict(score) for score in scores], columns=columns)
     numbers = dict.fromkeys(("score", "se", "n_params", "train_tokens"), float)
     table = table.astype(numbers)
     return table.assign(C=6.0 * table["n_params"] * table["train_tokens"])
-
-
-def _read_references(path: Path, warnings: list[str]) -> pd.DataFrame:
-    try:
-        return make_references(load_references(path) if path.is_file() else [])
-    except (OSError, ValueError) as error:
-        warnings.append(f"{path.name} cannot be used: {error}")
-        return make_references([])
 
 
 def _read_name(path: Path) -> str:
@@ -318,20 +308,15 @@ def _read_corpus(
 
 
 def _read_json(path: Path, warnings: list[str]) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        warnings.append(f"{path.name} cannot be read: {error}")
-        return {}
+    content = _read_file(read_json, path, {}, warnings)
     return content if isinstance(content, dict) else {}
 
 
 def select_fitted_runs(study: Study, law: ComputeLaw | Law | None) -> pd.DataFrame:
     """Return the runs that a law was fitted on, with columns N, D and C of the fit added.
 
-    These are the runs that the law lists, or without a list all main runs that are not held out. C of a
+    These are the runs that the law lists, or without a list all main runs that
+    are not held out. C of a
     parametric law is 6 N D.
     """
     runs = study.main_runs
@@ -355,5 +340,5 @@ def _nearest_column(runs: pd.DataFrame, names: Sequence[str], ends: tuple[float,
     """Return the column whose smallest and largest values are nearest to `ends`, by their ratio."""
     spans = {name: np.log([runs[name].min(), runs[name].max()]) for name in names}
     distances = {name: np.abs(span - np.log(ends)).sum() for name, span in spans.items()}
-    known = {name: distance for name, distance in distances.items() if np.isfinite(distance)}
-    return min(known, key=lambda name: known[name]) if known else names[0]
+    finite = {name: distance for name, distance in distances.items() if np.isfinite(distance)}
+    return min(finite, key=lambda name: finite[name]) if finite else names[0]

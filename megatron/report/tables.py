@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -122,7 +122,7 @@ def tabulate_models(study: Study) -> Table | None:
     for model, group in both.groupby("model", sort=False):
         N, D, C = group.iloc[0][["n_params", "train_tokens", "C"]]
         size = (format_count(N, 3), format_count(D, 3), format_exponent(C))
-        scores = {at.task: format_loss(at.score, _known(at.se)) for at in group.itertuples()}
+        scores = {at.task: format_loss(at.score, _drop_nan(at.se)) for at in group.itertuples()}
         rows.append([model, *size, *(scores.get(task, NOT_KNOWN) for task in tasks)])
     noted = models[models["note"] != ""].drop_duplicates(["model", "note"])
     notes = [f"{', '.join(group)}: {note}" for note, group in noted.groupby("note")["model"]]
@@ -147,14 +147,12 @@ def list_laws(study: Study) -> list[Table]:
 def _tabulate_law(objective: str, law: Law) -> Table:
     """Return the constants of a parametric law."""
     frame, interval = law.to_frame(), law.interval or {}
-    rows = [
-        [
-            str(name),
-            format_with_interval(at.value, (at.low, at.high), format_constant),
-            law.not_identified.get(str(name), ""),
-        ]
-        for name, at in zip(frame.index, frame.itertuples(), strict=True)
-    ]
+    rows = []
+    for at in frame.itertuples():
+        value = format_with_interval(at.value, (at.low, at.high), format_constant)
+        # the head of the column says it once
+        reason = law.not_identified.get(at.Index, "").removesuffix(": it is not identified.")
+        rows.append([at.Index, value, reason])
     refits = f", {interval['n_bootstrap']} refits" if interval.get("n_bootstrap") else ""
     notes = [f"{law.n_runs} runs{refits}; scatter of a run {100 * law.spread:.2g} %."]
     notes += [law.formula()] if is_sound(law) else ["Do not quote these constants."]
@@ -196,16 +194,18 @@ def list_differences(study: Study) -> list[Table]:
     # not change an interval
     groups = compare_best(rows, laws=study.laws)
     best = [at for group in groups for at in group[:MAX_ROWS] if at.interval]
-    notes = [describe_floor(name, floor) for name, floor in floors.items()]
     titles = {
         "Cells of several seeds": repeated,
         "Lowest loss of each compute against the others": best,
     }
-    return [
-        Table(title, HEADS, [format_cells(at) for at in found[:MAX_ROWS]], notes)
-        for title, found in titles.items()
-        if found and floors
+    tables = [
+        Table(title, HEADS, [format_cells(at) for at in differences[:MAX_ROWS]])
+        for title, differences in titles.items()
+        if differences and floors
     ]
+    # the noise is that of all tables
+    notes = [describe_floor(name, floor) for name, floor in floors.items()]
+    return [replace(table, notes=notes if table is tables[0] else ()) for table in tables]
 
 
 def tabulate_runs(study: Study) -> Table:
@@ -214,15 +214,15 @@ def tabulate_runs(study: Study) -> Table:
     rows = []
     for run in study.runs.itertuples():
         status = f"{run.status}, held out" if run.held_out == 1 else str(run.status)
-        loss = NOT_KNOWN if math.isnan(run.loss) else format_loss(run.loss, _known(run.loss_se))
+        loss = NOT_KNOWN if math.isnan(run.loss) else format_loss(run.loss, _drop_nan(run.loss_se))
         cells = [format_count(run.n_params, 3), format_count(run.train_tokens, 3)]
         cells += [NOT_KNOWN if math.isnan(run.epochs) else format_digits(run.epochs, 2)]
-        cells += [format_exponent(run.train_flops), loss, format_duration(_known(run.wall_s))]
+        cells += [format_exponent(run.train_flops), loss, format_duration(_drop_nan(run.wall_s))]
         rows.append([run.run, *cells, ": ".join(filter(None, (status, run.note)))])
     return Table(f"All runs ({len(rows)})", heads, rows)
 
 
-def _known(value: float) -> float | None:
+def _drop_nan(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 

@@ -145,7 +145,7 @@ def test_an_unidentified_frontier_gives_no_size_and_the_runs_to_add() -> None:
     [
         (25, "No answer yet: no law is fitted.", "To do: fit runs"),
         (5, "No answer yet: no law is fitted.", "To do: train 20 more runs"),
-        (0, "No answer yet: none of 25 runs is finished.", "To do: train 25 more runs"),
+        (0, "No answer yet: 0 of 25 runs finished.", "To do: train 25 more runs"),
     ],
 )
 def test_an_unfinished_study_says_what_to_do(n_done: int, verdict: str, todo: str) -> None:
@@ -155,7 +155,7 @@ def test_an_unfinished_study_says_what_to_do(n_done: int, verdict: str, todo: st
 
 
 def test_a_study_without_runs_says_so() -> None:
-    assert make_answer(make_study(RUNS.iloc[:0])).verdict == "No runs yet."
+    assert make_answer(make_study(RUNS.iloc[:0])).verdict == "No answer yet: 0 of 0 runs finished."
 
 
 @pytest.fixture(scope="module")

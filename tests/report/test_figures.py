@@ -1,4 +1,4 @@
-"""The figures: each shows the values of its runs and laws, and its caption describes only what is drawn."""
+"""The figures: each shows the values of its runs and laws, and its caption describes only what is shown."""
 
 import itertools
 import json
@@ -166,8 +166,8 @@ def test_residuals_are_of_the_runs_of_the_law_and_lines_are_its_values(study: St
     for line, D in zip(lines, TOKENS, strict=True):
         assert line.y == pytest.approx(true_loss(np.array(line.x), D), abs=1e-4)
     points = list_traces(plot_runs.size_figure(study), "markers")
-    drawn = {(x, y) for trace in points for x, y in zip(trace.x, trace.y, strict=True)}
-    assert {x for x, _ in drawn} == set(SIZES.values()) and len(drawn) == 15
+    points_of_runs = {(x, y) for trace in points for x, y in zip(trace.x, trace.y, strict=True)}
+    assert {x for x, _ in points_of_runs} == set(SIZES.values()) and len(points_of_runs) == 15
 
 
 def append_weights(folder: Path, run: str, weights: list[dict[str, float]]) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.report.synthetic_study import write_study
-from tools.make_report import main
+from tests.tool_modules import load_tool
+
+main = load_tool(Path(__file__).parents[2] / "tools" / "make_report.py").main
 
 
 @pytest.fixture
