@@ -35,7 +35,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class OptimumPrediction:
-    """N parameters and D tokens of the least loss L at C = k N D FLOPs, k = flops_per_param_token.
+    """N parameters and D tokens of the least loss L at C = 6 N D FLOPs.
 
     N_confidence, D_confidence and L_confidence are intervals of the
     optimum of the law; L_predictive is the interval of the measured
@@ -43,7 +43,6 @@ class OptimumPrediction:
     """
 
     C: float
-    flops_per_param_token: float
     U: float | None
     N: float
     D: float
@@ -70,26 +69,19 @@ def predict_run(law: Law, N: float, D: float, U: float | None = None, level: flo
     return Prediction(N, D, U, float(value), level, *ends, find_outside(law, point))
 
 
-def predict_optimum(
-    law: Law,
-    C: float,
-    U: float | None = None,
-    flops_per_param_token: float = 6.0,
-    level: float = LEVEL,
-) -> OptimumPrediction:
+def predict_optimum(law: Law, C: float, U: float | None = None, level: float = LEVEL) -> OptimumPrediction:
     """Predict the compute-optimal N, D and L at C FLOPs with U unique tokens.
 
     Raises ValueError as `predict_run`.
     """
-    k, unique = flops_per_param_token, np.inf if U is None else U
-    given = _check_point(level, C=C, flops_per_param_token=k, **({} if U is None else {"U": U}))
+    given = _check_point(level, C=C, **({} if U is None else {"U": U}))
     # only without repetition there is a closed form
-    frontier = optimal_frontier(law, C, k) if U is None else search_frontier(law, C, unique, k)
+    frontier = optimal_frontier(law, C) if U is None else search_frontier(law, C, U)
     N, D, L = (float(v[0]) for v in (frontier.N, frontier.D, frontier.L))
     inner: dict[str, Interval] = dict.fromkeys("NDL")
     predictive: Interval = None
     if law.replicates:
-        bands = frontier_bands(law, C, level, k, U)  # each end is [1], as the frontier
+        bands = frontier_bands(law, C, level, U)  # each end is [1], as the frontier
         loss = (frontier.L, *bands["L"], N, D, level)
         low, high = law.add_noise(*loss)
         predictive = _to_interval(low[0], high[0])
@@ -98,7 +90,7 @@ def predict_optimum(
     # a run reads at most D tokens: U above D is compared with the ranges as D
     point = {"N": N, "D": D} | ({"U": min(given["U"], D)} if "U" in given else {})
     confidences = (inner["N"], inner["D"], inner["L"])
-    return OptimumPrediction(C, k, U, N, D, L, level, *confidences, predictive, find_outside(law, point))
+    return OptimumPrediction(C, U, N, D, L, level, *confidences, predictive, find_outside(law, point))
 
 
 def find_outside(law: Law, point: Mapping[str, float]) -> dict[str, str]:
