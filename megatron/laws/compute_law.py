@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from megatron.io import replace_nonfinite, write_json
-from megatron.laws.columns import takes_data_frame
+from megatron.laws.columns import takes_data_frame, validate_columns
 from megatron.laws.fitting.frontier_drift import Continuation, continue_frontier
 from megatron.laws.fitting.frontier_form import (
     CONSTANTS,
@@ -288,8 +288,8 @@ def fit_compute_law(
     Raises ValueError for fewer than MIN_RUNS runs, or
     fewer than MIN_BUDGETS budgets of MIN_SIZES sizes.
     """
-    N, D, L, C = (np.asarray(v, dtype=float) for v in (N, D, L, C))
-    _check_runs(N, D, L, C)
+    N, D, L, C = validate_columns(N=N, D=D, L=L, C=C)
+    _check_budgets(N, C)
     centre = float(np.exp(np.log(C).mean()))
     x, log_n, y = np.log(C / centre), np.log(N), np.log(L)
     theta, basis = search_constants(x, log_n, y)
@@ -356,12 +356,7 @@ def _find_not_identified(
     return reasons
 
 
-def _check_runs(N: np.ndarray, D: np.ndarray, L: np.ndarray, C: np.ndarray) -> None:
-    for name, values in (("N", N), ("D", D), ("loss", L), ("C", C)):
-        if values.ndim != 1 or values.shape != N.shape:
-            raise ValueError(f"{name}: got shape {values.shape}, expected ({N.size},)")
-        if not (np.isfinite(values) & (values > 0)).all():
-            raise ValueError(f"{name}: got {values[~(np.isfinite(values) & (values > 0))][0]}, expected > 0")
+def _check_budgets(N: np.ndarray, C: np.ndarray) -> None:
     usable = [rows for rows in split_budgets(C) if len(np.unique(N[rows])) >= MIN_SIZES] if len(C) else []
     if len(N) < MIN_RUNS or len(usable) < MIN_BUDGETS:
         raise ValueError(

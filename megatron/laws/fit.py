@@ -18,7 +18,7 @@ from dataclasses import asdict
 import numpy as np
 from numpy.typing import ArrayLike
 
-from megatron.laws.columns import takes_data_frame
+from megatron.laws.columns import takes_data_frame, validate_columns
 from megatron.laws.diagnostics import diagnose
 from megatron.laws.fitting.fit_form import bootstrap_theta, build_search_box, fit_theta
 from megatron.laws.fitting.fit_problem import Problem
@@ -89,8 +89,9 @@ def fit_law(
     surface = Surface(form) if isinstance(form, str) else OwnSurface(form, dict(start or {}))
     fixed = dict(fixed or {})
     n_free = len(surface.constants) - len(fixed)
-    N, D, L, *rest = _validate_columns(n_free, N=N, D=D, L=L, **({} if U is None else {"U": U}))
+    N, D, L, *rest = validate_columns(N=N, D=D, L=L, **({} if U is None else {"U": U}))
     unique = rest[0] if rest else None
+    _check_design(n_free, N=N, D=D, **({} if unique is None else {"U": unique}))
     problem = Problem(surface, RunPoints.from_columns(N, D, L, unique), huber_delta, residual == "nats")
     # the fast fit, where it applies
     is_fast = form == "chinchilla" and residual == "log" and not fixed
@@ -274,23 +275,14 @@ def _validate_weights(weights: ArrayLike | Sequence[ArrayLike], n_runs: int) -> 
     return weights
 
 
-def _validate_columns(n_free: int, **columns: ArrayLike) -> list[np.ndarray]:
-    values = {name: np.asarray(column, dtype=float).ravel() for name, column in columns.items()}
-    names, lengths = ", ".join(values), [len(v) for v in values.values()]
-    if len(set(lengths)) != 1:
-        raise ValueError(f"{names}: got {', '.join(map(str, lengths))} values, expected equally many")
-    for name, v in values.items():
-        wrong = np.flatnonzero(~np.isfinite(v) | (v <= 0))
-        if len(wrong):
-            raise ValueError(f"{name}, run {wrong[0] + 1}: got {v[wrong[0]]}, expected a positive number")
-    design = {name: v for name, v in values.items() if name != "L"}
+def _check_design(n_free: int, **design: np.ndarray) -> None:
+    """Raise ValueError unless there are more distinct runs N, D and U, each [n], than free constants."""
     n_distinct = len(np.unique(np.stack(list(design.values())), axis=1).T)
     if n_distinct <= n_free:
         raise ValueError(
             f"runs: got {n_distinct} distinct ({', '.join(design)}) for {n_free} constants, expected "
             f"{n_free + 1} or more. Add sizes or budgets."
         )
-    return list(values.values())
 
 
 def _compute_interval(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from megatron.laws.columns import validate_columns
 from megatron.laws.law import Law, optimum_exponents
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def optimal_frontier(law: Law, C: ArrayLike) -> Frontier:
     limit: N = 0 and D infinite, or the reverse. Every token is unique.
     Forms that are not a sum of two powers are searched numerically.
     """
-    C = _validate_compute(C)
+    (C,) = validate_columns(C=C)
     if not law.has_closed_frontier:
         return search_frontier(law, C, np.inf)
     params = {name: np.float64(value) for name, value in law.params.items()}
@@ -58,7 +59,7 @@ def search_frontier(law: Law, C: ArrayLike, U: ArrayLike) -> Frontier:
     minimum four times; the relative error of the loss is about 1e-9.
     """
     # C, U [n]; below N and loss are [n, 81]
-    C, U = np.broadcast_arrays(_validate_compute(C), np.asarray(U, dtype=float))
+    C, U = np.broadcast_arrays(*validate_columns(C=C), np.asarray(U, dtype=float))
     product = (C / 6)[:, None]
     # N D = product and D = 20 N: N = sqrt(product / 20)
     middle, wide = 0.5 * np.log(product / 20), np.log(1e4)
@@ -83,7 +84,7 @@ def frontier_bands(
     """
     if not law.replicates:
         raise ValueError("law: got no bootstrap replicates, expected some. Fit it with n_bootstrap > 0.")
-    C = _validate_compute(C)
+    (C,) = validate_columns(C=C)
     if not law.has_closed_frontier or U is not None:
         unique, replicates = np.inf if U is None else U, range(law.n_replicates())
         frontiers = [search_frontier(law.replicate(i), C, unique) for i in replicates]
@@ -96,14 +97,6 @@ def frontier_bands(
     # of the band; interpolation between two Inf gives NaN
     with np.errstate(invalid="ignore"):
         return {name: law.percentiles(values, level) for name, values in replicate_values.items()}
-
-
-def _validate_compute(C: ArrayLike) -> np.ndarray:
-    C = np.atleast_1d(np.asarray(C, dtype=float))
-    wrong = C[~(np.isfinite(C) & (C > 0))]
-    if len(wrong):
-        raise ValueError(f"C: got {wrong[0]}, expected FLOPs above 0")
-    return C
 
 
 def _solve_frontier(

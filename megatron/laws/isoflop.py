@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from megatron.laws.columns import takes_data_frame
+from megatron.laws.columns import takes_data_frame, validate_columns
 from megatron.laws.fitting.noise import GROUPED, estimate_noise, is_dependent, validate_labels
 from megatron.laws.power_law import PowerLaw, fit_power
 
@@ -72,9 +72,9 @@ def fit_isoflop(
     without a minimum, are omitted with a warning. `groups` [n] as in fit_law:
     with None, rows that share N are grouped if their residuals correlate.
 
-    Raises ValueError where no budget remains.
+    Raises ValueError where no budget remains, or for values that are not positive numbers.
     """
-    N, D, L, C = (np.asarray(v, dtype=float) for v in (N, D, L, C))
+    N, D, L, C = validate_columns(N=N, D=D, L=L, C=C)
     weights = np.ones_like(L) if loss_se is None else 1 / np.asarray(loss_se, dtype=float) ** 2
     warnings: list[str] = []
     parabolas, n_few = [], 0

@@ -268,8 +268,6 @@ class Law:
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], own_loss: Callable[..., np.ndarray] | None = None) -> "Law":
         """Build a law from the content of law.json. Raises ValueError or TypeError for other content."""
-        if isinstance(stored, dict) and "laws" in stored:
-            raise ValueError("got a stack of laws, expected one law; stacks were removed")
         law = cls(**convert_fields(cls, stored, skipped=("own_loss",)), own_loss=own_loss)
         _check_values(law)
         return law
