@@ -166,8 +166,7 @@ class Designer:
                 f"budget: got {budget_flops:.3g} FLOPs for {n_runs} runs, expected {cost.min():.3g} or more "
                 f"for the cheapest of {len(cost)} candidates. Raise the budget or allow smaller sizes."
             )
-        # fewer runs than constants have singular information; the
-        # ridge is too small to affect the final set
+        # fewer runs than constants have singular information
         ridge = RIDGE * np.einsum("nii->i", information) * np.eye(information.shape[1])
         base = self.prior_information + ridge
         chosen: list[int] = []

@@ -85,8 +85,8 @@ def fit_law(
     Raises ValueError for an unknown form or setting, a form that needs U
     without it, values that are not positive numbers, or too few distinct runs.
     """
-    _check_settings(form, start, residual, U, huber_delta, n_bootstrap, seed)
-    surface = Surface(form) if isinstance(form, str) else OwnSurface(form, dict(start or {}))
+    _check_settings(residual, huber_delta, n_bootstrap, seed)
+    surface = _build_surface(form, start, U is not None)
     fixed = dict(fixed or {})
     n_free = len(surface.constants) - len(fixed)
     N, D, L, *rest = validate_columns(N=N, D=D, L=L, **({} if U is None else {"U": U}))
@@ -194,21 +194,20 @@ def _collect_warnings(L: np.ndarray, best: Minima, boot: Minima | None) -> list[
     return warnings
 
 
-def _check_settings(
-    form: str | Callable[..., np.ndarray],
-    start: Mapping[str, float] | None,
-    residual: str,
-    U: ArrayLike | None,
-    huber_delta: float,
-    n_bootstrap: int,
-    seed: int,
-) -> None:
-    if isinstance(form, str):
-        check_fitted_form(form)
-        if FORM[form].needs_unique and U is None:
-            raise ValueError(f"U: got none, expected the unique tokens of each run for form '{form}'")
-    elif not start:
-        raise ValueError("start: got none, expected {constant: value} for a form of your own")
+def _build_surface(
+    form: str | Callable[..., np.ndarray], start: Mapping[str, float] | None, has_unique: bool
+) -> Surface | OwnSurface:
+    if not isinstance(form, str):
+        if not start:
+            raise ValueError("start: got none, expected {constant: value} for a form of your own")
+        return OwnSurface(form, dict(start))
+    check_fitted_form(form)
+    if FORM[form].needs_unique and not has_unique:
+        raise ValueError(f"U: got none, expected the unique tokens of each run for form '{form}'")
+    return Surface(form)
+
+
+def _check_settings(residual: str, huber_delta: float, n_bootstrap: int, seed: int) -> None:
     if residual not in ("log", "nats"):
         raise ValueError(f"residual: got '{residual}', expected one of log, nats")
     if not 0 < huber_delta < np.inf:  # false for NaN too

@@ -164,7 +164,7 @@ def split_budgets(C: np.ndarray) -> list[np.ndarray]:
 def fit_window(
     N: np.ndarray, D: np.ndarray, L: np.ndarray, C: np.ndarray, weights: np.ndarray
 ) -> Parabola | None:
-    """Fit a parabola to the runs within WINDOW in log N of its minimum; None where it has no minimum.
+    """Fit a parabola to the runs, sorted by N, within WINDOW of its minimum; None where it has no minimum.
 
     The window starts at the run of least loss and moves
     with the minimum until its runs do not change.
@@ -191,8 +191,7 @@ def fit_parabola(
     N: np.ndarray, D: np.ndarray, L: np.ndarray, C: np.ndarray, weights: np.ndarray, used: np.ndarray
 ) -> Parabola | None:
     """Fit a weighted least-squares parabola to the runs `used` [n] bool; None where it has no minimum."""
-    order = np.argsort(N, kind="stable")
-    runs = {"N": N[order], "D": D[order], "L": L[order], "used": used[order]}
+    runs = {"N": N, "D": D, "L": L, "used": used}
     N, D, L, C, weights = (v[used] for v in (N, D, L, C, weights))
     x, root = np.log(N), np.sqrt(weights)
     middle = np.average(x, weights=weights)

@@ -121,10 +121,14 @@ def measure_crossover(U: float, first: Sequence[Setting], second: Sequence[Setti
     (point,), (pair,) = find_crossings(C, validation, test)
     noise = [_pool_errors(settings) for settings in reported]
     best = [_select_best(*side) for side in zip(reported, noise, strict=True)]
-    draws = np.empty(0)
-    if noise[0] is not None and noise[1] is not None:
+    rng, draws = np.random.default_rng(0), np.empty(0)
+    known = [errors for errors in noise if errors is not None]
+    if len(known) == len(noise):
+        dof = [min(MIN_DOF, sum(len(s.fresh) - 1 for s in settings)) for settings in reported]
+        shifts = [rng.standard_t(n, (N_DRAWS, 1)) * se for n, se in zip(dof, known, strict=True)]
         # the fresh seeds did not select: the validation losses stay
-        draws, _ = find_crossings(C, validation, _draw_losses(test, (noise[0], noise[1])))
+        redrawn = [means + shift for means, shift in zip(test, shifts, strict=True)]
+        draws, _ = find_crossings(C, validation, redrawn)
     errors = [setting.seed_se for setting in best]
     has_crossing, around = math.isfinite(point), [reported[1][i].name for i in pair]
     return MeasuredCrossover(
@@ -214,17 +218,10 @@ def _check_settings(name: str, settings: Sequence[Setting]) -> None:
             )
 
 
-@dataclass(frozen=True)
-class _Errors:
-    """Standard errors of the mean reported losses [settings], with their degrees of freedom."""
+def _pool_errors(settings: Sequence[Setting]) -> np.ndarray | None:
+    """Return the errors of the means over fresh seeds [settings].
 
-    se: np.ndarray
-    dof: int
-
-
-def _pool_errors(settings: Sequence[Setting]) -> _Errors | None:
-    """Return the errors of the means over fresh seeds; None where a setting has none, or none is repeated.
-
+    None where a setting has no fresh seed, or none is repeated.
     The variance of single seeds is pooled over the repeated
     settings of the nearest mean validation losses.
     """
@@ -240,22 +237,15 @@ def _pool_errors(settings: Sequence[Setting]) -> _Errors | None:
         n_nearest = int(np.searchsorted(np.cumsum(dof[order]), MIN_DOF)) + 1
         nearest = order[:n_nearest]
         se[i] = math.sqrt(squares[nearest].sum() / dof[nearest].sum() / len(setting.fresh))
-    return _Errors(se, int(min(MIN_DOF, dof.sum())))
+    return se
 
 
-def _select_best(settings: Sequence[Setting], errors: _Errors | None) -> BestSetting:
+def _select_best(settings: Sequence[Setting], errors: np.ndarray | None) -> BestSetting:
     i = int(np.argmin([setting.validation.mean() for setting in settings]))
     best = settings[i]
-    error = None if errors is None else float(errors.se[i])
+    error = None if errors is None else float(errors[i])
     loss, n_seeds = float(best.reported.mean()), len(best.reported)
     return BestSetting(best.name, best.C, loss, error, n_seeds, len(best.fresh) > 0)
-
-
-def _draw_losses(test: Sequence[np.ndarray], noise: tuple[_Errors, _Errors]) -> list[np.ndarray]:
-    """Return N_DRAWS redrawn mean losses of each objective, [draws, settings], from `test` [1, settings]."""
-    rng = np.random.default_rng(0)
-    shifts = [rng.standard_t(errors.dof, (N_DRAWS, 1)) * errors.se for errors in noise]
-    return [means + shift for means, shift in zip(test, shifts, strict=True)]
 
 
 def _find_interval(draws: np.ndarray, level: float) -> tuple[float | None, float | None]:
