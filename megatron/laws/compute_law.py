@@ -67,7 +67,7 @@ class Optimum:
 
 @dataclass(frozen=True)
 class RunPrediction:
-    """Predicted loss (nats a token) of one new run of N parameters at C FLOPs, with predictive interval."""
+    """Predicted loss, nats per token, of one new run of N parameters at C FLOPs."""
 
     C: float
     N: float
@@ -229,7 +229,7 @@ class ComputeLaw:
         return DataFrame(values)
 
     def plot(self, C: ArrayLike | None = None) -> Any:
-        """Return a plotly figure of the best N and of the loss there against C, with 95 % intervals."""
+        """Return a plotly figure of the best N and its loss against C, with intervals."""
         from megatron.laws.plots import plot_optima
 
         table = self.to_frame(C)

@@ -8,7 +8,7 @@ design assumes that the form of the law is true: add a few runs that test it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -86,15 +86,12 @@ class Designer:
         """Return the information matrix [n, p, p] of each run."""
         x, y = np.log(runs.N), np.log(runs.D)
         # the slopes do not depend on log L, for which 0 stands
-        points = RunPoints(x, y, np.minimum(np.log(runs.U), y), np.zeros_like(x), *self._origin())
+        u = np.minimum(np.log(runs.U), y)
+        points = replace(self._centre, x=x, y=y, u=u, log_loss=np.zeros_like(x))
         # [n, p], then outer products [n, p, p]; information
         # of independent runs adds up
         slopes = self._surface.evaluate(self.theta[None], points)[1][0]
         return slopes[:, :, None] * slopes[:, None, :] / self.noise**2
-
-    def _origin(self) -> tuple[float, float, float, float]:
-        c = self._centre
-        return c.x0, c.y0, c.log_ratio0, c.log_repeats0
 
     def _compute_target_gradients(self) -> np.ndarray:
         """Return derivatives [3, p] of ln N*, ln L* and the exponent a by theta, as central differences."""

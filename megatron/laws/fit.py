@@ -155,7 +155,7 @@ def _linearize(
 def _fit_constants(
     problem: Problem, runs: CentredRuns | None, fixed: dict[str, float]
 ) -> tuple[Minima, dict[str, float]]:
-    """Return the minima, lowest first, and the constants of the lowest; with `runs` by the fast fit."""
+    """Return the minima, lowest first, and the constants of the lowest."""
     weights = np.ones(len(problem.points.x))
     if runs is not None:
         best = fit_all_runs(runs, weights[None], problem.delta)
@@ -168,7 +168,7 @@ def _fit_constants(
 def _bootstrap(
     problem: Problem, runs: CentredRuns | None, best: Minima, weights: np.ndarray, fixed: dict[str, float]
 ) -> tuple[Minima | None, dict[str, np.ndarray]]:
-    """Return the minima of the replicates and their constants, as `_fit_constants`; None without weights."""
+    """Return the minima of the replicates and their constants; None without weights."""
     if not len(weights):
         return None, {}
     if runs is not None:
@@ -250,7 +250,7 @@ def _draw_weights(
 
 
 def _validate_groups(groups: ArrayLike, n_runs: int, n_free: int) -> np.ndarray:
-    """Return group indices 0, 1, ... [n_runs] of labels [n_runs]. Raises ValueError for too few groups."""
+    """Return group indices 0, 1, ... [n_runs]. Raises ValueError for too few groups."""
     names, group_indices = np.unique(validate_labels(groups, n_runs), return_inverse=True)
     if len(names) <= n_free:
         raise ValueError(
@@ -275,7 +275,7 @@ def _validate_weights(weights: ArrayLike | Sequence[ArrayLike], n_runs: int) -> 
 
 
 def _check_design(n_free: int, **design: np.ndarray) -> None:
-    """Raise ValueError unless there are more distinct runs N, D and U, each [n], than free constants."""
+    """Raise ValueError unless there are more distinct runs than free constants."""
     n_distinct = len(np.unique(np.stack(list(design.values())), axis=1).T)
     if n_distinct <= n_free:
         raise ValueError(
@@ -287,7 +287,7 @@ def _check_design(n_free: int, **design: np.ndarray) -> None:
 def _compute_interval(
     replicates: dict[str, np.ndarray], has_optimum: bool, n_groups: int | None, n_runs: int, seed: int | None
 ) -> dict[str, object]:
-    """Return percentiles of replicates, expanded for the number of units; `seed` None: given weights."""
+    """Return percentiles of replicates, not expanded for given weights (`seed` None)."""
     if not replicates:
         return {}
     n_units = n_groups or (None if seed is None else n_runs)  # None: the level is not expanded
