@@ -45,7 +45,7 @@ def takes_data_frame(fit: Callable[..., Result]) -> Callable[..., Result]:
 def validate_columns(**columns: ArrayLike) -> list[np.ndarray]:
     """Return each column as float64 [n].
 
-    Raises ValueError for columns of different lengths, or a value that is not a positive number.
+    Raises ValueError for different lengths, or values that are not positive.
     """
     values = {name: np.asarray(column, dtype=float).ravel() for name, column in columns.items()}
     lengths = [len(v) for v in values.values()]

@@ -212,7 +212,7 @@ class ComputeLaw:
         return law
 
     def to_frame(self, C: ArrayLike | None = None, level: float = LEVEL) -> "DataFrame":
-        """Return a row for each compute `C` [n] (default: from the smallest to the furthest): the optimum.
+        """Return the optimum of each compute `C` [n] (default: smallest to furthest).
 
         Columns C, N, D and loss, each of the last three
         with its interval, and `predictive` of a new run.

@@ -76,7 +76,7 @@ def _predict_largest(
 
 @dataclass(frozen=True)
 class HoldoutScore:
-    """Predictions of n held-out runs: loss, interval for a single run, and measured loss, each [n]."""
+    """Predictions of n held-out runs with intervals for one run, and measured losses, each [n]."""
 
     predicted: np.ndarray
     low: np.ndarray
