@@ -20,7 +20,6 @@ from megatron.laws.design import (
     CRITERIA,
     Designer,
     ExpectedErrors,
-    RunLimits,
     RunSet,
     build_simple_designs,
     generate_candidates,
@@ -30,7 +29,15 @@ from megatron.study.format import format_count
 from megatron.study.selection import Columns, select_runs
 
 NOISE = 0.005  # spread of a run's log loss, if the law has none
+LARGEST_SHARE = 0.25  # of the budget, for one run
 PRIOR = "Besiroglu et al. 2024"  # default prior law
+CHOOSE = "Choose from candidates of your own with megatron.laws.design.Designer."
+REMOVED = {  # options of earlier versions -> replacement
+    "--repeats": "Train each run with several seeds of its study.",
+    "--sizes": CHOOSE,
+    "--largest-share": CHOOSE,
+    "--tokens-per-parameter": CHOOSE,
+}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -65,30 +72,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SHARE",
         help=f"spread of a run's log loss; default: that of the law, or {NOISE}",
     )
-    runs = parser.add_argument_group("limits of the runs")
+    runs = parser.add_argument_group("new runs")
     runs.add_argument("--runs", type=positive_int, default=20, metavar="N", help="maximum number of new runs")
-    runs.add_argument(
-        "--largest-share",
-        type=float,
-        default=0.25,
-        metavar="SHARE",
-        help="maximum share of the budget for one run",
-    )
-    runs.add_argument(
-        "--tokens-per-parameter",
-        type=float,
-        nargs=2,
-        default=(4, 400),
-        metavar=("LOW", "HIGH"),
-        help="range of D/N",
-    )
-    runs.add_argument(
-        "--sizes", type=float, nargs="+", metavar="N", help="allow only these sizes, in parameters"
-    )
     runs.add_argument(
         "--unique", type=float, metavar="TOKENS", help="unique tokens; training beyond them repeats text"
     )
-    runs.add_argument("--repeats", metavar="R", help=argparse.SUPPRESS)
+    for option in REMOVED:
+        runs.add_argument(option, nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, metavar="RUNS.csv", help="also write the runs to this file")
     return parser
 
@@ -124,15 +114,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Choose the runs, and print them with their expected errors."""
     args = build_parser().parse_args(argv)
     try:
-        if args.repeats:
-            raise ValueError(
-                "--repeats: got a removed option. Train each run with several seeds of its study."
-            )
-        if not args.budget > 0 or not 0 < args.largest_share <= 1:
-            raise ValueError(
-                f"--budget: got {args.budget:g} with --largest-share {args.largest_share:g}, "
-                "expected FLOPs above 0 and a share in (0, 1]."
-            )
+        for option, replacement in REMOVED.items():
+            if getattr(args, option.strip("-").replace("-", "_")) is not None:
+                raise ValueError(f"{option}: got a removed option. {replacement}")
+        if not args.budget > 0:
+            raise ValueError(f"--budget: got {args.budget:g}, expected FLOPs above 0")
         prior = Law(form="chinchilla", params=PUBLISHED[PRIOR], objective=0.0, huber_delta=1e-3, n_runs=240)
         law = Law.load(args.law) if args.law else prior
         if law.identified is False and not args.force:
@@ -144,13 +130,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         target = 100 * args.budget if args.target is None else args.target
         noise = (law.spread or NOISE) if args.noise is None else args.noise
         designer = Designer(law, target, noise, done)
-        limits = RunLimits(args.largest_share * args.budget, tuple(args.tokens_per_parameter), args.sizes)
-        every = generate_candidates(limits.largest_flops, limits.ratios, limits.sizes, args.unique)
-        simple = {
-            name: limits.apply(runs)
-            for name, runs in build_simple_designs(args.budget, args.runs, args.unique).items()
-        }
-        chosen = designer.propose(every, list(simple.values()), args.budget, args.runs, args.criterion)
+        every = generate_candidates(LARGEST_SHARE * args.budget, args.unique)
+        chosen = designer.choose(every, args.budget, args.runs, args.criterion)
+        simple = build_simple_designs(args.budget, args.runs, args.unique)
         if args.out:
             cells = zip(chosen.N, chosen.D, chosen.U, chosen.flops, strict=True)
             text = "".join(f"{n:.0f},{d:.0f},{u:.0f},{c:.6g}\n" for n, d, u, c in cells)

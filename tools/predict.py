@@ -35,6 +35,11 @@ NOT_MEASURED = (  # benchmarks.md
 )
 
 
+def refuse_convention(word: str) -> float:
+    """Refuse a removed option, and name its replacement."""
+    raise argparse.ArgumentTypeError("this option was removed; use --flops with 6/K times the FLOPs")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
@@ -45,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     target.add_argument("--unique", type=float, metavar="TOKENS", help="unique tokens; default: all tokens")
     target.add_argument("--flops", type=float, metavar="C", help="print the optimum at this compute")
     target.add_argument(
-        "--flops-per-param-token", type=float, default=6.0, metavar="K", help="C = K N D, for --flops"
+        "--flops-per-param-token", type=refuse_convention, metavar="K", help=argparse.SUPPRESS
     )
     target.add_argument(
         "--level", type=float, default=0.95, metavar="SHARE", help="confidence level of the intervals"
@@ -175,7 +180,7 @@ def format_run(law: Law, prediction: Prediction) -> list[str]:
 
 def format_optimum(law: Law, optimum: OptimumPrediction) -> list[str]:
     """Format the optimum at one compute as text."""
-    lines = [f"C {optimum.C:.4g} FLOPs (C = {optimum.flops_per_param_token:g} N D):"]
+    lines = [f"C {optimum.C:.4g} FLOPs (C = 6 N D):"]
     for name, value, interval in (
         ("N*", optimum.N, optimum.N_confidence),
         ("D*", optimum.D, optimum.D_confidence),
@@ -231,7 +236,7 @@ def predict_loss(args: argparse.Namespace, law: Law, published: PublishedLaw | N
         answer["prediction"] = asdict(prediction) | {"note": note}
         lines += format_run(law, prediction) + ([f"  {note}"] if note else [])
     if args.flops is not None:
-        optimum = predict_optimum(law, args.flops, args.unique, args.flops_per_param_token, args.level)
+        optimum = predict_optimum(law, args.flops, args.unique, args.level)
         note = describe_extrapolation(law, optimum.outside)
         answer["optimum"] = asdict(optimum) | {"note": note}
         lines += format_optimum(law, optimum) + ([f"  {note}"] if note else [])

@@ -40,8 +40,6 @@ __all__ = list(MODULE)
 
 def __getattr__(name: str) -> Any:
     """Import the module of a public name."""
-    if name in ("stack_laws", "StackedLaw"):
-        raise AttributeError(f"{name}: stacks of forms were removed. Use extrapolate_law.")
     if name not in MODULE:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     return getattr(import_module(f"{__name__}.{MODULE[name]}"), name)

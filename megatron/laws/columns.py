@@ -1,9 +1,12 @@
-"""Columns of a data frame as the arrays of a fit."""
+"""Columns of a fit: of a data frame or plain arrays, and their check."""
 
 from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 Result = TypeVar("Result")
 # Columns of this project's tables, for arguments that are not given
@@ -37,3 +40,21 @@ def takes_data_frame(fit: Callable[..., Result]) -> Callable[..., Result]:
         return fit(**options)
 
     return fit_columns
+
+
+def validate_columns(**columns: ArrayLike) -> list[np.ndarray]:
+    """Return each column as float64 [n].
+
+    Raises ValueError for different lengths, or values that are not positive.
+    """
+    values = {name: np.asarray(column, dtype=float).ravel() for name, column in columns.items()}
+    lengths = [len(v) for v in values.values()]
+    if len(set(lengths)) != 1:
+        raise ValueError(
+            f"{', '.join(values)}: got {', '.join(map(str, lengths))} values, expected equally many"
+        )
+    for name, v in values.items():
+        wrong = np.flatnonzero(~np.isfinite(v) | (v <= 0))
+        if len(wrong):
+            raise ValueError(f"{name}, run {wrong[0] + 1}: got {v[wrong[0]]}, expected a positive number")
+    return list(values.values())

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from megatron.io import replace_nonfinite, write_json
-from megatron.laws.columns import takes_data_frame
+from megatron.laws.columns import takes_data_frame, validate_columns
 from megatron.laws.fitting.frontier_drift import Continuation, continue_frontier
 from megatron.laws.fitting.frontier_form import (
     CONSTANTS,
@@ -67,7 +67,7 @@ class Optimum:
 
 @dataclass(frozen=True)
 class RunPrediction:
-    """Predicted loss (nats a token) of one new run of N parameters at C FLOPs, with predictive interval."""
+    """Predicted loss, nats per token, of one new run of N parameters at C FLOPs."""
 
     C: float
     N: float
@@ -212,7 +212,7 @@ class ComputeLaw:
         return law
 
     def to_frame(self, C: ArrayLike | None = None, level: float = LEVEL) -> "DataFrame":
-        """Return a row for each compute `C` [n] (default: from the smallest to the furthest): the optimum.
+        """Return the optimum of each compute `C` [n] (default: smallest to furthest).
 
         Columns C, N, D and loss, each of the last three
         with its interval, and `predictive` of a new run.
@@ -229,7 +229,7 @@ class ComputeLaw:
         return DataFrame(values)
 
     def plot(self, C: ArrayLike | None = None) -> Any:
-        """Return a plotly figure of the best N and of the loss there against C, with 95 % intervals."""
+        """Return a plotly figure of the best N and its loss against C, with intervals."""
         from megatron.laws.plots import plot_optima
 
         table = self.to_frame(C)
@@ -288,8 +288,8 @@ def fit_compute_law(
     Raises ValueError for fewer than MIN_RUNS runs, or
     fewer than MIN_BUDGETS budgets of MIN_SIZES sizes.
     """
-    N, D, L, C = (np.asarray(v, dtype=float) for v in (N, D, L, C))
-    _check_runs(N, D, L, C)
+    N, D, L, C = validate_columns(N=N, D=D, L=L, C=C)
+    _check_budgets(N, C)
     centre = float(np.exp(np.log(C).mean()))
     x, log_n, y = np.log(C / centre), np.log(N), np.log(L)
     theta, basis = search_constants(x, log_n, y)
@@ -356,12 +356,7 @@ def _find_not_identified(
     return reasons
 
 
-def _check_runs(N: np.ndarray, D: np.ndarray, L: np.ndarray, C: np.ndarray) -> None:
-    for name, values in (("N", N), ("D", D), ("loss", L), ("C", C)):
-        if values.ndim != 1 or values.shape != N.shape:
-            raise ValueError(f"{name}: got shape {values.shape}, expected ({N.size},)")
-        if not (np.isfinite(values) & (values > 0)).all():
-            raise ValueError(f"{name}: got {values[~(np.isfinite(values) & (values > 0))][0]}, expected > 0")
+def _check_budgets(N: np.ndarray, C: np.ndarray) -> None:
     usable = [rows for rows in split_budgets(C) if len(np.unique(N[rows])) >= MIN_SIZES] if len(C) else []
     if len(N) < MIN_RUNS or len(usable) < MIN_BUDGETS:
         raise ValueError(

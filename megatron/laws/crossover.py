@@ -1,7 +1,7 @@
 """Critical compute C_crit(U) above which one objective beats another on U unique tokens, and its power law.
 
 At compute C and U unique tokens each objective has the N that is optimal by
-its own law, and D = C / (k N) tokens, with repetition where D > U. C_crit is
+its own law, and D = C / (6 N) tokens, with repetition where D > U. C_crit is
 where the two lowest losses are equal. Prabhudesai et al. (arXiv 2507.15857)
 report a power law in U for autoregressive and masked-diffusion models.
 """
@@ -17,6 +17,7 @@ from megatron.laws.power_law import PowerLaw, fit_power
 
 SEARCH_SPAN = (1e-2, 1e6)  # range of the search, in multiples of the compute of one epoch
 N_STEPS = 60
+LEVEL = 0.95
 
 
 @dataclass(frozen=True)
@@ -34,22 +35,19 @@ class Crossover:
     words: str
 
 
-def critical_compute(first: Law, second: Law, U: float, flops_per_param_token: float = 6.0) -> float:
+def critical_compute(first: Law, second: Law, U: float) -> float:
     """Return the least compute at which `second` becomes as good as `first`; NaN if there is none.
 
     The search is from SEARCH_SPAN[0] to SEARCH_SPAN[1]
-    times k U^2 / 20: one epoch at D/N = 20.
+    times 6 U^2 / 20: one epoch at D/N = 20.
     """
     from scipy.optimize import brentq  # slow import
 
-    centre = flops_per_param_token * U * U / 20
+    centre = 6 * U * U / 20
 
     def loss_gap(log_c: float | np.ndarray) -> np.ndarray:
         c = np.exp(log_c)
-        first_loss, second_loss = (
-            search_frontier(law, c, U, flops_per_param_token).L for law in (first, second)
-        )
-        return first_loss - second_loss
+        return search_frontier(first, c, U).L - search_frontier(second, c, U).L
 
     # 60 computes over 8 decades are a factor of 1.37
     # apart: two crossings within one step are missed
@@ -63,31 +61,19 @@ def critical_compute(first: Law, second: Law, U: float, flops_per_param_token: f
     return float(np.exp(brentq(lambda x: float(loss_gap(np.array([x]))[0]), grid[i], grid[i + 1], xtol=1e-6)))
 
 
-def crossover(
-    first: Law,
-    second: Law,
-    U: Sequence[float],
-    n_replicates: int = 50,
-    level: float = 0.95,
-    flops_per_param_token: float = 6.0,
-) -> Crossover:
+def crossover(first: Law, second: Law, U: Sequence[float], n_replicates: int = 50) -> Crossover:
     """Compute C_crit at each U, its percentiles over pairs of replicates, and the power law through them."""
     unique_tokens = np.asarray(U, dtype=float)
-    k = flops_per_param_token
-    C = np.array([critical_compute(first, second, u, k) for u in unique_tokens])
+    C = np.array([critical_compute(first, second, u) for u in unique_tokens])
     ends = None
     n = min(first.n_replicates(), second.n_replicates(), n_replicates)
     if n:
-        replicate_C = np.array(
-            [
-                [critical_compute(first.replicate(i), second.replicate(i), u, k) for u in unique_tokens]
-                for i in range(n)
-            ]
-        )
+        pairs = [(first.replicate(i), second.replicate(i)) for i in range(n)]
+        replicate_C = np.array([[critical_compute(*pair, u) for u in unique_tokens] for pair in pairs])
         # a replicate without a crossover counts as one above the range of the search
         replicate_C = np.where(np.isnan(replicate_C), np.inf, replicate_C)
         n_units = [law.n_units for law in (first, second) if law.n_units]
-        level = expanded_level(level, min(n_units, default=None))
+        level = expanded_level(LEVEL, min(n_units, default=None))
         # `nearest`, since interpolation between two Inf gives NaN
         low, high = np.quantile(replicate_C, [(1 - level) / 2, (1 + level) / 2], axis=0, method="nearest")
         ends = (low, high)

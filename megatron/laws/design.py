@@ -8,7 +8,7 @@ design assumes that the form of the law is true: add a few runs that test it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,8 @@ CRITERIA = ("c", "D")
 RIDGE = 1e-9  # of the information of all candidates; makes the first few runs comparable
 STEP = 1e-4  # of theta, for finite differences of N* and L*
 MAX_PASSES = 20
+RATIOS = (4.0, 400.0)  # range of D/N of the candidates
+SPAN = 300.0  # ratio of the largest and the smallest size of the candidates
 
 
 @dataclass(frozen=True)
@@ -84,15 +86,12 @@ class Designer:
         """Return the information matrix [n, p, p] of each run."""
         x, y = np.log(runs.N), np.log(runs.D)
         # the slopes do not depend on log L, for which 0 stands
-        points = RunPoints(x, y, np.minimum(np.log(runs.U), y), np.zeros_like(x), *self._origin())
+        u = np.minimum(np.log(runs.U), y)
+        points = replace(self._centre, x=x, y=y, u=u, log_loss=np.zeros_like(x))
         # [n, p], then outer products [n, p, p]; information
         # of independent runs adds up
         slopes = self._surface.evaluate(self.theta[None], points)[1][0]
         return slopes[:, :, None] * slopes[:, None, :] / self.noise**2
-
-    def _origin(self) -> tuple[float, float, float, float]:
-        c = self._centre
-        return c.x0, c.y0, c.log_ratio0, c.log_repeats0
 
     def _compute_target_gradients(self) -> np.ndarray:
         """Return derivatives [3, p] of ln N*, ln L* and the exponent a by theta, as central differences."""
@@ -150,33 +149,6 @@ class Designer:
         errors = np.sqrt(self.variances(self.prior_information + self.information(runs).sum(axis=0)))
         return ExpectedErrors(len(runs.N), float(runs.flops.sum()), *map(float, errors))
 
-    def propose(
-        self,
-        candidates: RunSet,
-        baselines: Sequence[RunSet],
-        budget_flops: float,
-        n_runs: int,
-        kind: str = "c",
-    ) -> RunSet:
-        """Choose from the candidates and the runs of the baselines.
-
-        The result is never worse than an affordable baseline.
-        """
-        designs = [self.choose(concatenate_run_sets([candidates, *baselines]), budget_flops, n_runs, kind)]
-        designs += [
-            runs for runs in baselines if 0 < len(runs.N) <= n_runs and runs.flops.sum() <= budget_flops
-        ]
-        base = self.prior_information + self._ridge(self.information(candidates))
-        values = [self.criterion(base + self.information(runs).sum(axis=0), kind) for runs in designs]
-        return designs[int(np.argmin(values))]
-
-    @staticmethod
-    def _ridge(information: np.ndarray) -> np.ndarray:
-        """Return a diagonal [p, p]: fewer runs than constants have singular information; it is too small to
-        affect the final set.
-        """
-        return RIDGE * np.einsum("nii->i", information) * np.eye(information.shape[1])
-
     def choose(self, candidates: RunSet, budget_flops: float, n_runs: int, kind: str = "c") -> RunSet:
         """Choose at most `n_runs` candidates, each once, within the budget.
 
@@ -191,7 +163,9 @@ class Designer:
                 f"budget: got {budget_flops:.3g} FLOPs for {n_runs} runs, expected {cost.min():.3g} or more "
                 f"for the cheapest of {len(cost)} candidates. Raise the budget or allow smaller sizes."
             )
-        base = self.prior_information + self._ridge(information)
+        # fewer runs than constants have singular information
+        ridge = RIDGE * np.einsum("nii->i", information) * np.eye(information.shape[1])
+        base = self.prior_information + ridge
         chosen: list[int] = []
         value = np.inf
 
@@ -237,61 +211,19 @@ class Designer:
         return candidates.select(np.array(order))
 
 
-def generate_candidates(
-    largest_flops: float,
-    ratios: tuple[float, float] = (4.0, 400.0),
-    sizes: Sequence[float] | None = None,
-    unique: float | None = None,
-    span: float = 300.0,
-) -> RunSet:
-    """Return candidates: every size at ten D/N of `ratios`, of at most `largest_flops` each.
+def generate_candidates(largest_flops: float, unique: float | None = None) -> RunSet:
+    """Return candidates: sizes over a factor of SPAN at ten D/N of RATIOS, of at most `largest_flops` each.
 
-    N spans a factor of `span` unless `sizes` are given.
     Runs of more than `unique` tokens repeat them.
     """
     # 6 N (r N) = FLOPs: the smallest D/N has the largest N
-    top = np.sqrt(largest_flops / (6 * ratios[0]))
-    N = np.geomspace(top / span, top, 18) if sizes is None else np.array(sizes, dtype=float)
-    n, ratio = (v.ravel() for v in np.meshgrid(N, np.geomspace(*ratios, 10), indexing="ij"))
+    top = np.sqrt(largest_flops / (6 * RATIOS[0]))
+    N = np.geomspace(top / SPAN, top, 18)
+    n, ratio = (v.ravel() for v in np.meshgrid(N, np.geomspace(*RATIOS, 10), indexing="ij"))
     d = n * ratio
     is_affordable = 6 * n * d <= largest_flops * (1 + 1e-9)
-    if not is_affordable.any():
-        raise ValueError(
-            f"budget: got {largest_flops:.3g} FLOPs for the largest run, expected enough for {N.min():.3g} "
-            f"parameters at D/N {ratios[0]:g}. Raise the budget or the share of one run."
-        )
     n, d = n[is_affordable], d[is_affordable]
     return RunSet(n, d, d if unique is None else np.minimum(d, unique))
-
-
-@dataclass(frozen=True)
-class RunLimits:
-    """Limits of every run: largest FLOPs, range of D/N, and the available sizes N (None: any)."""
-
-    largest_flops: float
-    ratios: tuple[float, float] = (4.0, 400.0)
-    sizes: Sequence[float] | None = None
-
-    def apply(self, runs: RunSet) -> RunSet:
-        """Move runs to the nearest available size at equal compute, and return those within the limits."""
-        n, compute = runs.N, runs.flops
-        if self.sizes is not None:
-            sizes = np.asarray(self.sizes, dtype=float)
-            n = sizes[np.abs(np.log(n[:, None] / sizes)).argmin(axis=1)]
-        d = compute / (6 * n)
-        slack = 1 + 1e-9
-        is_allowed = (compute <= self.largest_flops * slack) & (d <= self.ratios[1] * n * slack)
-        is_allowed &= d * slack >= self.ratios[0] * n
-        # D has changed with N: a run without repetition stays
-        # one, U = D, and others keep U if D is not below it
-        share = (runs.U / runs.D)[is_allowed]
-        unique = np.where(share < 1, np.minimum(runs.U[is_allowed], d[is_allowed]), d[is_allowed])
-        return RunSet(n[is_allowed], d[is_allowed], unique)
-
-
-def concatenate_run_sets(parts: Sequence[RunSet]) -> RunSet:
-    """Concatenate several sets of runs."""
-    return RunSet(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("N", "D", "U")))
 
 
 def build_simple_designs(budget_flops: float, n_runs: int, unique: float | None = None) -> dict[str, RunSet]:

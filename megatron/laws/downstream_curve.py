@@ -244,10 +244,10 @@ def predict_score(
     level: float = 0.95,
     kind: str = "predictive",
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Predict (score, low, high) for N parameters after D tokens, through the loss; NaN without replicates.
+    """Predict (score, low, high) through the loss; the ends are NaN without replicates.
 
-    kind  "predictive": interval for the measured score of one new run, from the replicates of both fits
-          (paired by index), the scatter of a run's loss around the law, and that of a score around its curve.
+    kind  "predictive": interval for the measured score of one new run, from the replicates
+          of both fits and the scatter of a run's loss and of a score.
           "confidence": interval for the value of the two curves, from the replicates alone.
     Intervals of an accuracy are clipped to 0 and 1. Raises ValueError for another kind.
     """
@@ -285,7 +285,7 @@ def predict_score(
 
 
 def _draw_t(rng: np.random.Generator, dof: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
-    """Draw from Student's t, as standard deviations are estimated; from the normal for infinite `dof`.
+    """Draw from Student's t, or from the normal for infinite `dof`.
 
     dof   degrees of freedom, broadcast against `shape`
     """

@@ -18,7 +18,7 @@ from dataclasses import asdict
 import numpy as np
 from numpy.typing import ArrayLike
 
-from megatron.laws.columns import takes_data_frame
+from megatron.laws.columns import takes_data_frame, validate_columns
 from megatron.laws.diagnostics import diagnose
 from megatron.laws.fitting.fit_form import bootstrap_theta, build_search_box, fit_theta
 from megatron.laws.fitting.fit_problem import Problem
@@ -85,12 +85,13 @@ def fit_law(
     Raises ValueError for an unknown form or setting, a form that needs U
     without it, values that are not positive numbers, or too few distinct runs.
     """
-    _check_settings(form, start, residual, U, huber_delta, n_bootstrap, seed)
-    surface = Surface(form) if isinstance(form, str) else OwnSurface(form, dict(start or {}))
+    _check_settings(residual, huber_delta, n_bootstrap, seed)
+    surface = _build_surface(form, start, U is not None)
     fixed = dict(fixed or {})
     n_free = len(surface.constants) - len(fixed)
-    N, D, L, *rest = _validate_columns(n_free, N=N, D=D, L=L, **({} if U is None else {"U": U}))
+    N, D, L, *rest = validate_columns(N=N, D=D, L=L, **({} if U is None else {"U": U}))
     unique = rest[0] if rest else None
+    _check_design(n_free, N=N, D=D, **({} if unique is None else {"U": unique}))
     problem = Problem(surface, RunPoints.from_columns(N, D, L, unique), huber_delta, residual == "nats")
     # the fast fit, where it applies
     is_fast = form == "chinchilla" and residual == "log" and not fixed
@@ -154,7 +155,7 @@ def _linearize(
 def _fit_constants(
     problem: Problem, runs: CentredRuns | None, fixed: dict[str, float]
 ) -> tuple[Minima, dict[str, float]]:
-    """Return the minima, lowest first, and the constants of the lowest; with `runs` by the fast fit."""
+    """Return the minima, lowest first, and the constants of the lowest."""
     weights = np.ones(len(problem.points.x))
     if runs is not None:
         best = fit_all_runs(runs, weights[None], problem.delta)
@@ -167,7 +168,7 @@ def _fit_constants(
 def _bootstrap(
     problem: Problem, runs: CentredRuns | None, best: Minima, weights: np.ndarray, fixed: dict[str, float]
 ) -> tuple[Minima | None, dict[str, np.ndarray]]:
-    """Return the minima of the replicates and their constants, as `_fit_constants`; None without weights."""
+    """Return the minima of the replicates and their constants; None without weights."""
     if not len(weights):
         return None, {}
     if runs is not None:
@@ -193,21 +194,20 @@ def _collect_warnings(L: np.ndarray, best: Minima, boot: Minima | None) -> list[
     return warnings
 
 
-def _check_settings(
-    form: str | Callable[..., np.ndarray],
-    start: Mapping[str, float] | None,
-    residual: str,
-    U: ArrayLike | None,
-    huber_delta: float,
-    n_bootstrap: int,
-    seed: int,
-) -> None:
-    if isinstance(form, str):
-        check_fitted_form(form)
-        if FORM[form].needs_unique and U is None:
-            raise ValueError(f"U: got none, expected the unique tokens of each run for form '{form}'")
-    elif not start:
-        raise ValueError("start: got none, expected {constant: value} for a form of your own")
+def _build_surface(
+    form: str | Callable[..., np.ndarray], start: Mapping[str, float] | None, has_unique: bool
+) -> Surface | OwnSurface:
+    if not isinstance(form, str):
+        if not start:
+            raise ValueError("start: got none, expected {constant: value} for a form of your own")
+        return OwnSurface(form, dict(start))
+    check_fitted_form(form)
+    if FORM[form].needs_unique and not has_unique:
+        raise ValueError(f"U: got none, expected the unique tokens of each run for form '{form}'")
+    return Surface(form)
+
+
+def _check_settings(residual: str, huber_delta: float, n_bootstrap: int, seed: int) -> None:
     if residual not in ("log", "nats"):
         raise ValueError(f"residual: got '{residual}', expected one of log, nats")
     if not 0 < huber_delta < np.inf:  # false for NaN too
@@ -250,7 +250,7 @@ def _draw_weights(
 
 
 def _validate_groups(groups: ArrayLike, n_runs: int, n_free: int) -> np.ndarray:
-    """Return group indices 0, 1, ... [n_runs] of labels [n_runs]. Raises ValueError for too few groups."""
+    """Return group indices 0, 1, ... [n_runs]. Raises ValueError for too few groups."""
     names, group_indices = np.unique(validate_labels(groups, n_runs), return_inverse=True)
     if len(names) <= n_free:
         raise ValueError(
@@ -274,29 +274,20 @@ def _validate_weights(weights: ArrayLike | Sequence[ArrayLike], n_runs: int) -> 
     return weights
 
 
-def _validate_columns(n_free: int, **columns: ArrayLike) -> list[np.ndarray]:
-    values = {name: np.asarray(column, dtype=float).ravel() for name, column in columns.items()}
-    names, lengths = ", ".join(values), [len(v) for v in values.values()]
-    if len(set(lengths)) != 1:
-        raise ValueError(f"{names}: got {', '.join(map(str, lengths))} values, expected equally many")
-    for name, v in values.items():
-        wrong = np.flatnonzero(~np.isfinite(v) | (v <= 0))
-        if len(wrong):
-            raise ValueError(f"{name}, run {wrong[0] + 1}: got {v[wrong[0]]}, expected a positive number")
-    design = {name: v for name, v in values.items() if name != "L"}
+def _check_design(n_free: int, **design: np.ndarray) -> None:
+    """Raise ValueError unless there are more distinct runs than free constants."""
     n_distinct = len(np.unique(np.stack(list(design.values())), axis=1).T)
     if n_distinct <= n_free:
         raise ValueError(
             f"runs: got {n_distinct} distinct ({', '.join(design)}) for {n_free} constants, expected "
             f"{n_free + 1} or more. Add sizes or budgets."
         )
-    return list(values.values())
 
 
 def _compute_interval(
     replicates: dict[str, np.ndarray], has_optimum: bool, n_groups: int | None, n_runs: int, seed: int | None
 ) -> dict[str, object]:
-    """Return percentiles of replicates, expanded for the number of units; `seed` None: given weights."""
+    """Return percentiles of replicates, not expanded for given weights (`seed` None)."""
     if not replicates:
         return {}
     n_units = n_groups or (None if seed is None else n_runs)  # None: the level is not expanded

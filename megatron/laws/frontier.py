@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from megatron.laws.columns import validate_columns
 from megatron.laws.law import Law, optimum_exponents
 
 if TYPE_CHECKING:
@@ -37,31 +38,29 @@ class Frontier:
         )
 
 
-def optimal_frontier(law: Law, C: ArrayLike, flops_per_param_token: float = 6.0) -> Frontier:
-    """Return the optimum at C = k N D, k = `flops_per_param_token`, in closed form (Hoffmann et al., eq. 4).
+def optimal_frontier(law: Law, C: ArrayLike) -> Frontier:
+    """Return the optimum at C = 6 N D [n] in closed form (Hoffmann et al., eq. 4).
 
     Where a term has vanished (A = 0 or B = 0) the optimum is its
     limit: N = 0 and D infinite, or the reverse. Every token is unique.
     Forms that are not a sum of two powers are searched numerically.
     """
-    C = _validate_compute(C, flops_per_param_token)
+    (C,) = validate_columns(C=C)
     if not law.has_closed_frontier:
-        return search_frontier(law, C, np.inf, flops_per_param_token)
-    return Frontier(
-        C,
-        *_solve_frontier({name: np.float64(v) for name, v in law.params.items()}, C / flops_per_param_token),
-    )
+        return search_frontier(law, C, np.inf)
+    params = {name: np.float64(value) for name, value in law.params.items()}
+    return Frontier(C, *_solve_frontier(params, C / 6))
 
 
-def search_frontier(law: Law, C: ArrayLike, U: ArrayLike, flops_per_param_token: float = 6.0) -> Frontier:
-    """Return the optimum at C [n] FLOPs, C = k N D, with U unique tokens ([n] or one), by a search.
+def search_frontier(law: Law, C: ArrayLike, U: ArrayLike) -> Frontier:
+    """Return the optimum at C = 6 N D [n] with U unique tokens ([n] or one), by a search.
 
     A grid of N within a factor of 1e4 of D/N = 20 is refined around its
     minimum four times; the relative error of the loss is about 1e-9.
     """
     # C, U [n]; below N and loss are [n, 81]
-    C, U = np.broadcast_arrays(_validate_compute(C, flops_per_param_token), np.asarray(U, dtype=float))
-    product = (C / flops_per_param_token)[:, None]
+    C, U = np.broadcast_arrays(*validate_columns(C=C), np.asarray(U, dtype=float))
+    product = (C / 6)[:, None]
     # N D = product and D = 20 N: N = sqrt(product / 20)
     middle, wide = 0.5 * np.log(product / 20), np.log(1e4)
     steps = np.linspace(-1, 1, 81)
@@ -76,11 +75,7 @@ def search_frontier(law: Law, C: ArrayLike, U: ArrayLike, flops_per_param_token:
 
 
 def frontier_bands(
-    law: Law,
-    C: ArrayLike,
-    level: float = 0.95,
-    flops_per_param_token: float = 6.0,
-    U: float | None = None,
+    law: Law, C: ArrayLike, level: float = 0.95, U: float | None = None
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return confidence intervals (low, high) over C of N, D and L, from the frontiers of the replicates.
 
@@ -89,35 +84,19 @@ def frontier_bands(
     """
     if not law.replicates:
         raise ValueError("law: got no bootstrap replicates, expected some. Fit it with n_bootstrap > 0.")
-    C = _validate_compute(C, flops_per_param_token)
+    (C,) = validate_columns(C=C)
     if not law.has_closed_frontier or U is not None:
-        frontiers = [
-            search_frontier(law.replicate(i), C, np.inf if U is None else U, flops_per_param_token)
-            for i in range(law.n_replicates())
-        ]
-        return {
-            x: law.percentiles(np.array([getattr(frontier, x) for frontier in frontiers]), level)
-            for x in "NDL"
-        }
-    # [R, 1] against C [n]: one row of optima for each replicate
-    params = {name: np.array(v)[:, None] for name, v in law.replicates.items()}
-    replicate_values = dict(zip("NDL", _solve_frontier(params, C / flops_per_param_token), strict=True))
+        unique, replicates = np.inf if U is None else U, range(law.n_replicates())
+        frontiers = [search_frontier(law.replicate(i), C, unique) for i in replicates]
+        replicate_values = {x: np.array([getattr(at, x) for at in frontiers]) for x in "NDL"}
+    else:
+        # [R, 1] against C [n]: one row of optima for each replicate
+        params = {name: np.array(v)[:, None] for name, v in law.replicates.items()}
+        replicate_values = dict(zip("NDL", _solve_frontier(params, C / 6), strict=True))
     # a replicate may have N = 0 or Inf, which is an end
     # of the band; interpolation between two Inf gives NaN
     with np.errstate(invalid="ignore"):
         return {name: law.percentiles(values, level) for name, values in replicate_values.items()}
-
-
-def _validate_compute(C: ArrayLike, flops_per_param_token: float) -> np.ndarray:
-    C = np.atleast_1d(np.asarray(C, dtype=float))
-    wrong = C[~(np.isfinite(C) & (C > 0))]
-    if len(wrong):
-        raise ValueError(f"C: got {wrong[0]}, expected FLOPs above 0")
-    if not 0 < flops_per_param_token < np.inf:
-        raise ValueError(
-            f"flops_per_param_token: got {flops_per_param_token}, expected a number above 0, such as 6"
-        )
-    return C
 
 
 def _solve_frontier(

@@ -76,7 +76,7 @@ def _predict_largest(
 
 @dataclass(frozen=True)
 class HoldoutScore:
-    """Predictions of n held-out runs: loss, interval for a single run, and measured loss, each [n]."""
+    """Predictions of n held-out runs with intervals for one run, and measured losses, each [n]."""
 
     predicted: np.ndarray
     low: np.ndarray
@@ -89,7 +89,7 @@ class HoldoutScore:
         return np.log(self.predicted / self.measured)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the content for law.json: runs, error summaries, number of runs in their interval."""
+        """Return the content for law.json."""
         inside = (self.low <= self.measured) & (self.measured <= self.high)
         return {
             "n_runs": len(self.measured),
@@ -119,7 +119,7 @@ def score_holdout(
 
 
 def format_held_out(scores: dict[str, Any]) -> list[str]:
-    """Return lines that list predictions of held-out runs, with a summary first; [] without such runs."""
+    """Return a summary and a line for each held-out run; [] without such runs."""
     if not scores:
         return []
     columns = (scores[key] for key in ("N", "D", "predicted", "low", "high", "measured"))

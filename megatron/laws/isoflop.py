@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from megatron.laws.columns import takes_data_frame
+from megatron.laws.columns import takes_data_frame, validate_columns
 from megatron.laws.fitting.noise import GROUPED, estimate_noise, is_dependent, validate_labels
 from megatron.laws.power_law import PowerLaw, fit_power
 
@@ -72,9 +72,9 @@ def fit_isoflop(
     without a minimum, are omitted with a warning. `groups` [n] as in fit_law:
     with None, rows that share N are grouped if their residuals correlate.
 
-    Raises ValueError where no budget remains.
+    Raises ValueError where no budget remains, or for values that are not positive numbers.
     """
-    N, D, L, C = (np.asarray(v, dtype=float) for v in (N, D, L, C))
+    N, D, L, C = validate_columns(N=N, D=D, L=L, C=C)
     weights = np.ones_like(L) if loss_se is None else 1 / np.asarray(loss_se, dtype=float) ** 2
     warnings: list[str] = []
     parabolas, n_few = [], 0
@@ -164,7 +164,7 @@ def split_budgets(C: np.ndarray) -> list[np.ndarray]:
 def fit_window(
     N: np.ndarray, D: np.ndarray, L: np.ndarray, C: np.ndarray, weights: np.ndarray
 ) -> Parabola | None:
-    """Fit a parabola to the runs within WINDOW in log N of its minimum; None where it has no minimum.
+    """Fit a parabola to the runs, sorted by N, within WINDOW of its minimum; None where it has no minimum.
 
     The window starts at the run of least loss and moves
     with the minimum until its runs do not change.
@@ -191,8 +191,7 @@ def fit_parabola(
     N: np.ndarray, D: np.ndarray, L: np.ndarray, C: np.ndarray, weights: np.ndarray, used: np.ndarray
 ) -> Parabola | None:
     """Fit a weighted least-squares parabola to the runs `used` [n] bool; None where it has no minimum."""
-    order = np.argsort(N, kind="stable")
-    runs = {"N": N[order], "D": D[order], "L": L[order], "used": used[order]}
+    runs = {"N": N, "D": D, "L": L, "used": used}
     N, D, L, C, weights = (v[used] for v in (N, D, L, C, weights))
     x, root = np.log(N), np.sqrt(weights)
     middle = np.average(x, weights=weights)

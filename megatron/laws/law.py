@@ -184,22 +184,20 @@ class Law:
         return self.interval.get("n_units") or self.noise.get("n_groups")
 
     def percentiles(self, values: np.ndarray, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ends of the percentile interval of `values` [replicates, ...], one value per replicate.
+        """Return the ends of the percentile interval of `values` [replicates, ...].
 
         The level is expanded for the number of runs or groups (`expanded_level`).
 
-        Where the replicates do not exclude E = 0, the interval over those with E = 0 is computed too, and the
-        union of both is returned. A percentile interval is too short at a bound (Andrews, Econometrica 2000):
-        the replicates with E > 0 are all on one side, so over all replicates one end excludes twice its share
-        or more. A law without E is nearly linear in its other k constants, and residuals of n units have
-        n - k degrees of freedom, so the level of the inner interval is expanded for k constants.
+        Where the replicates do not exclude E = 0, the union with the interval
+        over those with E = 0 is returned: a percentile interval is too short at
+        a bound (Andrews, Econometrica 2000). A law without E is nearly linear in
+        its other k constants, so the inner level is expanded for k constants.
         """
         wide = expanded_level(level, self.n_units)
         tails = [(1 - wide) / 2, (1 + wide) / 2]
         low, high = np.quantile(values, tails, axis=0)
         # replicates at the bound E = 0
-        # A form without E has no floors: the mask is empty, its sum is 0, and the percentiles stay as they
-        # are.
+        # a form without E has no floors, and an empty mask
         floor = np.asarray(self.replicates.get("E", ()))
         is_without = floor <= ZERO_FLOOR_SHARE * floor.max(initial=0.0)
         # Fewer of them than one tail (25 of 1000 at 95 %)
@@ -230,7 +228,7 @@ class Law:
         return f"L = {self.form}({', '.join(f'{name} = {value}' for name, value in shown.items())})"
 
     def to_frame(self) -> "DataFrame":
-        """Return a row for each constant: value, low and high of its interval, standard error, identified."""
+        """Return a row for each constant: value, low, high, standard_error, identified."""
         from pandas import DataFrame  # slow import
 
         values = {**self.params, **self.derived}
@@ -248,7 +246,7 @@ class Law:
         )
 
     def plot(self, N: ArrayLike | None = None, D: ArrayLike | None = None, L: ArrayLike | None = None) -> Any:
-        """Return a plotly figure of the loss against compute, with runs N, D, L [n] where they are given."""
+        """Return a plotly figure of the loss against compute, with runs N, D, L [n] if given."""
         from megatron.laws.plots import plot_law
 
         return plot_law(self, N, D, L)
@@ -268,8 +266,6 @@ class Law:
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], own_loss: Callable[..., np.ndarray] | None = None) -> "Law":
         """Build a law from the content of law.json. Raises ValueError or TypeError for other content."""
-        if isinstance(stored, dict) and "laws" in stored:
-            raise ValueError("got a stack of laws, expected one law; stacks were removed")
         law = cls(**convert_fields(cls, stored, skipped=("own_loss",)), own_loss=own_loss)
         _check_values(law)
         return law
@@ -287,7 +283,7 @@ class Law:
 
 
 def _check_values(law: Law) -> None:
-    """Raise ValueError for a law whose fields have the right types and values that no fit writes."""
+    """Raise ValueError for values that no fit writes."""
     if law.own_loss is None:
         check_form(law.form)
         names = set(FORM[law.form].constants)
@@ -355,7 +351,7 @@ def optimum_exponents(alpha: ArrayLike, beta: ArrayLike) -> tuple[np.ndarray, np
 
 
 def optimum_exponents_from(params: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
-    """Return a_exponent and b_exponent from the constants of any form, for text without repetition."""
+    """Return a_exponent and b_exponent of any form, for text without repetition."""
     # kaplan: L^(1/alpha_D) is a sum of powers alpha_N /
     # alpha_D and 1 of N and D, so the same formula holds
     names = [

@@ -98,9 +98,7 @@ class CrossoverLaw:
     U: tuple[float, ...]
 
 
-def measure_crossover(
-    U: float, first: Sequence[Setting], second: Sequence[Setting], seed: int = 0, level: float = LEVEL
-) -> MeasuredCrossover:
+def measure_crossover(U: float, first: Sequence[Setting], second: Sequence[Setting]) -> MeasuredCrossover:
     """Compare two objectives on U unique tokens, by the settings of `list_reported`.
 
     The interval redraws the mean losses of the fresh seeds, whose settings
@@ -117,22 +115,29 @@ def measure_crossover(
     for name, settings in (("first", first), ("second", second)):
         _check_settings(name, settings)
     reported = [list_reported(settings) for settings in (first, second)]
-    losses = [np.array([(s.validation.mean(), s.reported.mean()) for s in settings]) for settings in reported]
     C = [np.array([setting.C for setting in settings]) for settings in reported]
-    point, pair = find_crossing(C[0], losses[0], C[1], losses[1])
+    validation = [np.array([setting.validation.mean() for setting in settings]) for settings in reported]
+    test = [np.array([[setting.reported.mean() for setting in settings]]) for settings in reported]
+    (point,), (pair,) = find_crossings(C, validation, test)
     noise = [_pool_errors(settings) for settings in reported]
     best = [_select_best(*side) for side in zip(reported, noise, strict=True)]
-    draws = np.empty(0)
-    if noise[0] is not None and noise[1] is not None:
-        draws = _draw_crossings(C, losses, (noise[0], noise[1]), seed)
+    rng, draws = np.random.default_rng(0), np.empty(0)
+    known = [errors for errors in noise if errors is not None]
+    if len(known) == len(noise):
+        dof = [min(MIN_DOF, sum(len(s.fresh) - 1 for s in settings)) for settings in reported]
+        shifts = [rng.standard_t(n, (N_DRAWS, 1)) * se for n, se in zip(dof, known, strict=True)]
+        # the fresh seeds did not select: the validation losses stay
+        redrawn = [means + shift for means, shift in zip(test, shifts, strict=True)]
+        draws, _ = find_crossings(C, validation, redrawn)
     errors = [setting.seed_se for setting in best]
+    has_crossing, around = math.isfinite(point), [reported[1][i].name for i in pair]
     return MeasuredCrossover(
         U=U,
         first=best[0],
         second=best[1],
-        C=point,
-        interval=_find_interval(draws, level) if len(draws) else None,
-        between=None if pair is None else (reported[1][pair[0]].name, reported[1][pair[1]].name),
+        C=float(point) if has_crossing else None,
+        interval=_find_interval(draws, LEVEL) if len(draws) else None,
+        between=(around[0], around[1]) if has_crossing else None,
         share_crossed=float(np.isfinite(draws).mean()) if len(draws) else None,
         gap=best[0].loss - best[1].loss,
         gap_se=None if None in errors else math.hypot(*(error or 0.0 for error in errors)),
@@ -159,13 +164,16 @@ def list_selected(settings: Sequence[Setting]) -> list[Setting]:
     return chosen
 
 
-def find_crossing(
-    first_C: np.ndarray, first: np.ndarray, second_C: np.ndarray, second: np.ndarray
-) -> tuple[float | None, tuple[int, int] | None]:
-    """Return (C_crit, indices of the settings of the second objective around it), or (None, None).
+def find_crossings(
+    C: Sequence[np.ndarray], validation: Sequence[np.ndarray], test: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return C_crit [R], inf without one, and indices [R, 2] of the second objective's settings around it.
 
-    first_C, second_C   [n], [m] FLOPs
-    first, second       [n, 2], [m, 2] mean (validation, test) losses
+    All three are of the first objective with n settings, and of the second with m.
+
+    C           [n] and [m] FLOPs
+    validation  [n] and [m] mean losses, which select
+    test        [R, n] and [R, m] mean losses of R draws
 
     At each compute of the second objective, both sides have the setting of the
     least validation loss at no more compute. C_crit is interpolated in log C
@@ -173,57 +181,28 @@ def find_crossing(
     that of the first, and the next one. A crossing at the first compute of the
     second objective is no measured one: it may have happened before.
     """
-    points, sides = _find_crossings(first_C, first[None], second_C, second[None])
-    if not np.isfinite(points[0]):
-        return None, None
-    return float(points[0]), (int(sides[0, 0]), int(sides[0, 1]))
-
-
-def _find_crossings(
-    first_C: np.ndarray, first: np.ndarray, second_C: np.ndarray, second: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return `find_crossing` of R draws at once: C_crit [R], inf without one, and indices [R, 2].
-
-    first, second   [R, n, 2], [R, m, 2]
-    """
-    order = np.argsort(second_C, kind="stable")
-    limits = second_C[order]
-    second_best, first_best = (
-        _select_up_to(C, losses[..., 0], limits) for C, losses in ((second_C, second), (first_C, first))
-    )
-    rows = np.arange(len(second))[:, None]
+    limits = np.sort(C[1])
     # without a run of the first objective at this
     # compute there is nothing to compare
-    usable = limits * TOLERANCE >= first_C.min()
-    gaps = np.where(usable, second[rows, second_best, 1] - first[rows, first_best, 1], -math.inf)  # [R, m]
-    worse = gaps > 0
+    limits = limits[limits * TOLERANCE >= C[0].min()]
+    n_draws, last = len(test[0]), len(limits) - 1
+    if last < 1:
+        return np.full(n_draws, math.inf), np.zeros((n_draws, 2), int)
+    first, second = (
+        np.where(at <= TOLERANCE * limits[:, None], losses, math.inf).argmin(axis=1)
+        for at, losses in zip(C, validation, strict=True)
+    )
+    gaps = test[1][:, second] - test[0][:, first]  # [R, limits]
     # after the last compute at which the second is
     # worse: a short dip by noise is no crossing
-    low = gaps.shape[1] - 1 - np.argmax(worse[:, ::-1], axis=1)
-    has_crossing = worse.any(axis=1) & (low < gaps.shape[1] - 1)
+    low = last - np.argmax(gaps[:, ::-1] > 0, axis=1)
+    has_crossing = (gaps > 0).any(axis=1) & (low < last)
     low = np.where(has_crossing, low, 0)
-    high = np.minimum(low + 1, gaps.shape[1] - 1)
-    rows = rows[:, 0]
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # of draws without a crossing
-        share = gaps[rows, low] / (gaps[rows, low] - gaps[rows, high])
-        log_low, log_high = np.log(limits[low]), np.log(limits[high])
-        points = np.where(has_crossing, np.exp(log_low + share * (log_high - log_low)), math.inf)
-    return points, np.stack([second_best[rows, low], second_best[rows, high]], axis=1)
-
-
-def _select_up_to(C: np.ndarray, losses: np.ndarray, limits: np.ndarray) -> np.ndarray:
-    """Return the index of the least loss [R, n] at no more than each of `limits` [m] FLOPs: [R, m].
-
-    Where no setting is below a limit: the cheapest.
-    """
-    order = np.argsort(C, kind="stable")
-    ordered = losses[:, order]
-    least = np.minimum.accumulate(ordered, axis=1)
-    # position of the running minimum: that of its last strict decrease
-    is_new = np.concatenate([np.ones((len(ordered), 1), bool), least[:, 1:] < least[:, :-1]], axis=1)
-    position = np.maximum.accumulate(np.where(is_new, np.arange(ordered.shape[1]), 0), axis=1)
-    last = np.maximum(np.searchsorted(C[order], limits * TOLERANCE, side="right") - 1, 0)
-    return order[position[:, last]]
+    below, above = (gaps[np.arange(n_draws), i] for i in (low, low + 1))
+    log_low, log_high = np.log(limits[low]), np.log(limits[low + 1])
+    with np.errstate(all="ignore"):  # draws without a crossing
+        points = np.exp(log_low + below / (below - above) * (log_high - log_low))
+    return np.where(has_crossing, points, math.inf), second[np.stack([low, low + 1], axis=1)]
 
 
 def _check_settings(name: str, settings: Sequence[Setting]) -> None:
@@ -239,17 +218,10 @@ def _check_settings(name: str, settings: Sequence[Setting]) -> None:
             )
 
 
-@dataclass(frozen=True)
-class _Errors:
-    """Standard errors of the mean reported losses [settings], with their degrees of freedom."""
+def _pool_errors(settings: Sequence[Setting]) -> np.ndarray | None:
+    """Return the errors of the means over fresh seeds [settings].
 
-    se: np.ndarray
-    dof: int
-
-
-def _pool_errors(settings: Sequence[Setting]) -> _Errors | None:
-    """Return the errors of the means over fresh seeds; None where a setting has none, or none is repeated.
-
+    None where a setting has no fresh seed, or none is repeated.
     The variance of single seeds is pooled over the repeated
     settings of the nearest mean validation losses.
     """
@@ -265,28 +237,15 @@ def _pool_errors(settings: Sequence[Setting]) -> _Errors | None:
         n_nearest = int(np.searchsorted(np.cumsum(dof[order]), MIN_DOF)) + 1
         nearest = order[:n_nearest]
         se[i] = math.sqrt(squares[nearest].sum() / dof[nearest].sum() / len(setting.fresh))
-    return _Errors(se, int(min(MIN_DOF, dof.sum())))
+    return se
 
 
-def _select_best(settings: Sequence[Setting], errors: _Errors | None) -> BestSetting:
+def _select_best(settings: Sequence[Setting], errors: np.ndarray | None) -> BestSetting:
     i = int(np.argmin([setting.validation.mean() for setting in settings]))
     best = settings[i]
-    error = None if errors is None else float(errors.se[i])
+    error = None if errors is None else float(errors[i])
     loss, n_seeds = float(best.reported.mean()), len(best.reported)
     return BestSetting(best.name, best.C, loss, error, n_seeds, len(best.fresh) > 0)
-
-
-def _draw_crossings(
-    C: Sequence[np.ndarray], losses: Sequence[np.ndarray], noise: tuple[_Errors, _Errors], seed: int
-) -> np.ndarray:
-    """Return C_crit of N_DRAWS redrawn comparisons, inf without a crossing."""
-    rng = np.random.default_rng(seed)
-    redrawn = []
-    for means, errors in zip(losses, noise, strict=True):
-        shift = rng.standard_t(errors.dof, (N_DRAWS, 1)) * errors.se  # [draws, settings]
-        # the fresh seeds did not select: the validation losses stay
-        redrawn.append(np.stack([np.broadcast_to(means[:, 0], shift.shape), means[:, 1] + shift], axis=-1))
-    return _find_crossings(C[0], redrawn[0], C[1], redrawn[1])[0]
 
 
 def _find_interval(draws: np.ndarray, level: float) -> tuple[float | None, float | None]:

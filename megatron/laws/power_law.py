@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
+from megatron.laws.columns import validate_columns
+
 LEVEL = 0.95
 
 
@@ -76,10 +78,7 @@ def fit_power(x: ArrayLike, y: ArrayLike, log_se: ArrayLike | None = None) -> Po
     Raises ValueError for fewer than two different
     x, or values that are not positive.
     """
-    log_x: np.ndarray = np.log(_validate_positive("x", x))
-    log_y: np.ndarray = np.log(_validate_positive("y", y))
-    if len(log_x) != len(log_y):
-        raise ValueError(f"power law: got {len(log_x)} x and {len(log_y)} y, expected as many of each")
+    log_x, log_y = (np.log(values) for values in validate_columns(x=x, y=y))
     if len(np.unique(log_x)) < 2:
         raise ValueError(f"power law: got {len(np.unique(log_x))} different x, expected two or more")
     weights = np.ones_like(log_x)
@@ -106,11 +105,3 @@ def fit_power(x: ArrayLike, y: ArrayLike, log_se: ArrayLike | None = None) -> Po
     scatter = float(np.sqrt(scale / np.median(weights)))
     coefficient = float(np.exp(mean_y - slope * centre))
     return PowerLaw(coefficient, slope, (slope - half, slope + half), covariance, centre, scatter, dof)
-
-
-def _validate_positive(name: str, values: ArrayLike) -> np.ndarray:
-    values = np.asarray(values, dtype=float)
-    wrong = values[~(np.isfinite(values) & (values > 0))]
-    if len(wrong):
-        raise ValueError(f"{name}: got {wrong[0]}, expected positive numbers")
-    return values

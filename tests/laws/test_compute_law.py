@@ -241,7 +241,7 @@ def test_too_few_runs_or_budgets_are_refused_with_the_required_numbers() -> None
         fit_compute_law(N[:9], D[:9], L[:9], C[:9])
     with pytest.raises(ValueError, match="got 0 runs"):
         fit_compute_law([], [], [], [])
-    with pytest.raises(ValueError, match="loss: got nan, expected > 0"):
+    with pytest.raises(ValueError, match="L, run .*: got nan, expected a positive number"):
         fit_compute_law(N, D, np.where(np.arange(len(L)) == 3, np.nan, L), C)
 
 

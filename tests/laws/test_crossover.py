@@ -63,7 +63,8 @@ def test_laws_that_never_cross_are_reported() -> None:
     assert "do not cross" in result.words
 
 
-def test_the_interval_of_the_crossover_is_that_of_its_replicates() -> None:
+def test_the_interval_of_the_crossover_is_that_of_its_replicates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megatron.laws.crossover.LEVEL", 0.5)
     rng = np.random.default_rng(0)
 
     def add_replicates(curve: Law) -> Law:
@@ -73,7 +74,7 @@ def test_the_interval_of_the_crossover_is_that_of_its_replicates() -> None:
         return make_law(params=curve.params, replicates=replicates | {"E": [curve.params["E"]] * 9})
 
     first, second = add_replicates(AR), add_replicates(DIFFUSION)
-    result = crossover(first, second, [1e8], level=0.5)
+    result = crossover(first, second, [1e8])
     crossings = [critical_compute(first.replicate(i), second.replicate(i), 1e8) for i in range(9)]
     crossings = np.sort(np.where(np.isnan(crossings), np.inf, crossings))
     assert (result.ends[0][0], result.ends[1][0]) == (crossings[2], crossings[6])

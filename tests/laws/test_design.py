@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from megatron.laws.design import Designer, RunLimits, RunSet, build_simple_designs, generate_candidates
+from megatron.laws.design import Designer, RunSet, build_simple_designs, generate_candidates
 from megatron.laws.fit import fit_law
 from megatron.laws.frontier import optimal_frontier
 from megatron.laws.law import Law
@@ -58,7 +58,8 @@ def test_a_ladder_at_one_ratio_does_not_determine_the_best_size() -> None:
 
 def test_no_exchange_of_one_run_is_better() -> None:
     designer = make_designer()
-    pool = generate_candidates(0.25 * BUDGET, span=30.0)
+    pool = generate_candidates(0.25 * BUDGET)
+    pool = pool.select(np.flatnonzero(pool.N.max() < 30 * pool.N))
     chosen = designer.choose(pool, BUDGET, 8)
     ridge = 1e-9 * np.einsum("nii->i", designer.information(pool)) * np.eye(5)
     value = designer.criterion(ridge + designer.information(chosen).sum(axis=0), "c")
@@ -115,32 +116,11 @@ def test_a_design_for_repetition_has_runs_that_repeat_and_runs_that_do_not() -> 
             lambda: make_designer().choose(generate_candidates(1e19), 1e19, 3, "A"),
             "got 'A', expected one of c, D",
         ),
-        (lambda: generate_candidates(1e10, sizes=[1e9]), "Raise the budget"),
     ],
 )
 def test_impossible_designs_are_refused(make, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         make()
-
-
-@pytest.mark.parametrize("sizes", [None, [2e7, 5e7], [1e7, 3e7, 1e8, 4e8]])
-@pytest.mark.parametrize("n_runs", [6, 12])
-def test_a_proposal_is_never_worse_than_the_simple_designs_within_the_same_limits(
-    sizes: list[float] | None, n_runs: int
-) -> None:
-    designer = make_designer()
-    limits = RunLimits(0.25 * BUDGET, (4.0, 400.0), sizes)
-    simple = [limits.apply(runs) for runs in build_simple_designs(BUDGET, n_runs).values()]
-    for runs in simple:
-        assert (runs.flops <= limits.largest_flops * (1 + 1e-6)).all()
-        assert ((runs.D / runs.N >= 4 * (1 - 1e-6)) & (runs.D / runs.N <= 400 * (1 + 1e-6))).all()
-        assert sizes is None or set(runs.N) <= set(sizes)
-    chosen = designer.propose(generate_candidates(limits.largest_flops, sizes=sizes), simple, BUDGET, n_runs)
-    assert chosen.flops.sum() <= BUDGET * (1 + 1e-9) and len(chosen.N) <= n_runs
-    for runs in simple:
-        if len(runs.N):
-            ours, other = (designer.expect(v) for v in (chosen, runs))
-            assert ours.log_size * ours.log_loss <= other.log_size * other.log_loss * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("budget", [1.0, 3.2])

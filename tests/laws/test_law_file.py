@@ -55,7 +55,6 @@ def test_a_value_of_a_wrong_type_is_named(tmp_path: Path, key: str, value: Any) 
     [
         ({"form": "bounded"}, r"Pass its formula as a function, fit_law\(form=your_loss"),
         ({"form": "excess_params"}, r"Fit data_constrained with R_D fixed at 1e9"),
-        ({"laws": {}}, "got a stack of laws"),
         ({"params": {"E": 1.0}}, "expected the constants of chinchilla"),
     ],
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from megatron.laws.measured_crossover import Setting, find_crossing, fit_crossover_law, measure_crossover
+from megatron.laws.measured_crossover import Setting, find_crossings, fit_crossover_law, measure_crossover
 
 GRID = np.geomspace(1e10, 1e14, 17)
 SEED_SD = 0.004
@@ -38,13 +38,20 @@ def make_settings(
     return settings
 
 
+def find_crossing(first: np.ndarray, second: np.ndarray) -> tuple[float | None, np.ndarray]:
+    """Return C_crit and the settings around it for (validation, test) losses [n, 2] on GRID."""
+    validation, test = zip(first.T, second.T, strict=True)
+    (point,), (around,) = find_crossings((GRID, GRID), validation, [losses[None] for losses in test])
+    return (float(point) if math.isfinite(point) else None), around
+
+
 def pairs(losses: np.ndarray) -> np.ndarray:
     return np.stack([losses, losses], axis=1)
 
 
 def test_the_crossing_is_with_the_best_earlier_setting_and_not_with_the_overfitted_one() -> None:
     """The first loss rises after its least. Stopped early it stays at 4.4, which the second passes."""
-    point, between = find_crossing(GRID, pairs(first_loss(GRID)), GRID, pairs(second_loss(GRID, 3e13)))
+    point, between = find_crossing(pairs(first_loss(GRID)), pairs(second_loss(GRID, 3e13)))
     assert point == pytest.approx(3e13, rel=1e-6)  # the second is linear in log C: interpolation is exact
     low, high = between
     assert GRID[low] < 3e13 < GRID[high]
@@ -52,13 +59,13 @@ def test_the_crossing_is_with_the_best_earlier_setting_and_not_with_the_overfitt
 
 def test_no_crossing_is_reported_where_there_is_none() -> None:
     above = pairs(second_loss(GRID, 1e16))
-    assert find_crossing(GRID, pairs(first_loss(GRID)), GRID, above) == (None, None)
+    assert find_crossing(pairs(first_loss(GRID)), above)[0] is None
     below = pairs(np.full(len(GRID), 3.0))  # better from the first measurement: it may have crossed before
-    assert find_crossing(GRID, pairs(first_loss(GRID)), GRID, below) == (None, None)
+    assert find_crossing(pairs(first_loss(GRID)), below)[0] is None
     dip = second_loss(GRID, 1e16)
     dip[5] = 3.0  # a dip of the test loss alone: the runs after it are worse
     dipped = np.stack([second_loss(GRID, 1e16), dip], axis=1)
-    assert find_crossing(GRID, pairs(first_loss(GRID)), GRID, dipped) == (None, None)
+    assert find_crossing(pairs(first_loss(GRID)), dipped)[0] is None
 
 
 def test_a_setting_is_selected_by_one_text_and_reported_by_the_other() -> None:
@@ -94,7 +101,7 @@ def selected_truth(first: list[Setting], second: list[Setting], at: float) -> tu
         for side, curve in zip((first, second), curves, strict=True)
     ]
     best = [side[side[:, 0].argmin(), 1] for side in sides]
-    return find_crossing(GRID, sides[0], GRID, sides[1])[0], best[0] - best[1]
+    return find_crossing(*sides)[0], best[0] - best[1]
 
 
 def test_intervals_of_fresh_seeds_cover_the_crossing_and_their_difference_is_unbiased() -> None:

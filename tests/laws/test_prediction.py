@@ -56,8 +56,7 @@ def test_the_optimum_is_the_laws_with_intervals_of_its_replicates() -> None:
         < optimum.L_confidence[1]
         < optimum.L_predictive[1]
     )
-    twice = predict_optimum(law, 1e21, flops_per_param_token=12)
-    assert pytest.approx(1e21 / 12) == twice.N * twice.D
+    assert pytest.approx(1e21 / 6) == optimum.N * optimum.D
 
 
 def test_groups_widen_the_optimum_as_they_widen_a_prediction() -> None:

@@ -35,9 +35,10 @@ def test_after_some_runs_the_next_ones_are_proposed(root: Path, tmp_path: Path) 
 
 def test_invalid_options_are_reported_in_one_line(root: Path) -> None:
     for words, sentence in (
-        (("--budget", 0), "--budget: got 0 with"),
+        (("--budget", 0), "--budget: got 0, expected FLOPs above 0"),
         (("--budget", 1e18, "--law", "none.json"), "none.json: got no such file, expected a law"),
-        (("--budget", 1e10, "--sizes", 1e9), "Raise the budget"),
+        (("--budget", 1e10, "--sizes", 1e9, 2e9), "--sizes: got a removed option. Choose from candidates"),
+        (("--budget", 1e10, "--largest-share", 0.5), "--largest-share: got a removed option"),
     ):
         done = run_tool(root, *words)
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)

@@ -110,6 +110,7 @@ def test_published_laws_are_listed_and_predict(root: Path) -> None:
         ((), 2, "got no LAW"),
         (("chinchilla", 1e9, 1e10, "--unique", 1e9), 1, "no term for repetition"),
         (("chinchilla", "--flops", 0), 1, "C: got 0.0"),
+        (("chinchilla", "--flops", 1e20, "--flops-per-param-token", 7), 2, "use --flops with 6/K times"),
         (("step-law", "--flops", 1e20), 1, "It is not a law of loss"),
         (("chinchilla", 1e9, 1e10, "--level", 95), 1, "level: got 95"),
     ],

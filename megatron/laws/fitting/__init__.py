@@ -1,1 +1,1 @@
-"""Numerical parts of a fit: objective, solvers, priors, noise, profiles."""
+"""Numerical parts of a fit: objective, solvers, noise, tests."""

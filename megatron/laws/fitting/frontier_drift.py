@@ -187,7 +187,7 @@ def _wiener_covariance(s: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 
 def _estimate_scale(residual: np.ndarray, columns: np.ndarray) -> float:
-    """Return the standard deviation of residuals after a linear fit of `columns`, at least 1e-6 in log L."""
+    """Return the standard deviation of residuals after a linear fit, at least 1e-6."""
     remainder = residual - columns @ np.linalg.lstsq(columns, residual, rcond=None)[0]
     return max(float(np.sqrt((remainder**2).sum() / max(len(residual) - columns.shape[1], 1))), 1e-6)
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatron.laws.fitting.noise import pool_cells
-
 LEVEL = 0.05  # below this p-value the form is rejected
 N_DRAWS = 999  # of the wild bootstrap
 MAX_LEVERAGE = 0.95  # a run that determines a constant alone has no residual
@@ -53,14 +51,13 @@ def check_lack_of_fit(residual: np.ndarray, basis: np.ndarray, cells: np.ndarray
 
     names, index = np.unique(cells, axis=0, return_inverse=True)
     remainder = residual - basis @ (basis.T @ residual)
-    pooled = pool_cells(remainder, cells)
     # runs of one cell have one fitted value, so residuals scatter around their mean as log L does
     # 20 runs in 12 cells and 5 constants: 8 degrees of freedom of pure error, 7 of the misfit
-    n_error, n_misfit = pooled.dof, len(names) - basis.shape[1]
-    # equal losses are copies of rows, not repeated runs
-    if n_error < 1 or n_misfit < 1 or pooled.sum_squares <= n_error * 1e-24:
-        return None
+    n_error, n_misfit = len(residual) - len(names), len(names) - basis.shape[1]
     (misfit,), (pure,) = _split_squares(remainder[None], index.ravel())
+    # equal losses are copies of rows, not repeated runs
+    if n_error < 1 or n_misfit < 1 or pure <= n_error * 1e-24:
+        return None
     error_square, misfit_square = pure / n_error, misfit / n_misfit
     statistic = misfit_square / error_square
     p_value = float(fdtrc(n_misfit, n_error, statistic))

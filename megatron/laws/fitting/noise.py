@@ -1,10 +1,10 @@
 """Unbiased estimate of the scatter of single runs around a law, with its degrees of freedom.
 
-A robust fit passes through as many runs as it has constants, so the median of its residuals is far below the
-scatter: half of it at 15 runs and 5 constants. Here the residuals are projected onto what no change of the
-constants can explain, e = (I - H) r with H the hat matrix of the linearised law, as for least squares:
-E[e'e] = sigma^2 (n - p). Residuals beyond 3 sigma are clipped first (Huber's pseudo-values), so that a failed
-run does not determine the scale.
+A robust fit passes through as many runs as it has constants, so its residuals
+are too small. Here they are projected onto what no change of the constants
+explains, e = (I - H) r with H the hat matrix of the linearised law, as for
+least squares: E[e'e] = sigma^2 (n - p). Residuals beyond 3 sigma are clipped
+first (Huber's pseudo-values), so that a failed run does not set the scale.
 
 With groups (checkpoints of one run, branches of one trunk) a residual
 is the sum of an effect of the group and an effect of the row. E[e'e]
@@ -138,7 +138,7 @@ def validate_labels(groups: ArrayLike, n_rows: int) -> np.ndarray:
 
 
 def is_dependent(residual: np.ndarray, slopes: np.ndarray, labels: np.ndarray) -> bool:
-    """Return whether the residuals [n] of rows with equal `labels` [n] correlate; slopes [n, p] of the law.
+    """Return whether the residuals [n] of rows with equal `labels` [n] correlate.
 
     F test of effects of the groups beside the law (analysis of covariance).
     """
@@ -268,7 +268,7 @@ def fit_trend(residual: np.ndarray, basis: np.ndarray, x: np.ndarray) -> Trend |
 
 
 def _fit_trend_slope(squares: np.ndarray, off: np.ndarray) -> float:
-    """Return the slope that minimises log mean(squares exp(-2 slope off)), by bisection of the derivative.
+    """Return the slope that minimises log mean(squares exp(-2 slope off)), by bisection.
 
     The function is convex in the slope. Its derivative
     has the sign of -sum(squares exp(-2 slope off) off).
@@ -308,7 +308,7 @@ def _winsorize(residual: np.ndarray, p: int) -> np.ndarray:
 
 
 def _sigma_retained(is_dropped: bool = False) -> float:
-    """Return the share of sigma that remains after normal residuals are clipped, or dropped, at CLIP_SIGMAS.
+    """Return the share of sigma that remains after normal residuals are clipped or dropped.
 
     With c = CLIP_SIGMAS: sqrt(E[min(z^2, c^2)]) for
     clipping, sqrt(E[z^2 | |z| < c]) for dropping.

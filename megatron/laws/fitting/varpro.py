@@ -116,7 +116,7 @@ def _refine_unconverged(fitted: Minima, runs: CentredRuns, weights: np.ndarray, 
 
 
 def _is_on_bound(phi: np.ndarray) -> np.ndarray:
-    """Return which phi [R, 5] have a slope s or t of 0, or an exponent at an end of EXPONENT_BOUNDS."""
+    """Return which phi [R, 5] have a slope of 0, or an exponent at an end of its bounds."""
     exponents_at = (phi[:, 3:] <= EXPONENT_BOUNDS[0]) | (phi[:, 3:] >= EXPONENT_BOUNDS[1])
     return np.logical_or((phi[:, 1:3] <= SLOPE_BOUNDS[0]).any(axis=1), exponents_at.any(axis=1))
 
