@@ -32,7 +32,6 @@ BATCH_BYTES = 1 << 20  # of UTF-8 in a column
 SKIP_HINT = ", or skip it with --on-error skip"  # for a damaged file
 
 ProgressCallback = Callable[[int, int, int], object]  # (bytes read of the piece's file, documents, tokens)
-LineResult = tuple[int, int, int, int, bool]  # offset, documents, tokens, lines, whether a line was refused
 
 
 def ignore_progress(n_bytes: int, n_documents: int, n_tokens: int) -> None:
@@ -130,10 +129,11 @@ class _PieceEncoder:
     def run(self) -> None:
         """Encode all documents. Raises ValueError for a bad line, unless bad lines are skipped."""
         piece, encoder = self.piece, self.encoder
-        is_fast = isinstance(encoder, FastEncoder)
+        # C++ reads one key of lines and columns; texts of several keys are parsed here
+        is_fast = isinstance(encoder, FastEncoder) and len(self.writers) == 1
         if piece.path.name.endswith(COLUMN_SUFFIXES):
-            if isinstance(encoder, FastEncoder) and len(self.writers) == 1:
-                self._encode_column(encoder)
+            if is_fast:
+                self._encode_column()
             else:
                 self._encode_batches(self._iter_rows())
         elif is_fast and piece.is_plain:
@@ -221,9 +221,10 @@ class _PieceEncoder:
         for key, (ids, lengths) in encoded.items():
             self.writers[key].write(ids, lengths)
 
-    def _encode_column(self, encoder: FastEncoder) -> None:
+    def _encode_column(self) -> None:
         """Encode one column from arrow's buffers; arrays with invalid values are read row by row."""
-        ((key, writer),) = self.writers.items()
+        encoder, ((key, writer),) = self.encoder, self.writers.items()
+        assert isinstance(encoder, FastEncoder), "only C++ encodes arrow's buffers"
         for (column,) in iter_columns(self.piece.path, [key], position=self.position):
             for first, texts in iter_slices(column, BATCH_BYTES):  # in parts, to limit the memory for ids
                 if (joined := concat_texts(texts)) is not None:
@@ -237,11 +238,19 @@ class _PieceEncoder:
 
     def _encode_range(self, file: IO[bytes], begin: int, end: int) -> None:
         """Encode the lines in bytes [begin, end) of a plain file in C++."""
-        # C++ reads by descriptor with pread, so the position of `file` is free for the seeks below
-        lines = functools.partial(_csrc.encode_lines, self.encoder.worker, file.fileno())  # type: ignore[attr-defined]
+        encoder, ((key, writer),) = self.encoder, self.writers.items()
+        assert isinstance(encoder, FastEncoder), "only C++ reads lines by descriptor"
+        is_wide = writer.dtype.itemsize == 4
+        outputs = writer.ids.fileno(), writer.lengths.fileno()
+        settings = key, encoder.special, self.settings.eod, is_wide, *outputs
         while begin < end:
-            begin, is_refused = self._encode_all_keys(lines, begin, end)
+            begin, n_documents, n_tokens, n_lines, is_refused = _csrc.encode_lines(
+                encoder.worker, file.fileno(), begin, end, *settings
+            )
+            writer.count_documents(n_documents, n_tokens)
+            self.n_lines += n_lines
             if is_refused:
+                # C++ reads by descriptor with pread, so the position of `file` is free
                 file.seek(begin)
                 line = file.readline(MAX_PARSED_LINE + 1)
                 is_cut = len(line) > MAX_PARSED_LINE and not line.endswith(b"\n")
@@ -266,40 +275,6 @@ class _PieceEncoder:
             file.flush()
             self._encode_range(file, 0, file.tell())  # the last line of a file may lack its line feed
 
-    def _encode_all_keys(self, encode: Callable[..., LineResult], begin: int, end: int) -> tuple[int, bool]:
-        """Encode lines for all keys, up to the first line that is refused for any key.
-
-        Returns (offset of that line, or `end`; whether a line was refused). `encode` takes begin, end and the
-        arguments of C++. Keys that went past a later key's refusal are rewound and encoded again up to it.
-        """
-        # Keys a, b, c and lines 0 to 9: a encodes all, b refuses line 6, c is given lines 0 to 5 and refuses
-        # line 4. Then stop is line 4: a and b are rewound and encode lines 0 to 3 again. No line has
-        # documents for some keys only.
-        results: dict[str, LineResult] = {}
-        stop, refused_for = end, None
-        for key in self.writers:
-            results[key] = encode(begin, stop, *self._encode_arguments(key))
-            if results[key][-1]:  # `stop` only decreases
-                stop, refused_for = results[key][0], key
-        for key, writer in self.writers.items():
-            if results[key][0] > stop:
-                writer.rewind()
-                results[key] = encode(begin, stop, *self._encode_arguments(key))
-            # documents, tokens; `rewind` cannot undo the counting, so it comes last
-            writer.count_documents(*results[key][1:3])
-        self.n_lines += results[refused_for or next(iter(results))][3]
-        if refused_for is not None:
-            # The next refused line likely lacks the same key: keys before it would encode that line for
-            # nothing.
-            self.writers = {refused_for: self.writers[refused_for], **self.writers}
-        return stop, refused_for is not None
-
-    def _encode_arguments(self, key: str) -> tuple[Any, ...]:
-        writer: TokenWriter = self.writers[key]
-        special = self.encoder.special  # type: ignore[attr-defined]
-        files = writer.ids.fileno(), writer.lengths.fileno()
-        return key, special, self.settings.eod, writer.dtype.itemsize == 4, *files
-
     def _encode_refused_line(self, line: bytes, n_bytes: int) -> None:
         """Encode a line that C++ refused, or reject it. `line`: its begin if it is too long for Python."""
         try:
@@ -308,7 +283,6 @@ class _PieceEncoder:
                     f"not plain JSON, and with {n_bytes:,} bytes too long for the general parser"
                 )
             if line.strip():
-                # parse all keys before the first write: a line without one of them is rejected for all
                 texts = {key: parse_text(line, key) for key in self.writers}
                 self._write_documents([(self.n_lines, texts)])
         except ValueError as error:

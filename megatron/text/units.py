@@ -86,15 +86,10 @@ class TokenWriter:
     def clear(self) -> None:
         """Discard all documents."""
         self.n_documents = self.n_tokens = 0
-        self.rewind()
-
-    def rewind(self) -> None:
-        """Discard appended documents that are not counted yet."""
-        # C++ writes through the same descriptors, so the offset must move back together with the size
-        sizes = self.n_tokens * self.dtype.itemsize, 4 * self.n_documents
-        for file, size in zip((self.ids, self.lengths), sizes, strict=True):
-            file.truncate(size)
-            file.seek(size)
+        for file in (self.ids, self.lengths):
+            # C++ writes through the same descriptors, so the offset must move back together with the size
+            file.truncate(0)
+            file.seek(0)
 
     @property
     def has_enough(self) -> bool:
