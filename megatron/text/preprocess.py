@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.cli import format_si
+from megatron.cli import ProgressBar, format_si
 from megatron.data.indexed_writer import dtype_for
 from megatron.io import DISK_FULL_ERRNOS
 from megatron.log import get_logger
@@ -127,14 +127,15 @@ def preprocess(
             end_stage(cpu_s, "tokenizer")
             try:
                 _encode_missing(joiner, recipe, records, options)
+                end_stage(cpu_s, "encoding")
+                sources = joiner.describe_sources(selection.paths)
             finally:  # instead of the error of a line that was read while it was written
                 if _describe_job(selection, loaded, settings, options) != job:
                     raise ValueError(
                         f"{describe_inputs(inputs)}: a file changed while it was read. Run it again."
                     )
             _check_documents(joiner, inputs, options)
-            end_stage(cpu_s, "encoding")
-            finished = joiner.join(selection.paths, job["job"])
+            finished = joiner.join(sources, job["job"])
         units.remove()
     end_stage(cpu_s, "joining and sums")
     return PreprocessResult(*finished, cpu_s)
@@ -282,9 +283,7 @@ def estimate_job(
     encoder = EncoderRecipe(tokenizer, load_fast_bpe(loaded), options.special_text).build()
     n_read = [piece.end - piece.begin]
     with tempfile.TemporaryDirectory(prefix="dry-run") as scratch:
-        record = encode_piece(
-            piece, Path(scratch, "sample"), settings, encoder, lambda *counts: n_read.append(counts[0])
-        )
+        record = encode_piece(piece, Path(scratch, "sample"), settings, encoder, n_read.append)
     if not record.n_documents:
         raise ValueError(record.error or f"{piece.path}: got no document in a sample, expected some")
     # a packed file reports how far it was read; a plain piece was read as a whole
@@ -322,14 +321,16 @@ def _encode_missing(
         log.info("resuming: %d of %d pieces are done already", len(records), len(pieces))
     sizes = [piece.end - piece.begin for piece in pieces]
     title = "tokenising" if options.part is None else f"tokenising part {options.part}"
-    with PieceProgress(title, sizes, records, options.quiet) as progress:
+    n_finished = sum(sizes[number] for number in records)
+    with ProgressBar(title, sum(sizes) or None, "B", n_finished, options.quiet) as bar:
+        progress = PieceProgress(bar)
         for number, record in records.items():
             joiner.add_record(number, record)
         missing = {i: piece for i, piece in enumerate(pieces) if i not in records and not joiner.has_enough}
         with closing(encode_pieces(missing, joiner.units, recipe, options.n_workers, progress)) as encoded:
             for number, record in encoded:
                 if pieces[number].path != STDIN:
-                    progress.update(number, sizes[number], record.n_documents, sum(record.n_tokens))
+                    progress.update(number, sizes[number])
                 joiner.add_record(number, record)
                 if joiner.has_enough:
                     break
@@ -346,7 +347,7 @@ def _check_documents(joiner: UnitJoiner, inputs: Sequence[str], options: Preproc
             describe_inputs(inputs), f"{options.max_tokens:,}",
         )  # fmt: skip
     records = sorted(joiner.records.items())
-    if any(record.n_documents or record.rejects and not record.damage for _, record in records):
+    if any(record.n_documents or record.rejects for _, record in records):
         return
     for number, record in records:
         if record.damage is not None:

@@ -10,7 +10,7 @@ encoded again.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,17 +44,15 @@ class EncodeSettings:
 class UnitRecord:
     """Result of one piece. `n_tokens`: by key.
 
-    rejects         skipped lines: `line` within the piece, `reason`, `documents_before`; `byte` of a file
-    source_sha256   digest of each block of the input that begins in the piece
-    error           the error that ended the piece early
-    damage          why a whole file was skipped
+    rejects   skipped lines: `line` within the piece, from 0, `reason` and `documents_before`
+    error     the error that ended the piece early
+    damage    why a whole file was skipped
     """
 
     n_lines: int
     n_documents: int
     n_tokens: Sequence[int]
     rejects: Sequence[dict[str, Any]] = ()
-    source_sha256: Sequence[str] = ()
     error: str | None = None
     damage: str | None = None
 
@@ -66,7 +64,6 @@ class TokenWriter:
         self.ids, self.lengths, self.settings = ids, lengths, settings
         self.dtype = np.dtype(settings.dtype)
         self.n_documents = self.n_tokens = 0
-        self.on_write: Callable[[], object] = lambda: None  # called after documents are appended
 
     def write(self, ids: np.ndarray, lengths: np.ndarray) -> None:
         """Append documents: concatenated ids, and the length of each document."""
@@ -78,10 +75,9 @@ class TokenWriter:
         self.count_documents(len(lengths), len(ids))
 
     def count_documents(self, n_documents: int, n_tokens: int) -> None:
-        """Count documents that were appended, and call `on_write`."""
+        """Count documents that were appended."""
         self.n_documents += n_documents
         self.n_tokens += n_tokens
-        self.on_write()
 
     def clear(self) -> None:
         """Discard all documents."""

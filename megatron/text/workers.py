@@ -9,24 +9,20 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
-from collections.abc import Generator, Sequence
+from collections import Counter
+from collections.abc import Generator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, Self
 
 from megatron.cli import ProgressBar
-from megatron.log import get_logger
-from megatron.text.encode import encode_piece, ignore_progress
+from megatron.text.encode import encode_piece
 from megatron.text.inputs import STDIN
-from megatron.text.text_readers import InputPiece
+from megatron.text.text_readers import InputPiece, ignore_progress
 from megatron.text.units import UnitFolder, UnitRecord
 from megatron.tokenizer.encoder import Encoder, FastEncoder, LibraryEncoder, log_library_speed
 from megatron.tokenizer.fast_bpe import FastBpe
 from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer
-
-log = get_logger(__name__)
 
 
 class StoppedError(Exception):
@@ -34,39 +30,21 @@ class StoppedError(Exception):
 
 
 class PieceProgress:
-    """Progress bar of a job. Worker threads report the progress of their pieces by `update`."""
+    """Progress of a job. Worker threads report the bytes read of their pieces by `update`."""
 
-    def __init__(self, title: str, sizes: Sequence[int], records: dict[int, UnitRecord], quiet: bool) -> None:
-        """`sizes`: stored bytes of all pieces; all 0: unknown. `records`: pieces finished earlier."""
-        self.bar = ProgressBar(title, sum(sizes) or None, "B", sum(sizes[i] for i in records), quiet)
-        self._pieces = {i: (sizes[i], r.n_documents, sum(r.n_tokens)) for i, r in records.items()}
-        self._n_documents = sum(n for _, n, _ in self._pieces.values())
-        self._n_tokens = sum(n for _, _, n in self._pieces.values())
-        self._lock = threading.Lock()
-        self.is_stopped = False
-        self.begin_s = time.monotonic()
+    def __init__(self, bar: ProgressBar) -> None:
+        self.bar, self.is_stopped = bar, False
+        self._n_bytes, self._lock = Counter[int](), threading.Lock()
 
-    def __enter__(self) -> Self:
-        self.bar.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        self.bar.__exit__(kind, error, trace)
-        if kind is None and not self.bar.is_live and not self.bar.quiet:  # short jobs have no other line
-            log.info("%s: %s in %.1f s", self.bar.title, self.bar.note, time.monotonic() - self.begin_s)
-
-    def update(self, piece: int, n_bytes: int, n_documents: int, n_tokens: int) -> None:
-        """Set the progress of a piece: totals since its start. Raises StoppedError after a failure."""
+    def update(self, piece: int, n_bytes: int) -> None:
+        """Set the bytes read of a piece. Raises StoppedError after a failure."""
         with self._lock:
             if self.is_stopped:
                 # the progress report is the only point at which a thread can be stopped within a piece
                 raise StoppedError
             # callers report totals of a piece; the bar needs differences
-            before, self._pieces[piece] = self._pieces.get(piece, (0, 0, 0)), (n_bytes, n_documents, n_tokens)
-            self._n_documents += n_documents - before[1]
-            self._n_tokens += n_tokens - before[2]
-            self.bar.note = f"{self._n_documents:,} documents, {self._n_tokens:,} tokens"
-            self.bar.update(n_bytes - before[0])
+            self.bar.update(n_bytes - self._n_bytes[piece])
+            self._n_bytes[piece] = n_bytes
 
 
 @dataclass(frozen=True)
@@ -110,10 +88,10 @@ def _encode_number(
     number: int, piece: InputPiece, units: UnitFolder, progress: PieceProgress | None, is_measured: bool
 ) -> tuple[int, UnitRecord]:
     """Encode a piece in a worker. `is_measured`: log the speed of the tokenizer's library."""
-    on_progress = ignore_progress if progress is None else functools.partial(progress.update, number)
+    on_read = ignore_progress if progress is None else functools.partial(progress.update, number)
     if isinstance(_worker.encoder, LibraryEncoder):
         _worker.encoder.on_speed = log_library_speed if is_measured else None
-    return number, encode_piece(piece, units.path(number), units.settings, _worker.encoder, on_progress)
+    return number, encode_piece(piece, units.path(number), units.settings, _worker.encoder, on_read)
 
 
 def encode_pieces(
