@@ -10,8 +10,8 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ import numpy as np
 
 from megatron.cli import ProgressBar, format_si
 from megatron.data.indexed_writer import dtype_for
-from megatron.io import DISK_FULL_ERRNOS
 from megatron.log import get_logger
 from megatron.text.encode import encode_piece
 from megatron.text.inputs import (
@@ -35,9 +34,9 @@ from megatron.text.inputs import (
     stat_source,
 )
 from megatron.text.join import OutputDataset, RejectSummary, UnitJoiner, dataset_prefix, rejects_path
-from megatron.text.outputs import OutputFolder, find_finished
+from megatron.text.outputs import find_finished
 from megatron.text.text_readers import DamagedFileError, split_into_pieces
-from megatron.text.units import EncodeSettings, UnitFolder, UnitRecord
+from megatron.text.units import EncodeSettings, UnitFolder
 from megatron.text.workers import EncoderRecipe, PieceProgress, encode_pieces
 from megatron.tokenizer.encoder import NO_EOD, build_fast_bpe
 from megatron.tokenizer.fast_bpe import FastBpe
@@ -82,7 +81,7 @@ class PreprocessResult:
 
 def preprocess(
     inputs: Sequence[str], prefix: Path, tokenizer: TokenizerSpec | str, options: PreprocessOptions,
-    published: OutputFolder | None = None,
+    published: str | None = None,
 ) -> PreprocessResult:  # fmt: skip
     """Tokenise the documents of `inputs` to `<prefix>_<key>_document.bin/.idx/.json`, a dataset per key.
 
@@ -91,7 +90,7 @@ def preprocess(
     with at least so many tokens of the first key. A blank line is not a document. An empty text is a document
     without tokens, or with the end-of-document token only; the sidecar counts these.
 
-    published   the folder where the outputs of this job exist already, or will be: nothing is done if so
+    published   URL of the folder where the outputs exist already, or will be: nothing is done if so
 
     Raises FileNotFoundError. Raises ValueError with file, line and reason for a line that is not JSON, lacks
     the key or has no string under it, unless bad lines are skipped; also if there is no document, or if a
@@ -106,54 +105,45 @@ def preprocess(
     selection = select_part(paths, options.part)
     loaded = load_tokenizer(tokenizer)
     settings = make_settings(loaded, options)
-    job = _describe_job(selection, loaded, settings, options)
+    job = _hash_job(selection, loaded, settings, options)
     units = UnitFolder(prefix.with_name(f".{prefix.name}.shards"), settings)
-    with units.lock(prefix), _keep_useful_units(units, job):
-        # under the lock, so that no other process replaces the outputs after this check
-        for folder in filter(None, (OutputFolder(prefix.parent), published)):
-            # an interrupted call of this job has perhaps published a part of its outputs
-            may_replace = options.overwrite or units.read_job() == job
-            finished = find_finished(folder, prefix, options.keys, job["job"], may_replace)
-            if finished:
-                log.info("%s: exists already, from the same files and settings", prefix)
-                break
-        else:
-            joiner = UnitJoiner(
-                split_into_pieces(selection.paths, PIECE_BYTES, selection.ranges), units, prefix,
-                _describe_part(loaded, options, selection), options.max_tokens, options.n_workers,
-            )  # fmt: skip
-            recipe = EncoderRecipe(tokenizer, load_fast_bpe(loaded), options.special_text)
-            records = units.find_finished(job)
-            end_stage(cpu_s, "tokenizer")
-            try:
-                _encode_missing(joiner, recipe, records, options)
+    with units.lock(prefix):
+        # an interrupted call of this job has perhaps published a part of its outputs
+        is_begun = units.is_begun(job, prefix, options.overwrite)
+        try:
+            # under the lock, so that no other process replaces the outputs after this check
+            may_replace = is_begun or options.overwrite
+            finished = find_finished(prefix.parent, prefix, options.keys, job, may_replace)
+            if finished is None and published is not None:
+                finished = find_finished(published, prefix, options.keys, job, may_replace)
+            if finished is None:
+                if not is_begun:
+                    units.begin(job)
+                joiner = UnitJoiner(
+                    split_into_pieces(selection.paths, PIECE_BYTES, selection.ranges), units, prefix,
+                    _describe_part(loaded, options, selection), options.max_tokens, options.n_workers,
+                )  # fmt: skip
+                recipe = EncoderRecipe(tokenizer, load_fast_bpe(loaded), options.special_text)
+                end_stage(cpu_s, "tokenizer")
+                try:
+                    _encode_missing(joiner, recipe, options)
+                    sources = joiner.describe_sources(selection.paths)
+                finally:  # instead of the error of a line that was read while it was written
+                    if _hash_job(selection, loaded, settings, options) != job:
+                        raise ValueError(
+                            f"{describe_inputs(inputs)}: a file changed while it was read. Run it again."
+                        )
+                _check_documents(joiner, inputs, options)
                 end_stage(cpu_s, "encoding")
-                sources = joiner.describe_sources(selection.paths)
-            finally:  # instead of the error of a line that was read while it was written
-                if _describe_job(selection, loaded, settings, options) != job:
-                    raise ValueError(
-                        f"{describe_inputs(inputs)}: a file changed while it was read. Run it again."
-                    )
-            _check_documents(joiner, inputs, options)
-            finished = joiner.join(sources, job["job"])
+                finished = joiner.join(sources, job)
+            else:
+                log.info("%s: exists already, from the same files and settings", prefix)
+        except ValueError:
+            units.remove()  # the same call fails again
+            raise
         units.remove()
     end_stage(cpu_s, "joining and sums")
     return PreprocessResult(*finished, cpu_s)
-
-
-@contextmanager
-def _keep_useful_units(units: UnitFolder, job: dict[str, Any]) -> Iterator[None]:
-    """Delete the units after an exception, unless the same call can resume with them."""
-    try:
-        yield
-    except BaseException as error:
-        # After a ValueError the same call fails again; others keep the finished units for it. The units of
-        # another job stay if this one was refused.
-        if (isinstance(error, ValueError) and units.read_job() == job) or not units.has_units():
-            units.remove()
-        if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
-            error.filename = error.filename or str(units.folder)
-        raise
 
 
 def end_stage(cpu_s: dict[str, float], stage: str) -> None:
@@ -209,14 +199,16 @@ def _check_options(options: PreprocessOptions, prefix: Path, paths: Sequence[Sou
             )
 
 
-def _describe_job(
+def _hash_job(
     selection: Selection, loaded: Tokenizer, settings: EncodeSettings, options: PreprocessOptions
-) -> dict[str, Any]:
-    """Return what the outputs depend on; jobs with equal `job` have equal outputs.
+) -> str | None:
+    """Return the hash of what the outputs depend on: jobs with equal hashes have equal outputs.
 
-    `job` is None if standard input is read, whose content is not known in advance. The number of workers and
-    --quiet are not included: a call with other workers may resume this one.
+    None if standard input is read, whose content is not known in advance. The number of workers and --quiet
+    are not included: a call with other workers may resume this one.
     """
+    if STDIN in selection.paths:
+        return None
     words: list[Any] = [loaded.sha256, settings.eod, settings.dtype]
     words += [options.special_text, options.skip_bad_lines]
     if loaded.eod is not None and loaded.eod.source.startswith("--"):
@@ -231,9 +223,7 @@ def _describe_job(
     # the time instead of a hash: a hash would read terabytes before the first token
     files = [[locate_source(path), *stat_source(path)] for path in selection.paths]
     # JSON, not str: it quotes strings, so that no two lists have the same text
-    job = hashlib.sha256(json.dumps([words, files]).encode()).hexdigest()
-    is_known = STDIN not in selection.paths
-    return {"job": job if is_known else None, "inputs": files, "settings": words, "piece_bytes": PIECE_BYTES}
+    return hashlib.sha256(json.dumps([words, files]).encode()).hexdigest()
 
 
 def describe_settings(loaded: Tokenizer, append_eod: bool, special_text: bool) -> dict[str, Any]:
@@ -308,15 +298,13 @@ def estimate_job(
     )
 
 
-def _encode_missing(
-    joiner: UnitJoiner, recipe: EncoderRecipe, records: dict[int, UnitRecord], options: PreprocessOptions
-) -> None:
+def _encode_missing(joiner: UnitJoiner, recipe: EncoderRecipe, options: PreprocessOptions) -> None:
     """Encode the pieces that have no record, and show progress.
 
     With max_tokens no piece is begun after the first pieces with enough tokens. Raises ValueError for the
     error of the first piece that has one.
     """
-    pieces = joiner.pieces
+    pieces, records = joiner.pieces, joiner.units.read_records()
     if records:
         log.info("resuming: %d of %d pieces are done already", len(records), len(pieces))
     sizes = [piece.end - piece.begin for piece in pieces]

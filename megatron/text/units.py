@@ -19,11 +19,8 @@ from typing import IO, Any
 import numpy as np
 
 from megatron.io import PARTIAL, open_exclusive, read_json, write_json
-from megatron.log import get_logger
 
 JOB_FILE, LOCK_FILE, SUFFIX = "job.json", ".lock", ".unit"
-
-log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -143,34 +140,32 @@ class UnitFolder:
             with suppress(FileNotFoundError):  # the previous owner has removed the folder in between
                 return open_exclusive(self.folder / LOCK_FILE, name)
 
-    def read_job(self) -> dict[str, Any] | None:
-        """Return the description of the job in the folder, None for an empty folder."""
-        return read_json(self.folder / JOB_FILE)
+    def is_begun(self, job: str | None, name: Path, may_discard: bool) -> bool:
+        """Return whether the folder is from an interrupted call of this job.
 
-    def has_units(self) -> bool:
-        """Return whether the folder has finished units."""
-        return any(self.folder.glob(f"*{SUFFIX}"))
+        job   hash of all that the units depend on; None: unknown, so that nothing can be resumed
 
-    def find_finished(self, job: dict[str, Any]) -> dict[int, UnitRecord]:
-        """Return the records of the finished units of this job, by number.
-
-        Units of other inputs or settings are discarded with a warning.
+        Raises ValueError, which contains `name`, if it is from another job, unless `may_discard`.
         """
-        existing = self.read_job()
-        numbers = sorted(int(path.stem) for path in self.folder.glob(f"*{SUFFIX}"))
-        if existing == job:
-            records = {number: self._read_record(number) for number in numbers}
-            return {number: record for number, record in records.items() if record is not None}
-        if numbers and existing is not None:
-            changed = [name for name in job if existing.get(name) != job[name] and name != "job"]
-            log.warning(
-                "%s: discarding %d finished pieces of an interrupted job: it had other %s",
-                self.folder, len(numbers), " and ".join(changed),
-            )  # fmt: skip
+        existing = (read_json(self.folder / JOB_FILE) or {}).get("job")
+        if existing not in (None, job) and not may_discard:
+            raise ValueError(
+                f"{name}: got an interrupted job of other inputs or settings. Run that job again to finish "
+                "it, or discard its work with --overwrite."
+            )
+        return job is not None and existing == job
+
+    def begin(self, job: str | None) -> None:
+        """Assign the folder to a job, and discard the units of another one."""
         self._delete_files()
         # after the deletion: a kill between the two leaves no unit of the other job
-        write_json(self.folder / JOB_FILE, job)
-        return {}
+        write_json(self.folder / JOB_FILE, {"job": job})
+
+    def read_records(self) -> dict[int, UnitRecord]:
+        """Return the records of the finished units, by number."""
+        numbers = sorted(int(path.stem) for path in self.folder.glob(f"*{SUFFIX}"))
+        records = {number: self._read_record(number) for number in numbers}
+        return {number: record for number, record in records.items() if record is not None}
 
     def _read_record(self, number: int) -> UnitRecord | None:
         """Return the record of a unit, None if the unit is missing or incomplete."""

@@ -18,7 +18,7 @@ import pytest
 from megatron.data import indexed_writer
 from megatron.io import open_exclusive
 from megatron.text import preprocess as module
-from megatron.text import units, workers
+from megatron.text import workers
 from megatron.text.inspect_dataset import find_faults
 from megatron.tokenizer.kinds import TokenizerSpec
 from tests.text import preprocessing
@@ -146,27 +146,22 @@ def test_a_restart_encodes_only_what_is_not_finished(
 
 
 @pytest.mark.parametrize("change", ["inputs", "settings"])
-def test_work_of_another_job_is_discarded_with_a_warning(
+def test_work_of_another_job_is_kept_unless_it_is_overwritten(
     tmp_path: Path, source: Path, tokenizer: str, change: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    sentences: list[str] = []
-    monkeypatch.setattr(units.log, "warning", lambda text, *words: sentences.append(text % words))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(module.UnitJoiner, "join", stop_before_join)
         run(source, tmp_path / "out", tokenizer)
-    n_units = len(list((tmp_path / ".out.shards").glob("*.unit")))
-    (tmp_path / "out_text_document.idx").touch()
-    with pytest.raises(ValueError, match="out_text_document.idx: exists already"):  # keeps the units
-        run(source, tmp_path / "out", tokenizer, max_tokens=7)
-    (tmp_path / "out_text_document.idx").unlink()
+    units = sorted((tmp_path / ".out.shards").iterdir())
     if change == "inputs":
         source.write_bytes(source.read_bytes() + b'\n{"text": "fish", "url": ""}')
     options = {"append_eod": change == "settings"}
-    run(source, tmp_path / "out", tokenizer, **options)
+    with pytest.raises(ValueError, match="out: got an interrupted job of other inputs or settings"):
+        run(source, tmp_path / "out", tokenizer, **options)
+    assert sorted((tmp_path / ".out.shards").iterdir()) == units
+    run(source, tmp_path / "out", tokenizer, overwrite=True, **options)
     run(source, tmp_path / "whole", tokenizer, **options)
     assert read_outputs(tmp_path / "out") == read_outputs(tmp_path / "whole")
-    (sentence,) = sentences
-    assert f"discarding {n_units} finished pieces of an interrupted job: it had other {change}" in sentence
 
 
 def test_a_finished_job_is_not_repeated_and_another_is_refused(
