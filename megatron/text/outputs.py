@@ -20,7 +20,7 @@ def locate_output(folder: Path | str, name: str) -> Path | str:
     return folder / name if isinstance(folder, Path) else f"{folder}/{name}"
 
 
-def find_output(folder: Path | str, name: str) -> Source | None:
+def find_output(folder: Path | str, name: str) -> "Source | None":
     """Return a file of an output, None if it is missing."""
     location = locate_output(folder, name)
     if isinstance(location, Path):
