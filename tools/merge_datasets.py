@@ -56,11 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="a dataset of parts: only a list and an index are written, and the tokens stay in the inputs",
     )
     outputs.add_argument("--remove", action="store_true", help=argparse.SUPPRESS)  # removed option
-    outputs.add_argument(
-        "--hash",
-        action="store_true",
-        help="with --parts: read all tokens, so that runs have the same identity as with the merged dataset",
-    )
+    outputs.add_argument("--hash", action="store_true", help=argparse.SUPPRESS)  # removed option
     outputs.add_argument("--overwrite", action="store_true", help="replace an existing output")
     return parser
 
@@ -69,7 +65,7 @@ def merge(args: argparse.Namespace) -> MergeResult:
     """Write the dataset, or the list of parts."""
     prefixes = expand_prefixes(args.prefixes, args.list)
     if args.parts is not None:
-        return write_parts_list(prefixes, args.parts, args.mixed_eod, args.overwrite, args.hash)
+        return write_parts_list(prefixes, args.parts, args.mixed_eod, args.overwrite)
     return merge_datasets(prefixes, args.output, args.mixed_eod, args.overwrite)
 
 
@@ -82,8 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--remove: no longer supported. Delete the inputs after the merge, or use --parts, which copies "
             "no tokens"
         )
-    if args.hash and args.parts is None:
-        parser.error("--hash: got --output, expected --parts; a merged dataset always has the hash")
+    if args.hash:
+        parser.error("--hash: no longer supported. Use --output for a dataset with the hash of all tokens")
     output = args.output or args.parts
     install_stop_handlers()
     try:

@@ -295,7 +295,7 @@ def test_wrong_words_and_lists_are_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_tool_refuses_wrong_options_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--output", "x", "--hash"], ["--output", "x", "--remove"], []):
+    for words in (["--parts", "x", "--hash"], ["--output", "x", "--remove"], []):
         with pytest.raises(SystemExit) as stop:
             main(["a", *words])
         assert stop.value.code == 2
