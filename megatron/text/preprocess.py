@@ -1,8 +1,8 @@
 """Resumable parallel tokenisation of text to datasets on disk, in the order of the input.
 
-The input is split into pieces. Each piece is encoded to one unit in a folder beside the output: in a thread
-if the C++ encoder is exact for the tokenizer, else in a process. A restart encodes the pieces that have no
-unit. At the end the units are joined in order. Ids are never sent between processes.
+The input is split into pieces. A thread encodes each piece to one unit in a folder beside the output: in
+C++ if that is exact for the tokenizer, else in its library. A restart encodes the pieces that have no unit.
+At the end the units are joined in order.
 """
 
 import hashlib

@@ -126,10 +126,8 @@ def split_into_pieces(
 
 def iter_lines(piece: InputPiece, on_read: ReadCallback = ignore_progress) -> Iterator[tuple[int, bytes]]:
     """Yield (line number within the piece, from 0; line without its end). Raises as `iter_blocks`."""
-    with translate_read_errors(piece.path), open_decompressed(piece.path, on_read) as file:
+    with translate_read_errors(piece.path), open_decompressed(piece.path, on_read, piece.begin) as file:
         left, i = piece.end - piece.begin, 0
-        if piece.is_plain:
-            file.seek(piece.begin)
         while (left > 0 or not piece.is_plain) and (line := file.readline()):
             left -= len(line)
             yield i, line.rstrip(b"\r\n")
@@ -165,15 +163,16 @@ class _CountingReader(io.RawIOBase):
 
 
 @contextmanager
-def open_decompressed(path: Source, on_read: ReadCallback = ignore_progress) -> Iterator[IO[bytes]]:
-    """Open the decompressed content of a file, or standard input."""
+def open_decompressed(
+    path: Source, on_read: ReadCallback = ignore_progress, begin: int = 0
+) -> Iterator[IO[bytes]]:
+    """Open the decompressed content of a file, or standard input. `begin`: first byte of a plain file."""
     packing = "" if path == STDIN or path.name.endswith(PLAIN_SUFFIXES) else path.name.rpartition(".")[2]
     if packing and not stat_source(path)[0]:
         raise DamagedFileError(path, "0 bytes")
     with open_source(path) as raw:
-        if is_divisible(path) and path != STDIN:
-            yield raw
-            return
+        if begin:
+            raw.seek(begin)
         stored = cast(IO[bytes], io.BufferedReader(_CountingReader(raw, on_read), READ_BYTES))
         if packing in ("gz", "xz"):
             opener: Any = gzip.open if packing == "gz" else lzma.open

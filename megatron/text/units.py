@@ -145,10 +145,11 @@ class UnitFolder:
 
         job   hash of all that the units depend on; None: unknown, so that nothing can be resumed
 
-        Raises ValueError, which contains `name`, if it is from another job, unless `may_discard`.
+        Raises ValueError, which contains `name`, for units of another job, unless `may_discard`.
         """
         existing = (read_json(self.folder / JOB_FILE) or {}).get("job")
-        if existing not in (None, job) and not may_discard:
+        has_units = any(self.folder.glob(f"*{SUFFIX}"))
+        if has_units and existing not in (None, job) and not may_discard:
             raise ValueError(
                 f"{name}: got an interrupted job of other inputs or settings. Run that job again to finish "
                 "it, or discard its work with --overwrite."

@@ -1,24 +1,19 @@
-"""Encoding of pieces by threads or processes, with one progress bar.
+"""Encoding of pieces by threads, with one progress bar.
 
-C++ encodes in threads: it releases the GIL while it reads, encodes and writes. A tokenizer's library encodes
-in processes. A killed process is an error, and no process is left behind after its parent.
+C++ and the libraries of tokenizers release the GIL while they encode.
 """
 
 import functools
-import multiprocessing
-import os
-import signal
 import threading
 from collections import Counter
 from collections.abc import Generator
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from megatron.cli import ProgressBar
 from megatron.text.encode import encode_piece
 from megatron.text.inputs import STDIN
-from megatron.text.text_readers import InputPiece, ignore_progress
+from megatron.text.text_readers import InputPiece
 from megatron.text.units import UnitFolder, UnitRecord
 from megatron.tokenizer.encoder import Encoder, FastEncoder, LibraryEncoder, log_library_speed
 from megatron.tokenizer.fast_bpe import FastBpe
@@ -65,30 +60,15 @@ class EncoderRecipe:
 _worker = threading.local()  # its encoder
 
 
-def _start_thread(recipe: EncoderRecipe) -> None:
+def _start_worker(recipe: EncoderRecipe) -> None:
     _worker.encoder = recipe.build()
 
 
-def _start_process(recipe: EncoderRecipe) -> None:
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # the parent receives them too, and kills its workers
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "runs in a worker"
-
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core per worker
-    _start_thread(recipe)
-
-
 def _encode_number(
-    number: int, piece: InputPiece, units: UnitFolder, progress: PieceProgress | None, is_measured: bool
+    number: int, piece: InputPiece, units: UnitFolder, progress: PieceProgress, is_measured: bool
 ) -> tuple[int, UnitRecord]:
     """Encode a piece in a worker. `is_measured`: log the speed of the tokenizer's library."""
-    on_read = ignore_progress if progress is None else functools.partial(progress.update, number)
+    on_read = functools.partial(progress.update, number)
     if isinstance(_worker.encoder, LibraryEncoder):
         _worker.encoder.on_speed = log_library_speed if is_measured else None
     return number, encode_piece(piece, units.path(number), units.settings, _worker.encoder, on_read)
@@ -100,40 +80,22 @@ def encode_pieces(
 ) -> Generator[tuple[int, UnitRecord], None, None]:  # fmt: skip
     """Encode pieces; yield number and record in the order of completion.
 
-    Raises the exception of a piece, or ChildProcessError if a process was killed. Then, and when the
-    generator is closed, workers are stopped.
+    Raises the exception of a piece. Then, and when the generator is closed, workers are stopped.
     """
     n_workers, first = min(n_workers, len(pieces)), next(iter(pieces), None)
     if n_workers < 2 or any(piece.path == STDIN for piece in pieces.values()):
-        _start_thread(recipe)  # in the main thread: only there a signal interrupts a read of a pipe
+        _start_worker(recipe)  # in the main thread: only there a signal interrupts a read of a pipe
         for number, piece in pieces.items():
             yield _encode_number(number, piece, units, progress, number == first)
         return
-    pool: Executor
-    others = set(multiprocessing.active_children())
-    if recipe.fast is None:
-        # spawn: a fork would copy locks that other threads of the parent may hold
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(n_workers, context, _start_process, (recipe,))
-    else:
-        pool = ThreadPoolExecutor(n_workers, "encode", _start_thread, (recipe,))
-    reported = None if recipe.fast is None else progress  # it has a lock, which processes cannot share
-    try:
-        futures = [
-            pool.submit(_encode_number, number, piece, units, reported, number == first)
-            for number, piece in pieces.items()
-        ]
-        for future in as_completed(futures):
-            yield future.result()
-    except BrokenProcessPool as error:
-        raise ChildProcessError(
-            "a worker ended before it finished, perhaps out of memory. Run the same command again, with "
-            "fewer workers, to resume."
-        ) from error
-    finally:
-        progress.is_stopped = True  # running threads raise StoppedError at their next progress report
-        if recipe.fast is None:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in set(multiprocessing.active_children()) - others:
-                process.kill()  # the unit that it writes is written again
-        pool.shutdown(wait=True, cancel_futures=True)
+    with ThreadPoolExecutor(n_workers, "encode", _start_worker, (recipe,)) as pool:
+        try:
+            futures = [
+                pool.submit(_encode_number, number, piece, units, progress, number == first)
+                for number, piece in pieces.items()
+            ]
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            progress.is_stopped = True  # running threads raise StoppedError at their next progress report
+            pool.shutdown(cancel_futures=True)

@@ -2,10 +2,7 @@
 
 import errno
 import json
-import multiprocessing
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -20,7 +17,6 @@ from megatron.io import open_exclusive
 from megatron.text import preprocess as module
 from megatron.text import workers
 from megatron.text.inspect_dataset import find_faults
-from megatron.tokenizer.kinds import TokenizerSpec
 from tests.text import preprocessing
 
 LIMIT_S = 240  # for work that takes seconds on an idle machine
@@ -227,41 +223,3 @@ def test_a_full_disk_leaves_no_output_and_the_same_call_resumes(
     assert encoded == []  # the units are smaller than the limit, the output is not
     outputs = [(tmp_path / f"{name}_text_document.bin").read_bytes() for name in ("out", "whole")]
     assert outputs[0] == outputs[1]
-
-
-def test_a_killed_worker_is_one_sentence_and_the_same_call_finishes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    null = TokenizerSpec("NullTokenizer", vocab_size=70_000)
-    (tmp_path / "n.jsonl").write_text(
-        "".join(json.dumps({"text": "1 22 333 " * 400}) + "\n" for _ in range(500))
-    )
-    update = workers.PieceProgress.update
-
-    def kill_workers(*arguments: Any) -> None:
-        for process in multiprocessing.active_children():
-            os.kill(process.pid, signal.SIGKILL)
-        update(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(workers.PieceProgress, "update", kill_workers)
-        with pytest.raises(ChildProcessError, match="a worker ended before it finished"):
-            run(tmp_path / "n.jsonl", tmp_path / "out", null)
-    result = run(tmp_path / "n.jsonl", tmp_path / "out", null)
-    assert result.outputs[0].n_tokens == 500 * 1200
-
-
-def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
-    (tmp_path / "n.jsonl").write_text((json.dumps({"text": "1 22 333 " * 400}) + "\n") * 8000)
-    tool = Path(module.__file__).parents[2] / "tools/preprocess_data_many_cores.py"
-    words = ["--input", tmp_path / "n.jsonl", "--output-prefix", "x", "--root", tmp_path, "--workers", "2"]
-    words += ["--tokenizer-type", "NullTokenizer", "--vocab-size", "70000"]
-    with subprocess.Popen([sys.executable, tool, *words], stderr=subprocess.DEVNULL) as process:
-        children, end = [], time.monotonic() + LIMIT_S
-        while len(children) < 3 and time.monotonic() < end:  # two workers and the resource tracker
-            time.sleep(0.02)
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        process.kill()
-    while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert len(children) >= 3 and not any(Path(f"/proc/{child}").exists() for child in children)
