@@ -46,7 +46,6 @@ PIECE_BYTES = 8 << 20
 # a sample of --dry-run
 SAMPLE_BYTES = 2 << 20  # of a plain file
 SAMPLE_TOKENS = 2_000_000  # of a packed file
-INDEX_BYTES = 24  # per document: 20 in the index, 4 in a unit
 
 log = get_logger(__name__)
 
@@ -280,10 +279,9 @@ def estimate_job(
     share = n_bytes / (n_read[0] if piece.is_plain else n_read[-1])
     if options.max_tokens is not None:  # the job ends when it has them
         share = min(share, options.max_tokens / max(1, record.n_tokens[0]))
-    n_tokens, n_documents = round(sum(record.n_tokens) * share), round(record.n_documents * share)
+    n_tokens = round(sum(record.n_tokens) * share)
     output_bytes = n_tokens * np.dtype(settings.dtype).itemsize
-    # the units exist until the outputs are complete
-    disk_bytes = 2 * output_bytes + INDEX_BYTES * n_documents * len(options.keys)
+    disk_bytes = 2 * output_bytes  # the units exist until the outputs are complete
     folder = next(parent for parent in prefix.absolute().parents if parent.is_dir())
     free_bytes = shutil.disk_usage(folder).free
     if disk_bytes > free_bytes:
