@@ -7,10 +7,10 @@ python tools/download_assets.py subset 100M --out data
 python tools/download_assets.py tokenizer gpt2 --out tokenizers/gpt2
 python tools/download_assets.py weights Qwen/Qwen3-0.6B --out weights/qwen3
 
-Text is stored as on the hub, in OUT/SPLIT-00000.json.gz and so on, which all tools read. A file gets its final
-name when it is complete; after an interruption, the same command downloads the missing files. The access token
-for private or gated repositories is read from an environment variable and never printed. HF_ENDPOINT selects
-another hub.
+Text is stored as on the hub, in OUT/SPLIT-00000.json.gz and so on, which all tools read. A file gets its
+final name when it is complete; after an interruption, the same command downloads the missing files. The
+access token for private or gated repositories is read from an environment variable and never printed.
+HF_ENDPOINT selects another hub.
 """
 
 import argparse
