@@ -10,7 +10,6 @@ parts stay where they are. A killed merge leaves no output; run the same command
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import megatron.cli  # noqa: F401  # before slow imports, so that a signal during them is handled
 from megatron.cli import STOPPED, create_parser, install_stop_handlers, report_error, run_main
@@ -27,20 +26,12 @@ def build_parser() -> argparse.ArgumentParser:
     inputs = parser.add_argument_group("inputs")
     inputs.add_argument(
         "prefixes",
-        nargs="*",
-        default=[],
+        nargs="+",
         metavar="PREFIX",
         help="a .bin/.idx dataset without its suffix, or a quoted pattern of them in natural order (part-2 "
         "before part-10); all of the same tokenizer and dtype",
     )
-    inputs.add_argument(
-        "--list",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="FILE",
-        help="file with one prefix or pattern a line; may be repeated",
-    )
+    inputs.add_argument("--list", type=refuse_list, help=argparse.SUPPRESS)  # removed option
     inputs.add_argument(
         "--mixed-eod", action="store_true", help="accept datasets even if their documents end differently"
     )
@@ -61,9 +52,14 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def refuse_list(word: str) -> str:
+    """Raise argparse's error for the removed option."""
+    raise argparse.ArgumentTypeError(f"no longer supported. Give the prefixes instead, as in $(cat {word})")
+
+
 def merge(args: argparse.Namespace) -> MergeResult:
     """Write the dataset, or the list of parts."""
-    prefixes = expand_prefixes(args.prefixes, args.list)
+    prefixes = expand_prefixes(args.prefixes)
     if args.parts is not None:
         return write_parts_list(prefixes, args.parts, args.mixed_eod, args.overwrite)
     return merge_datasets(prefixes, args.output, args.mixed_eod, args.overwrite)

@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -142,41 +141,6 @@ def test_only_documents_that_pass_a_filter_are_encoded_and_they_are_passed_on(
     assert read == {"0.jsonl.gz": 1, "1.jsonl": 2, "2.jsonl.gz": 3, "3.jsonl": 4}
     stats = json.loads((tmp_path / "logs" / "stats.json").read_text())
     assert stats[2]["stats"]["tokens"]["total"] == tokens.n_tokens
-
-
-def test_a_killed_task_leaves_no_part_and_its_second_run_writes_the_same_bytes(
-    corpus: Path, tmp_path: Path, root: Path
-) -> None:
-    script = tmp_path / "run.py"
-    script.write_text(
-        "import sys, time\n"
-        "from datatrove.executor import LocalPipelineExecutor\n"
-        "from megatron.text.datatrove_step import EncodeToMegatron, StrictJsonlReader\n"
-        "def stop(data, rank, world_size):\n"
-        "    for i, document in enumerate(data):\n"
-        "        yield document\n"
-        "    if rank == 2 and sys.argv[1] == 'stop':\n"
-        "        print('stopped', flush=True)\n"
-        "        time.sleep(600)\n"
-        f"steps = [StrictJsonlReader('{corpus}'), stop, EncodeToMegatron('out/c4', append_eod=True)]\n"
-        "LocalPipelineExecutor(steps, tasks=5, workers=1, logging_dir='logs').run()\n"
-    )
-    command = [sys.executable, str(script)]
-    variables = {**os.environ, "PYTHONPATH": str(root)}
-    with subprocess.Popen(
-        [*command, "stop"], cwd=tmp_path, env=variables, stdout=subprocess.PIPE, start_new_session=True
-    ) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"stopped\n"
-        os.killpg(process.pid, signal.SIGKILL)  # the executor and the process of its task
-    prefix = tmp_path / "out" / "c4"
-    existing = [any(Path(f"{part}{s}").exists() for s in (".bin", ".idx", ".json"))
-                for part in read_parts(prefix, 5)]  # fmt: skip
-    assert existing == [True, True, False, False, False]
-    first = Path(f"{read_parts(prefix, 5)[0]}.bin").stat().st_mtime_ns
-    subprocess.run([*command, "go"], cwd=tmp_path, env=variables, check=True, timeout=LIMIT_S)
-    assert merge_parts(prefix, 5) == encode_with_tool([corpus], tmp_path / "ours", append_eod=True)
-    assert Path(f"{read_parts(prefix, 5)[0]}.bin").stat().st_mtime_ns == first, "a completed task ran again"
-    assert {path.suffix for path in prefix.parent.iterdir()} == {".bin", ".idx", ".json"}
 
 
 def test_a_failing_step_leaves_no_part(tmp_path: Path) -> None:
