@@ -110,11 +110,8 @@ def preprocess(
         # an interrupted call of this job has perhaps published a part of its outputs
         is_begun = units.is_begun(job, prefix, options.overwrite)
         try:
-            # under the lock, so that no other process replaces the outputs after this check
             may_replace = is_begun or options.overwrite
-            finished = find_finished(prefix.parent, prefix, options.keys, job, may_replace)
-            if finished is None and published is not None:
-                finished = find_finished(published, prefix, options.keys, job, may_replace)
+            finished = _find_existing(prefix, published, options.keys, job, may_replace)
             if finished is None:
                 if not is_begun:
                     units.begin(job)
@@ -129,20 +126,30 @@ def preprocess(
                     sources = joiner.describe_sources(selection.paths)
                 finally:  # instead of the error of a line that was read while it was written
                     if _hash_job(selection, loaded, settings, options) != job:
-                        raise ValueError(
-                            f"{describe_inputs(inputs)}: a file changed while it was read. Run it again."
-                        )
+                        names = describe_inputs(inputs)
+                        raise ValueError(f"{names}: a file changed while it was read. Run it again.")
                 _check_documents(joiner, inputs, options)
                 end_stage(cpu_s, "encoding")
                 finished = joiner.join(sources, job)
-            else:
-                log.info("%s: exists already, from the same files and settings", prefix)
         except ValueError:
             units.remove()  # the same call fails again
             raise
         units.remove()
     end_stage(cpu_s, "joining and sums")
     return PreprocessResult(*finished, cpu_s)
+
+
+def _find_existing(
+    prefix: Path, published: str | None, keys: Sequence[str], job: str | None, may_replace: bool
+) -> tuple[list[OutputDataset], RejectSummary] | None:
+    """Return the finished outputs of the job, on this machine or in the store. Raises as `find_finished`."""
+    # under the lock of the units, so that no other process replaces them afterwards
+    for folder in (prefix.parent, published):
+        finished = find_finished(folder, prefix, keys, job, may_replace) if folder else None
+        if finished is not None:
+            log.info("%s: exists already, from the same files and settings", prefix)
+            return finished
+    return None
 
 
 def end_stage(cpu_s: dict[str, float], stage: str) -> None:
