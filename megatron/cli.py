@@ -67,6 +67,9 @@ ERROR_HINTS = {  # errno -> explanation for the user who typed the path, and a f
 }
 REFRESH_INTERVAL_S = 0.2  # between two drawings of a bar on a terminal
 PLAIN_INTERVAL_S = 30.0  # between two lines of progress in a log; a shorter job writes none
+# Options of rich: a drawing thread could hold a lock while workers are forked, and `2> log` must receive
+# standard error also while a table is shown.
+DRAWING: dict[str, Any] = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
 RATE_WINDOW_S = 60.0  # a rate is the mean over this time
 GAP = 2  # spaces between columns
 MIN_TEXT_WIDTH = 24  # longer names are folded on a narrow terminal, down to this width
@@ -316,14 +319,7 @@ class LiveView:
         if self.is_live:
             from rich import live
 
-            # no redirection: `2> log` must receive standard error also while the table is shown
-            self._live = live.Live(
-                console=open_console(out),
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
+            self._live = live.Live(console=open_console(out), transient=True, **DRAWING)
 
     def show(
         self, head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str], footer: Sequence[str]
@@ -386,16 +382,13 @@ class ProgressBar:
         if self.is_live:
             from rich.progress import BarColumn, Progress, TextColumn
 
-            # drawn by `update`: a drawing thread could hold a lock while workers are forked
             self._bar = Progress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=None),
                 TextColumn("{task.fields[text]}", markup=False),
                 console=open_console(self.stream),
                 expand=True,
-                auto_refresh=False,
-                redirect_stdout=False,
-                redirect_stderr=False,
+                **DRAWING,
             )
             self._bar.add_task(self.title, total=self.total, completed=self.done, text="")
             self._bar.start()
@@ -717,10 +710,8 @@ def report_unknown(word: str) -> int:
     names = {name: name for name in SUBCOMMANDS} | {tool: name for name, tool in SUBCOMMANDS.items()}
     nearest = get_close_matches(word.lower().removesuffix(".py"), names, 1)
     hint = f"; did you mean {names[nearest[0]]}?" if nearest else ""
-    got = escape_controls(word)
-    print(
-        f"{PROGRAM}: error: got '{got}', expected a sub-command{hint} (see {PROGRAM} --help)", file=sys.stderr
-    )
+    message = f"got '{escape_controls(word)}', expected a sub-command{hint} (see {PROGRAM} --help)"
+    print(f"{PROGRAM}: error: {message}", file=sys.stderr)
     return 2
 
 

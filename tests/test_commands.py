@@ -49,7 +49,7 @@ GIVEN = {
     "CONVERT.md": ["PREFIX"], "EVAL.md": ["data/held_out_text_document", "c4/*"],
     "DATA.md": ["c4/*", "slimpajama/*", "tokens/held_out_text_document",
                 "utils/datapaths/mine.txt"],
-    "LAWS.md": ["logs/*", "runs/", "*.csv", "law*.json", "stacked_law.json", "paper/*"],
+    "LAWS.md": ["logs/*", "runs/", "*.csv", "law*.json", "paper/*"],
     "MIXTURE.md": ["*.yaml", "*.pem", "0/16", "s3://*", "values.parquet", "served/token"],
     "STUDY.md": ["data/*", "logs/*"],
     "TRAIN.md": ["data/*", "tokens/*", "text/*"],

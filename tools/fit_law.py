@@ -1,16 +1,15 @@
 """Fit a scaling law to a table of runs.
 
 python tools/fit_law.py experiments/quickstart/table.csv --objective autoregressive --out law.json
-python tools/fit_law.py table.csv --form repeated_data --hold-out 3 --profile R_D
+python tools/fit_law.py table.csv --form repeated_data --hold-out 3
 python tools/fit_law.py table.csv --compare chinchilla,repeated_data,over_repetition --hold-out 3
 python tools/fit_law.py table.csv.gz --where "dataset = c4" --group model
-python tools/fit_law.py table.csv --stack --hold-out 3
 python tools/fit_law.py table.csv --approach 2 --flops-by train_flops
 """
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,11 @@ import numpy as np
 
 from megatron.cli import create_parser, report_error, run_main
 from megatron.io import replace_nonfinite, write_json
-from megatron.laws.fit import fit_law
-from megatron.laws.forms import FORM, check_form
-from megatron.laws.holdout import compare_forms, format_held_out, score_holdout
+from megatron.laws.forms import FITTED_FORMS, FORM, check_fitted_form
+from megatron.laws.holdout import compare_forms, extrapolate_law, score_holdout
 from megatron.laws.isoflop import fit_isoflop
 from megatron.laws.law import Law
 from megatron.laws.law_text import format_comparisons, summarise_law
-from megatron.laws.profile import PROFILED, profile_constant
-from megatron.laws.stack import StackedLaw, stack_laws, stack_path_of, summarize_stack
 from megatron.study.proposal import parse_timed_runs, propose_runs
 from megatron.study.selection import (
     Columns,
@@ -38,6 +34,8 @@ from megatron.study.table import read_table
 
 REMOVED = {  # options of earlier versions -> replacement
     "--prior": "--fix NAME=VALUE, or a form of your own in Python (LIBRARY.md)",
+    "--profile": "the bootstrap interval of the constant, or --fix NAME=VALUE at several values",
+    "--stack": "a fit without it, which measures the error of extrapolation",
     "--weights": "--where to skip runs; noise that changes with compute is estimated",
 }
 BIASED = (
@@ -58,7 +56,7 @@ def refuse_option(replacement: str) -> Callable[[str], str]:
 def parse_form(name: str) -> str:
     """Parse the name of a form."""
     try:
-        check_form(name)
+        check_fitted_form(name)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix("form: ")) from None
     return name
@@ -87,13 +85,14 @@ def build_parser() -> argparse.ArgumentParser:
         type=parse_form,
         metavar="FORM",
         default="chinchilla",
-        help=f"{', '.join(FORM)}; default: chinchilla, E + A/N^alpha + B/D^beta",
+        help=f"{', '.join(FITTED_FORMS)}; default: chinchilla, E + A/N^alpha + B/D^beta",
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="LAW.json",
-        help="output file; default: law.json, with --stack stacked_law.json",
+        default=Path("law.json"),
+        help="output file; default: law.json",
     )
     runs = parser.add_argument_group("selection of runs")
     runs.add_argument(
@@ -150,7 +149,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="fix a constant: alpha=0.34; may be repeated",
     )
     for option, replacement in REMOVED.items():
-        fit.add_argument(option, type=refuse_option(replacement), metavar="X", help=argparse.SUPPRESS)
+        refuse = refuse_option(replacement)
+        fit.add_argument(option, type=refuse, nargs="?", const="", metavar="X", help=argparse.SUPPRESS)
     fit.add_argument(
         "--approach",
         type=parse_approach,
@@ -172,14 +172,6 @@ def build_parser() -> argparse.ArgumentParser:
     fit.add_argument(
         "--compare", metavar="FORM,FORM", help="print which form predicts the --hold-out runs best, and exit"
     )
-    fit.add_argument(
-        "--stack",
-        nargs="?",
-        const="",
-        metavar="FORM,FORM",
-        help="fit several forms and weight them by their errors on the largest runs; default: all applicable",
-    )
-    fit.add_argument("--profile", choices=PROFILED, help="profile the objective over this constant")
     fit.add_argument(
         "--huber-delta",
         type=float,
@@ -215,7 +207,7 @@ def fit_parametric_law(args: argparse.Namespace, runs: Selection) -> Law:
     """Fit the parametric law to the runs, and score it on the held-out runs."""
     is_held_out = runs.held_out(args.hold_out)
     fixed = parse_constants(args.fix)
-    law = fit_law(
+    law = extrapolate_law(
         **runs.columns_where(~is_held_out),
         loss_se=read_loss_errors(args, runs.subset(~is_held_out)),
         form=args.form,
@@ -231,27 +223,13 @@ def fit_parametric_law(args: argparse.Namespace, runs: Selection) -> Law:
         warnings.append("No bootstrap: intervals of held-out runs include only the scatter of single runs.")
     if is_held_out.any():
         scored = score_held_out(law, runs.subset(is_held_out))
-    if args.profile:
-        profile_result = profile_constant(
-            **{name: values for name, values in runs.columns_where(~is_held_out).items() if name != "groups"},
-            form=args.form,
-            name=args.profile,
-            huber_delta=args.huber_delta,
-            fixed=fixed,
-            residual=args.residual,
-        )
-        print(profile_result.words)
-        law = replace(law, profile=asdict(profile_result))
-        warnings += [] if profile_result.identified else [profile_result.words]
-        if law.noise["n_groups"]:
-            warnings.append(f"The profile of {args.profile} treats rows as independent: it is too narrow.")
     return replace(
         law, columns=runs.columns, filter=runs.filter, table=runs.table, warnings=warnings, held_out=scored,
         runs=runs.subset(~is_held_out).names or [],
     )  # fmt: skip
 
 
-def score_held_out(law: Law | StackedLaw, runs: Selection) -> dict[str, Any]:
+def score_held_out(law: Law, runs: Selection) -> dict[str, Any]:
     """Score the predictions of the held-out runs, and list these runs."""
     scored = score_holdout(law, runs.N, runs.D, runs.L, runs.U).as_dict()
     return scored | {"N": runs.N.tolist(), "D": runs.D.tolist(), "runs": runs.names or []}
@@ -269,68 +247,9 @@ def read_loss_errors(args: argparse.Namespace, runs: Selection) -> np.ndarray | 
     return optional_column_of(args.table, runs, args.loss_se_column)
 
 
-def fit_stack(args: argparse.Namespace, runs: Selection) -> StackedLaw:
-    """Fit the stack of forms, and score it on the held-out runs.
-
-    Raise ValueError for options of single forms.
-    """
-    unused = {
-        "--fix": args.fix, "--profile": args.profile, "--residual": args.residual != "log",
-    }  # fmt: skip
-    for option, value in unused.items():
-        if value:
-            raise ValueError(
-                f"--stack: got {option} too, which applies to a single form. Remove one of the two options."
-            )
-    is_held_out = runs.held_out(args.hold_out)
-    fitted_on = runs.subset(~is_held_out)
-    stack = stack_laws(
-        **runs.columns_where(~is_held_out),
-        forms=[form.strip() for form in args.stack.split(",")] if args.stack else None,
-        loss_se=read_loss_errors(args, fitted_on),
-        huber_delta=args.huber_delta,
-        n_bootstrap=args.n_bootstrap,
-        seed=args.seed,
-    )
-    return replace(
-        stack,
-        columns=runs.columns,
-        filter=runs.filter,
-        table=runs.table,
-        warnings=stack.warnings + runs.warnings,
-        held_out=score_held_out(stack, runs.subset(is_held_out))
-        if is_held_out.any() and args.n_bootstrap
-        else {},
-        runs=fitted_on.names or [],
-    )
-
-
-def write_stack_beside(args: argparse.Namespace, runs: Selection) -> list[str]:
-    """Write the stack with which tools/predict.py predicts outside the runs, and describe it.
-
-    Returns [] for a form with repetition, without a bootstrap, and for options and runs that no stack fits.
-    """
-    try:
-        if FORM[args.form].needs_unique or not args.n_bootstrap:
-            return []
-        # a profile is of the law alone, and does not change what the stack predicts
-        stack = fit_stack(argparse.Namespace(**vars(args) | {"profile": None}), runs)
-    except ValueError:
-        return []
-    path = stack_path_of(args.out)
-    stack.save(path)
-    return [f"{path}: stack of forms, for predictions outside these runs", *format_held_out(stack.held_out)]
-
-
 def requires_unique_tokens(args: argparse.Namespace) -> bool:
-    """Return whether unique tokens are required.
-
-    True for a form with repetition, and for a stack of all forms if every run has the number of unique
-    tokens.
-    """
-    if args.stack == "":
-        return all(read_table(args.table).get(args.unique_column, [""]))
-    forms = (args.stack or args.compare or args.form).split(",")
+    """Return whether a form with repetition is fitted, which requires the unique tokens."""
+    forms = (args.compare or args.form).split(",")
     return any(form.strip() in FORM and FORM[form.strip()].needs_unique for form in forms)
 
 
@@ -371,7 +290,6 @@ def fit_without_form(args: argparse.Namespace, runs: Selection) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit, save and print the law."""
     args = build_parser().parse_args(argv)
-    args.out = args.out or Path("law.json" if args.stack is None else "stacked_law.json")
     columns = Columns(args.n_column, args.d_column, args.loss_column, args.flops_column, args.unique_column)
     try:
         # check the output path before the fit, which may take minutes
@@ -396,17 +314,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.approach != 3:
             print(fit_without_form(args, runs.subset(~runs.held_out(args.hold_out))))
             return 0
-        if args.stack is not None:
-            stack = fit_stack(args, runs)
-            stack.save(args.out)
-            print(f"{args.out}: {summarize_stack(stack)}")
-            return 0
         law = fit_parametric_law(args, runs)
         law.save(args.out)
-        stack_lines = write_stack_beside(args, runs)
     except (OSError, ValueError) as error:
         return report_error(error)
-    print("\n".join([f"{args.out}: {summarise_law(law)}", *stack_lines]))
+    print(f"{args.out}: {summarise_law(law)}")
     if law.identified is False:
         # indices and not names: a table of another program may have no column of names
         fitted = runs.rows[~runs.held_out(args.hold_out)]

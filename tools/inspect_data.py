@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from megatron.cli import ProgressBar, create_parser, positive_int, report_error, run_main
 from megatron.data import open_dataset
-from megatron.data.sidecar import resolve_prefix
+from megatron.data.sidecar import strip_suffix
 from megatron.text.inspect_dataset import LengthSummary, find_faults, summarize_lengths
 from megatron.tokenizer.kinds import load_tokenizer
 
@@ -76,7 +76,7 @@ def verify(prefix: str, n_workers: int | None) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a summary or a document, or verify the dataset."""
     args = build_parser().parse_args(argv)
-    args.prefix = resolve_prefix(args.prefix)
+    args.prefix = strip_suffix(args.prefix)
     try:
         if args.verify:
             problems = verify(args.prefix, args.workers)

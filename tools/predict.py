@@ -4,7 +4,6 @@ python tools/predict.py law.json 7e9 1.4e11
 python tools/predict.py law.json --flops 1e21 --json
 python tools/predict.py muennighoff 2.8e9 5.5e10 --unique 4e9
 python tools/predict.py step-law 1e9 1e11
-python tools/predict.py stacked_law.json 7e9 1.4e11
 python tools/predict.py law.json --seal STUDY.yaml
 python tools/predict.py --list
 """
@@ -12,10 +11,10 @@ python tools/predict.py --list
 import argparse
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from megatron.cli import create_parser, report_error, run_main
 from megatron.laws.forms import FORM
@@ -27,23 +26,19 @@ from megatron.laws.prediction import (
     predict_optimum,
     predict_run,
 )
-from megatron.laws.stack import StackedLaw, is_stack, load_stack_of
 from megatron.study.published import PUBLISHED_LAWS, HyperparameterLaw, PublishedLaw, find_law
 
-Outcome = TypeVar("Outcome", Prediction, OptimumPrediction)
 NO_INTERVAL = "no interval: the law has no bootstrap replicates"
-ONE_FORM_OUTSIDE = (  # benchmarks.md, and held-out runs of 40 public sets
-    "outside the runs such 95 % intervals of one form included .76 to .84 of the held-out runs of public "
-    "sets, those of a stack .95 to .98: fit one with tools/fit_law.py --stack"
+NOT_MEASURED = (  # benchmarks.md
+    "outside the runs such 95 % intervals included .84 of the held-out runs of public sets, and .95 with the "
+    "error of extrapolation: fit this law again with tools/fit_law.py"
 )
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
-    parser.add_argument(
-        "law", nargs="?", metavar="LAW", help="a law.json or stacked_law.json, or the name of a published law"
-    )
+    parser.add_argument("law", nargs="?", metavar="LAW", help="a law.json, or the name of a published law")
     parser.add_argument("N", nargs="?", type=float, metavar="N", help="parameters")
     parser.add_argument("D", nargs="?", type=float, metavar="D", help="training tokens")
     target = parser.add_argument_group("prediction")
@@ -130,14 +125,6 @@ def describe_law(law: Law, published: PublishedLaw | None) -> dict[str, Any]:
     return description
 
 
-def describe_stack(stack: StackedLaw) -> dict[str, Any]:
-    """Return the fields of `describe_law` for a stack, with the weights and errors of its forms."""
-    return {
-        "formula": stack.formula(), "form": "stack", "weights": stack.weights, "growth": stack.growth,
-        "cuts": stack.cuts, "identified": None, "not_identified": {}, "warnings": [], "ranges": stack.ranges,
-    }  # fmt: skip
-
-
 def list_warnings(about: dict[str, Any]) -> list[str]:
     """Return the warnings, which are printed before any number."""
     lines = []
@@ -156,7 +143,7 @@ def format_interval(level: float, kind: str, interval: tuple[float, float] | Non
     return f"{100 * level:g} % {kind} [{low}, {high}]"
 
 
-def format_range_check(law: Law | StackedLaw, outside: dict[str, str]) -> list[str]:
+def format_range_check(law: Law, outside: dict[str, str]) -> list[str]:
     """Format one line for each value outside the fitted range, or one line if all are inside."""
     if not law.ranges:
         return ["  range of the fitted runs: not known"]
@@ -170,7 +157,7 @@ def format_range_check(law: Law | StackedLaw, outside: dict[str, str]) -> list[s
     ]
 
 
-def format_run(law: Law | StackedLaw, prediction: Prediction) -> list[str]:
+def format_run(law: Law, prediction: Prediction) -> list[str]:
     """Format the prediction of one run as text."""
     unique = "" if prediction.U is None else f", {prediction.U:.4g} of them unique"
     lines = [
@@ -186,7 +173,7 @@ def format_run(law: Law | StackedLaw, prediction: Prediction) -> list[str]:
     return lines + format_range_check(law, prediction.outside)
 
 
-def format_optimum(law: Law | StackedLaw, optimum: OptimumPrediction) -> list[str]:
+def format_optimum(law: Law, optimum: OptimumPrediction) -> list[str]:
     """Format the optimum at one compute as text."""
     lines = [f"C {optimum.C:.4g} FLOPs (C = {optimum.flops_per_param_token:g} N D):"]
     for name, value, interval in (
@@ -201,16 +188,14 @@ def format_optimum(law: Law | StackedLaw, optimum: OptimumPrediction) -> list[st
     return lines + format_range_check(law, optimum.outside)
 
 
-def predict_by_stack_outside(
-    predict: Callable[[Law | StackedLaw], Outcome], law: Law | StackedLaw, stack: StackedLaw | None
-) -> tuple[Outcome, str]:
-    """Predict by the law, outside its runs by the `stack` beside it; return the prediction and a note."""
-    prediction = predict(law)
-    if not prediction.outside or isinstance(law, StackedLaw) or not law.replicates:
-        return prediction, ""
-    if stack is None:
-        return prediction, ONE_FORM_OUTSIDE
-    return predict(stack), f"by the stack of forms beside this law: {stack.formula()}"
+def describe_extrapolation(law: Law, outside: dict[str, str]) -> str:
+    """Describe the error of extrapolation in the intervals of a prediction; "" inside the runs."""
+    if not outside or not law.replicates:
+        return ""
+    if not law.extrapolation:
+        return NOT_MEASURED
+    growth = 100 * law.extrapolation["growth"]
+    return f"the intervals include {growth:.2g} % more deviation for each factor of e in compute"
 
 
 def format_json(value: Any) -> str:
@@ -227,36 +212,27 @@ def format_json(value: Any) -> str:
     return json.dumps(replace_non_finite(value), indent=1, allow_nan=False)
 
 
-def predict_loss(args: argparse.Namespace, law: Law | StackedLaw, published: PublishedLaw | None) -> str:
-    """Predict with a law of loss or a stack of laws, and format the result."""
+def predict_loss(args: argparse.Namespace, law: Law, published: PublishedLaw | None) -> str:
+    """Predict with a law of loss, and format the result."""
     # without a term for repetition, a prediction would silently ignore --unique
-    forms = list(law.laws) if isinstance(law, StackedLaw) else [law.form]
-    if args.unique is not None and not any(FORM[form].needs_unique for form in forms):
+    if args.unique is not None and not FORM[law.form].needs_unique:
         raise ValueError(
-            f"--unique: got {args.unique:g} for form {', '.join(forms)}, which has no term for repetition. "
+            f"--unique: got {args.unique:g} for form {law.form}, which has no term for repetition. "
             "Use a law of form data_constrained, repeated_data or over_repetition."
         )
-    about = describe_stack(law) if isinstance(law, StackedLaw) else describe_law(law, published)
+    about = describe_law(law, published)
     answer: dict[str, Any] = {"law": str(args.law)} | about
     lines = [*list_warnings(about), f"{args.law}: {law.formula()}"]
     if published is not None:
         lines.append(f"  {published.source}; N: {published.counts}")
-    # a stack of plain forms would ignore --unique
-    stack = load_stack_of(law, args.law) if isinstance(law, Law) and args.unique is None else None
     if args.N is not None:
-        prediction, note = predict_by_stack_outside(
-            lambda used: predict_run(used, args.N, args.D, args.unique, args.level), law, stack
-        )
+        prediction = predict_run(law, args.N, args.D, args.unique, args.level)
+        note = describe_extrapolation(law, prediction.outside)
         answer["prediction"] = asdict(prediction) | {"note": note}
         lines += format_run(law, prediction) + ([f"  {note}"] if note else [])
     if args.flops is not None:
-        optimum, note = predict_by_stack_outside(
-            lambda used: predict_optimum(
-                used, args.flops, args.unique, args.flops_per_param_token, args.level
-            ),
-            law,
-            stack,
-        )
+        optimum = predict_optimum(law, args.flops, args.unique, args.flops_per_param_token, args.level)
+        note = describe_extrapolation(law, optimum.outside)
         answer["optimum"] = asdict(optimum) | {"note": note}
         lines += format_optimum(law, optimum) + ([f"  {note}"] if note else [])
     return format_json(answer) if args.json else "\n".join(lines)
@@ -322,7 +298,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.seal is not None:
             print(seal_study(args))
             return 0
-        law, published = (StackedLaw.load(args.law), None) if is_stack(args.law) else find_law(args.law)
+        law, published = find_law(args.law)
         print(
             predict_hyperparameters(args, law)
             if isinstance(law, HyperparameterLaw)

@@ -1,6 +1,7 @@
 """Checks of combinations of settings, which types and bounds cannot express.
 
-A key states in `option(needs=...)` which settings it needs. The functions below find other contradictions.
+A key states in `option(needs=...)` which settings it needs. The
+functions below find other contradictions.
 """
 
 import re
@@ -26,7 +27,8 @@ def check_config(config: RunConfig) -> None:
 def list_changed_keys(section: Any) -> list[Field[Any]]:
     """Return the keys whose value is not the default.
 
-    A key that is set to its default cannot be distinguished from an omitted one, and has no effect.
+    A key that is set to its default cannot be distinguished from an
+    omitted one, and has no effect.
     """
     return [key for key in fields(section) if getattr(section, key.name) != key.default]
 
@@ -42,9 +44,8 @@ def find_unmet_needs(config: RunConfig) -> Iterator[str]:
                 other_section, other_key = other.split(".")
                 value = getattr(sections[other_section], other_key)
                 # as in YAML: true, null, word, 0.0
-                text = (
-                    str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
-                )
+                text = str(value).lower() if isinstance(value, bool) else str(value)
+                text = "null" if value is None else text
                 if not (value > float(expected) if sign == ">" else text in expected.split("|")):
                     words = f"more than {expected}" if sign == ">" else expected.replace("|", " or ")
                     name = f"{section}.{key.name}"
@@ -54,26 +55,27 @@ def find_unmet_needs(config: RunConfig) -> Iterator[str]:
 def _find_model_errors(config: RunConfig) -> Iterator[str]:
     """Yield messages for a shape that cannot be built, and for options of it that contradict each other."""
     model, objective = config.model, config.objective
-    # imported models have exactly one row per token; only masked text needs a row for [MASK]
+    # imported models have exactly one row per token; only masked text
+    # needs a row for [MASK]
     masks = objective.name != "autoregressive" or objective.masked_input_ratio > 0
     spare = 1 if masks and model.mask_id is None else 0
     if model.vocab_rows < model.n_tokens + spare:
-        more = " and [MASK]" if spare else ""
-        yield (
-            f"model.vocab_rows: got {model.vocab_rows}, expected {model.n_tokens} tokens{more}. Remove it."
-        )
+        tokens = f"{model.n_tokens} tokens{' and [MASK]' if spare else ''}"
+        yield f"model.vocab_rows: got {model.vocab_rows}, expected {tokens}. Remove it."
     if model.positions == "rotary" and model.d_head % 2:
         yield f"model.d_head: got {model.d_head}, expected an even width for rotary positions"
     if model.n_heads % model.kv_heads:
         yield f"model.n_kv_heads: got {model.kv_heads}, expected a divisor of model.n_heads {model.n_heads}"
-    # in an order other than left to right the model may also read the last token, otherwise only a target
+    # in an order other than left to right the model may also read the
+    # last token, otherwise only a target
     n_positions = config.dataset.seq_len + (objective.orders > 1)
     if model.positions == "learned" and (model.n_positions or 0) < n_positions:
         yield (
             f"model.n_positions: got {model.n_positions} learned positions, expected {n_positions} or more "
             f"for dataset.seq_len {config.dataset.seq_len} and objective.orders {objective.orders}"
         )
-    # an id outside the vocabulary never occurs, so the mask would have no effect
+    # an id outside the vocabulary never occurs, so the mask would have
+    # no effect
     if model.document_mask and not 0 <= (model.eod_id or 0) < model.n_tokens:
         yield f"model.eod_id: got {model.eod_id}, expected 0 to {model.n_tokens - 1}"
     if model.mask_id is not None and model.mask_id >= model.n_tokens:
@@ -90,7 +92,8 @@ def _find_model_errors(config: RunConfig) -> Iterator[str]:
             f"model.rope_low_factor: got {model.rope_low_factor}, expected less than "
             f"model.rope_high_factor {model.rope_high_factor}"
         )
-    # The base has no default: each size would be its own base, and settings would not transfer.
+    # The base has no default: each size would be its own base, and
+    # settings would not transfer.
     bases = {"mup": ("base_d_model",), "completep": ("base_d_model", "base_n_layers")}
     for key in bases.get(model.parametrization, ()):
         if getattr(model, key) is None:
@@ -165,10 +168,11 @@ def _find_parallel_errors(config: RunConfig) -> Iterator[str]:
     """Yield messages for sizes of the axes that do not divide the shape, for any number of ranks."""
     dist, model = config.dist, config.model
     axes = f"dist.tensor_parallel {dist.tensor_parallel} x context_parallel {dist.context_parallel}"
-    # ulysses splits the heads of a tensor rank again over the context ranks; ring keeps them
+    # ulysses splits the heads of a tensor rank again over the context
+    # ranks; ring keeps them
     heads = dist.tensor_parallel * (dist.context_parallel if dist.context_method == "ulysses" else 1)
-    # sequence parallelism: outside attention and MLP, the positions of a context rank are split over tensor
-    # ranks
+    # sequence parallelism: outside attention and MLP, the positions of
+    # a context rank are split over tensor ranks
     split = dist.tensor_parallel * dist.context_parallel
     for name, size, n in (
         ("model.n_heads", model.n_heads, heads),
@@ -179,7 +183,8 @@ def _find_parallel_errors(config: RunConfig) -> Iterator[str]:
     ):
         if size % n:
             yield f"{name}: got {size}, expected a multiple of {n} for {axes}. Change one of them."
-    # interleaved: each rank has pipeline_chunks stages, and every stage needs a block
+    # interleaved: each rank has pipeline_chunks stages, and every stage
+    # needs a block
     stages = dist.pipeline_parallel * (dist.pipeline_chunks if dist.pipeline_schedule == "interleaved" else 1)
     if model.n_layers < stages:
         yield f"dist.pipeline_parallel: {stages} stages for model.n_layers {model.n_layers} blocks; use fewer"

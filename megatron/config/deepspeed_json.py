@@ -1,9 +1,11 @@
 """Settings from a DeepSpeed JSON file: keys that the YAML leaves open are taken over from it.
 
-The JSON of `dist.deepspeed_config` often repeats what the configuration has: stage, dtype, batch, clipping,
-offload, AdamW. A key that the YAML or the command line does not set gets the file's value, before any key is
-checked. Values that contradict set keys are refused where the engine is built (engine/deepspeed). "auto", as
-in transformers, leaves a key to the configuration.
+The JSON of `dist.deepspeed_config` often repeats what the configuration
+has: stage, dtype, batch, clipping, offload, AdamW. A key that the YAML
+or the command line does not set gets the file's value, before any key
+is checked. Values that contradict set keys are refused where the engine
+is built (engine/deepspeed). "auto", as in transformers, leaves a key to
+the configuration.
 """
 
 import json
@@ -24,7 +26,8 @@ NUMBERS = {
     "optimizer.params.betas.1": "optim.beta2",
 }
 DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16"}
-# DeepSpeed offloads the optimizer from stage 1 on, the weights at stage 3 only
+# DeepSpeed offloads the optimizer from stage 1 on, the weights at stage
+# 3 only
 OFFLOADS = {
     "zero_optimization.offload_optimizer.device": ("dist.offload_optimizer", 1),
     "zero_optimization.offload_param.device": ("dist.offload_parameters", 3),
@@ -34,7 +37,8 @@ OFFLOADS = {
 def adopt_deepspeed_json(raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return a configuration with its open keys set by its DeepSpeed JSON, and a line for each of these keys.
 
-    Without a readable JSON object nothing is adopted: the error belongs to the engine that needs the file.
+    Without a readable JSON object nothing is adopted: the error belongs
+    to the engine that needs the file.
     """
     try:
         config = json.loads(Path(raw["dist"]["deepspeed_config"]).read_text(encoding="utf-8"))

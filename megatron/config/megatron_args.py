@@ -4,10 +4,8 @@ A row of the table is an argument, the form of its value, Megatron's default, th
 `=value` for a constant), its conversion, and a note. Words of a conversion, in the order of their effect:
 
     as:NAME       another name of NAME
-    needs:X       ignored without X: an argument, a key, key=value, objective=NAME, or several of these with |
-    unless:X      ignored with X
+    needs:X       ignored without X: an argument, key=value, objective=NAME, !X, or several of these with |
     requires:X    refused without X
-    excludes:X    refused with X
     old->new      a value here; * is any other value there, or the same value here; null sets nothing
     *60 /60 +1    a number, another argument, or `head`, the width of a head; * rounds down
     set_...       a rule of megatron_rules.py
@@ -31,7 +29,8 @@ PAGE = "examples_scaling/MIGRATE.md"
 # a link to utils/megatron_arguments.tsv; a copy of it in a wheel
 TABLE_FILE = Path(__file__).with_name("megatron_arguments.tsv")
 REQUIRED = "required"
-# argparse's type=bool: every text except the empty one is true, also "False"
+# argparse's type=bool: every text except the empty one is true, also
+# "False"
 READERS = {"int": int, "float": float, "text": str, "bool": bool}
 OPERATIONS = {"*": mul, "/": truediv, "+": add}
 
@@ -55,8 +54,8 @@ class Argument:
         """Return the value of the words after the argument. Raises ValueError for a wrong form."""
         if self.form in ("list", "any"):
             return words
+        expected = "no value" if self.form == "switch" else "one value"
         if len(words) != (self.form != "switch"):
-            expected = "no value" if self.form == "switch" else "one value"
             raise ValueError(f"--{self.name}: got {' '.join(words[:3]) or 'no value'}, expected {expected}")
         try:
             return READERS[self.form](words[0]) if words else True
@@ -77,7 +76,8 @@ class Argument:
 
     def list_conditions(self, kind: str) -> list[str]:
         """Return X of the words `kind:X`."""
-        return [word.removeprefix(f"{kind}:") for word in self.conversion if word.startswith(f"{kind}:")]
+        pairs = (word.partition(":") for word in self.conversion)
+        return [condition for name, _, condition in pairs if name == kind]
 
 
 @cache
@@ -88,10 +88,8 @@ def load_rows() -> tuple[Argument, ...]:
         if line.startswith("# "):
             section = line[2:]
             continue
-        name, form, default, keys, conversion, note = line.split("\t")
-        rows.append(
-            Argument(section, name, form, default, tuple(keys.split()), tuple(conversion.split()), note)
-        )
+        name, form, default, keys, words, note = line.split("\t")
+        rows.append(Argument(section, name, form, default, tuple(keys.split()), tuple(words.split()), note))
     return tuple(rows)
 
 
@@ -120,19 +118,21 @@ def explain_unknown(name: str) -> str:
 def parse_arguments(words: list[str]) -> dict[str, Any]:
     """Return argument's name -> its value; the last of repeated ones counts.
 
-    Raises ValueError for words that belong to no argument, and for values of a wrong number or type.
+    Raises ValueError for words that belong to no argument, and for
+    values of a wrong number or type.
     """
     groups: list[tuple[str, list[str]]] = []
     for word in words:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             groups.append((name, [value] if equals else []))
-        elif not groups:
-            raise ValueError(f"got {word!r} before the first argument, expected --name value ...")
-        else:
-            # a negative number such as -1 is a value; Megatron has no argument with a single dash
+        elif groups:
+            # a negative number such as -1 is a value; Megatron has no
+            # argument with a single dash
             groups[-1][1].append(word)
-    given = {}
+        else:
+            raise ValueError(f"got {word!r} before the first argument, expected --name value ...")
+    given: dict[str, Any] = {}
     for name, values in groups:
         argument = find_argument(name)
         if argument is None or argument.name.endswith("*"):
@@ -188,42 +188,38 @@ class Translation:
     def set(self, key: str, value: Any, *names: str) -> None:
         """Set a key because of these arguments, given or not; a default of both sides is skipped."""
         section, _, name = key.rpartition(".")
-        if not self.has(*names):
-            cls = RunConfig.__dataclass_fields__[section].type
-            default = getattr(cls, name, None)  # the field's default is an attribute of its class
-            if value == default and type(value) is type(default):
-                return
-        (self.settings.setdefault(section, {}) if section else self.settings)[name] = value
+        cls = RunConfig.__dataclass_fields__[section].type if section else RunConfig
+        default = getattr(cls, name, None)  # the field's default is an attribute of its class
+        if self.has(*names) or value != default or type(value) is not type(default):
+            (self.settings.setdefault(section, {}) if section else self.settings)[name] = value
 
     def holds(self, condition: str) -> bool:
-        """Return whether one of the conditions holds that `|` separates."""
-        for word in condition.split("|"):
-            name, _, expected = word.partition("=")
-            if name == "objective":
-                state: Any = self.objective
-            elif "." in name:
-                state = self.get(name)
-            else:
-                state = self.has(name) and self.value(name) != load_table()[name].default_value
-            if state == yaml.safe_load(expected) if expected else state:
-                return True
-        return False
+        """Return whether one of the conditions holds that `|` separates; `!` negates one."""
+        return any(
+            self._holds(word.removeprefix("!")) != word.startswith("!") for word in condition.split("|")
+        )
+
+    def _holds(self, condition: str) -> bool:
+        name, _, expected = condition.partition("=")
+        if name == "objective":
+            return self.objective == expected
+        if "." in name:
+            state = self.get(name)
+            return state == yaml.safe_load(expected) if expected else bool(state)
+        return self.has(name) and self.value(name) != load_table()[name].default_value
 
     def apply(self, argument: Argument) -> None:
         """Set the keys of an argument whose conversion is data."""
-        name, conditions = argument.name, argument.list_conditions
-        if not all(map(self.holds, conditions("needs"))) or any(map(self.holds, conditions("unless"))):
+        name = argument.name
+        if not all(map(self.holds, argument.list_conditions("needs"))):
             self.ignored += [name] * self.has(name)
             return
         value = self.value(name)
-        if self.has(name) and value:
-            reasons = [
-                f"it requires {x.replace('|', ' or ')}" for x in conditions("requires") if not self.holds(x)
-            ]
-            reasons += [f"it excludes --{x}" for x in conditions("excludes") if self.holds(x)]
-            if reasons:
-                self.refused[name] = reasons[0]
-                value = argument.default_value
+        unmet = [x for x in argument.list_conditions("requires") if not self.holds(x)]
+        if unmet and self.has(name) and value:
+            verb = "excludes --" if unmet[0].startswith("!") else "requires "
+            self.refused[name] = f"it {verb}{unmet[0].removeprefix('!').replace('|', ' or ')}"
+            value = argument.default_value
         if argument.values and value is not None:
             word = str(value[0] if isinstance(value, list) else value).lower()
             translated = argument.values.get(word, argument.values.get("*"))
@@ -231,7 +227,7 @@ class Translation:
                 self.refused[name] = f"use {' or '.join(argument.values)}"
                 return
             value = value if translated == "*" else yaml.safe_load(translated)
-        if value is None or value == "" or value is False and not argument.values:
+        if value in (None, "") or value is False and not argument.values:
             return
         for entry in argument.keys:
             key, _, constant = entry.partition("=")
@@ -242,10 +238,11 @@ class Translation:
 
     def _calculate(self, argument: Argument, value: Any) -> Any:
         """Return the value after the operations of the conversion, exactly: 2e-5 / 2e-4 is 0.1."""
-        for sign, operand in ((word[0], word[1:]) for word in argument.conversion if "->" not in word):
-            if sign in OPERATIONS:
-                exact = OPERATIONS[sign](Fraction(str(value)), Fraction(str(self._read_operand(operand))))
-                value = float(exact) if sign == "/" else int(exact)
+        for word in argument.conversion:
+            if word[0] in OPERATIONS and "->" not in word:
+                operand = Fraction(str(self._read_operand(word[1:])))
+                exact = OPERATIONS[word[0]](Fraction(str(value)), operand)
+                value = float(exact) if word[0] == "/" else int(exact)
         return value
 
     def _read_operand(self, word: str) -> Any:

@@ -1,6 +1,7 @@
 """Rules of Megatron's arguments that depend on several of them, and the translation of a command.
 
-The table names the rule of an argument; each rule runs once, at the first row that names it.
+The table names the rule of an argument; each rule runs once, at the
+first row that names it.
 """
 
 import json
@@ -105,7 +106,8 @@ def _replace_split(settings: dict[str, Any]) -> str:
     dist = settings.get("dist", {})
     whole = {key: value for key, value in dist.items() if key not in SPLIT_KEYS}
     reason = find_refusal(settings) if whole != dist else ""
-    # a micro-batch need not divide the share of a rank without the split
+    # a micro-batch need not divide the share of a rank without the
+    # split
     data = {key: value for key, value in settings["dataset"].items() if key != "microbatch_size"}
     unsplit = {**settings, "dist": {**whole, "sharding_stage": "zero3"}, "dataset": data}
     if not reason or find_refusal(unsplit):
@@ -134,14 +136,16 @@ def set_length(draft: Translation) -> None:
     train, decay, warmup = (_read_steps(draft, stem) for stem in ("train", "lr-decay", "lr-warmup"))
     if not train:
         raise ValueError("--train-iters: missing. Give it, --train-samples or --train-tokens.")
-    # as in Megatron, samples are rounded down, tokens up, and the run ends with the first that is reached
+    # as in Megatron, samples are rounded down, tokens up, and the run
+    # ends with the first that is reached
     n_steps = min(math.ceil(n) if name == "train-tokens" else math.floor(n) for name, n in train.items())
     if n_steps < 1:
         raise ValueError(
             f"--{min(train)}: got less than one step of {draft.value('global-batch-size')} samples"
         )
     draft.set("lr_scheduler.total_iterations", n_steps, *train)
-    # the whole run in samples is rounded down to steps, so its decay must be too
+    # the whole run in samples is rounded down to steps, so its decay
+    # must be too
     n_decay = math.floor(next(iter(decay.values()), n_steps))
     n_warmup = math.ceil(next(iter(warmup.values()), 0))
     share = draft.value("lr-warmup-fraction")
@@ -166,10 +170,12 @@ def set_data(draft: Translation) -> None:
     if draft.has("data-path") and draft.get("dataset.path_train") is None:
         _set_cut_corpora(draft)
     if draft.get("dataset.path_train") is None:
-        # a fork may name its data by an argument of its own, which is refused too
+        # a fork may name its data by an argument of its own, which is
+        # refused too
         draft.refused["data-path"] = "missing; give it, --train-data-path or --train-data-path-file"
     elif draft.get("dataset.path_train") != "synthetic":
-        # Megatron shuffles the documents of all epochs together, and then their samples, from the seed
+        # Megatron shuffles the documents of all epochs together, and
+        # then their samples, from the seed
         draft.set("dataset.order", "megatron")
     if draft.value("eval-iters") == 0:
         draft.settings["dataset"].pop("path_eval", None)
@@ -289,7 +295,8 @@ def write_translation(translation: Translation, path: Path | None, writer: int =
         contents[file] = content
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     for file, content in {**contents, target: text}.items() if path is not None else ():
-        # a temporary name for each writer: the ranks of a run write one file, and one would rename another's
+        # a temporary name for each writer: the ranks of a run write one
+        # file, and one would rename another's
         with atomic_path(file, partial_name=f"{file.name}.{writer}{PARTIAL}") as partial_file:
             partial_file.write_text(content, encoding="utf-8")
     return text

@@ -19,11 +19,13 @@ INSTALLERS = ("pip", "pip3", "conda", "apt", "apt-get", "sudo", "docker")
 REMOTE = ("ssh", "scp", "sbatch")
 RECORDED = (*LAUNCHERS, *INSTALLERS, *REMOTE)
 LIMIT_S = 60
-# a path that begins with /, ~ or a variable and ends in a launcher, or a program that runs elsewhere
+# a path that begins with /, ~ or a variable and ends in a launcher, or
+# a program that runs elsewhere
 REFUSED = re.compile(
     rf"(?<![\w./-])(?:[/~$][^\s;&|\"']*/(?:{'|'.join(LAUNCHERS)})|{'|'.join(REMOTE)})(?![\w./-])"
 )
-# python -c computes a value of the script; every other call becomes a line of JSON
+# python -c computes a value of the script; every other call becomes a
+# line of JSON
 RECORDER = """#!/bin/bash
 case "${{0##*/}} $1" in "python -c"|"python3 -c") exec {python} "$@" ;; esac
 exec {python} -I -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$@" >> {record}
@@ -35,10 +37,12 @@ RELATIVE_PATH = re.compile(r"(?<![\w./~$}-])(?:\./)?\w[\w-]*(?:[./][\w-]+)+")
 def record_launch_script(path: Path, arguments: Sequence[str] = ()) -> tuple[list[str], dict[str, str]]:
     """Run a script, and return (words of its last training command, absolute path -> content of its JSON).
 
-    It runs with a time limit and closed standard input, in a directory with the folders, the .py files
-    (empty) and the .sh files that it names. Programs other than launchers and installers are run.
+    It runs with a time limit and closed standard input, in a directory
+    with the folders, the .py files (empty) and the .sh files that it
+    names. Programs other than launchers and installers are run.
 
-    Raises ValueError for a script that would start work elsewhere, that does not end, or without a command.
+    Raises ValueError for a script that would start work elsewhere, that
+    does not end, or without a command.
     """
     code = read_script(path)
     with tempfile.TemporaryDirectory(prefix="megatron_") as name:
@@ -58,7 +62,8 @@ def record_launch_script(path: Path, arguments: Sequence[str] = ()) -> tuple[lis
                 f"{path}: no launcher got a .py file with arguments. Set the variables that the script "
                 "lacks, or translate its command."
             )
-        # what the script derives from its working directory is meant for the caller's
+        # what the script derives from its working directory is meant
+        # for the caller's
         root = Path.cwd()
         files = [file for file in cwd.rglob("*.json") if file.is_file() and file.stat().st_size]
         texts = {str(root / file.relative_to(cwd)): file.read_text("utf-8") for file in files}
@@ -97,7 +102,8 @@ def _write_recorders(folder: Path, record: Path) -> dict[str, str]:
     environment = {**os.environ, "PATH": f"{folder}:{os.environ.get('PATH', os.defpath)}"}
     for name in RECORDED:
         (folder / name).symlink_to(recorder)
-        # bash reads functions from its environment; they precede a PATH that the script changes
+        # bash reads functions from its environment; they precede a PATH
+        # that the script changes
         environment[f"BASH_FUNC_{name}%%"] = f'() {{ {shlex.quote(str(folder / name))} "$@"; }}'
     return environment
 

@@ -24,13 +24,15 @@ def suggest_nearest(word: str, choices: list[str]) -> str:
 
 def padded_rows(n_tokens: int, n_masks: int = 1, multiple: int = VOCAB_MULTIPLE) -> int:
     """Return the embedding rows: the tokenizer's ids, then [MASK], then padding to a multiple."""
-    # -(-a // b) is a / b rounded up: 50,257 ids and [MASK] -> 50,304 = 393 x 128 rows
+    # -(-a // b) is a / b rounded up: 50,257 ids and [MASK] -> 50,304 =
+    # 393 x 128 rows
     return -(-(n_tokens + n_masks) // multiple) * multiple
 
 
 def swiglu_width(d_model: int) -> int:
     """Return floor(8 d / 3 / 64) * 64: three matrices of this width are about as large as two of 4 d."""
-    # 3 D F = 2 D (4 D) gives F = 8 D / 3: 768 -> 2,048; 512 -> 1,365.3, rounded down to 1,344
+    # 3 D F = 2 D (4 D) gives F = 8 D / 3: 768 -> 2,048; 512 -> 1,365.3,
+    # rounded down to 1,344
     return max(8 * d_model // (3 * 64), 1) * 64
 
 

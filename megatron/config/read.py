@@ -1,9 +1,11 @@
 """Reader of a run's YAML file and key=value overrides into one checked, frozen RunConfig.
 
-No data file is opened. A corpus records the size of its vocabulary and its end-of-document id, and
-plan/resolve.py passes the function that reads them.
+No data file is opened. A corpus records the size of its vocabulary and
+its end-of-document id, and plan/resolve.py passes the function that
+reads them.
 
-Sections are read by section.py, not by pydantic, which takes 245 ms to import and suggests no nearest key.
+Sections are read by section.py, not by pydantic, which takes 245 ms to
+import and suggests no nearest key.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +37,8 @@ from megatron.log import get_logger
 log = get_logger(__name__)
 
 REQUIRED_SHAPE_KEYS = ("d_model", "n_heads", "n_layers")  # keys that every named size defines
-# (n_tokens or eod_id, section `dataset`) -> the number that the corpus records
+# (n_tokens or eod_id, section `dataset`) -> the number that the corpus
+# records
 VocabularyReader = Callable[[str, Mapping[str, Any]], int]
 OBJECTIVE_ALIASES = {"ar": "autoregressive", "mdm": "masked_diffusion"}
 
@@ -47,8 +50,9 @@ def read_config(
 
     vocabulary   as in `build_config`
 
-    Raises FileNotFoundError for a missing file, and ValueError for invalid content: one sentence with the key
-    and, for an unknown key, the nearest one.
+    Raises FileNotFoundError for a missing file, and ValueError for
+    invalid content: one sentence with the key and, for an unknown key,
+    the nearest one.
     """
     raw, adopted = adopt_deepspeed_json(read_yaml(path, overrides))
     if adopted:
@@ -61,8 +65,9 @@ def read_config(
 def _check_size_label(path: str | Path, overrides: Sequence[str]) -> None:
     """Raise ValueError if `model.size=NAME` on the command line would only rename the shape of the file.
 
-    A name that is not in the table of sizes is a label for an explicit shape. Label and shape must both be in
-    the file or both on the command line: a misspelt size must not train the file's shape.
+    A name that is not in the table of sizes is a label for an explicit
+    shape. Label and shape must both be in the file or both on the
+    command line: a misspelt size must not train the file's shape.
     """
     words = parse_overrides(overrides).get("model")
     size = words.get("size") if isinstance(words, dict) else None
@@ -93,7 +98,8 @@ def build_config(
         raise ValueError(f"{where}: got {type(raw).__name__}, expected sections with keys")
     try:
         raw = _expand_objective_alias(adopt_stub_keys(raw))
-        # the order matters: all names of keys, then types and bounds, then values that follow from others
+        # the order matters: all names of keys, then types and bounds,
+        # then values that follow from others
         _check_keys(RunConfig, raw, "")
         classes = {key.name: key.type for key in fields(RunConfig) if is_dataclass(key.type)}
         for key in raw.keys() & classes.keys() - {"model"}:
@@ -134,7 +140,8 @@ def _build_model(
     if not isinstance(raw, dict):
         raise ValueError(f"model: got {raw!r}, expected keys such as size or d_model")
     shape = {key: value for key, value in raw.items() if key != "hf_config" and value is not None}
-    # explicit keys override hf_config, and are compared with a named size
+    # explicit keys override hf_config, and are compared with a named
+    # size
     if raw.get("hf_config") is not None:
         shape = shape_from_hf(raw["hf_config"]) | shape
     if "size" in shape:
@@ -176,10 +183,12 @@ def _build_model(
 def _resolve_named_shape(size: str, shape: dict[str, Any]) -> dict[str, Any]:
     """Return the shape of a named size. Explicit keys beside it, as in a resolved run, must be equal to it.
 
-    A name that is not in the table of sizes is a label for an explicit shape.
+    A name that is not in the table of sizes is a label for an explicit
+    shape.
     """
     if not shape.get("d_model"):
-        # explicit keys win here; those of REQUIRED_SHAPE_KEYS are compared below
+        # explicit keys win here; those of REQUIRED_SHAPE_KEYS are
+        # compared below
         shape = load_named_shape(size) | shape
     named = load_model_sizes().get(size, {})
     for key in REQUIRED_SHAPE_KEYS:

@@ -33,7 +33,8 @@ def format_type(key: Field[Any]) -> str:
 
 def format_default(key: Field[Any]) -> str:
     """Return the default as written in YAML. Keys of the shape get theirs from the size or the corpus."""
-    # a default of 0 that violates its own bound marks a required key, which the size or the corpus sets
+    # a default of 0 that violates its own bound marks a required key,
+    # which the size or the corpus sets
     if key.metadata["above"] == 0 and key.default == 0:
         return "from the corpus" if key.name in ("n_tokens", "vocab_rows") else "from `model.size`"
     if key.metadata["read"] is read_switch:
@@ -46,9 +47,10 @@ def format_default(key: Field[Any]) -> str:
 
 
 def read_help(cls: Any) -> dict[str, str]:
-    """Return the help texts of a section: the entries "key  text" of its docstring, on one line each."""
-    entries = re.split(r"\n(?=\w+  )", inspect.cleandoc(cls.__doc__ or ""))[1:]
-    return {entry.split()[0]: " ".join(entry.split()[1:]) for entry in entries}
+    """Return the help texts of a section: the entries `key: text` of its docstring."""
+    entries = re.split(r"\n(?=\w)", inspect.cleandoc(cls.__doc__ or ""))[1:]
+    pairs = (entry.partition(":") for entry in entries)
+    return {key: " ".join(text.split()) for key, _, text in pairs}
 
 
 def format_help(key: Field[Any], text: str) -> str:
@@ -56,7 +58,8 @@ def format_help(key: Field[Any], text: str) -> str:
     above = key.metadata["above"]
     if above is None or key.metadata["below"] is not None:
         return text
-    # above=-1 bounds whole numbers from 0: "0 or more" reads better than "more than -1"
+    # above=-1 bounds whole numbers from 0: "0 or more" reads better
+    # than "more than -1"
     return f"{text}; " + (f"{above + 1} or more" if above < 0 else f"more than {above}")
 
 

@@ -20,7 +20,11 @@ SHARDED = "dist.sharding_stage=zero1|zero2|zero3|zero2_hybrid|zero3_hybrid"
 TORCH, DEEPSPEED = "dist.engine=torch", "dist.engine=deepspeed"
 COMPLETEP, SCALED = "model.parametrization=completep", "model.parametrization=mup|completep"
 ROTARY, LLAMA3 = "model.positions=rotary", "model.rope_scaling=llama3"
-DECAYS = "lr_scheduler.kind=cosine|linear|wsd"
+DECAYS, WSD = "lr_scheduler.kind=cosine|linear|wsd", "lr_scheduler.kind=wsd"
+INTERLEAVED, EPOCH_ORDER = "dist.pipeline_schedule=interleaved", "dataset.mixture=null dataset.order=epoch"
+LEFT_TO_RIGHT = f"{AUTOREGRESSIVE} objective.orders=1"
+MASKED_INPUT = f"{AUTOREGRESSIVE} objective.masked_input_ratio>0"
+Joint = Literal["independent", "antithetic", "stratified"]
 HYBRID = "dist.sharding_stage=zero2_hybrid|zero3_hybrid"
 # A model that is split by a parallel axis has the Llama family's shape and reads samples left to right.
 AXIS = (
@@ -36,43 +40,47 @@ AXIS = (
 class DistConfig:
     """Devices, parallelism and precision.
 
-    engine                    implementation of forward, backward and update
-    cpu_only                  use the CPU even if there is a GPU
-    backend                   backend of torch.distributed; default: nccl on GPUs;
-                              CPUs always use gloo
-    dtype                     dtype of matrix products; updates, reductions over
-                              ranks and checkpoints are float32
-    residual_dtype            dtype of the residual stream in every layout; default:
-                              that of dist.dtype
-    sharding_stage            state sharded over data-parallel ranks: zero0 none,
-                              zero1 optimizer states, zero2 also gradients, zero3
-                              also weights; hybrid: sharded within groups of
-                              shard_size ranks, replicated between groups
-    shard_size                hybrid: ranks that together hold one copy of the
-                              model; default: the ranks of a node
-    tensor_parallel           ranks over which the matrices of a block are split
-    pipeline_parallel         ranks over which the blocks are split
-    pipeline_schedule         schedule of the microbatches
-    pipeline_chunks           interleaved: model stages on each rank
-    context_parallel          ranks over which the positions of a sample are split
-    context_method            ulysses: exchange positions for heads (all-to-all);
-                              ring: pass keys and values around the ranks
-    cpu_offload               offload weights and optimizer states to CPU memory
-    activation_checkpointing  recomputed in backward: nothing, whole blocks, or all
-                              except matrix products and attention
-    compile                   apply torch.compile to each block; auto: on GPUs
-    cuda_graphs               record steps as CUDA graphs; auto: on one GPU, up to
-                              150 million parameters
-    attention_backend         kernel of attention on a GPU; auto: the fastest for
-                              the shape, measured before the first step
-    float8                    matrix products in float8 through torchao, on GPUs
-                              that support it
-    offload_optimizer         deepspeed: offload AdamW's state and update to the CPU
-    offload_parameters        deepspeed, zero3: offload weights to CPU memory
-    deepspeed_config          DeepSpeed JSON file; it sets keys that are open, and
-                              must not contradict the others
-    timeout_s                 timeout of collectives; a run that exceeds it ends
-                              with an error that names the rank
+    engine: implementation of forward, backward and update
+    cpu_only: use the CPU even if there is a GPU
+    backend: backend of torch.distributed; default: nccl on GPUs;
+        CPUs always use gloo
+    dtype: dtype of matrix products; updates, reductions over ranks
+        and checkpoints are float32
+    residual_dtype: dtype of the residual stream in every layout;
+        default: that of dist.dtype
+    sharding_stage: state sharded over data-parallel ranks: zero0
+        none, zero1 optimizer states, zero2 also gradients, zero3
+        also weights; hybrid: sharded within groups of shard_size
+        ranks, replicated between groups
+    shard_size: hybrid: ranks that together hold one copy of the
+        model; default: the ranks of a node
+    tensor_parallel: ranks over which the matrices of a block are
+        split
+    pipeline_parallel: ranks over which the blocks are split
+    pipeline_schedule: schedule of the microbatches
+    pipeline_chunks: interleaved: model stages on each rank
+    context_parallel: ranks over which the positions of a sample are
+        split
+    context_method: ulysses: exchange positions for heads
+        (all-to-all); ring: pass keys and values around the ranks
+    cpu_offload: offload weights and optimizer states to CPU memory
+    activation_checkpointing: recomputed in backward: nothing, whole
+        blocks, or all except matrix products and attention
+    compile: apply torch.compile to each block; auto: on GPUs
+    cuda_graphs: record steps as CUDA graphs; auto: on one GPU, up
+        to 150 million parameters
+    attention_backend: kernel of attention on a GPU; auto: the
+        fastest for the shape, measured before the first step
+    float8: matrix products in float8 through torchao, on GPUs that
+        support it
+    offload_optimizer: deepspeed: offload AdamW's state and update
+        to the CPU
+    offload_parameters: deepspeed, zero3: offload weights to CPU
+        memory
+    deepspeed_config: DeepSpeed JSON file; it sets keys that are
+        open, and must not contradict the others
+    timeout_s: timeout of collectives; a run that exceeds it ends
+        with an error that names the rank
     """
 
     engine: Literal["torch", "deepspeed"] = option("torch")
@@ -85,9 +93,7 @@ class DistConfig:
     tensor_parallel: int = positive(1, "ranks", needs=AXIS)
     pipeline_parallel: int = positive(1, "ranks", needs=AXIS)
     pipeline_schedule: Literal["1f1b", "interleaved"] = option("1f1b", needs="dist.pipeline_parallel>1")
-    pipeline_chunks: int = option(
-        2, above=1, unit="stages per rank", needs="dist.pipeline_schedule=interleaved"
-    )
+    pipeline_chunks: int = option(2, above=1, unit="stages per rank", needs=INTERLEAVED)
     context_parallel: int = positive(1, "ranks", needs=AXIS)
     context_method: Literal["ulysses", "ring"] = option("ulysses", needs="dist.context_parallel>1")
     cpu_offload: bool = option(False, needs=f"dist.engine=torch {SHARDED} dist.pipeline_parallel=1")
@@ -106,25 +112,25 @@ class DistConfig:
 class DatasetConfig:
     """Training and held-out tokens, and the batch size.
 
-    path_train       prefix of a .bin/.idx dataset, a data-path file (.txt), or
-                     synthetic: random tokens, no files
-    path_eval        the same, for held-out documents
-    path_test        the same, for documents scored once, with the final weights:
-                     for runs that path_eval selects
-    mixture          YAML file of a mixture of domains, replaces path_train
-    order            sample order: exact epochs without index arrays, or Megatron's
-                     order bit for bit
-    num_workers      threads that prefetch batches; 0: none, training waits for each
-                     batch
-    unique_tokens    use only the first whole samples with this many tokens, and
-                     repeat them; default: all
-    mixed_eod        allow a blend of corpora that end documents with different
-                     tokens or with none
-    seq_len          positions per sample
-    batch_size       samples per step, over all ranks
-    microbatch_size  maximum samples per forward on one rank; default: all its
-                     samples, on a GPU as many as fit, in a pipeline the most that
-                     give each of its ranks a microbatch
+    path_train: prefix of a .bin/.idx dataset, a data-path file
+        (.txt), or synthetic: random tokens, no files
+    path_eval: the same, for held-out documents
+    path_test: the same, for documents scored once, with the final
+        weights: for runs that path_eval selects
+    mixture: YAML file of a mixture of domains, replaces path_train
+    order: sample order: exact epochs without index arrays, or
+        Megatron's order bit for bit
+    num_workers: threads that prefetch batches; 0: none, training
+        waits for each batch
+    unique_tokens: use only the first whole samples with this many
+        tokens, and repeat them; default: all
+    mixed_eod: allow a blend of corpora that end documents with
+        different tokens or with none
+    seq_len: positions per sample
+    batch_size: samples per step, over all ranks
+    microbatch_size: maximum samples per forward on one rank;
+        default: all its samples, on a GPU as many as fit, in a
+        pipeline the most that give each of its ranks a microbatch
     """
 
     path_train: str | None = option(None, identity=CONTENT)
@@ -133,9 +139,7 @@ class DatasetConfig:
     mixture: str | None = option(None, identity=CONTENT, needs="dataset.path_train=null dataset.order=epoch")
     order: Literal["epoch", "megatron"] = option("epoch", identity=IF_CHANGED)
     num_workers: int = option(1, above=-1, unit="threads")
-    unique_tokens: int | None = positive(
-        None, "tokens", identity=IF_CHANGED, needs="dataset.mixture=null dataset.order=epoch"
-    )
+    unique_tokens: int | None = positive(None, "tokens", identity=IF_CHANGED, needs=EPOCH_ORDER)
     mixed_eod: bool = option(False)
     seq_len: int = positive(2048, "tokens", identity=ALWAYS)
     batch_size: int = positive(256, "samples", identity=ALWAYS)
@@ -146,75 +150,75 @@ class DatasetConfig:
 class ModelConfig:
     """Resolved shape of a transformer, for autoregressive models and masked diffusion.
 
-    size                     name of a size in utils/model_sizes.yaml, or a label
-    d_model                  width of the residual stream
-    d_ff                     width of the feed-forward layer
-    d_head                   width of an attention head
-    n_heads                  number of attention heads
-    n_layers                 number of blocks
-    n_tokens                 ids of the tokenizer; [MASK] is the next row
-    vocab_rows               embedding rows: tokens, then [MASK], then padding
-    rope_theta               base of the rotary frequencies
-    norm_eps                 epsilon added to the mean square (variance) in a norm
-    n_kv_heads               key and value heads, each shared by a group of heads;
-                             default: n_heads
-    norm                     norm of the residual stream
-    feed_forward             swiglu: three matrices; gelu: two matrices, GPT-2's
-                             tanh approximation; gelu_exact: exact GELU
-    positions                position encoding; learned: a table added to the
-                             embedding
-    n_positions              rows of the table of learned positions; default:
-                             dataset.seq_len
-    biases                   biases in every matrix of a block and in LayerNorm
-    tied_embedding           the output head is the embedding; false: a separate
-                             matrix
-    qk_norm                  RMSNorm on each head's query and key
-    document_mask            attend only within a document, with positions counted
-                             from its start
-    eod_id                   end-of-document id, for document_mask; default: that of
-                             the corpus
-    attention_dropout        probability of dropping an attention weight in
-                             training; 0 in evaluation
-    hidden_dropout           probability of dropping a feature of the embedding and
-                             of each branch in training; 0 in evaluation
-    init_std                 std of the initial matrices; much narrower models than
-                             GPT-2 learn faster with 0.6 / sqrt(d_model)
-    parametrization          scaling of initialisation, learning rates and
-                             multipliers with the shape
-    base_d_model             mup, completep: width at which the model equals the
-                             standard one
-    base_n_layers            completep: depth at which the model equals the standard
-                             one
-    base_d_head              mup, completep: head width at which the model equals
-                             the standard one; default: d_head
-    qkv_biases               biases in the matrices of query, key and value alone,
-                             as in Qwen2
-    qk_norm_all_heads        qk_norm: one norm over all heads, as in OLMo 2, not one
-                             per head
-    norm_placement           norm of the input of attention and feed-forward layer,
-                             or of their output as in OLMo 2
-    parallel_residual        attention and feed-forward layer read the same input,
-                             as in GPT-NeoX
-    attention_window         autoregressive: last positions, itself included, that a
-                             position attends to; default: all
-    rotary_dims              channels of a head that are rotated, the first ones;
-                             default: d_head
-    rope_scaling             stretching of the rotary frequencies: linear, or that
-                             of Llama 3.1
-    rope_factor              rope_scaling: factor of the length
-    rope_low_factor          llama3: frequencies of fewer turns in
-                             rope_original_positions are divided by rope_factor
-    rope_high_factor         llama3: frequencies of more turns in
-                             rope_original_positions are unchanged
-    rope_original_positions  llama3: length before the stretching
-    vocab_multiple           rows of the embedding: the next multiple of this, with
-                             a row for [MASK] only if the run masks tokens, as in
-                             Megatron; default: of 128, always with that row
-    mask_id                  masked diffusion: row of [MASK] if it is one of the ids
-                             of the tokenizer; default: n_tokens
-    predicts_next            masked diffusion: the output of a position predicts the
-                             token after it, as in Dream
-    head_bias                a bias of the separate head, as in the models of MDLM
+    size: name of a size in utils/model_sizes.yaml, or a label
+    d_model: width of the residual stream
+    d_ff: width of the feed-forward layer
+    d_head: width of an attention head
+    n_heads: number of attention heads
+    n_layers: number of blocks
+    n_tokens: ids of the tokenizer; [MASK] is the next row
+    vocab_rows: embedding rows: tokens, then [MASK], then padding
+    rope_theta: base of the rotary frequencies
+    norm_eps: epsilon added to the mean square (variance) in a norm
+    n_kv_heads: key and value heads, each shared by a group of
+        heads; default: n_heads
+    norm: norm of the residual stream
+    feed_forward: swiglu: three matrices; gelu: two matrices,
+        GPT-2's tanh approximation; gelu_exact: exact GELU
+    positions: position encoding; learned: a table added to the
+        embedding
+    n_positions: rows of the table of learned positions; default:
+        dataset.seq_len
+    biases: biases in every matrix of a block and in LayerNorm
+    tied_embedding: the output head is the embedding; false: a
+        separate matrix
+    qk_norm: RMSNorm on each head's query and key
+    document_mask: attend only within a document, with positions
+        counted from its start
+    eod_id: end-of-document id, for document_mask; default: that of
+        the corpus
+    attention_dropout: probability of dropping an attention weight
+        in training; 0 in evaluation
+    hidden_dropout: probability of dropping a feature of the
+        embedding and of each branch in training; 0 in evaluation
+    init_std: std of the initial matrices; much narrower models than
+        GPT-2 learn faster with 0.6 / sqrt(d_model)
+    parametrization: scaling of initialisation, learning rates and
+        multipliers with the shape
+    base_d_model: mup, completep: width at which the model equals
+        the standard one
+    base_n_layers: completep: depth at which the model equals the
+        standard one
+    base_d_head: mup, completep: head width at which the model
+        equals the standard one; default: d_head
+    qkv_biases: biases in the matrices of query, key and value
+        alone, as in Qwen2
+    qk_norm_all_heads: qk_norm: one norm over all heads, as in OLMo
+        2, not one per head
+    norm_placement: norm of the input of attention and feed-forward
+        layer, or of their output as in OLMo 2
+    parallel_residual: attention and feed-forward layer read the
+        same input, as in GPT-NeoX
+    attention_window: autoregressive: last positions, itself
+        included, that a position attends to; default: all
+    rotary_dims: channels of a head that are rotated, the first
+        ones; default: d_head
+    rope_scaling: stretching of the rotary frequencies: linear, or
+        that of Llama 3.1
+    rope_factor: rope_scaling: factor of the length
+    rope_low_factor: llama3: frequencies of fewer turns in
+        rope_original_positions are divided by rope_factor
+    rope_high_factor: llama3: frequencies of more turns in
+        rope_original_positions are unchanged
+    rope_original_positions: llama3: length before the stretching
+    vocab_multiple: rows of the embedding: the next multiple of
+        this, with a row for [MASK] only if the run masks tokens, as
+        in Megatron; default: of 128, always with that row
+    mask_id: masked diffusion: row of [MASK] if it is one of the ids
+        of the tokenizer; default: n_tokens
+    predicts_next: masked diffusion: the output of a position
+        predicts the token after it, as in Dream
+    head_bias: a bias of the separate head, as in the models of MDLM
     """
 
     size: str = option("custom")
@@ -248,9 +252,7 @@ class ModelConfig:
     qk_norm_all_heads: bool = option(False, identity=IF_CHANGED, needs="model.qk_norm=true")
     norm_placement: Literal["input", "output"] = option("input", identity=IF_CHANGED)
     parallel_residual: bool = option(False, identity=IF_CHANGED, needs="model.norm_placement=input")
-    attention_window: int | None = positive(
-        None, "positions", identity=IF_CHANGED, needs="objective.name=autoregressive objective.orders=1"
-    )
+    attention_window: int | None = positive(None, "positions", identity=IF_CHANGED, needs=LEFT_TO_RIGHT)
     rotary_dims: int | None = positive(None, "channels", identity=IF_CHANGED, needs=ROTARY)
     rope_scaling: Literal["none", "linear", "llama3"] = option("none", identity=IF_CHANGED, needs=ROTARY)
     rope_factor: float = positive(1.0, "-", identity=IF_CHANGED, needs="model.rope_scaling=linear|llama3")
@@ -282,36 +284,35 @@ class ModelConfig:
 class ObjectiveConfig:
     """Training objective.
 
-    name                  autoregressive (ar): next token; masked_diffusion (mdm):
-                          masked tokens from both sides
-    rate_min              masked diffusion: masking rate = (1 - rate_min) t +
-                          rate_min, t ~ U(0, 1)
-    t_draw                masked diffusion: joint distribution of the t of a batch;
-                          each t is uniform
-    low_noise_start       masked diffusion: t ~ U(0, low_noise_start) for the first
-                          low_noise_iterations
-    low_noise_iterations  masked diffusion: number of steps with low_noise_start
-    ar_ratio              masked diffusion: share of training samples whose last
-                          tokens are masked, not random ones
-    orders                autoregressive: number of orders in which training samples
-                          are read, including left to right
-    order_kind            autoregressive: kind of the orders other than left to
-                          right
-    order_noise           noise_sorted: sort positions plus normal noise of this
-                          std, in units of seq_len
-    randmask_ratio        autoregressive: share of training positions that attend to
-                          a random subset of the past
-    masked_input_ratio    autoregressive: share of training samples with masked
-                          inputs, a regularization for repeated text
-    masked_input_rate     masked_input_ratio: largest rate of masked inputs of a
-                          sample; its rate is uniform up to this
+    name: autoregressive (ar): next token; masked_diffusion (mdm):
+        masked tokens from both sides
+    rate_min: masked diffusion: masking rate = (1 - rate_min) t +
+        rate_min, t ~ U(0, 1)
+    t_draw: masked diffusion: joint distribution of the t of a
+        batch; each t is uniform
+    low_noise_start: masked diffusion: t ~ U(0, low_noise_start) for
+        the first low_noise_iterations
+    low_noise_iterations: masked diffusion: number of steps with
+        low_noise_start
+    ar_ratio: masked diffusion: share of training samples whose last
+        tokens are masked, not random ones
+    orders: autoregressive: number of orders in which training
+        samples are read, including left to right
+    order_kind: autoregressive: kind of the orders other than left
+        to right
+    order_noise: noise_sorted: sort positions plus normal noise of
+        this std, in units of seq_len
+    randmask_ratio: autoregressive: share of training positions that
+        attend to a random subset of the past
+    masked_input_ratio: autoregressive: share of training samples
+        with masked inputs, a regularization for repeated text
+    masked_input_rate: masked_input_ratio: largest rate of masked
+        inputs of a sample; its rate is uniform up to this
     """
 
     name: ObjectiveName = option("autoregressive", identity=ALWAYS)
     rate_min: float = option(0.001, above=0, below=1, unit="share", identity=ALWAYS)
-    t_draw: Literal["independent", "antithetic", "stratified"] = option(
-        "independent", identity=IF_CHANGED, needs=DIFFUSION
-    )
+    t_draw: Joint = option("independent", identity=IF_CHANGED, needs=DIFFUSION)
     low_noise_start: float | None = positive(None, "share", at_most=1, identity=IF_CHANGED, needs=DIFFUSION)
     low_noise_iterations: int | None = positive(None, "steps", identity=IF_CHANGED, needs=DIFFUSION)
     ar_ratio: float = share(0.0, identity=IF_CHANGED, needs=DIFFUSION)
@@ -322,27 +323,21 @@ class ObjectiveConfig:
     order_noise: float = positive(0.1, "sample lengths", identity=IF_CHANGED, needs=AUTOREGRESSIVE)
     randmask_ratio: float = share(0.0, identity=IF_CHANGED, needs=AUTOREGRESSIVE)
     masked_input_ratio: float = share(0.0, identity=IF_CHANGED, needs=AUTOREGRESSIVE)
-    masked_input_rate: float = positive(
-        0.5,
-        "share",
-        at_most=1,
-        identity=IF_CHANGED,
-        needs=f"{AUTOREGRESSIVE} objective.masked_input_ratio>0",
-    )
+    masked_input_rate: float = positive(0.5, "share", at_most=1, identity=IF_CHANGED, needs=MASKED_INPUT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     """AdamW (Loshchilov and Hutter, arXiv 1711.05101).
 
-    lr            peak learning rate
-    weight_decay  weight decay of matrices; gains of norms have none
-    beta1         decay rate of the mean gradient
-    beta2         decay rate of the mean squared gradient
-    eps           epsilon added to the root of the mean square
-    grad_clip     maximum gradient norm; 0: no clipping
-    kernel        fused AdamW of torch or of NVIDIA's apex, which must be built from
-                  source
+    lr: peak learning rate
+    weight_decay: weight decay of matrices; gains of norms have none
+    beta1: decay rate of the mean gradient
+    beta2: decay rate of the mean squared gradient
+    eps: epsilon added to the root of the mean square
+    grad_clip: maximum gradient norm; 0: no clipping
+    kernel: fused AdamW of torch or of NVIDIA's apex, which must be
+        built from source
     """
 
     lr: float = positive(0.0003, "-", identity=ALWAYS)
@@ -358,22 +353,24 @@ class OptimConfig:
 class LrSchedulerConfig:
     """Length of the run and learning-rate schedule. Set each length in one unit only.
 
-    kind               schedule after the warm-up
-    total_iterations   length of the run
-    total_tokens       length of the run, rounded to whole steps
-    total_epochs       length of the run, rounded down to whole steps
-    warmup_iterations  length of the linear warm-up
-    warmup_tokens      length of the linear warm-up, rounded up to whole steps
-    warmup_fraction    length of the linear warm-up, as a fraction of the run
-    decay_iterations   length of the decay; wsd: at the end; cosine, linear: after
-                       the warm-up, then the minimum rate; default: the rest of the
-                       run
-    decay_tokens       the same in tokens, rounded up to whole steps
-    decay_fraction     the same as a fraction of the run; default of wsd: the last
-                       fifth
-    decay_shape        wsd: shape of the decay; sqrt: 1 - sqrt(fraction of the
-                       decay)
-    lr_min_ratio       final learning rate divided by the peak
+    kind: schedule after the warm-up
+    total_iterations: length of the run
+    total_tokens: length of the run, rounded to whole steps
+    total_epochs: length of the run, rounded down to whole steps
+    warmup_iterations: length of the linear warm-up
+    warmup_tokens: length of the linear warm-up, rounded up to whole
+        steps
+    warmup_fraction: length of the linear warm-up, as a fraction of
+        the run
+    decay_iterations: length of the decay; wsd: at the end; cosine,
+        linear: after the warm-up, then the minimum rate; default:
+        the rest of the run
+    decay_tokens: the same in tokens, rounded up to whole steps
+    decay_fraction: the same as a fraction of the run; default of
+        wsd: the last fifth
+    decay_shape: wsd: shape of the decay; sqrt: 1 - sqrt(fraction of
+        the decay)
+    lr_min_ratio: final learning rate divided by the peak
     """
 
     kind: Literal["cosine", "linear", "wsd", "constant"] = option("cosine", identity=ALWAYS)
@@ -386,9 +383,7 @@ class LrSchedulerConfig:
     decay_iterations: int | None = positive(None, "steps", identity=ALWAYS, needs=DECAYS)
     decay_tokens: int | None = positive(None, "tokens", identity=ALWAYS, needs=DECAYS)
     decay_fraction: float | None = positive(None, "share", at_most=1, identity=ALWAYS, needs=DECAYS)
-    decay_shape: Literal["linear", "sqrt", "cosine"] = option(
-        "sqrt", identity=ALWAYS, needs="lr_scheduler.kind=wsd"
-    )
+    decay_shape: Literal["linear", "sqrt", "cosine"] = option("sqrt", identity=ALWAYS, needs=WSD)
     lr_min_ratio: float = share(0.1, identity=ALWAYS)
 
 
@@ -396,27 +391,28 @@ class LrSchedulerConfig:
 class CheckpointConfig:
     """Checkpoints: contents, times, retention, and resuming.
 
-    state_dict_type          full: one file per part, written by rank 0; sharded:
-                             torch's DCP, written by all ranks
-    asynchronous             sharded: write in the background while training
-                             continues
-    chkpt_saving_iterations  steps between checkpoints; default: only the last step
-    directory                folder of checkpoints; default: <run_dir>/checkpoints
-    prefix                   prefix of checkpoint names, <prefix>.<timestamp>
-    resume                   auto: from the latest complete checkpoint in the
-                             directory; never; or the path of a checkpoint
-    init_from                start from only the weights of this checkpoint, as
-                             written by tools/convert_checkpoint.py
-    branch_from              start from another run's checkpoint, with its step,
-                             data position and optimizer state
-    preempt_every_minutes    save a checkpoint to resume from after this many
-                             minutes without one
-    chkpt_at                 also save checkpoints after these steps, and never
-                             delete them
-    keep_every               never delete checkpoints whose step is a multiple of
-                             this
-    keep_last                number of newest checkpoints to keep; older ones are
-                             deleted; null: keep all
+    state_dict_type: full: one file per part, written by rank 0;
+        sharded: torch's DCP, written by all ranks
+    asynchronous: sharded: write in the background while training
+        continues
+    chkpt_saving_iterations: steps between checkpoints; default:
+        only the last step
+    directory: folder of checkpoints; default: <run_dir>/checkpoints
+    prefix: prefix of checkpoint names, <prefix>.<timestamp>
+    resume: auto: from the latest complete checkpoint in the
+        directory; never; or the path of a checkpoint
+    init_from: start from only the weights of this checkpoint, as
+        written by tools/convert_checkpoint.py
+    branch_from: start from another run's checkpoint, with its step,
+        data position and optimizer state
+    preempt_every_minutes: save a checkpoint to resume from after
+        this many minutes without one
+    chkpt_at: also save checkpoints after these steps, and never
+        delete them
+    keep_every: never delete checkpoints whose step is a multiple of
+        this
+    keep_last: number of newest checkpoints to keep; older ones are
+        deleted; null: keep all
     """
 
     state_dict_type: Literal["full", "sharded"] = option("full")
@@ -437,10 +433,10 @@ class CheckpointConfig:
 class EvaluationConfig:
     """Held-out loss, computed at every checkpoint and at the end.
 
-    every_iterations  steps between additional evaluations
-    batch_size        samples per forward on one rank
-    max_samples       maximum number of held-out samples; default: all
-    num_mc            masked diffusion: number of masks per held-out sample
+    every_iterations: steps between additional evaluations
+    batch_size: samples per forward on one rank
+    max_samples: maximum number of held-out samples; default: all
+    num_mc: masked diffusion: number of masks per held-out sample
     """
 
     every_iterations: int | None = positive(None, "steps")
@@ -453,12 +449,13 @@ class EvaluationConfig:
 class LoggingConfig:
     """Logs and profiles.
 
-    run_dir           folder of all files of the run
-    every_iterations  steps between log lines
-    tensorboard       write scalars to <run_dir>/tensorboard
-    wandb             also log to this Weights & Biases project; WANDB_MODE=offline
-                      is supported
-    profile_steps     [first, last]: profile these steps to <run_dir>/profile
+    run_dir: folder of all files of the run
+    every_iterations: steps between log lines
+    tensorboard: write scalars to <run_dir>/tensorboard
+    wandb: also log to this Weights & Biases project;
+        WANDB_MODE=offline is supported
+    profile_steps: [first, last]: profile these steps to
+        <run_dir>/profile
     """
 
     run_dir: str = option("experiments/run")
@@ -472,11 +469,12 @@ class LoggingConfig:
 class MiscConfig:
     """Seed, threads, stopping and error handling.
 
-    seed          seed of initial weights, sample order and noise
-    n_threads     CPU threads per rank; default: chosen by torch
-    stop_file     save and stop when this file exists
-    max_hours     save and stop after this time
-    on_nonfinite  on a NaN or Inf loss or gradient: stop the run, or skip the step
+    seed: seed of initial weights, sample order and noise
+    n_threads: CPU threads per rank; default: chosen by torch
+    stop_file: save and stop when this file exists
+    max_hours: save and stop after this time
+    on_nonfinite: on a NaN or Inf loss or gradient: stop the run, or
+        skip the step
     """
 
     seed: int = option(0, at_least=0, unit="-", identity=ALWAYS)
@@ -490,7 +488,7 @@ class MiscConfig:
 class RunConfig:
     """All settings of a training run.
 
-    name  name of the run, for display
+    name: name of the run, for display
     """
 
     name: str = option("run")

@@ -1,7 +1,8 @@
 """Reader of one section: nested dictionaries into a frozen dataclass whose fields are declared by `option`.
 
-Runs (read.py), studies and mixtures are read by this module, so that unknown keys, wrong types, choices and
-bounds are refused alike: `<key>: got X, expected Y`.
+Runs (read.py), studies and mixtures are read by this module, so that
+unknown keys, wrong types, choices and bounds are refused alike: `<key>:
+got X, expected Y`.
 """
 
 from collections.abc import Sequence
@@ -71,7 +72,8 @@ def convert_value(value: Any, hint: Any, field: Field[Any], name: str) -> Any:
         raise ValueError(f"{name}: got {value!r}, expected one line. Remove control characters.")
     if expected_type is Path and type(value) is str and value:
         return Path(value)
-    # `dict[str, Any]` is checked as dict: its keys belong to the reader of another section
+    # `dict[str, Any]` is checked as dict: its keys belong to the reader
+    # of another section
     if type(value) is not (get_origin(expected_type) or expected_type):
         raise _refuse_value(name, written, field, _describe_type(expected_type))
     choices = choices or field.metadata["choices"]
@@ -84,7 +86,8 @@ def convert_value(value: Any, hint: Any, field: Field[Any], name: str) -> Any:
 
 def to_integer(value: Any) -> Any:
     """Convert a float that is an integer to int, since YAML reads 1e6 as a float."""
-    # below 1e15 < 2^53 every whole float64 is exact, so the conversion loses nothing
+    # below 1e15 < 2^53 every whole float64 is exact, so the conversion
+    # loses nothing
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value
 
 

@@ -43,12 +43,14 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-# A date would become an object that is no setting. This table is a copy, because SafeLoader's is shared.
+# A date would become an object that is no setting. This table is a
+# copy, because SafeLoader's is shared.
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-# PyYAML reads 1e6 and -.5 as text, because YAML 1.1 requires a dot and a sign (1.0e+6).
+# PyYAML reads 1e6 and -.5 as text, because YAML 1.1 requires a dot and
+# a sign (1.0e+6).
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*[eE][-+]?[0-9]+|\.[0-9]+(?:[eE][-+]?[0-9]+)?)$"),
@@ -59,13 +61,14 @@ _Loader.add_implicit_resolver(
 def read_yaml(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return the keys of a YAML file with `key.key=value` overrides merged and references resolved.
 
-    Raises FileNotFoundError, or ValueError for invalid YAML, a file without keys, or a reference to a key
-    that has no word or number.
+    Raises FileNotFoundError, or ValueError for invalid YAML, a file
+    without keys, or a reference to a key that has no word or number.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such configuration file")
-    # one byte more than allowed, so that the size of a pipe or a growing file is limited too
+    # one byte more than allowed, so that the size of a pipe or a
+    # growing file is limited too
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
@@ -88,7 +91,8 @@ def load_yaml_text(text: str, where: str) -> Any:
     """Return the value of YAML text. Raises ValueError, beginning with `where`, for invalid text."""
     try:
         return yaml.load(text, _Loader)
-    # beside YAMLError: a value that its tag cannot have, an escape beyond Unicode, too many nested levels
+    # beside YAMLError: a value that its tag cannot have, an escape
+    # beyond Unicode, too many nested levels
     except (yaml.YAMLError, ValueError, LookupError, OverflowError, RecursionError) as error:
         raise ValueError(f"{where}: got invalid YAML ({' '.join(str(error).split())})") from error
 
@@ -125,7 +129,8 @@ def _resolve_references(value: Any, tree: dict[str, Any], place: str) -> Any:
         return [_resolve_references(item, tree, f"{place}.{i}") for i, item in enumerate(value)]
     if not isinstance(value, str) or "${" not in value:
         return value
-    # a reference alone keeps the type of its target; inside other text it becomes a string
+    # a reference alone keeps the type of its target; inside other text
+    # it becomes a string
     if whole := REFERENCE.fullmatch(value):
         resolved = _find_target(whole[1], tree, place)
     else:

@@ -1,4 +1,4 @@
-"""Token datasets: .bin/.idx files to batches. `open_dataset` is the one door to every kind of dataset."""
+"""Token datasets: .bin/.idx files to batches. `open_dataset` opens every kind of dataset."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

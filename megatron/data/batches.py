@@ -10,9 +10,8 @@ import numpy as np
 class SampleSource(Protocol):
     """Random access to samples of one corpus, of several corpora, of a mixture or of synthetic data.
 
-    A source implements `__getitem__`, `take` or both. Sources whose samples depend on nothing but files, seed
-    and number inherit the other defaults below. A mixture overrides them: its samples also depend on weights,
-    which may follow the losses of the model.
+    Sources whose samples depend on nothing but files, seed and number inherit the defaults below. A mixture
+    overrides them: its samples also depend on weights, which may follow the losses of the model.
 
     names   names of the domains of a mixture
     """
@@ -27,11 +26,11 @@ class SampleSource(Protocol):
         return sample
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the samples `numbers` int64 [n]: int64 [n, seq_len + 1]."""
-        return np.stack([self[i] for i in numbers.tolist()])
+        """Return the samples `numbers` int64 [n], of any epochs: int64 [n, seq_len + 1]."""
+        ...
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return the state at a step, ready for JSON, from which `restore` resumes; empty without one."""
+        """Return the state at a step for JSON, from which `restore` resumes; may be empty."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -69,7 +68,7 @@ class Batches:
     """This rank's rows of consecutive batches.
 
     Batch k consists of samples k * batch_size to (k + 1) * batch_size - 1. Rank r has rows r * b to
-    (r + 1) * b - 1, where b = batch_size / n_ranks. The union over ranks does not depend on their number.
+    (r + 1) * b - 1, where b = batch_size / n_ranks. The union over ranks is always the batch.
     """
 
     def __init__(self, samples: SampleSource, batch_size: int, rank: int, n_ranks: int) -> None:
@@ -80,7 +79,7 @@ class Batches:
         self.rank = rank
 
     def sample_range(self, next_sample: int) -> tuple[int, int]:
-        """Return this rank's first and last sample of the batch whose first sample is `next_sample`."""
+        """Return this rank's first and last sample of the batch at `next_sample`."""
         # ranks take consecutive blocks of rows, in rank order
         # batch of 8 on 4 ranks from sample 16: rank 1 has samples 18 and 19
         first = next_sample + self.rank * self.rows

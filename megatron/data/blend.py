@@ -1,5 +1,6 @@
 """Blend of several corpora in fixed proportions; the corpus of sample i is a pure function of i."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ from megatron.data.samples import Samples
 
 
 class Schedule(Protocol):
-    """Corpus of each sample, in exact proportions: megatron.plan.weighted_round_robin.WeightedRoundRobin."""
+    """Corpus of each sample: megatron.plan.weighted_round_robin.WeightedRoundRobin."""
 
     weights: Any
     block_slots: int
@@ -27,8 +28,7 @@ class Schedule(Protocol):
 class Blend(SampleSource):
     """Samples of several corpora: of any first n samples, w_k n are from corpus k, to within one.
 
-    Each corpus has its own epochs, in the order that it would have alone. Memory does not grow with the
-    number of samples.
+    Each corpus has its own epochs, in the order that it would have alone. Memory is constant.
     """
 
     def __init__(self, corpora: Sequence[Samples], shares: Schedule, single_pass: bool = False) -> None:
@@ -59,8 +59,7 @@ class Blend(SampleSource):
     def take(self, numbers: np.ndarray) -> np.ndarray:
         """Return the samples `numbers` int64 [n], of any epochs: int64 [n, seq_len + 1]."""
         corpora, indices = self.locate_samples(numbers)
-        # one `take` per corpus; the mask writes each sample to its own row, so the order stays that of
-        # `numbers`
+        # one `take` per corpus; the mask writes each sample to its own row
         samples = np.empty((len(numbers), self.seq_len + 1), dtype=np.int64)
         for corpus in np.unique(corpora):
             rows = corpora == corpus
@@ -69,20 +68,16 @@ class Blend(SampleSource):
 
     def _count_without_repeats(self) -> int:
         """Return the largest number of samples for which no corpus repeats, by bisection."""
-        # Invariant: no corpus repeats within `low` samples, and some corpus does for every n above `high`.
-        # With more samples than all corpora have together, one repeats.
-        low, high = 0, self.samples_per_epoch  # counts(n) is monotonic in n, so bisection applies
-        while low < high:
-            # rounded up: for high = low + 1 a middle of `low` would never end the loop
-            middle = (low + high + 1) // 2
-            counts = self.shares.prefix_counts(middle)
-            if all(count <= c.samples_per_epoch for count, c in zip(counts, self.corpora, strict=True)):
-                low = middle
-            else:
-                high = middle - 1
-        if not low:
+
+        def repeats(n: int) -> bool:
+            counts = zip(self.shares.prefix_counts(n), self.corpora, strict=True)
+            return any(count > corpus.samples_per_epoch for count, corpus in counts)
+
+        # counts grow with n, so bisection applies
+        n_samples = bisect_left(range(self.samples_per_epoch + 1), True, key=repeats) - 1
+        if not n_samples:
             raise ValueError(
                 "corpora: got too little text for one sample in these proportions. Give more text, or change "
                 "the weights."
             )
-        return low
+        return n_samples

@@ -1,4 +1,4 @@
-"""SHA-256 of a file as a hash of block hashes, which several threads can compute and a restart can continue.
+"""SHA-256 of a file as a hash of block hashes, which several threads can compute.
 
 The digest of a file of at most one block is its plain SHA-256. That of a longer file is the SHA-256 of the
 concatenated SHA-256 digests (32 bytes each) of its blocks, and its record names `block_bytes`. A shell
@@ -6,6 +6,7 @@ computes it by `split -b 8M --filter=sha256sum FILE | cut -c-64 | xxd -r -p | sh
 """
 
 import hashlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,66 +16,59 @@ READ_BYTES = 1 << 20
 
 
 class BlockHash:
-    """Hash of a stream of bytes. `block_bytes` None: plain SHA-256, whatever the length."""
+    """Hash of a stream of bytes. `block_bytes` None: plain SHA-256, whatever the length.
+
+    digests   of complete blocks that are followed by more bytes, in hexadecimal digits
+    """
 
     def __init__(self, block_bytes: int | None) -> None:
-        self.block_bytes = block_bytes or None  # 0 in a damaged sidecar
-        self.n_blocks = 0  # complete blocks that are followed by more bytes
-        self._block, self._n_bytes = hashlib.sha256(), 0
-        # of the digests: their number is not limited by memory
-        self._digests = hashlib.sha256()
+        self.block_bytes = block_bytes or sys.maxsize  # 0 in a damaged sidecar
+        self.digests: list[str] = []
+        self._block, self._room = hashlib.sha256(), self.block_bytes  # bytes that the block still takes
+
+    @classmethod
+    def join_blocks(cls, block_bytes: int, blocks: Sequence[Any]) -> "BlockHash":
+        """Return the hash of a stream from hashlib's objects of its blocks, at least one."""
+        joined = cls(block_bytes)
+        joined.digests = [block.hexdigest() for block in blocks[:-1]]
+        joined._block = blocks[-1]
+        return joined
 
     def update(self, data: Any) -> None:
         """Append bytes, or a contiguous array."""
         view = memoryview(data).cast("B")
         while view:
-            if self.block_bytes is not None and self._n_bytes == self.block_bytes:
-                self._digests.update(self._block.digest())
-                self.n_blocks += 1
-                self._block, self._n_bytes = hashlib.sha256(), 0
-            room = len(view) if self.block_bytes is None else self.block_bytes - self._n_bytes
-            self._block.update(view[:room])
-            self._n_bytes += len(view[:room])
-            view = view[room:]
+            if self._room == 0:
+                self.digests.append(self._block.hexdigest())
+                self._block, self._room = hashlib.sha256(), self.block_bytes
+            part = view[: self._room]
+            self._block.update(part)
+            view = view[len(part) :]
+            self._room -= len(part)
 
     def hexdigest(self) -> str:
         """Return the digest of all bytes so far."""
-        if not self.n_blocks:
-            return self._block.hexdigest()
-        digests = self._digests.copy()
-        digests.update(self._block.digest())
-        return digests.hexdigest()
+        return combine_digests([*self.digests, self._block.hexdigest()])
 
 
-def hash_blocks(path: Path, block_bytes: int | None) -> BlockHash:
-    """Return the hash of a file, read in small buffers."""
-    digest = BlockHash(block_bytes)
-    with path.open("rb", buffering=0) as file:
-        while data := file.read(READ_BYTES):
-            digest.update(data)
-    return digest
+def combine_digests(digests: Sequence[str]) -> str:
+    """Return the digest of a file from the SHA-256 digests of its blocks, in hexadecimal digits."""
+    return digests[0] if len(digests) == 1 else hashlib.sha256(bytes.fromhex("".join(digests))).hexdigest()
 
 
 def describe_sums(data: BlockHash, index: BlockHash) -> dict[str, Any]:
     """Return the entry `sha256` of a sidecar; without `block_bytes` both are plain SHA-256."""
     sums = {"bin": data.hexdigest(), "idx": index.hexdigest()}
-    return sums | ({"block_bytes": data.block_bytes} if data.n_blocks or index.n_blocks else {})
+    return sums | ({"block_bytes": data.block_bytes} if data.digests or index.digests else {})
 
 
-def combine_digests(digests: Sequence[bytes]) -> str:
-    """Return the digest of a file from the SHA-256 digests of its blocks; no block is an empty file."""
-    if len(digests) < 2:
-        return (digests[0] if digests else hashlib.sha256().digest()).hex()
-    return hashlib.sha256(b"".join(digests)).hexdigest()
-
-
-def hash_range(path: Path, begin: int, end: int) -> bytes:
-    """Return the plain SHA-256 digest of bytes [begin, end) of a file, read in small buffers."""
-    digest = hashlib.sha256()
+def hash_file(path: Path, block_bytes: int | None = None, begin: int = 0, end: int | None = None) -> str:
+    """Return the digest of bytes [begin, end) of a file, read in small buffers."""
+    digest = BlockHash(block_bytes)
+    position, end = begin, path.stat().st_size if end is None else end
     with path.open("rb", buffering=0) as file:
         file.seek(begin)
-        left = end - begin
-        while left > 0 and (data := file.read(min(left, READ_BYTES))):
+        while position < end and (data := file.read(min(end - position, READ_BYTES))):
             digest.update(data)
-            left -= len(data)
-    return digest.digest()
+            position += len(data)
+    return digest.hexdigest()

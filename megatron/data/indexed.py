@@ -1,8 +1,8 @@
 """Reader of datasets: Megatron's format MMIDIDX, version 1.
 
-Layout of the index, little endian: 9 bytes of magic, u64 version, u8 dtype code, u64 number of sequences, u64
-number of documents + 1; then int32 lengths [sequences], int64 byte positions [sequences], and int64 document
-boundaries [documents + 1], counted in sequences.
+Layout of the index, little endian: 9 bytes of magic, u64 version, u8 dtype code,
+u64 number of sequences, u64 number of documents + 1; then int32 lengths [sequences],
+int64 byte positions [sequences], int64 boundaries [documents + 1] in sequences.
 """
 
 from collections.abc import Iterator
@@ -19,8 +19,6 @@ from megatron.data.sidecar import DTYPE_NAMES, HEADER, HINT, load_sidecar, locat
 DTYPES = {code: np.dtype(name).newbyteorder("<") for code, name in DTYPE_NAMES.items()}
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
 BLOCK_DOCUMENTS = 1 << 18  # documents whose lengths are computed at a time
-BLOCK_NUMBERS = 1 << 14  # numbers of the index read at a time: they fit into a core's private cache
-CHECKED_BYTES = 1 << 28  # an index of parts up to this size (13 M documents, 0.1 s) is checked completely
 
 
 class IndexedTokens:
@@ -44,33 +42,22 @@ class IndexedTokens:
                 "dataset or list of parts"
             )
         self.sidecar = load_sidecar(uri)  # other programs write none
-        name, self.n_sequences, self.n_documents = read_header(self._index)
+        header = name, self.n_sequences, self.n_documents = read_header(self._index)
         self.dtype = np.dtype(name).newbyteorder("<")
         self.parts: list[DatasetPart] = []
-        self.n_tokens, self._longest, in_order = self._check_index()
+        self.n_tokens, self._longest = check_index(self._index, *header)
         if self.files.has_parts:
             assert self.sidecar is not None, "a list of parts is a sidecar"
             self.parts = read_parts_list(self.files, self.sidecar)
             # a document is a sequence of this index
             counts = (self.n_sequences, self.n_documents, self.n_tokens)
-            check_parts(self.files, self.sidecar, self.parts, counts, self.dtype)
-        # `check_index` has summed the lengths; a truncated .bin is detected without reading it
+            check_parts(self.files, self.sidecar, self.parts, counts, name)
+        # a truncated .bin is detected without reading it
         n_bytes, size = self.files.count_bytes(), self.n_tokens * self.dtype.itemsize
         if n_bytes != size:
             raise ValueError(
                 f"{self.prefix}.bin: got {n_bytes:,} bytes, expected {size:,} as in its index. {HINT}."
             )
-        if not in_order:
-            # readers compute spans from positions, and `tokens` assumes that there are no gaps
-            raise ValueError(f"{self._index}: got sequences that are not contiguous. {HINT}.")
-
-    def _check_index(self) -> tuple[int, int, bool]:
-        """Return (tokens, longest sequence, whether sequences are contiguous)."""
-        sidecar = self.sidecar or {}
-        n_tokens = sidecar.get("tokens")
-        if self.files.has_parts and n_tokens is not None and self._index.stat().st_size > CHECKED_BYTES:
-            return n_tokens, sidecar.get("longest_document") or 1 << 31, True
-        return check_index(self._index, self.n_sequences, self.n_documents, self.dtype)
 
     def __reduce__(self) -> tuple[type["IndexedTokens"], tuple[str]]:
         """Pickle the prefix only: pickling the memory maps would copy the files."""
@@ -83,34 +70,26 @@ class IndexedTokens:
         The .bin of a URL is downloaded to the cache before.
         """
         if self.parts:
-            counts = [part.n_tokens for part in self.parts]
-            return ConcatenatedTokens([f"{part.prefix}.bin" for part in self.parts], counts, self.dtype)
-        # An empty file cannot be mapped. A view as plain ndarray: slicing a np.memmap is three times slower.
+            return ConcatenatedTokens(self.parts, self.dtype)
+        # an empty file cannot be mapped
         if not self.n_tokens:
             return np.empty(0, self.dtype)
+        # a plain ndarray: slicing a np.memmap is three times slower
         return np.memmap(self.files.data, self.dtype, mode="r").view(np.ndarray)
 
     @cached_property
-    def _body(self) -> np.ndarray:
-        # One map of bytes and three views: each map counts as an open file. The arrays begin at byte 34, so
-        # int32 and int64 elements are not aligned; numpy reads unaligned views correctly.
-        return np.memmap(self._index, np.uint8, mode="r", offset=HEADER.size).view(np.ndarray)
-
-    @cached_property
-    def _lengths(self) -> np.ndarray:
-        return self._body[: 4 * self.n_sequences].view("<i4")
-
-    @cached_property
-    def _positions(self) -> np.ndarray:
-        return self._body[4 * self.n_sequences : 12 * self.n_sequences].view("<i8")
-
-    @cached_property
-    def _boundaries(self) -> np.ndarray:
-        return self._body[12 * self.n_sequences :][: 8 * self.n_documents + 8].view("<i8")
+    def _arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Lengths, byte positions and document boundaries, as in the index."""
+        # One map and three views: each map counts as an open file. The arrays begin
+        # at byte 34, not aligned; numpy reads unaligned views correctly.
+        body = np.memmap(self._index, np.uint8, mode="r", offset=HEADER.size).view(np.ndarray)
+        n, n_bounds = self.n_sequences, self.n_documents + 1
+        bounds = body[12 * n : 12 * n + 8 * n_bounds]
+        return body[: 4 * n].view("<i4"), body[4 * n : 12 * n].view("<i8"), bounds.view("<i8")
 
     def unmap(self) -> None:
-        """Close the memory maps, which count as open files. The next access maps the files again."""
-        for name in ("tokens", "_body", "_lengths", "_positions", "_boundaries"):
+        """Close the memory maps, which count as open files. The next access maps again."""
+        for name in ("tokens", "_arrays"):
             self.__dict__.pop(name, None)
 
     @cached_property
@@ -119,48 +98,37 @@ class IndexedTokens:
         return np.concatenate([np.empty(0, np.int64), *self.iter_document_lengths()])
 
     def sequence_tokens(self) -> np.ndarray:
-        """Read the tokens of each sequence from the index: [n_sequences], uint16 if they fit, else int32.
+        """Read the tokens of each sequence: [n_sequences], uint16 if they fit, else int32.
 
         In most datasets a document is a single sequence.
         """
-        lengths = np.empty(self.n_sequences, dtype=np.uint16 if self._longest < 1 << 16 else np.int32)
-        # in blocks: a memory map of the lengths would count as memory of the process
-        with self._index.open("rb") as file:
-            file.seek(HEADER.size)
-            for first in range(0, self.n_sequences, BLOCK_NUMBERS):
-                n = min(BLOCK_NUMBERS, self.n_sequences - first)
-                lengths[first : first + n] = np.fromfile(file, "<i4", n)
-        # opening does not read the lengths of a large list of parts
-        if int(lengths.sum(dtype=np.int64)) != self.n_tokens:
-            raise ValueError(
-                f"{self._index}: got lengths that do not add up to {self.n_tokens:,} tokens. {HINT}."
-            )
-        return lengths
+        # a memory map of the lengths would count as memory of the process
+        lengths = np.fromfile(self._index, "<i4", self.n_sequences, offset=HEADER.size)
+        return lengths.astype(np.uint16) if self._longest < 1 << 16 else lengths
 
     def sequence_spans(self, sequences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (start in `tokens`, number of tokens) of sequences int [n], each int64 [n]."""
-        lengths = self._lengths[sequences].astype(np.int64)
-        return self._positions[sequences] // self.dtype.itemsize, lengths
+        lengths, positions, _ = self._arrays
+        return positions[sequences] // self.dtype.itemsize, lengths[sequences].astype(np.int64)
 
     def document_spans(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (start in `tokens`, number of tokens) of documents int [n], each int64 [n]."""
-        begins, ends = (self._sequence_starts(self._boundaries[documents + i]) for i in (0, 1))
+        bounds = self._arrays[2]
+        begins, ends = (self._sequence_starts(bounds[documents + i]) for i in (0, 1))
         return begins, ends - begins
 
     def iter_document_lengths(self) -> Iterator[np.ndarray]:
         """Yield the number of tokens of all documents in blocks, each int64."""
         for first in range(0, self.n_documents, BLOCK_DOCUMENTS):
-            bounds = self._boundaries[first : first + BLOCK_DOCUMENTS + 1]
-            # Sequences of 4, 3 and 5 tokens, boundaries [0, 2, 3]: starts [0, 7, 12], documents of 7 and 5
+            bounds = self._arrays[2][first : first + BLOCK_DOCUMENTS + 1]
+            # sequences of 4, 3, 5 tokens, boundaries [0, 2, 3]: starts [0, 7, 12]
             yield np.diff(self._sequence_starts(bounds))
 
     def read_copy(self, begin: int, n: int) -> np.ndarray:
-        """Return a copy of tokens[begin : begin + n], read without a memory map.
-
-        Pages read through a memory map count as memory of the process.
-        """
-        if isinstance(self.tokens, ConcatenatedTokens):
-            return self.tokens.read_copy(begin, min(begin + n, self.n_tokens))
+        """Return a copy of tokens[begin : begin + n]."""
+        if self.parts:
+            return np.array(self.tokens[begin : begin + n])
+        # pages read through a memory map count as memory of the process
         return np.fromfile(self.files.data, self.dtype, n, offset=begin * self.dtype.itemsize)
 
     def check_ids(self, ids: np.ndarray) -> None:
@@ -176,23 +144,22 @@ class IndexedTokens:
         return self.tokens[int(begins[0]) : int(begins[0] + lengths[0])]
 
     def _sequence_starts(self, sequences: np.ndarray) -> np.ndarray:
-        """Return the first token of each sequence; n_tokens for the number after the last sequence."""
-        # An empty last document, or the end of the last one, refers to sequence n_sequences, which has no
-        # position: its start is the end of the data.
+        """Return the first token of each sequence; n_tokens for n_sequences."""
+        # The end of the last document is sequence n_sequences, which has no position:
+        # its start is the end of the data.
         starts = np.full(len(sequences), self.n_tokens, dtype=np.int64)
         inside = sequences < self.n_sequences
-        starts[inside] = self._positions[sequences[inside]] // self.dtype.itemsize
+        starts[inside] = self._arrays[1][sequences[inside]] // self.dtype.itemsize
         return starts
 
 
 def count_index_tokens(index: Path) -> int:
-    """Return the tokens that a .idx file lists, without its .bin. Raises ValueError if it is inconsistent."""
-    name, n_sequences, n_documents = read_header(index)
-    return check_index(index, n_sequences, n_documents, np.dtype(name))[0]
+    """Return the tokens that a .idx file lists. Raises ValueError if it is inconsistent."""
+    return check_index(index, *read_header(index))[0]
 
 
 def check_ids(ids: np.ndarray, n_ids: int, name: str) -> None:
-    """Raise ValueError if any of int64 `ids` is outside 0..n_ids - 1. `name`: origin of the ids."""
+    """Raise ValueError if any of int64 `ids` is outside 0..n_ids - 1."""
     # as unsigned, a negative id is very large: one comparison covers both ends
     if not ids.size or int(ids.view(np.uint64).max()) < n_ids:
         return
@@ -203,15 +170,17 @@ def check_ids(ids: np.ndarray, n_ids: int, name: str) -> None:
     )
 
 
-def check_index(path: Path, n_sequences: int, n_documents: int, dtype: np.dtype) -> tuple[int, int, bool]:
-    """Return (tokens, longest sequence, whether sequences are contiguous).
+def check_index(path: Path, dtype: str, n_sequences: int, n_documents: int) -> tuple[int, int]:
+    """Return (tokens, longest sequence) of an index with this header.
 
-    Raises ValueError for a negative length, or boundaries that do not ascend from 0 to n_sequences.
+    Raises ValueError for a negative length, sequences that are not contiguous, or boundaries
+    that do not ascend from 0 to n_sequences.
     """
     with path.open("rb") as file:
         n_tokens, longest, in_order, sound = _csrc.check_index(
-            file.fileno(), HEADER.size, n_sequences, n_documents, dtype.itemsize
+            file.fileno(), HEADER.size, n_sequences, n_documents, np.dtype(dtype).itemsize
         )
-    if not sound:
-        raise ValueError(f"{path}: got inconsistent lengths or document boundaries. {HINT}.")
-    return n_tokens, longest, in_order
+    # readers compute spans from positions, and `tokens` assumes that there are no gaps
+    if not (sound and in_order):
+        raise ValueError(f"{path}: got inconsistent lengths, positions or document boundaries. {HINT}.")
+    return n_tokens, longest

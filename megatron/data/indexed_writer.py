@@ -1,6 +1,6 @@
-"""Writer of a .bin/.idx dataset with its sidecar. The three files appear only when all are complete.
+"""Writer of a .bin/.idx dataset with its sidecar. The files appear when all are complete.
 
-Lengths are spooled to disk beside the tokens, so that memory does not grow with the number of documents.
+Lengths are spooled to disk: memory does not grow with the number of documents.
 """
 
 import json
@@ -8,20 +8,18 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 import numpy as np
 
 from megatron import _csrc
-from megatron.data.block_hash import BLOCK_BYTES, BlockHash
+from megatron.data.block_hash import BLOCK_BYTES, BlockHash, describe_sums
 from megatron.data.indexed import DTYPE_CODES, IndexedTokens
 from megatron.data.sidecar import HEADER, MAGIC, PARTS_SUFFIX, VERSION
 from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
 
 DATASET_SUFFIXES = (".bin", ".idx", ".json")  # renamed in this order: the sidecar appears last
-# Larger ids are not counted: text vocabularies are smaller, and counts take 8 bytes per id.
-MAX_COUNTED_IDS = 1 << 22
+MAX_COUNTED_IDS = 1 << 22  # text vocabularies are smaller; counts take 8 bytes per id
 BLOCK = 1 << 20  # tokens processed at a time
 BLOCK_DOCUMENTS = 1 << 18  # processed at a time
 
@@ -32,37 +30,38 @@ def dtype_for(n_tokens: int) -> np.dtype:
 
 
 class IdCounts:
-    """Occurrences of each token id, for the entropy. `counts` None: an id above MAX_COUNTED_IDS occurred."""
+    """Occurrences of each token id. `counts` None: an id above MAX_COUNTED_IDS occurred."""
 
     def __init__(self) -> None:
         self.counts: np.ndarray | None = np.zeros(1 << 16, dtype=np.int64)
 
     def add(self, ids: np.ndarray) -> None:
         """Count ids of any integer dtype."""
+        size = int(ids.max(initial=0)) + 1
+        if self.counts is None or size > MAX_COUNTED_IDS:
+            self.counts = None
+            return
+        if size > len(self.counts):
+            self.counts = np.pad(self.counts, (0, size - len(self.counts)))
         if ids.dtype not in (np.dtype("<u2"), np.dtype("<i4")):
             ids = ids.astype("<i4")
-        counts = self._grow(int(ids.max(initial=0)) + 1)
-        if counts is not None:
-            _csrc.count_ids(ids, counts)
+        _csrc.count_ids(ids, self.counts)
 
     def merge(self, other: "IdCounts") -> None:
-        """Add the counts of `other`."""
-        if other.counts is None:
+        """Add the counts of other ids."""
+        if self.counts is None or other.counts is None:
             self.counts = None
-        elif (counts := self._grow(len(other.counts))) is not None:
-            counts[: len(other.counts)] += other.counts
-
-    def _grow(self, size: int) -> np.ndarray | None:
-        """Return the counts, extended to `size` ids or more; None if there are too many ids."""
-        if self.counts is not None and size > MAX_COUNTED_IDS:
-            self.counts = None
-        if self.counts is not None and size > len(self.counts):
-            self.counts = np.pad(self.counts, (0, size - len(self.counts)))
-        return self.counts
+            return
+        size = max(len(self.counts), len(other.counts))
+        self.counts, counts = (np.pad(c, (0, size - len(c))) for c in (self.counts, other.counts))
+        self.counts += counts
 
 
 class IndexedWriter:
-    """Context manager that writes a dataset. A normal exit publishes it; an exception leaves no files."""
+    """Write a dataset in a `with` block. An exception leaves no files."""
+
+    _bin: IO[bytes]  # both are open inside the `with` block
+    _spool: IO[bytes]
 
     def __init__(
         self,
@@ -78,12 +77,9 @@ class IndexedWriter:
         self.meta = meta or {}
         self.n_tokens = self.n_documents = self.n_empty = self.longest = 0
         self._counts = IdCounts()
-        self.block_bytes = BLOCK_BYTES
-        self._hash = BlockHash(self.block_bytes)
+        self._hash = BlockHash(BLOCK_BYTES)
         self.sha256: dict[str, Any] = {}  # of .bin and .idx as in the sidecar, set by `prepare`
-        self._is_prepared = False
-        self._bin: IO[bytes] | None = None
-        self._spool: IO[bytes] | None = None
+        self._files = list_partial_files(self.prefix, self.scratch)
 
     def __enter__(self) -> Self:
         if (parts := Path(f"{self.prefix}{PARTS_SUFFIX}")).exists():
@@ -91,30 +87,25 @@ class IndexedWriter:
                 f"{parts}: exists already, a dataset of parts. Choose another name, or delete it."
             )
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
-        # The lock is on the partial .bin. open_exclusive does not truncate, because before the lock the
-        # content belongs to another process; `truncate` follows below.
-        self._bin = open_exclusive(self._partial_path(".bin"), self.prefix)
+        # The lock is on the partial .bin. Its content belongs to another process before the
+        # lock, so that open_exclusive does not truncate.
+        self._bin = open_exclusive(self._files[0][0], self.prefix)
         self._bin.truncate(0)
         self._spool = tempfile.TemporaryFile(dir=self.scratch)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._bin is not None and self._spool is not None, "call __enter__ first"
-        is_whole = False
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         try:
             if kind is None:
                 self.prepare()
-                publish_dataset(self.prefix, self.scratch)
-                is_whole = True
+                # an older dataset is deleted first: a kill must not leave new tokens with an old index
+                publish_files(self._files)
         finally:
             # before closing: the lock ends with the file handle, and another process may start
-            for suffix in DATASET_SUFFIXES:
-                self._partial_path(suffix).unlink(missing_ok=True)
+            for partial, _ in self._files:
+                partial.unlink(missing_ok=True)
             for file in (self._bin, self._spool):
-                # the disk-full error is already propagating
-                with suppress(*(() if is_whole else (OSError,))):
+                with suppress(OSError):  # buffers are empty, or a disk-full error propagates
                     file.close()
 
     def add_document(self, ids: Sequence[int] | np.ndarray) -> None:
@@ -128,7 +119,7 @@ class IndexedWriter:
         self._end_documents(lengths)
 
     def add_dataset(self, dataset: IndexedTokens, advance: Callable[[int], object]) -> None:
-        """Append all documents of a dataset of the same dtype; `advance` gets the tokens of each block."""
+        """Append a dataset of the same dtype; `advance` gets the tokens of each block."""
         for begin in range(0, dataset.n_tokens, BLOCK):
             ids = dataset.read_copy(begin, BLOCK)
             self._append_ids(ids)
@@ -137,7 +128,6 @@ class IndexedWriter:
             self._end_documents(lengths)
 
     def _append_ids(self, ids: np.ndarray) -> None:
-        assert self._bin is not None, "add documents inside the `with` block"
         if ids.dtype != self.dtype and len(ids):
             # the conversion below would wrap silently: 65,536 would become 0 in uint16
             limits = np.iinfo(self.dtype)
@@ -152,7 +142,6 @@ class IndexedWriter:
         self._counts.add(ids)
 
     def _end_documents(self, lengths: np.ndarray) -> None:
-        assert self._spool is not None, "add documents inside the `with` block"
         # int32 as in the index: a document has fewer than 2^31 tokens
         self._spool.write(lengths.astype("<i4").data)
         self.n_tokens += int(lengths.sum(dtype=np.int64))
@@ -160,23 +149,14 @@ class IndexedWriter:
         self.n_empty += int((lengths == 0).sum())
         self.longest = max(self.longest, int(lengths.max(initial=0)))
 
-    def _partial_path(self, suffix: str) -> Path:
-        return self.scratch / (self.prefix.name + suffix + PARTIAL)
-
     def prepare(self) -> None:
-        """Write and fsync all partial files, so that only the renames remain. A second call does nothing."""
-        assert self._bin is not None and self._spool is not None, "call prepare inside the `with` block"
-        if self._is_prepared:
+        """Write and fsync all partial files. A second call does nothing."""
+        if self.sha256:
             return
-        bin_sum = self._finish_data()
-        index_hash = write_index(
-            self._partial_path(".idx"), self.dtype, self.n_documents, self._iter_lengths, self.block_bytes
-        )
-        sha256 = self.sha256 = {"bin": bin_sum, "idx": index_hash.hexdigest()}
-        # without this entry, both are plain SHA-256
-        if index_hash.n_blocks or self.n_tokens * self.dtype.itemsize > self.block_bytes:
-            sha256["block_bytes"] = self.block_bytes
-        sidecar = {
+        _, index, sidecar = [partial for partial, _ in self._files]
+        index_hash = write_index(index, self.dtype, self.n_documents, self._iter_lengths, BLOCK_BYTES)
+        self.sha256 = describe_sums(self._hash, index_hash)
+        content = {
             "format": "MMIDIDX",
             "version": VERSION,
             "dtype": self.dtype.name,
@@ -185,24 +165,17 @@ class IndexedWriter:
             "empty_documents": self.n_empty,
             "longest_document": self.longest,
             "unigram_entropy_nats": unigram_entropy(self._counts.counts),
-            # after the counts, so that a caller's entry replaces them: `empty_documents` counts EOD-only
-            # documents
+            # a caller's entry replaces a count: `empty_documents` counts EOD-only documents
             **self.meta,
-            "sha256": sha256,
+            "sha256": self.sha256,
         }
-        self._partial_path(".json").write_text(json.dumps(sidecar, indent=1) + "\n")
+        sidecar.write_text(json.dumps(content, indent=1) + "\n")
         self._bin.flush()
-        for suffix in DATASET_SUFFIXES:
-            fsync_path(self._partial_path(suffix))
-        self._is_prepared = True
-
-    def _finish_data(self) -> str:
-        """Complete the .bin, and return its digest."""
-        return self._hash.hexdigest()
+        for partial, _ in self._files:
+            fsync_path(partial)
 
     def _iter_lengths(self) -> Iterator[np.ndarray]:
-        assert self._spool is not None
-        # seek also flushes the write buffer of the spool, so that the read below includes all lengths
+        # seek also flushes the write buffer of the spool
         self._spool.seek(0)
         while block := self._spool.read(4 * BLOCK_DOCUMENTS):
             yield np.frombuffer(block, dtype="<i4")
@@ -246,14 +219,8 @@ def list_partial_files(prefix: Path, scratch: Path) -> list[tuple[Path, Path]]:
     return [(scratch / (name + PARTIAL), prefix.with_name(name)) for name in names]
 
 
-def publish_dataset(prefix: Path, scratch: Path) -> None:
-    """Rename the partial files of a prepared dataset to their final names; safe to repeat after a kill."""
-    # an older dataset is deleted first: a kill must not leave new tokens with an old index
-    publish_files(list_partial_files(prefix, scratch))
-
-
 def finish_publishing(files: Sequence[tuple[Path, Path]]) -> None:
-    """Complete the renames of (partial, final) files of a writer that was killed between two of them."""
+    """Complete the renames of (partial, final) files after a kill between two of them."""
     (first_partial, first), (last_partial, _) = files[0], files[-1]
     if first.exists() and last_partial.exists() and not first_partial.exists():
         # the lock of a writer is on its first file: a running one is not disturbed
@@ -262,9 +229,9 @@ def finish_publishing(files: Sequence[tuple[Path, Path]]) -> None:
 
 
 def unigram_entropy(counts: np.ndarray | None) -> float | None:
-    """Return the entropy of the unigram distribution in nats: the minimum loss of a model without context.
+    """Return the entropy of the unigram distribution in nats; None without counts.
 
-    None without counts.
+    It is the minimum loss of a model without context.
     """
     if counts is None or not counts.any():
         return None

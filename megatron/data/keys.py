@@ -1,9 +1,8 @@
 """Keys of random numbers: tuples of whole numbers mapped to seeds without collisions.
 
-numpy pads the words of a SeedSequence with zeros up to four, and splits a number of 2^32 or more into several
-words: [1, 2, 3] equals [1, 2, 3, 0], and [2^32 + 5] equals [5, 1]. Keys of different lengths that are passed
-to numpy directly can therefore collide. This project always uses `seed_sequence` to make a SeedSequence from
-several numbers.
+numpy pads the words of a SeedSequence with zeros up to four, and splits numbers of 2^32 or more:
+[1, 2, 3] equals [1, 2, 3, 0], and [2^32 + 5] equals [5, 1]. Keys passed to numpy directly can
+therefore collide. This project makes every SeedSequence with `seed_sequence`.
 """
 
 import numpy as np
@@ -16,17 +15,16 @@ END = 1  # last word of a long key, which then has at least five words and gets 
 
 
 def seed_sequence(*numbers: int) -> np.random.SeedSequence:
-    """Return the SeedSequence of a key of whole numbers of any sign and size. No two keys share one."""
+    """Return the SeedSequence of a key of whole numbers. No two keys share one."""
     return np.random.SeedSequence(key_words(*numbers))
 
 
 def key_words(*numbers: int) -> list[int]:
-    """Return the words of a key: a one-to-one function of the tuple of numbers, also after numpy's padding.
+    """Return the words of a key: a one-to-one function of the numbers, also after padding.
 
-    Three numbers below 2^32 are their own words (four with the padding), and so is the key of a sample order.
-    These keys predate this function, and recorded runs must keep their draws. Any other key is encoded as the
-    count of numbers, then for each number its sign, its count of words and its words. That is at least five
-    words, to which numpy adds no padding.
+    Three numbers below 2^32 are their own words, and so is the key of a sample order.
+    Any other key is the count of numbers, then for each number its sign, its count of
+    words and its words: at least five words, which numpy does not pad.
     """
     numbers = tuple(int(number) for number in numbers)
     if len(numbers) == 3 and all(0 <= number < WORD for number in numbers[1:]):
@@ -37,8 +35,8 @@ def key_words(*numbers: int) -> list[int]:
             return list(numbers)
     words = [len(numbers)]
     for number in numbers:
-        # Example: (5,) -> [1, 2, 5, 0, 1]: one number; one word, positive; 5; the end. Each prefix determines
-        # how many words follow, so two different tuples cannot give the same words.
+        # Example: (5,) -> [1, 2, 5, 0, 1]: one number; one word, positive; 5; the end.
+        # Each prefix determines how many words follow.
         digits = _split_into_words(abs(number))
         words += [2 * len(digits) + (number < 0), *digits]  # one word for both length and sign
     return [*words, *[0] * (3 - len(words)), 0, END]

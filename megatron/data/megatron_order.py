@@ -1,18 +1,15 @@
 """Megatron's order of samples, bit for bit, to reproduce runs of Megatron.
 
-Megatron-LM's GPTDataset builds three arrays with numpy.random.RandomState(seed) for a number of samples:
+Megatron-LM's GPTDataset builds three arrays with numpy.random.RandomState(seed):
 
-    document index  every sequence once per epoch, all epochs shuffled together; the last epoch is shuffled
-                    separately if the run needs less than 80 % of its samples
-    sample index    start of each window of seq_len + 1 tokens in that order: (place in the order, offset)
-    shuffle index   shuffled windows; those of a separate last epoch are shuffled separately, after the others
+    document index  every sequence once per epoch, all epochs shuffled together;
+                    a last epoch of which less than 80 % is needed is shuffled separately
+    sample index    (place in that order, offset) of each window of seq_len + 1 tokens
+    shuffle index   shuffled windows; those of a separate last epoch come after the others
 
-The classic megatron/data/gpt_dataset.py (Megatron-LM, Megatron-DeepSpeed, bigscience) and Megatron Core's
-megatron/core/datasets/gpt_dataset.py draw the same numbers and build the same arrays in all cases that both
-support. They differ in two cases. If the last epoch needs one window more than a single epoch has, the
-classic version fails an assertion. Beyond 2^31 places its int32 sample index overflows. This module follows
-Core there. Core's options that change the order (samples without the extra token, a partial last sample) are
-off, as by default in training.
+The classic gpt_dataset.py and Megatron Core's build the same arrays. The classic one fails beyond 2^31
+places, and if the last epoch needs one window more than an epoch has: this module follows Core.
+Core's options that change the order are off, as by default in training.
 """
 
 from functools import cached_property
@@ -25,11 +22,11 @@ from megatron.data.samples import Samples
 
 SEPARATE_EPOCH_THRESHOLD = 0.80  # Megatron's threshold, as a fraction of an epoch's samples
 MAX_PLACES = 1 << 32  # above this numpy's shuffle draws 64 bits per number
-INDEX_STRIDE = 8  # the sample index stores every 8th window; starts between are computed by adding lengths
+INDEX_STRIDE = 8  # the sample index stores the start of every 8th window
 
 
 class MegatronOrder:
-    """Megatron's indices for sequences of `lengths` int32 or uint16 [n] and at least `n_samples` samples.
+    """Megatron's indices for sequences of `lengths` int32 or uint16 [n].
 
     document_index  int32 [n_epochs * n]
     shuffle_index   uint32 [n_windows], int64 from 2^32 - 2 windows on
@@ -49,19 +46,17 @@ class MegatronOrder:
                 f"got {self.n_epochs:,} epochs of {n:,} sequences, Megatron's order supports 2^32 places. "
                 "Request fewer samples, or set dataset.order=epoch."
             )
-        # A window has seq_len + 1 tokens, and windows share one token: w windows need w * seq_len + 1 tokens.
+        # windows share one token: w windows need w * seq_len + 1 tokens
         self.n_windows = (self.n_epochs * per_epoch - 1) // seq_len
         state = np.random.RandomState(seed).get_state(legacy=False)["state"]
-        # The order of the draws is part of Megatron's order: the generator first shuffles documents, then
-        # windows. The state after the first shuffle (key, pos) is therefore the input of the second.
-        # ranges (begin, end, times) for csrc/shuffled.cpp; each range is shuffled separately
+        # One generator shuffles documents, then windows: (key, pos) is its state between both.
+        # ranges (begin, end, times) for csrc/shuffled.cpp; each is shuffled separately
         epochs = [(0, n, self.n_epochs)] if n_first is None else [(0, n, self.n_epochs - 1), (0, n, 1)]
         self.document_index, key, pos = _csrc.shuffled(
             state["key"], state["pos"], np.array(epochs), np.dtype(np.int32)
         )
-        # [n_windows // 8 + 1, 2]: one row of 8 or 16 bytes per 8 windows, where Megatron stores one per
-        # window. The token of the last row exists: (n_windows // 8) * 8 * seq_len <= n_windows * seq_len <=
-        # all tokens - 1.
+        # [n_windows // 8 + 1, 2]: one row per 8 windows, where Megatron stores one per window.
+        # The token of the last row exists: n_windows * seq_len <= all tokens - 1.
         self._starts = _csrc.sample_starts(
             lengths, self.document_index, INDEX_STRIDE * seq_len, self.n_windows // INDEX_STRIDE + 1
         )
@@ -72,31 +67,30 @@ class MegatronOrder:
         self.shuffle_index, _, _ = _csrc.shuffled(key, pos, np.array(windows), np.dtype(dtype))
 
     def sample_index(self, lengths: np.ndarray) -> np.ndarray:
-        """Compute Megatron's sample index, [n_windows + 1, 2], from the same `lengths`; it is not stored."""
+        """Compute Megatron's sample index, [n_windows + 1, 2], which is not stored."""
         starts = _csrc.sample_starts(lengths, self.document_index, self.seq_len, self.n_windows + 1)
         starts[0] = 0  # Megatron starts at the first sequence even if it is empty
         return starts
 
     def find_start(self, window: int) -> tuple[int, int]:
-        """Return (place in the document index, offset of the window's first token from its start).
+        """Return (place in the document index, offset of the window from its start).
 
-        The offset may exceed the sequence at that place, as the start is that of the previous stored window.
+        The offset may be beyond the sequence: it counts from a stored window.
         """
-        # Window 19 with stride 8: stored row 2 is window 16, and its token is 3 * seq_len before this window.
-        # The offset then counts from the first token of the sequence at `place`.
+        # window 19 with stride 8: stored row 2 is window 16, 3 * seq_len tokens before this one
         place, offset = self._starts[window // INDEX_STRIDE].tolist()
         return place, offset + window % INDEX_STRIDE * self.seq_len
 
 
 def split_epochs(tokens_per_epoch: int, seq_len: int, n_samples: int) -> tuple[int, int | None]:
-    """Return (number of epochs for `n_samples`, windows before a separate last epoch or None)."""
+    """Return (number of epochs, windows before a separate last epoch or None)."""
     # smallest e with (e * tokens - 1) // seq_len >= n_samples
     n_epochs = max(1, -(-(n_samples * seq_len + 1) // tokens_per_epoch))
     if n_epochs == 1:
         return 1, None
-    # Example: 1000 tokens per epoch and seq_len 100 give 9 windows in one epoch, 19 in two. 12 samples need
-    # two epochs, and 12 - 9 = 3 of them start in the last one. 3 < int(0.8 * 9) = 7: it is shuffled
-    # separately.
+    # Example: 1000 tokens per epoch and seq_len 100 give 9 windows in one epoch, 19 in two.
+    # 12 samples need two epochs, and 12 - 9 = 3 of them start in the last one.
+    # 3 < int(0.8 * 9) = 7: it is shuffled separately.
     n_before = ((n_epochs - 1) * tokens_per_epoch - 1) // seq_len
     per_epoch = (tokens_per_epoch - 1) // seq_len
     return n_epochs, n_before if n_samples - n_before < int(SEPARATE_EPOCH_THRESHOLD * per_epoch) else None
@@ -113,36 +107,26 @@ class MegatronSamples(Samples):
         super().__init__(tokens, seq_len, seed)
         self.indices = MegatronOrder(tokens.sequence_tokens(), seq_len, seed, n_samples)
 
-    def sample_window(self, i: int) -> int:
-        """Return the window of sample i. Raises IndexError after the last sample."""
-        return int(self.sample_windows(np.array([i]))[0])
-
     def sample_windows(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the windows of the samples `numbers` int64 [n]."""
-        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.indices.n_windows:
-            raise IndexError(
-                f"{self.tokens.prefix}: no samples {numbers.min():,} to {numbers.max():,}, "
-                f"the order has {self.indices.n_windows:,}"
-            )
+        """Return the windows of samples int64 [n]. Raises IndexError after the last one."""
         return self.indices.shuffle_index[numbers].astype(np.int64)
 
     def _copy_window(self, window: int, row: np.ndarray) -> None:
-        # `skip`: tokens from the start of sequence `place` to the window; it may be larger than the sequence
+        # `skip`: tokens from the start of sequence `place` to the window
         place, skip = self.indices.find_start(window)
         n_places = self._likely_places
         while True:  # double the number of sequences until they contain the window
             sequences = self.indices.document_index[place : place + n_places]
             starts, lengths = self.tokens.sequence_spans(sequences)
-            # ends[i]: tokens up to the end of sequence place + i. The slice above is shorter at the end of
-            # the order, where the last window ends at or before the last token: the loop terminates there
-            # too.
+            # ends[i]: tokens up to the end of sequence place + i
+            # The loop ends: the last window ends at or before the last token of the order.
             ends = np.cumsum(lengths)
             if ends[-1] >= skip + len(row):
                 break
             n_places *= 2
         # skip the sequences before the window; side="right" also skips empty ones
         first = int(np.searchsorted(ends, skip, side="right"))
-        # from here on `skip` counts from the start of sequence `first`, and `at` is the next element of `row`
+        # now `skip` counts from the start of sequence `first`; `at` is the next element of `row`
         at, skip = 0, skip - int(ends[first] - lengths[first])
         for start, length in zip(starts[first:].tolist(), lengths[first:].tolist(), strict=True):
             n = min(length - skip, len(row) - at)
@@ -153,5 +137,5 @@ class MegatronSamples(Samples):
 
     @cached_property
     def _likely_places(self) -> int:
-        """Number of sequences that usually contain INDEX_STRIDE windows: twice the mean, and some more."""
+        """Sequences that usually contain INDEX_STRIDE windows: twice the mean, and 8."""
         return 8 + 2 * INDEX_STRIDE * self.seq_len * self.tokens.n_sequences // self.tokens.n_tokens

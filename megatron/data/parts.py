@@ -1,27 +1,27 @@
 """Dataset of parts: many .bin/.idx datasets that are one dataset, without a copy of their tokens.
 
-`<prefix>.parts.json` is the sidecar of the whole, and lists the parts with paths relative to its folder.
-`<prefix>.parts.idx` is the index that the merged dataset would have, byte for byte. So documents, windows and
-every order of samples are those of the merged dataset; only the tokens are in several .bin files. The indices
-of the parts are not read. `megatron/text/write_parts.py` writes both files.
+`<prefix>.parts.json` is the sidecar of the whole, with the paths of the parts from its folder.
+`<prefix>.parts.idx` is the index of the merged dataset, byte for byte, so documents and every order of
+samples are the same. The indices of the parts are not read. `megatron/text/write_parts.py` writes both.
 
-Opening takes one `stat` per part: it compares the size of each .bin with the list. An index of up to 256 MB
-is checked completely. If the time of a .bin differs (a copied folder, or a changed part), its sidecar must
-have the recorded hash. `tools/inspect_data.py --verify` reads everything.
+Opening takes one `stat` per part: it compares the size of each .bin with the list. If the time of a .bin
+differs (a copied folder, or a changed part), its sidecar must have the recorded hash.
+`tools/inspect_data.py --verify` reads everything.
 """
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from megatron import _csrc
-from megatron.data.block_hash import hash_blocks
-from megatron.data.sidecar import PARTS_SUFFIX, DatasetFiles, load_sidecar, locate_dataset, read_sidecar
+from megatron.data.block_hash import hash_file
+from megatron.data.sidecar import DatasetFiles, count_token_bytes, load_sidecar
 
 REBUILD = "Restore it, or write the list again with tools/merge_datasets.py --parts --overwrite"
 
@@ -43,12 +43,12 @@ class DatasetPart:
     sha256: dict[str, str]
 
     def matches_record(self) -> bool:
-        """Return whether the sidecar of the part, or its index if it has none, has the recorded hash."""
+        """Return whether the sidecar, or the index without one, has the recorded hash."""
         suffix, expected = (".json", self.sidecar_sha256)
         if expected is None:
             suffix, expected = ".idx", self.sha256.get("idx")
         try:
-            return hash_blocks(Path(f"{self.prefix}{suffix}"), None).hexdigest() == expected
+            return hash_file(Path(f"{self.prefix}{suffix}")) == expected
         except OSError:
             return False
 
@@ -72,57 +72,43 @@ def read_parts_list(files: DatasetFiles, sidecar: dict[str, Any]) -> list[Datase
 
 
 def describe_part(files: DatasetFiles, n_documents: int, n_tokens: int, folder: Path) -> dict[str, Any]:
-    """Return the entry of a dataset in the list of parts in `folder`; without a sidecar, with an index hash.
-
-    Raises ValueError for a URL.
-    """
+    """Return the entry of a dataset in the list of parts in `folder`. Raises ValueError for a URL."""
     if files.cached is not None:
         raise ValueError(
             f"{files.uri}: got a URL, expected a part on this machine. Merge it, or download it."
         )
     sidecar, prefix = load_sidecar(files.uri), Path(files.uri)
     # without a sidecar, the hash of the index stands for the dataset
-    sums = {"idx": hash_blocks(files.index, None).hexdigest()} if sidecar is None else sidecar.get("sha256")
+    sums = {"idx": hash_file(files.index)} if sidecar is None else sidecar.get("sha256")
     return {
         # real paths: a relative path through `..` is resolved from the real folder
         "path": os.path.relpath(prefix.parent.resolve() / prefix.name, folder.resolve()),
         "documents": n_documents,
         "tokens": n_tokens,
         "mtime_ns": files.data.stat().st_mtime_ns,
-        "sidecar_sha256": None if sidecar is None else hash_blocks(files.sidecar, None).hexdigest(),
+        "sidecar_sha256": None if sidecar is None else hash_file(files.sidecar),
         "sha256": dict(sums or {}),
     }
 
 
-def list_data_files(name: str) -> list[str]:
-    """Return the .bin files of a dataset on this machine: of all its parts, or its own; else an empty list.
-
-    name   prefix, or the path of a list of parts
-    """
-    files = locate_dataset(name.removesuffix(PARTS_SUFFIX))
-    if files.has_parts:
-        return [f"{part.prefix}.bin" for part in read_parts_list(files, read_sidecar(files.uri))]
-    return [str(files.data)] if files.exists() else []
-
-
 def check_parts(
     files: DatasetFiles, sidecar: dict[str, Any], parts: Sequence[DatasetPart], counts: tuple[int, int, int],
-    dtype: np.dtype,
+    dtype: str,
 ) -> None:  # fmt: skip
-    """Compare the list with its index and with the files of the parts. Raises ValueError if one has changed.
+    """Compare the list with its index and the files of the parts. Raises ValueError.
 
     counts   (sequences, documents, tokens) of the index
     """
     n, n_tokens = sum(part.n_documents for part in parts), sum(part.n_tokens for part in parts)
     listed = [sidecar.get(name) for name in ("documents", "tokens", "dtype")]
-    expected = [n, n_tokens, dtype.name]
+    expected = [n, n_tokens, dtype]
     if listed != expected or counts != (n, n, n_tokens):
         raise ValueError(
             f"{files.sidecar}: got {listed} for documents, tokens and dtype, expected {expected} as in its "
             f"parts and in {files.index.name}. {REBUILD}."
         )
     for part in parts:
-        path, size = Path(f"{part.prefix}.bin"), part.n_tokens * dtype.itemsize
+        path, size = Path(f"{part.prefix}.bin"), part.n_tokens * count_token_bytes(dtype)
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file, expected a part of {files.uri}. {REBUILD}.")
         status = path.stat()
@@ -138,68 +124,45 @@ def check_parts(
 
 
 class ConcatenatedTokens:
-    """Read-only tokens of several files as one array [n]. No file stays open: a map takes no descriptor."""
+    """Read-only tokens of all parts as one array [n]. A map takes no file descriptor."""
 
-    def __init__(self, paths: Sequence[str], counts: Sequence[int], dtype: np.dtype) -> None:
-        """`counts`: tokens of each file."""
-        self.paths, self.counts, self.dtype = paths, counts, dtype
-        ends = np.cumsum([0, *counts], dtype=np.int64)
-        self._starts, self._n_tokens = ends[:-1], int(ends[-1])
-        self._start_list = self._starts.tolist()  # bisect on a list is faster than searchsorted of one number
-        self._maps: list[np.ndarray | None] = [None] * len(paths)
+    def __init__(self, parts: Sequence[DatasetPart], dtype: np.dtype) -> None:
+        # a part without tokens cannot be mapped
+        self._parts, self.dtype = [part for part in parts if part.n_tokens], dtype
+        self._edges = list(accumulate((part.n_tokens for part in self._parts), initial=0))
+        self._maps: list[np.ndarray | None] = [None] * len(self._parts)
 
     def __len__(self) -> int:
-        return self._n_tokens
+        return self._edges[-1]
 
     def __getitem__(self, key: Any) -> Any:
-        """Return a slice of step 1, a view if it is in one file, or the tokens at indices of any shape."""
+        """Return a slice of step 1, or the tokens at indices of any shape."""
         if not isinstance(key, slice):
             return self._gather(np.asarray(key))
-        begin, end, step = key.indices(self._n_tokens)
+        begin, end, step = key.indices(len(self))
         assert step == 1, "other steps are not implemented"
-        # files without tokens begin at the same number as the next one: the last of them is the one to read
-        number = bisect_right(self._start_list, begin) - 1
-        offset = begin - self._start_list[number]
-        if begin < end <= begin - offset + self.counts[number]:  # as most windows: in one file
-            return self._get_map(number)[offset : offset + end - begin]
-        pieces = [
-            self._get_map(number)[offset : offset + n] for number, offset, n in self._iter_pieces(begin, end)
-        ]
-        return np.concatenate([np.empty(0, self.dtype), *pieces])
-
-    def _iter_pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (file, first token in it, number of tokens) of the tokens from begin to end - 1."""
-        number = bisect_right(self._start_list, begin) - 1
+        # part `number` has the tokens edges[number] to edges[number + 1] - 1
+        number, pieces = bisect_right(self._edges, begin) - 1, []
         while begin < end:
-            offset = begin - self._start_list[number]
-            n = min(self.counts[number] - offset, end - begin)
-            if n:
-                yield number, offset, n
-            begin, number = begin + n, number + 1
-
-    def read_copy(self, begin: int, end: int) -> np.ndarray:
-        """Return a copy of the tokens [begin, end), read without a memory map."""
-        pieces = [
-            np.fromfile(self.paths[number], self.dtype, n, offset=offset * self.dtype.itemsize)
-            for number, offset, n in self._iter_pieces(begin, end)
-        ]
-        return np.concatenate([np.empty(0, self.dtype), *pieces])
+            first, last = self._edges[number : number + 2]
+            pieces.append(self._get_map(number)[begin - first : end - first])
+            begin, number = last, number + 1
+        # most windows are in one part
+        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, self.dtype), *pieces])
 
     def _gather(self, indices: np.ndarray) -> np.ndarray:
-        if indices.size and not -self._n_tokens <= indices.min() <= indices.max() < self._n_tokens:
-            raise IndexError(f"got token {indices.min()} to {indices.max()}, expected below {self._n_tokens}")
-        places = np.where(indices < 0, indices + self._n_tokens, indices)
-        numbers = np.searchsorted(self._starts, places, side="right") - 1
-        ids = np.empty(places.shape, self.dtype)
+        numbers = np.searchsorted(self._edges, indices, side="right") - 1
+        ids = np.empty(indices.shape, self.dtype)
         for number in np.unique(numbers).tolist():
             mask = numbers == number
-            ids[mask] = self._get_map(number)[places[mask] - self._start_list[number]]
+            ids[mask] = self._get_map(number)[indices[mask] - self._edges[number]]
         return ids
 
     def _get_map(self, number: int) -> np.ndarray:
         tokens = self._maps[number]
         if tokens is None:
+            part = self._parts[number]
             # two threads may both map a file: one of the maps is then dropped
-            n_bytes = self.counts[number] * self.dtype.itemsize
-            tokens = self._maps[number] = _csrc.map_file(self.paths[number], n_bytes).view(self.dtype)
+            content = _csrc.map_file(f"{part.prefix}.bin", part.n_tokens * self.dtype.itemsize)
+            tokens = self._maps[number] = content.view(self.dtype)
         return tokens

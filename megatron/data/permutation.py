@@ -1,8 +1,9 @@
 """Keyed permutation of 0..n-1 without an array.
 
-A Feistel network permutes the numbers of 2b bits. Cycle walking, that is applying it until the result is
-below n, makes it a permutation of 0..n-1 (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
-b is the smallest value with 2^(2b) >= n, so that a walk takes fewer than 4 steps on average.
+A Feistel network permutes the numbers of 2b bits. Cycle walking, that is applying it until
+the result is below n, makes it a permutation of 0..n-1 (Black and Rogaway, "Ciphers with
+Arbitrary Finite Domains", 2002). b is the smallest value with 2^(2b) >= n, so that a walk
+takes fewer than 4 steps on average.
 """
 
 from collections.abc import Sequence
@@ -13,8 +14,6 @@ from megatron.data.keys import seed_sequence
 
 ROUNDS = 6
 MIX = np.uint64(0xFF51AFD7ED558CCD)  # multiplier of MurmurHash3's 64-bit finaliser
-# the same constants as Python integers, whose product has 128 bits: `& WORD` reduces it modulo 2^64
-PLAIN_MIX, WORD = int(MIX), (1 << 64) - 1
 
 
 class Permutation:
@@ -23,14 +22,13 @@ class Permutation:
     def __init__(self, n: int, key: Sequence[int]) -> None:
         assert n >= 1, "expected n >= 1"
         self.n = n
-        # Walks are short: the walks from 0..n-1 to 0..n-1 visit disjoint parts of the 2^(2b) numbers. All n
+        # Walks are short: they visit disjoint parts of the 2^(2b) numbers. All n
         # walks together therefore have at most 2^(2b) < 4 n steps for n > 1.
         # b = half: bits per side of the Feistel network, the smallest with 2^(2b) >= n
         half = max(1, ((n - 1).bit_length() + 1) // 2)
         self._half = np.uint64(half)
         self._mask = np.uint64((1 << half) - 1)
         self._keys = seed_sequence(*key).generate_state(ROUNDS, np.uint64)
-        self._plain_keys = self._keys.tolist()
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Map positions (int64, any shape, 0 <= position < n); the result has the same shape."""
@@ -38,47 +36,26 @@ class Permutation:
         x = np.asarray(positions, dtype=np.uint64)
         shape = x.shape
         x = self._apply_rounds(x.reshape(-1))
-        # The walk ends: the network is a permutation, so that repeated application returns to the start of
-        # the walk at the latest, and the start is below n.
+        # The walk ends: repeated application returns to its start at the latest, which is below n.
         outside = np.flatnonzero(x >= self.n)
         while len(outside):  # cycle walking, for the values that are still outside 0..n-1
             x[outside] = self._apply_rounds(x[outside])
             outside = outside[x[outside] >= self.n]
         return x.astype(np.int64).reshape(shape)
 
-    def permute_index(self, position: int) -> int:
-        """Map a single position; twenty times faster than a call with an array of one element."""
-        assert 0 <= position < self.n, "expected 0 <= position < n"
-        x = self._apply_rounds_scalar(position)
-        while x >= self.n:
-            x = self._apply_rounds_scalar(x)
-        return x
-
     def _apply_rounds(self, x: np.ndarray) -> np.ndarray:
-        # One round maps (L, R) to (A, B) = (R, L xor F(R)), and (B xor F(A), A) is its inverse: F needs none.
+        # One round maps (L, R) to (A, B) = (R, L xor F(R)). Its inverse is (B xor F(A), A).
         # With six rounds both halves are mixed three times.
         left, right = x >> self._half, x & self._mask
         for key in self._keys:
             mixed = (right ^ key) * MIX  # uint64 arithmetic wraps around, as intended
-            # A product carries only upwards: its low bits depend on the low bits of the input alone. This
-            # step copies the high half into the low half, and the shift by 29 below selects bits 29 to 28 +
-            # b, which are well mixed.
+            # The low bits of a product depend on the low bits of the input alone. This copies
+            # the high half into the low half; bits 29 to 28 + b are well mixed.
             mixed ^= mixed >> np.uint64(32)
             mixed *= MIX
             # a Feistel round is invertible for any round function, so the network is a permutation
             left, right = right, left ^ ((mixed >> np.uint64(29)) & self._mask)
         return (left << self._half) | right
-
-    def _apply_rounds_scalar(self, x: int) -> int:
-        # must return the same values as `_apply_rounds`: Python integers do not wrap around, hence `& WORD`
-        half, mask = int(self._half), int(self._mask)
-        left, right = x >> half, x & mask
-        for key in self._plain_keys:
-            mixed = (right ^ key) * PLAIN_MIX & WORD
-            mixed ^= mixed >> 32
-            mixed = mixed * PLAIN_MIX & WORD
-            left, right = right, left ^ (mixed >> 29 & mask)
-        return left << half | right
 
 
 class ShuffledEpochs:
@@ -87,11 +64,6 @@ class ShuffledEpochs:
     def __init__(self, n: int, key: Sequence[int]) -> None:
         self.n, self._key = n, list(key)
         self._order: tuple[int, Permutation] | None = None  # cache: (epoch, its permutation)
-
-    def index_at(self, i: int) -> int:
-        """Return the item at position i."""
-        epoch, position = divmod(i, self.n)
-        return self._epoch_order(epoch).permute_index(position)
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
         """Return the items at positions int64 [n] of any epochs."""
@@ -104,8 +76,8 @@ class ShuffledEpochs:
         return indices
 
     def _epoch_order(self, epoch: int) -> Permutation:
-        # Read the attribute once: threads of the Prefetcher share this object, and another one may replace
-        # the tuple between the comparison and the return. Both values stay valid, so no lock is needed.
+        # Read the attribute once: another thread of the Prefetcher may replace the tuple meanwhile.
+        # Both values stay valid, so no lock is needed.
         cached = self._order
         if cached is None or cached[0] != epoch:
             cached = self._order = epoch, Permutation(self.n, [*self._key, epoch])

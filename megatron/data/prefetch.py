@@ -1,9 +1,8 @@
 """Background prefetching of the items of a pure function, in order.
 
-Workers are threads, not processes. Preparing a batch (page faults, copies, random noise) is numpy code that
-releases the GIL, and one thread prepares many more samples than a GPU consumes (tools/bench/loader.py). A
-worker process would import all modules again, map the corpus again and copy every batch, and it could be
-killed on its own.
+Workers are threads, not processes: numpy releases the GIL, and one thread prepares many more samples
+than a GPU consumes (tools/bench/loader.py). A process would import all modules again, map the corpus
+again and copy every batch.
 """
 
 from collections import deque
@@ -18,9 +17,8 @@ PREFETCH_FACTOR = 2  # items per worker that may be pending or ready, as in torc
 class Prefetcher(Generic[ItemT]):
     """Iterator over make(0), make(1), ... make(n_items - 1) for any number of workers; a context manager.
 
-    An exception of `make` is raised when its item is requested. Leaving the `with` block waits for running
-    calls and discards their results. Prefetched items that were not requested leave no state behind: to
-    resume at item k, start a new prefetcher at item k.
+    An exception of `make` is raised when its item is requested. Leaving the `with` block waits
+    for running calls and discards their results. To resume at item k, start a new prefetcher.
     """
 
     def __init__(
@@ -34,16 +32,14 @@ class Prefetcher(Generic[ItemT]):
         self.make, self.n_items, self.n_workers = make, n_items, n_workers
         self._next = 0
         self._pending: deque[Future[ItemT]] = deque()
-        self._pool = (
-            ThreadPoolExecutor(n_workers, "prefetch", init_worker or _skip_init) if n_workers else None
-        )
+        self._pool = ThreadPoolExecutor(n_workers, "prefetch", init_worker) if n_workers else None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._pool is not None:
-            # wait: a call that is still running reads files that the caller may close after the `with` block
+            # wait: a running call reads files that the caller may close after the `with` block
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pending.clear()
 
@@ -59,8 +55,8 @@ class Prefetcher(Generic[ItemT]):
         self._submit_items(self._pool)
         if not self._pending:
             raise StopIteration
-        # The oldest item, even if later ones are ready. At most PREFETCH_FACTOR * n_workers items exist, so
-        # memory stays bounded for a slow consumer.
+        # The oldest item, even if later ones are ready. At most PREFETCH_FACTOR * n_workers
+        # items exist, which bounds memory for a slow consumer.
         item = self._pending.popleft().result()
         self._submit_items(self._pool)  # start the next item before the caller uses this one
         return item
@@ -70,7 +66,3 @@ class Prefetcher(Generic[ItemT]):
         while len(self._pending) < PREFETCH_FACTOR * self.n_workers and self._next < self.n_items:
             self._pending.append(pool.submit(self.make, self._next))
             self._next += 1
-
-
-def _skip_init() -> None:
-    """Default `init_worker`: do nothing."""

@@ -3,6 +3,7 @@
 Size and version (etag, or time of change) are pinned when a file is found. They are compared when it is
 opened and when it is closed, so bytes of two versions are never mixed. Credentials come from the environment
 (AWS_*, GOOGLE_*, HF_TOKEN). Messages contain neither user names, passwords nor queries of a URL.
+The packages of the stores repeat failed requests; requests to a web server are not repeated.
 
 A dataset is downloaded once for all processes of a machine, each file complete or absent:
 
@@ -14,13 +15,12 @@ import io
 import json
 import os
 import re
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import fsspec
@@ -31,20 +31,15 @@ from megatron.io import atomic_path, explain_disk_full, wait_for_lock
 from megatron.log import get_logger
 
 log = get_logger(__name__)
-ResultT = TypeVar("ResultT")
 
 # scheme: package that fsspec requires for it
-PACKAGES = {
-    "s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub", "https": "aiohttp",
-    "http": "aiohttp",
-}  # fmt: skip
-WEB = ("http", "https")  # without folders, and the query may be a password
+PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub"}
+WEB_PACKAGES = {"https": "aiohttp", "http": "aiohttp"}  # no folders
+PACKAGES |= WEB_PACKAGES
 MAGIC = re.compile(r"[*?[]")
 URL_IN_TEXT = re.compile(r"([a-z][a-z0-9+.-]*://)(?:[^\s/'\"@]*@)?([^\s'\"?#<>]*)(?:[?#][^\s'\"<>)]*)?")
 # keys of fsspec's file information, in order of preference; backends have different ones
 VERSION_KEYS = ("ETag", "etag", "blob_id", "Content-MD5", "Last-Modified", "mtime")
-ATTEMPTS = 8  # per request
-FIRST_WAIT_S = 0.5  # between attempts, doubled each time: about one minute in total
 TIMEOUT_S = 60.0  # for a connection, and between two packets
 BLOCK_BYTES = 8 << 20  # per request
 
@@ -63,7 +58,7 @@ class RemoteMissingError(RemoteError, FileNotFoundError):
 
 
 class RemoteUnreachableError(RemoteError):
-    """All attempts of a request have failed."""
+    """A request has failed."""
 
     is_temporary = True
 
@@ -77,13 +72,12 @@ class RemoteFile:
     version: str | None
 
     def __str__(self) -> str:
-        return redact(self.url) if urlsplit(self.url).scheme in WEB else self.url
+        return redact(self.url) if _is_web(self.url) else self.url
 
     @property
     def name(self) -> str:
         """Name without folders and query; its suffix selects the reader."""
-        path = urlsplit(self.url).path if urlsplit(self.url).scheme in WEB else self.url
-        return unquote(path).rpartition("/")[2]
+        return unquote(str(self)).rpartition("/")[2]
 
     def check_unchanged(self) -> None:
         """Raise RemoteError if the size or the version differ from when the file was found."""
@@ -101,56 +95,75 @@ def redact(text: str) -> str:
     return URL_IN_TEXT.sub(r"\1\2", text)
 
 
+def _is_web(url: str) -> bool:
+    return urlsplit(url).scheme in WEB_PACKAGES
+
+
 def check_url(url: str) -> None:
-    """Raise ValueError for a scheme that is not supported, and for credentials in the URL of a store."""
-    scheme = url.partition("://")[0]
-    if scheme not in PACKAGES:
+    """Raise ValueError for an unsupported scheme, and for credentials in the URL of a store."""
+    if url.partition("://")[0] not in PACKAGES:
         raise ValueError(
             f"{redact(url)}: got an unsupported kind of URL, expected "
             f"{', '.join(f'{name}://' for name in PACKAGES)} or a file on this machine."
         )
-    if scheme not in WEB and "@" in urlsplit(url).netloc:
+    if not _is_web(url) and "@" in urlsplit(url).netloc:
         raise ValueError(
             f"{redact(url)}: got credentials in a URL. Set them in the environment, as described in DATA.md."
         )
 
 
-def _connect(url: str) -> tuple[Any, str]:
-    """Return the fsspec file system of a URL, and the path in it.
+@contextmanager
+def _connect(url: str) -> Iterator[tuple[Any, str]]:
+    """Yield the fsspec file system of a URL, and the path in it.
 
-    Raises ValueError for a missing package, and as `check_url`.
+    Raises RemoteError for a failed request, ValueError for a missing package, and as `check_url`.
     """
     check_url(url)
-    scheme = urlsplit(url).scheme
     options: dict[str, Any] = {"use_listings_cache": False}  # a cached version would hide a change
     try:
-        if scheme in WEB:
+        if _is_web(url):
             import aiohttp
 
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_S, sock_read=TIMEOUT_S)
             # other encodings have other byte positions
             options["client_kwargs"] = {"timeout": timeout, "headers": {"Accept-Encoding": "identity"}}
-        filesystem, path = fsspec.url_to_fs(url, **options)
+        yield fsspec.url_to_fs(url, **options)
+    except (RemoteError, TypeError, ValueError):
+        raise
     except ImportError as error:
+        package = PACKAGES[urlsplit(url).scheme]
         raise ValueError(
-            f"{scheme}://: the package {PACKAGES[scheme]} is missing ({error}). "
-            f"Install it with: pip install {PACKAGES[scheme]}"
+            f"{redact(url)}: the package {package} is missing ({error}). "
+            f"Install it with: pip install {package}"
         ) from error
-    return filesystem, path
+    except Exception as error:  # each backend has its own exceptions
+        raise _explain_error(url, error) from error
+
+
+def _explain_error(url: str, error: BaseException) -> RemoteError:
+    """Return the error of a request as one sentence without secrets."""
+    if _is_web(url):
+        error = error.__cause__ or error  # fsspec reports any failure as a missing file
+    label, kind = redact(url), type(error).__name__
+    reason = f"{kind}: {redact(str(error))[:200]}".splitlines()[0]
+    status = getattr(error, "status", None)  # of aiohttp
+    if status == 404 or isinstance(error, FileNotFoundError):
+        return RemoteMissingError(f"{label}: no such file ({reason}). Correct the URL.")
+    if status in (401, 403) or isinstance(error, PermissionError) or "Credentials" in kind:
+        return RemoteError(
+            f"{label}: access denied ({reason}). Set credentials that may read it in the environment "
+            "(AWS_*, GOOGLE_APPLICATION_CREDENTIALS, HF_TOKEN); DATA.md lists them."
+        )
+    return RemoteUnreachableError(
+        f"{label}: not readable ({reason}). Check the network, then run the same command again."
+    )
 
 
 def find_file(url: str) -> RemoteFile:
     """Request the size and version of a remote file. Raises RemoteError."""
-
-    def request() -> RemoteFile:
-        filesystem, path = _connect(url)
+    with _connect(url) as (filesystem, path):
         filesystem.invalidate_cache(path)
-        record = filesystem.info(path)
-        if record.get("type") == "directory":
-            raise FileNotFoundError("it is a folder")
-        return _parse_record(url, record)
-
-    return _retry(url, request)
+        return _parse_record(url, filesystem.info(path))
 
 
 def _parse_record(url: str, record: dict[str, Any]) -> RemoteFile:
@@ -167,37 +180,29 @@ def find_remote(url: str, suffixes: Sequence[str]) -> list[RemoteFile]:
     Folders skip hidden names; folders and patterns return files with one of the suffixes and skip the outputs
     of preprocessing. Raises RemoteError, or ValueError for a URL that cannot be read.
     """
-    if urlsplit(url).scheme in WEB:
+    if _is_web(url):
         return [find_file(url)]
-    records = _retry(url, lambda: _list_records(url))
-    scheme, (_, path) = url.partition("://")[0], _connect(url)
-    if list(records) == [path]:
-        return [_parse_record(url, records[path])]
-    is_folder = not MAGIC.search(path)
-    names = [
-        name
-        for name in sorted(records)
-        if name.endswith(tuple(suffixes))
-        and not (is_folder and any(part.startswith(".") for part in name[len(path) :].split("/")))
+    with _connect(url) as (filesystem, path):
+        filesystem.invalidate_cache()
+        if MAGIC.search(path):
+            records = filesystem.glob(path, detail=True)
+            # the pattern may match the sidecar of a dataset, but not its index
+            indices = set(filesystem.glob(f"{path.rpartition('/')[0]}/*.idx"))
+        else:
+            if filesystem.info(path)["type"] == "file":
+                return [find_file(url)]
+            records = filesystem.find(path, detail=True)
+            records = {name: record for name, record in records.items() if "/." not in name[len(path) :]}
+            indices = set(records)
+    scheme = url.partition("://")[0]
+    return [
+        _parse_record(f"{scheme}://{name}", record)
+        for name, record in sorted(records.items())
+        if record["type"] == "file"
+        and name.endswith(tuple(suffixes))
         and not name.endswith(".rejects.jsonl")
-        and name.removesuffix(".json") + ".idx" not in records
+        and name.removesuffix(".json") + ".idx" not in indices
     ]
-    return [_parse_record(f"{scheme}://{name}", records[name]) for name in names]
-
-
-def _list_records(url: str) -> dict[str, dict[str, Any]]:
-    """Return fsspec's information by path on the files that a URL of a store names."""
-    filesystem, path = _connect(url)
-    filesystem.invalidate_cache()
-    if not MAGIC.search(path):
-        record = filesystem.info(path)
-        return {path: record} if record["type"] == "file" else dict(filesystem.find(path, detail=True))
-    matches = dict(filesystem.glob(path, detail=True))
-    for folder in sorted({name.rpartition("/")[0] for name in matches if name.endswith(".json")}):
-        # the pattern may match the sidecar of a dataset, but not its index
-        others = filesystem.ls(folder, detail=True)
-        matches |= {record["name"]: record for record in others if record["name"].endswith(".idx")}
-    return {name: record for name, record in matches.items() if record["type"] == "file"}
 
 
 def open_remote(file: RemoteFile) -> io.BufferedReader:
@@ -210,7 +215,7 @@ def open_remote(file: RemoteFile) -> io.BufferedReader:
 
 
 class _BlockReader(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
-    """Raw file that fsspec's cache reads in blocks."""
+    """Raw file that fsspec's cache reads in blocks, with this module's errors."""
 
     def __init__(self, file: RemoteFile) -> None:
         self.file = file
@@ -220,49 +225,35 @@ class _BlockReader(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no
     def _fetch_range(self, begin: int, end: int) -> bytes:
         """Return the bytes [begin, end): the method that the cache calls."""
         end = min(end, self.file.size)
-
-        def request() -> bytes:
-            filesystem, path = _connect(self.file.url)
-            data: bytes = filesystem.cat_file(path, start=begin, end=end)
+        with _connect(self.file.url) as (filesystem, path):
+            data: bytes = filesystem.cat_file(path, start=begin, end=end) if end > begin else b""
             if len(data) != end - begin:
                 self.file.check_unchanged()  # a shorter file has fewer bytes
                 raise OSError(f"got {len(data):,} bytes, expected {end - begin:,}")
             return data
 
-        return _retry(self.file.url, request) if end > begin else b""
-
     def close(self) -> None:
         if not self.closed:
             super().close()  # also of the cache and its thread
-            # fsspec has no If-Match for all stores: bytes between two equal versions are of that version
+            # not all stores have If-Match: bytes between two equal versions are of that version
             self.file.check_unchanged()
 
 
-def upload_file(path: Path, url: str, advance: Callable[[int], object] = lambda n_bytes: None) -> RemoteFile:
+def upload_file(path: Path, url: str, advance: Callable[[int], object] = lambda n_bytes: None) -> None:
     """Upload a file, in parts if it is large; it appears when it is complete. Raises RemoteError.
 
     advance   called with the number of bytes of each part
     """
     progress = Callback()
     progress.relative_update = advance
-
-    def request() -> None:
-        filesystem, remote = _connect(url)
+    with _connect(url) as (filesystem, remote):
         filesystem.put_file(str(path), remote, progress)
-
-    _retry(url, request)
-    return find_file(url)
 
 
 def remove_file(url: str) -> None:
     """Delete a remote file if it exists. Raises RemoteError."""
-
-    def request() -> None:
-        filesystem, path = _connect(url)
-        with suppress(FileNotFoundError):
-            filesystem.rm_file(path)
-
-    _retry(url, request)
+    with suppress(RemoteMissingError), _connect(url) as (filesystem, path):
+        filesystem.rm_file(path)
 
 
 @cache
@@ -271,16 +262,11 @@ def cache_dataset(prefix: str) -> "CachedDataset":
 
     A process uses the versions of its first call. Raises RemoteError, or ValueError for an unusable URL.
     """
-    if redact(prefix) != prefix and urlsplit(prefix).scheme in WEB:
+    if redact(prefix) != prefix:
         # the prefix is recorded in configurations, plans and checkpoints
         raise ValueError(
             f"{redact(prefix)}: got a query or a password in the URL of a dataset, expected none. "
             "Use a store whose credentials are in the environment."
-        )
-    if os.environ.get("SCALING_CACHE_GB"):
-        raise ValueError(
-            "SCALING_CACHE_GB: got a limit, expected none: the cache stores whole files. Unset it, and set "
-            "SCALING_CACHE to a folder with room for the dataset."
         )
     files = {suffix: find_file(prefix + suffix) for suffix in (".bin", ".idx")}
     with suppress(RemoteMissingError):  # other programs write no sidecar
@@ -304,86 +290,24 @@ class CachedDataset:
     files: dict[str, RemoteFile]
 
     def download(self, suffix: str) -> Path:
-        """Return the local copy of a file, and download it first if it is missing. Raises RemoteError."""
-        target = Path(f"{self.local_prefix}{suffix}")
-        if not target.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with explain_disk_full(target.parent), wait_for_lock(target.parent / f".lock{suffix}"):
-                if not target.is_file():  # else another process has downloaded it meanwhile
-                    _download_file(self.files[suffix], target)
+        """Return the local copy of a file, after a download if it is missing. Raises RemoteError."""
+        target, file = Path(f"{self.local_prefix}{suffix}"), self.files[suffix]
+        if target.is_file():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with explain_disk_full(target.parent), wait_for_lock(target.parent / f".lock{suffix}"):
+            if not target.is_file():  # else another process has downloaded it meanwhile
+                log.info("%s: downloading %s bytes to %s", file, f"{file.size:,}", target)
+                with atomic_path(target) as partial:
+                    _download_file(file, partial)
         return target
 
 
 def _download_file(file: RemoteFile, target: Path) -> None:
-    """Download a file; the caller excludes other writers. Raises RemoteError if it changes meanwhile."""
-
-    def request() -> None:
-        filesystem, path = _connect(file.url)
-        filesystem.get_file(path, str(partial))
-        if partial.stat().st_size != file.size:
-            raise OSError(f"got {partial.stat().st_size:,} bytes, expected {file.size:,}")
-
+    """Download a file. Raises RemoteError if it fails, or if the file changes meanwhile."""
     file.check_unchanged()
-    log.info("%s: downloading %s bytes to %s", file, f"{file.size:,}", target)
-    with atomic_path(target) as partial:
-        _retry(file.url, request)
-        file.check_unchanged()
-
-
-def _retry(url: str, request: Callable[[], ResultT]) -> ResultT:
-    """Return the result of a request, repeated after failures of the network and the server.
-
-    Raises RemoteError: at once for a missing file and a denied access, else after ATTEMPTS attempts.
-    """
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return request()
-        except (RemoteError, TypeError, ValueError):  # another attempt is useless
-            raise
-        except Exception as error:  # each backend has its own exceptions
-            failure = _explain_error(url, error)
-            if attempt == ATTEMPTS or not failure.is_temporary:
-                raise failure from error
-            reason = type(error).__name__
-        wait_s = FIRST_WAIT_S * 2 ** (attempt - 1)
-        log.warning(
-            "%s: attempt %d of %d failed (%s); again in %.1f s",
-            redact(url), attempt, ATTEMPTS, reason, wait_s,
-        )  # fmt: skip
-        time.sleep(wait_s)
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _explain_error(url: str, error: Exception) -> RemoteError:
-    """Return the error of a request as one sentence without secrets."""
-    words = redact(str(error).strip() or type(error).__name__).splitlines()[0][:200]
-    reason = words if type(error).__name__ in words else f"{type(error).__name__}: {words}"
-    label, status = redact(url), _find_status(error)
-    if status in (404, 410):
-        return RemoteMissingError(f"{label}: no such file ({reason}). Correct the URL.")
-    if status in (401, 403):
-        return RemoteError(
-            f"{label}: access denied ({reason}). Set credentials that may read it in the environment "
-            "(AWS_*, GOOGLE_APPLICATION_CREDENTIALS, HF_TOKEN); DATA.md lists them."
-        )
-    if status is not None and 400 <= status < 500 and status not in (408, 425, 429):
-        return RemoteError(f"{label}: the server refuses the request with status {status} ({reason}).")
-    return RemoteUnreachableError(
-        f"{label}: not readable after {ATTEMPTS} attempts ({reason}). "
-        "Check the network, then run the same command again."
-    )
-
-
-def _find_status(error: Exception) -> int | None:
-    """Return the HTTP status of an error, which fsspec may hide in its cause; None without one."""
-    cause = error.__cause__ or error
-    response = getattr(cause, "response", None)
-    if isinstance(response, dict):  # botocore
-        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    else:
-        status = getattr(cause, "status", None) or getattr(response, "status_code", None)
-    if status is None and isinstance(cause, FileNotFoundError):
-        return 404
-    if status is None and (isinstance(cause, PermissionError) or "Credentials" in type(cause).__name__):
-        return 403
-    return status if isinstance(status, int) else None
+    with _connect(file.url) as (filesystem, path):
+        filesystem.get_file(path, str(target))
+        if target.stat().st_size != file.size:
+            raise OSError(f"got {target.stat().st_size:,} bytes, expected {file.size:,}")
+    file.check_unchanged()

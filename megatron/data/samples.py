@@ -11,9 +11,9 @@ from megatron.data.permutation import ShuffledEpochs
 class Samples(SampleSource):
     """Infinite sequence of samples 0, 1, 2, ... Each epoch visits every window once, in its own order.
 
-    Documents are concatenated. Window w begins at token w * seq_len, and adjacent windows share one token, so
-    that every token except the first is a target once per epoch. Tokens after the last whole window are not
-    used.
+    Documents are concatenated. Window w begins at token w * seq_len. Adjacent windows share
+    one token: every token but the first is a target once per epoch. Tokens after the last
+    whole window are not used.
     """
 
     def __init__(
@@ -31,11 +31,7 @@ class Samples(SampleSource):
         self.tokens, self.seq_len, self.seed, self.shuffle = tokens, seq_len, seed, shuffle
         # w windows use w * seq_len + 1 tokens, as adjacent windows share one
         # 1025 tokens and seq_len 256: 1024 // 256 = 4 windows, which begin at 0, 256, 512 and 768
-        self.samples_per_epoch = max(0, (tokens.n_tokens - 1) // seq_len)
-        assert n_windows is None or 0 < n_windows <= self.samples_per_epoch, (
-            "Exposure has rejected other values"
-        )
-        self.samples_per_epoch = n_windows or self.samples_per_epoch
+        self.samples_per_epoch = n_windows or max(0, (tokens.n_tokens - 1) // seq_len)
         if not self.samples_per_epoch:
             raise ValueError(
                 f"{tokens.prefix}: got {tokens.n_tokens:,} tokens, expected {seq_len + 1} or more. "
@@ -44,27 +40,15 @@ class Samples(SampleSource):
         # the number of windows is part of the permutation: another `n_windows` gives another order
         self._order = ShuffledEpochs(self.samples_per_epoch, [SAMPLE_ORDER, seed])
 
-    def sample_window(self, i: int) -> int:
-        """Return the window of sample i."""
-        return self._order.index_at(i) if self.shuffle else i % self.samples_per_epoch
-
     def sample_windows(self, numbers: np.ndarray) -> np.ndarray:
         """Return the windows of the samples `numbers` int64 [n], of any epochs."""
         return self._order(numbers) if self.shuffle else numbers % self.samples_per_epoch
-
-    def __getitem__(self, i: int) -> np.ndarray:
-        """Return sample i, for any i >= 0: int64 [seq_len + 1]."""
-        sample = np.empty(self.seq_len + 1, dtype=np.int64)
-        self._copy_window(self.sample_window(i), sample)
-        self.tokens.check_ids(sample)
-        return sample
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
         """Return the samples `numbers` int64 [n], of any epochs: int64 [n, seq_len + 1]."""
         samples = np.empty((len(numbers), self.seq_len + 1), dtype=np.int64)
         windows = self.sample_windows(numbers)
-        # `row` is a view of `samples`: _copy_window writes into it, and converts to int64 without a temporary
-        # array
+        # `row` is a view of `samples`: _copy_window converts to int64 without a temporary array
         for row, window in zip(samples, windows.tolist(), strict=True):
             self._copy_window(window, row)
         self.tokens.check_ids(samples)

@@ -8,6 +8,7 @@ local cache (megatron/data/remote.py). Nothing here requires numpy.
 import math
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,27 +40,29 @@ FIELDS: dict[str, dict[type, str]] = {
     },
     "parts": {int: "documents tokens mtime_ns", str: "path sidecar_sha256", dict: "sha256"},
     "tokenizer": {int: "n_tokens eod_id", str: "name sha256 eod_token eod_from"},
-    # block_bytes: bin and idx are hashes of the hashes of blocks of this size (megatron/data/block_hash.py)
+    # block_bytes: size of the blocks of the hashes (megatron/data/block_hash.py)
     "sha256": {int: "block_bytes", str: "bin idx parts"},
 }
-EXPECTED = {
-    int: "a whole number",
-    float: "a finite number",
-    bool: "true or false",
-    str: "a string",
-    dict: "an object",
-    list: "a list of objects",
+# type: what an error calls it, and its test
+KINDS: dict[type, tuple[str, Callable[[Any], bool]]] = {
+    # JSON does not separate counts from other numbers: 1.0, true, -1 and 10^30 are rejected
+    int: ("a whole number", lambda x: type(x) is int and 0 <= x < 1 << 63),
+    float: ("a finite number", lambda x: type(x) in (int, float) and abs(x) < math.inf),
+    bool: ("true or false", lambda x: isinstance(x, bool)),
+    str: ("a string", lambda x: isinstance(x, str)),
+    dict: ("an object", lambda x: isinstance(x, dict)),
+    list: ("a list of objects", lambda x: isinstance(x, list) and all(isinstance(i, dict) for i in x)),
 }
 
 
 @dataclass(frozen=True)
 class DatasetFiles:
-    """Files of a dataset on this machine; they may be missing. `has_parts`: the sidecar lists its parts."""
+    """Files of a dataset on this machine; they may be missing."""
 
     uri: str
     index: Path
     sidecar: Path
-    has_parts: bool = False
+    has_parts: bool = False  # the sidecar lists them
     cached: Any = None  # remote.CachedDataset of a URL
 
     @property
@@ -94,8 +97,8 @@ class DatasetFiles:
 def locate_dataset(uri: str | Path) -> DatasetFiles:
     """Return the files of a dataset. Of a URL the index and the sidecar are downloaded.
 
-    Raises ValueError if a prefix names both a list of parts and a .bin or .idx, RemoteError for a URL without
-    a dataset.
+    Raises ValueError if a prefix names a list of parts and a .bin or .idx, RemoteError for
+    a URL without a dataset.
     """
     prefix = str(uri)
     if is_url(prefix):
@@ -117,7 +120,10 @@ def locate_dataset(uri: str | Path) -> DatasetFiles:
 
 
 def strip_suffix(name: str | Path) -> str:
-    """Return the prefix of a dataset for the name of one of its files; any other name stays as it is."""
+    """Return the prefix for the name of a file of a dataset; other names stay as they are.
+
+    A name with such a suffix is always a file: give `c4.bin.bin` for the prefix `c4.bin`.
+    """
     prefix = str(name)
     for suffix in (PARTS_SUFFIX, PARTS_INDEX_SUFFIX, ".bin", ".idx"):
         if prefix.endswith(suffix):
@@ -125,19 +131,8 @@ def strip_suffix(name: str | Path) -> str:
     return prefix
 
 
-def resolve_prefix(name: str | Path) -> str:
-    """Return the prefix of a dataset: the name itself, or without the suffix of one of its files."""
-    prefix, shorter = str(name), strip_suffix(name)
-    if is_url(prefix) or shorter == prefix:
-        return shorter
-    # a prefix may end like a file: c4.bin.bin is a file of c4.bin
-    if locate_dataset(prefix).exists() or not locate_dataset(shorter).index.is_file():
-        return prefix
-    return shorter
-
-
 def find_prefix(name: str, folder: Path) -> str | None:
-    """Return the prefix of an existing dataset with this name, or with this name in `folder`; else None."""
+    """Return the prefix of an existing dataset, also of one in `folder`; else None."""
     names = [name] if is_url(name) else [name, os.path.join(folder, name)]
     return next((prefix for prefix in names if locate_dataset(prefix).exists()), None)
 
@@ -167,24 +162,14 @@ def read_sidecar(uri: str | Path) -> dict[str, Any]:
 
 def _check_fields(path: Path, section: str, where: str, content: dict[str, Any]) -> None:
     for kind, names in FIELDS[section].items():
+        expected, is_valid = KINDS[kind]
         for name in names.split():
-            # unknown and missing keys are accepted: files of older and newer versions have fewer or more
-            if (value := content.get(name)) is not None and not _has_type(value, kind):
+            # unknown and missing keys are accepted: other versions have fewer or more
+            if (value := content.get(name)) is not None and not is_valid(value):
                 raise ValueError(
-                    f"{path}: {where}{name}: got {str(value)[:40]!r}, expected {EXPECTED[kind]}. "
+                    f"{path}: {where}{name}: got {str(value)[:40]!r}, expected {expected}. "
                     "Preprocess the corpus again, or delete this file if another program wrote it."
                 )
-
-
-def _has_type(value: Any, kind: type) -> bool:
-    if kind is int:
-        # JSON does not separate counts from other numbers: 1.0, true, -1 and 10^30 are rejected
-        return type(value) is int and 0 <= value < 1 << 63
-    if kind is float:
-        return type(value) in (int, float) and math.isfinite(value)
-    if kind is list:
-        return isinstance(value, list) and all(isinstance(item, dict) for item in value)
-    return isinstance(value, kind)
 
 
 def count_token_bytes(dtype: str) -> int:
@@ -196,15 +181,12 @@ def read_header(index: Path) -> tuple[str, int, int]:
     """Read (dtype, sequences, documents) of an index, and check its size against them."""
     size = index.stat().st_size
     with index.open("rb") as file:
-        head = file.read(HEADER.size)
-    if len(head) < HEADER.size:
-        raise ValueError(f"{index}: got {size} bytes, too few for an index. {HINT}.")
+        head = file.read(HEADER.size).ljust(HEADER.size, b"\0")  # a shorter file is refused below
     magic, version, code, n, m = HEADER.unpack(head)
-    if magic != MAGIC:
-        raise ValueError(f"{index}: got {magic!r} at the start, expected {MAGIC!r}")
-    if version != VERSION or code not in DTYPE_NAMES:
+    if magic != MAGIC or version != VERSION or code not in DTYPE_NAMES:
         raise ValueError(
-            f"{index}: got version {version} with dtype code {code}, expected version 1 with integer tokens"
+            f"{index}: got {magic!r}, version {version} with dtype code {code}, expected {MAGIC!r}, version "
+            f"{VERSION} with integer tokens. {HINT}."
         )
     expected = HEADER.size + 12 * n + 8 * m  # int32 length and int64 position per sequence, int64 boundaries
     if size < expected or m < 1:
@@ -215,8 +197,8 @@ def read_header(index: Path) -> tuple[str, int, int]:
 def count_tokens(uri: str | Path) -> int:
     """Return the number of tokens of a dataset, from its sidecar or from the size of its .bin.
 
-    Raises ValueError for a sidecar without the number and for an index of another format than MMIDIDX 1, and
-    FileNotFoundError if there is neither.
+    Raises ValueError for a sidecar without the number and for an index of another format,
+    and FileNotFoundError if there is neither.
     """
     files, sidecar = locate_dataset(uri), load_sidecar(uri)
     if sidecar is None:
@@ -232,7 +214,7 @@ def count_tokens(uri: str | Path) -> int:
 
 @dataclass(frozen=True)
 class EodUse:
-    """End of the documents of a dataset: the token `eod_id`, or None for no end-of-document token."""
+    """End of the documents of a dataset: the token `eod_id`, or None for no token."""
 
     eod_id: int | None
 
@@ -241,12 +223,11 @@ class EodUse:
 
 
 def parse_eod_use(sidecar: dict[str, Any] | None) -> EodUse | None:
-    """Return how the documents of a dataset end according to its sidecar; None if it is not recorded."""
-    appended = (sidecar or {}).get("append_eod")
-    if sidecar is None or appended is None:
-        return None
+    """Return how the documents of a dataset end; None if its sidecar does not record it."""
+    sidecar = sidecar or {}
+    appended, tokenizer = sidecar.get("append_eod"), sidecar.get("tokenizer") or {}
     # false and missing differ: false records that documents have no end token
-    if not appended:
+    if appended is False:
         return EodUse(None)
-    eod_id = (sidecar.get("tokenizer") or {}).get("eod_id")
-    return None if eod_id is None else EodUse(eod_id)
+    eod_id = tokenizer.get("eod_id")
+    return EodUse(eod_id) if appended and eod_id is not None else None

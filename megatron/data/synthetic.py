@@ -21,8 +21,8 @@ class SyntheticSamples(SampleSource):
     ) -> None:
         """Training samples are infinite and do not repeat, unless `n_unique` is given.
 
-        With `n_unique`, each epoch is a permutation of the first n_unique samples. There are 64 held-out
-        samples, equal for every seed.
+        With `n_unique`, each epoch is a permutation of the first n_unique samples.
+        There are 64 held-out samples, equal for every seed.
         """
         self.n_tokens, self.seq_len = n_tokens, seq_len
         # seed 0 for every run: evaluation losses of different seeds are of the same samples
@@ -30,9 +30,12 @@ class SyntheticSamples(SampleSource):
         self.samples_per_epoch = N_HELD_OUT if held_out else n_unique or 2**40  # 2^40: never reached
         self._order = None if n_unique is None else ShuffledEpochs(n_unique, [TRAIN, seed])
 
-    def __getitem__(self, i: int) -> np.ndarray:
-        """Return sample i, for any i >= 0: int64 [seq_len + 1]."""
-        index = i if self._order is None else self._order.index_at(i)
-        # a generator per sample, not per stream: sample i needs no draw of the samples before it
+    def take(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the samples `numbers` int64 [n], of any epochs: int64 [n, seq_len + 1]."""
+        indices = numbers if self._order is None else self._order(numbers)
+        return np.stack([self._draw_sample(index) for index in indices.tolist()])
+
+    def _draw_sample(self, index: int) -> np.ndarray:
+        # a generator per sample, not per stream: a sample needs no draw of the samples before it
         rng = np.random.default_rng(seed_sequence(*self.key, index))
         return rng.integers(self.n_tokens, size=self.seq_len + 1)

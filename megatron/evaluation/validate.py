@@ -63,7 +63,7 @@ def validate(
     def make_task(item: int) -> Task:
         numbers = local_samples[begins[item] : begins[item] + batch_size]
         # every draw reads its samples again: from the page cache, and the threads share no state
-        tokens = np.stack([samples[int(i)] for i in numbers])
+        tokens = samples.take(numbers)
         task = objective.corrupt(tokens, numbers, draw=item % n_draws)
         return task.pin_memory() if world.device.type == "cuda" else task
 

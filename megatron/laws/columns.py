@@ -14,8 +14,9 @@ ARRAYS = (*DEFAULT_COLUMNS, "U", "scores", "groups", "loss_se")
 def takes_data_frame(fit: Callable[..., Result]) -> Callable[..., Result]:
     """Let a fit take a data frame first, and names of its columns in place of arrays.
 
-    `fit_law(frame, L="val_loss", U="unique_tokens")` fits the columns n_params, train_tokens, val_loss and
-    unique_tokens. Raises ValueError for a column that the frame lacks.
+    `fit_law(frame, L="val_loss", U="unique_tokens")` fits the
+    columns n_params, train_tokens, val_loss and unique_tokens.
+    Raises ValueError for a column that the frame lacks.
     """
     parameters = signature(fit).parameters
     required = [name for name in parameters if parameters[name].default is Parameter.empty]

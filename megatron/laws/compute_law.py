@@ -1,13 +1,15 @@
 """Law of the compute-optimal frontier from isoFLOP runs: the best N at C FLOPs, and its loss.
 
-A sum of powers in N and D is a claim about the whole plane. To choose a model for the next budget, less is
-needed: how the loss depends on N around the best N of each budget, and how the best N and its loss change
-with C. Runs of several sizes at several budgets are fitted with the form of frontier_form.py by least squares
-of log L. The law contains no irreducible loss, and extrapolates to LARGEST_STEP times the largest budget at
-most.
+A sum of powers in N and D is a claim about the whole plane. To choose a
+model for the next budget, less is needed: how the loss depends on N around
+the best N of each budget, and how the best N and its loss change with C.
+Runs of several sizes at several budgets are fitted with the form of
+frontier_form.py by least squares of log L. The law contains no irreducible
+loss, and extrapolates to LARGEST_STEP times the largest budget at most.
 
-Intervals are Student's t from the linearised fit. A misfit of the form is part of the scatter. Rows of one
-group, such as checkpoints of a model, share a part of it (noise.py).
+Intervals are Student's t from the linearised fit. A misfit
+of the form is part of the scatter. Rows of one group, such
+as checkpoints of a model, share a part of it (noise.py).
 """
 
 import math
@@ -48,8 +50,8 @@ EDGE_TOLERANCE = 1e-6  # in log C, within which a budget counts as the largest f
 class Optimum:
     """Compute-optimal use of C FLOPs: N parameters, D tokens and the loss in nats per token, with intervals.
 
-    N_interval, D_interval and confidence are intervals of the optimum; predictive is the interval of the
-    measured loss of one new run there.
+    N_interval, D_interval and confidence are intervals of the optimum;
+    predictive is the interval of the measured loss of one new run there.
     """
 
     C: float
@@ -124,7 +126,8 @@ class ComputeLaw:
         value = log_loss(theta, x, np.log(np.asarray(N, dtype=float)))
         if self.beyond:
             continuation = Continuation(**self.beyond)
-            # the continuation changes the level of the frontier, and the shape around it in log N stays
+            # the continuation changes the level of the
+            # frontier, and the shape around it in log N stays
             step = continuation.evaluate(theta, x) - log_loss(theta, x, theta[3] + theta[4] * x)
             value = value + np.where(x > continuation.edge + EDGE_TOLERANCE, step, 0.0)
         return np.exp(value)
@@ -174,7 +177,8 @@ class ComputeLaw:
 
     def tokens_of(self, N: float, C: float) -> float:
         """Return D of N parameters at C FLOPs, by the FLOP count of the fitted runs."""
-        # FLOPs per parameter and token depend on the size: attention and embeddings have different shares
+        # FLOPs per parameter and token depend on the size:
+        # attention and embeddings have different shares
         return C / (N * math.exp(self.tokens[0] + self.tokens[1] * math.log(N)))
 
     def save(self, path: str | Path) -> None:
@@ -210,7 +214,8 @@ class ComputeLaw:
     def to_frame(self, C: ArrayLike | None = None, level: float = LEVEL) -> "DataFrame":
         """Return a row for each compute `C` [n] (default: from the smallest to the furthest): the optimum.
 
-        Columns C, N, D and loss, each of the last three with its interval, and `predictive` of a new run.
+        Columns C, N, D and loss, each of the last three
+        with its interval, and `predictive` of a new run.
         """
         from pandas import DataFrame  # slow import
 
@@ -252,8 +257,8 @@ class ComputeLaw:
         x = float(self._centred_log_compute(C))
         gradient = log_loss_slopes(self._theta_vector(), np.array([x]), np.log([N]))[0]
         if self.beyond and x > self.beyond["edge"] + EDGE_TOLERANCE:
-            # beyond the largest budget the continuation replaces the level, slope and curvature of the
-            # frontier
+            # beyond the largest budget the continuation replaces
+            # the level, slope and curvature of the frontier
             gradient[:3] = 0.0
             extra += Continuation(**self.beyond).variance(x)
         return self._half_width(gradient, level, extra)
@@ -277,9 +282,11 @@ def fit_compute_law(
 ) -> ComputeLaw:
     """Fit n runs by least squares of log L: N parameters, D tokens, L nats per token, C FLOPs, each [n].
 
-    `groups` [n] as in fit_law: None groups rows that share N if their residuals correlate.
+    `groups` [n] as in fit_law: None groups rows
+    that share N if their residuals correlate.
 
-    Raises ValueError for fewer than MIN_RUNS runs, or fewer than MIN_BUDGETS budgets of MIN_SIZES sizes.
+    Raises ValueError for fewer than MIN_RUNS runs, or
+    fewer than MIN_BUDGETS budgets of MIN_SIZES sizes.
     """
     N, D, L, C = (np.asarray(v, dtype=float) for v in (N, D, L, C))
     _check_runs(N, D, L, C)
@@ -342,7 +349,8 @@ def _find_not_identified(
         best = theta[3] + theta[4] * math.log(float(np.exp(np.log(C[rows]).mean())) / centre)
         if not math.log(N[rows].min()) <= best <= math.log(N[rows].max()):
             outside.append(f"{C[rows].mean():.2g}")
-    # fewer than MIN_BUDGETS - 1 = 3 budgets have their best N among the trained sizes
+    # fewer than MIN_BUDGETS - 1 = 3 budgets have their
+    # best N among the trained sizes
     if len(outside) > len(split_budgets(C)) - MIN_BUDGETS + 1:
         reasons["log_size"] = f"The best N is outside the range of sizes at {', '.join(outside)} FLOPs."
     return reasons

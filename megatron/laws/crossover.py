@@ -1,8 +1,9 @@
 """Critical compute C_crit(U) above which one objective beats another on U unique tokens, and its power law.
 
-At compute C and U unique tokens each objective has the N that is optimal by its own law, and D = C / (k N)
-tokens, with repetition where D > U. C_crit is where the two lowest losses are equal. Prabhudesai et al.
-(arXiv 2507.15857) report a power law in U for autoregressive and masked-diffusion models.
+At compute C and U unique tokens each objective has the N that is optimal by
+its own law, and D = C / (k N) tokens, with repetition where D > U. C_crit is
+where the two lowest losses are equal. Prabhudesai et al. (arXiv 2507.15857)
+report a power law in U for autoregressive and masked-diffusion models.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,8 @@ N_STEPS = 60
 class Crossover:
     """C_crit [n] (FLOPs; NaN if there is none) at U [n] unique tokens, and its power law.
 
-    `ends` are (low, high) of confidence intervals of the crossing of the two laws, not of two single runs.
+    `ends` are (low, high) of confidence intervals of the
+    crossing of the two laws, not of two single runs.
     """
 
     U: np.ndarray
@@ -35,7 +37,8 @@ class Crossover:
 def critical_compute(first: Law, second: Law, U: float, flops_per_param_token: float = 6.0) -> float:
     """Return the least compute at which `second` becomes as good as `first`; NaN if there is none.
 
-    The search is from SEARCH_SPAN[0] to SEARCH_SPAN[1] times k U^2 / 20: one epoch at D/N = 20.
+    The search is from SEARCH_SPAN[0] to SEARCH_SPAN[1]
+    times k U^2 / 20: one epoch at D/N = 20.
     """
     from scipy.optimize import brentq  # slow import
 
@@ -48,7 +51,8 @@ def critical_compute(first: Law, second: Law, U: float, flops_per_param_token: f
         )
         return first_loss - second_loss
 
-    # 60 computes over 8 decades are a factor of 1.37 apart: two crossings within one step are missed
+    # 60 computes over 8 decades are a factor of 1.37
+    # apart: two crossings within one step are missed
     grid = np.log(np.geomspace(centre * SEARCH_SPAN[0], centre * SEARCH_SPAN[1], N_STEPS))
     gaps = loss_gap(grid)
     # first change of sign on the grid brackets the root

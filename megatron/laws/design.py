@@ -1,9 +1,10 @@
 """Optimal design: the set of runs within a budget with the smallest errors of extrapolated N* and L*.
 
-The information of a run about the constants is the outer product of the slopes of log Lhat at it, over the
-variance of the log loss of a run (linear design theory, at the constants of a prior law). A set is grown run
-by run, then runs are exchanged one by one while that improves it (Fedorov's exchange). The design assumes
-that the form of the law is true: add a few runs that test it.
+The information of a run about the constants is the outer product of the slopes
+of log Lhat at it, over the variance of the log loss of a run (linear design
+theory, at the constants of a prior law). A set is grown run by run, then runs
+are exchanged one by one while that improves it (Fedorov's exchange). The
+design assumes that the form of the law is true: add a few runs that test it.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatron.laws.fitting.surface import RunPoints, Surface
+from megatron.laws.forms import check_fitted_form
 from megatron.laws.frontier import optimal_frontier
 from megatron.laws.law import Law, optimum_exponents_from
 
@@ -64,8 +66,10 @@ class Designer:
         for name, value in (("target", target_flops), ("noise", noise)):
             if not 0 < value < np.inf:
                 raise ValueError(f"{name}: got {value}, expected a number above 0")
+        check_fitted_form(law.form)
         self.law, self.target, self.noise = law, target_flops, noise
-        # theta depends on the centre (surface.py): the target is the centre for all sets of runs
+        # theta depends on the centre (surface.py): the
+        # target is the centre for all sets of runs
         best = optimal_frontier(law, target_flops)
         centre = RunPoints.from_columns(best.N, best.D, best.L)
         self._centre = centre
@@ -81,7 +85,8 @@ class Designer:
         x, y = np.log(runs.N), np.log(runs.D)
         # the slopes do not depend on log L, for which 0 stands
         points = RunPoints(x, y, np.minimum(np.log(runs.U), y), np.zeros_like(x), *self._origin())
-        # [n, p], then outer products [n, p, p]; information of independent runs adds up
+        # [n, p], then outer products [n, p, p]; information
+        # of independent runs adds up
         slopes = self._surface.evaluate(self.theta[None], points)[1][0]
         return slopes[:, :, None] * slopes[:, None, :] / self.noise**2
 
@@ -92,7 +97,8 @@ class Designer:
     def _compute_target_gradients(self) -> np.ndarray:
         """Return derivatives [3, p] of ln N*, ln L* and the exponent a by theta, as central differences."""
         rows = []
-        # The step is large against the resolution of log N* in search_frontier, about 2e-7: the last of its
+        # The step is large against the resolution of log N*
+        # in search_frontier, about 2e-7: the last of its
         # five grids has steps of log(1e4) (2.5 / 80)^4 / 40.
         for step in STEP * np.eye(len(self.theta)):
             ends = []
@@ -109,17 +115,20 @@ class Designer:
     def variances(self, information: np.ndarray) -> np.ndarray:
         """Return the variances [..., 3] of ln N*, ln L* and a, for information [..., p, p].
 
-        Inf where a gradient is not in the range of the information, which then does not determine the
-        quantity.
+        Inf where a gradient is not in the range of the
+        information, which then does not determine the quantity.
         """
-        # With S = diag(scale): information = S scaled S, so g' information^-1 g = (g / s)' scaled^-1 (g / s).
+        # With S = diag(scale): information = S scaled S, so
+        # g' information^-1 g = (g / s)' scaled^-1 (g / s).
         scale = np.sqrt(np.maximum(np.einsum("...ii->...i", information), 1e-300))
         scaled = information / (scale[..., :, None] * scale[..., None, :])
-        # scaled to a unit diagonal, so that the condition number does not depend on the units of constants
+        # scaled to a unit diagonal, so that the condition
+        # number does not depend on the units of constants
         inverse = np.linalg.pinv(scaled, rcond=1e-14, hermitian=True)
         gradients = self._target_gradients / scale[..., None, :]
         variances = np.einsum("...kp,...pq,...kq->...k", gradients, inverse, gradients)
-        # pinv ignores the null space of the information: a gradient with a part in it has infinite variance
+        # pinv ignores the null space of the information: a
+        # gradient with a part in it has infinite variance
         unreached = gradients - np.einsum("...kp,...pq,...qr->...kr", gradients, inverse, scaled)
         not_determined = np.abs(unreached).max(axis=-1) > 1e-3 * np.abs(gradients).max(axis=-1)
         return np.where(not_determined, np.inf, variances)
@@ -132,7 +141,8 @@ class Designer:
         variances = np.einsum(
             "kp,...pq,kq->...k", self._target_gradients[:2], inverse, self._target_gradients[:2]
         )
-        # a sum of logs: halving either variance counts the same, whatever their sizes
+        # a sum of logs: halving either variance counts the
+        # same, whatever their sizes
         return np.log(np.maximum(variances, 1e-300)).sum(axis=-1)
 
     def expect(self, runs: RunSet) -> ExpectedErrors:
@@ -170,7 +180,8 @@ class Designer:
     def choose(self, candidates: RunSet, budget_flops: float, n_runs: int, kind: str = "c") -> RunSet:
         """Choose at most `n_runs` candidates, each once, within the budget.
 
-        Raises ValueError for an unknown criterion, or a budget below the cost of the cheapest candidate.
+        Raises ValueError for an unknown criterion, or a
+        budget below the cost of the cheapest candidate.
         """
         if kind not in CRITERIA:
             raise ValueError(f"criterion: got '{kind}', expected one of {', '.join(CRITERIA)}")
@@ -190,8 +201,8 @@ class Designer:
             Returns (-1, Inf) if none fits.
             """
             left = budget_flops - cost[others].sum()
-            # the next run may cost more than an equal share, but enough must remain for the cheapest of the
-            # others
+            # the next run may cost more than an equal share, but
+            # enough must remain for the cheapest of the others
             rest = (n_runs - len(others) - 1) * cost.min()
             # and never more than what is left, also where that is below the cheapest
             allowed = cost <= min(left, max(left - rest, cost.min()))
@@ -209,13 +220,15 @@ class Designer:
             if i < 0:
                 break
             chosen, value = [*chosen, i], tried
-        # Fedorov's exchange: replace each run in turn by the best candidate, until a pass improves nothing
+        # Fedorov's exchange: replace each run in turn by
+        # the best candidate, until a pass improves nothing
         for _ in range(MAX_PASSES):
             before = value
             for place in range(len(chosen)):
                 others = chosen[:place] + chosen[place + 1 :]
                 i, tried = find_addition(others)
-                # run `place` itself is among the candidates, so the criterion cannot become worse
+                # run `place` itself is among the candidates, so the
+                # criterion cannot become worse
                 if i >= 0 and tried < value - 1e-9:
                     chosen, value = [*others, i], tried
             if value > before - 1e-6:
@@ -233,7 +246,8 @@ def generate_candidates(
 ) -> RunSet:
     """Return candidates: every size at ten D/N of `ratios`, of at most `largest_flops` each.
 
-    N spans a factor of `span` unless `sizes` are given. Runs of more than `unique` tokens repeat them.
+    N spans a factor of `span` unless `sizes` are given.
+    Runs of more than `unique` tokens repeat them.
     """
     # 6 N (r N) = FLOPs: the smallest D/N has the largest N
     top = np.sqrt(largest_flops / (6 * ratios[0]))
@@ -268,8 +282,8 @@ class RunLimits:
         slack = 1 + 1e-9
         is_allowed = (compute <= self.largest_flops * slack) & (d <= self.ratios[1] * n * slack)
         is_allowed &= d * slack >= self.ratios[0] * n
-        # D has changed with N: a run without repetition stays one, U = D, and others keep U if D is not below
-        # it
+        # D has changed with N: a run without repetition stays
+        # one, U = D, and others keep U if D is not below it
         share = (runs.U / runs.D)[is_allowed]
         unique = np.where(share < 1, np.minimum(runs.U[is_allowed], d[is_allowed]), d[is_allowed])
         return RunSet(n[is_allowed], d[is_allowed], unique)
@@ -289,7 +303,8 @@ def build_simple_designs(budget_flops: float, n_runs: int, unique: float | None 
     designs = {}
     for name, points in (("ladder, D/N 20", ladder), ("D/N 5, 20, 80", three), ("isoFLOP slices", slices)):
         share, ratio = np.array(points).T
-        # the points of a design share the budget in proportion to their C, whose largest is 1
+        # the points of a design share the budget in
+        # proportion to their C, whose largest is 1
         flops = share * budget_flops / share.sum()
         n = np.sqrt(flops / (6 * ratio))
         d = n * ratio

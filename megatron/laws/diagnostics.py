@@ -9,9 +9,9 @@ from megatron.laws.forms import FORM, chinchilla
 
 EDGES = (0.02, 2.5)  # range of plausible exponents; one outside has diverged
 NOTHING = 1e-6  # of the loss: a term below this share has no effect
-EXPONENTS = ("alpha", "beta", "eta", "alpha_N", "alpha_D")
-COEFFICIENTS_OF = {"alpha": "Aa", "beta": "Bb", "eta": "ab", "alpha_N": ("Nc",), "alpha_D": ("Dc",)}
-COEFFICIENTS = ("A", "B", "a", "b", "K", "Nc", "Dc")
+EXPONENTS = ("alpha", "beta", "eta")
+COEFFICIENTS_OF = {"alpha": "Aa", "beta": "Bb", "eta": "ab"}
+COEFFICIENTS = ("A", "B", "a", "b", "K")
 # ratio of the ends of an interval above which a constant is not identified
 WIDE = {"coefficient": 1e3, "decay": 10.0}
 WIDE_EXPONENT = 0.5  # the same for an exponent: half-width of the interval over the value
@@ -54,7 +54,8 @@ def diagnose(
     if isinstance(form, str) and "A" in params:
         vanished, more = _find_vanished_terms(N, D, params)
         warnings += more
-        # the right operand of | wins: a reason from the design replaces one from the constants
+        # the right operand of | wins: a reason from the
+        # design replaces one from the constants
         reasons = vanished | reasons
     for name in EXPONENTS:
         if name in params and not _is_within_edges(params[name]):
@@ -83,8 +84,8 @@ def _check_design(
     N, D, U = columns["N"], columns["D"], columns.get("U")
     reasons: dict[str, str] = {}
     warnings: list[str] = []
-    size_constants = [name for name in ("A", "alpha", "a", "alpha_N", "Nc") if name in params]
-    token_constants = [name for name in ("B", "beta", "b", "alpha_D", "Dc") if name in params]
+    size_constants = [name for name in ("A", "alpha", "a") if name in params]
+    token_constants = [name for name in ("B", "beta", "b") if name in params]
     if len(N) < 3 * n_free:
         warnings.append(f"{len(N)} runs for {n_free} constants: too few for reliable intervals.")
     if np.ptp(np.log(D / N)) < 0.1:

@@ -4,9 +4,10 @@ error     eps - k exp(-gamma L)                        Gadre et al., arXiv 2403.
 accuracy  floor + (top - floor) / (1 + exp(s (L - L0)))  a sigmoid, 0 <= floor <= top; the floor is chance
           where that is known, the top 1 or a given ceiling: small models do not determine it
 
-At a fixed gamma, or (s, L0), both are linear in the other constants, so least squares are minimised over a
-grid of these and then by a local search. A measured score scatters around its curve by the residuals of the
-fit, and at least by the binomial error of the number of questions of the task.
+At a fixed gamma, or (s, L0), both are linear in the other constants, so
+least squares are minimised over a grid of these and then by a local search.
+A measured score scatters around its curve by the residuals of the fit, and
+at least by the binomial error of the number of questions of the task.
 """
 
 from collections.abc import Mapping
@@ -58,7 +59,8 @@ class DownstreamCurve:
     def score_sd(self, value: ArrayLike) -> np.ndarray:
         """Return the standard deviation of a measured score whose expectation is `value`; broadcasts."""
         share = np.clip(np.asarray(value, dtype=float), 0.0, 1.0)
-        # the larger of the two: the spread of the fit contains the binomial error of its own scores
+        # the larger of the two: the spread of the fit
+        # contains the binomial error of its own scores
         binomial = share * (1 - share) / self.n_questions if self.n_questions else np.zeros_like(share)
         return np.sqrt(np.maximum(self.spread**2, binomial))
 
@@ -96,13 +98,14 @@ def fit_downstream(
 ) -> DownstreamCurve:
     """Fit `scores` [n] of one task on losses L [n] by least squares; an accuracy is a share, 0 to 1.
 
-    `chance` fixes the floor of an accuracy, and `ceiling` is its top: the accuracy at a loss of -Inf.
-    `n_questions` gives each score a binomial error. `groups` [n] are labels of rows that share a model, as in
-    fit_law. Without them, rows that share N [n] parameters are grouped, with a warning, if their residuals
-    correlate.
+    `chance` fixes the floor of an accuracy, and `ceiling` is its top: the accuracy
+    at a loss of -Inf. `n_questions` gives each score a binomial error. `groups` [n]
+    are labels of rows that share a model, as in fit_law. Without them, rows that
+    share N [n] parameters are grouped, with a warning, if their residuals correlate.
 
-    Raises ValueError for an unknown kind, values that are not finite or no shares, a chance outside 0 to 1 or
-    for kind "error", a ceiling outside chance to 1 or for kind "error", or too few different losses.
+    Raises ValueError for an unknown kind, values that are not finite or
+    no shares, a chance outside 0 to 1 or for kind "error", a ceiling
+    outside chance to 1 or for kind "error", or too few different losses.
     """
     L, scores = _validate_scores(L, scores, kind, chance, ceiling, n_questions)
     names = CONSTANTS[kind]
@@ -182,8 +185,9 @@ def _fit_constants(
 ) -> np.ndarray:
     """Return the least-squares constants in the order of CONSTANTS.
 
-    Variable projection: `bent` are the nonlinear constants, (gamma,) or (s, L0), and `linear` solves for the
-    others at each. The exponential has its origin at the lowest loss, so that it is of order 1.
+    Variable projection: `bent` are the nonlinear constants, (gamma,) or
+    (s, L0), and `linear` solves for the others at each. The exponential
+    has its origin at the lowest loss, so that it is of order 1.
     """
     from scipy.optimize import least_squares  # slow import
 
@@ -209,14 +213,16 @@ def _fit_constants(
         coefficients, *_ = np.linalg.lstsq(basis, y, rcond=None)
         return coefficients, basis @ coefficients - y
 
-    # the residuals of the projected problem depend on `bent` only: best grid point, then a local search
+    # the residuals of the projected problem depend on
+    # `bent` only: best grid point, then a local search
     start = min(grid, key=lambda bent: float((linear(np.array(bent))[1] ** 2).sum()))
     low = [1e-4] if kind == "error" else [1e-6, -np.inf]  # of gamma, or of s and L0
     precise = dict.fromkeys(("xtol", "ftol", "gtol"), 1e-15)
     bent = least_squares(lambda x: linear(x)[1], np.array(start), bounds=(low, np.inf), **precise).x
     (level, size), _ = linear(bent)
     if kind == "error":
-        # shape has its origin at the lowest loss: k exp(-gamma L) = size exp(-gamma (L - L_min))
+        # shape has its origin at the lowest loss: k
+        # exp(-gamma L) = size exp(-gamma (L - L_min))
         return np.array([level, size * np.exp(bent[0] * L.min()), bent[0]])
     return np.array([level, level + size, *bent])
 
@@ -253,12 +259,14 @@ def predict_score(
     n = min(len(next(iter(law.replicates.values()))), len(next(iter(downstream.replicates.values()))))
     N, D, U = np.broadcast_arrays(*(np.asarray(v, dtype=float) for v in (N, D, U)))
     extra = tuple(range(1, N.ndim + 1))
-    # [n, ...]; the two bootstraps are independent, so any pairing of their replicates is a joint draw
+    # [n, ...]; the two bootstraps are independent, so
+    # any pairing of their replicates is a joint draw
     losses = law.losses(N, D, U)[:n]
     params = {name: values[:n] for name, values in downstream.replicates.items()}
     if kind == "predictive":
         rng = np.random.default_rng(0)
-        # N_DRAWS draws of noise for each pair of replicates; a fixed seed makes predictions reproducible
+        # N_DRAWS draws of noise for each pair of replicates;
+        # a fixed seed makes predictions reproducible
         losses = np.repeat(losses, N_DRAWS, axis=0)
         params = {name: np.repeat(values, N_DRAWS) for name, values in params.items()}
         # [...]: the noise may change with compute

@@ -1,12 +1,14 @@
 """Fit a scaling law to runs, with bootstrap intervals.
 
-Bootstrap replicates are random weightings of the same runs, and all of them are refitted at once. Integer
-weights from drawing with replacement omit a third of the runs. With few runs that loses more information than
-sampling does: at 15 runs the constants of such replicates scatter 1.6 times as far as those of new sets of
-runs. So the weights are fractional and none is 0 (Dirichlet: Rubin, Annals of Statistics 1981; Xu et al.,
-American Statistician 2020).
+Bootstrap replicates are random weightings of the same runs, and all of them are
+refitted at once. Integer weights from drawing with replacement omit a third of
+the runs. With few runs that loses more information than sampling does: at 15
+runs the constants of such replicates scatter 1.6 times as far as those of new
+sets of runs. So the weights are fractional and none is 0 (Dirichlet: Rubin,
+Annals of Statistics 1981; Xu et al., American Statistician 2020).
 
-Chinchilla's form has a fast fit (varpro.py). Other forms, also those of a caller, and Chinchilla's with fixed
+Chinchilla's form has a fast fit (varpro.py). Other forms,
+also those of a caller, and Chinchilla's with fixed
 constants or residuals in nats, are fitted by fit_form.py.
 """
 
@@ -32,7 +34,7 @@ from megatron.laws.fitting.noise import (
 )
 from megatron.laws.fitting.surface import OwnSurface, RunPoints, Surface
 from megatron.laws.fitting.varpro import bootstrap_chinchilla, fit_all_runs
-from megatron.laws.forms import FORM, check_form
+from megatron.laws.forms import FORM, check_fitted_form
 from megatron.laws.law import Law, expanded_level, optimum_exponents_from
 
 LEVEL = 0.95
@@ -59,10 +61,12 @@ def fit_law(
 ) -> Law:
     """Fit `form` to n runs: N parameters, D tokens, L nats per token, U unique tokens, each [n].
 
-    With a data frame as the first argument, the others are names of its columns (columns.py).
+    With a data frame as the first argument, the
+    others are names of its columns (columns.py).
 
-    Minimises sum Huber_delta(log L - log Lhat), as Hoffmann et al. (arXiv 2203.15556, eq. 3). Intervals are
-    percentiles over `n_bootstrap` random weightings of runs, expanded for the number of runs.
+    Minimises sum Huber_delta(log L - log Lhat), as Hoffmann et al. (arXiv
+    2203.15556, eq. 3). Intervals are percentiles over `n_bootstrap`
+    random weightings of runs, expanded for the number of runs.
 
     form          name in FORM, or a function loss(constants, N, D, U) of arrays that broadcast, with the
                   constants by name
@@ -78,8 +82,8 @@ def fit_law(
     residual      "log", or "nats" for residuals L - Lhat
     fixed         constants that are not fitted, with their values
 
-    Raises ValueError for an unknown form or setting, a form that needs U without it, values that are not
-    positive numbers, or too few distinct runs.
+    Raises ValueError for an unknown form or setting, a form that needs U
+    without it, values that are not positive numbers, or too few distinct runs.
     """
     _check_settings(form, start, residual, U, huber_delta, n_bootstrap, seed)
     surface = Surface(form) if isinstance(form, str) else OwnSurface(form, dict(start or {}))
@@ -182,7 +186,8 @@ def _collect_warnings(L: np.ndarray, best: Minima, boot: Minima | None) -> list[
     if not best.converged[0]:
         warnings.append("The fit did not converge: the runs hardly determine these constants.")
     if boot is not None and not boot.converged.all():
-        # these replicates determine the constants least: without them intervals would be too narrow
+        # these replicates determine the constants least:
+        # without them intervals would be too narrow
         shares = f"{int((~boot.converged).sum())} of {len(boot.converged)}"
         warnings.append(f"{shares} replicates did not converge; the intervals include them.")
     return warnings
@@ -198,7 +203,7 @@ def _check_settings(
     seed: int,
 ) -> None:
     if isinstance(form, str):
-        check_form(form)
+        check_fitted_form(form)
         if FORM[form].needs_unique and U is None:
             raise ValueError(f"U: got none, expected the unique tokens of each run for form '{form}'")
     elif not start:
@@ -236,7 +241,8 @@ def _draw_weights(
 ) -> np.ndarray:
     """Draw weights of the runs, float64 [n_bootstrap, n_runs], 1 on average, uniform on the simplex.
 
-    `group_indices` [n_runs] int: groups 0, 1, ..., whose rows have one weight (block bootstrap).
+    `group_indices` [n_runs] int: groups 0, 1, ...,
+    whose rows have one weight (block bootstrap).
     """
     n_units = n_runs if group_indices is None else int(group_indices.max()) + 1
     weights = n_units * np.random.default_rng(seed).dirichlet(np.ones(n_units), n_bootstrap)

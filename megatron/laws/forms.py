@@ -1,7 +1,8 @@
 """Forms of scaling laws, in their own constants.
 
-N parameters, D training tokens, U unique tokens among them, L nats per token. All functions broadcast, so
-constants of shape [R, 1] give the losses of R bootstrap replicates.
+N parameters, D training tokens, U unique tokens among them,
+L nats per token. All functions broadcast, so constants of
+shape [R, 1] give the losses of R bootstrap replicates.
 
 chinchilla        E + A/N^alpha + B/D^beta                       Hoffmann et al., arXiv 2203.15556, eq. 2
 kaplan            ((Nc/N)^(alpha_N/alpha_D) + Dc/D)^alpha_D      Kaplan et al., arXiv 2001.08361, eq. 1.5
@@ -35,8 +36,9 @@ def chinchilla(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: ArrayLi
 def kaplan(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: ArrayLike = np.inf) -> np.ndarray:
     """Return the loss of a law without a floor: it falls to 0 as N and D grow. U has no effect."""
     alpha_N, alpha_D = np.asarray(params["alpha_N"]), np.asarray(params["alpha_D"])
-    # L = exp(alpha_D log(exp(of_n) + exp(of_d))), by log-sum-exp: for a small alpha_D the power
-    # (Nc/N)^(alpha_N/alpha_D) = exp(of_n) overflows, although the loss does not.
+    # L = exp(alpha_D log(exp(of_n) + exp(of_d))), by log-sum-exp:
+    # for a small alpha_D the power (Nc/N)^(alpha_N/alpha_D) =
+    # exp(of_n) overflows, although the loss does not.
     of_n = alpha_N * (np.log(params["Nc"]) - np.log(N)) / alpha_D
     of_d = np.log(params["Dc"]) - np.log(D)
     return np.exp(alpha_D * np.logaddexp(of_n, of_d))
@@ -46,9 +48,9 @@ def over_training(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: Arra
     """Return a loss with one exponent for N and D: over-training (a larger D/N) shifts a line in logs."""
     eta = np.asarray(params["eta"])
     return (
-        # Gadre et al. write E + (a M^h + b M^-h) C^-h with M = D/N, C = 6 N D and h = eta/2. Both of its
-        # terms have a factor 6^(-h); here the factor of the N term is part of a, that of the D term is
-        # explicit.
+        # Gadre et al. write E + (a M^h + b M^-h) C^-h with M = D/N, C = 6 N
+        # D and h = eta/2. Both of its terms have a factor 6^(-h); here the
+        # factor of the N term is part of a, that of the D term is explicit.
         params["E"]
         + params["a"] * np.asarray(N, dtype=float) ** -eta
         + params["b"] * 6 ** (-eta / 2) * np.asarray(D, dtype=float) ** -eta
@@ -74,11 +76,12 @@ def data_constrained(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: A
 def effective_count(unique: ArrayLike, total: ArrayLike, decay: ArrayLike) -> np.ndarray:
     """Return U + U R (1 - exp(-(T/U - 1)/R)), the effective count of `total` T with `unique` U of it new.
 
-    R = `decay` repeats is the scale on which repeats lose value; at most U (1 + R) is reached.
+    R = `decay` repeats is the scale on which repeats
+    lose value; at most U (1 + R) is reached.
     """
     unique, decay = np.asarray(unique, dtype=float), np.asarray(decay, dtype=float)
-    # U = 1e9, T = 4e9, R = 15: the 3 repeats are worth 15 (1 - exp(-3/15)) = 2.72, so the count is 3.72e9.
-    # expm1 keeps the digits of a small repeats / decay.
+    # U = 1e9, T = 4e9, R = 15: the 3 repeats are worth 15 (1 - exp(-3/15)) = 2.72,
+    # so the count is 3.72e9. expm1 keeps the digits of a small repeats / decay.
     repeats = np.maximum(np.asarray(total) / unique - 1, 0)
     return unique * (1 - decay * np.expm1(-repeats / decay))
 
@@ -95,8 +98,8 @@ def over_repetition(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: Ar
     unique = np.minimum(U, D)
     repeats = D / unique - 1
     g, h = np.asarray(params["g"]), np.asarray(params["h"])
-    # 0^h is 1 for h = 0, a penalty without any repetition: the inner `where` avoids 0^h, and the outer one
-    # sets the penalty to 0 there.
+    # 0^h is 1 for h = 0, a penalty without any repetition: the inner
+    # `where` avoids 0^h, and the outer one sets the penalty to 0 there.
     with np.errstate(divide="ignore"):
         penalty = params["K"] * (N / unique) ** g * np.where(repeats > 0, repeats, 1.0) ** h
     return chinchilla(params, N, D) + np.where(repeats > 0, penalty, 0.0)
@@ -106,13 +109,15 @@ def over_repetition(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: Ar
 class Form:
     """A form: constants in the order of the formula, formula with $name for each constant, loss function.
 
-    `needs_unique`: whether the form depends on the unique tokens U.
+    `needs_unique`: whether the form depends on the unique tokens U. `is_fitted`: whether `fit_law`
+    fits it; otherwise it is the form of a published law.
     """
 
     constants: tuple[str, ...]
     formula: str
     loss: Callable[..., np.ndarray]
     needs_unique: bool = False
+    is_fitted: bool = True
 
 
 _SUM = "L = $E + $A/{N}^$alpha + $B/{D}^$beta"
@@ -136,12 +141,16 @@ FORM: Mapping[str, Form] = {
         True,
     ),
     "kaplan": Form(
-        ("Nc", "Dc", "alpha_N", "alpha_D"), "L = (($Nc/N)^($alpha_N/$alpha_D) + $Dc/D)^$alpha_D", kaplan
+        ("Nc", "Dc", "alpha_N", "alpha_D"),
+        "L = (($Nc/N)^($alpha_N/$alpha_D) + $Dc/D)^$alpha_D",
+        kaplan,
+        is_fitted=False,
     ),
     "over_training": Form(
         ("E", "a", "b", "eta"), "L = $E + $a N^-$eta + $b 6^(-$eta/2) D^-$eta", over_training
     ),
 }
+FITTED_FORMS = tuple(name for name in FORM if FORM[name].is_fitted)
 
 REMOVED_FORMS = {
     "excess_params": "Fit data_constrained with R_D fixed at 1e9 (--fix R_D=1e9)",
@@ -156,3 +165,11 @@ def check_form(name: str) -> None:
         raise ValueError(
             f"form: got '{name}', expected one of {', '.join(FORM)}" + (f". {fix}." if fix else "")
         )
+
+
+def check_fitted_form(name: str) -> None:
+    """Raise ValueError for a form that is not in FORM, or is not fitted to runs."""
+    check_form(name)
+    if name not in FITTED_FORMS:
+        fitted = ", ".join(FITTED_FORMS)
+        raise ValueError(f"form: got '{name}', expected one of {fitted}. '{name}' is of published laws only.")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -37,18 +37,12 @@ class Frontier:
         )
 
 
-class LossSurface(Protocol):
-    """A law, or a stack of laws."""
-
-    def loss(self, N: ArrayLike, D: ArrayLike, U: ArrayLike = ...) -> np.ndarray:
-        """Return the loss as Law.loss."""
-
-
 def optimal_frontier(law: Law, C: ArrayLike, flops_per_param_token: float = 6.0) -> Frontier:
     """Return the optimum at C = k N D, k = `flops_per_param_token`, in closed form (Hoffmann et al., eq. 4).
 
-    Where a term has vanished (A = 0 or B = 0) the optimum is its limit: N = 0 and D infinite, or the reverse.
-    Every token is unique. Forms that are not a sum of two powers are searched numerically.
+    Where a term has vanished (A = 0 or B = 0) the optimum is its
+    limit: N = 0 and D infinite, or the reverse. Every token is unique.
+    Forms that are not a sum of two powers are searched numerically.
     """
     C = _validate_compute(C, flops_per_param_token)
     if not law.has_closed_frontier:
@@ -59,13 +53,11 @@ def optimal_frontier(law: Law, C: ArrayLike, flops_per_param_token: float = 6.0)
     )
 
 
-def search_frontier(
-    law: LossSurface, C: ArrayLike, U: ArrayLike, flops_per_param_token: float = 6.0
-) -> Frontier:
+def search_frontier(law: Law, C: ArrayLike, U: ArrayLike, flops_per_param_token: float = 6.0) -> Frontier:
     """Return the optimum at C [n] FLOPs, C = k N D, with U unique tokens ([n] or one), by a search.
 
-    A grid of N within a factor of 1e4 of D/N = 20 is refined around its minimum four times; the relative
-    error of the loss is about 1e-9.
+    A grid of N within a factor of 1e4 of D/N = 20 is refined around its
+    minimum four times; the relative error of the loss is about 1e-9.
     """
     # C, U [n]; below N and loss are [n, 81]
     C, U = np.broadcast_arrays(_validate_compute(C, flops_per_param_token), np.asarray(U, dtype=float))
@@ -92,8 +84,8 @@ def frontier_bands(
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return confidence intervals (low, high) over C of N, D and L, from the frontiers of the replicates.
 
-    `U` unique tokens are repeated where a budget needs more; None: every token is unique. Raises ValueError
-    for a law without replicates.
+    `U` unique tokens are repeated where a budget needs more; None: every
+    token is unique. Raises ValueError for a law without replicates.
     """
     if not law.replicates:
         raise ValueError("law: got no bootstrap replicates, expected some. Fit it with n_bootstrap > 0.")
@@ -110,7 +102,8 @@ def frontier_bands(
     # [R, 1] against C [n]: one row of optima for each replicate
     params = {name: np.array(v)[:, None] for name, v in law.replicates.items()}
     replicate_values = dict(zip("NDL", _solve_frontier(params, C / flops_per_param_token), strict=True))
-    # a replicate may have N = 0 or Inf, which is an end of the band; interpolation between two Inf gives NaN
+    # a replicate may have N = 0 or Inf, which is an end
+    # of the band; interpolation between two Inf gives NaN
     with np.errstate(invalid="ignore"):
         return {name: law.percentiles(values, level) for name, values in replicate_values.items()}
 
@@ -134,7 +127,8 @@ def _solve_frontier(
     alpha, beta = params["alpha"], params["beta"]
     a, b = optimum_exponents(alpha, beta)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        # N = G (C/k)^a, D = (C/k)^b / G, G = (alpha A / (beta B))^(1/(alpha + beta)): Hoffmann et al., eq. 4
+        # N = G (C/k)^a, D = (C/k)^b / G, G = (alpha A / (beta
+        # B))^(1/(alpha + beta)): Hoffmann et al., eq. 4
         ratio = (alpha * params["A"] / (beta * params["B"])) ** (1 / (alpha + beta))
         N, D = ratio * product**a, product**b / ratio
         # a term of 0 stays 0 where N or D is infinite

@@ -1,16 +1,77 @@
-"""Errors of a law on held-out runs, and comparison of forms by them."""
+"""Errors of a law on held-out runs: its extrapolation, and comparison of forms."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from megatron.laws.columns import takes_data_frame
 from megatron.laws.fit import fit_law
+from megatron.laws.fitting.extrapolation import Extrapolation, HeldOutPart, estimate_growth
 from megatron.laws.law import Law
 
 LEVEL = 0.95
+SHARES = (0.1, 0.2, 0.3, 0.4)  # shares of the runs, those of most compute, held out in turn
+MIN_HELD_OUT = 2
+PART_REPLICATES = 100
+
+
+@takes_data_frame
+def extrapolate_law(
+    N: ArrayLike,
+    D: ArrayLike,
+    L: ArrayLike,
+    *,
+    U: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
+    loss_se: ArrayLike | None = None,
+    n_bootstrap: int = 1000,
+    **options: Any,
+) -> Law:
+    """Fit a law as `fit_law`, and measure its error beyond the runs (fitting/extrapolation.py).
+
+    Intervals of the law beyond the largest 6 N D include that error. SHARES of the runs are held
+    out in turn; a share without which the form cannot be fitted is skipped. Without a bootstrap,
+    or where every share is skipped, nothing is added. `options` are further ones of `fit_law`
+    but `weights`. Raises ValueError as `fit_law`.
+    """
+    given = {"N": N, "D": D, "L": L, "U": U, "groups": groups}
+    columns = {name: np.asarray(values).ravel() for name, values in given.items() if values is not None}
+    if "weights" in options:
+        raise ValueError("weights: got some, expected none. Use fit_law, without the extrapolation.")
+    law = fit_law(**columns, loss_se=loss_se, n_bootstrap=n_bootstrap, **options)
+    if not law.replicates:
+        return law
+    n_runs = len(columns["N"])
+    # 12 runs: the shares give 1, 2, 4 and 5 runs, so sizes = [2, 4, 5]
+    sizes = sorted({max(MIN_HELD_OUT, round(share * n_runs)) for share in SHARES})
+    parts = [_predict_largest(columns, size, options) for size in sizes if size < n_runs]
+    fitted = [part for part in parts if part is not None]
+    if not fitted:
+        return law
+    compute = float(6 * (columns["N"] * columns["D"]).max())
+    found = Extrapolation(estimate_growth(fitted), float(len(fitted)), compute)
+    return replace(law, extrapolation=asdict(found))
+
+
+def _predict_largest(
+    columns: dict[str, np.ndarray], n_held_out: int, options: dict[str, Any]
+) -> HeldOutPart | None:
+    """Predict the runs of most compute by a fit to the others; None where it fails."""
+    is_out = select_largest(columns["N"], columns["D"], n_held_out)
+    inner = {name: values[~is_out] for name, values in columns.items()}
+    try:
+        law = fit_law(**inner, n_bootstrap=PART_REPLICATES, **options)
+    except ValueError:
+        return None
+    N, D, L, U = (columns[name][is_out] if name in columns else np.inf for name in "NDLU")
+    # 0 or more, since the held-out runs are those of most compute
+    distance = np.log(N * D / (inner["N"] * inner["D"]).max())
+    # variance of the law, by its replicates, and of a single run
+    variance = np.log(law.losses(N, D, U)).var(axis=0) + law.noise_at(N, D)[0] ** 2
+    return HeldOutPart(distance, np.log(L / law.loss(N, D, U)), variance)
 
 
 @dataclass(frozen=True)
@@ -43,24 +104,15 @@ class HoldoutScore:
         }
 
 
-class Predictor(Protocol):
-    """A law, or a stack of laws."""
-
-    def predict(
-        self, N: ArrayLike, D: ArrayLike, U: ArrayLike = ..., level: float = ...
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (loss, low, high) as Law.predict."""
-
-
 def score_holdout(
-    law: Predictor, N: np.ndarray, D: np.ndarray, L: np.ndarray, U: np.ndarray | None = None
+    law: Law, N: np.ndarray, D: np.ndarray, L: np.ndarray, U: np.ndarray | None = None
 ) -> HoldoutScore:
     """Predict runs [n] with predictive intervals (Law.predict), and compare with the measured losses.
 
     Without replicates the intervals include only the scatter of single runs.
     """
     value, low, high = law.predict(N, D, np.inf if U is None else U, LEVEL)
-    if isinstance(law, Law) and not law.replicates:
+    if not law.replicates:
         # an interval of width 0 around the law, widened by the noise of a run
         low, high = law.add_noise(value, value, value, N, D, LEVEL)
     return HoldoutScore(value, low, high, L)
@@ -121,9 +173,9 @@ def compare_forms(
 ) -> list[FormComparison]:
     """Fit each form without the runs `held_out` [n] bool and score it on them; best first.
 
-    `folds_rms` is the error of cross-validation over all runs in `n_folds` random parts. A form that is good
-    there and bad on the largest runs interpolates well and extrapolates badly. Forms that cannot be fitted
-    are last.
+    `folds_rms` is the error of cross-validation over all runs in `n_folds` random
+    parts. A form that is good there and bad on the largest runs interpolates well
+    and extrapolates badly. Forms that cannot be fitted are last.
     """
     # 10 runs, 3 folds: parts of 4, 3 and 3 runs
     part = np.random.default_rng(seed).permutation(len(N)) % n_folds

@@ -1,8 +1,9 @@
 """Chinchilla's second approach: the minimum of a parabola of loss against log N at each compute.
 
-Hoffmann et al. (arXiv 2203.15556, section 3.2). A parabola is symmetric and a loss surface is not, so the
-minimum is biased, more so for a wider range of sizes (arXiv 2603.22339). Only sizes within WINDOW of the
-minimum are fitted. compute_law.py fits the same runs by a form that need not be symmetric.
+Hoffmann et al. (arXiv 2203.15556, section 3.2). A parabola is symmetric and
+a loss surface is not, so the minimum is biased, more so for a wider range of
+sizes (arXiv 2603.22339). Only sizes within WINDOW of the minimum are fitted.
+compute_law.py fits the same runs by a form that need not be symmetric.
 """
 
 from collections.abc import Sequence
@@ -66,9 +67,10 @@ def fit_isoflop(
 ) -> IsoFlop:
     """Fit a parabola to each budget of n runs, weighted by 1 / loss_se^2; C FLOPs by any one convention.
 
-    Runs further than WINDOW in log N from the minimum are not fitted, but at least MIN_SIZES sizes are.
-    Budgets with fewer than MIN_SIZES sizes, and those without a minimum, are omitted with a warning. `groups`
-    [n] as in fit_law: with None, rows that share N are grouped if their residuals correlate.
+    Runs further than WINDOW in log N from the minimum are not fitted, but at
+    least MIN_SIZES sizes are. Budgets with fewer than MIN_SIZES sizes, and those
+    without a minimum, are omitted with a warning. `groups` [n] as in fit_law:
+    with None, rows that share N are grouped if their residuals correlate.
 
     Raises ValueError where no budget remains.
     """
@@ -108,8 +110,8 @@ def fit_isoflop(
     inner = [parabola for parabola in parabolas if not parabola.at_edge]
     size = tokens = None
     if len(inner) > 1:
-        # A parabola may pass through few runs by chance and have an error near 0: the floor is half the
-        # median error.
+        # A parabola may pass through few runs by chance and have
+        # an error near 0: the floor is half the median error.
         errors = np.array([parabola.log_se for parabola in inner])
         errors = np.maximum(errors, max(0.5 * np.median(errors), 1e-9))
         compute = [parabola.C for parabola in inner]
@@ -129,7 +131,8 @@ def _compare_groups(
 ) -> tuple[bool, float]:
     """Return whether residuals within groups correlate, and by what factor that widens the intervals of a.
 
-    errors [budgets] are those of log N_best, and labels those of the used runs of all parabolas in turn.
+    errors [budgets] are those of log N_best, and labels
+    those of the used runs of all parabolas in turn.
     """
     from scipy.linalg import block_diag  # slow import
 
@@ -151,7 +154,8 @@ def split_budgets(C: np.ndarray) -> list[np.ndarray]:
 
     Gaps in log C above SAME_COMPUTE separate them.
     """
-    # C = [1e15, 3e15, 1.02e15]: order = [0, 2, 1], cuts = [2], budgets [0, 2] and [1]
+    # C = [1e15, 3e15, 1.02e15]: order = [0, 2, 1], cuts
+    # = [2], budgets [0, 2] and [1]
     order = np.argsort(C, kind="stable")
     cuts = np.flatnonzero(np.diff(np.log(C[order])) > SAME_COMPUTE) + 1
     return np.split(order, cuts)
@@ -162,7 +166,8 @@ def fit_window(
 ) -> Parabola | None:
     """Fit a parabola to the runs within WINDOW in log N of its minimum; None where it has no minimum.
 
-    The window starts at the run of least loss and moves with the minimum until its runs do not change.
+    The window starts at the run of least loss and moves
+    with the minimum until its runs do not change.
     """
     x = np.log(N)
     centre, used, parabola = float(x[L.argmin()]), np.zeros(len(N), dtype=bool), None
@@ -191,14 +196,16 @@ def fit_parabola(
     N, D, L, C, weights = (v[used] for v in (N, D, L, C, weights))
     x, root = np.log(N), np.sqrt(weights)
     middle = np.average(x, weights=weights)
-    # x is centred for conditioning; rows times the root of their weight: plain least squares are the weighted
+    # x is centred for conditioning; rows times the root of
+    # their weight: plain least squares are the weighted
     basis = np.vander(x - middle, 3, increasing=True)
     solver = np.linalg.pinv(basis * root[:, None]) * root  # [3, n], coefficients by losses
     level, slope, bend = coefficients = solver @ L
     if bend <= 0:
         return None
     vertex = -slope / (2 * bend)
-    # residual variance of a run of weight 1: the weights need to be right only up to a factor
+    # residual variance of a run of weight 1: the
+    # weights need to be right only up to a factor
     spread = (weights * (L - basis @ coefficients) ** 2).sum() / max(len(L) - 3, 1)
     # delta method for the vertex -slope / (2 bend)
     slopes = np.array([0.0, -1 / (2 * bend), slope / (2 * bend**2)]) @ solver

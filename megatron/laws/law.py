@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from megatron.io import replace_nonfinite, write_json
+from megatron.laws.fitting.extrapolation import Extrapolation
 from megatron.laws.fitting.noise import MAX_TREND_SLOPE, NORMAL_DOF, Noise, Trend
 from megatron.laws.forms import FORM, check_form
 from megatron.laws.law_file import convert_fields, convert_value, load_law, require
@@ -18,7 +19,8 @@ from megatron.laws.law_file import convert_fields, convert_value, load_law, requ
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# Constants of published laws of the form chinchilla: nats, N, D; each on the text of its authors
+# Constants of published laws of the form chinchilla:
+# nats, N, D; each on the text of its authors
 PUBLISHED = {
     "Hoffmann et al. 2022": {
         "E": math.exp(0.5267228), "A": math.exp(6.0073404), "B": math.exp(6.0179186),
@@ -57,7 +59,7 @@ class Law:
     identified      whether the runs identify every constant (diagnostics.py); None without replicates
     not_identified  {constant: reason}
     held_out        runs excluded from the fit, and the errors of their predictions (holdout.py)
-    profile         profile likelihood of one constant (profile.py)
+    extrapolation   error beyond the runs: fields of extrapolation.Extrapolation; empty if not measured
     runs            names of the fitted runs in the table's column `run`; empty if unknown
     own_loss        loss function of a caller's own form; not saved, see `load`
     """
@@ -85,7 +87,7 @@ class Law:
     identified: bool | None = None
     not_identified: dict[str, str] = field(default_factory=dict)
     held_out: dict[str, Any] = field(default_factory=dict)
-    profile: dict[str, Any] = field(default_factory=dict)
+    extrapolation: dict[str, float] = field(default_factory=dict)
     runs: list[str] = field(default_factory=list)
     own_loss: Callable[..., np.ndarray] | None = None
 
@@ -115,6 +117,7 @@ class Law:
         kind  "predictive": interval for the measured loss of one new run: the uncertainty of the law and the
               scatter of single runs, added in quadrature in log L.
               "confidence": interval for the value of the law, the mean of many such runs.
+        Beyond the runs both include `extrapolation`, where it was measured.
         low and high are NaN without replicates. Raises ValueError for another kind.
         """
         if kind not in ("predictive", "confidence"):
@@ -124,9 +127,7 @@ class Law:
         if not self.replicates:  # an interval without the uncertainty of the law would be too narrow
             return value, np.full_like(value, math.nan), np.full_like(value, math.nan)
         low, high = self.percentiles(self.losses(N, D, U), level)
-        return value, *(
-            (low, high) if kind == "confidence" else self.add_noise(value, low, high, N, D, level)
-        )
+        return value, *self.add_noise(value, low, high, N, D, level, kind)
 
     def add_noise(
         self,
@@ -136,17 +137,29 @@ class Law:
         N: ArrayLike,
         D: ArrayLike,
         level: float = 0.95,
+        kind: str = "predictive",
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ends of a predictive interval at N, D from a value and its confidence interval."""
+        """Return the ends of the interval of `kind` at N, D, from a value and percentiles of the law.
+
+        The noise of a run widens a predictive interval.
+        The error of extrapolation widens both.
+        """
         from scipy.special import stdtrit  # slow import
 
-        sigma, dof = self.noise_at(N, D)
-        # sigma is an estimate: Student's t instead of the normal quantile
-        half = stdtrit(dof, (1 + level) / 2) * sigma
+        half = np.zeros_like(value)
+        if kind == "predictive":
+            sigma, dof = self.noise_at(N, D)
+            # sigma is an estimate: Student's t instead of the normal quantile
+            half = stdtrit(dof, (1 + level) / 2) * sigma
+        if self.extrapolation:
+            half = np.hypot(half, Extrapolation(**self.extrapolation).half_width(N, D, level))
         # a percentile interval may exclude `value`: then that side has a width of 0
         down, up = np.maximum(np.log(value / low), 0.0), np.maximum(np.log(high / value), 0.0)
         # in quadrature: 0.03 and 0.04 give 0.05
-        return value * np.exp(-np.hypot(down, half)), value * np.exp(np.hypot(up, half))
+        ends = value * np.exp(-np.hypot(down, half)), value * np.exp(np.hypot(up, half))
+        if kind == "confidence":  # without an error to add, the percentiles stay as they are
+            return np.where(half > 0, ends[0], low), np.where(half > 0, ends[1], high)
+        return ends
 
     def noise_at(self, N: ArrayLike, D: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Return (standard deviation of log L of one run at N, D, its degrees of freedom)."""
@@ -189,7 +202,8 @@ class Law:
         # are.
         floor = np.asarray(self.replicates.get("E", ()))
         is_without = floor <= ZERO_FLOOR_SHARE * floor.max(initial=0.0)
-        # Fewer of them than one tail (25 of 1000 at 95 %) do not reach the end of the interval.
+        # Fewer of them than one tail (25 of 1000 at 95 %)
+        # do not reach the end of the interval.
         if is_without.sum() >= max(MIN_REPLICATES, tails[0] * len(floor)) and not is_without.all():
             # free constants of a law without E
             n_free = len(self.params) - len(self.fixed) - 1
@@ -255,7 +269,7 @@ class Law:
     def from_dict(cls, stored: Mapping[str, Any], own_loss: Callable[..., np.ndarray] | None = None) -> "Law":
         """Build a law from the content of law.json. Raises ValueError or TypeError for other content."""
         if isinstance(stored, dict) and "laws" in stored:
-            raise ValueError("got a stack of laws, expected one law; tools/predict.py reads stacks")
+            raise ValueError("got a stack of laws, expected one law; stacks were removed")
         law = cls(**convert_fields(cls, stored, skipped=("own_loss",)), own_loss=own_loss)
         _check_values(law)
         return law
@@ -296,13 +310,17 @@ def _check_values(law: Law) -> None:
         noise: Noise = convert_value("noise", law.noise, Noise)
         require("noise", noise.dof > 0, "degrees of freedom above 0")
         require("noise", noise.trend is None or _is_trend(noise.trend), "a trend within its limits")
+    if law.extrapolation:
+        measured: Extrapolation = convert_value("extrapolation", law.extrapolation, Extrapolation)
+        require("extrapolation", measured.is_valid(), "a growth of 0 or more, dof and compute above 0")
 
 
 def _is_trend(trend: Trend) -> bool:
     return (
         all(math.isfinite(value) for value in vars(trend).values())
         and min(trend.sigma, trend.dof_centre, trend.square_sum) > 0
-        # with both limits |slope (x - centre)| is at most 2 x 200 = 400, and exp(400) is finite in float64
+        # with both limits |slope (x - centre)| is at most 2
+        # x 200 = 400, and exp(400) is finite in float64
         and trend.low <= trend.centre <= trend.high <= trend.low + MAX_RANGE
         and abs(trend.slope) <= MAX_TREND_SLOPE
     )
@@ -311,17 +329,19 @@ def _is_trend(trend: Trend) -> bool:
 def expanded_level(level: float, n_units: int | None, n_constants: int = 1) -> float:
     """Return the level of percentiles that covers `level` with few units (runs or groups).
 
-    Expanded percentiles (Hesterberg, arXiv 1411.5279, section 5.2): around a mean, the variance of a
-    bootstrap of n units is (n - 1)/n of the true variance, and its tails are normal where those of t are
-    wider. Both are corrected by the level 2 Phi(sqrt(n / (n - k)) t) - 1 with t the quantile at n - k degrees
-    of freedom and k = 1. For k constants of a linear law the variance of residuals has the factor (n - k)/n.
-    With None or fewer than k + 2 units `level` is returned unchanged.
+    Expanded percentiles (Hesterberg, arXiv 1411.5279, section 5.2): around a mean,
+    the variance of a bootstrap of n units is (n - 1)/n of the true variance, and its
+    tails are normal where those of t are wider. Both are corrected by the level 2
+    Phi(sqrt(n / (n - k)) t) - 1 with t the quantile at n - k degrees of freedom and
+    k = 1. For k constants of a linear law the variance of residuals has the factor
+    (n - k)/n. With None or fewer than k + 2 units `level` is returned unchanged.
     """
     from scipy.special import ndtr, stdtrit  # slow import
 
     if n_units is None or n_units < n_constants + 2:
         return level
-    # 15 runs: 0.95 becomes 0.974, with t = 2.14 at 14 degrees of freedom; 100 runs: 0.954
+    # 15 runs: 0.95 becomes 0.974, with t = 2.14 at 14
+    # degrees of freedom; 100 runs: 0.954
     dof = n_units - n_constants
     wide = math.sqrt(n_units / dof) * stdtrit(dof, (1 + level) / 2)
     return float(2 * ndtr(wide) - 1)
@@ -336,7 +356,8 @@ def optimum_exponents(alpha: ArrayLike, beta: ArrayLike) -> tuple[np.ndarray, np
 
 def optimum_exponents_from(params: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
     """Return a_exponent and b_exponent from the constants of any form, for text without repetition."""
-    # kaplan: L^(1/alpha_D) is a sum of powers alpha_N / alpha_D and 1 of N and D, so the same formula holds
+    # kaplan: L^(1/alpha_D) is a sum of powers alpha_N /
+    # alpha_D and 1 of N and D, so the same formula holds
     names = [
         pair for pair in (("alpha", "beta"), ("eta", "eta"), ("alpha_N", "alpha_D")) if pair[0] in params
     ]

@@ -16,7 +16,8 @@ def is_number(value: Any) -> bool:
 
     A bool is not a number.
     """
-    # type() and not isinstance, since a bool is an int; JSON may hold 10^400, for which float() raises
+    # type() and not isinstance, since a bool is an int;
+    # JSON may hold 10^400, for which float() raises
     try:
         return type(value) in (int, float) and float(value) is not None
     except OverflowError:
@@ -51,7 +52,8 @@ def convert_value(name: str, value: Any, hint: Any) -> Any:
 def convert_fields(cls: type, stored: Any, skipped: tuple[str, ...] = (), prefix: str = "") -> dict[str, Any]:
     """Return the fields of dataclass `cls` that `stored` has, checked by their type hints.
 
-    Raises ValueError for a field of another type, or a missing one without a default.
+    Raises ValueError for a field of another type,
+    or a missing one without a default.
     """
     if not isinstance(stored, Mapping):
         raise ValueError(f"got {type(stored).__name__}, expected an object")
@@ -73,7 +75,8 @@ def require(name: str, is_valid: bool, expected: str) -> None:
 def load_law(path: str | Path, kind: str, tool: str, build: Callable[[Any], LawType]) -> LawType:
     """Read a JSON file and build a law from its content.
 
-    Raises FileNotFoundError, or ValueError that names the path for any content that `build` refuses.
+    Raises FileNotFoundError, or ValueError that names
+    the path for any content that `build` refuses.
     """
     path = Path(path)
     if not path.is_file():

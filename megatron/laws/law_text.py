@@ -24,7 +24,8 @@ def summarise_law(law: Law) -> str:
         interval = "" if low is None else f"  95 % [{low:.4g}, {high:.4g}]"
         lines.append(f"  {name:<10} {value:.5g}{interval}{mark}")
     if law.text_error:
-        # All runs share the sampling error of the text, so their scatter does not contain it.
+        # All runs share the sampling error of the text, so
+        # their scatter does not contain it.
         lines.append(
             f"  text: all losses share an error of {law.text_error['loss_se']:.2g} nats, which no interval "
             "contains"
@@ -43,6 +44,11 @@ def summarise_law(law: Law) -> str:
             f"(lack of fit: F = {tested['statistic']:.3g}, p = {tested['p_value']:.2g}, "
             f"misfit {100 * tested['misfit']:.2g} %)"
         )
+    if law.extrapolation:
+        lines.append(
+            f"  beyond C = {law.extrapolation['compute']:.3g} FLOPs: "
+            f"{100 * law.extrapolation['growth']:.2g} % more deviation for each factor of e in compute"
+        )
     lines += format_held_out(law.held_out)
     return "\n".join(lines + [f"  warning: {warning}" for warning in law.warnings])
 
@@ -52,7 +58,8 @@ def _describe_trend(law: Law) -> list[str]:
     trend = law.noise.get("trend")
     if not trend:
         return []
-    # at both ends of x = log(N D), beyond which the scatter is constant (noise.Trend)
+    # at both ends of x = log(N D), beyond which the
+    # scatter is constant (noise.Trend)
     sigma, _ = Trend(**trend).evaluate(np.array([trend["low"], trend["high"]]))
     return [
         f"    it changes with compute: {100 * sigma[0]:.2g} % at the smallest N D, "

@@ -1,11 +1,12 @@
 """Compute at which one objective is measured to beat another on the same unique text, without a law.
 
-The runs of an objective on U unique tokens are grouped into settings: runs that differ only in their seed.
-Settings are selected by their mean loss on one text (validation) and reported by that on another (test). A
-second text removes the luck of the text, not that of the seed: losses of one run on two texts correlate. So
-the selected settings are trained again with fresh seeds, which took no part in the selection, and only these
-are reported with an interval. C_crit is the compute at which the selected loss of the second objective comes
-down to that of the first.
+The runs of an objective on U unique tokens are grouped into settings: runs that
+differ only in their seed. Settings are selected by their mean loss on one text
+(validation) and reported by that on another (test). A second text removes the luck
+of the text, not that of the seed: losses of one run on two texts correlate. So the
+selected settings are trained again with fresh seeds, which took no part in the
+selection, and only these are reported with an interval. C_crit is the compute at
+which the selected loss of the second objective comes down to that of the first.
 """
 
 import math
@@ -102,13 +103,16 @@ def measure_crossover(
 ) -> MeasuredCrossover:
     """Compare two objectives on U unique tokens, by the settings of `list_reported`.
 
-    The interval redraws the mean losses of the fresh seeds, whose settings were selected without them. The
-    variance of a setting is pooled over the repeated settings of its objective whose losses are nearest, up
-    to MIN_DOF degrees of freedom: where a loss falls steeply with compute, seeds differ much more than at its
-    least. Lengths of one setting share the first steps of their runs, so all means of an objective move by
-    one draw of Student's t: an interval for independent means would be narrower.
+    The interval redraws the mean losses of the fresh seeds, whose settings
+    were selected without them. The variance of a setting is pooled over the
+    repeated settings of its objective whose losses are nearest, up to
+    MIN_DOF degrees of freedom: where a loss falls steeply with compute,
+    seeds differ much more than at its least. Lengths of one setting share
+    the first steps of their runs, so all means of an objective move by one
+    draw of Student's t: an interval for independent means would be narrower.
 
-    Raises ValueError without settings, or for losses or FLOPs that are not finite numbers above 0.
+    Raises ValueError without settings, or for losses
+    or FLOPs that are not finite numbers above 0.
     """
     for name, settings in (("first", first), ("second", second)):
         _check_settings(name, settings)
@@ -139,8 +143,8 @@ def measure_crossover(
 def list_reported(settings: Sequence[Setting]) -> list[Setting]:
     """Return the settings that are compared: those with fresh seeds, if the best of all is one of them.
 
-    The best setting is that of the least mean validation loss. Otherwise all are compared, by the seeds that
-    selected them.
+    The best setting is that of the least mean validation loss.
+    Otherwise all are compared, by the seeds that selected them.
     """
     best = min(settings, key=lambda setting: setting.validation.mean())
     return [setting for setting in settings if len(setting.fresh) or not len(best.fresh)]
@@ -163,10 +167,11 @@ def find_crossing(
     first_C, second_C   [n], [m] FLOPs
     first, second       [n, 2], [m, 2] mean (validation, test) losses
 
-    At each compute of the second objective, both sides have the setting of the least validation loss at no
-    more compute. C_crit is interpolated in log C between the last such compute at which the test loss of the
-    second is above that of the first, and the next one. A crossing at the first compute of the second
-    objective is no measured one: it may have happened before.
+    At each compute of the second objective, both sides have the setting of the
+    least validation loss at no more compute. C_crit is interpolated in log C
+    between the last such compute at which the test loss of the second is above
+    that of the first, and the next one. A crossing at the first compute of the
+    second objective is no measured one: it may have happened before.
     """
     points, sides = _find_crossings(first_C, first[None], second_C, second[None])
     if not np.isfinite(points[0]):
@@ -187,11 +192,13 @@ def _find_crossings(
         _select_up_to(C, losses[..., 0], limits) for C, losses in ((second_C, second), (first_C, first))
     )
     rows = np.arange(len(second))[:, None]
-    # without a run of the first objective at this compute there is nothing to compare
+    # without a run of the first objective at this
+    # compute there is nothing to compare
     usable = limits * TOLERANCE >= first_C.min()
     gaps = np.where(usable, second[rows, second_best, 1] - first[rows, first_best, 1], -math.inf)  # [R, m]
     worse = gaps > 0
-    # after the last compute at which the second is worse: a short dip by noise is no crossing
+    # after the last compute at which the second is
+    # worse: a short dip by noise is no crossing
     low = gaps.shape[1] - 1 - np.argmax(worse[:, ::-1], axis=1)
     has_crossing = worse.any(axis=1) & (low < gaps.shape[1] - 1)
     low = np.where(has_crossing, low, 0)
@@ -243,7 +250,8 @@ class _Errors:
 def _pool_errors(settings: Sequence[Setting]) -> _Errors | None:
     """Return the errors of the means over fresh seeds; None where a setting has none, or none is repeated.
 
-    The variance of single seeds is pooled over the repeated settings of the nearest mean validation losses.
+    The variance of single seeds is pooled over the repeated
+    settings of the nearest mean validation losses.
     """
     repeated = [setting for setting in settings if len(setting.fresh) > 1]
     if not repeated or not all(len(setting.fresh) for setting in settings):
@@ -291,8 +299,9 @@ def _find_interval(draws: np.ndarray, level: float) -> tuple[float | None, float
 def fit_crossover_law(crossovers: Sequence[MeasuredCrossover]) -> CrossoverLaw | None:
     """Fit a power law through the measured crossings; None with fewer than two of them.
 
-    Each crossing has half the distance of the 15.9 and 84.1 % quantiles of its draws in log C as its error,
-    where both are crossings: one standard deviation, without the few draws that do not cross.
+    Each crossing has half the distance of the 15.9 and 84.1 % quantiles
+    of its draws in log C as its error, where both are crossings: one
+    standard deviation, without the few draws that do not cross.
     """
     measured = [(at.U, at.C, at.draws) for at in crossovers if at.C is not None]
     if len({U for U, _, _ in measured}) < 2:

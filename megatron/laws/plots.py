@@ -15,8 +15,8 @@ def plot_law(
 ) -> Any:
     """Return a plotly figure of the loss of several sizes of a `Law` against compute.
 
-    N, D, L [n] are runs to draw as points. Sizes and compute are from the ranges of the fitted runs. The best
-    size of each budget is the figure of `Frontier.plot`.
+    N, D, L [n] are runs to draw as points. Sizes and compute are from the ranges of
+    the fitted runs. The best size of each budget is the figure of `Frontier.plot`.
     """
     from plotly.graph_objects import Figure  # slow import
 

@@ -1,8 +1,9 @@
 """Power law y = coefficient x^exponent through points with errors, with intervals.
 
-A straight line in logs is fitted by weighted least squares. Where points have errors and their scatter around
-the line is larger, the errors are scaled up to it (Birge ratio); they are never scaled down. Intervals use
-Student's t with n - 2 degrees of freedom.
+A straight line in logs is fitted by weighted least squares. Where
+points have errors and their scatter around the line is larger, the
+errors are scaled up to it (Birge ratio); they are never scaled
+down. Intervals use Student's t with n - 2 degrees of freedom.
 """
 
 from dataclasses import dataclass, field, replace
@@ -72,7 +73,8 @@ def fit_power(x: ArrayLike, y: ArrayLike, log_se: ArrayLike | None = None) -> Po
 
     With two points the interval is by `log_se` alone, and NaN without `log_se`.
 
-    Raises ValueError for fewer than two different x, or values that are not positive.
+    Raises ValueError for fewer than two different
+    x, or values that are not positive.
     """
     log_x: np.ndarray = np.log(_validate_positive("x", x))
     log_y: np.ndarray = np.log(_validate_positive("y", y))
@@ -94,7 +96,8 @@ def fit_power(x: ArrayLike, y: ArrayLike, log_se: ArrayLike | None = None) -> Po
     square = float(weights @ offset**2)
     slope = float(weights @ (offset * (log_y - mean_y))) / square
     dof = len(log_x) - 2
-    # reduced chi-square: about 1 if the errors explain the scatter, NaN for two points
+    # reduced chi-square: about 1 if the errors explain
+    # the scatter, NaN for two points
     scale = float(weights @ (log_y - mean_y - slope * offset) ** 2) / dof if dof else float("nan")
     if log_se is not None:
         scale = max(scale, 1.0) if dof else 1.0  # Birge ratio

@@ -8,7 +8,6 @@ import numpy as np
 
 from megatron.laws.frontier import frontier_bands, optimal_frontier, search_frontier
 from megatron.laws.law import Law
-from megatron.laws.stack import StackedLaw, stacked_bands
 
 LEVEL = 0.95
 Interval = tuple[float, float] | None
@@ -38,8 +37,9 @@ class Prediction:
 class OptimumPrediction:
     """N parameters and D tokens of the least loss L at C = k N D FLOPs, k = flops_per_param_token.
 
-    N_confidence, D_confidence and L_confidence are intervals of the optimum of the law; L_predictive is the
-    interval of the measured loss of one run there. All are None without bootstrap replicates.
+    N_confidence, D_confidence and L_confidence are intervals of the
+    optimum of the law; L_predictive is the interval of the measured
+    loss of one run there. All are None without bootstrap replicates.
     """
 
     C: float
@@ -56,12 +56,11 @@ class OptimumPrediction:
     outside: dict[str, str]
 
 
-def predict_run(
-    law: Law | StackedLaw, N: float, D: float, U: float | None = None, level: float = LEVEL
-) -> Prediction:
+def predict_run(law: Law, N: float, D: float, U: float | None = None, level: float = LEVEL) -> Prediction:
     """Predict one run.
 
-    Raises ValueError for N, D or U that is not one number above 0, or a level not between 0 and 1.
+    Raises ValueError for N, D or U that is not one
+    number above 0, or a level not between 0 and 1.
     """
     point = _check_point(level, N=N, D=D, **({} if U is None else {"U": U}))
     unique = np.inf if U is None else U
@@ -72,7 +71,7 @@ def predict_run(
 
 
 def predict_optimum(
-    law: Law | StackedLaw,
+    law: Law,
     C: float,
     U: float | None = None,
     flops_per_param_token: float = 6.0,
@@ -80,27 +79,21 @@ def predict_optimum(
 ) -> OptimumPrediction:
     """Predict the compute-optimal N, D and L at C FLOPs with U unique tokens.
 
-    For a stack, the intervals of L are those of its prediction at N and D. Raises ValueError as
-    `predict_run`.
+    Raises ValueError as `predict_run`.
     """
     k, unique = flops_per_param_token, np.inf if U is None else U
     given = _check_point(level, C=C, flops_per_param_token=k, **({} if U is None else {"U": U}))
-    # only one law with unique text has a closed form; repetition and stacks are searched
-    if isinstance(law, Law) and U is None:
-        frontier = optimal_frontier(law, C, k)
-    else:
-        frontier = search_frontier(law, C, unique, k)
+    # only without repetition there is a closed form
+    frontier = optimal_frontier(law, C, k) if U is None else search_frontier(law, C, unique, k)
     N, D, L = (float(v[0]) for v in (frontier.N, frontier.D, frontier.L))
     inner: dict[str, Interval] = dict.fromkeys("NDL")
     predictive: Interval = None
-    if isinstance(law, StackedLaw):
-        inner = {name: _to_interval(*band) for name, band in stacked_bands(law, C, level, k, U).items()}
-        inner["L"] = _to_interval(*law.predict(N, D, unique, level, "confidence")[1:])
-        predictive = _to_interval(*law.predict(N, D, unique, level, "predictive")[1:])
-    elif law.replicates:
+    if law.replicates:
         bands = frontier_bands(law, C, level, k, U)  # each end is [1], as the frontier
-        low, high = law.add_noise(frontier.L, *bands["L"], N, D, level)
+        loss = (frontier.L, *bands["L"], N, D, level)
+        low, high = law.add_noise(*loss)
         predictive = _to_interval(low[0], high[0])
+        bands["L"] = law.add_noise(*loss, "confidence")
         inner = {name: _to_interval(low[0], high[0]) for name, (low, high) in bands.items()}
     # a run reads at most D tokens: U above D is compared with the ranges as D
     point = {"N": N, "D": D} | ({"U": min(given["U"], D)} if "U" in given else {})
@@ -108,7 +101,7 @@ def predict_optimum(
     return OptimumPrediction(C, k, U, N, D, L, level, *confidences, predictive, find_outside(law, point))
 
 
-def find_outside(law: Law | StackedLaw, point: Mapping[str, float]) -> dict[str, str]:
+def find_outside(law: Law, point: Mapping[str, float]) -> dict[str, str]:
     """Return {name: "below" or "above"} of the values of `point` outside the ranges of the fitted runs."""
     outside = {}
     for name, value in point.items():

@@ -1,7 +1,7 @@
 """Training FLOPs per token of a model by the conventions of the literature.
 
-In all of them backward is twice forward, and recomputation is not counted. They differ in the operations
-counted:
+In all of them backward is twice forward, and recomputation is not counted.
+They differ in the operations counted:
 
 exact      every matrix product as this code runs it, the whole S x S attention (plan/count.py)
 6nd        6 N, with N as counted here; no FLOPs for attention scores
@@ -22,7 +22,8 @@ def training_flops_per_token(model: ModelConfig, seq_len: int) -> dict[str, floa
     """Return {convention: training FLOPs per token} at S = seq_len."""
     blocks, width = model.n_layers, model.d_model
     exact = flops_per_token(model, seq_len)
-    # forward FLOPs per token of the lookup as a product of a one-hot vector [V] by the table [V, D]
+    # forward FLOPs per token of the lookup as a product of a one-hot vector
+    # [V] by the table [V, D]
     embedding = 2.0 * model.vocab_rows * width
     # per token: L H rows of S scores, SOFTMAX_FLOPS for each score
     softmax = float(SOFTMAX_FLOPS * blocks * model.n_heads * seq_len)
@@ -31,13 +32,16 @@ def training_flops_per_token(model: ModelConfig, seq_len: int) -> dict[str, floa
     return {
         "exact": exact,
         "6nd": 6.0 * n_params(model),
-        # table 1 has 2 N + 2 L S H K in the forward pass; the backward pass costs twice as much
+        # table 1 has 2 N + 2 L S H K in the forward pass; the backward pass
+        # costs twice as much
         "kaplan": 6.0 * n_non_embedding(model) + 6.0 * blocks * seq_len * model.n_heads * model.d_head,
         "palm": flops_per_token_mfu(model, seq_len),
-        # 72 L D^2 is 6 FLOPs for each of 12 D^2 weights in a block: 4 D^2 in attention, 8 D^2 in the
-        # feed-forward. The term S/(6 D) gives 12 L S D for the attention scores. Eq. 3 itself has 96 = 8 x
-        # 12, with a second forward pass.
+        # 72 L D^2 is 6 FLOPs for each of 12 D^2 weights in a block: 4 D^2 in
+        # attention, 8 D^2 in the feed-forward. The term S/(6 D) gives 12 L S D
+        # for the attention scores. Eq. 3 itself has 96 = 8 x 12, with a second
+        # forward pass.
         "megatron": 72.0 * blocks * width**2 * (1 + seq_len / (6 * width) + head_share),
-        # forward plus backward is 3 times forward for the two additional terms as well
+        # forward plus backward is 3 times forward for the two additional terms
+        # as well
         "chinchilla": exact + 3 * (embedding + softmax),
     }

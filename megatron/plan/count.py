@@ -1,8 +1,9 @@
 """Parameters and FLOPs of a model shape, term by term. This is the only place that counts N.
 
-D d_model, F d_ff, H heads, G key and value heads, K d_head, L blocks, V embedding rows, S positions. A
-product of an [m, k] by a [k, n] matrix is 2 m k n FLOPs, and backward costs twice forward. Biases, norms and
-position embeddings are not matrix products and count as 0 FLOPs.
+D d_model, F d_ff, H heads, G key and value heads, K d_head, L blocks, V
+embedding rows, S positions. A product of an [m, k] by a [k, n] matrix is 2 m k
+n FLOPs, and backward costs twice forward. Biases, norms and position
+embeddings are not matrix products and count as 0 FLOPs.
 """
 
 from megatron.config.schema import ModelConfig
@@ -17,8 +18,9 @@ def parameter_terms(model: ModelConfig) -> dict[str, int]:
     `positions`, `head` and `biases` are present only if the shape has them. The biases of norms are in
     `norms`. A tied embedding is also the head and is counted once, as `embedding`.
     """
-    # Rule of thumb: with H K = D, G = H and F = 8 D / 3, a block has 4 D^2 weights in attention and 8 D^2 in
-    # the feed-forward layer, so L blocks have about 12 L D^2.
+    # Rule of thumb: with H K = D, G = H and F = 8 D / 3, a block has 4 D^2
+    # weights in attention and 8 D^2 in the feed-forward layer, so L blocks
+    # have about 12 L D^2.
     terms = {
         "embedding": model.vocab_rows * model.d_model,
         "attention": model.n_layers * _count_attention(model),
@@ -58,10 +60,10 @@ def _count_biases(model: ModelConfig) -> int:
     projections = (model.n_heads + 2 * model.kv_heads) * model.d_head  # outputs of query, key and value
     if not model.biases:
         return projections
-    # the attention output, the matrices into the hidden layer (1 or 2 of width F), and the one back to D
-    return (
-        projections + model.d_model + (_count_feed_forward_matrices(model) - 1) * model.d_ff + model.d_model
-    )
+    # the attention output, the matrices into the hidden layer (1 or 2 of width
+    # F), and the one back to D
+    hidden = (_count_feed_forward_matrices(model) - 1) * model.d_ff
+    return projections + model.d_model + hidden + model.d_model
 
 
 def n_params(model: ModelConfig) -> int:
@@ -77,17 +79,20 @@ def n_non_embedding(model: ModelConfig) -> int:
 def flop_terms(model: ModelConfig, seq_len: int) -> dict[str, float]:
     """Return the training FLOPs per token of each part: all matrix products, with whole S x S attention.
 
-    A forward and backward pass costs 6 FLOPs per weight and token. The attention scores and the weighted sum
-    are 2 S H K FLOPs each per token and block in the forward pass, times 3 with the backward pass.
+    A forward and backward pass costs 6 FLOPs per weight and token. The
+    attention scores and the weighted sum are 2 S H K FLOPs each per token and
+    block in the forward pass, times 3 with the backward pass.
     """
     terms = parameter_terms(model)
     return {
         "attention": 6.0 * terms["attention"],
-        # Per head and sample: [S, K] x [K, S] and [S, S] x [S, K], each 2 S^2 K FLOPs, or 2 S K per token.
-        # Two products, H heads, L blocks, times 3: 12 L H K S.
+        # Per head and sample: [S, K] x [K, S] and [S, S] x [S, K], each 2 S^2
+        # K FLOPs, or 2 S K per token. Two products, H heads, L blocks, times
+        # 3: 12 L H K S.
         "attention_scores": 12.0 * model.n_layers * model.n_heads * model.d_head * seq_len,
         "feed_forward": 6.0 * terms["feed_forward"],
-        # V D weights, tied or not, and a bias that is computed as a column; the lookup itself is free
+        # V D weights, tied or not, and a bias that is computed as a column;
+        # the lookup itself is free
         "head": 6.0 * (terms["embedding"] + model.vocab_rows * model.head_bias),
     }
 
@@ -100,8 +105,9 @@ def flops_per_token(model: ModelConfig, seq_len: int) -> float:
 def flops_per_token_mfu(model: ModelConfig, seq_len: int) -> float:
     """Return torchtitan's FLOPs per token for MFU: 6 N + 12 L H K S.
 
-    N excludes tables that are only looked up. A tied embedding is also the head matrix, so all of it counts.
-    An untied embedding and learned positions do not.
+    N excludes tables that are only looked up. A tied embedding is also the
+    head matrix, so all of it counts. An untied embedding and learned positions
+    do not.
     """
     terms = parameter_terms(model)
     only_looked_up = terms.get("positions", 0) + (0 if model.tied_embedding else terms["embedding"])
@@ -117,13 +123,16 @@ def mfu_formula(n_multiplied: int, n_layers: int, width: int, seq_len: int) -> f
 def flops_per_token_executed(model: ModelConfig, seq_len: int, causal: bool, predicted: float) -> float:
     """Return the FLOPs per token that the kernels execute.
 
-    Causal attention skips later positions: position s attends to s + 1 of S positions, (S + 1) / 2 on
-    average. `predicted` is the fraction of positions at which the head runs.
+    Causal attention skips later positions: position s attends to s + 1 of S
+    positions, (S + 1) / 2 on average. `predicted` is the fraction of positions
+    at which the head runs.
     """
     terms = flop_terms(model, seq_len)
-    # the mask of a window is dense: kernels compute all scores and hide those outside
+    # the mask of a window is dense: kernels compute all scores and hide those
+    # outside
     if causal and (model.attention_window or seq_len) >= seq_len:
-        # position s = 0 ... S - 1 attends to s + 1 positions: the sum is S (S + 1) / 2 of S^2
+        # position s = 0 ... S - 1 attends to s + 1 positions: the sum is S (S
+        # + 1) / 2 of S^2
         terms["attention_scores"] *= (seq_len + 1) / (2 * seq_len)
     terms["head"] *= predicted
     return sum(terms.values())

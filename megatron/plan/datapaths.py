@@ -30,7 +30,8 @@ class WeightedCorpus:
 def read_corpora(path: str | Path) -> tuple[WeightedCorpus, ...]:
     """Return the corpora of a data-path file (.txt), or the single corpus of a prefix.
 
-    Raises FileNotFoundError or ValueError with file and line for an unusable data-path file.
+    Raises FileNotFoundError or ValueError with file and line for an unusable
+    data-path file.
     """
     if not str(path).endswith(SUFFIX):
         return (WeightedCorpus(str(path), FULL_WEIGHT),)
@@ -40,8 +41,9 @@ def read_corpora(path: str | Path) -> tuple[WeightedCorpus, ...]:
 def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
     """Return the corpora of a data-path file: at least one, all complete, distinct and of one tokenizer.
 
-    A line has one or several entries `weight path-prefix`, which may be quoted. `#` begins a comment at the
-    start of a line or after a space. `$NAME` and `~` are expanded. A prefix is relative to the working
+    A line has one or several entries `weight path-prefix`, which may be
+    quoted. `#` begins a comment at the start of a line or after a space.
+    `$NAME` and `~` are expanded. A prefix is relative to the working
     directory, or else to the folder of the file.
     """
     if not path.is_file():
@@ -57,12 +59,11 @@ def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
         prefix = _find_prefix(written, path.parent, location)
         resolved = Path(prefix).resolve()  # detects one dataset under two names
         if resolved in seen:
-            raise ValueError(
-                f"{location}: {prefix} is on {seen[resolved]} already. Give it once, with one weight."
-            )
+            raise ValueError(f"{location}: {prefix} is on {seen[resolved]} already. Give it once.")
         seen[resolved] = f"line {location.rpartition(':')[2]}"
         corpora.append(WeightedCorpus(prefix, weight))
-        # with the first that records a tokenizer: one without a record is compatible with all
+        # with the first that records a tokenizer: one without a record is
+        # compatible with all
         if first_recorded is None and _read_tokenizer_record(prefix):
             first_recorded = prefix
         compare_tokenizers(first_recorded or prefix, prefix, location)
@@ -74,12 +75,11 @@ def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (file:line, content) of each line that is not empty, without comments and quotes."""
     try:
-        # utf-8-sig drops the byte order mark of Windows editors, which would become part of the first weight
+        # utf-8-sig drops the byte order mark of Windows editors, which would
+        # become part of the first weight
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}: got bytes that are not UTF-8 ({error}), expected a line for each dataset"
-        ) from error
+        raise ValueError(f"{path}: got bytes that are not UTF-8 ({error}). Save it as UTF-8.") from error
     for number, line in enumerate(text.splitlines(), 1):
         # the leading space makes a `#` at the start of a line a comment too
         content = (" " + line.replace("\t", " ")).partition(" #")[0].strip()
@@ -90,7 +90,8 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
 def _split_entries(line: str) -> list[str]:
     """Return the `weight path-prefix` entries of a line, without quotes.
 
-    A line has one entry, quoted or not, or several: each in quotes, or alternating weights and prefixes.
+    A line has one entry, quoted or not, or several: each in quotes, or
+    alternating weights and prefixes.
     """
     quoted = QUOTED.findall(line)
     if quoted and not QUOTED.sub("", line).strip(" ,"):
@@ -101,7 +102,8 @@ def _split_entries(line: str) -> list[str]:
 def _split_pairs(line: str) -> list[str]:
     """Return the entries of text without outer quotes."""
     words = line.split()
-    # 0.3 a 0.7 b: every other word is a number; a single prefix may contain spaces and is left whole
+    # 0.3 a 0.7 b: every other word is a number; a single prefix may contain
+    # spaces and is left whole
     if len(words) > 2 and len(words) % 2 == 0 and all(NUMBER.fullmatch(word) for word in words[::2]):
         return [f"{weight} {prefix}" for weight, prefix in zip(words[::2], words[1::2], strict=True)]
     return [line.strip()]
@@ -119,15 +121,13 @@ def _parse_entry(line: str, location: str, is_only_entry: bool) -> tuple[Fractio
             return FULL_WEIGHT, words[0]
         raise ValueError(f"{location}: got the single word {line!r}, expected: weight path-prefix")
     try:
-        # accepts 0.3, 3e-1 and 3/10, which are the same Fraction; 3/0 raises ZeroDivisionError
+        # accepts 0.3, 3e-1 and 3/10, which are the same Fraction; 3/0 raises
+        # ZeroDivisionError
         weight = Fraction(words[0])
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"{location}: got weight {words[0]!r}, expected: number path-prefix") from None
     if weight <= 0:
-        raise ValueError(
-            f"{location}: got weight {words[0]}, expected a number above 0. "
-            "Remove the line to omit the corpus."
-        )
+        raise ValueError(f"{location}: got weight {words[0]}, expected more than 0. Remove the line.")
     return weight, words[1].strip("\"'")
 
 
@@ -142,10 +142,10 @@ def _find_prefix(written: str, folder: Path, location: str) -> str:
     if (prefix := find_prefix(requested, folder)) is not None:
         return prefix
     if " " in requested:
-        raise FileNotFoundError(
-            f"{location}: no dataset {written}.bin/.idx, expected `weight path-prefix` pairs"
-        )
-    # the value of a variable may be a secret, so messages contain only its name
+        expected = "`weight path-prefix` pairs"
+        raise FileNotFoundError(f"{location}: no dataset {written}.bin/.idx, expected {expected}")
+    # the value of a variable may be a secret, so messages contain only its
+    # name
     name = requested if requested == strip_suffix(written) else written
     raise FileNotFoundError(
         f"{location}: no dataset {name}.bin/.idx, neither in the working directory nor in {folder}. "
@@ -162,9 +162,9 @@ def compare_tokenizers(first: str, other: str, location: str) -> None:
     for key in ("sha256", "n_tokens"):
         expected, value = first_record.get(key), other_record.get(key)
         if None not in (expected, value) and value != expected:
+            difference = f"{key} {str(value)[:12]}, not {str(expected)[:12]}"
             raise ValueError(
-                f"{location}: {other} has another tokenizer than {first} "
-                f"({key} {str(value)[:12]}, not {str(expected)[:12]}). "
+                f"{location}: {other} has another tokenizer than {first} ({difference}). "
                 "Use the same tokenizer for both."
             )
 
@@ -172,7 +172,8 @@ def compare_tokenizers(first: str, other: str, location: str) -> None:
 def compare_eods(prefixes: Sequence[str], allow_mixed: bool = False) -> tuple[str, ...]:
     """Return warnings about datasets that end documents differently or do not record how they end them.
 
-    Raises ValueError if the records of two datasets differ, unless `allow_mixed`.
+    Raises ValueError if the records of two datasets differ, unless
+    `allow_mixed`.
     """
     uses = [(prefix, parse_eod_use(load_sidecar(prefix))) for prefix in prefixes if prefix != SYNTHETIC]
     return compare_eod_uses(uses, allow_mixed, "set dataset.mixed_eod=true to mix them")
@@ -186,10 +187,8 @@ def compare_eod_uses(
     warnings = []
     for prefix, use in uses if len(uses) > 1 else ():
         if use is None:
-            warnings.append(
-                f"{prefix}: no sidecar that records how its documents end. "
-                "Check that they end as in the other datasets."
-            )
+            check = "Check that they end as in the other datasets."
+            warnings.append(f"{prefix}: no sidecar that records how its documents end. {check}")
         elif use != expected:
             warnings.append(f"{prefix}: got {use}, expected {expected} as in {first}.")
             if not allow_mixed:

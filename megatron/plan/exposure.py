@@ -46,9 +46,7 @@ class Exposure:
             self._read_mixture(read_resolved(config.dataset.mixture))
             return
         if path is None:
-            raise ValueError(
-                "dataset.path_train: missing, expected the prefix of a .bin/.idx dataset or a data-path file"
-            )
+            raise ValueError("dataset.path_train: missing, expected a .bin/.idx prefix or a data-path file")
         self.corpora = read_corpora(path)
         try:
             self.round_robin = WeightedRoundRobin([corpus.weight for corpus in self.corpora])
@@ -69,9 +67,9 @@ class Exposure:
 
     def _limit_epoch_samples(self, unique_tokens: int) -> list[int]:
         """Return the samples per epoch of each corpus for dataset.unique_tokens, by the corpora's weights."""
-        # the exact split of the first ceil(unique_tokens / seq_len) samples of the blend
-        # Example: 1,000 tokens in samples of 300 are the first 4 samples. With weights 3/4 and 1/4, the
-        # corpora have 3 and 1 of them.
+        # the exact split of the first ceil(unique_tokens / seq_len) samples of
+        # the blend Example: 1,000 tokens in samples of 300 are the first 4
+        # samples. With weights 3/4 and 1/4, the corpora have 3 and 1 of them.
         assert self.round_robin is not None, "__init__ sets it before"
         limited = self.round_robin.prefix_counts(-(-unique_tokens // self.seq_len))
         for corpus, n, available in zip(self.corpora, limited, self.epoch_samples, strict=True):
@@ -87,8 +85,9 @@ class Exposure:
         """Use one corpus for each domain of the mixture."""
         self.round_robin = None
         self.names = list(resolved.domains)
-        # All domains are parts of the mixture's datasets; the first prefix stands for all of them. The shares
-        # are in `self.weights`, not in these weights of 1.
+        # All domains are parts of the mixture's datasets; the first prefix
+        # stands for all of them. The shares are in `self.weights`, not in
+        # these weights of 1.
         self.corpora = (WeightedCorpus(resolved.pairs[0], Fraction(1)),) * len(self.names)
         self.weights, self.epoch_samples = list(resolved.weights), resolved.count_windows(self.seq_len)
 
@@ -110,7 +109,8 @@ class Exposure:
                 samples=count,
                 # a domain of a mixture may have no whole sample
                 epochs=count / max(epoch_samples, 1),
-                # an epoch reads every sample once, so repetition begins after the first epoch
+                # an epoch reads every sample once, so repetition begins after
+                # the first epoch
                 unique_tokens=min(count, epoch_samples) * self.seq_len,
                 repeated_tokens=max(0, count - epoch_samples) * self.seq_len,
             )
@@ -123,15 +123,13 @@ class Exposure:
 def count_epoch_samples(prefix: str, seq_len: int) -> int:
     """Return the number of whole samples in one epoch of a corpus. Raises ValueError if there is none.
 
-    A sample is seq_len + 1 tokens, and neighbours share one token: the last target of a sample is the first
-    input of the next.
+    A sample is seq_len + 1 tokens, and neighbours share one token: the last
+    target of a sample is the first input of the next.
     """
     n_tokens = count_corpus_tokens(prefix)
     # 10 tokens, seq_len 3: samples 0-3, 3-6 and 6-9, (10 - 1) // 3 = 3
     n_samples = (n_tokens - 1) // seq_len
     if n_samples < 1:
-        raise ValueError(
-            f"{prefix}: got {n_tokens} tokens, expected at least one window of {seq_len} + 1. "
-            "Lower dataset.seq_len."
-        )
+        expected = f"at least one window of {seq_len} + 1"
+        raise ValueError(f"{prefix}: got {n_tokens} tokens, expected {expected}. Lower dataset.seq_len.")
     return n_samples

@@ -11,25 +11,28 @@ from megatron.config.schema import RunConfig
 from megatron.plan.datapaths import read_corpora, read_corpus_sidecar
 from megatron.plan.mixture_use import read_resolved
 
-# sections whose values are hashed under `section: {key: value}`; those of the others under `key: value`
+# sections whose values are hashed under `section: {key: value}`; those of the
+# others under `key: value`
 NESTED_SECTIONS = ("model", "objective", "optim", "lr_scheduler", "evaluation")
 
 
 def _describe_corpora(path: str | None) -> Any:
     """Return the content of a dataset, independent of its path.
 
-    Checksums for one corpus; for several, in order, their shares and checksums.
+    Checksums for one corpus; for several, in order, their shares and
+    checksums.
     """
     if path is None:
         return None
     corpora = read_corpora(path)
     if len(corpora) == 1:
         return _read_checksums(corpora[0].prefix)
-    # str(Fraction), as in "3/10": exact, so that the weights 0.3 and 0.7 give the same hash as 3 and 7
+    # str(Fraction), as in "3/10": exact, so that the weights 0.3 and 0.7 give
+    # the same hash as 3 and 7
     total = sum(corpus.weight for corpus in corpora)
-    return [
-        {"share": str(corpus.weight / total), "content": _read_checksums(corpus.prefix)} for corpus in corpora
-    ]
+    shares = [str(corpus.weight / total) for corpus in corpora]
+    contents = [_read_checksums(corpus.prefix) for corpus in corpora]
+    return [{"share": s, "content": c} for s, c in zip(shares, contents, strict=True)]
 
 
 def _read_checksums(prefix: str) -> Any:
@@ -51,7 +54,8 @@ def _select_settings(section: Any) -> dict[str, Any]:
     values = {}
     for key in fields(section):
         value, identity = getattr(section, key.name), key.metadata["identity"]
-        # runs from before a setting was added keep their identity: its default is not hashed
+        # runs from before a setting was added keep their identity: its default
+        # is not hashed
         if identity == ALWAYS or identity == IF_CHANGED and value != key.default:
             values[key.name] = value
     return values
@@ -64,8 +68,8 @@ def run_identity(config: RunConfig) -> str:
 
 def trunk_identity(config: RunConfig) -> str:
     """Return a hash that is equal for runs with the same steps as long as their learning rates are equal."""
-    # Held-out data affects the reported losses, but no step of the training. Megatron's sample order depends
-    # on the length of the run.
+    # Held-out data affects the reported losses, but no step of the training.
+    # Megatron's sample order depends on the length of the run.
     schedule = ("lr_scheduler",) if config.dataset.order == "epoch" else ()
     return _hash_settings(config, "held_out", "evaluation", *schedule)
 
@@ -83,17 +87,20 @@ def _hash_settings(config: RunConfig, *excluded: str) -> str:
 
 def _collect_hashed_values(config: RunConfig) -> dict[str, Any]:
     """Return the values that affect the losses. Their names are hashed too, so they must not change."""
-    # not hashed, for example: the parallel layout, which changes the losses at most by rounding
+    # not hashed, for example: the parallel layout, which changes the losses at
+    # most by rounding
     hashed: dict[str, Any] = {}
     for part in fields(config):
         section = getattr(config, part.name)
         if is_dataclass(section):
             values = _select_settings(section)
             hashed |= {part.name: values} if part.name in NESTED_SECTIONS else values
-    # float8 is a dtype of matrix products; two keys would change the identity of all other runs
+    # float8 is a dtype of matrix products; two keys would change the identity
+    # of all other runs
     if hashed.pop("float8", False):
         hashed["dtype"] = "float8"
-    # Before it was a setting, the residual stream of one device was float32: those runs keep their identity.
+    # Before it was a setting, the residual stream of one device was float32:
+    # those runs keep their identity.
     residual = hashed.pop("residual_dtype") or config.dist.dtype
     if residual != "float32":
         hashed["residual_dtype"] = residual

@@ -11,8 +11,9 @@ DECAY_FRACTION = 0.2  # default, of the run: Haegele et al., arXiv 2405.18392, f
 def count_steps(length: LrSchedulerConfig, data: DatasetConfig, epoch_samples: int) -> int:
     """Return the steps of the run. `epoch_samples` is the number of samples in one epoch.
 
-    Tokens are rounded to whole steps. Epochs are exact: the run ends with the last step that is entirely
-    within them. No sample is then read more often than requested, and less than one batch is skipped.
+    Tokens are rounded to whole steps. Epochs are exact: the run ends with the
+    last step that is entirely within them. No sample is then read more often
+    than requested, and less than one batch is skipped.
     """
     tokens_per_step = data.batch_size * data.seq_len
     if length.total_iterations is not None:
@@ -21,8 +22,10 @@ def count_steps(length: LrSchedulerConfig, data: DatasetConfig, epoch_samples: i
         n_steps = round(length.total_tokens / tokens_per_step)  # to the nearest step
     else:
         assert length.total_epochs is not None, "config/check.py requires exactly one of the lengths"
-        # example: 2 epochs of 1,000 samples in batches of 256 are 7.8, so 7 steps; 208 samples are skipped
-        n_steps = math.floor(_to_fraction(length.total_epochs) * epoch_samples / data.batch_size)
+        # example: 2 epochs of 1,000 samples in batches of 256 are 7.8, so 7
+        # steps; 208 samples are skipped str: 0.1 is one tenth instead of the
+        # nearest double, so that 0.1 of 30 steps is exactly 3 steps
+        n_steps = math.floor(Fraction(str(length.total_epochs)) * epoch_samples / data.batch_size)
     if n_steps < 1:
         keys = ("total_iterations", "total_tokens", "total_epochs")
         key = next(key for key in keys if getattr(length, key) is not None)
@@ -67,11 +70,7 @@ def _resolve_steps(
     if tokens is not None:
         return -(-tokens // tokens_per_step)  # rounded up
     if fraction is not None:
-        # in floating point 0.07 * 100 is 7.000000000000001, which would give 8 steps
-        return math.ceil(_to_fraction(fraction) * n_steps)
+        # in floating point 0.07 * 100 is 7.000000000000001, which would give 8
+        # steps
+        return math.ceil(Fraction(str(fraction)) * n_steps)
     return steps or 0
-
-
-def _to_fraction(number: float) -> Fraction:
-    """Return 0.1 as one tenth instead of the nearest double, so that 0.1 of 30 steps is exactly 3 steps."""
-    return Fraction(str(number))

@@ -7,8 +7,9 @@ from megatron.plan.count import n_params
 
 PROCESS_BYTES = 0.6e9  # interpreter and libraries; on a GPU also the context and kernel workspaces
 MEMORY_SHARE = 0.85  # of a device's memory that a microbatch may fill by the estimate; the rest is fragments
-# Logits in memory at a time on a GPU, overwritten by their gradient: 2 GiB in half precision. More rows would
-# not make the products faster, fewer than MIN_HEAD_ROWS leave multiprocessors idle.
+# Logits in memory at a time on a GPU, overwritten by their gradient: 2 GiB in
+# half precision. More rows would not make the products faster, fewer than
+# MIN_HEAD_ROWS leave multiprocessors idle.
 MAX_LOGITS = 1 << 30
 MIN_HEAD_ROWS, MAX_HEAD_ROWS = 8192, 16384
 LARGE_DROPOUT_BYTES = 1e9  # of a sample, from which a run is warned
@@ -35,7 +36,8 @@ def _count_data_ranks(config: RunConfig, n_ranks: int) -> int:
 
 def count_head_rows(vocab_rows: int) -> int:
     """Return the maximum rows of logits in memory at a time on a GPU, a multiple of 128."""
-    # V = 50,304: 16,384 rows, 1.6 GB in bfloat16. V = 131,072: 8,192 rows, 2.1 GB.
+    # V = 50,304: 16,384 rows, 1.6 GB in bfloat16. V = 131,072: 8,192 rows, 2.1
+    # GB.
     rows = MAX_LOGITS // vocab_rows // 128 * 128
     return max(MIN_HEAD_ROWS, min(rows, MAX_HEAD_ROWS))
 
@@ -44,7 +46,8 @@ def _head_bytes(model: ModelConfig, dist: DistConfig, tokens: float) -> float:
     """Return the bytes of the loss: a chunk of logits, and the gradients of the head and of its input."""
     logit_bytes = 4.0 if dist.dtype == "float32" else 2.0
     logits = min(tokens, count_head_rows(model.vocab_rows)) * model.vocab_rows * logit_bytes
-    # the forward computes both gradients, and the backward reads them; that of the head is float32
+    # the forward computes both gradients, and the backward reads them; that of
+    # the head is float32
     return logits + logit_bytes * tokens * model.d_model + 4.0 * model.vocab_rows * model.d_model
 
 
@@ -54,17 +57,19 @@ def _state_bytes(config: RunConfig, n_ranks: int) -> float:
     # tensor and pipeline ranks hold parts of the matrices
     n_cuts = dist.tensor_parallel * dist.pipeline_parallel
     n = n_params(config.model) / n_cuts
-    # hybrid sharding: states are split within a group and replicated across groups
+    # hybrid sharding: states are split within a group and replicated across
+    # groups
     split = (
         dist.shard_size if "hybrid" in dist.sharding_stage and dist.shard_size else max(1, n_ranks // n_cuts)
     )
     # "zero3" and "zero3_hybrid": the digit is character 4
     stage = int(dist.sharding_stage[4])
-    # AdamW in float32: 4 bytes for the weight, 4 for the gradient, 8 for both moments
-    # Example: N = 1e9 is 16 GB on one rank. With zero1 on 8 ranks: 4 + 4 + 8/8 = 9 GB, and 2 GB of bfloat16
-    # copies.
+    # AdamW in float32: 4 bytes for the weight, 4 for the gradient, 8 for both
+    # moments Example: N = 1e9 is 16 GB on one rank. With zero1 on 8 ranks: 4 +
+    # 4 + 8/8 = 9 GB, and 2 GB of bfloat16 copies.
     weights, gradients, moments = (4.0 * n, 4.0 * n, 8.0 * n)
-    # ZeRO stages are cumulative: 1 shards moments, 2 also gradients, 3 also weights
+    # ZeRO stages are cumulative: 1 shards moments, 2 also gradients, 3 also
+    # weights
     if stage >= 1:
         moments /= split
     if stage >= 2:
@@ -73,7 +78,8 @@ def _state_bytes(config: RunConfig, n_ranks: int) -> float:
         weights /= split
     cast = 0.0 if dist.dtype == "float32" else 2.0 * n  # low-precision copies for the matrix products
     if stage >= 3 and cast:
-        # gathered for two blocks at a time, and the embedding for the whole forward
+        # gathered for two blocks at a time, and the embedding for the whole
+        # forward
         embedding = 2.0 * config.model.vocab_rows * config.model.d_model / n_cuts
         cast = embedding + (cast - embedding) * min(1.0, 2 / config.model.n_layers)
     return weights + gradients + moments + cast
@@ -87,7 +93,8 @@ def activation_bytes(
     share = max(1, config.dataset.batch_size // _count_data_ranks(config, n_ranks))
     # without microbatches all samples of the rank are in one pass
     rows = min(rows or config.dataset.microbatch_size or share, share)
-    # positions are split over context ranks; outside of the products also over tensor ranks
+    # positions are split over context ranks; outside of the products also over
+    # tensor ranks
     tokens = rows * config.dataset.seq_len / (dist.tensor_parallel * dist.context_parallel)
     per_block = block_bytes(model, dist, compiled)
     per_token = model.n_layers * per_block
@@ -108,17 +115,20 @@ def stream_bytes(dist: DistConfig) -> float:
 def block_bytes(model: ModelConfig, dist: DistConfig, compiled: bool = False) -> float:
     """Return the bytes per token that one block saves for its backward pass.
 
-    In float32: 4 vectors each of width d_model, n_heads * d_head and d_ff. In half precision the vectors take
-    2 bytes per element, but norms read their input in float32. The compiler recomputes what is cheap: it
-    saves the residual stream instead of a copy, and one vector of width d_ff less.
+    In float32: 4 vectors each of width d_model, n_heads * d_head and d_ff. In
+    half precision the vectors take 2 bytes per element, but norms read their
+    input in float32. The compiler recomputes what is cheap: it saves the
+    residual stream instead of a copy, and one vector of width d_ff less.
     """
-    # Example in float32: D = H K = 768 and F = 2,048 give 12,288 + 12,288 + 32,768 = 57,344 bytes per token
-    # and block. 12 blocks at 8,192 tokens: 5.6 GB.
+    # Example in float32: D = H K = 768 and F = 2,048 give 12,288 + 12,288 +
+    # 32,768 = 57,344 bytes per token and block. 12 blocks at 8,192 tokens: 5.6
+    # GB.
     heads = model.n_heads * model.d_head
     if dist.dtype == "float32":
         return 16.0 * (model.d_model + heads + model.d_ff)
     if compiled:
-        # twice the stream, and the results of two norms; q, k, v and the attended values; gate, up, product
+        # twice the stream, and the results of two norms; q, k, v and the
+        # attended values; gate, up, product
         return (2 * stream_bytes(dist) + 4.0) * model.d_model + 8.0 * heads + 6.0 * model.d_ff
     return 12.0 * model.d_model + 8.0 * heads + 8.0 * model.d_ff
 
@@ -151,7 +161,8 @@ def choose_rows(
 
 def dense_dropout_bytes(config: RunConfig) -> float:
     """Return the bytes that a sample saves for the backward of attention dropout without a fused kernel."""
-    # per weight: the softmax in float32, whether it is kept, and the operand of the product with the values
+    # per weight: the softmax in float32, whether it is kept, and the operand
+    # of the product with the values
     weight_bytes = 4.0 + 1.0 + (4.0 if config.dist.dtype == "float32" else 2.0)
     n_weights = float(config.model.n_heads) * config.dataset.seq_len**2
     n_layers = 1 if config.dist.activation_checkpointing == "full" else config.model.n_layers
@@ -164,7 +175,8 @@ def explain_dense_dropout(config: RunConfig) -> str | None:
         return None
     if config.dist.cpu_only:
         return "on a CPU"
-    # orders and random masks need an arbitrary mask, which the fused kernel does not read
+    # orders and random masks need an arbitrary mask, which the fused kernel
+    # does not read
     if config.objective.orders > 1 or config.objective.randmask_ratio > 0:
         return "with masks of orders"
     return "with wide heads" if config.model.d_head > MAX_FUSED_D_HEAD else None

@@ -1,9 +1,10 @@
 """Scaling of initial weights, learning rates and multipliers with a model's shape.
 
-m_N = d_model / base_d_model and m_L = n_layers / base_n_layers. At the base shape the three parametrizations
-are equal. A learning rate tuned there transfers to every width under mup (Yang et al., arXiv 2203.03466,
-table 8, for Adam), and to every width and depth under completep (Dey et al., arXiv 2505.01618, table 1 with
-alpha = 1):
+m_N = d_model / base_d_model and m_L = n_layers / base_n_layers. At the base
+shape the three parametrizations are equal. A learning rate tuned there
+transfers to every width under mup (Yang et al., arXiv 2203.03466, table 8, for
+Adam), and to every width and depth under completep (Dey et al., arXiv
+2505.01618, table 1 with alpha = 1):
 
                                  standard            mup               completep
     std of a hidden matrix       s                   s / sqrt(m_N)     s / sqrt(m_N)
@@ -18,11 +19,12 @@ alpha = 1):
     factor of query . key        1 / sqrt(d_head)    sqrt(base_d_head) / d_head
     factor of the logits         1                   1 / m_N           1 / m_N
 
-s is `model.init_std`, by default 0.02 as in GPT-2 and Llama. With this value a much narrower model starts on
-a plateau at the entropy of single tokens: with 0.1, the loss of d_model 48 was 0.7 nats lower after 400,000
-tokens. The decay grows as the rate shrinks, because AdamW subtracts rate x decay. eps follows the size of the
-gradients, which fall as 1 / m_N through the factor of the logits and, in a block, as 1 / m_L through the
-factor of the branch.
+s is `model.init_std`, by default 0.02 as in GPT-2 and Llama. With this value a
+much narrower model starts on a plateau at the entropy of single tokens: with
+0.1, the loss of d_model 48 was 0.7 nats lower after 400,000 tokens. The decay
+grows as the rate shrinks, because AdamW subtracts rate x decay. eps follows
+the size of the gradients, which fall as 1 / m_N through the factor of the
+logits and, in a block, as 1 / m_L through the factor of the branch.
 """
 
 import math
@@ -79,12 +81,14 @@ def find_parameter_rule(model: ModelConfig, name: str, n_axes: int) -> Parameter
     width, depth = width_ratio(model), depth_ratio(model)
     in_block = "blocks." in name
     eps = 1 / (width * depth) if in_block else 1 / width
-    # embedding, head, and the vectors of norms and biases keep the std, rate and decay of the base
-    # n_axes: matrices [out, in] have two, gains and biases one
+    # embedding, head, and the vectors of norms and biases keep the std, rate
+    # and decay of the base n_axes: matrices [out, in] have two, gains and
+    # biases one
     if not in_block or n_axes < 2:
         return ParameterRule(std=model.init_std, eps=eps)
-    # A product with a hidden matrix sums over a number of terms proportional to d_model: a std that falls as
-    # 1 / sqrt(width) keeps the variance of the sum.
+    # A product with a hidden matrix sums over a number of terms proportional
+    # to d_model: a std that falls as 1 / sqrt(width) keeps the variance of the
+    # sum.
     std = model.init_std / math.sqrt(width)
     if name.endswith(JOINS_RESIDUAL):
         std /= math.sqrt(2 * model.n_layers / depth)  # L / m_L = L_base under completep, else L

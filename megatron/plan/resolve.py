@@ -6,7 +6,7 @@ from typing import Any
 
 from megatron.config.read import build_config, read_config
 from megatron.config.schema import RunConfig
-from megatron.data.sidecar import locate_dataset
+from megatron.data.sidecar import HOW, locate_dataset
 from megatron.plan.datapaths import read_corpora, read_corpus_sidecar
 from megatron.plan.mixture_use import read_resolved
 
@@ -24,7 +24,8 @@ def resolve_config(raw: Any, where: str = "configuration") -> RunConfig:
 def read_vocabulary(key: str, data: Mapping[str, Any]) -> int:
     """Return `n_tokens` or `eod_id` of the corpus in section `dataset`. Raises ValueError if unknown."""
     mixture = data.get("mixture")
-    # all datasets of a mixture have one tokenizer, so the first one's sidecar gives the vocabulary
+    # all datasets of a mixture have one tokenizer, so the first one's sidecar
+    # gives the vocabulary
     prefix = data.get("path_train") if mixture is None else read_resolved(str(mixture)).pairs[0]
     return _read_eod_id(prefix) if key == "eod_id" else _read_vocab_size(prefix)
 
@@ -40,10 +41,7 @@ def _read_vocab_size(prefix: str | None) -> int:
         prefix = read_corpora(prefix)[0].prefix  # all corpora of a blend have one tokenizer
         sidecar = read_corpus_sidecar(prefix)
         if sidecar is None and not locate_dataset(prefix).index.is_file():
-            raise FileNotFoundError(
-                f"{prefix}.idx: no such file, expected the prefix of a .bin/.idx dataset, as "
-                "tools/preprocess_data_many_cores.py writes it"
-            )
+            raise FileNotFoundError(f"{prefix}.idx: no such file, {HOW}")
     except OSError as error:
         raise ValueError(f"dataset.path_train: {error}") from error
     if sidecar is None:

@@ -1,10 +1,12 @@
 """Predicted time of a training step on one GPU, from counts of operations and bytes, before any run.
 
-Seconds per token are the sum of parts: matrix products of blocks and head, attention, elementwise passes
-over memory, loss, casts and sums of weights, optimizer, and the time in which the GPU waits for launches.
-Each part is a count divided by a rate. The rates are assumptions, not measurements, except where a comment
-says so. No prediction was compared with a measurement: published runs suggest that it is 8 to 12 points of
-MFU too high on a Hopper GPU. Communication between GPUs is not counted.
+Seconds per token are the sum of parts: matrix products of blocks and head,
+attention, elementwise passes over memory, loss, casts and sums of weights,
+optimizer, and the time in which the GPU waits for launches. Each part is a
+count divided by a rate. The rates are assumptions, not measurements, except
+where a comment says so. No prediction was compared with a measurement:
+published runs suggest that it is 8 to 12 points of MFU too high on a Hopper
+GPU. Communication between GPUs is not counted.
 """
 
 import bisect
@@ -15,41 +17,50 @@ from megatron.config.schema import ModelConfig
 from megatron.plan.count import flop_terms, flops_per_token_executed, flops_per_token_mfu, n_params
 from megatron.plan.hardware import DeviceSpec
 
-# Share of the peak in a block's and the head's matrix products, by d_model. A bf16 product of 8192^3 on
-# random data was measured at 769 to 798 of an H200's 989 TFLOP/s. Assumed: 650 and 695 at d_model 1280 and
-# 1792 with 16k rows, and less for narrow models, whose tiles and reductions are short.
+# Share of the peak in a block's and the head's matrix products, by d_model. A
+# bf16 product of 8192^3 on random data was measured at 769 to 798 of an H200's
+# 989 TFLOP/s. Assumed: 650 and 695 at d_model 1280 and 1792 with 16k rows, and
+# less for narrow models, whose tiles and reductions are short.
 GEMM_SHARE = ((128, 0.255), (512, 0.46), (640, 0.505), (1280, 0.657), (1792, 0.703), (8192, 0.79))
-# Share of the peak in attention of the executed FLOPs, forward and backward: (causal, full), at S = 2048 and
-# d_head = 128. All assumed: on a Hopper FlashAttention 2, which does not use its asynchronous matrix units
-# (arXiv 2407.08608), 330 and 380 TFLOP/s; cuDNN and FlashAttention 3 430 and 500.
+# Share of the peak in attention of the executed FLOPs, forward and backward:
+# (causal, full), at S = 2048 and d_head = 128. All assumed: on a Hopper
+# FlashAttention 2, which does not use its asynchronous matrix units (arXiv
+# 2407.08608), 330 and 380 TFLOP/s; cuDNN and FlashAttention 3 430 and 500.
 ATTENTION_SHARE = {"flash2": (0.334, 0.384), "cudnn": (0.435, 0.506)}
 FLASH2_BEFORE_HOPPER = (0.50, 0.58)  # assumed for all slower devices; written for Ampere
 HEAD_WIDTH_SHARE = ((32, 0.5), (64, 0.85), (128, 1.0))  # narrow heads: less arithmetic for each exponential
-# Of the data sheet, in elementwise kernels. A copy was measured at 4.3 of an H200's 4.8 TB/s; assumed: 3.9.
+# Of the data sheet, in elementwise kernels. A copy was measured at 4.3 of an
+# H200's 4.8 TB/s; assumed: 3.9.
 BANDWIDTH_SHARE = 0.81
-# Elementwise bytes per token and block, forward and backward: a D + b F, from traces of the step's operations
+# Elementwise bytes per token and block, forward and backward: a D + b F, from
+# traces of the step's operations
 ELEMENTWISE_BYTES = {
     (False, "float32"): (320, 28),
     (False, "bfloat16"): (262, 28),
     (True, "float32"): (82, 18),
     (True, "bfloat16"): (60, 18),
 }
-# Bytes per logit: (autoregressive, masked diffusion, whose rows have weights), and the rows of a chunk. Each
-# chunk adds a float32 gradient of the head: 12 bytes per element (read, add, write).
+# Bytes per logit: (autoregressive, masked diffusion, whose rows have weights),
+# and the rows of a chunk. Each chunk adds a float32 gradient of the head: 12
+# bytes per element (read, add, write).
 LOSS_BYTES = {"chunked": (28, 36), "fused": (6, 6)}
 CHUNK_LOGITS, FUSED_ROWS = 1 << 26, 16384  # elements of a chunk, and rows of a fused one
 SUM_BYTES = 12
-# A chunk of few rows leaves the gradient of its input, [rows, V] x [V, D], with too few tiles for all SMs.
+# A chunk of few rows leaves the gradient of its input, [rows, V] x [V, D],
+# with too few tiles for all SMs.
 SMALL_CHUNK_ROWS, SMALL_CHUNK_SHARE = 4096, 0.545
-# Bytes per parameter and microbatch: casts of weights and gradients, sums of gradients
+# Bytes per parameter and microbatch: casts of weights and gradients, sums of
+# gradients
 CAST_BYTES = {False: 13, True: 18}
 ADAMW_BYTES = 32  # per parameter and step: 28 of the update, 4 of the norm
-# Launches of a step: (fixed, per block, per chunk of the loss), from traces (tools/bench/trace_ops.py).
-# Compiled counts are assumed: 21 products, 3 of attention, about 12 fused passes and 9 sums in a block.
+# Launches of a step: (fixed, per block, per chunk of the loss), from traces
+# (tools/bench/trace_ops.py). Compiled counts are assumed: 21 products, 3 of
+# attention, about 12 fused passes and 9 sums in a block.
 LAUNCHES = {False: (82.0, 89.0, 14.7), True: (82.0, 45.0, 14.7)}
 FUSED_LOSS_LAUNCHES = 6.0  # per chunk
 LAUNCH_S, COMPILED_LAUNCH_S = 9.3e-6, 6.0e-6  # assumed: of Python and driver, per launch
-# Published runs reach 40 to 47 % MFU, 8 to 12 points less than these rates give.
+# Published runs reach 40 to 47 % MFU, 8 to 12 points less than these rates
+# give.
 RATES = (
     f"predicted, unmeasured, probably high; assumed: up to {GEMM_SHARE[-1][1]:.0%} of the peak in products, "
     f"{ATTENTION_SHARE['cudnn'][0]:.0%} to {ATTENTION_SHARE['cudnn'][1]:.0%} in attention, "
@@ -123,8 +134,9 @@ def predict_step(
 ) -> StepTime:
     """Predict the time per token of training steps in bf16 on one GPU.
 
-    Example: 425M, autoregressive, S = 2048, H200, defaults: 3.25 us of block products, 0.59 of the head, 0.66
-    of attention, 0.64 elementwise, 0.09 loss, 0.12 casts: 5.3 us, or 187,000 tokens a second and 58 % MFU.
+    Example: 425M, autoregressive, S = 2048, H200, defaults: 3.25 us of block
+    products, 0.59 of the head, 0.66 of attention, 0.64 elementwise, 0.09 loss,
+    0.12 casts: 5.3 us, or 187,000 tokens a second and 58 % MFU.
     """
     predicted = 1.0 if causal else HALF
     terms = flop_terms(model, seq_len)
@@ -149,10 +161,10 @@ def predict_step(
         "optimizer": n * ADAMW_BYTES / tokens_per_step / bandwidth,
     }
     if not settings.graph:
-        host = count_launches(model, settings, n_chunks) * (
-            COMPILED_LAUNCH_S if settings.compiled else LAUNCH_S
-        )
-        # launches overlap with the GPU's work: it waits only if the host is slower
+        launch_s = COMPILED_LAUNCH_S if settings.compiled else LAUNCH_S
+        host = count_launches(model, settings, n_chunks) * launch_s
+        # launches overlap with the GPU's work: it waits only if the host is
+        # slower
         parts["launches"] = max(0.0, host / microbatch_tokens - math.fsum(parts.values()))
     return StepTime(
         parts=parts,

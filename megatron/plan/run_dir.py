@@ -40,25 +40,23 @@ def read_metrics(run: Path) -> Iterator[dict[str, Any]]:
                 record = json.loads(line)
             except (ValueError, RecursionError):
                 record = None
-            if not (
-                isinstance(record, dict)
-                and isinstance(record.get("kind"), str)
-                and isinstance(record.get("step"), int)
-            ):
+            keys = record if isinstance(record, dict) else {}
+            if not isinstance(keys.get("kind"), str) or not isinstance(keys.get("step"), int):
                 raise ValueError(
                     f"{path}, line {number}: got {line[:40]!r}, expected a JSON object with kind and step. "
                     "Remove the line."
                 )
-            yield record
+            yield keys
 
 
 def lock_run(run: Path, wait_s: float = 0.0) -> LockedFile | None:
     """Lock a run for this process until the returned lock is closed; None if another process trains it.
 
-    The lock ends with the process in any case. `wait_s` as in `io.acquire_lock`.
+    The lock ends with the process in any case. `wait_s` as in
+    `io.acquire_lock`.
     """
-    # The lock is on a file of its own, since files of the run are replaced by renames, and a lock belongs to
-    # an inode.
+    # The lock is on a file of its own, since files of the run are replaced by
+    # renames, and a lock belongs to an inode.
     run.mkdir(parents=True, exist_ok=True)
     return acquire_lock(run / LOCK, wait_s)
 

@@ -53,8 +53,8 @@ class RunPlan:
 def plan_run(config: RunConfig) -> RunPlan:
     """Compute the steps, tokens, parameters and FLOPs of a run.
 
-    Raises ValueError if the corpus has no whole sample or less than one batch, or if a length is shorter than
-    one step.
+    Raises ValueError if the corpus has no whole sample or less than one batch,
+    or if a length is shorter than one step.
     """
     tokens_per_step = config.dataset.batch_size * config.dataset.seq_len
     exposure = Exposure(config)
@@ -62,13 +62,15 @@ def plan_run(config: RunConfig) -> RunPlan:
     n_steps = count_steps(config.lr_scheduler, config.dataset, sum(exposure.epoch_samples))
     warmup_steps = count_warmup_steps(config.lr_scheduler, n_steps, tokens_per_step)
     decay_steps = count_decay_steps(config.lr_scheduler, n_steps, tokens_per_step)
-    # a cosine or linear decay may be longer than the run, which then ends above its minimum
+    # a cosine or linear decay may be longer than the run, which then ends
+    # above its minimum
     if config.lr_scheduler.kind == "wsd" and warmup_steps + decay_steps > n_steps:
         raise ValueError(
             f"lr_scheduler: {warmup_steps:,} warm-up and {decay_steps:,} decay steps are more than "
             f"the run's {n_steps:,}. Shorten one of them."
         )
-    # here rather than in read.py, because the length of the run may depend on the corpus
+    # here rather than in read.py, because the length of the run may depend on
+    # the corpus
     window = config.logging.profile_steps
     if window is not None and window[1] > n_steps:
         raise ValueError(f"logging.profile_steps: got {window}, expected steps of the run, 1 to {n_steps:,}")
@@ -79,7 +81,8 @@ def plan_run(config: RunConfig) -> RunPlan:
             # with each: the first may have no record of its tokenizer
             for corpus in exposure.corpora:
                 compare_tokenizers(corpus.prefix, held_out.prefix, key)
-    # a sample has seq_len targets, so this is the same number of tokens as train_tokens
+    # a sample has seq_len targets, so this is the same number of tokens as
+    # train_tokens
     corpora = exposure.usage_after(n_steps * config.dataset.batch_size)
     n = count.n_params(config.model)
     flops_per_token = count.flops_per_token(config.model, config.dataset.seq_len)
@@ -105,8 +108,8 @@ def plan_run(config: RunConfig) -> RunPlan:
         corpora=corpora,
         flops_per_token=flops_per_token,
         train_flops=flops_per_token * train_tokens,
-        # Kaplan's and Chinchilla's estimate C = 6 N D, beside the exact count, to compare with published
-        # numbers
+        # Kaplan's and Chinchilla's estimate C = 6 N D, beside the exact count,
+        # to compare with published numbers
         flops_6nd=6.0 * n * train_tokens,
         flops_convention=count.CONVENTION,
         held_out_unigram_nats=_read_unigram_nats(config.dataset.path_eval),

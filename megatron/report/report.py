@@ -122,7 +122,6 @@ def make_figures(study: Study) -> list[Figure]:
         plot_isoflop.contour_figure,
         plot_law.optimum_figure,
         plot_fit.pairs_figure,
-        plot_fit.profile_figure,
         plot_repeat.epochs_figure,
         plot_runs.objectives_figure,
         plot_measured.measured_figure,

@@ -7,7 +7,6 @@ from pathlib import Path
 from megatron.laws.forms import FORM
 from megatron.laws.law import Law
 from megatron.laws.prediction import predict_run
-from megatron.laws.stack import StackedLaw, is_stack
 from megatron.study.blind import list_started_files
 from megatron.study.forecast import LEVELS, RUN, Forecast, load_forecasts, make_forecast, seal_forecasts
 from megatron.study.ladder import PlannedRun, StudyPlan, expand_study
@@ -21,10 +20,9 @@ def seal_runs(study: StudyPlan, law_path: str | Path, pattern: str | None = None
     Raises FileNotFoundError for no law, ValueError for a law without replicates, for no run, for a run that
     has been started or whose trunk has, and as `seal_forecasts`.
     """
-    law = StackedLaw.load(law_path) if is_stack(law_path) else Law.load(law_path)
-    objective = str((law.filter or {}).get("objective", "")) if isinstance(law, Law) else ""
-    forms = list(law.laws) if isinstance(law, StackedLaw) else [law.form]
-    needs_unique = any(FORM[form].needs_unique for form in forms)
+    law = Law.load(law_path)
+    objective = str((law.filter or {}).get("objective", ""))
+    needs_unique = FORM[law.form].needs_unique
     planned = expand_study(study)
     stored = {forecast.identity for forecast in load_forecasts(study.directory)}
     chosen = []
@@ -58,7 +56,7 @@ def _list_started(run: PlannedRun) -> str:
     return ", ".join(filter(None, map(list_started_files, folders)))
 
 
-def _predict_planned_run(law: Law | StackedLaw, run: PlannedRun, needs_unique: bool, path: Path) -> Forecast:
+def _predict_planned_run(law: Law, run: PlannedRun, needs_unique: bool, path: Path) -> Forecast:
     plan = run.plan
     U = float(plan.unique_tokens) if needs_unique else None
     levels = [predict_run(law, plan.n_params, plan.train_tokens, U, level) for level in LEVELS]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from megatron.data import open_dataset
-from megatron.data.block_hash import BlockHash, hash_blocks
+from megatron.data.block_hash import BlockHash, hash_file
 from megatron.data.indexed import IndexedTokens
 from megatron.data.parts import DatasetPart
 
@@ -138,7 +138,7 @@ def _find_wrong_index(
         yield f"{dataset.files.sidecar}: no hashes; later changes cannot be detected"
     if "idx" not in sums:
         return
-    if hash_blocks(dataset.files.index, sums.get("block_bytes")).hexdigest() != sums["idx"]:
+    if hash_file(dataset.files.index, sums.get("block_bytes")) != sums["idx"]:
         yield f"{dataset.files.index}: its hash differs from the sidecar's; the file has changed"
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.data.block_hash import BLOCK_BYTES, combine_digests, hash_range
+from megatron.data.block_hash import BLOCK_BYTES, BlockHash, combine_digests, hash_file
 from megatron.data.indexed_writer import IdCounts, IndexedWriter
 from megatron.io import atomic_path
 from megatron.text.inputs import REJECTS_SUFFIX, STDIN, Source, is_divisible, stat_source
@@ -68,7 +68,6 @@ class _JoinedWriter(IndexedWriter):
 
         lengths [n] int32   tokens of each document
         """
-        assert self._bin is not None, "units are added inside the `with` block"
         left = int(lengths.sum(dtype=np.int64)) * self.dtype.itemsize
         with path.open("rb", buffering=0) as file:
             while left and (data := file.read(min(left, READ_BYTES))):
@@ -78,27 +77,29 @@ class _JoinedWriter(IndexedWriter):
             raise ValueError(f"{path}: the unit ended early. Run the same command again.")
         self._end_documents(lengths)
 
-    def _finish_data(self) -> str:
-        assert self._bin is not None, "the data are finished inside the `with` block"
+    def prepare(self) -> None:
+        """Hash and count the ids in threads, then write the other files."""
+        if self.sha256:
+            return
         self._bin.flush()  # the threads read by the descriptor
-        begins = range(0, self.n_tokens * self.dtype.itemsize, self.block_bytes)
-        digests = []
+        begins = range(0, max(1, self.n_tokens * self.dtype.itemsize), BLOCK_BYTES)
+        blocks = []
         with ThreadPoolExecutor(self.n_threads, "sum") as pool:
             for digest, counts in pool.map(self._sum_block, begins):
-                digests.append(digest)
+                blocks.append(digest)
                 self._counts.merge(counts)
-        return combine_digests(digests)
+        self._hash = BlockHash.join_blocks(BLOCK_BYTES, blocks)
+        super().prepare()
 
-    def _sum_block(self, begin: int) -> tuple[bytes, IdCounts]:
-        """Return the digest of one block of the output, and the counts of its ids."""
-        assert self._bin is not None, "blocks are read inside the `with` block"
+    def _sum_block(self, begin: int) -> tuple[Any, IdCounts]:
+        """Return the hash of one block of the output, and the counts of its ids."""
         digest, counts = hashlib.sha256(), IdCounts()
-        end = begin + self.block_bytes
+        end = begin + BLOCK_BYTES
         for offset in range(begin, end, READ_BYTES):
             data = os.pread(self._bin.fileno(), min(READ_BYTES, end - offset), offset)
             digest.update(data)
             counts.add(np.frombuffer(data, self.dtype))
-        return digest.digest(), counts
+        return digest, counts
 
 
 @dataclass
@@ -196,18 +197,16 @@ class UnitJoiner:
             ]
             return [self._describe_source(*entry) for entry in hashed]
 
-    def _hash_blocks(self, pool: ThreadPoolExecutor, path: Source, numbers: Sequence[int]) -> Iterator[bytes]:
+    def _hash_blocks(self, pool: ThreadPoolExecutor, path: Source, numbers: Sequence[int]) -> Iterator[str]:
         """Return the digests of the blocks that were read of a local file; a packed file is one block."""
         if not (numbers and isinstance(path, Path)) or path == STDIN:
             return iter(())
         begin, end = self.pieces[numbers[0]].begin, self.pieces[numbers[-1]].end
         block_bytes = BLOCK_BYTES if is_divisible(path) else max(end, 1)
         begins = range(begin, end, block_bytes)
-        return pool.map(lambda first: hash_range(path, first, min(first + block_bytes, end)), begins)
+        return pool.map(lambda first: hash_file(path, None, first, min(first + block_bytes, end)), begins)
 
-    def _describe_source(
-        self, path: Source, numbers: Sequence[int], blocks: Iterator[bytes]
-    ) -> dict[str, Any]:
+    def _describe_source(self, path: Source, numbers: Sequence[int], blocks: Iterator[str]) -> dict[str, Any]:
         """Return the entry of one file.
 
         of_bytes      size of the file, if only a part of it was read

@@ -15,7 +15,6 @@ from megatron.data.sidecar import (
     EodUse,
     locate_dataset,
     parse_eod_use,
-    resolve_prefix,
     strip_suffix,
 )
 from megatron.log import get_logger
@@ -55,7 +54,7 @@ def expand_prefixes(names: Sequence[str]) -> list[str]:
 
 def find_prefixes(name: str) -> list[str]:
     """Return the datasets that a prefix or a pattern names, in natural order."""
-    prefix = resolve_prefix(name)
+    prefix = strip_suffix(name)
     if locate_dataset(prefix).exists():
         return [prefix]
     paths = [path for suffix in (".bin", ".idx", PARTS_SUFFIX) for path in glob(strip_suffix(name) + suffix)]
@@ -73,7 +72,7 @@ def open_inputs(
     """
     datasets: list[IndexedTokens] = []
     for prefix in prefixes:
-        dataset = open_dataset(resolve_prefix(prefix))
+        dataset = open_dataset(strip_suffix(prefix))
         datasets += [open_dataset(part.prefix) for part in dataset.parts] or [dataset]
         if dataset.files.location == locate_dataset(output).location:
             raise ValueError(f"{output}: is one of the inputs. Choose another name.")

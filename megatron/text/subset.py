@@ -20,7 +20,7 @@ from megatron.cli import ProgressBar
 from megatron.data import open_dataset
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.sidecar import locate_dataset, resolve_prefix
+from megatron.data.sidecar import locate_dataset, strip_suffix
 from megatron.io import atomic_path
 from megatron.log import get_logger
 from megatron.text.arguments import check_not_exists
@@ -109,7 +109,7 @@ class CountingEncoder:
 
 def find_dataset_prefix(word: str) -> Path | None:
     """Return the prefix of the dataset that a word names, with or without a suffix; None: no dataset."""
-    path = Path(resolve_prefix(word))
+    path = Path(strip_suffix(word))
     is_dataset = locate_dataset(path).index.is_file()
     return path if is_dataset and (str(path) != word or not path.exists()) else None
 

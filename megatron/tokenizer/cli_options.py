@@ -11,26 +11,19 @@ def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
     """Add the group of options that `parse_tokenizer_spec` reads."""
     group = parser.add_argument_group("tokenizer")
     kinds = "{" + ",".join(KINDS) + "}"
-    group.add_argument(
-        "--tokenizer-type", type=parse_kind, default=KINDS[0], metavar=kinds, help="kind of tokenizer"
-    )
-    group.add_argument(
+    add = group.add_argument
+    add("--tokenizer-type", type=parse_kind, default=KINDS[0], metavar=kinds, help="kind of tokenizer")
+    add(
         "--tokenizer-model",
         metavar="NAME",
         help="HFTokenizer: a tokenizer.json, a folder with one or with vocab.json and merges.txt, or a name "
         "on the Hugging Face hub (gpt2 needs no network); SentencePieceTokenizer: a .model file",
     )
-    group.add_argument("--vocab-file", metavar="PATH", help="GPT2BPETokenizer: vocab.json; Bert*: vocab.txt")
-    group.add_argument("--merge-file", metavar="PATH", help="GPT2BPETokenizer: its merges.txt")
-    group.add_argument(
-        "--vocab-size",
-        type=positive_int,
-        metavar="N",
-        help="NullTokenizer: the text is numbers from 0 to N - 1",
-    )
-    group.add_argument(
-        "--append-eod", action="store_true", help="end each document with the end-of-document token"
-    )
+    add("--vocab-file", metavar="PATH", help="GPT2BPETokenizer: vocab.json; Bert*: vocab.txt")
+    add("--merge-file", metavar="PATH", help="GPT2BPETokenizer: its merges.txt")
+    text = "NullTokenizer: the text is numbers from 0 to N - 1"
+    add("--vocab-size", type=positive_int, metavar="N", help=text)
+    add("--append-eod", action="store_true", help="end each document with the end-of-document token")
     end = group.add_mutually_exclusive_group()
     end.add_argument(
         "--eod-token",
@@ -39,7 +32,7 @@ def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
         f"tokenizer, else the only one that its vocabulary has of {', '.join(EOD_NAMES)}",
     )
     end.add_argument("--eod-id", type=non_negative_int, metavar="ID", help="the same, by its id")
-    group.add_argument(
+    add(
         "--special-text",
         choices=["token", "text"],
         default="token",
@@ -59,11 +52,6 @@ def parse_kind(text: str) -> str:
 def parse_tokenizer_spec(args: argparse.Namespace) -> TokenizerSpec:
     """Return the tokenizer that the options describe."""
     return TokenizerSpec(
-        args.tokenizer_type,
-        args.tokenizer_model,
-        args.vocab_file,
-        args.merge_file,
-        args.vocab_size,
-        args.eod_token,
-        args.eod_id,
-    )
+        args.tokenizer_type, args.tokenizer_model, args.vocab_file, args.merge_file, args.vocab_size,
+        args.eod_token, args.eod_id,
+    )  # fmt: skip

@@ -34,7 +34,8 @@ def load_table(name: str) -> np.ndarray:
     combining   rank of the canonical combining class, 0 for starters, or UNSTABLE
     """
     runs = _load_json()[name]
-    # runs [[0, 0], [9, 3], [14, 0], ...]: starts [0, 9, 14, ...], lengths [9, 5, ...]
+    # runs [[0, 0], [9, 3], [14, 0], ...]: starts [0, 9, 14, ...],
+    # lengths [9, 5, ...]
     starts, values = np.array(runs, dtype=np.int64).T
     lengths = np.diff(np.append(starts, N_CODE_POINTS))  # a run ends where the next one begins
     return np.repeat(values.astype(np.uint8), lengths)

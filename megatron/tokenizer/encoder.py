@@ -12,8 +12,8 @@ from megatron import _csrc
 from megatron.log import get_logger
 from megatron.tokenizer.bpe import GPT2_EOD, BpeTokenizer, Gpt2Tokenizer
 from megatron.tokenizer.code_points import clear_tables
+from megatron.tokenizer.eod import Tokenizer
 from megatron.tokenizer.fast_bpe import FastBpe, compile_fast_bpe, compile_gpt2_bpe, compile_model
-from megatron.tokenizer.kinds import Tokenizer
 
 log = get_logger(__name__)
 NO_EOD = -1
@@ -32,8 +32,9 @@ class Encoder(Protocol):
 class FastEncoder:
     """Encoder in C++. `special`: the text of a special token within a text becomes its id.
 
-    A text that may change under NFC is normalized by the library first, if the tokenizer normalizes so.
-    If it has added tokens too, which the library finds before it normalizes, the library encodes it.
+    A text that may change under NFC is normalized by the library first,
+    if the tokenizer normalizes so. If it has added tokens too, which
+    the library finds before it normalizes, the library encodes it.
     """
 
     def __init__(self, fast: FastBpe, special: bool = True) -> None:
@@ -51,7 +52,8 @@ class FastEncoder:
         self, texts: np.ndarray, ends: np.ndarray, eod: int = NO_EOD
     ) -> tuple[np.ndarray, np.ndarray]:
         """Encode concatenated UTF-8 texts, uint8 [bytes]. Text i ends at byte ends[i], int64 [texts]."""
-        # ids uint32 [tokens] also where a corpus stores uint16: the writer converts them
+        # ids uint32 [tokens] also where a corpus stores uint16: the
+        # writer converts them
         ids, lengths = _csrc.encode_texts(self.worker, texts, ends, self.special, eod)
         if (lengths >= 0).all():
             return ids, lengths
@@ -96,7 +98,8 @@ class LibraryEncoder:
         self._n_measured, self._cpu_s = 0, 0.0
         if not isinstance(tokenizer, BpeTokenizer):
             return  # the other kinds have no special tokens in texts
-        # True: the library passes the special token's text to the pre-tokenizer, like any other text
+        # True: the library passes the special token's text to the
+        # pre-tokenizer, like any other text
         tokenizer.inner.encode_special_tokens = not special
 
     def encode(self, texts: Sequence[str], eod: int = NO_EOD) -> tuple[np.ndarray, np.ndarray]:
@@ -133,7 +136,8 @@ def encode_with_location(
     try:
         return encoder.encode(texts, eod)
     except ValueError:
-        # the error of a batch has no index: encode the texts one by one until the first failure
+        # the error of a batch has no index: encode the texts one by one
+        # until the first failure
         for text, location in zip(texts, locations, strict=True):
             try:
                 encoder.encode([text], eod)

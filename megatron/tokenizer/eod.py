@@ -1,4 +1,4 @@
-"""Choice of the end-of-document token, equal for folders, files and names of the hub.
+"""Base of tokenizers, and their end-of-document token, equal for folders, files and names of the hub.
 
 1. the token or id of the caller (--eod-token, --eod-id)
 2. `eos_token` of the tokenizer_config.json beside the tokenizer's file
@@ -6,7 +6,7 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,17 @@ class Eod:
     source: str
 
 
-class EodMixin(ABC):
-    """Mixin of tokenizers whose end-of-document token may be unknown.
+class Tokenizer(ABC):
+    """Base of tokenizers. Those with equal `sha256` give equal ids.
 
+    n_tokens      largest id + 1
+    eod           end-of-document token, or None if unknown
     missing_eod   reason why it is unknown
     """
 
     name: str
     n_tokens: int
+    sha256: str
     eod: Eod | None
     missing_eod = "the tokenizer defines none"
 
@@ -52,13 +55,20 @@ class EodMixin(ABC):
     def token_id(self, token: str) -> int | None:
         """Return the id of a token of the vocabulary, or None."""
 
+    @abstractmethod
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text, without end-of-document tokens."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids."""
+
     def choose_eod(self, token: str | None, number: int | None) -> None:
         """Set the end-of-document token to the caller's token or id. Raises ValueError for an unknown one."""
         if token is not None and number is not None:
             raise ValueError("--eod-token, --eod-id: got both, expected one of them. Remove one.")
         if token is not None:
-            token_id = self.token_id(token)
-            if token_id is None:
+            if (token_id := self.token_id(token)) is None:
                 raise ValueError(
                     f"--eod-token: got '{token}', expected a token of {self.name}. "
                     "Its vocabulary must have it as one token."
@@ -87,19 +97,20 @@ def read_token(settings: dict[str, Any], key: str, where: str) -> str | None:
     token = settings.get(key)
     token = token.get("content") if isinstance(token, dict) else token
     if token is not None and not (isinstance(token, str) and is_single_line(token)):
-        raise ValueError(
-            f"{where}: got {key} {token!r}, expected a line of text. Correct or delete the file."
-        )
+        raise ValueError(f"{where}: got {key} {token!r}, expected a line of text. Correct the file.")
     return token
 
 
 def find_eod(token_to_id: Callable[[str], int | None], eos: str | None) -> tuple[Eod | None, str]:
     """Return (end-of-document token by rules 2 and 3, ""), or (None, reason).
 
-    If `eos` is configured but not in the vocabulary, rule 3 is not applied. Documents of one corpus must not
-    end with a token that depends on the order of a list: several well-known names are ambiguous.
+    If `eos` is configured but not in the vocabulary, rule 3 is not
+    applied. Documents of one corpus must not end with a token that
+    depends on the order of a list: several well-known names are
+    ambiguous.
     """
-    # a configured token that is missing must not be replaced by another one: that would go unnoticed
+    # a configured token that is missing must not be replaced by another
+    # one: that would go unnoticed
     words = (eos,) if eos is not None else EOD_NAMES
     ends = [(token, number) for token in words if (number := token_to_id(token)) is not None]
     if len(ends) == 1:

@@ -39,10 +39,12 @@ class FastBpe:
 def unicode_to_bytes() -> dict[str, int]:
     """Return the byte of each printable character in byte-level vocabularies (GPT-2's encoder.py).
 
-    Printable Latin-1 bytes map to themselves, the other 68 bytes to the characters from U+0100 on.
+    Printable Latin-1 bytes map to themselves, the other 68 bytes to the
+    characters from U+0100 on.
     """
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("\u00a1"), ord("\u00ac") + 1), *range(0xAE, 0x100)]
-    # 33 control characters and space, 0x7F to 0xA0, and 0xAD, the soft hyphen: 33 + 34 + 1 = 68
+    # 33 control characters and space, 0x7F to 0xA0, and 0xAD, the soft
+    # hyphen: 33 + 34 + 1 = 68
     rest = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(rest)}
 
@@ -80,7 +82,8 @@ def _compile_bytes(
     model: "_csrc.TokenizerModel", settings: dict[str, Any]
 ) -> tuple["_csrc.BpeVocabulary", dict[str, Any] | None]:
     """Return (vocabulary, normalizer of added tokens). Raises UnsupportedPatternError."""
-    # byte -> id; some vocabularies lack the bytes that never occur in UTF-8
+    # byte -> id; some vocabularies lack the bytes that never occur in
+    # UTF-8
     byte_ids = np.full(256, -1, dtype=np.int64)
     byte_ids[NEVER_IN_UTF8] = 0
     letters = np.empty(256, dtype=np.int64)
@@ -91,9 +94,8 @@ def _compile_bytes(
     needs_nfc = _find_normalization(settings.get("normalizer"))
     stages, is_gpt2 = compile_stages(settings.get("pre_tokenizer"))
     if (byte_ids < 0).any():
-        raise UnsupportedPatternError(
-            f"the vocabulary lacks {int((byte_ids < 0).sum())} of the bytes of UTF-8"
-        )
+        n_missing = int((byte_ids < 0).sum())
+        raise UnsupportedPatternError(f"the vocabulary lacks {n_missing} of the bytes of UTF-8")
     compiled = _csrc.bpe_vocabulary(byte_ids, model.merge_ids())
     for stage in stages:
         compiled.add_stage(stage.automaton.classes, stage.automaton.transitions, stage.drops_gaps)
@@ -120,12 +122,14 @@ def _compile_characters(
 def compile_gpt2_bpe(merges: str, eod: str, eod_id: int) -> FastBpe:
     """Compile GPT-2's tokenizer from its merges: the lines of its file after the first.
 
-    GPT-2's ids are the bytes in the order of their printable characters, then the merges in order. Its
-    vocab.json contains nothing else and is slow to read.
+    GPT-2's ids are the bytes in the order of their printable
+    characters, then the merges in order. Its vocab.json contains
+    nothing else and is slow to read.
     """
     letters = unicode_to_bytes()
     rows = _csrc.ranked_merge_ids("\n".join(letters), merges)
-    # letters.values()[id] is the byte of an id; argsort inverts this permutation
+    # letters.values()[id] is the byte of an id; argsort inverts this
+    # permutation
     byte_ids = np.argsort(np.array(list(letters.values())))
     compiled = _csrc.bpe_vocabulary(byte_ids, rows)
     compiled.use_gpt2_pattern(load_gpt2_classes())

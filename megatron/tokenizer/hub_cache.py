@@ -32,11 +32,14 @@ def get_hub_cache() -> Path:
 def find_cached_snapshot(repo: str, revision: str = "main") -> Path | None:
     """Return the cached folder of a model repository at a branch, tag or commit, or None.
 
-    Layout of huggingface_hub's cache: models--<owner>--<name>/{refs/<revision>, snapshots/<commit>/<file>}.
+    Layout of huggingface_hub's cache:
+    models--<owner>--<name>/{refs/<revision>,
+    snapshots/<commit>/<file>}.
     """
     folder = get_hub_cache() / f"models--{repo.replace('/', '--')}"
     try:
-        # refs/main names the commit of the last download; the hub may have a newer one
+        # refs/main names the commit of the last download; the hub may
+        # have a newer one
         commit = (folder / "refs" / revision).read_text().strip()
     except OSError:
         commit = revision

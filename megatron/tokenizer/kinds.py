@@ -4,10 +4,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from megatron.tokenizer.bpe import BpeTokenizer, load_bpe_files, load_hf_tokenizer
-from megatron.tokenizer.eod import Eod, EodMixin
+from megatron.tokenizer.eod import Eod
+from megatron.tokenizer.eod import Tokenizer as Tokenizer
 
 # kind of tokenizer -> the options that name its files
 TOKENIZER_FILES = {
@@ -23,32 +23,6 @@ KINDS = tuple(TOKENIZER_FILES)
 MAX_NULL_IDS = 2**31 - 1
 UNKNOWN = "[UNK]"
 MAX_WORD = 200  # characters of a word; a longer one is [UNK], in Google's tokenizer as in Megatron's
-
-
-class Tokenizer(Protocol):
-    """Interface of tokenizers. Tokenizers with equal `sha256` give equal ids."""
-
-    name: str
-    n_tokens: int
-    eod: Eod | None
-    sha256: str
-
-    @property
-    def eod_id(self) -> int:
-        """End-of-document id. Raises ValueError if it is unknown."""
-        ...
-
-    def choose_eod(self, token: str | None, number: int | None) -> None:
-        """Set the end-of-document token to the caller's token or id."""
-        ...
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text, without end-of-document tokens."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -73,7 +47,8 @@ class TokenizerSpec:
 def load_tokenizer(spec: TokenizerSpec | str) -> Tokenizer:
     """Load the tokenizer of a spec, or of the name of a Hugging Face tokenizer.
 
-    Raises ValueError if the spec lacks an option of its kind, and the errors of the kinds.
+    Raises ValueError if the spec lacks an option of its kind, and the
+    errors of the kinds.
     """
     if isinstance(spec, str):
         return load_hf_tokenizer(spec)
@@ -110,10 +85,11 @@ def _check_options(spec: TokenizerSpec) -> None:
     present = {name for name, value in options.items() if value is not None}
     required = TOKENIZER_FILES[spec.kind]
     if missing := [name for name in required if name not in present]:
-        hint = " (train one with tools/train_tokenizer.py, or set a name of the hub)"
-        hint = hint if spec.kind == "HFTokenizer" else ""
-        raise ValueError(f"{spec.kind}: {_format_options(missing)} missing{hint}")
-    # an option of another kind would be ignored, and with it the vocabulary that was meant
+        hint = "(train one with tools/train_tokenizer.py, or set a name of the hub)"
+        message = f"{spec.kind}: {_format_options(missing)} missing"
+        raise ValueError(f"{message} {hint}" if spec.kind == "HFTokenizer" else message)
+    # an option of another kind would be ignored, and with it the
+    # vocabulary that was meant
     if ignored := sorted(present - set(required)):
         owner = next(kind for kind, names in TOKENIZER_FILES.items() if ignored[0] in names)
         raise ValueError(
@@ -132,16 +108,14 @@ def load_tokenizer_by_name(name: str) -> Tokenizer:
     return load_tokenizer(TokenizerSpec(kind=kind, model=name))
 
 
-class NullTokenizer(EodMixin):
+class NullTokenizer(Tokenizer):
     """Tokenizer of texts that already are ids: numbers separated by spaces."""
 
     def __init__(self, vocab_size: int) -> None:
         if vocab_size < 1:
             raise ValueError(f"--vocab-size: got {vocab_size}, expected 1 or more")
         if vocab_size > MAX_NULL_IDS:
-            raise ValueError(
-                f"--vocab-size: got {vocab_size}, expected at most {MAX_NULL_IDS}: ids are int32"
-            )
+            raise ValueError(f"--vocab-size: got {vocab_size}, expected at most {MAX_NULL_IDS} (int32)")
         self.name = f"null-{vocab_size}"
         # one id more than the text can contain, for the end of document
         self.vocab_size, self.n_tokens = vocab_size, vocab_size + 1
@@ -154,12 +128,12 @@ class NullTokenizer(EodMixin):
     def _encode_text(self, text: str) -> list[int]:
         ids = []
         for word in text.split():
-            # 20 digits always exceed vocab_size, and int() raises for thousands of digits
+            # 20 digits always exceed vocab_size, and int() raises for
+            # thousands of digits
             digits = word.lstrip("0")[:20]
             if not (word.isascii() and word.isdigit()) or int(digits or 0) >= self.vocab_size:
-                raise ValueError(
-                    f"NullTokenizer: got '{word[:20]}', expected numbers below {self.vocab_size}"
-                )
+                limit = self.vocab_size
+                raise ValueError(f"NullTokenizer: got '{word[:20]}', expected numbers below {limit}")
             ids.append(int(digits or 0))
         return ids
 
@@ -173,24 +147,28 @@ class NullTokenizer(EodMixin):
 class WordPieceTokenizer(BpeTokenizer):
     """WordPiece: words are split greedily into the longest pieces of the vocabulary.
 
-    The text of a special token, such as [SEP], is ordinary characters within a document, as in Megatron. No
-    token ends documents unless --eod-token or --eod-id names one.
+    The text of a special token, such as [SEP], is ordinary characters within a
+    document, as in Megatron. No token ends documents unless --eod-token or
+    --eod-id names one.
     """
 
     def __init__(self, vocab: Path, lower_case: bool) -> None:
         """`lower_case`: also strip accents. Raises FileNotFoundError, or ValueError for another file."""
-        from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+        import tokenizers
+        from tokenizers import decoders, models, normalizers, pre_tokenizers
 
         if not vocab.is_file():
             raise FileNotFoundError(f"{vocab}: no such vocabulary of a BERT tokenizer")
         try:
-            # the id of a token is the number of its line; of a repeated token, that of the last line
+            # the id of a token is the number of its line; of a repeated
+            # token, that of the last line
             pieces = {line.strip(): i for i, line in enumerate(vocab.read_text("utf-8").splitlines())}
         except UnicodeDecodeError as error:
             raise ValueError(f"{vocab}: got bytes that are not UTF-8, expected one token a line.") from error
         if UNKNOWN not in pieces:
             raise ValueError(f"{vocab}: got no line {UNKNOWN}, expected the vocab.txt of a BERT tokenizer.")
-        inner = Tokenizer(models.WordPiece(pieces, unk_token=UNKNOWN, max_input_chars_per_word=MAX_WORD))
+        model = models.WordPiece(pieces, unk_token=UNKNOWN, max_input_chars_per_word=MAX_WORD)
+        inner = tokenizers.Tokenizer(model)
         inner.normalizer = normalizers.BertNormalizer(
             clean_text=True, handle_chinese_chars=True, strip_accents=lower_case, lowercase=lower_case
         )
@@ -199,7 +177,7 @@ class WordPieceTokenizer(BpeTokenizer):
         super().__init__(inner, str(vocab))
 
 
-class SentencePieceTokenizer(EodMixin):
+class SentencePieceTokenizer(Tokenizer):
     """Tokenizer of a SentencePiece .model file, through the sentencepiece library."""
 
     def __init__(self, path: Path) -> None:
@@ -213,9 +191,8 @@ class SentencePieceTokenizer(EodMixin):
         try:
             self._processor.LoadFromSerializedProto(raw)
         except RuntimeError as error:
-            raise ValueError(
-                f"{path}: not a SentencePiece model"
-            ) from error  # its message refers to the library's source code
+            # the library's message refers to its source code
+            raise ValueError(f"{path}: not a SentencePiece model") from error
         self.name, self.sha256 = str(path), hashlib.sha256(raw).hexdigest()
         self.n_tokens, end = self._processor.vocab_size(), self._processor.eos_id()
         self.eod = None if end < 0 else Eod(end, self._processor.IdToPiece(end), "SentencePiece's eos")

@@ -1,27 +1,34 @@
 r"""Programs of the regular expressions that split text into words, as in tokenizer.json.
 
-Python's parser of `re` reads the pattern. Its syntax and Oniguruma's, which `tokenizers` uses, agree in these
-parts: literals, escapes, classes with ranges, alternatives, groups, (?i:..), greedy, lazy and possessive
-quantifiers, and the conditions (?=.), (?!.) and $ on one character. \p{..} becomes a placeholder. Everything
-else, and all that the two read differently, raises UnsupportedPatternError, and the caller uses the library.
+Python's parser of `re` reads the pattern. Its syntax and Oniguruma's, which
+`tokenizers` uses, agree in these parts: literals, escapes, classes with
+ranges, alternatives, groups, (?i:..), greedy, lazy and possessive quantifiers,
+and the conditions (?=.), (?!.) and $ on one character. \p{..} becomes a
+placeholder. Everything else, and all that the two read differently, raises
+UnsupportedPatternError, and the caller uses the library.
 """
 
 import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from re import _parser  # type: ignore[attr-defined]  # private, but the parser of every Python since 3.11
 from typing import Any
 
 import numpy as np
 
 from megatron.tokenizer.code_points import N_CODE_POINTS, load_folds, load_property, load_table
 
+# The parser is private. With another Python the library encodes.
+HAS_PARSER = (3, 11) <= sys.version_info[:2] <= (3, 13)
+if HAS_PARSER:
+    from re import _parser  # type: ignore[attr-defined]
 MAX_REPEATS, MAX_PROGRAM = 64, 4000
 SET_KINDS = ("LITERAL", "NOT_LITERAL", "ANY", "IN")
-# without regard to case, "ss", "st", "ff", "fi" and "fl" match one character (sharp s, ligatures): no letter
-# may follow s, f or a class in a group (?i:..)
+# without regard to case, "ss", "st", "ff", "fi" and "fl" match one
+# character (sharp s, ligatures): no letter may follow s, f or a class
+# in a group (?i:..)
 FOLDED_GROUP = re.compile(r"\(\?i:([^()\\]*)\)")
 FOLDED_PAIR = re.compile(r"[sf\]][^|]", re.IGNORECASE)
 PLACEHOLDER = 0x100000  # private characters from here on stand for the properties of a pattern
@@ -31,7 +38,8 @@ ESCAPE = re.compile(
     re.DOTALL,
 )
 CLASS = re.compile(r"\[\^?[^\]]+\]")
-# where escapes and classes are dots: quantifiers and groups that the two read differently
+# where escapes and classes are dots: quantifiers and groups that the
+# two read differently
 DIFFERENCES = re.compile(r"\}[?+*{]|\{(?!\d+(?:,\d*)?\})|\(\?P")
 
 
@@ -72,6 +80,8 @@ class Program:
 
     def _parse(self) -> Any:
         """Return the tree of Python's parser."""
+        if not HAS_PARSER:
+            raise self.error(f"an untried parser of Python {sys.version_info[0]}.{sys.version_info[1]}")
         text, bare = ESCAPE.sub(self._replace_escape, self.pattern), ESCAPE.sub(".", self.pattern)
         if any("[" in members[1:] for members in CLASS.findall(bare)) or re.search(r"\[\^?\]", bare):
             raise self.error("a class of classes or an empty one")
@@ -181,7 +191,8 @@ class Program:
             raise self.error(f"a quantifier above {MAX_REPEATS} or without a match")
         if len(inner) == 1 and inner[0][0].name in ("AT", "ASSERT", "ASSERT_NOT"):
             raise self.error("a quantifier of a condition")
-        # X*+ is X*(?!X), and X?+ is X|(?!X): without backtracking, no X follows a match
+        # X*+ is X*(?!X), and X?+ is X|(?!X): without backtracking, no X
+        # follows a match
         if kind == "POSSESSIVE_REPEAT":
             members = self._find_set(inner, False)
             if members is None:

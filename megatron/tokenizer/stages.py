@@ -53,12 +53,8 @@ def find_blank_rules(normalizer: dict[str, Any] | None, pre_tokenizer: dict[str,
     if rules.normalizes:  # a split at blanks, of which there are none (Gemma)
         parts = [part for part in parts if part["type"] != "Split" or part["pattern"] != {"String": " "}]
     for part in parts:
-        if (
-            part["type"] != "Metaspace"
-            or part["replacement"] != BLANK
-            or rules.prefix == "every"
-            or len(parts) > 1
-        ):
+        is_metaspace = part["type"] == "Metaspace" and part["replacement"] == BLANK
+        if not is_metaspace or rules.prefix == "every" or len(parts) > 1:
             raise UnsupportedPatternError(f"its pre-tokenizer has {part['type']}")
         prefix = METASPACE_PREFIXES.get(str(part.get("prepend_scheme")))
         if prefix is None:

@@ -1,6 +1,7 @@
 """Reading of a BPE tokenizer.json without the library's tokenizer, which takes seconds to build.
 
-The library builds and validates everything but vocabulary and merges, in a tokenizer of a few hundred pieces.
+The library builds and validates everything but vocabulary and merges,
+in a tokenizer of a few hundred pieces.
 """
 
 import hashlib
@@ -35,7 +36,8 @@ def read_bpe_file(content: bytes) -> BpeFile | None:
     except (ValueError, RecursionError):
         return None
     largest = model.largest_id
-    # dropout as a float is not read above; the library refuses it, or is refused (BpeTokenizer)
+    # dropout as a float is not read above; the library refuses it, or
+    # is refused (BpeTokenizer)
     if isinstance(settings, dict) and settings.get("model", {}).get("dropout"):
         return None
     if not len(model) or largest >= len(model) + MAX_HOLES or not isinstance(settings, dict):

@@ -12,8 +12,8 @@ from megatron.tokenizer.eod import EOD_NAMES
 def train_bpe(texts: Iterable[str], n_tokens: int, folder: Path) -> Path:
     """Train on texts and write <folder>/tokenizer.json with ids 0..n_tokens - 1; `<|endoftext|>` is id 0.
 
-    Raises ValueError if n_tokens is less than the 256 bytes and the special token, or if the text yields
-    fewer tokens.
+    Raises ValueError if n_tokens is less than the 256 bytes and the
+    special token, or if the text yields fewer tokens.
     """
     if n_tokens < 257:
         raise ValueError(f"n_tokens: got {n_tokens}, expected 257 or more (256 bytes and {EOD_NAMES[0]})")
@@ -23,7 +23,8 @@ def train_bpe(texts: Iterable[str], n_tokens: int, folder: Path) -> Path:
     trainer = trainers.BpeTrainer(
         vocab_size=n_tokens,
         special_tokens=[EOD_NAMES[0]],
-        # all 256 bytes, also those that the text lacks: the tokenizer then encodes any text
+        # all 256 bytes, also those that the text lacks: the tokenizer
+        # then encodes any text
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

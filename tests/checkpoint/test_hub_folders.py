@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from megatron.checkpoint.convert.exported.modeling_masked_diffusion import MaskedDiffusionConfig
 from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
 from megatron.checkpoint.convert.huggingface import read_huggingface
-from megatron.config.hf import DEFAULTS, DIFFUSION_TYPE, read_hf_config
+from megatron.config.hf import DIFFUSION_TYPE, FAMILIES, read_hf_config
 
 with pytest.MonkeyPatch.context() as patched:  # read at import; unset again for later tests
     patched.setenv("HF_HUB_OFFLINE", "1")
@@ -82,13 +82,13 @@ def assert_same_logits(folder: Path, theirs: Any) -> None:
 @pytest.mark.parametrize("kind", CLASSES)
 def test_every_default_equals_that_of_transformers(kind: str) -> None:
     expected = CLASSES[kind][0]()
-    for key, default in DEFAULTS[kind].items():
+    for key, default in FAMILIES[kind].defaults.items():
         if key == "rope_theta":
             assert default == expected.rope_parameters["rope_theta"]
         elif default is not None:
             value = getattr(expected, key)
             assert (default, type(default)) == (value, type(value)), key
-    assert set(DEFAULTS[kind]) - {"rope_theta", "head_dim"} <= set(
+    assert set(FAMILIES[kind].defaults) - {"rope_theta", "head_dim"} <= set(
         inspect.signature(type(expected)).parameters
     )
     shape, n_positions, ignored = read_hf_config({"model_type": kind})
@@ -105,7 +105,7 @@ def test_every_default_equals_that_of_transformers(kind: str) -> None:
 
 def test_defaults_of_an_exported_diffusion_model_are_those_of_its_code() -> None:
     parameters = inspect.signature(MaskedDiffusionConfig.__init__).parameters
-    for key, default in DEFAULTS[DIFFUSION_TYPE].items():
+    for key, default in FAMILIES[DIFFUSION_TYPE].defaults.items():
         if default is not int and key in parameters:
             assert parameters[key].default == default, key
     with pytest.raises(ValueError, match="hidden_size: missing, expected a value"):

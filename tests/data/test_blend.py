@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.data.batches import Batches
 from megatron.data.blend import Blend
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
@@ -63,14 +62,6 @@ def test_a_sample_depends_on_its_number_alone(blend: Callable[..., Blend]) -> No
     fresh = blend()
     for row, number in zip(together[::-1], numbers[::-1], strict=True):
         np.testing.assert_array_equal(row, fresh[int(number)])
-
-
-@pytest.mark.parametrize("n_ranks", [1, 2, 4])
-def test_ranks_share_the_batches_of_a_blend(blend: Callable[..., Blend], n_ranks: int) -> None:
-    expected = blend().take(np.arange(1000, 1000 + 3 * 8))
-    ranks = [Batches(blend(), 8, rank, n_ranks) for rank in range(n_ranks)]
-    shares = [rank.batch_at(first).tokens for first in (1000, 1008, 1016) for rank in ranks]
-    np.testing.assert_array_equal(np.concatenate(shares), expected)
 
 
 def test_held_out_text_ends_before_a_corpus_would_repeat_itself(blend: Callable[..., Blend]) -> None:

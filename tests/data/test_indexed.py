@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.data.indexed import BLOCK_NUMBERS, DTYPES, IndexedTokens
+from megatron.data.indexed import DTYPES, IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter, dtype_for, unigram_entropy
 from megatron.data.sidecar import DTYPE_NAMES, HEADER, MAGIC, VERSION, count_token_bytes
 from megatron.tokenizer.bpe import BpeTokenizer, build_gpt2_tokenizer
@@ -48,8 +48,7 @@ def test_writing_megatrons_tokens_again_gives_the_same_bytes(scaling_data: Path,
         source = scaling_data / name
         tokens = IndexedTokens(source)
         with IndexedWriter(tmp_path / "again", tokens.dtype) as writer:
-            for i in range(tokens.n_documents):
-                writer.add_document(tokens.get_document(i))
+            writer.add_dataset(tokens, lambda n_tokens: None)
         for suffix in (".bin", ".idx"):
             assert (tmp_path / f"again{suffix}").read_bytes() == Path(f"{source}{suffix}").read_bytes()
 
@@ -60,6 +59,11 @@ def test_written_tokens_are_read_across_documents(pair: Path) -> None:
     assert tokens.tokens[1:5].tolist() == tokens.read_copy(1, 4).tolist() == [6, 7, 1, 2]
     assert tokens.sidecar["tokens"] == 7
     assert tokens.sidecar["empty_documents"] == 1
+    with pytest.raises(IndexError, match="no document 3, the file has 3"):
+        tokens.get_document(3)
+    sent = pickle.dumps(tokens)  # its prefix
+    assert len(sent) < 300
+    assert pickle.loads(sent).get_document(2).tolist() == [1, 2, 3, 65535]
 
 
 def test_documents_of_several_sequences_are_read_whole(tmp_path: Path) -> None:
@@ -83,39 +87,8 @@ def test_lengths_of_sequences_take_two_bytes_where_they_fit(
     lengths = np.array([3, longest, 0])
     with IndexedWriter(tmp_path / "pair", np.dtype(np.uint8)) as writer:
         writer.add_documents(np.zeros(lengths.sum(), np.uint8), lengths)
-        writer.add_documents(np.zeros(BLOCK_NUMBERS + 2, np.uint8), np.ones(BLOCK_NUMBERS + 2, int))
     result = IndexedTokens(tmp_path / "pair").sequence_tokens()
-    assert result.dtype == dtype
-    assert result.tolist() == [3, longest, 0] + [1] * (BLOCK_NUMBERS + 2)
-
-
-def test_a_dataset_is_pickled_as_its_prefix(pair: Path) -> None:
-    sent = pickle.dumps(IndexedTokens(pair))
-    assert len(sent) < 300
-    assert pickle.loads(sent).get_document(2).tolist() == [1, 2, 3, 65535]
-
-
-@pytest.mark.parametrize("k", [0, BLOCK_NUMBERS - 1, BLOCK_NUMBERS, 2 * BLOCK_NUMBERS + 2])
-def test_an_error_is_detected_in_every_block_of_the_index(tmp_path: Path, k: int) -> None:
-    n = 2 * BLOCK_NUMBERS + 3
-    with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
-        writer.add_documents(np.zeros(n, np.uint16), np.ones(n, int))
-    index = tmp_path / "pair.idx"
-    whole = index.read_bytes()
-    for place, value in (
-        (4 * k, struct.pack("<i", 7)),
-        (4 * n + 8 * k, bytes([7])),
-        (12 * n + 8 * k, b"\xff" * 8),
-    ):
-        begin = HEADER.size + place
-        index.write_bytes(whole[:begin] + value + whole[begin + len(value) :])
-        with pytest.raises(ValueError, match="inconsistent lengths|not contiguous|as in its index"):
-            IndexedTokens(tmp_path / "pair")
-
-
-def test_a_missing_document_is_refused(pair: Path) -> None:
-    with pytest.raises(IndexError, match="no document 3, the file has 3"):
-        IndexedTokens(pair).get_document(3)
+    assert result.dtype == dtype and result.tolist() == lengths.tolist()
 
 
 def test_an_exception_leaves_no_new_and_no_changed_files(
@@ -142,14 +115,13 @@ def test_an_exception_leaves_no_new_and_no_changed_files(
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda idx: idx[:20], "20 bytes, too few for an index"),
-        (lambda idx: b"TNTIDX" + idx[6:], "at the start, expected"),
+        (lambda idx: idx[:20], "got 20 bytes, expected 70 as in its header"),
+        (lambda idx: b"TNTIDX" + idx[6:], r"got b'TNTIDXX\x00\x00', version 1"),
         (lambda idx: idx[:-8], "as in its header"),
         (lambda idx: idx[:9] + struct.pack("<Q", 2) + idx[17:], "version 2 with dtype code 8"),
         (lambda idx: idx[:17] + b"\x07" + idx[18:], "version 1 with dtype code 7"),
         (lambda idx: idx[:34] + struct.pack("<i", -3) + idx[38:], "inconsistent lengths"),
-        (lambda idx: idx[:34] + struct.pack("<i", 4) + idx[38:], "got 14 bytes, expected 16 as in its index"),
-        (lambda idx: idx[:46] + struct.pack("<q", 2) + idx[54:], "not contiguous"),
+        (lambda idx: idx[:46] + struct.pack("<q", 2) + idx[54:], "inconsistent lengths, positions"),
     ],
 )
 def test_a_broken_index_is_one_sentence(pair: Path, damage, sentence: str) -> None:

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -37,13 +36,17 @@ def test_batches_of_all_ranks_are_the_same_for_any_number_of_workers(tmp_path: P
     with IndexedWriter(tmp_path / "count", np.dtype(np.uint16)) as writer:
         writer.add_document(np.arange(1003))
     samples = Samples(IndexedTokens(tmp_path / "count"), 10, seed=5)  # 100 samples per epoch
-    ranks = [Batches(samples, 8, rank, 2) for rank in range(2)]
-    for rank, batches in enumerate(ranks):
-        with Prefetcher(lambda k, batches=batches: batches.batch_at(24 + 8 * k), 50, n_workers) as feed:
-            for k, batch in enumerate(feed):
-                numbers = 24 + 8 * k + 4 * rank + np.arange(4)
-                np.testing.assert_array_equal(batch.numbers, numbers)
-                np.testing.assert_array_equal(batch.tokens, np.stack([samples[i] for i in numbers.tolist()]))
+    for n_ranks in (1, 2, 4):
+        rows = []
+        for rank in range(n_ranks):
+            batches = Batches(samples, 8, rank, n_ranks)
+            with Prefetcher(lambda k, batches=batches: batches.batch_at(24 + 8 * k), 50, n_workers) as feed:
+                rows.append([(batch.numbers, batch.tokens) for batch in feed])
+        numbers, tokens = (
+            np.concatenate([np.concatenate([rank[k][i] for rank in rows]) for k in range(50)]) for i in (0, 1)
+        )
+        np.testing.assert_array_equal(numbers, np.arange(24, 424))
+        np.testing.assert_array_equal(tokens, samples.take(numbers))
 
 
 @pytest.mark.parametrize("n_workers", WORKERS)
@@ -53,10 +56,9 @@ def test_an_exception_of_a_worker_is_raised_at_its_item_and_ends_all(n_workers: 
             raise OSError("the disk is gone")
         return i
 
-    items = []
+    items: list[int] = []
     with pytest.raises(OSError, match="the disk is gone"), Prefetcher(make, 100, n_workers) as feed:
-        for item in feed:
-            items.append(item)
+        items.extend(feed)
     assert items == [0, 1, 2, 3, 4]
     assert not list_workers()
 
@@ -73,8 +75,7 @@ def test_a_worker_that_fails_to_start_is_an_error_not_a_deadlock() -> None:
 @pytest.mark.parametrize("n_workers", [1, 2, 4])
 def test_workers_stay_a_few_items_ahead_and_stop_at_once(n_workers: int) -> None:
     started: list[int] = []
-    make: Callable[[int], None] = started.append
-    with Prefetcher(make, 10**9, n_workers) as feed:
+    with Prefetcher(started.append, 10**9, n_workers) as feed:
         for _ in range(3):
             next(feed)
         time.sleep(0.1)

@@ -3,17 +3,17 @@
 import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from megatron.data import open_dataset, remote
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.remote import RemoteError, RemoteMissingError
+from megatron.data.remote import RemoteError, RemoteMissingError, RemoteUnreachableError
 from megatron.data.samples import Samples
 from megatron.data.sidecar import count_tokens, read_sidecar
 from megatron.plan.datapaths import read_data_paths
+from megatron.plan.identity import run_identity
 from megatron.plan.resolve import load_config
 from megatron.text.inspect_dataset import find_faults
 from megatron.text.merge import merge_datasets
@@ -27,10 +27,6 @@ FILES = (".bin", ".idx", ".json")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SCALING_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("SCALING_CACHE_GB", raising=False)
-    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(remote, "ATTEMPTS", 3)
-    monkeypatch.setattr(remote, "BLOCK_BYTES", 4096)
     remote.cache_dataset.cache_clear()
     yield tmp_path / "cache" / "remote"
     remote.cache_dataset.cache_clear()
@@ -85,12 +81,7 @@ def test_plans_inspection_and_merge_read_a_url(
         write_parts_list([url], tmp_path / "parts")
 
 
-def test_a_training_run_takes_the_same_samples_and_has_the_same_identity(
-    url: str, local: Path, tmp_path: Path
-) -> None:
-    from megatron.plan.identity import run_identity
-    from megatron.train.build import open_held_out_samples, open_train_samples
-
+def test_a_run_has_the_identity_of_local_files(url: str, local: Path, tmp_path: Path) -> None:
     (tmp_path / "mix.txt").write_text(f"1 {url}\n")
     yaml = "examples_scaling/training/small.yaml"
     configs = [
@@ -99,33 +90,18 @@ def test_a_training_run_takes_the_same_samples_and_has_the_same_identity(
     ]
     assert {config.model.n_tokens for config in configs} == {50257}
     assert len({run_identity(config) for config in configs}) == 1
-    numbers = np.arange(200)
-    trained = [open_train_samples(config, 200).take(numbers) for config in configs]
-    held_out = [open_held_out_samples(str(c.dataset.path_eval), c).take(numbers[:50]) for c in configs]
-    for samples in (trained, held_out):
-        np.testing.assert_array_equal(samples[0], samples[1])
-        np.testing.assert_array_equal(samples[0], samples[2])
     with pytest.raises(ValueError, match=f"dataset.path_train: {url}x.bin: no such file"):
         load_config(yaml, [f"dataset.path_train={url}x"])
 
 
-def read_all(url: str, queue: Any) -> None:
-    queue.put(int(Samples(open_dataset(url), 128, 0).take(np.arange(300)).sum()))
+def sum_samples(url: str) -> int:
+    return int(Samples(open_dataset(url), 128, 0).take(np.arange(300)).sum())
 
 
 def test_the_processes_of_a_machine_download_once(url: str, web: FaultyServer, local: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    processes = [context.Process(target=read_all, args=(url, queue), daemon=True) for _ in range(3)]
-    for process in processes:
-        process.start()
-    try:
-        expected = int(Samples(open_dataset(local), 128, 0).take(np.arange(300)).sum())
-        assert [queue.get(timeout=90) for _ in processes] == [expected] * 3
-    finally:
-        for process in processes:
-            process.join(10)
-            process.kill()
+    with context.Pool(2) as pool:
+        assert pool.map(sum_samples, [url] * 2, chunksize=1) == [sum_samples(str(local))] * 2
     assert count_gets(web) == count_gets(web, ".idx") == 1  # each is smaller than a block of 8 MiB
     web.requests.clear()
     assert len(open_dataset(url).tokens) >= N_TOKENS
@@ -139,7 +115,7 @@ def test_a_changed_object_is_another_dataset(url: str, web: FaultyServer, local:
     with pytest.raises(RemoteError, match="The file was replaced meanwhile"):
         before.tokens[:1]
     web.faults[name] = [503] * 100
-    with pytest.raises(RemoteError, match=rf"^{url}.bin: not readable after 3 attempts"):
+    with pytest.raises(RemoteUnreachableError, match=f"^{url}.bin: not readable"):
         before.tokens[:1]
     web.faults.clear()
     remote.cache_dataset.cache_clear()  # as another process
@@ -148,29 +124,19 @@ def test_a_changed_object_is_another_dataset(url: str, web: FaultyServer, local:
     assert np.asarray(after.tokens[:50]).tobytes() == web.files[name][:100]
 
 
-def test_bad_settings_and_urls_are_sentences(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="got a query or a password in the URL of a dataset"):
-        open_dataset("https://me:hidden@host/c4?token=hidden")
+def test_bad_urls_are_sentences() -> None:
+    for url in ("https://me:hidden@host/c4", "https://host/c4?token=hidden", "s3://me:hidden@bucket/c4"):
+        with pytest.raises(ValueError, match="got a query or a password in the URL of a dataset") as error:
+            open_dataset(url)
+        assert "hidden" not in str(error.value)
     with pytest.raises(ValueError, match="unsupported kind of URL"):
         open_dataset("ftp://host/c4")
-    monkeypatch.setenv("SCALING_CACHE_GB", "100")
-    with pytest.raises(ValueError, match="SCALING_CACHE_GB: got a limit, expected none"):
-        open_dataset(url)
 
 
-def test_a_dataset_without_sidecar_and_an_empty_one(web: FaultyServer, url: str, tmp_path: Path) -> None:
-    del web.files[f"t/{url.rpartition('/')[2]}.json"]
-    assert open_dataset(url).sidecar is None
-    with IndexedWriter(tmp_path / "empty", np.dtype("<u2")) as writer:
-        writer.add_document([])
-    for end in FILES:
-        web.files[f"empty{end}"] = (tmp_path / f"empty{end}").read_bytes()
-    assert len(open_dataset(f"{web.url}/empty").tokens) == 0
-
-
-def test_a_dataset_in_an_s3_store(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_in_an_s3_store_without_sidecar(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serve_bucket(monkeypatch):
-        for end in FILES:
+        for end in FILES[:2]:
             remote.upload_file(Path(f"{local}{end}"), f"s3://bucket/tokens/c4{end}")
         tokens = open_dataset("s3://bucket/tokens/c4")
+        assert tokens.sidecar is None
         np.testing.assert_array_equal(tokens.tokens[:], open_dataset(local).tokens[:])

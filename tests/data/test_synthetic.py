@@ -32,15 +32,3 @@ def test_unique_synthetic_samples_repeat_in_another_order_in_each_epoch() -> Non
     epochs = [[repeated[20 * epoch + i].tobytes() for i in range(20)] for epoch in range(3)]
     assert all(set(epoch) == expected for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
-    assert np.array_equal(repeated.take(np.arange(10, 50)), np.stack([repeated[i] for i in range(10, 50)]))
-
-
-def test_a_source_without_a_mixture_has_no_state_and_expects_no_losses() -> None:
-    samples = SyntheticSamples(11, 4, seed=0)
-    before = samples.take(np.arange(5))
-    assert samples.state(3) == {}
-    assert samples.scored_domains(0, np.arange(5)) is None
-    assert samples.domain_usage(5, 0) is None
-    samples.restore({})
-    samples.observe(0, np.array([1.0]), np.array([1.0]))
-    assert np.array_equal(samples.take(np.arange(5)), before)

@@ -1,16 +1,11 @@
-"""The crossing of two laws against a brute-force search, and profiles against identifiable constants."""
-
-import runpy
-from pathlib import Path
+"""The crossing of two laws against a brute-force search, and conventions of compute."""
 
 import numpy as np
 import pytest
 
 from megatron.laws.crossover import critical_compute, crossover
-from megatron.laws.forms import FORM
 from megatron.laws.frontier import optimal_frontier, search_frontier
 from megatron.laws.law import Law
-from megatron.laws.profile import profile_constant
 from megatron.plan.conventions import training_flops_per_token
 
 BASE = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
@@ -82,50 +77,6 @@ def test_the_interval_of_the_crossover_is_that_of_its_replicates() -> None:
     crossings = [critical_compute(first.replicate(i), second.replicate(i), 1e8) for i in range(9)]
     crossings = np.sort(np.where(np.isnan(crossings), np.inf, crossings))
     assert (result.ends[0][0], result.ends[1][0]) == (crossings[2], crossings[6])
-
-
-def make_design() -> tuple[np.ndarray, ...]:
-    n, u, e = np.meshgrid(np.geomspace(1e7, 1e9, 4), np.geomspace(1e8, 1e10, 3), [1, 4, 15, 60])
-    return n.ravel(), (u * e).ravel(), u.ravel()
-
-
-def test_a_decay_that_the_runs_identify_has_an_interval_around_the_truth() -> None:
-    n, d, u = make_design()
-    rng = np.random.default_rng(1)
-    loss = AR.loss(n, d, u) * np.exp(0.003 * rng.standard_normal(len(n)))
-    result = profile_constant(n, d, loss, U=u, form="repeated_data", name="R_D")
-    assert result.identified
-    assert result.low < 6.0 < result.high < 12
-    assert "profile confidence interval" in result.words
-    assert min(result.statistic) >= -1e-9
-
-
-def test_runs_of_few_epochs_do_not_identify_the_decay_and_a_sentence_reports_it() -> None:
-    n, d, u = make_design()
-    few = d / u < 5
-    n, d, u = n[few], np.minimum(d, 1.5 * u)[few], u[few]
-    loss = AR.loss(n, d, u) * np.exp(0.02 * np.random.default_rng(1).standard_normal(len(n)))
-    result = profile_constant(n, d, loss, U=u, form="repeated_data", name="R_D")
-    assert not result.identified and result.high is None
-    assert result.words.startswith("R_D* is not identified: ")
-
-
-def test_the_published_fit_with_fixed_constants_does_not_identify_the_decay(laws: Path) -> None:
-    published = runpy.run_path(str(Path(__file__).with_name("published.py")))
-    runs = published["read_datablations"](laws)
-    recorded = published["read_expected"](laws, "datablations")["c4_base_54pts_published"]
-    fixed = {name: np.exp(recorded[name.lower()]) for name in "EAB"}
-    fixed |= dict.fromkeys(("alpha", "beta"), recorded["alpha=beta"])
-    result = profile_constant(**runs, form="data_constrained", name="R_D", fixed=fixed)
-    assert "R_D* is not identified: every value above" in result.words
-    assert 2 < result.low < 15.387756
-
-
-def test_a_constant_that_cannot_be_fixed_alone_is_refused() -> None:
-    n, d, u = make_design()
-    with pytest.raises(ValueError, match="got 'A', expected one of E, alpha, beta, R_D"):
-        profile_constant(n, d, AR.loss(n, d, u), U=u, form="repeated_data", name="A")
-    assert "R_D" in FORM["repeated_data"].constants
 
 
 def test_conventions_agree_where_they_count_the_same() -> None:

@@ -7,13 +7,13 @@ import pandas as pd
 import pytest
 
 from megatron.laws import (
+    extrapolate_law,
     fit_compute_law,
     fit_downstream,
     fit_isoflop,
     fit_law,
     optimal_frontier,
     predict_run,
-    stack_laws,
 )
 from megatron.laws.law import Law
 
@@ -52,7 +52,7 @@ def test_every_fit_takes_a_frame() -> None:
     assert fit_compute_law(table).params == fit_compute_law(*columns, C).params
     assert fit_isoflop(table).size.exponent == fit_isoflop(*columns, C).size.exponent
     assert fit_downstream(runs, scores="error").params["gamma"] > 0
-    assert stack_laws(runs, forms=["over_training"], n_bootstrap=4).n_runs == 25
+    assert extrapolate_law(runs, form="over_training", n_bootstrap=4).extrapolation["dof"] == 4
 
 
 def shared_exponent(params: dict, N: np.ndarray, D: np.ndarray, U: np.ndarray) -> np.ndarray:

@@ -34,6 +34,10 @@ synthetic = runpy.run_path(str(Path(__file__).parents[1] / "report" / "synthetic
         ("warnings", "few runs"),
         ("form", ["chinchilla"]),
         ("residual", "bits"),
+        ("extrapolation", {"growth": -1.0, "dof": 4.0, "compute": 1e20}),
+        ("extrapolation", {"growth": 0.1, "dof": 0.0, "compute": 1e20}),
+        ("extrapolation", {"growth": 0.1, "dof": 4.0, "compute": "1e20"}),
+        ("extrapolation", {"growth": 0.1}),
         ("filter", []),
     ],
 )

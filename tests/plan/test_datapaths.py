@@ -10,7 +10,6 @@ import pytest
 from megatron.config.schema import RunConfig
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.plan.datapaths import WeightedCorpus, count_corpus_tokens, read_corpora, read_data_paths
-from megatron.plan.exposure import Exposure
 from megatron.plan.identity import run_identity
 from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import plan_run
@@ -18,9 +17,7 @@ from megatron.plan.run_plan import plan_run
 EXAMPLES = ("c4_100m", "c4", "slimpajama", "c4_and_slimpajama")
 
 
-def write_dataset(
-    prefix: Path, n_tokens: int, dtype: str = "uint16", sha256: str = "aa", seed: int = 0
-) -> str:
+def write_dataset(prefix: Path, n_tokens: int, dtype="uint16", sha256: str = "aa", seed: int = 0) -> str:
     with IndexedWriter(prefix, np.dtype(dtype), {"tokenizer": {"n_tokens": 50, "sha256": sha256}}) as writer:
         writer.add_document(np.random.default_rng(seed).integers(0, 50, n_tokens))
     return str(prefix)
@@ -57,29 +54,23 @@ def test_comments_quotes_tabs_and_variables_are_read(folder: Path, monkeypatch: 
     )
 
 
+A, B = WeightedCorpus("a", Fraction(1, 2)), WeightedCorpus("b", Fraction(1, 4))
+
+
 @pytest.mark.parametrize(
-    "text", ['"0.5 a" "0.25 b"', "0.5 a 0.25 b", '"0.5 a 0.25 b"', "'1/2 a' '.25 b'", '"0.5 a"\n0.25 b\n']
-)
-def test_a_line_may_have_several_pairs_as_in_the_forks_of_megatron(folder: Path, text: str) -> None:
-    expected = (WeightedCorpus("a", Fraction(1, 2)), WeightedCorpus("b", Fraction(1, 4)))
-    assert read_data_paths(write_data_paths(folder, text)) == expected
-
-
-def test_windows_line_ends_and_bin_or_idx_names_are_read(folder: Path) -> None:
-    path = write_data_paths(folder, "")
-    path.write_bytes(b"\xef\xbb\xbf0.5 a.bin\r\n0.5 deep/c.idx\r\n")
-    assert read_data_paths(path) == (
-        WeightedCorpus("a", Fraction(1, 2)),
-        WeightedCorpus("deep/c", Fraction(1, 2)),
-    )
+    "text",
+    [
+        '"0.5 a" "0.25 b"', "0.5 a 0.25 b", '"0.5 a 0.25 b"', "'1/2 a' '.25 b'", '"0.5 a"\n0.25 b\n',
+        "\ufeff0.5 a.bin\r\n0.25 b.idx\r\n",
+    ],
+)  # fmt: skip
+def test_a_line_may_have_several_pairs_names_of_files_and_windows_line_ends(folder: Path, text: str) -> None:
+    assert read_data_paths(write_data_paths(folder, text)) == (A, B)
 
 
 def test_one_corpus_needs_no_weight_and_a_prefix_needs_no_file(folder: Path) -> None:
-    assert (
-        read_corpora(write_data_paths(folder, "a"))
-        == read_corpora("a")
-        == (WeightedCorpus("a", Fraction(1)),)
-    )
+    expected = (WeightedCorpus("a", Fraction(1)),)
+    assert read_corpora(write_data_paths(folder, "a")) == read_corpora("a") == expected
 
 
 @pytest.mark.parametrize(
@@ -103,8 +94,7 @@ def test_one_corpus_needs_no_weight_and_a_prefix_needs_no_file(folder: Path) -> 
 def test_an_unusable_line_is_reported_with_file_and_line(folder: Path, text: str, sentence: str) -> None:
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
         read_data_paths(write_data_paths(folder, text))
-    assert sentence in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["1 $SECRET_OF_TEST/a", "1 ${SECRET_OF_TEST}.bin", "1 $SECRET_OF_TEST a"])
@@ -121,18 +111,16 @@ def test_corpora_of_two_tokenizers_are_refused_and_datasets_without_a_sidecar_ar
     write_dataset(folder / "other", 100, sha256="bb")
     with pytest.raises(ValueError, match="blend.txt:2: other has another tokenizer than a"):
         read_data_paths(write_data_paths(folder, "1 a\n1 other"))
+    with pytest.raises(ValueError, match="dataset.path_eval: other has another tokenizer than a"):
+        plan_run(build_run("a", path_eval="other"))
     (folder / "other.json").unlink()
     assert len(read_data_paths(write_data_paths(folder, "1 a\n1 other"))) == 2
 
 
 def build_run(path: Path | str, **dataset: object) -> RunConfig:
-    return resolve_config(
-        {
-            "dataset": {"path_train": str(path), "seq_len": 10, "batch_size": 5, **dataset},
-            "model": {"d_model": 16, "n_heads": 2, "n_layers": 1},
-            "lr_scheduler": {"total_iterations": 12},
-        }
-    )
+    data = {"path_train": str(path), "seq_len": 10, "batch_size": 5, **dataset}
+    model = {"d_model": 16, "n_heads": 2, "n_layers": 1}
+    return resolve_config({"dataset": data, "model": model, "lr_scheduler": {"total_iterations": 12}})
 
 
 def test_the_plan_counts_epochs_unique_and_repeated_tokens_of_each_corpus(folder: Path) -> None:
@@ -146,11 +134,6 @@ def test_the_plan_counts_epochs_unique_and_repeated_tokens_of_each_corpus(folder
     assert json.loads(json.dumps(plan.as_dict()))["corpora"][1]["share"] == 0.25
 
 
-def test_exposure_of_one_corpus_is_counted_like_that_of_several(folder: Path) -> None:
-    (use,) = Exposure(build_run("a")).usage_after(25)
-    assert (use.share, use.epochs, use.unique_tokens, use.repeated_tokens) == (1, 2.5, 100, 150)
-
-
 def test_the_identity_depends_on_contents_and_proportions_and_not_on_names(folder: Path) -> None:
     def identity(text: str) -> str:
         return run_identity(build_run(write_data_paths(folder, text)))
@@ -162,12 +145,6 @@ def test_the_identity_depends_on_contents_and_proportions_and_not_on_names(folde
     assert identity("1 a") == run_identity(build_run("a"))
     write_dataset(folder / "b", 201, seed=7)  # other tokens with the same name
     assert identity("3 a\n1 b") != before
-
-
-def test_held_out_text_of_another_tokenizer_is_refused(folder: Path) -> None:
-    write_dataset(folder / "other", 100, sha256="bb")
-    with pytest.raises(ValueError, match="dataset.path_eval: other has another tokenizer than a"):
-        plan_run(build_run("a", path_eval="other"))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -190,7 +167,7 @@ def test_a_dataset_written_by_megatron_needs_no_sidecar(tmp_path: Path, scaling_
     ag_news = folder / "ag_news_prompt_inputs_document"
     assert count_corpus_tokens(ag_news) * 4 == ag_news.with_suffix(".bin").stat().st_size  # int32
     (tmp_path / "x.idx").write_bytes(b"something else")
-    with pytest.raises(ValueError, match="x.idx: got 14 bytes, too few for an index"):
+    with pytest.raises(ValueError, match="x.idx: got b.something., version"):
         count_corpus_tokens(tmp_path / "x")
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from megatron.config.schema import DatasetConfig, LrSchedulerConfig
 from megatron.plan.identity import trunk_identity
-from megatron.plan.length import DECAY_FRACTION, count_decay_steps, count_steps, count_warmup_steps
+from megatron.plan.length import count_decay_steps, count_steps, count_warmup_steps
 from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import plan_run
 
@@ -27,28 +27,33 @@ def test_epochs_are_exact_and_no_sample_is_seen_more_often(epochs, epoch_samples
     assert epochs * epoch_samples - 8 < n_steps * 8 <= epochs * epoch_samples
 
 
-def test_warm_up_in_steps_tokens_and_fractions() -> None:
-    def count_warmup(**settings: float) -> int:
-        return count_warmup_steps(LrSchedulerConfig(**settings), n_steps=30, tokens_per_step=80)
+@pytest.mark.parametrize(
+    ("settings", "n_steps"),
+    [
+        ({}, 0),
+        ({"warmup_iterations": 7}, 7),
+        ({"warmup_tokens": 160}, 2),
+        ({"warmup_tokens": 161}, 3),
+        ({"warmup_fraction": 0.1}, 3),  # 0.1 * 30 is 3.0000000000000004 in doubles
+        ({"warmup_fraction": 0.11}, 4),
+    ],
+)
+def test_warm_up_in_steps_tokens_and_fractions(settings: dict[str, float], n_steps: int) -> None:
+    assert count_warmup_steps(LrSchedulerConfig(**settings), n_steps=30, tokens_per_step=80) == n_steps
 
-    assert count_warmup() == 0
-    assert count_warmup(warmup_iterations=7) == 7
-    assert count_warmup(warmup_tokens=160) == 2
-    assert count_warmup(warmup_tokens=161) == 3
-    assert count_warmup(warmup_fraction=0.1) == 3  # 0.1 * 30 is 3.0000000000000004 in doubles
-    assert count_warmup(warmup_fraction=0.11) == 4
 
-
-def test_decay_defaults_to_the_last_fifth_and_only_wsd_has_one() -> None:
-    def count_decay(kind: str = "wsd", **settings: float) -> int:
-        return count_decay_steps(LrSchedulerConfig(kind=kind, **settings), n_steps=50, tokens_per_step=80)
-
-    assert DECAY_FRACTION == 1 / 5
-    assert count_decay() == 10
-    assert count_decay(decay_iterations=3) == 3
-    assert count_decay(decay_tokens=400) == 5
-    assert count_decay(decay_fraction=0.5) == 25
-    assert count_decay(kind="cosine") == 0
+@pytest.mark.parametrize(
+    ("settings", "n_steps"),
+    [
+        ({"kind": "wsd"}, 10),
+        ({"kind": "wsd", "decay_iterations": 3}, 3),
+        ({"kind": "wsd", "decay_tokens": 400}, 5),
+        ({"kind": "wsd", "decay_fraction": 0.5}, 25),
+        ({"kind": "cosine"}, 0),
+    ],
+)
+def test_decay_defaults_to_the_last_fifth_and_only_wsd_has_one(settings: dict, n_steps: int) -> None:
+    assert count_decay_steps(LrSchedulerConfig(**settings), n_steps=50, tokens_per_step=80) == n_steps
 
 
 def test_synthetic_tokens_need_no_file_and_no_vocabulary_and_repeat_only_on_request() -> None:
@@ -82,23 +87,9 @@ def test_runs_of_two_lengths_share_a_trunk_if_they_have_one_sample_order() -> No
     assert len(trunk_identities(order="megatron")) == 2
 
 
-@pytest.mark.parametrize(
-    ("window", "sentence"),
-    [
-        ([3, 11], "logging.profile_steps: got [3, 11], expected steps of the run, 1 to 10"),
-        ([3, 2], "logging.profile_steps: got [3, 2], expected [first, last], counted from 1"),
-        ([0, 2], "expected [first, last], counted from 1"),
-        ([3], "expected [first, last], counted from 1"),
-        ("3-4", "logging.profile_steps: got '3-4', expected a list of int"),
-    ],
-)
-def test_steps_to_profile_are_steps_of_the_run(window: object, sentence: str) -> None:
-    raw = {
-        "model": {"d_model": 64, "n_heads": 4, "n_layers": 2, "n_tokens": 100},
-        "dataset": {"path_train": "synthetic"},
-        "lr_scheduler": {"total_iterations": 10},
-        "logging": {"profile_steps": window},
-    }
-    with pytest.raises(ValueError) as caught:
-        plan_run(resolve_config(raw))
-    assert sentence in str(caught.value)
+def test_steps_to_profile_are_steps_of_the_run() -> None:
+    model = {"d_model": 64, "n_heads": 4, "n_layers": 2, "n_tokens": 100}
+    raw = {"model": model, "dataset": {"path_train": "synthetic"}, "logging": {"profile_steps": [3, 11]}}
+    expected = r"logging.profile_steps: got \[3, 11\], expected steps of the run, 1 to 10"
+    with pytest.raises(ValueError, match=expected):
+        plan_run(resolve_config({**raw, "lr_scheduler": {"total_iterations": 10}}))

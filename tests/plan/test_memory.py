@@ -65,14 +65,10 @@ def test_compilation_and_parallel_ranks_lower_the_estimate() -> None:
 
 
 def make_dropout_config(seq_len: int = 64, objective: dict[str, Any] | None = None, **dist: Any) -> RunConfig:
+    model = {"d_model": 32, "n_heads": 4, "n_layers": 3, "n_tokens": 50, "attention_dropout": 0.1}
+    raw = {"model": model, "dataset": {"seq_len": seq_len, "batch_size": 2}, "objective": objective or {}}
     return resolve_config(
-        {
-            "dist": {"dtype": "float32", **dist},
-            "model": {"d_model": 32, "n_heads": 4, "n_layers": 3, "n_tokens": 50, "attention_dropout": 0.1},
-            "dataset": {"seq_len": seq_len, "batch_size": 2},
-            "objective": objective or {},
-            "lr_scheduler": {"total_iterations": 1},
-        }
+        {**raw, "dist": {"dtype": "float32", **dist}, "lr_scheduler": {"total_iterations": 1}}
     )
 
 

@@ -13,11 +13,8 @@ from megatron.optim.adamw import build_adamw
 
 
 def build_shape(parametrization: str, width: int = 32, depth: int = 2, **more: Any) -> ModelConfig:
-    base = {
-        "standard": {},
-        "mup": {"base_d_model": 32},
-        "completep": {"base_d_model": 32, "base_n_layers": 2},
-    }
+    mup = {"base_d_model": 32}
+    base = {"standard": {}, "mup": mup, "completep": {**mup, "base_n_layers": 2}}
     return ModelConfig(
         d_model=width, d_ff=8 * width // 3, d_head=16, n_heads=width // 16, n_layers=depth, n_tokens=64,
         vocab_rows=128, parametrization=parametrization, **base[parametrization], **more,
@@ -26,9 +23,8 @@ def build_shape(parametrization: str, width: int = 32, depth: int = 2, **more: A
 
 def test_rates_decays_and_eps_follow_the_table() -> None:
     model = Gpt(wide := build_shape("completep", width=128, depth=8, biases=True, tied_embedding=False))
-    optimizer = build_adamw(
-        dict(model.named_parameters()), OptimConfig(lr=1e-2, weight_decay=0.1, eps=1e-8), wide
-    )
+    optim = OptimConfig(lr=1e-2, weight_decay=0.1, eps=1e-8)
+    optimizer = build_adamw(dict(model.named_parameters()), optim, wide)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = {
         names[id(parameter)]: (group["lr_scale"], group["weight_decay"], group["eps"])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from megatron.config.read import build_config, read_config
+from megatron.config.stub_keys import load_stub_keys
 from megatron.plan.resolve import load_config, resolve_config
 
 SHAPE = {"d_model": 64, "n_heads": 4, "n_layers": 2}
@@ -15,6 +16,7 @@ LENGTH = {"total_iterations": 1}
 def test_reading_a_configuration_opens_only_its_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("model: {d_model: 64, n_heads: 4, n_layers: 2, n_tokens: 99}\n")
+    load_stub_keys()  # a table of the package, read once
     original, opened = Path.open, []
 
     def record_open(self: Path, *args: Any, **more: Any) -> Any:

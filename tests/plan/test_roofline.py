@@ -1,7 +1,5 @@
 """Predicted step times, compared with tables computed by hand and with arithmetic."""
 
-import math
-
 import pytest
 
 from megatron.config.presets import load_named_shape
@@ -66,12 +64,10 @@ def test_the_parts_of_425m_match_a_table_computed_by_hand() -> None:
 
 
 def test_a_part_is_its_count_divided_by_its_rate() -> None:
-    model = ModelConfig(
-        d_model=1280, d_ff=2560, d_head=128, n_heads=10, n_layers=2, n_tokens=8191, vocab_rows=8192
-    )
-    step = predict_step(
-        model, 1024, False, H200, StepSettings(), microbatch_tokens=8192, tokens_per_step=81920
-    )
+    shape = {"d_model": 1280, "d_ff": 2560, "d_head": 128, "n_heads": 10, "n_layers": 2}
+    model = ModelConfig(**shape, n_tokens=8191, vocab_rows=8192)
+    sizes = {"microbatch_tokens": 8192, "tokens_per_step": 81920}
+    step = predict_step(model, 1024, False, H200, StepSettings(), **sizes)
     weights = 2 * (4 * 1280 * 1280 + 3 * 1280 * 2560)
     rate, bytes_per_s = 0.657 * 989e12, 0.81 * 4.8e12
     assert step.parts["block products"] == pytest.approx(6 * weights / rate)
@@ -94,15 +90,6 @@ def test_a_small_model_waits_for_launches_unless_its_step_is_a_graph() -> None:
     graph = StepSettings(graph=True)
     replayed = predict_step(model, 2048, True, H200, graph, microbatch_tokens=4096)
     assert "launches" not in replayed.parts and replayed.tokens_per_s > 2 * step.tokens_per_s
-
-
-@pytest.mark.parametrize("name", DEVICES)
-def test_every_device_and_setting_has_a_prediction_below_its_peak(name: str) -> None:
-    for compiled in (False, True):
-        for stream in ("float32", "bfloat16"):
-            settings = StepSettings(compiled=compiled, stream=stream, recompute=compiled)
-            step = predict_step(make_model("16183M"), 2048, True, DEVICES[name], settings)
-            assert 0.02 < step.mfu < 0.8 and math.isfinite(step.seconds_per_token)
 
 
 def test_recomputed_blocks_take_longer_at_equal_mfu_flops() -> None:

@@ -2,7 +2,7 @@
 
 import re
 import runpy
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +11,8 @@ import pytest
 from megatron.laws.fit import fit_law
 from megatron.laws.forms import FORM
 from megatron.laws.holdout import score_holdout, select_largest
-from megatron.laws.profile import profile_constant
 from megatron.report import report
-from megatron.report.figures.plot_fit import held_out_figure, pairs_figure, profile_figure, residual_figure
+from megatron.report.figures.plot_fit import held_out_figure, pairs_figure, residual_figure
 from megatron.report.figures.plot_isoflop import contour_figure, isoflop_figure
 from megatron.report.figures.plot_law import select_law_points
 from megatron.report.figures.plot_repeat import crossover_figure, downstream_figure, epochs_figure
@@ -46,14 +45,10 @@ def repeated_study() -> Study:
             n[~held_out], d[~held_out], loss[~held_out], U=u[~held_out], form="repeated_data", n_bootstrap=20
         )
         result = score_holdout(law, n[held_out], d[held_out], loss[held_out], u[held_out]).as_dict()
-        profiled = {}
-        if objective == AUTOREGRESSIVE:  # figures show the autoregressive profile
-            profiled = asdict(profile_constant(n, d, loss, U=u, form="repeated_data", name="R_D"))
         laws[objective] = replace(
             law,
             filter={"objective": objective},
             held_out=result | {"N": n[held_out].tolist(), "D": d[held_out].tolist()},
-            profile=profiled,
         )
         rows += [
             RunRow(
@@ -143,13 +138,6 @@ def test_pairs_show_every_replicate_and_their_correlation(repeated: Study) -> No
     assert pairs_figure(replace(repeated, law=replace(repeated.law, replicates={}))) is None
 
 
-def test_the_profile_has_a_sentence_and_a_threshold(repeated: Study) -> None:
-    figure = profile_figure(repeated)
-    assert figure.title == repeated.law.profile["words"] and figure.title.startswith("R_D* = ")
-    assert min(figure.data[0]["y"]) == pytest.approx(0, abs=1e-3)
-    assert profile_figure(replace(repeated, law=replace(repeated.law, profile={}))) is None
-
-
 def test_held_out_runs_are_shown_with_their_intervals(repeated: Study) -> None:
     figure = held_out_figure(repeated)
     result = repeated.law.held_out
@@ -226,7 +214,7 @@ def test_the_laws_of_both_objectives_are_read_and_a_page_has_every_figure(
     assert study.laws[MASKED_DIFFUSION].params["R_D"] == repeated.laws[MASKED_DIFFUSION].params["R_D"]
     curves = {row.run: NO_CURVE for row in repeated.rows}
     figures = report.make_figures(replace(repeated, curves=curves))
-    expected = {"heldout", "residuals", "contours", "pairs", "profile", "epochs", "crossover"}
+    expected = {"heldout", "residuals", "contours", "pairs", "epochs", "crossover"}
     assert expected <= {figure.key for figure in figures}
     for figure in figures:
         axes = [axis for name, axis in figure.layout.items() if re.match("[xy]axis", name)]

@@ -15,15 +15,6 @@ from tests.tool_modules import load_tool
 TEXT = ["the cat sat on the mat, the cat's mat", "3.14 and \u00e9t\u00e9 \U0001f600"] * 30
 
 
-def test_gpt2_from_its_two_files_gives_published_ids(scaling_data: Path) -> None:
-    tokenizer = load_hf_tokenizer(str(scaling_data / "gpt2_tokenizer"))
-    assert (tokenizer.n_tokens, tokenizer.eod_id) == (50257, 50256)
-    # a well-known example of GPT-2's ids
-    assert tokenizer.encode("Hello, world!") == [15496, 11, 995, 0]
-    assert tokenizer.decode([15496, 11, 995, 0]) == "Hello, world!"
-    assert tokenizer.encode("a<|endoftext|>b") == [64, 50256, 65]
-
-
 def test_a_trained_tokenizer_has_every_id_and_gives_back_any_text(tmp_path: Path) -> None:
     train_bpe(TEXT, 280, tmp_path)
     tokenizer = load_hf_tokenizer(str(tmp_path))
@@ -103,9 +94,8 @@ def test_the_tool_trains_once_and_reports_it(root: Path, tmp_path: Path, capsys)
 def test_an_id_beyond_the_limit_is_refused_at_once(tmp_path: Path) -> None:
     train_bpe(["some text"] * 9, 260, tmp_path)
     tokenizer_json = json.loads((tmp_path / "tokenizer.json").read_text())
-    tokenizer_json["model"]["vocab"]["A"] = (
-        2**32 - 1
-    )  # serialising this takes the library minutes and gigabytes
+    # serialising this takes the library minutes and gigabytes
+    tokenizer_json["model"]["vocab"]["A"] = 2**32 - 1
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json))
     with pytest.raises(ValueError, match=r"got 4,294,967,296 ids, expected 1 to 16,777,216"):
         load_hf_tokenizer(str(tmp_path))

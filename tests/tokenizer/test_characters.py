@@ -103,13 +103,7 @@ def test_added_tokens_with_every_condition(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama-2", "metaspace first", "words, metaspace always"])
 def test_long_texts_without_blanks(name: str) -> None:
     inner = train(*KINDS[name])
-    texts = [
-        "the" * 30_000,
-        "\u4e2d\u6587" * 20_000,
-        "\U0001f9ff" * 9_000,
-        BLANK * 20_000,
-        " " * 50_000 + "a",
-    ]
+    texts = ["the" * 30_000, "\u4e2d\u6587" * 20_000, "\U0001f9ff" * 9_000, BLANK * 20_000, " " * 50_000]
     assert_equal_ids(inner, [*texts, *("x" * n + "\u00e9" * n for n in range(1, 70))])
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from megatron.tokenizer import split_pattern
 from megatron.tokenizer.automaton import compile_automaton
 from megatron.tokenizer.code_points import (
     CATEGORIES,
@@ -103,13 +104,7 @@ def hostile_texts(n: int = 700) -> list[str]:
     return [*draw_pattern_texts(n, seed=2), *draw_plane_texts(n, seed=3)]
 
 
-@pytest.mark.parametrize("name", PATTERNS)
-def test_a_trained_tokenizer_with_each_pattern(name: str) -> None:
-    inner = train([*map(split, PATTERNS[name]), byte_level()])
-    assert assert_equal_ids(inner, hostile_texts()) == 1400
-
-
-OTHERS = {
+OTHERS: dict[str, list[Any]] = {
     "gpt2": [byte_level(True)],
     "no pattern": [byte_level()],
     "a stage before gpt2": [split(r"\p{Lu}+"), byte_level(True)],
@@ -118,11 +113,12 @@ OTHERS = {
     "only matches": [split(r"\p{L}+|\p{N}", "removed", invert=True), byte_level()],
     "a text": [pre_tokenizers.Split("e", "isolated"), pre_tokenizers.Sequence([split(LLAMA3)]), byte_level()],
 }
+STAGES = OTHERS | {name: [*map(split, texts), byte_level()] for name, texts in PATTERNS.items()}
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_trained_tokenizer_with_each_kind_of_pre_tokenizer(name: str) -> None:
-    assert assert_equal_ids(train(OTHERS[name]), hostile_texts()) == 1400
+@pytest.mark.parametrize("name", STAGES)
+def test_a_trained_tokenizer_with_each_pattern_and_kind_of_pre_tokenizer(name: str) -> None:
+    assert assert_equal_ids(train(STAGES[name]), hostile_texts()) == 1400
 
 
 def test_words_of_the_vocabulary_before_merges() -> None:
@@ -210,6 +206,13 @@ def test_other_constructs_are_refused(pattern: str) -> None:
         compile_automaton(pattern)
 
 
+def test_the_library_encodes_under_a_python_whose_parser_was_not_tried(monkeypatch) -> None:
+    inner = train([split(LLAMA3), byte_level()])
+    monkeypatch.setattr(split_pattern, "HAS_PARSER", False)
+    fast, reason = compile_fast_bpe(inner.to_str())
+    assert fast is None and "an untried parser of Python" in reason
+
+
 def test_a_refused_pattern_is_the_reason_for_the_fallback() -> None:
     saved = json.loads(train([split(r"\p{L}+"), byte_level()]).to_str())
     saved["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"(?<=a)b"
@@ -225,19 +228,12 @@ def test_tables_are_those_of_the_installed_library() -> None:
         points |= {*borders.tolist(), *(borders + 1).tolist()}
     sample = np.array(sorted(point for point in points if not 0xD800 <= point < 0xE000))
     text = "".join(map(chr, sample))
-    for pattern, members in (
-        *(
-            (rf"\p{{{name}}}", load_property(name))
-            for name in (*CATEGORIES, "L", "N", "M", "P", "S")
-            if name != "Cs"
-        ),
-        (r"\s", load_table("space") == 1),
-    ):
+    names = {*CATEGORIES, "L", "N", "M", "P", "S"} - {"Cs"}
+    tables = {rf"\p{{{name}}}": load_property(name) for name in names}
+    for pattern, members in (tables | {r"\s": load_table("space") == 1}).items():
         assert members is not None
         remains = np.ones(len(sample), dtype=bool)
-        for _, (begin, end) in pre_tokenizers.Split(Regex(f"(?:{pattern})+"), "removed").pre_tokenize_str(
-            text
-        ):
+        for _, (begin, end) in split(f"(?:{pattern})+", "removed").pre_tokenize_str(text):
             remains[begin:end] = False
         assert np.array_equal(remains, members[sample]), pattern
     assert load_folds() == {"k": [0x212A], "s": [0x17F]}

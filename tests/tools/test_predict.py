@@ -11,8 +11,6 @@ import pytest
 
 from megatron.laws.fit import fit_law
 from megatron.laws.forms import FORM
-from megatron.laws.law import Law
-from megatron.laws.stack import StackedLaw
 
 TRUTH = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
 
@@ -49,27 +47,22 @@ def test_intervals_of_a_run_and_an_optimum_are_labelled(root: Path, law_files: P
     assert "within the range of the fitted runs" in inside and "OUTSIDE" not in inside
 
 
-def test_outside_the_runs_the_stack_beside_the_law_predicts_and_inside_the_law(
+def test_outside_the_runs_intervals_include_the_measured_error_of_extrapolation(
     root: Path, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(3)
     n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e9, 1e11, 4)))
     loss = FORM["chinchilla"].loss(TRUTH, n, d) * np.exp(0.003 * rng.standard_normal(20))
-    rows = [f"{a},{b},{c}" for a, b, c in zip(n, d, loss, strict=True)]
-    (tmp_path / "table.csv").write_text("\n".join(["n_params,train_tokens,loss", *rows]) + "\n")
-    fit = [sys.executable, str(root / "tools" / "fit_law.py"), str(tmp_path / "table.csv")]
-    fit += ["--n-bootstrap", "30", "--out", str(tmp_path / "law.json")]
-    subprocess.run(fit, check=True, capture_output=True)
-    law, stack = Law.load(tmp_path / "law.json"), StackedLaw.load(tmp_path / "stacked_law.json")
-    for at, used in (((1e8, 1e10), law), ((7e10, 1.4e12), stack)):
-        answer = json.loads(run_tool(root, tmp_path / "law.json", *at, "--json").stdout)["prediction"]
-        assert answer["predictive"] == pytest.approx([float(v) for v in used.predict(*at)[1:]])
-        assert ("by the stack of forms" in answer["note"]) == (used is stack)
-    # the stack of other runs is not used, and the note states what one form covers there
-    replace(stack, n_runs=19).save(tmp_path / "stacked_law.json")
-    plain = run_tool(root, tmp_path / "law.json", 7e10, 1.4e12).stdout
-    assert "by the stack" not in plain and "included .76 to .84 of the held-out runs" in plain
-    assert ".76 to .84" not in run_tool(root, tmp_path / "law.json", 1e8, 1e10).stdout
+    law = replace(fit_law(n, d, loss, n_bootstrap=30), extrapolation={})
+    grown = replace(law, extrapolation={"growth": 0.02, "dof": 4.0, "compute": 6e20})
+    for used, note in ((law, "intervals included .84"), (grown, "include 2 % more deviation")):
+        used.save(tmp_path / "law.json")
+        answer = json.loads(run_tool(root, tmp_path / "law.json", 7e10, 1.4e12, "--json").stdout)
+        far = answer["prediction"]
+        assert far["predictive"] == pytest.approx([float(v) for v in used.predict(7e10, 1.4e12)[1:]])
+        assert note in far["note"]
+        inside = json.loads(run_tool(root, tmp_path / "law.json", 1e8, 1e10, "--json").stdout)
+        assert inside["prediction"]["note"] == ""
 
 
 def test_json_has_the_same_numbers(root: Path, law_files: Path) -> None:

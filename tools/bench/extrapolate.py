@@ -3,17 +3,18 @@
     OMP_NUM_THREADS=1 python tools/bench/extrapolate.py
     SCALING_LAWS=laws OMP_NUM_THREADS=1 python tools/bench/extrapolate.py --share 0.2
 
-For each set the tenth of the runs with the most compute is held out. Chinchilla's form and the stack of forms
-(stack.py), both fitted to the other runs, predict them. The tool prints the share inside the 95 % predictive
-interval, the mean absolute error, and the median half-width of the interval. Sets are read from the folder
-SCALING_LAWS, by default ../shared/laws; a set whose file is missing is skipped.
+For each set the tenth of the runs with the most compute is held out. Chinchilla's form, fitted to the other
+runs, predicts them: plain, and with the error of extrapolation that the other runs show (holdout.py). The
+tool prints the share inside the 95 % predictive interval, the mean absolute error, and the median half-width
+of the interval. Sets are read from the folder SCALING_LAWS, by default ../shared/laws; a set whose file is
+missing is skipped.
 """
 
 import argparse
 import csv
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,7 @@ from history import add_history_options, record_result
 
 from megatron.cli import create_parser, positive_int, run_main
 from megatron.io import write_json
-from megatron.laws.fit import fit_law
-from megatron.laws.holdout import HoldoutScore, select_largest
-from megatron.laws.stack import stack_laws
+from megatron.laws.holdout import HoldoutScore, extrapolate_law, select_largest
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "laws"
 CORPORA = {"c4_original": "C4", "rpj": "RedPajama", "rw_original": "RefinedWeb"}
@@ -37,13 +36,12 @@ TEXTS = {
 
 @dataclass(frozen=True)
 class RunSet:
-    """N, D, L and unique tokens U (None: no run repeats) of one published set, each [n]."""
+    """N, D and L of one published set, each [n]."""
 
     name: str
     N: np.ndarray
     D: np.ndarray
     L: np.ndarray
-    U: np.ndarray | None = None
 
 
 def read_columns(path: Path, *names: str) -> list[np.ndarray]:
@@ -68,7 +66,7 @@ def read_datablations(folder: Path) -> Iterator[RunSet]:
     for label, name in (("182 runs", "datablations_182.csv"), ("all runs", "datablations_all.csv")):
         path = folder / "datablations" / name
         N, D, U, L = read_columns(path, "params", "tokens", "unique_tokens", "val_loss")
-        yield RunSet(f"Data-constrained, {label}", N, D, L, U)
+        yield RunSet(f"Data-constrained, {label}", N, D, L)
         once = D <= U * 1.001  # at most one epoch, with a tolerance of 0.1 %
         yield RunSet(f"Data-constrained, {label}, one epoch", N[once], D[once], L[once])
 
@@ -98,23 +96,14 @@ def read_sets(folder: Path) -> Iterator[RunSet]:
             print(f"skipped: {error.filename}: no such file; set the folder with SCALING_LAWS")
 
 
-def extrapolate_runs(
-    runs: RunSet, share: float, n_bootstrap: int
-) -> tuple[dict[str, HoldoutScore], dict[str, float]]:
-    """Return (scores of each method on the held-out runs, weights of the stack)."""
+def extrapolate_runs(runs: RunSet, share: float, n_bootstrap: int) -> dict[str, HoldoutScore]:
+    """Return the scores of each method on the held-out runs."""
     # by compute, as in a study: the law is fitted to the small runs and must predict the large ones
     is_out = select_largest(runs.N, runs.D, max(1, round(share * len(runs.N))))
-    inner, outer = ([v[rows] for v in (runs.N, runs.D, runs.L)] for rows in (~is_out, is_out))
-    unique = {"U": None if runs.U is None else runs.U[~is_out]}
-    N, D, L = outer
-    # infinitely many unique tokens: no repetition
-    U = np.inf if runs.U is None else runs.U[is_out]
-    plain = fit_law(*inner, n_bootstrap=n_bootstrap)
-    stacked = stack_laws(*inner, **unique, n_bootstrap=n_bootstrap)
-    scores = {
-        name: HoldoutScore(*law.predict(N, D, U), L) for name, law in (("plain", plain), ("stacked", stacked))
-    }
-    return scores, stacked.weights
+    inner, (N, D, L) = ([v[rows] for v in (runs.N, runs.D, runs.L)] for rows in (~is_out, is_out))
+    law = extrapolate_law(*inner, n_bootstrap=n_bootstrap)
+    laws = {"plain": replace(law, extrapolation={}), "extrapolated": law}
+    return {name: HoldoutScore(*law.predict(N, D), L) for name, law in laws.items()}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -140,13 +129,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     folder = Path(os.environ.get("SCALING_LAWS", FOLDER))
     print("inside the 95 % predictive interval, mean absolute error (%), median half-width (%)")
-    print(f"{'':<42}{'runs':>5}{'out':>5}{'plain chinchilla':>23}{'stacked':>25}")
+    print(f"{'':<42}{'runs':>5}{'out':>5}{'plain chinchilla':>23}{'extrapolated':>25}")
     rows, table = [], {}
     for runs in read_sets(folder):
         if args.sets not in runs.name:
             continue
         # cells[method] = (inside [n], |error| in % [n], half-width in % [n])
-        scores, weights = extrapolate_runs(runs, args.share, args.n_bootstrap)
+        scores = extrapolate_runs(runs, args.share, args.n_bootstrap)
         cells = {}
         for name, scored in scores.items():
             inside = (scored.low <= scored.measured) & (scored.measured <= scored.high)
@@ -157,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append(cells)
         n_out = len(next(iter(cells.values()))[0])
         print(format_row(runs.name, len(runs.N), n_out, means), flush=True)
-        table[runs.name] = {name: [float(x) for x in v] for name, v in means.items()} | {"weights": weights}
+        table[runs.name] = {name: [float(x) for x in v] for name, v in means.items()}
     if rows:
         methods = list(rows[0])
         # Two means: over sets, where a set of 20 runs counts as much as one of 240, and over all held-out

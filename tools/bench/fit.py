@@ -36,7 +36,7 @@ GRID = (
 )
 N_STARTS = 4500
 DELTA = 1e-3
-FORMS = "repeated_data,over_repetition,data_constrained,kaplan,over_training"
+FORMS = "repeated_data,over_repetition,data_constrained,over_training"
 
 
 def draw_runs(n_runs: int = 240) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

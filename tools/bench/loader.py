@@ -45,8 +45,8 @@ class Speed:
     checksum: int
 
 
-class OneByOne(Dataset):
-    """Map-style dataset for a DataLoader: sample i as a tensor."""
+class SamplesDataset(Dataset):
+    """Map-style dataset for a DataLoader, which requests the samples of a batch together."""
 
     def __init__(self, samples: Samples, n: int) -> None:
         self.samples, self.n = samples, n
@@ -54,8 +54,8 @@ class OneByOne(Dataset):
     def __len__(self) -> int:
         return self.n
 
-    def __getitem__(self, i: int) -> torch.Tensor:
-        return torch.from_numpy(self.samples[i])
+    def __getitems__(self, numbers: list[int]) -> list[torch.Tensor]:
+        return list(torch.from_numpy(self.samples.take(np.array(numbers))))
 
 
 def iterate_ours(
@@ -81,7 +81,7 @@ def iterate_torch(
     samples: Samples, rows: int, n_batches: int, n_workers: int, task: Objective | None
 ) -> Iterator[int]:
     """Yield the sum of the first ids of each batch, made by a DataLoader."""
-    loader = DataLoader(OneByOne(samples, rows * n_batches), rows, num_workers=n_workers)
+    loader = DataLoader(SamplesDataset(samples, rows * n_batches), rows, num_workers=n_workers)
     for step, batch in enumerate(loader):
         if task is not None:
             task.corrupt(batch.numpy(), np.arange(step * rows, (step + 1) * rows))

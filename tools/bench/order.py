@@ -52,6 +52,7 @@ GRID_BYTES = 32  # per entry of the document index while mgrid fills it: two int
 TILED_BYTES = 12  # per entry if it is tiled, including the sample and shuffle indices
 PLAIN_LOOP = Path(__file__).with_name("megatron_sample_index.cpp")
 READS = 5000
+BATCH = 32  # samples of a read, as training reads them
 
 
 def write_dataset(prefix: Path, n_documents: int, n_tokens: int) -> None:
@@ -141,8 +142,8 @@ def build_side(side: str, prefix: str, seq_len: int, n_epochs: int) -> dict[str,
     else:
         samples = open_samples(side, prefix, seq_len, n_epochs)
         # the first and the last sample of the run, so that work is not deferred beyond the clock
-        samples.sample_window(0)
-        samples.sample_window(n_epochs * samples.samples_per_epoch - 1)
+        samples.sample_windows(np.array([0]))
+        samples.sample_windows(np.array([n_epochs * samples.samples_per_epoch - 1]))
     # the clock stops here; hashes and full indices below are only for the comparison
     record = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
     record |= {"peak_mb": read_memory_mb("VmHWM"), "before_mb": before_mb}
@@ -176,12 +177,12 @@ def read_side(side: str, prefix: str, seq_len: int) -> dict[str, Any]:
     """Return the microseconds per random sample of five passes, with the pages and rows in memory."""
     samples = open_samples(side, prefix, seq_len, 1)
     # the same samples in each pass, so that their pages are in memory from the second on
-    numbers = np.random.default_rng(1).integers(0, samples.samples_per_epoch, READS).tolist()
+    numbers = np.random.default_rng(1).integers(0, samples.samples_per_epoch, READS)
     seconds = []
     for _ in range(6):
         begin = time.process_time()
-        for i in numbers:
-            samples[i]
+        for first in range(0, READS, BATCH):
+            samples.take(numbers[first : first + BATCH])
         seconds.append(time.process_time() - begin)
     return {"us": [second / READS * 1e6 for second in seconds[1:]]}  # the first warms the cache
 

@@ -38,6 +38,7 @@ from megatron.data.sidecar import HEADER, MAGIC, PARTS_INDEX_SUFFIX, VERSION
 TOKENS_PER_DOCUMENT = 478.6
 SEED = 1234
 READS = 5000
+BATCH = 32  # samples of a read, as training reads them
 ACTIONS = ("write", "parts", "one file", "parts, Megatron's order", "one file, Megatron's order")
 
 
@@ -99,15 +100,15 @@ def measure(action: str, folder: Path, n_parts: int, seq_len: int) -> dict[str, 
         if "order" in action
         else Samples(tokens, seq_len, SEED)
     )
-    samples.sample_window(n_windows - 1)
+    samples.sample_windows(np.array([n_windows - 1]))
     ready_s = time.perf_counter() - start
     peak = read_memory_bytes("VmHWM") - before
-    numbers = np.random.default_rng(1).integers(0, n_windows, READS).tolist()
+    numbers = np.random.default_rng(1).integers(0, n_windows, READS)
     us = []
     for _ in range(3):
         begin = time.process_time()
-        for i in numbers:
-            samples[i]
+        for first in range(0, READS, BATCH):
+            samples.take(numbers[first : first + BATCH])
         us.append((time.process_time() - begin) / READS * 1e6)
     return {
         "open_s": opened_s, "ready_s": ready_s, "cold_us": us[0], "warm_us": min(us[1:]),

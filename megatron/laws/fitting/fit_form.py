@@ -22,7 +22,8 @@ from megatron.laws.fitting.surface import LOG_R, OwnSurface, RunPoints, Surface
 from megatron.laws.fitting.varpro import find_grid_starts
 from megatron.laws.forms import effective_count
 
-# Values of further constants from which fits start; R_D* and R_N* in epochs' worth, see forms.py
+# Values of further constants from which fits start;
+# R_D* and R_N* in epochs' worth, see forms.py
 GRID_R_D = (0.5, 2.0, 6.0, 15.0, 45.0, 100.0, 300.0)
 GRID_R_N = (0.3, 0.8, 1.7, 2.5, 5.0, 20.0, 1000.0)
 GRID_K = (0.003, 0.03, 0.3)  # `over_repetition`: its term at the centre, as a share of the loss
@@ -41,12 +42,13 @@ NEGLIGIBLE_GAIN = 1e-3  # share of the objective; n times it is a difference in 
 
 # constant of a form -> coordinate of theta, where the names differ (surface.THETA)
 COORDINATE_OF = {
-    "E": "e", "A": "a", "B": "b", "K": "k", "R_D": "r_D", "R_N": "r_N", "Nc": "s", "Dc": "t",
+    "E": "e", "A": "a", "B": "b", "K": "k", "R_D": "r_D", "R_N": "r_N",
 }  # fmt: skip
-# A coordinate is the log of a whole term at the centre of the runs, such as a = log(A / N0^alpha). So A is a
-# function of two coordinates, and can be fixed only together with its exponent.
+# A coordinate is the log of a whole term at the centre of the
+# runs, such as a = log(A / N0^alpha). So A is a function of two
+# coordinates, and can be fixed only together with its exponent.
 PARTNERS_OF = {
-    "A": ("alpha",), "B": ("beta",), "K": ("g", "h"), "Nc": ("alpha_N",), "Dc": ("alpha_D",),
+    "A": ("alpha",), "B": ("beta",), "K": ("g", "h"),
     "a": ("eta",), "b": ("eta",),
 }  # fmt: skip
 
@@ -54,10 +56,11 @@ PARTNERS_OF = {
 def minimize_in_chunks(problem: Problem, theta: np.ndarray, weights: np.ndarray, box: Box, n: int) -> Minima:
     """Return the minima near theta [R, p] after at most `n` iterations, in chunks of CHUNK problems.
 
-    Problems that have not converged after FIRST_ITERATIONS continue in one batch across chunks: a step of a
-    few problems costs as much as a step of many.
+    Problems that have not converged after FIRST_ITERATIONS continue in one batch
+    across chunks: a step of a few problems costs as much as a step of many.
     """
-    # low = high marks a coordinate as fixed: its derivatives are 0 (fit_problem.derivatives)
+    # low = high marks a coordinate as fixed: its
+    # derivatives are 0 (fit_problem.derivatives)
     free = box.low < box.high
 
     def minimize_rows(at: np.ndarray, w: np.ndarray, most: int) -> Minima:
@@ -101,8 +104,9 @@ def minimize_by_narrowing(
 ) -> Minima:
     """Return the minima near theta [R, p], reached through a sequence of narrowing Huber widths.
 
-    Each wider Huber has at most `n_rough` iterations, the final one at most `n_last`. The sequence starts at
-    the root mean square residual of theta (newton.iterate_huber_widths).
+    Each wider Huber has at most `n_rough` iterations, the final
+    one at most `n_last`. The sequence starts at the root mean
+    square residual of theta (newton.iterate_huber_widths).
     """
     # sum of the weights, about n; the objective of least squares is sum w r^2 / 2
     least_squares, counts = replace(problem, delta=np.inf), np.maximum(weights.sum(axis=1), 1)
@@ -116,28 +120,32 @@ def minimize_by_narrowing(
 def fit_theta(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float] | None = None) -> Minima:
     """Return the distinct minima for one weighting [n], lowest first.
 
-    Raises ValueError where a coefficient is fixed and its exponent is not, such as A without alpha.
+    Raises ValueError where a coefficient is fixed
+    and its exponent is not, such as A without alpha.
     """
     fixed = fixed or {}
     box = build_search_box(problem, fixed)
-    # starts that differ only by rounding, or that the bounds made equal, are one start
+    # starts that differ only by rounding, or that the
+    # bounds made equal, are one start
     theta = np.unique(box.project(find_starts(problem, weights, fixed)).round(12), axis=0)
     all_weights = np.broadcast_to(weights, (len(theta), len(weights)))
     if (box.low < box.high).sum() > FEW_FREE:
-        # A Huber about as wide as the residuals is smooth, and the iteration is fast there: most of the many
-        # starts reach the same few minima, and only those are refined at the final width.
+        # A Huber about as wide as the residuals is smooth, and the
+        # iteration is fast there: most of the many starts reach the same
+        # few minima, and only those are refined at the final width.
         wide = replace(problem, delta=max(problem.delta, CULL_DELTA))
         culled = minimize_in_chunks(wide, theta, all_weights, box, CULL_ITERATIONS)
         theta = culled.phi[_select_distinct(culled.objective, 1e-6)[:N_POLISHED]]
-        # data_constrained with R_N* at its upper bound is repeated_data: from the best fits with one decay
-        # only, the fit with both is never worse. Recursion of depth 1.
+        # data_constrained with R_N* at its upper bound is
+        # repeated_data: from the best fits with one decay only,
+        # the fit with both is never worse. Recursion of depth 1.
         if {"R_D", "R_N"} <= set(problem.surface.constants) - set(fixed):
             single = [fit_theta(problem, weights, {**fixed, name: NO_DECAY}) for name in ("R_N", "R_D")]
             theta = np.concatenate([theta, *(minima.phi[:1] for minima in single)])
     all_weights = np.broadcast_to(weights, (len(theta), len(weights)))
     minima = minimize_by_narrowing(problem, theta, all_weights, box)
-    # Wider Hubers lead most starts into one valley. The lowest minimum may be in a narrow one beside it, so
-    # every start is also followed at the final width only.
+    # Wider Hubers lead most starts into one valley. The lowest minimum may be in a
+    # narrow one beside it, so every start is also followed at the final width only.
     direct = minimize_in_chunks(problem, theta, all_weights, box, MAX_ITERATIONS)
     minima = concatenate_minima([minima, direct])
     distinct = _select_distinct(minima.objective, 1e-7)
@@ -147,7 +155,8 @@ def fit_theta(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float] 
 def _select_distinct(objective: np.ndarray, min_gap: float) -> list[int]:
     """Return the indices of distinct minima, lowest first.
 
-    Objectives [R] within a relative difference of `min_gap` count as one minimum; Inf and NaN are skipped.
+    Objectives [R] within a relative difference of `min_gap`
+    count as one minimum; Inf and NaN are skipped.
     """
     selected: list[int] = []
     for i in np.argsort(objective, kind="stable"):
@@ -161,8 +170,9 @@ def _select_distinct(objective: np.ndarray, min_gap: float) -> list[int]:
 def _refine_unconverged(minima: Minima, problem: Problem, weights: np.ndarray, box: Box) -> None:
     """Continue problems that have not converged, in place, until the gain is negligible.
 
-    Near the kinks of a narrow Huber some replicates take ever shorter steps and do not meet the convergence
-    test. A gain below NEGLIGIBLE_GAIN of the objective counts as convergence.
+    Near the kinks of a narrow Huber some replicates take ever
+    shorter steps and do not meet the convergence test. A gain
+    below NEGLIGIBLE_GAIN of the objective counts as convergence.
     """
     for _ in range(MAX_REFINEMENTS):
         rows = np.flatnonzero(~minima.converged)
@@ -182,9 +192,10 @@ def bootstrap_theta(
     box = build_search_box(problem, fixed or {})
     starts = starts[:N_MINIMA]
     n = len(starts)
-    # a few iterations show which minimum is the lowest for a replicate; only that one is followed to the end
-    # Rows m r to m r + m - 1 of `near` are the m starts of replicate r: `tile` repeats the list of starts,
-    # `repeat` each weighting m times.
+    # a few iterations show which minimum is the lowest for a
+    # replicate; only that one is followed to the end Rows m r to m
+    # r + m - 1 of `near` are the m starts of replicate r: `tile`
+    # repeats the list of starts, `repeat` each weighting m times.
     near = minimize_in_chunks(
         problem, np.tile(starts, (len(weights), 1)), np.repeat(weights, n, axis=0), box, FEW_ITERATIONS
     )
@@ -192,7 +203,8 @@ def bootstrap_theta(
     fitted = minimize_by_narrowing(
         problem, near.phi[best], weights, box, FEW_ITERATIONS, BOOTSTRAP_ITERATIONS
     )
-    # wider Hubers may end in a worse minimum than the few direct iterations did: continue from these instead
+    # wider Hubers may end in a worse minimum than the few
+    # direct iterations did: continue from these instead
     worse = np.flatnonzero(fitted.objective > near.objective[best])
     if len(worse):
         theta = near.phi[best[worse]]
@@ -205,7 +217,8 @@ def bootstrap_theta(
 def build_search_box(problem: Problem, fixed: Mapping[str, float]) -> Box:
     """Return the bounds of theta [p]; a coordinate of a `fixed` constant has low = high.
 
-    Raises ValueError for a constant that the form lacks, or a coefficient fixed without its exponent.
+    Raises ValueError for a constant that the form
+    lacks, or a coefficient fixed without its exponent.
     """
     surface, points = problem.surface, problem.points
     low, high = surface.bounds()
@@ -227,7 +240,8 @@ def build_search_box(problem: Problem, fixed: Mapping[str, float]) -> Box:
                     f"fixed: got {name} without {free_partners[0]}, expected both. Fix {free_partners[0]} "
                     "too."
                 )
-        # only the coordinates of the fixed constants are used; the others have any valid value
+        # only the coordinates of the fixed constants are
+        # used; the others have any valid value
         params = {name: float(value[0]) for name, value in available.items()} | dict(fixed)
         at = surface.from_constants(params, points)
         for name in fixed:
@@ -239,10 +253,10 @@ def build_search_box(problem: Problem, fixed: Mapping[str, float]) -> Box:
 def find_starts(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float]) -> np.ndarray:
     """Return starts theta [S, p] near which a minimum may be, for weights [n].
 
-    At a fixed R_D* a form is a sum of powers of N and of D' (forms.effective_count). Each R_D* of GRID_R_D
-    has its variable projection on (N, D', L), and each of its three best solutions is completed with the
-    form's further constants by `_complete_start`. kaplan has a grid of its own, and an own form random starts
-    around the one that the caller gave.
+    At a fixed R_D* a form is a sum of powers of N and of D' (forms.effective_count).
+    Each R_D* of GRID_R_D has its variable projection on (N, D', L), and each of its
+    three best solutions is completed with the form's further constants by
+    `_complete_start`. An own form has random starts around the caller's.
     """
     surface, at = problem.surface, problem.points
     if isinstance(surface, OwnSurface):
@@ -250,22 +264,14 @@ def find_starts(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float
         spread = OWN_START_SPREAD * np.random.default_rng(0).standard_normal((N_OWN_STARTS, len(middle)))
         return middle + np.concatenate([np.zeros((1, len(middle))), spread])
     N, D, U, L = (np.exp(v) for v in (at.x, at.y, at.u, at.log_loss))
-    if surface.form == "kaplan":
-        # At the centre of the runs L = (exp(s / alpha_D) + exp(t / alpha_D))^alpha_D. The first term is given
-        # a share of the sum: s = log L + alpha_D log(share), and t has the rest.
-        middle = at.log_loss.mean()
-        shares = (0.1, 0.5, 0.9)
-        exponents = [(a, b) for a in (0.05, 0.1, 0.3) for b in (0.05, 0.1, 0.3)]
-        return np.array(
-            [[middle + b * np.log(s), middle + b * np.log(1 - s), a, b] for s in shares for a, b in exponents]
-        )
-    # Numbers of starts: chinchilla 3, repeated_data 7 x 3 = 21, data_constrained 7 x 3 x 7 = 147,
-    # over_repetition 3 x 18 = 54.
+    # Numbers of starts: chinchilla 3, repeated_data 7 x 3 = 21,
+    # data_constrained 7 x 3 x 7 = 147, over_repetition 3 x 18 = 54.
     thetas = []
     decays = (fixed["R_D"],) if "R_D" in fixed else GRID_R_D
     for r_D in decays if "R_D" in surface.constants else (np.inf,):
         worth = effective_count(U, D, r_D) if "R_D" in surface.constants else D
-        # over_repetition adds a term that grows with repetition: runs with few epochs determine the others
+        # over_repetition adds a term that grows with
+        # repetition: runs with few epochs determine the others
         trust = weights / (D / U) if "K" in surface.constants else weights
         runs = CentredRuns.from_columns(N, worth, L)
         for phi in find_grid_starts(runs, trust)[:3]:

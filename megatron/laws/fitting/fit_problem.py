@@ -1,6 +1,7 @@
 """Objective of the general fit: residuals and Huber terms, with their derivatives.
 
-First derivatives are those of surface.py. Second derivatives are forward differences of these.
+First derivatives are those of surface.py. Second
+derivatives are forward differences of these.
 
 Shapes: R problems (starts, or bootstrap replicates), n runs, p coordinates theta.
 """
@@ -37,7 +38,8 @@ class Problem:
         """Return the objective [R] at theta [R, p] with weights [R, n]; Inf where the law has no value."""
         with np.errstate(all="ignore"):
             r = np.abs(self.evaluate_residuals(theta)[0])
-            # Huber(r) = r^2 / 2 inside the width and delta (|r| - delta / 2) outside, in one expression
+            # Huber(r) = r^2 / 2 inside the width and delta (|r|
+            # - delta / 2) outside, in one expression
             clipped = np.minimum(r, self.delta)
             total = (weights * clipped * (r - 0.5 * clipped)).sum(axis=1)
         return np.where(np.isfinite(total), total, np.inf)
@@ -63,7 +65,8 @@ class Problem:
         reweighted = weights * (self.delta / np.maximum(size, self.delta) if finite else 1.0)
         transposed = np.swapaxes(slopes, 1, 2)
         gradient = -(transposed @ influence[:, :, None])[:, :, 0]
-        # a residual at the width itself counts as inside, as in huber.huber_derivatives
+        # a residual at the width itself counts as inside,
+        # as in huber.huber_derivatives
         hessian = (transposed * (weights * (size <= self.delta))[:, None, :]) @ slopes
         coordinates = np.flatnonzero(free)
         # The second term of the Hessian, one column per coordinate, by a forward difference of the slopes at
@@ -72,19 +75,21 @@ class Problem:
         batch_size = max(1, CHUNK // len(theta))
         for i in range(0, len(coordinates), batch_size):
             batch = coordinates[i : i + batch_size]
-            # The step of 1e-7 is near the root of float64 resolution: the relative error is about 1e-9 from
-            # rounding and 1e-7 from truncation.
+            # The step of 1e-7 is near the root of float64 resolution: the
+            # relative error is about 1e-9 from rounding and 1e-7 from truncation.
             shifted = theta[:, None] + DIFFERENCE_STEP * np.eye(theta.shape[1])[batch]  # [R, s, p]
             shifted_slopes = self.evaluate_residuals(shifted.reshape(-1, theta.shape[1]))[1].reshape(
                 len(theta), len(batch), *slopes.shape[1:]
             )
-            # sum w psi g(theta) is -gradient, so this is sum w psi (g(theta + h) - g(theta)) / h
+            # sum w psi g(theta) is -gradient, so this is sum w
+            # psi (g(theta + h) - g(theta)) / h
             shifted_slopes = (
-                # [R, p, s]: row p of the Hessian, column s, the coordinate that was shifted
+                # [R, p, s]: row p of the Hessian, column s, the
+                # coordinate that was shifted
                 np.einsum("rn,rsnp->rps", influence, shifted_slopes) + gradient[:, :, None]
             ) / DIFFERENCE_STEP
-            # the slopes at the shifted points include coordinates that are not free: their rows are dropped
-            # here
+            # the slopes at the shifted points include coordinates
+            # that are not free: their rows are dropped here
             hessian[:, :, batch] -= np.where(free[:, None], shifted_slopes, 0.0)
         hessian = 0.5 * (hessian + np.swapaxes(hessian, 1, 2))  # forward differences are not symmetric
         majorant = (transposed * reweighted[:, None, :]) @ slopes

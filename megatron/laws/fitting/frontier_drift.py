@@ -1,16 +1,18 @@
 """Continuation of a frontier beyond its largest budget: its slope drifts, as a random walk in log C.
 
-A form that agrees with runs over a factor of 30 in compute need not hold beyond them: models learn to use
-their context, or reach their capacity. So the slope of log L* by x = log C differs from that of the form by a
-random walk, d slope ~ Normal(0, drift^2 dx). The difference of log L* is an integrated Wiener process, whose
-posterior mean is a cubic smoothing spline (Wahba, J. R. Stat. Soc. B 40, 1978). Beyond the largest budget the
-form and the difference in slope there continue, and the variance of log L* grows by drift^2 dx^3 / 3.
+A form that agrees with runs over a factor of 30 in compute need not hold
+beyond them: models learn to use their context, or reach their capacity. So the
+slope of log L* by x = log C differs from that of the form by a random walk, d
+slope ~ Normal(0, drift^2 dx). The difference of log L* is an integrated Wiener
+process, whose posterior mean is a cubic smoothing spline (Wahba, J. R. Stat.
+Soc. B 40, 1978). Beyond the largest budget the form and the difference in
+slope there continue, and the variance of log L* grows by drift^2 dx^3 / 3.
 
-A frontier that steepens cannot continue as its form, since no E + K / C^g falls ever faster. There the last
-slope continues.
+A frontier that steepens cannot continue as its form, since no
+E + K / C^g falls ever faster. There the last slope continues.
 
-A few budgets do not determine the drift. Predictions are averaged over a grid of it, weighted by the
-restricted likelihood and a half-normal prior of scale DRIFT.
+A few budgets do not determine the drift. Predictions are averaged over a grid of
+it, weighted by the restricted likelihood and a half-normal prior of scale DRIFT.
 """
 
 from dataclasses import dataclass
@@ -51,7 +53,8 @@ class Continuation:
         """Return the variance of log L* at x >= edge."""
         reach = x - self.edge
         gradient = np.array([1.0, reach])
-        # error of the line level + slope reach, plus the variance of an integrated Wiener process
+        # error of the line level + slope reach, plus the
+        # variance of an integrated Wiener process
         return float(gradient @ np.array(self.covariance) @ gradient) + self.drift**2 * reach**3 / 3
 
     def evaluate(self, theta: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -79,10 +82,11 @@ def continue_frontier(
     curvature are adjusted together with the walk, to first order. The walk takes the place of an error of the
     curvature.
 
-    The model is y = form + columns shift + w(x) + noise: Gaussian process regression with the covariance
-    noise^2 (correlation + ratio K), K that of the integrated Wiener process and ratio = (drift / noise)^2. At
-    each drift of the grid the shift is the generalised least-squares estimate, and the walk its kriging
-    prediction at the edge.
+    The model is y = form + columns shift + w(x) + noise: Gaussian process
+    regression with the covariance noise^2 (correlation + ratio K), K that
+    of the integrated Wiener process and ratio = (drift / noise)^2. At
+    each drift of the grid the shift is the generalised least-squares
+    estimate, and the walk its kriging prediction at the edge.
     """
     form = clip_curvature(theta)
     # row 2 is the curvature: drop the directions that change it
@@ -93,7 +97,8 @@ def continue_frontier(
     edge, u = float(x.max()), x - x.min()
     top = np.array([u.max()])
     kernel = _wiener_covariance(u, u)
-    # covariance of w(top) and w'(top) with w(u), u <= top, and of the two with each other
+    # covariance of w(top) and w'(top) with w(u), u <=
+    # top, and of the two with each other
     cross_covariance = np.stack([_wiener_covariance(top, u)[0], u**2 / 2])
     # Cov(w'(T), w(u)) = integral of (u - s) ds over 0..u = u^2 / 2 for u <= T;
     # Var w(T) = T^3 / 3, Cov(w(T), w'(T)) = T^2 / 2, Var w'(T) = T.
@@ -101,7 +106,8 @@ def continue_frontier(
     base = np.array(evaluate_frontier(form, edge))
     ends = _differentiate_frontier(form, edge) @ free
     logs, means, covariances, squares = [], [], [], []
-    # ratio = (drift / noise)^2 needs a noise before it is estimated below: a fit without the walk gives it.
+    # ratio = (drift / noise)^2 needs a noise before it is
+    # estimated below: a fit without the walk gives it.
     for ratio in (DRIFTS / _estimate_scale(residual, columns)) ** 2:
         inverse, log_det = _invert_positive_definite(
             (np.eye(len(u)) if correlation is None else correlation) + ratio * kernel
@@ -115,14 +121,16 @@ def continue_frontier(
         # kriging weights [2, n] of (w, w') at the edge
         gain = ratio * cross_covariance @ inverse
         constants_gradient = ends - gain @ columns
-        # Variance of the kriging prediction, plus that from the shift: an error of the shift changes the ends
-        # by ends - gain columns, since the walk then absorbs part of it.
+        # Variance of the kriging prediction, plus that from the
+        # shift: an error of the shift changes the ends by ends -
+        # gain columns, since the walk then absorbs part of it.
         spread = (
             ratio * end_covariance
             - gain @ (ratio * cross_covariance).T
             + constants_gradient @ constants_covariance @ constants_gradient.T
         )
-        # log restricted likelihood with the noise profiled out, plus the half-normal log prior of the drift
+        # log restricted likelihood with the noise profiled
+        # out, plus the half-normal log prior of the drift
         logs.append(
             -0.5 * (log_det - np.linalg.slogdet(constants_covariance)[1] + dof * np.log(noise))
             - 0.5 * ratio * noise / DRIFT**2
@@ -137,11 +145,12 @@ def continue_frontier(
     # law of total variance: mean of the covariances plus covariance of the means
     ends_covariance = np.einsum("k,kij->ij", weights, covariances) + (weights * deviations.T) @ deviations
     drift = float(np.sqrt(weights @ np.array(squares)))
-    # The level of the fit instead of that of the walk, which differs by less than its error: so the frontier
-    # has no step at the edge.
+    # The level of the fit instead of that of the walk, which differs
+    # by less than its error: so the frontier has no step at the edge.
     level = evaluate_frontier(theta, edge)[0]
     if correlation is not None:
-        # that fit weights all rows equally, and its level is less exact than generalised least squares
+        # that fit weights all rows equally, and its level
+        # is less exact than generalised least squares
         gradient = _differentiate_frontier(theta, edge)[0]
         ends_covariance[0, 0] = max(ends_covariance[0, 0], float(gradient @ covariance @ gradient))
     return Continuation(edge, level, float(mean[1]), ends_covariance.tolist(), drift)
@@ -186,5 +195,6 @@ def _estimate_scale(residual: np.ndarray, columns: np.ndarray) -> float:
 def _invert_positive_definite(matrix: np.ndarray) -> tuple[np.ndarray, float]:
     """Return the inverse of a positive definite matrix, and the log of its determinant."""
     values, vectors = np.linalg.eigh(matrix)
-    # correlation + ratio K with K positive semidefinite: eigenvalues are at least those of the correlation
+    # correlation + ratio K with K positive semidefinite:
+    # eigenvalues are at least those of the correlation
     return (vectors / values) @ vectors.T, float(np.log(values).sum())

@@ -5,12 +5,14 @@
     z = log N - log_size - size_exponent x     distance of N from the best one in logs
     g(z) = w exp(-alpha z) + (1 - w) exp(beta z),  w = beta / (alpha + beta)    1 at its minimum, z = 0
 
-g is the slice of Chinchilla's form (arXiv 2203.15556, eq. 4) at constant C: a model that is too small costs
-N^-alpha, too few tokens cost N^beta. The constants are those that runs determine best: L0 = exp(log_loss) and
-the first two derivatives of log L* by x at the centre, -slope and curvature. From them r = curvature /
-slope^2, e = r / (1 + r) and gamma = slope (1 + r). A frontier that steepens (curvature < 0) has no such e:
-its form is log L = log_loss - slope x + curvature x^2 / 2 + log g(z). e L0 is not an estimate of the
-irreducible loss: a few decades of compute do not determine it.
+g is the slice of Chinchilla's form (arXiv 2203.15556, eq. 4) at constant C:
+a model that is too small costs N^-alpha, too few tokens cost N^beta. The
+constants are those that runs determine best: L0 = exp(log_loss) and the
+first two derivatives of log L* by x at the centre, -slope and curvature.
+From them r = curvature / slope^2, e = r / (1 + r) and gamma = slope (1 + r).
+A frontier that steepens (curvature < 0) has no such e: its form is log L =
+log_loss - slope x + curvature x^2 / 2 + log g(z). e L0 is not an estimate of
+the irreducible loss: a few decades of compute do not determine it.
 
 alpha and beta are one constant unless an F test separates them.
 """
@@ -31,7 +33,8 @@ def log_loss(theta: np.ndarray, x: np.ndarray, log_n: np.ndarray) -> np.ndarray:
     z = log_n - log_size - exponent * x
     # log g = log-sum-exp of log w - alpha z and log(1 - w) + beta z
     log_g = np.logaddexp(np.log(beta) - alpha * z, np.log(alpha) + beta * z) - np.log(alpha + beta)
-    # curvature = 0 is the limit of both formulas: e = 0, and log L = level - slope x + log g
+    # curvature = 0 is the limit of both formulas: e =
+    # 0, and log L = level - slope x + log g
     if curvature <= 0 or slope <= 0:
         return level - slope * x + curvature * x**2 / 2 + log_g
     # With these e and gamma, at x = 0 and z = 0:
@@ -53,7 +56,8 @@ def log_loss_slopes(theta: np.ndarray, x: np.ndarray, log_n: np.ndarray) -> np.n
     share = 1 / (1 + np.exp((alpha + beta) * z) * alpha / beta)
     bend = (1 - share) * beta - share * alpha
     total = alpha + beta
-    # d log g at fixed z: a logarithm of a sum has the mean of the derivatives, weighted by the shares
+    # d log g at fixed z: a logarithm of a sum has the
+    # mean of the derivatives, weighted by the shares
     of_alpha = -z * share + (1 - share) / alpha - 1 / total
     of_beta = z * (1 - share) + share / beta - 1 / total
     # derivatives of log g by log_size, size_exponent, alpha, beta: z has d z / d log_size = -1, and
@@ -66,34 +70,39 @@ def log_loss_slopes(theta: np.ndarray, x: np.ndarray, log_n: np.ndarray) -> np.n
     floor, y = r / (1 + r), np.exp(-slope * (1 + r) * x)
     g = (beta * np.exp(-alpha * z) + alpha * np.exp(beta * z)) / total
     whole = floor + (g - floor) * y
-    # log L = log L0 + log whole, whole = e + (g - e) exp(-gamma x): chain rule through r to slope and
-    # curvature, with e = r / (1 + r), gamma = slope (1 + r), r = curvature / slope^2
+    # log L = log L0 + log whole, whole = e + (g - e) exp(-gamma
+    # x): chain rule through r to slope and curvature, with e = r
+    # / (1 + r), gamma = slope (1 + r), r = curvature / slope^2
     falling = (g - floor) * y * x / whole  # -d log L / d gamma
     of_r = (1 - y) / (1 + r) ** 2 / whole - falling * slope
     of_slope = -falling * (1 + r) - of_r * 2 * r / slope
-    # d r / d slope = -2 r / slope, d r / d curvature = 1 / slope^2, d gamma / d slope = 1 + r at fixed r
+    # d r / d slope = -2 r / slope, d r / d curvature =
+    # 1 / slope^2, d gamma / d slope = 1 + r at fixed r
     of_line = np.stack([ones, of_slope, of_r / slope**2], axis=-1)
-    # d log whole / d log g = g y / whole: the shape counts less as the share of e grows
+    # d log whole / d log g = g y / whole: the shape
+    # counts less as the share of e grows
     return np.concatenate([of_line, of_shape * (g * y / whole)[:, None]], axis=-1)
 
 
 def search_constants(x: np.ndarray, log_n: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the least-squares constants [7], and the directions [7, p] in which they are free.
 
-    alpha and beta are separate only if that is significant and neither is at an end of its range. Constants
-    at an end are not free.
+    alpha and beta are separate only if that is significant and neither
+    is at an end of its range. Constants at an end are not free.
     """
     from scipy.special import fdtrc  # slow import
 
     tied, untied = (_fit_constants(x, log_n, y, is_tied) for is_tied in (True, False))
     squares = [float(((y - log_loss(theta, x, log_n)) ** 2).sum()) for theta in (tied, untied)]
     dof = len(y) - len(CONSTANTS)
-    # F statistic of one further constant: (RSS_tied - RSS_untied) / (RSS_untied / dof)
+    # F statistic of one further constant: (RSS_tied -
+    # RSS_untied) / (RSS_untied / dof)
     gain = max(squares[0] - squares[1], 0.0) * dof / max(squares[1], 1e-300)
     basis = np.eye(len(CONSTANTS))
     if not is_at_edge(untied).any() and fdtrc(1, dof, gain) < TIE_LEVEL:
         return untied, basis
-    # [7, 6]: the last direction moves alpha and beta together; at an edge it is dropped, [7, 5]
+    # [7, 6]: the last direction moves alpha and beta
+    # together; at an edge it is dropped, [7, 5]
     tied_basis = np.concatenate([basis[:, :5], basis[:, 5:].sum(axis=1, keepdims=True)], axis=1)
     return tied, tied_basis[:, :5] if is_at_edge(tied).any() else tied_basis
 
@@ -119,7 +128,8 @@ def _fit_constants(x: np.ndarray, log_n: np.ndarray, y: np.ndarray, is_tied: boo
     def jacobian(point: np.ndarray) -> np.ndarray:
         theta = unpack(point)
         columns = log_loss_slopes(theta, x, log_n)
-        # d / d log alpha = alpha d / d alpha; tied, both columns move with one coordinate and are added
+        # d / d log alpha = alpha d / d alpha; tied, both
+        # columns move with one coordinate and are added
         columns[:, 5:] *= theta[5:]
         return np.column_stack([columns[:, :5], columns[:, 5:].sum(axis=1)]) if is_tied else columns
 

@@ -1,15 +1,17 @@
 """Huber objective of Chinchilla's form and its derivatives, for many weightings of the same runs at once.
 
-With x = log N and y = log D centred at their means, the law is written in phi = (c, s, t, alpha, beta),
+With x = log N and y = log D centred at their means,
+the law is written in phi = (c, s, t, alpha, beta),
 
     Lhat = c + s (exp(-alpha x) - 1) / alpha + t (exp(-beta y) - 1) / beta,
 
-that is c = E + A + B (the loss at the centre), s = alpha A and t = beta B (minus its slopes there), with A
-and B in centred units. In (E, A, B) the minimum is in a long curved valley when the runs determine the
-exponents poorly, and Newton takes many short steps. In phi the valley is nearly straight.
+that is c = E + A + B (the loss at the centre), s = alpha A and t = beta B
+(minus its slopes there), with A and B in centred units. In (E, A, B) the
+minimum is in a long curved valley when the runs determine the exponents poorly,
+and Newton takes many short steps. In phi the valley is nearly straight.
 
-The objective is sum_i w_i Huber(log L_i - log Lhat_i). R is the number of weightings (starts of a fit, or
-bootstrap replicates), n the number of runs.
+The objective is sum_i w_i Huber(log L_i - log Lhat_i). R is the number of
+weightings (starts of a fit, or bootstrap replicates), n the number of runs.
 """
 
 from dataclasses import dataclass
@@ -36,7 +38,8 @@ class CentredRuns:
     def to_constants(self, phi: np.ndarray) -> dict[str, np.ndarray]:
         """Return E, A, B, alpha, beta in the units of N and D, from phi [..., 5]."""
         c, s, t, alpha, beta = np.moveaxis(phi, -1, 0)
-        # At x = log N - x0 the term is a exp(-alpha x) = a exp(alpha x0) N^-alpha, so A = a exp(alpha x0).
+        # At x = log N - x0 the term is a exp(-alpha x) = a
+        # exp(alpha x0) N^-alpha, so A = a exp(alpha x0).
         a, b = s / alpha, t / beta
         return {
             # on the surface E = 0 rounding may leave a value of about -1e-16
@@ -57,13 +60,15 @@ def compute_floor(phi: np.ndarray) -> np.ndarray:
 def _evaluate_law(phi: np.ndarray, runs: CentredRuns) -> tuple[np.ndarray, ...]:
     """Return Lhat [R, n] and what its derivatives need: exp(-alpha x), exp(-beta y) and both Box-Cox terms.
 
-    The Box-Cox terms are h = (exp(-alpha x) - 1) / alpha and k = (exp(-beta y) - 1) / beta.
+    The Box-Cox terms are h = (exp(-alpha x) - 1)
+    / alpha and k = (exp(-beta y) - 1) / beta.
     """
     # [R, 1] each; with runs.x [n] the terms broadcast to [R, n]
     c, s, t, alpha, beta = (phi[:, i, None] for i in range(5))
     of_x, of_y = np.exp(-alpha * runs.x), np.exp(-beta * runs.y)
-    # h tends to -x as alpha tends to 0, so phi stays finite where A = s / alpha and E = c - A - B diverge. At
-    # alpha = 0.01 and |x| = 1 the subtraction loses 2 of 16 digits.
+    # h tends to -x as alpha tends to 0, so phi stays finite
+    # where A = s / alpha and E = c - A - B diverge. At alpha
+    # = 0.01 and |x| = 1 the subtraction loses 2 of 16 digits.
     h, k = (of_x - 1) / alpha, (of_y - 1) / beta
     return c + s * h + t * k, of_x, of_y, h, k
 
@@ -74,10 +79,12 @@ def huber_objective(phi: np.ndarray, runs: CentredRuns, weights: np.ndarray, del
     It is Inf where Lhat is not positive.
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        # Lhat <= 0 gives NaN or Inf here. It makes the total NaN or Inf also in a run of weight 0, as 0 * Inf
-        # is NaN, so the step is rejected whatever the weights are.
+        # Lhat <= 0 gives NaN or Inf here. It makes the total
+        # NaN or Inf also in a run of weight 0, as 0 * Inf is
+        # NaN, so the step is rejected whatever the weights are.
         r = np.abs(runs.log_loss - np.log(_evaluate_law(phi, runs)[0]))
-        # r^2 / 2 inside the width and delta (r - delta / 2) outside, in one expression
+        # r^2 / 2 inside the width and delta (r - delta / 2)
+        # outside, in one expression
         clipped = np.minimum(r, delta)
         total = (weights * clipped * (r - 0.5 * clipped)).sum(axis=1)
     return np.where(np.isfinite(total), total, np.inf)
@@ -105,17 +112,19 @@ def huber_derivatives(
     g = np.stack([np.ones_like(h), h, k, s * h1, t * k1], axis=2) / fitted[:, :, None]  # [R, n, 5]
     influence = weights * np.clip(r, -delta, delta)  # w psi(r)
     size = np.abs(r)
-    # psi' is 1 for |r| <= delta. A residual at the width itself counts as inside: with delta near 0 there
-    # would be no curvature otherwise.
+    # psi' is 1 for |r| <= delta. A residual at the width itself counts
+    # as inside: with delta near 0 there would be no curvature otherwise.
     hessian_weights = weights * (size <= delta) + influence
-    # psi(r) / r: 1 inside the width and delta / |r| outside. delta = Inf (least squares) would give NaN.
+    # psi(r) / r: 1 inside the width and delta / |r|
+    # outside. delta = Inf (least squares) would give NaN.
     reweighted = weights * (delta / np.maximum(size, delta) if np.isfinite(delta) else 1.0)
     # [R, 5, n]; each product below is one batched matmul over the n runs
     transposed = np.swapaxes(g, 1, 2)
     gradient = -np.matmul(transposed, influence[:, :, None])[:, :, 0]
     hessian = np.matmul(transposed * hessian_weights[:, None, :], g)
     curvature_weight = influence / fitted
-    # Lhat is linear in c, s, t: of Lhat'' only (s, alpha), (t, beta), (alpha, alpha), (beta, beta) are not 0
+    # Lhat is linear in c, s, t: of Lhat'' only (s, alpha),
+    # (t, beta), (alpha, alpha), (beta, beta) are not 0
     for i, j, second in ((1, 3, h1), (2, 4, k1), (3, 3, s * h2), (4, 4, t * k2)):
         correction = (curvature_weight * second).sum(axis=1)
         hessian[:, i, j] -= correction
@@ -129,12 +138,14 @@ def transform_to_floor(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Transform derivatives by phi into those by (E, s, t, alpha, beta): [R, 5] and twice [R, 5, 5].
 
-    The Jacobian d phi / d (E, ...) is the identity but for the row of c = E + s / alpha + t / beta. c is not
-    linear, so its second derivatives times the gradient by c are added to the Hessian.
+    The Jacobian d phi / d (E, ...) is the identity but for the row
+    of c = E + s / alpha + t / beta. c is not linear, so its second
+    derivatives times the gradient by c are added to the Hessian.
     """
     _, s, t, alpha, beta = phi.T
     jacobian = np.broadcast_to(np.eye(5), (len(phi), 5, 5)).copy()
-    # row 0 is d c / d (E, s, t, alpha, beta) = (1, 1 / alpha, 1 / beta, -s / alpha^2, -t / beta^2)
+    # row 0 is d c / d (E, s, t, alpha, beta) = (1, 1 /
+    # alpha, 1 / beta, -s / alpha^2, -t / beta^2)
     jacobian[:, 0, 1:] = np.stack([1 / alpha, 1 / beta, -s / alpha**2, -t / beta**2], axis=1)
     transposed = np.swapaxes(jacobian, 1, 2)
     # H' = J^T H J + (d objective / d c) (second derivatives of c). The majorant has the first term only:

@@ -1,11 +1,13 @@
 """Lack-of-fit test: does the form of a law fit, compared with the scatter of repeated runs?
 
-Runs of one (N, D, U) that differ only in their seed show the noise for any form. The residual sum of squares
-is this pure error plus the misfit of the form. An F test compares their mean squares (Draper and Smith 1998,
-section 2.1). It assumes normal noise of one variance: under heavy tails it rejects 10 to 20 % of true laws at
-5 %, and 90 % where only the runs of the least noise are repeated. So a form is rejected only if a bootstrap
-that keeps the size of each residual rejects it too, as it does for 1 to 7 % of true laws, and for up to 25 %
-where only the runs of the least noise are repeated.
+Runs of one (N, D, U) that differ only in their seed show the noise for any
+form. The residual sum of squares is this pure error plus the misfit of the
+form. An F test compares their mean squares (Draper and Smith 1998, section
+2.1). It assumes normal noise of one variance: under heavy tails it rejects
+10 to 20 % of true laws at 5 %, and 90 % where only the runs of the least
+noise are repeated. So a form is rejected only if a bootstrap that keeps the
+size of each residual rejects it too, as it does for 1 to 7 % of true laws,
+and for up to 25 % where only the runs of the least noise are repeated.
 """
 
 from dataclasses import dataclass
@@ -44,8 +46,8 @@ class LackOfFit:
 def check_lack_of_fit(residual: np.ndarray, basis: np.ndarray, cells: np.ndarray) -> LackOfFit | None:
     """Test residuals of log L [n] beside the orthonormal slopes `basis` [n, p] of the law.
 
-    `cells` [n] or [n, k] label runs of one (N, D, U). Returns None where no cell has two runs of different
-    loss, or the form has as many constants as there are cells.
+    `cells` [n] or [n, k] label runs of one (N, D, U). Returns None where no cell has
+    two runs of different loss, or the form has as many constants as there are cells.
     """
     from scipy.special import fdtrc  # slow import
 
@@ -62,8 +64,8 @@ def check_lack_of_fit(residual: np.ndarray, basis: np.ndarray, cells: np.ndarray
     error_square, misfit_square = pure / n_error, misfit / n_misfit
     statistic = misfit_square / error_square
     p_value = float(fdtrc(n_misfit, n_error, statistic))
-    # Wild bootstrap (Davidson and Flachaire, J. Econometrics 2008): residuals at their own runs, scaled to
-    # the variance of the noise, with random signs.
+    # Wild bootstrap (Davidson and Flachaire, J. Econometrics 2008): residuals
+    # at their own runs, scaled to the variance of the noise, with random signs.
     leverage = np.minimum((basis**2).sum(axis=1), MAX_LEVERAGE)
     signs = np.random.default_rng(0).choice([-1.0, 1.0], (N_DRAWS, len(residual)))
     draws = signs * remainder / np.sqrt(1 - leverage)

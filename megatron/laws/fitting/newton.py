@@ -10,14 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 
 N_TRIES = 3  # values of the damping tried with the same derivatives
-# The damping is decreased only after a step whose decrease of the objective was more than half of the
-# predicted one. Where residuals cross the kinks of a narrow Huber at each step, a decrease of the damping
-# after every successful step makes the next step fail.
+# The damping is decreased only after a step whose decrease of the
+# objective was more than half of the predicted one. Where residuals
+# cross the kinks of a narrow Huber at each step, a decrease of the
+# damping after every successful step makes the next step fail.
 GOOD_GAIN_RATIO, DAMPING_DECREASE, DAMPING_INCREASE = 0.5, 3.0, 10.0
 
-# (phi [r, p], indices of the problems [r]) -> objective [r], Inf where it is not defined
+# (phi [r, p], indices of the problems [r]) ->
+# objective [r], Inf where it is not defined
 ObjectiveFunction = Callable[[np.ndarray, np.ndarray], np.ndarray]
-# (phi [r, p], indices [r]) -> (gradient [r, q], Hessian [r, q, q], positive semidefinite majorant [r, q, q])
+# (phi [r, p], indices [r]) -> (gradient [r, q], Hessian
+# [r, q, q], positive semidefinite majorant [r, q, q])
 DerivativesFunction = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
@@ -59,18 +62,22 @@ def minimize_newton(
 ) -> Minima:
     """Return the minima near phi [R, p] after at most `n_iterations` steps.
 
-    The step solves (Hessian + damping * majorant) step = -gradient, as Levenberg-Marquardt does with the
-    majorant for the scale. A step that does not decrease the objective is rejected and the damping increased.
-    A problem has converged when the predicted decrease is below float64 resolution of the objective, or no
-    step decreases it at a damping of 1e12. With derivatives in the last q of p coordinates only those move.
+    The step solves (Hessian + damping * majorant) step = -gradient, as
+    Levenberg-Marquardt does with the majorant for the scale. A step that
+    does not decrease the objective is rejected and the damping increased.
+    A problem has converged when the predicted decrease is below float64
+    resolution of the objective, or no step decreases it at a damping of
+    1e12. With derivatives in the last q of p coordinates only those move.
     """
     phi = box.project(np.array(phi, dtype=float))
     all_rows = np.arange(len(phi))
     objective = value(phi, all_rows)
-    # each problem has its own damping and convergence; `active` holds the indices of those that still move
+    # each problem has its own damping and convergence;
+    # `active` holds the indices of those that still move
     damping = np.full(len(phi), 1e-3)
     converged = np.zeros(len(phi), dtype=bool)
-    # A start where the objective is Inf has no derivatives: it is returned as it is, with converged False.
+    # A start where the objective is Inf has no derivatives:
+    # it is returned as it is, with converged False.
     active = all_rows[np.isfinite(objective)]
     for _ in range(n_iterations):
         if not len(active):
@@ -78,10 +85,11 @@ def minimize_newton(
         gradient, hessian, majorant = derivatives(phi[active], active)
         pending = np.arange(len(active))  # rows of the derivatives without a successful step so far
         is_converged = np.zeros(len(active), dtype=bool)
-        # derivatives cost many times as much as a value, so a failed step is shortened with the same ones
+        # derivatives cost many times as much as a value, so
+        # a failed step is shortened with the same ones
         for _ in range(N_TRIES):
-            # `pending` counts within `active`, and `rows` within all R problems: active = [0, 2, 4] and
-            # pending = [1] give rows = [2]
+            # `pending` counts within `active`, and `rows` within all R
+            # problems: active = [0, 2, 4] and pending = [1] give rows = [2]
             rows = active[pending]
             step, predicted_decrease = _compute_step(
                 phi[rows], (gradient[pending], hessian[pending], majorant[pending]), damping[rows], box
@@ -91,13 +99,15 @@ def minimize_newton(
             before = objective[rows]
             # False for NaN too, so a step to a point without a value is rejected
             falls = tried < before
-            # the objective is resolved to about 1e-16 of its value: a smaller predicted decrease is rounding
+            # the objective is resolved to about 1e-16 of its
+            # value: a smaller predicted decrease is rounding
             is_converged[pending] = (predicted_decrease <= 1e-15 * before) | (~falls & (damping[rows] > 1e12))
             moved, stuck = rows[falls], rows[~falls]
             phi[moved], objective[moved] = trial[falls], tried[falls]
             is_good = before[falls] - tried[falls] > GOOD_GAIN_RATIO * predicted_decrease[falls]
             damping[moved[is_good]] = np.maximum(damping[moved[is_good]] / DAMPING_DECREASE, 1e-12)
-            # a step that failed is shortened for the next try, with the same derivatives
+            # a step that failed is shortened for the next try,
+            # with the same derivatives
             damping[stuck] = damping[stuck] * DAMPING_INCREASE
             pending = pending[~falls & ~is_converged[pending]]
             if not len(pending):
@@ -110,8 +120,9 @@ def minimize_newton(
 def iterate_huber_widths(mean_square: np.ndarray, delta: float) -> Iterator[float]:
     """Yield Huber widths from the root of the median `mean_square` residual [R] down to above `delta`.
 
-    A Huber much narrower than the residuals is nearly an absolute value, and Newton zigzags at its kinks. The
-    minimum of a Huber three times as wide is close to its minimum, so each width starts from the one before.
+    A Huber much narrower than the residuals is nearly an absolute value,
+    and Newton zigzags at its kinks. The minimum of a Huber three times as
+    wide is close to its minimum, so each width starts from the one before.
     """
     # Residuals of 0.1 and delta = 1e-3 have the widths 0.1, 0.033, 0.011, 0.0037 and 0.0012. All R problems
     # share them, so that they stay in one batch; the median ignores a few bad starts.
@@ -131,23 +142,26 @@ def _compute_step(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (step [R, p], predicted decrease of the objective [R]).
 
-    Coordinates at a bound whose gradient points outwards are blocked: their rows and columns become those of
-    the identity and their gradient 0, so that the step solves for the others alone (an active set).
+    Coordinates at a bound whose gradient points outwards are blocked:
+    their rows and columns become those of the identity and their gradient
+    0, so that the step solves for the others alone (an active set).
     """
-    # The arrays are copies of rows (fancy indexing in the caller), so the zeros written below do not reach
-    # the next try, in which other coordinates may be blocked.
+    # The arrays are copies of rows (fancy indexing in the
+    # caller), so the zeros written below do not reach the
+    # next try, in which other coordinates may be blocked.
     gradient, hessian, majorant = derivative_values
     n = gradient.shape[1]
     free_phi = phi[:, -n:]
-    # Descent moves against the gradient: at the low bound a positive gradient points out of the box.
+    # Descent moves against the gradient: at the low
+    # bound a positive gradient points out of the box.
     is_blocked = ((free_phi <= box.low[-n:]) & (gradient > 0)) | (
         (free_phi >= box.high[-n:]) & (gradient < 0)
     )
     if is_blocked.any():
         gradient[is_blocked] = 0
         rows, columns = np.nonzero(is_blocked)
-        # One entry of `rows`, `columns` for each blocked coordinate: problem 0 with coordinates 1 and 4
-        # blocked gives rows = [0, 0] and columns = [1, 4].
+        # One entry of `rows`, `columns` for each blocked coordinate: problem 0 with
+        # coordinates 1 and 4 blocked gives rows = [0, 0] and columns = [1, 4].
         for matrix in (hessian, majorant):
             matrix[rows, columns, :] = 0
             matrix[rows, :, columns] = 0
@@ -162,8 +176,9 @@ def _compute_step(
     if uphill.any():  # the Hessian is indefinite: a step by the majorant is always a descent direction
         safe = majorant[uphill] * (1 + damped[uphill]) + ridge[uphill]
         step[uphill] = -solve_symmetric(safe, gradient[uphill])
-    # Decrease of the linear model. A convex quadratic falls by half of it without damping, and by up to all
-    # of it as the damping grows: GOOD_GAIN_RATIO = 0.5 is the ratio of an exact quadratic without damping.
+    # Decrease of the linear model. A convex quadratic falls by half of it
+    # without damping, and by up to all of it as the damping grows:
+    # GOOD_GAIN_RATIO = 0.5 is the ratio of an exact quadratic without damping.
     predicted_decrease = -np.einsum("ri,ri->r", gradient, step)
     n_fixed = phi.shape[1] - n
     return (np.column_stack([np.zeros((len(step), n_fixed)), step]) if n_fixed else step), predicted_decrease
@@ -175,8 +190,9 @@ def solve_symmetric(matrices: np.ndarray, right: np.ndarray) -> np.ndarray:
     A resample of very few distinct runs has directions without any curvature.
     """
     try:
-        # right is [R, p, 1], since numpy 2 reads a right-hand side [R, p] as one matrix. One singular matrix
-        # raises for the whole batch, and pinv then solves all R systems.
+        # right is [R, p, 1], since numpy 2 reads a right-hand
+        # side [R, p] as one matrix. One singular matrix raises
+        # for the whole batch, and pinv then solves all R systems.
         return np.linalg.solve(matrices, right[..., None])[..., 0]
     except np.linalg.LinAlgError:
         return (np.linalg.pinv(matrices, hermitian=True) @ right[..., None])[..., 0]

@@ -6,14 +6,15 @@ constants can explain, e = (I - H) r with H the hat matrix of the linearised law
 E[e'e] = sigma^2 (n - p). Residuals beyond 3 sigma are clipped first (Huber's pseudo-values), so that a failed
 run does not determine the scale.
 
-With groups (checkpoints of one run, branches of one trunk) a residual is the sum of an effect of the group
-and an effect of the row. E[e'e] and E[e'ZZ'e], with Z the indicator of groups, are linear in the two
-variances, and are solved for them: the method of moments for variance components (Searle, Casella and
-McCulloch 1992, chapter 5).
+With groups (checkpoints of one run, branches of one trunk) a residual
+is the sum of an effect of the group and an effect of the row. E[e'e]
+and E[e'ZZ'e], with Z the indicator of groups, are linear in the two
+variances, and are solved for them: the method of moments for variance
+components (Searle, Casella and McCulloch 1992, chapter 5).
 
-Where the scatter of runs without groups changes with compute, log sigma is a line in log(N D). It is fitted
-by maximum likelihood, with e^2 / (1 - h) as sigma^2 times a chi-square with one degree of freedom (Aitkin
-1987).
+Where the scatter of runs without groups changes with compute, log sigma
+is a line in log(N D). It is fitted by maximum likelihood, with e^2 / (1 -
+h) as sigma^2 times a chi-square with one degree of freedom (Aitkin 1987).
 """
 
 from dataclasses import dataclass
@@ -59,8 +60,8 @@ class Trend:
     def evaluate(self, log_compute: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (sigma, its degrees of freedom) at x = log(N D), each of the shape of x.
 
-        Var(log sigma^2) = 2/dof for a chi-square, so the variance of the line, 2 (1/dof_centre + (x -
-        centre)^2 / square_sum), gives the degrees of freedom.
+        Var(log sigma^2) = 2/dof for a chi-square, so the variance of the line, 2
+        (1/dof_centre + (x - centre)^2 / square_sum), gives the degrees of freedom.
         """
         # A run has the information 1/2 on log sigma^2, so the slope of log sigma^2 has the variance
         # 2 / square_sum.
@@ -103,18 +104,20 @@ def estimate_noise(
 ) -> Noise:
     """Estimate the noise from residuals of log L [n] and slopes of the law by its free constants [n, p].
 
-    `groups` [n] int is the group of each row; None: all runs are independent. `log_compute` [n] is log(N D),
-    for a trend of the noise of independent runs.
+    `groups` [n] int is the group of each row; None: all runs are independent.
+    `log_compute` [n] is log(N D), for a trend of the noise of independent runs.
     """
     basis = orthonormal_basis(slopes)
     n, p = basis.shape
     clipped = _winsorize(residual, p)
     n_cut = int((np.abs(residual) > np.abs(clipped)).sum())
-    # H = Q Q' with Q the basis: two products of O(n p) instead of the matrix H [n, n]
+    # H = Q Q' with Q the basis: two products of O(n p)
+    # instead of the matrix H [n, n]
     remainder = clipped - basis @ (basis.T @ clipped)
     if groups is None or len(np.unique(groups)) == n:
         dof = max(n - p, MIN_DOF)
-        # clipping at 3 sigma keeps 99.75 % of sigma for normal residuals: divide by that share
+        # clipping at 3 sigma keeps 99.75 % of sigma for
+        # normal residuals: divide by that share
         sigma = float(np.sqrt((remainder**2).sum() / dof)) / _sigma_retained()
         trend = None if log_compute is None else fit_trend(residual, basis, log_compute)
         return Noise(sigma, dof, 0.0, sigma, None, n_cut, trend)
@@ -166,8 +169,8 @@ def find_groups(
 ) -> tuple[np.ndarray, bool]:
     """Return labels [n] of rows that share noise, and whether they are `sizes` [n] as residuals correlate.
 
-    Without `groups` or correlated residuals every row has a label of its own. The other arguments are as for
-    `is_dependent`.
+    Without `groups` or correlated residuals every row has a label
+    of its own. The other arguments are as for `is_dependent`.
     """
     n = len(residual)
     if groups is not None or sizes is None:
@@ -200,8 +203,8 @@ class PooledVariance:
 
 def pool_cells(log_loss: np.ndarray, cells: np.ndarray) -> PooledVariance:
     """Pool the scatter of values [n] around the mean of their cell; `cells` [n] or [n, k] are labels."""
-    # index [n] is the cell of each run, sizes [cells]. Cells of 2, 1 and 3 runs have 1 + 0 + 2 = 3 degrees of
-    # freedom: a cell of one run adds nothing to either sum.
+    # index [n] is the cell of each run, sizes [cells]. Cells of 2, 1 and 3 runs have
+    # 1 + 0 + 2 = 3 degrees of freedom: a cell of one run adds nothing to either sum.
     _, index, sizes = np.unique(cells, axis=0, return_inverse=True, return_counts=True)
     # some versions of numpy return [n, 1] with axis=0
     index = index.ravel()
@@ -214,11 +217,13 @@ def pool_cells(log_loss: np.ndarray, cells: np.ndarray) -> PooledVariance:
 def orthonormal_basis(slopes: np.ndarray) -> np.ndarray:
     """Return an orthonormal basis [n, rank] of the column space of slopes [n, p].
 
-    Columns of 0, of constants without any effect, and dependent columns add no dimension.
+    Columns of 0, of constants without any effect,
+    and dependent columns add no dimension.
     """
     size = np.linalg.norm(slopes, axis=0)
     slopes = slopes[:, size > 0] / size[size > 0]
-    # unit columns, so that the tolerance for dependent columns does not depend on units
+    # unit columns, so that the tolerance for dependent
+    # columns does not depend on units
     left, singular, _ = np.linalg.svd(slopes, full_matrices=False)
     return left[:, singular > 1e-8 * max(singular.max(initial=0.0), 1e-300)]
 
@@ -234,7 +239,8 @@ def fit_trend(residual: np.ndarray, basis: np.ndarray, x: np.ndarray) -> Trend |
     low, high = float(x.min()), float(x.max())
     if n - p < MIN_DOF_FOR_TREND or high - low < 1e-6:
         return None
-    # Var(e_i) = sigma^2 (1 - h_i), with h_i the squared length of row i of the basis (leverage)
+    # Var(e_i) = sigma^2 (1 - h_i), with h_i the squared
+    # length of row i of the basis (leverage)
     residual_share = np.maximum(1 - (basis**2).sum(axis=1), MIN_RESIDUAL_SHARE)
     slope, centre = 0.0, float(x.mean())
     for _ in range(2):  # which residuals are beyond 3 sigma depends on the trend
@@ -251,8 +257,8 @@ def fit_trend(residual: np.ndarray, basis: np.ndarray, x: np.ndarray) -> Trend |
         # off has mean 0 over the used runs, so sigma and slope are orthogonal
         slope = _fit_trend_slope(squares, off)
     scaled = squares * np.exp(-2 * slope * off)
-    # -2 log likelihood = sum(log sigma^2 + squares / sigma^2), minimised over sigma; off has mean 0, so the
-    # slope adds nothing to the sum of logs
+    # -2 log likelihood = sum(log sigma^2 + squares / sigma^2), minimised over
+    # sigma; off has mean 0, so the slope adds nothing to the sum of logs
     likelihood_ratio = len(off) * float(np.log(squares.mean()) - np.log(scaled.mean()))
     p_value = float(chdtrc(1, max(likelihood_ratio, 0.0)))
     if p_value >= TREND_P or abs(slope) >= MAX_TREND_SLOPE:
@@ -264,7 +270,8 @@ def fit_trend(residual: np.ndarray, basis: np.ndarray, x: np.ndarray) -> Trend |
 def _fit_trend_slope(squares: np.ndarray, off: np.ndarray) -> float:
     """Return the slope that minimises log mean(squares exp(-2 slope off)), by bisection of the derivative.
 
-    The function is convex in the slope. Its derivative has the sign of -sum(squares exp(-2 slope off) off).
+    The function is convex in the slope. Its derivative
+    has the sign of -sum(squares exp(-2 slope off) off).
     """
     low, high = -MAX_TREND_SLOPE, MAX_TREND_SLOPE
     # 50 halvings of a range of 4: the slope is exact to 4e-15
@@ -278,9 +285,9 @@ def _fit_trend_slope(squares: np.ndarray, off: np.ndarray) -> float:
 def _winsorize(residual: np.ndarray, p: int) -> np.ndarray:
     """Clip residuals at CLIP_SIGMAS sigma.
 
-    sigma starts at the median absolute residual / 0.6745, over the n - p largest, since a fit of absolute
-    values has p residuals of 0. Then sigma^2 = sum of clipped squares / (n - p) is iterated upwards to its
-    fixed point.
+    sigma starts at the median absolute residual / 0.6745, over the n - p
+    largest, since a fit of absolute values has p residuals of 0. Then sigma^2
+    = sum of clipped squares / (n - p) is iterated upwards to its fixed point.
     """
     from scipy.special import ndtri
 
@@ -289,8 +296,8 @@ def _winsorize(residual: np.ndarray, p: int) -> np.ndarray:
     sigma = float(np.median(size)) / ndtri(0.75)
     if sigma == 0:
         return residual
-    # The map sigma -> new increases with sigma. From a start below its fixed point the iterates rise to it; a
-    # start above it ends the loop at once.
+    # The map sigma -> new increases with sigma. From a start below its fixed
+    # point the iterates rise to it; a start above it ends the loop at once.
     for _ in range(50):
         clipped = np.clip(residual, -CLIP_SIGMAS * sigma, CLIP_SIGMAS * sigma)
         new = float(np.sqrt((clipped**2).sum() / max(len(residual) - p, MIN_DOF)))
@@ -303,7 +310,8 @@ def _winsorize(residual: np.ndarray, p: int) -> np.ndarray:
 def _sigma_retained(is_dropped: bool = False) -> float:
     """Return the share of sigma that remains after normal residuals are clipped, or dropped, at CLIP_SIGMAS.
 
-    With c = CLIP_SIGMAS: sqrt(E[min(z^2, c^2)]) for clipping, sqrt(E[z^2 | |z| < c]) for dropping.
+    With c = CLIP_SIGMAS: sqrt(E[min(z^2, c^2)]) for
+    clipping, sqrt(E[z^2 | |z| < c]) for dropping.
     """
     from scipy.special import ndtr
 
@@ -332,7 +340,8 @@ def _estimate_components(
     trace = float(np.trace(projected_gram))
     equations = np.array([[trace, n - p], [float((projected_gram**2).sum()), trace]])
     moments = np.array([float((residual**2).sum()), float(((member.T @ residual) ** 2).sum())])
-    # no solution where groups and rows coincide; a negative variance becomes 0, and the other is solved alone
+    # no solution where groups and rows coincide; a negative
+    # variance becomes 0, and the other is solved alone
     if abs(np.linalg.det(equations)) < 1e-12 * np.abs(equations).max() ** 2:
         return 0.0, moments[0] / max(n - p, MIN_DOF), max(n - p, MIN_DOF)
     between, within = (float(v) for v in np.linalg.solve(equations, moments))
@@ -341,8 +350,9 @@ def _estimate_components(
     # with within = 0 the first equation is between = e'e / tr(Z'MZ)
     if within < 0:
         between, within = moments[0] / max(trace, 1e-300), 0.0
-    # groups of equal size m have dof_between = trace / m and the mean square m between + within, so the sum
-    # of both variances is mean square / m + within (1 - 1 / m): Satterthwaite (Biometrics Bulletin 1946)
+    # groups of equal size m have dof_between = trace / m and the mean
+    # square m between + within, so the sum of both variances is mean square
+    # / m + within (1 - 1 / m): Satterthwaite (Biometrics Bulletin 1946)
     size = equations[1, 0] / trace
     dof_between = trace / size
     parts = between + within / size, within * (1 - 1 / size)

@@ -1,12 +1,12 @@
 """log Lhat of every form and its first derivatives, for many sets of constants at once.
 
-A fit searches over theta: logs of what must be positive, with N and D centred at their geometric means N0 and
-D0. So the log of a term and its exponent are nearly independent.
+A fit searches over theta: logs of what must be positive,
+with N and D centred at their geometric means N0 and D0. So
+the log of a term and its exponent are nearly independent.
 
     a, b, e     logs of the terms of N and of D at the centre (A / N0^alpha, B / D0^beta), and of the floor E
     r_D, r_N    logs of R_D* and R_N*
     k, g, h     log of the over-repetition term at its own centre, and its exponents
-    s, t        `kaplan`: alpha_N log(Nc / N0) and alpha_D log(Dc / D0)
 
 R sets of constants, n runs, p coordinates of theta.
 """
@@ -24,18 +24,17 @@ OWN_LARGEST = 1e6  # largest size of a constant of an own form that may be negat
 MAX_LOG_REPEATS = 230.0  # clips N / N_U and D / U of a trial step far outside the plausible range, before exp
 # exp(-60) is about 1e-26 nats per token: a term at its lower bound has vanished.
 BOX = {
-    "a": LOG_TERM, "b": LOG_TERM, "e": LOG_TERM, "k": LOG_TERM, "s": LOG_TERM, "t": LOG_TERM,
-    "alpha": EXPONENT, "beta": EXPONENT, "eta": EXPONENT, "alpha_N": EXPONENT, "alpha_D": EXPONENT,
+    "a": LOG_TERM, "b": LOG_TERM, "e": LOG_TERM, "k": LOG_TERM,
+    "alpha": EXPONENT, "beta": EXPONENT, "eta": EXPONENT,
     "r_D": LOG_R, "r_N": LOG_R, "g": (-5.0, 10.0), "h": (0.0, 10.0),
 }  # fmt: skip
-# Order of the coordinates of theta. Starts rely on it (fit_form._complete_start): over_repetition is
-# chinchilla followed by k, g, h.
+# Order of the coordinates of theta. Starts rely on it
+# (fit_form._complete_start): over_repetition is chinchilla followed by k, g, h.
 THETA = {
     "chinchilla": ("e", "a", "b", "alpha", "beta"),
     "data_constrained": ("e", "a", "b", "alpha", "beta", "r_D", "r_N"),
     "repeated_data": ("e", "a", "b", "alpha", "beta", "r_D"),
     "over_repetition": ("e", "a", "b", "alpha", "beta", "k", "g", "h"),
-    "kaplan": ("s", "t", "alpha_N", "alpha_D"),
     "over_training": ("e", "a", "b", "eta"),
 }
 
@@ -88,7 +87,7 @@ class Surface:
         """Return (log Lhat [R, n], its derivatives [R, n, p]) at theta [R, p]."""
         # [R, 1] each, so that a term of x [n] is [R, n]
         value = {name: theta[:, i, None] for i, name in enumerate(self.names)}
-        log_loss, slopes = (_evaluate_kaplan if self.form == "kaplan" else _sum_of_powers)(value, at)
+        log_loss, slopes = _sum_of_powers(value, at)
         derivatives = np.empty((*log_loss.shape, len(self.names)))
         for i, name in enumerate(self.names):
             derivatives[:, :, i] = slopes[name]
@@ -97,12 +96,9 @@ class Surface:
     def to_constants(self, theta: np.ndarray, at: RunPoints) -> dict[str, np.ndarray]:
         """Return the constants of the form in its own units, each [R], from theta [R, p]."""
         value = dict(zip(self.names, theta.T, strict=True))
-        # a coefficient far from the runs may be beyond float64; it is then Inf, and diagnostics warn about it
+        # a coefficient far from the runs may be beyond float64;
+        # it is then Inf, and diagnostics warn about it
         with np.errstate(over="ignore"):
-            if self.form == "kaplan":
-                alphas = {name: value[name] for name in ("alpha_N", "alpha_D")}
-                Nc, Dc = value["s"] / value["alpha_N"] + at.x0, value["t"] / value["alpha_D"] + at.y0
-                return {"Nc": np.exp(Nc), "Dc": np.exp(Dc)} | alphas
             alpha, beta = (value[name if name in value else "eta"] for name in ("alpha", "beta"))
             params = {"E": np.exp(value["e"]), "alpha": alpha, "beta": beta, "eta": alpha}
             params |= {"A": np.exp(value["a"] + alpha * at.x0), "B": np.exp(value["b"] + beta * at.y0)}
@@ -117,21 +113,19 @@ class Surface:
     def from_constants(self, params: Mapping[str, float], at: RunPoints) -> np.ndarray:
         """Return theta [p] of constants in their own units, the inverse of `to_constants`.
 
-        Coefficients of 0 become 1e-300, and theta is clipped to the bounds of the search.
+        Coefficients of 0 become 1e-300, and theta
+        is clipped to the bounds of the search.
         """
-        # `in` a string of names with one letter each; log(1e-300) = -690 is then clipped to the bound of -60
+        # `in` a string of names with one letter each;
+        # log(1e-300) = -690 is then clipped to the bound of -60
         p = {name: max(value, 1e-300) if name in "EABKab" else value for name, value in params.items()}
         value = dict(params)
-        if self.form == "kaplan":
-            value["s"] = p["alpha_N"] * (np.log(p["Nc"]) - at.x0)
-            value["t"] = p["alpha_D"] * (np.log(p["Dc"]) - at.y0)
-        else:
-            alpha, beta = (p[name if name in p else "eta"] for name in ("alpha", "beta"))
-            a, b = (p["A"], p["B"]) if "A" in p else (p["a"], p["b"] * 6 ** (-p["eta"] / 2))
-            value |= {"e": np.log(p["E"]), "a": np.log(a) - alpha * at.x0, "b": np.log(b) - beta * at.y0}
-            value |= {f"r_{axis}": np.log(p[f"R_{axis}"]) for axis in "DN" if f"R_{axis}" in p}
-            if "K" in p:
-                value["k"] = np.log(p["K"]) + p["g"] * at.log_ratio0 + p["h"] * at.log_repeats0
+        alpha, beta = (p[name if name in p else "eta"] for name in ("alpha", "beta"))
+        a, b = (p["A"], p["B"]) if "A" in p else (p["a"], p["b"] * 6 ** (-p["eta"] / 2))
+        value |= {"e": np.log(p["E"]), "a": np.log(a) - alpha * at.x0, "b": np.log(b) - beta * at.y0}
+        value |= {f"r_{axis}": np.log(p[f"R_{axis}"]) for axis in "DN" if f"R_{axis}" in p}
+        if "K" in p:
+            value["k"] = np.log(p["K"]) + p["g"] * at.log_ratio0 + p["h"] * at.log_repeats0
         return np.clip([value[name] for name in self.names], *self.bounds())
 
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
@@ -207,14 +201,17 @@ def _sum_of_powers(value: dict[str, np.ndarray], at: RunPoints) -> tuple[np.ndar
         # U is data, so the derivative by log U is not needed
         y, of_r, _ = _decay_logs(at.u, at.y, value["r_D"])
         y, of_y = y - at.y0, {"r_D": of_r}
-    # x = log N' - log N0 and y = log D' - log D0: exp(a) and exp(b) are terms at the centre of the runs
+    # x = log N' - log N0 and y = log D' - log D0: exp(a)
+    # and exp(b) are terms at the centre of the runs
     n_term, d_term = np.exp(value["a"] - alpha * x), np.exp(value["b"] - beta * y)
     floor = np.exp(value["e"])
     total = floor + n_term + d_term
-    # d exp(a - alpha x) / d alpha = -x exp(...); with one exponent eta both terms add to its slope
+    # d exp(a - alpha x) / d alpha = -x exp(...); with
+    # one exponent eta both terms add to its slope
     slopes = {"e": floor, "a": n_term, "b": d_term, of_n: -x * n_term}
     slopes[of_d] = slopes.get(of_d, 0.0) - y * d_term
-    # chain rule through log N' and log D', which depend on R_N*, R_D* and, through N_U, on a, b, alpha, beta
+    # chain rule through log N' and log D', which depend
+    # on R_N*, R_D* and, through N_U, on a, b, alpha, beta
     for name, slope in of_x.items():
         slopes[name] = slopes.get(name, 0.0) - alpha * slope * n_term
     for name, slope in of_y.items():
@@ -222,7 +219,8 @@ def _sum_of_powers(value: dict[str, np.ndarray], at: RunPoints) -> tuple[np.ndar
     if "k" in value:
         repeats = np.expm1(at.y - at.u)
         is_repeated = repeats > 0
-        # log(D/U - 1) is -Inf for runs without repetition: log 1 replaces it, and their penalty is set to 0
+        # log(D/U - 1) is -Inf for runs without repetition:
+        # log 1 replaces it, and their penalty is set to 0
         log_ratio = at.x - at.u - at.log_ratio0
         log_repeats = np.log(np.where(is_repeated, repeats, 1.0)) - at.log_repeats0
         penalty = np.where(
@@ -246,7 +244,8 @@ def _effective_log_params(
     x, of_r, of_enough = _decay_logs(np.minimum(enough, at.x), at.x, value["r_N"])
     # where N is not above that optimum nothing decays, and N' does not depend on it
     of_enough = np.where(enough < at.x, of_enough, 0.0) / alpha
-    # alpha times the derivatives of log N_U by the coordinates; the factor 1 / alpha is in of_enough
+    # alpha times the derivatives of log N_U by the
+    # coordinates; the factor 1 / alpha is in of_enough
     by = {
         "a": 1.0,
         "b": -1.0,
@@ -270,28 +269,8 @@ def _decay_logs(
     at = np.exp(log_at)
     left = np.exp(-repeats / at)
     grown = -at * np.expm1(-repeats / at)
-    # log1p(grown): d grown / d log R = grown - r exp(-r / R), and d r / d log U = -(1 + r)
+    # log1p(grown): d grown / d log R = grown - r exp(-r
+    # / R), and d r / d log U = -(1 + r)
     of_at = (grown - repeats * left) / (1 + grown)
     of_unique = 1 - left * (1 + repeats) / (1 + grown)
     return unique + np.log1p(grown), of_at, of_unique
-
-
-def _evaluate_kaplan(value: dict[str, np.ndarray], at: RunPoints) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return (log Lhat, {coordinate: derivative}) of `kaplan`: a log-sum-exp of its two terms.
-
-    log L = alpha_D log(exp(of_n / alpha_D) + exp(of_d / alpha_D)), with
-    of_n = s - alpha_N x and of_d = t - alpha_D y.
-    """
-    x, y = at.x - at.x0, at.y - at.y0
-    alpha = value["alpha_D"]
-    of_n, of_d = value["s"] - value["alpha_N"] * x, value["t"] - alpha * y
-    both = np.logaddexp(of_n / alpha, of_d / alpha)
-    share = np.exp(of_n / alpha - both)  # softmax weight of the N term
-    # The product rule for alpha_D: both + alpha_D d both / d alpha_D, where of_d contains -alpha_D y.
-    slopes = {
-        "s": share,
-        "t": 1 - share,
-        "alpha_N": -x * share,
-        "alpha_D": both - (share * of_n + (1 - share) * of_d) / alpha - y * (1 - share),
-    }
-    return alpha * both, slopes

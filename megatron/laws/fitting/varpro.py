@@ -1,13 +1,15 @@
 """Fast fits of E + A/N^alpha + B/D^beta for many weightings of the same runs.
 
-Variable projection: at fixed exponents the law is linear in E, A and B. A small grid of exponents with the
-non-negative least-squares solution at each gives the starts. A damped Newton iteration with exact derivatives
-refines the best of them, and the lowest objective is kept.
+Variable projection: at fixed exponents the law is linear in E, A and
+B. A small grid of exponents with the non-negative least-squares
+solution at each gives the starts. A damped Newton iteration with exact
+derivatives refines the best of them, and the lowest objective is kept.
 
-The bound E >= 0 needs care, since phi = (c, s, t, alpha, beta) of huber.py has E as a function of all five
-coordinates: a minimum with E < 0 is replaced by one on the surface E = 0 (`minimize_with_floor`). In the
-coordinates (E, s, t, alpha, beta) E >= 0 is a plain bound, but the iteration is slower there
-(`minimize_in_floor_coordinates`).
+The bound E >= 0 needs care, since phi = (c, s, t, alpha, beta) of
+huber.py has E as a function of all five coordinates: a minimum with E
+< 0 is replaced by one on the surface E = 0 (`minimize_with_floor`).
+In the coordinates (E, s, t, alpha, beta) E >= 0 is a plain bound, but
+the iteration is slower there (`minimize_in_floor_coordinates`).
 """
 
 from itertools import combinations
@@ -49,7 +51,8 @@ def fit_chinchilla(runs: CentredRuns, weights: np.ndarray, delta: float) -> Mini
     """Fit each weighting [R, n] from its own grid, and return the lowest minimum of its N_POLISHED starts."""
     phi = np.concatenate([find_grid_starts(runs, row_weights) for row_weights in weights])
     polished = minimize_with_floor(phi, runs, np.repeat(weights, N_POLISHED, axis=0), delta)
-    # rows are grouped by weighting: index of the best of each group of N_POLISHED rows
+    # rows are grouped by weighting: index of the best
+    # of each group of N_POLISHED rows
     best = polished.objective.reshape(-1, N_POLISHED).argmin(axis=1) + N_POLISHED * np.arange(len(weights))
     return polished.select(best)
 
@@ -57,7 +60,8 @@ def fit_chinchilla(runs: CentredRuns, weights: np.ndarray, delta: float) -> Mini
 def fit_all_runs(runs: CentredRuns, weights: np.ndarray, delta: float) -> Minima:
     """Fit one weighting [1, n] by `fit_chinchilla`, and from N_DIRECT starts at the final Huber width only.
 
-    Wider Hubers lead most starts into one valley. The lowest minimum may be in a narrow one beside it.
+    Wider Hubers lead most starts into one valley. The
+    lowest minimum may be in a narrow one beside it.
     """
     fitted = fit_chinchilla(runs, weights, delta)
     phi = find_grid_starts(runs, weights[0], N_DIRECT)
@@ -69,16 +73,17 @@ def fit_all_runs(runs: CentredRuns, weights: np.ndarray, delta: float) -> Minima
 def bootstrap_chinchilla(runs: CentredRuns, phi: np.ndarray, weights: np.ndarray, delta: float) -> Minima:
     """Refit every weighting [R, n] from the phi [5] of the fit to all runs, and some from their own grid.
 
-    A replicate that has not converged, or has converged on a bound, is refitted from its own grid: a term
-    that has vanished has no slope that could bring it back, although with another exponent it may lower the
-    objective.
+    A replicate that has not converged, or has converged on a bound, is refitted
+    from its own grid: a term that has vanished has no slope that could bring it
+    back, although with another exponent it may lower the objective.
     """
     fitted = minimize_with_floor(np.tile(phi, (len(weights), 1)), runs, weights, delta)
     retried = np.flatnonzero(~fitted.converged | _is_on_bound(fitted.phi))
     for i in range(0, len(retried), CHUNK):
         chunk = retried[i : i + CHUNK]
         fitted.replace_if_lower(chunk, fit_chinchilla(runs, weights[chunk], delta))
-    # the constants of the fit to all runs are one candidate for a replicate: no refit may end above them
+    # the constants of the fit to all runs are one candidate
+    # for a replicate: no refit may end above them
     whole = np.tile(phi, (len(weights), 1))
     above = np.flatnonzero(fitted.objective > huber_objective(whole, runs, weights, delta))
     if len(above):
@@ -91,8 +96,9 @@ def bootstrap_chinchilla(runs: CentredRuns, phi: np.ndarray, weights: np.ndarray
 def _refine_unconverged(fitted: Minima, runs: CentredRuns, weights: np.ndarray, delta: float) -> None:
     """Continue problems that have not converged, in other coordinates, until the gain is negligible.
 
-    Near the kinks of a narrow Huber the iteration zigzags. The steps in (E, s, t, alpha, beta) have other
-    directions, and meet other kinks. A gain below NEGLIGIBLE_GAIN of the objective counts as convergence.
+    Near the kinks of a narrow Huber the iteration zigzags. The steps in
+    (E, s, t, alpha, beta) have other directions, and meet other kinks.
+    A gain below NEGLIGIBLE_GAIN of the objective counts as convergence.
     """
     for _ in range(MAX_REFINEMENTS):
         rows = np.flatnonzero(~fitted.converged)
@@ -118,32 +124,39 @@ def _is_on_bound(phi: np.ndarray) -> np.ndarray:
 def find_grid_starts(runs: CentredRuns, weights: np.ndarray, n_starts: int = N_POLISHED) -> np.ndarray:
     """Return phi [n_starts, 5] of the best grid points, by least squares of Lhat / L - 1 with E, A, B >= 0.
 
-    Non-negative least squares in three unknowns: the optimum is the unconstrained solution of one of the
-    seven subsets of unknowns that are not 0, so all are solved and the best one without a negative entry is
-    taken.
+    Non-negative least squares in three unknowns: the optimum is the
+    unconstrained solution of one of the seven subsets of unknowns that are not
+    0, so all are solved and the best one without a negative entry is taken.
     """
-    # 576 grid points: index 24 i + j has alpha = EXPONENT_GRID[i] and beta = EXPONENT_GRID[j]
+    # 576 grid points: index 24 i + j has alpha =
+    # EXPONENT_GRID[i] and beta = EXPONENT_GRID[j]
     alpha, beta = (grid.ravel() for grid in np.meshgrid(EXPONENT_GRID, EXPONENT_GRID, indexing="ij"))
     loss = np.exp(runs.log_loss)
     ones = np.ones((len(alpha), len(loss)))
-    # Columns (A, B, E). x and y are centred, so that all columns are of order 1. Plain N^-2 of 1e9 parameters
-    # is 1e-18, and the ridge below would swamp its entry of 1e-36 in the Gram matrix.
+    # Columns (A, B, E). x and y are centred, so that all columns
+    # are of order 1. Plain N^-2 of 1e9 parameters is 1e-18, and the
+    # ridge below would swamp its entry of 1e-36 in the Gram matrix.
     basis = np.stack([np.exp(-alpha[:, None] * runs.x), np.exp(-beta[:, None] * runs.y), ones], axis=2)
     basis /= loss[:, None]  # [grid, n, 3], relative residuals
-    # normal equations of all grid points at once: gram [grid, 3, 3], right [grid, 3]; the target is 1
+    # normal equations of all grid points at once: gram
+    # [grid, 3, 3], right [grid, 3]; the target is 1
     weighted = np.swapaxes(basis * weights[:, None], 1, 2)
     gram, right = weighted @ basis, weighted.sum(axis=2)
     best_rss, best = np.full(len(alpha), np.inf), np.zeros((len(alpha), 3))
-    # A, B and E are never all 0 at the optimum: E alone already lowers the sum, as the target is 1. A subset
-    # whose solution has a negative entry has its optimum on a smaller subset, by convexity.
+    # A, B and E are never all 0 at the optimum: E alone already lowers
+    # the sum, as the target is 1. A subset whose solution has a
+    # negative entry has its optimum on a smaller subset, by convexity.
     for size in (1, 2, 3):
         for subset in combinations(range(3), size):
-            # the block of each Gram matrix for this subset: gram[at] is [grid, size, size]
+            # the block of each Gram matrix for this subset:
+            # gram[at] is [grid, size, size]
             at = np.ix_(range(len(alpha)), subset, subset)
-            # a term may be the same for all runs of a resample: the ridge keeps such a system solvable
+            # a term may be the same for all runs of a resample:
+            # the ridge keeps such a system solvable
             ridge = 1e-12 * np.trace(gram[at], axis1=1, axis2=2)[:, None, None] * np.eye(size)
             solution = solve_symmetric(gram[at] + ridge, right[:, subset])
-            # residual sum of squares at a least-squares solution: y'Wy - solution . X'Wy, with y = 1
+            # residual sum of squares at a least-squares
+            # solution: y'Wy - solution . X'Wy, with y = 1
             rss = weights.sum() - (solution * right[:, subset]).sum(1)
             better = (solution >= 0).all(1) & (rss < best_rss)
             best_rss[better] = rss[better]
@@ -159,11 +172,13 @@ def find_grid_starts(runs: CentredRuns, weights: np.ndarray, n_starts: int = N_P
 def minimize_with_floor(phi: np.ndarray, runs: CentredRuns, weights: np.ndarray, delta: float) -> Minima:
     """Return the minima with E >= 0 near phi [R, 5]: free ones, or on E = 0 where the free one has E < 0.
 
-    A free minimum with E < 0 may be far along its valley, at exponents near 0. Descent on the surface E = 0
-    from there can end in another, higher minimum. So the descent on the surface also starts at the projection
-    of `phi`, and the lower of the two minima is kept.
+    A free minimum with E < 0 may be far along its valley, at exponents
+    near 0. Descent on the surface E = 0 from there can end in another,
+    higher minimum. So the descent on the surface also starts at the
+    projection of `phi`, and the lower of the two minima is kept.
     """
-    # `below` are rows of phi; their two starts are stacked as two halves, so the weights are too
+    # `below` are rows of phi; their two starts are
+    # stacked as two halves, so the weights are too
     free = _minimize_by_narrowing(phi, runs, weights, delta, floor=True)
     below = np.flatnonzero(compute_floor(free.phi) < 0)
     if len(below):
@@ -206,8 +221,8 @@ def minimize_in_phi(
         values = huber_derivatives(at, runs, weights[rows], delta)
         return values if floor else restrict_to_zero_floor(at, *values)
 
-    # On E = 0 the derivatives have 4 coordinates, so Newton moves (s, t, alpha, beta) only. The projection
-    # then sets c, after each step.
+    # On E = 0 the derivatives have 4 coordinates, so Newton moves (s,
+    # t, alpha, beta) only. The projection then sets c, after each step.
     box = Box(LOW, HIGH, None if floor else project_to_zero_floor)
     return minimize_newton(phi, compute_objective, compute_derivatives, box, n_iterations)
 
@@ -217,7 +232,8 @@ def minimize_in_floor_coordinates(
 ) -> Minima:
     """Minimise in (E, s, t, alpha, beta) with the bound E >= 0, from phi [R, 5] with E >= 0.
 
-    Slower than `minimize_with_floor`, but the objective never rises above that of the start.
+    Slower than `minimize_with_floor`, but the
+    objective never rises above that of the start.
     """
 
     def compute_objective(floored: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -227,7 +243,8 @@ def minimize_in_floor_coordinates(
         floored: np.ndarray, rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         phi = from_floor_coordinates(floored)
-        # chain rule from phi, in which the derivatives are cheap, to (E, s, t, alpha, beta)
+        # chain rule from phi, in which the derivatives are
+        # cheap, to (E, s, t, alpha, beta)
         return transform_to_floor(phi, *huber_derivatives(phi, runs, weights[rows], delta))
 
     # coordinate 0 is E here, and c in LOW

@@ -1,4 +1,4 @@
-"""Figures of a law's fit: residuals, pairs of constants, a profile likelihood, held-out runs."""
+"""Figures of a law's fit: residuals, pairs of constants, held-out runs."""
 
 import math
 from typing import Any
@@ -40,7 +40,6 @@ NAMES = {
 MIN_REPLICATES = 10
 MAX_TICKS = 3
 COLOUR = {MASKED_DIFFUSION: INK}
-THRESHOLD = 3.84  # 95 % quantile of chi-square with one degree of freedom
 
 
 def residual_figure(study: Study) -> Figure | None:
@@ -168,58 +167,6 @@ def pair_panel(law: Law, i: int, x: str, y: str) -> tuple[list[Trace], dict[str,
     # a constant cloud has no correlation
     steady = np.ptp(height) == 0 or np.ptp(along) == 0
     return [cloud, fit], axes, 0.0 if steady else float(np.corrcoef(along, height)[0, 1])
-
-
-def profile_figure(study: Study) -> Figure | None:
-    """Return the profile likelihood of one constant; None if fit_law.py ran without --profile."""
-    profile = study.law.profile if study.law is not None else {}
-    if not profile:
-        return None
-    values, statistic = (np.array(profile[name], dtype=float) for name in ("values", "statistic"))
-    # values far above the best would compress the region around the threshold
-    shown = statistic < 60
-    values, statistic = values[shown], statistic[shown]
-    name = profile["name"]
-    data = [
-        scatter_trace(
-            values.tolist(),
-            statistic.round(4).tolist(),
-            "lines+markers",
-            line={"color": ACCENT, "width": 2},
-            marker={"color": ACCENT, "size": 6},
-            hovertemplate=f"{name}* %{{x:.3g}}: worse by %{{y:.2f}}<extra></extra>",
-            meta=["profile"],
-        ),
-        scatter_trace(
-            [values.min(), values.max()],
-            [THRESHOLD, THRESHOLD],
-            "lines",
-            line={"color": MUTED, "width": 1.2, "dash": "dot"},
-            hoverinfo="skip",
-            meta=["threshold"],
-        ),
-    ]
-    unit = "nats per token" if name == "E" else "repeats of the unique tokens"
-    layout = {
-        "xaxis": log_axis(f"{name}* ({unit})", values.tolist()),
-        "yaxis": linear_axis(
-            "−2 log likelihood above the best (nats)", 0.0, max(8.0, float(statistic.max()))
-        ),
-    }
-    caption = (
-        "Line: the constant is fixed at each value and the others are refitted. Values below the dotted line "
-        "are in the 95 % confidence interval; if the line stays below it up to an end of the figure, the "
-        "runs do not bound the constant on that side."
-    )
-    chips = [Chip("profile", "profile", ACCENT), Chip("threshold", "95 %", MUTED, "dot")]
-    return Figure(
-        "profile",
-        profile["words"],
-        caption,
-        f"{profile['words']} Threshold {THRESHOLD}.",
-        make_chart(data, layout),
-        chips,
-    )
 
 
 def held_out_figure(study: Study) -> Figure | None:

@@ -193,30 +193,6 @@ def open_frontiers(folder: Path) -> FileCase:
     return FileCase(folder, {"compute_law.json": mutate_json, "blind.json": mutate_json}, read)
 
 
-def open_stacks(folder: Path) -> FileCase:
-    """Open stacked_law.json, and predictions from it."""
-    import numpy as np
-
-    from megatron.laws.stack import StackedLaw, stack_laws
-
-    N = np.repeat(np.geomspace(1e5, 1e7, 5), 5)
-    D = np.tile(np.geomspace(1e6, 1e8, 5), 5) * 1.1 ** np.arange(25)
-    L = 1.9 + 120 / N**0.33 + 900 / D**0.42
-    path = folder / "stacked_law.json"
-    stack_laws(N, D, L, forms=["chinchilla", "kaplan"], n_bootstrap=3).save(path)
-
-    def read() -> None:
-        law = StackedLaw.load(path)
-        value, low, high = law.predict(1e7, 1e9)
-        law.formula(), law.predict(1e6, 1e7, kind="confidence"), law.distance(1e7, 1e9)
-        if float(low) > float(high) or not np.isclose(
-            float(value), float(law.loss(1e7, 1e9)), equal_nan=True
-        ):
-            raise WrongAnswerError(f"got {value} within {low} to {high}")
-
-    return FileCase(folder, {"stacked_law.json": mutate_json}, read)
-
-
 def open_laws(folder: Path) -> FileCase:
     """Open law.json, and values computed from it."""
     import numpy as np
@@ -312,7 +288,6 @@ TARGETS = (
     FuzzTarget("reports", 0.7, open_reports),
     FuzzTarget("law.json", 3, open_laws),
     FuzzTarget("compute_law.json", 1, open_frontiers),
-    FuzzTarget("stacked_law.json", 1, open_stacks),
     FuzzTarget("tables", 3, open_tables),
     FuzzTarget("logs", 1.5, open_logs),
 )
