@@ -2,8 +2,7 @@
 
     python tools/mixture_server.py data --port 8815 --root /corpora
     python tools/mixture_server.py data --host 0.0.0.0 --tls-cert c.pem --tls-key k.pem
-    python tools/mixture_server.py data --metrics-port 9108
-    python tools/mixture_server.py --status grpc+tcp://127.0.0.1:8815 --token-file data/token --prometheus
+    python tools/mixture_server.py --status grpc+tcp://127.0.0.1:8815 --token-file data/token
 
 The folder has a catalog, mixtures NAME.yaml and a token of mode 0600, which is created; clients use
 MixtureClient. Clients may register files below the folder and every --root. A server that is killed and
@@ -14,6 +13,7 @@ trusted network.
 import argparse
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from megatron.cli import create_parser, report_error, run_main
@@ -49,18 +49,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--root", type=Path, action="append", default=[], metavar="FOLDER",
         help="read and register only files below this folder; may be repeated",
     )  # fmt: skip
-    metrics = parser.add_argument_group("metrics")
-    metrics.add_argument(
-        "--metrics-port", type=int, metavar="N", help="port of the Prometheus metrics; 0 chooses a free one"
-    )
-    metrics.add_argument(
-        "--metrics-host",
-        default="127.0.0.1",
-        metavar="NAME",
-        help="address of the metrics, which require no token",
-    )
+    for option in ("--metrics-port", "--metrics-host", "--prometheus"):
+        serving.add_argument(option, dest="former", nargs="?", const=True, help=argparse.SUPPRESS)
     status = parser.add_argument_group("status of a server")
-    status.add_argument("--prometheus", action="store_true", help="print --status in the Prometheus format")
     status.add_argument("--status", metavar="LOCATION", help="print the status of a running server")
     status.add_argument(
         "--tls-roots", type=Path, metavar="FILE", help="PEM, for --status of a server with TLS"
@@ -72,6 +63,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments and check their combinations."""
     parser = build_parser()
     args = parser.parse_args(argv)
+    if args.former is not None:
+        parser.error("Prometheus metrics are no longer supported: read the counts of --status")
     # exactly one of the two
     if bool(args.folder) == bool(args.status):
         parser.error("give either a folder to serve, or --status of a server")
@@ -81,29 +74,22 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--follow: a mixture has one server. Connect all clients to it")
     if args.folder is not None and args.folder.is_file():
         parser.error(f"{args.folder} is a mixture: serve its folder, {args.folder.parent}")
-    if args.prometheus and not args.status:
-        parser.error("--prometheus requires --status; a server exposes its metrics on --metrics-port")
     return args
 
 
-def print_addresses(port: int, metrics_port: int | None, host: str, metrics_host: str) -> None:
-    """Print the addresses of the server. Callers wait for the last line, that of the chunks."""
-
-    def format_address(name: str, number: int) -> str:
-        return f"[{name.strip('[]')}]:{number}" if ":" in name else f"{name}:{number}"
-
-    if metrics_port is not None:
-        print(f"metrics on http://{format_address(metrics_host, metrics_port)}/metrics", flush=True)
+def print_address(port: int, host: str) -> None:
+    """Print the address of the server, for which callers wait."""
+    name = f"[{host.strip('[]')}]" if ":" in host else host
     # flush: a caller reads this line from a pipe, where output is buffered by blocks
-    print(f"listening on {format_address(host, port)}", flush=True)
+    print(f"listening on {name}:{port}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve mixtures, or print the status of a server."""
     args = parse_args(argv)
     # imported after parsing, so that --help does not load these libraries
-    from megatron.mixture.client import Connection
-    from megatron.mixture.server import ListenOptions, check_private, make_token_file, read_token, serve
+    from megatron.mixture.client import Connection, check_private, make_token_file, read_token
+    from megatron.mixture.server import ListenOptions, serve
 
     try:
         for option in ("token_file", "tls_cert", "tls_key", "tls_roots"):
@@ -120,20 +106,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.status:
             roots = None if args.tls_roots is None else args.tls_roots.read_bytes()
             with Connection(args.status, token, roots, STATUS_WAIT_S) as connection:
-                if args.prometheus:
-                    print(connection.request("metrics"), end="")
-                else:
-                    print(json.dumps(connection.request("status"), indent=1))
+                print(json.dumps(connection.request("status"), indent=1))
             return 0
         tls = None if args.tls_cert is None else (args.tls_cert.read_bytes(), args.tls_key.read_bytes())
-        where = ListenOptions(
-            host=args.host, port=args.port, token=token, tls=tls, allow_plain=args.no_tls,
-            metrics_host=args.metrics_host, metrics_port=args.metrics_port,
-        )  # fmt: skip
-        serve(
-            args.folder, where, args.seed, args.root,
-            on_ready=lambda port, metrics: print_addresses(port, metrics, args.host, args.metrics_host),
-        )  # fmt: skip
+        where = ListenOptions(host=args.host, port=args.port, token=token, tls=tls, allow_plain=args.no_tls)
+        on_ready = partial(print_address, host=args.host)
+        serve(args.folder, where, args.seed, args.root, on_ready)
     # a server runs until it is stopped, so a stop is success
     except KeyboardInterrupt:
         return 0

@@ -32,10 +32,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.cli import add_action, create_parser, positive_int, report_error, run_main
-from megatron.mixture.catalog import Catalog, RegistrationResult
+from megatron.mixture.catalog import Catalog
+from megatron.mixture.files import MAX_SAMPLE_BYTES
 from megatron.mixture.properties import PRESETS, TYPES, read_properties
 from megatron.mixture.records import RecordFunction
-from megatron.mixture.tars import MAX_SAMPLE_BYTES
+from megatron.mixture.registration import RegistrationResult
 from megatron.text.token_counts import TokenCounter
 from megatron.tokenizer.cli_options import add_tokenizer_options, parse_tokenizer_spec
 from megatron.tokenizer.kinds import TokenizerSpec
@@ -230,11 +231,6 @@ def print_warnings(args: argparse.Namespace, done: RegistrationResult) -> None:
     if done.n_broken:
         # on standard error, so that the output of `add` is one line
         print(f"list them: tools/register_corpus.py {args.catalog} broken {args.corpus}", file=sys.stderr)
-    if done.n_duplicates:
-        print(
-            f"{done.n_duplicates:,} files were registered by another process at the same time",
-            file=sys.stderr,
-        )
     if done.n_edited:
         print(
             f"warning: {done.n_edited:,} files had the same size and time but other content; they were "

@@ -10,9 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from megatron.mixture.client import Connection, RemoteChunks
+from megatron.mixture.client import Connection, RemoteChunks, make_token_file, read_token
 from megatron.mixture.documents import DocumentChunks
-from megatron.mixture.server import make_token_file, read_token
 
 SERVER = Path(__file__).resolve().parents[2] / "tools" / "mixture_server.py"
 

@@ -1,23 +1,29 @@
 """Weights that follow the model: Adaptive Data Optimization, and weights in proportion to the losses.
 
-ADO (Jiang, Zhou et al., arXiv 2410.11820) fits a power law to the training loss of each domain during
-training. It prefers the domains that learn fastest, discounted by how much of the learning they were given.
-For domain k with law L_k(n) = eps_k + beta_k n^-alpha_k, prior mu, history h and policy pi:
+ADO (Jiang, Zhou et al., arXiv 2410.11820) fits a power law to the training loss
+of each domain during training. It prefers the domains that learn fastest,
+discounted by how much of the learning they were given. For domain k with law
+L_k(n) = eps_k + beta_k n^-alpha_k, prior mu, history h and policy pi:
 
-    speed   -dL_k/dn = alpha_k (L_k(n) - eps_k) / n          rho_k ~ mu_k h_k^s (-dL_k/dn)
-    h(t) = g1 observed(t) + (1 - g1) h(t-1)                  pi(t) = g2 rho(t) + (1 - g2) pibar(t-1)
+    speed   -dL_k/dn = alpha_k (L_k(n) - eps_k) / n          rho_k ~ mu_k h_k^s
+            (-dL_k/dn)
+    h(t) = g1 observed(t) + (1 - g1) h(t-1)                  pi(t) = g2 rho(t) +
+                                                             (1 - g2) pibar(t-1)
     pibar(t) = rho(t) / (t+1) + (1 - 1/(t+1)) pibar(t-1)
 
-As in the authors' code every n grows by the whole batch, h follows the observed shares, and rho is clipped.
+As in the authors' code every n grows by the whole batch, h follows the observed
+shares, and rho is clipped.
 """
 
 import importlib
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+
+from megatron.mixture.weights import WeightSchedule
 
 MAX_FIT_POINTS = 1000  # per fit, evenly spaced, so that the time of a fit does not grow with the run
 ALPHA_BOUNDS, MAX_LOG_BETA, MIN_LOG_EPS = (0.001, 0.8), 6.5, 0.5  # bounds in place of the authors' penalties
@@ -31,13 +37,15 @@ MIN_SPEED_ALPHA = 0.05  # the authors' minimum of alpha in the speed
 class WeightRule(Protocol):
     """Rule that computes weights from the loss of the model on each domain.
 
-    A custom rule is any class with these three methods; it need not inherit from this one.
+    A custom rule is any class with these three methods; it need not inherit
+    from this one.
     """
 
     def observe(self, n: int, nats: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Return the weights float64 [K], of sum 1, after `n` samples in all.
 
-        nats     float64 [K]   loss of the latest batch, summed over tokens; 0 for a domain that is not in it
+        nats     float64 [K]   loss of the latest batch, summed over tokens; 0
+                 for a domain that is not in it
         counts   float64 [K]   tokens of the latest batch
         """
         ...
@@ -55,7 +63,8 @@ class WeightRule(Protocol):
 class AdoConfig:
     """Constants of ADO, with the authors' values.
 
-    Intervals are counted in observations. There is one observation every `every_steps` steps.
+    Intervals are counted in observations. There is one observation every
+    `every_steps` steps.
     """
 
     g1: float = 0.1
@@ -64,7 +73,8 @@ class AdoConfig:
     min_weight: float = 0.01
     refit_every: int = 100  # the authors' 1000 steps, at one observation in 10 steps
     n_ignored: int = 50  # first observations, while the loss falls from that of a random model
-    # observations in the window of the Savitzky-Golay filter; the authors' 101 steps
+    # observations in the window of the Savitzky-Golay filter; the authors' 101
+    # steps
     smoothing_window: int = 11
 
 
@@ -83,27 +93,32 @@ class DomainLaw:
 
     def speed(self, n: float) -> float:
         """Return -dL/dn, computed with alpha no smaller than the authors' minimum."""
-        # L = eps + beta n^-alpha has -dL/dn = alpha beta n^(-alpha - 1) = alpha (L - eps) / n
+        # L = eps + beta n^-alpha has -dL/dn = alpha beta n^(-alpha - 1) = alpha
+        # (L - eps) / n
         return max(self.alpha, MIN_SPEED_ALPHA) * float(self.loss(n) - np.exp(self.e)) / n
 
 
 def fit_domain_law(n: np.ndarray, losses: np.ndarray) -> DomainLaw:
     """Fit a law to losses [T] (above 0) after n [T] samples, with the authors' objective.
 
-    Damped Gauss-Newton steps minimize sum_t Huber(log L_t - log(exp(e) + exp(a) n^-alpha)). They start from a
-    linear fit at each of several alpha. The authors penalize parameters beyond their bounds. For fewer than
-    1 / HUBER_DELTA points these penalties are steeper than the objective, so the bounds are exact here.
+    Damped Gauss-Newton steps minimize sum_t Huber(log L_t - log(exp(e) + exp(a)
+    n^-alpha)). They start from a linear fit at each of several alpha. The
+    authors penalize parameters beyond their bounds. For fewer than 1 /
+    HUBER_DELTA points these penalties are steeper than the objective, so the
+    bounds are exact here.
     """
     log_n, log_l = np.log(n), np.log(losses)
     best: DomainLaw | None = None
-    # The objective may have local minima in alpha. 9 starts * 60 iterations * 1000 points bound the time.
+    # The objective may have local minima in alpha. 9 starts * 60 iterations *
+    # 1000 points bound the time.
     for alpha in ALPHA_STARTS:
         powers = n**-alpha
-        # Rows divided by the loss: the linear fit minimizes relative errors, like the objective in log L.
-        # [T, 2] @ (eps, beta) = ones [T].
+        # Rows divided by the loss: the linear fit minimizes relative errors,
+        # like the objective in log L. [T, 2] @ (eps, beta) = ones [T].
         design = np.column_stack([np.ones_like(powers), powers]) / losses[:, None]
         eps, beta = np.linalg.lstsq(design, np.ones_like(losses), rcond=None)[0]
-        # the linear fit has no bounds: eps or beta may be negative, where the logarithm is not defined
+        # the linear fit has no bounds: eps or beta may be negative, where the
+        # logarithm is not defined
         start = np.array([np.log(max(beta, 1e-3)), np.log(max(eps, 1e-3)), alpha])
         candidate = _refine_fit(log_n, log_l, start)
         if best is None or candidate.objective < best.objective:
@@ -120,17 +135,21 @@ def _refine_fit(log_n: np.ndarray, log_l: np.ndarray, start: np.ndarray) -> Doma
     params = np.clip(start, low, high)
     damping, (objective, residuals, share) = 1e-3, _compute_objective(log_n, log_l, params)
     for _ in range(MAX_ITERATIONS):
-        # The model is log(exp(e) + exp(a - alpha log n)); share is the second term divided by the sum.
-        # Derivatives of the model by (a, e, alpha), [T, 3].
+        # The model is log(exp(e) + exp(a - alpha log n)); share is the second
+        # term divided by the sum. Derivatives of the model by (a, e, alpha),
+        # [T, 3].
         slopes = np.column_stack([share, 1 - share, -share * log_n])
-        # Iteratively reweighted least squares: Huber's weight is 1 inside delta and delta / |r| outside.
-        # 1e-300 prevents a division by 0; a residual of 0 gets weight 1.
+        # Iteratively reweighted least squares: Huber's weight is 1 inside delta
+        # and delta / |r| outside. 1e-300 prevents a division by 0; a residual
+        # of 0 gets weight 1.
         weights = np.minimum(1, HUBER_DELTA / np.maximum(np.abs(residuals), 1e-300))
-        # [3, 3] and [3]; `gradient` is minus that of the objective, because residuals are data minus model
+        # [3, 3] and [3]; `gradient` is minus that of the objective, because
+        # residuals are data minus model
         normal = slopes.T @ (slopes * weights[:, None])
         gradient = slopes.T @ (weights * residuals)
-        # Damping relative to the diagonal (Marquardt), plus a constant for a column of zeros.
-        # `lstsq`, not `solve`: where the share is 0 or 1 at every point the matrix is singular in float64.
+        # Damping relative to the diagonal (Marquardt), plus a constant for a
+        # column of zeros. `lstsq`, not `solve`: where the share is 0 or 1 at
+        # every point the matrix is singular in float64.
         step = np.linalg.lstsq(normal + damping * np.diag(np.diag(normal) + 1e-12), gradient, rcond=None)[0]
         # projection onto the bounds replaces the penalties
         trial = np.clip(params + step, low, high)
@@ -153,34 +172,14 @@ def _compute_objective(
     """Return the Huber objective, the residuals [T], and the share [T] of exp(a) n^-alpha in the loss."""
     a, e, alpha = params
     power = a - alpha * log_n
-    # log(exp(power) + exp(e)) without overflow. It is at least `power`, so that the share is at most 1.
+    # log(exp(power) + exp(e)) without overflow. It is at least `power`, so that
+    # the share is at most 1.
     model = np.logaddexp(power, e)
     residuals = log_l - model
     size = np.abs(residuals)
     # quadratic up to delta, then linear with the same value and slope at delta
     huber = np.where(size <= HUBER_DELTA, 0.5 * size**2, HUBER_DELTA * (size - 0.5 * HUBER_DELTA))
     return float(huber.sum()), residuals, np.exp(power - model)
-
-
-def smooth_losses(values: np.ndarray, window: int) -> np.ndarray:
-    """Apply a Savitzky-Golay filter of third order.
-
-    Each value becomes the value at its position of a cubic, fitted to the window (odd length) around it. The
-    first and last half window are values of the cubic of the first and last whole window.
-    """
-    half = window // 2
-    if len(values) < window:
-        return values
-    offsets = np.arange(-half, half + 1)
-    # Row 0 of the pseudoinverse maps a window to the constant term of its cubic: its value at offset 0.
-    # [4, window]: window to coefficients of 1, x, x^2, x^3.
-    fit = np.linalg.pinv(np.vander(offsets, 4, increasing=True))
-    # np.convolve reverses its second argument, so that reversing it first gives a correlation
-    interior = np.convolve(values, fit[0][::-1], mode="valid")
-    first, last = fit @ values[:window], fit @ values[-window:]
-    powers = np.vander(offsets, 4, increasing=True)
-    # half + (T - 2 half) + half = T values
-    return np.concatenate([(powers @ first)[:half], interior, (powers @ last)[half + 1 :]])
 
 
 class Ado:
@@ -198,31 +197,37 @@ class Ado:
     def observe(self, n: int, nats: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Return the weights, as in `WeightRule`: the prior until every domain has a law."""
         self.n_observed += 1
-        # h(t) of the module docstring, from the shares that were trained on, not those requested
+        # h(t) of the module docstring, from the shares that were trained on,
+        # not those requested
         self.history = self.config.g1 * counts / counts.sum() + (1 - self.config.g1) * self.history
-        # the first observations, with the steep fall from a random model, follow no power law
+        # the first observations, with the steep fall from a random model,
+        # follow no power law
         if self.n_observed > self.config.n_ignored:
             for k in np.flatnonzero(counts):
                 self.seen[k][0].append(float(n))
                 self.seen[k][1].append(float(nats[k] / counts[k]))
             if (self.n_observed - self.config.n_ignored) % self.config.refit_every == 0:
                 self.refit()
-        # a domain without a law has speed 0, so the others would divide its share
+        # a domain without a law has speed 0, so the others would divide its
+        # share
         if any(law is None for law, share in zip(self.laws, self.prior, strict=True) if share > 0):
             return self.prior
         return self._update_policy(float(n))
 
     def refit(self) -> None:
         """Fit the laws of the domains with enough points again."""
+        from scipy.signal import savgol_filter
+
         for k, (n, losses) in enumerate(self.seen):
             if len(n) >= max(10, self.config.smoothing_window):
-                # smoothed before the selection of points, because the window counts consecutive observations
-                smoothed_losses = smooth_losses(np.array(losses), self.config.smoothing_window)
-                # all observations up to T = 1000, and 1000 evenly spaced ones of more
-                indices = np.unique(
-                    np.linspace(0, len(n) - 1, min(len(n), MAX_FIT_POINTS)).round().astype(int)
-                )
-                self.laws[k] = fit_domain_law(np.array(n)[indices], smoothed_losses[indices])
+                # before the selection of points: the window counts consecutive
+                # observations
+                smoothed = savgol_filter(losses, self.config.smoothing_window, polyorder=3)
+                # all observations up to T = 1000, and 1000 evenly spaced ones
+                # of more
+                places = np.linspace(0, len(n) - 1, min(len(n), MAX_FIT_POINTS))
+                indices = np.unique(places.round().astype(int))
+                self.laws[k] = fit_domain_law(np.array(n)[indices], smoothed[indices])
 
     def _update_policy(self, n: float) -> np.ndarray:
         """Return the policy pi(t) from the current laws, and update the mean policy pibar."""
@@ -231,9 +236,11 @@ class Ado:
         # rho_k ~ mu_k h_k^s (-dL_k/dn), eq. in the module docstring
         rho = self.prior * self.history**config.s * speeds
         rho = rho / rho.sum() if rho.sum() > 0 else self.prior
-        # a minimum for every domain with a prior, so that none is lost; at most a uniform share
+        # a minimum for every domain with a prior, so that none is lost; at most
+        # a uniform share
         rho = np.where(active, np.maximum(rho, min(config.min_weight, 1 / active.sum())), 0)
-        # the minimum can raise the sum above 1, so that a weight may be slightly below the minimum here
+        # the minimum can raise the sum above 1, so that a weight may be
+        # slightly below the minimum here
         rho /= rho.sum()
         # pi(t) uses pibar(t-1), hence before the update of the mean below
         policy = config.g2 * rho + (1 - config.g2) * self.mean_policy
@@ -248,7 +255,8 @@ class Ado:
         return {
             "n_updates": self.n_updates,
             "n_observed": self.n_observed,
-            # Python floats: JSON preserves all their bits, so that a resumed run computes the same weights
+            # Python floats: JSON preserves all their bits, so that a resumed
+            # run computes the same weights
             "history": self.history.tolist(),
             "mean_policy": self.mean_policy.tolist(),
             "seen": [[list(n), list(losses)] for n, losses in self.seen],
@@ -276,11 +284,13 @@ class LossProportional:
 
         A domain without an observation is assigned the mean loss of the others.
         """
-        # keeps the old loss (NaN at first) of a domain without tokens in this batch
+        # keeps the old loss (NaN at first) of a domain without tokens in this
+        # batch
         new = np.divide(nats, counts, out=self.losses.copy(), where=counts > 0)
         smooth = self.smoothing * new + (1 - self.smoothing) * self.losses
         self.losses = np.where(np.isnan(self.losses), new, smooth)
-        # a batch has tokens of some domain, so that the mean of the losses is not NaN
+        # a batch has tokens of some domain, so that the mean of the losses is
+        # not NaN
         weights = self.prior * np.where(np.isnan(self.losses), np.nanmean(self.losses), self.losses)
         return weights / weights.sum()
 
@@ -298,19 +308,26 @@ class NotReadyError(ValueError):
 
 
 class WeightLog:
-    """Mixture log: entries (first chunk, weights) in the order in which they were computed."""
+    """Mixture log: entries (first chunk, weights) in the order in which they were computed.
 
-    def __init__(self, first: np.ndarray, known_to: int | None) -> None:
-        # Weights of chunks before `known_to` are final. With every = 10 and delay = 8, weights from chunk 0
-        # apply from chunk 8 on with known_to 18, and those from chunk 10 apply from chunk 18 on with 28.
+    With a schedule, its weights apply before its last point, and the log's from
+    there on.
+    """
+
+    def __init__(
+        self, first: np.ndarray, known_to: int | None, schedule: WeightSchedule | None = None
+    ) -> None:
+        # Weights of chunks before `known_to` are final. With every = 10 and
+        # delay = 8, weights from chunk 0 apply from chunk 8 on with known_to
+        # 18, and those from chunk 10 apply from chunk 18 on with 28.
         self.entries: list[tuple[int, np.ndarray]] = [(0, np.asarray(first, dtype=np.float64))]
-        self.known_to = known_to
-        self.wait_pending: Callable[[], None] | None = None  # waits for weights that are being computed
+        self.known_to, self.schedule = known_to, schedule
 
     def append(self, chunk: int, weights: np.ndarray, known_to: int) -> None:
-        """Add weights that hold from a chunk on. The chunk must not have been requested before."""
-        assert self.known_to is not None and chunk >= self.known_to, "weights that are known must not change"
-        # entries first: a reader that gets the new known_to must also get the entry
+        """Add weights from a chunk on. No process may have requested the chunk before."""
+        assert self.known_to is not None and chunk >= self.known_to, "known weights must not change"
+        # entries first: a reader that gets the new known_to must also get the
+        # entry
         self.entries.append((chunk, weights))
         self.known_to = known_to
 
@@ -319,16 +336,18 @@ class WeightLog:
 
         Raises NotReadyError if the weights of the chunk are not computed yet.
         """
-        if self.wait_pending is not None and self.known_to is not None and chunk >= self.known_to:
-            self.wait_pending()
-        # Read in this order, because `append` of another thread writes in the opposite order.
-        # An entry that arrives in between begins at the old known_to: `later` is the same without it.
+        # Read in this order, because `append` of another thread writes in the
+        # opposite order. An entry that arrives in between begins at the old
+        # known_to: `later` is the same.
         known_to, entries = (self.known_to, self.entries)
         if known_to is not None and chunk >= known_to:
             raise NotReadyError(
                 f"weights of chunk {chunk} are not known yet, only those before {known_to}. "
                 "Prefetch fewer batches (dataset.num_workers) or raise adaptive.delay_steps."
             )
+        if self.schedule is not None and chunk < self.schedule.chunks[-1]:
+            weights, until = self.schedule.weights_at(chunk)
+            return weights, until if known_to is None or until is None else min(until, known_to)
         index = bisect_right(entries, chunk, key=lambda entry: entry[0]) - 1
         assert index >= 0, "a restored log begins at its checkpoint"
         later = entries[index + 1][0] if index + 1 < len(entries) else known_to
@@ -350,9 +369,11 @@ class WeightLog:
 def make_rule(name: str, first: np.ndarray, natural: np.ndarray, where: str) -> WeightRule:
     """Return the rule of that name: ado, loss, or the user's module:Class, which is imported and run.
 
-    first, natural   first weights and sizes of the domains, float64 [K]; module:Class gets the first weights
+    first, natural   first weights and sizes of the domains, float64 [K];
+                     module:Class gets the first weights
 
-    Raises ValueError, prefixed by `where`, for a class that cannot be imported or is not a rule.
+    Raises ValueError, prefixed by `where`, for a class that cannot be imported
+    or is not a rule.
     """
     if name == "ado":
         # a domain with weight 0 at the beginning has prior 0 and stays excluded
@@ -367,9 +388,8 @@ def make_rule(name: str, first: np.ndarray, natural: np.ndarray, where: str) -> 
             f"{where}: adaptive.rule {name}: got {error!r}, expected Class(weights). "
             "Add its folder to PYTHONPATH."
         ) from error
-    missing = [
-        method for method in ("observe", "as_dict", "restore") if not callable(getattr(rule, method, None))
-    ]
+    methods = ("observe", "as_dict", "restore")
+    missing = [name for name in methods if not callable(getattr(rule, name, None))]
     if missing:
         raise ValueError(f"{where}: adaptive.rule {name}: got no {', '.join(missing)}. Implement them.")
     return rule

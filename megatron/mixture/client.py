@@ -2,9 +2,10 @@
 
 import json
 import re
+import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -12,21 +13,57 @@ from typing import Any, Self
 import numpy as np
 
 from megatron.mixture.adaptive import NotReadyError
-from megatron.mixture.catalog import CorpusSummary, RegistrationResult
-from megatron.mixture.conditions import Condition
-from megatron.mixture.lazy_imports import import_flight, import_pyarrow
-from megatron.mixture.loaders import ChunkSource, MixtureDataset
-from megatron.mixture.server import NOT_YET
+from megatron.mixture.catalog import CorpusSummary
+from megatron.mixture.files import import_flight, import_pyarrow
+from megatron.mixture.loaders import MixtureDataset
+from megatron.mixture.properties import Condition
+from megatron.mixture.registration import RegistrationResult
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 LOSSES_WAIT_S = 0.05  # between two requests for a chunk that waits for losses
-LOCATION = re.compile(r"grpc\+(tcp|tls)://(\[[0-9A-Fa-f:.]+(%[\w.~-]+)?\]|[^\s:/@\[\]]+):\d{1,5}")
+NOT_YET = "not yet: "  # begin of the error for chunks whose losses are not reported
+MAKE_TOKEN = "(umask 077 && openssl rand -hex 16 > token)"
+REGISTRATION_S = 7 * 86_400.0  # limit of one registration
+HOST = r"\[[0-9A-Fa-f:.]+(%[\w.~-]+)?\]|[^\s:/@\[\]]+"
+LOCATION = re.compile(rf"grpc\+(tcp|tls)://({HOST}):\d{{1,5}}")
 
 Where = str | Condition | Sequence[str | Condition]
 
 
+def check_private(path: Path) -> None:
+    """Raise PermissionError if other users can read or write a file."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise PermissionError(
+            f"{path}: got mode {mode:04o}, expected 0600: others can use the secret. "
+            f"Run chmod 600 {path}, and make a new one if the machine is shared."
+        )
+
+
+def read_token(path: Path) -> str:
+    """Return the token in a file of mode 0600. Raises PermissionError, or ValueError for an invalid token."""
+    check_private(path)
+    token = path.read_bytes().decode("latin-1").strip()
+    if not re.fullmatch(r"[!-~]+", token):  # printable ASCII without spaces, as HTTP headers allow
+        content = "spaces or unprintable characters" if token else "no token"
+        raise ValueError(f"{path}: got {content}, expected one printable word. Make one with {MAKE_TOKEN}.")
+    return token
+
+
+def make_token_file(folder: Path) -> Path:
+    """Return the token file of a folder, created with a random token if it is missing."""
+    path = folder / "token"
+    if not path.exists():
+        path.touch(0o600, exist_ok=False)
+        path.write_text(secrets.token_hex(16) + "\n")
+    return path
+
+
 class Connection:
-    """Connection to a mixture server. Raises ConnectionError after `patience_s` without a response."""
+    """Connection to a mixture server.
+
+    Requests raise ConnectionError after `patience_s` without a response.
+    """
 
     def __init__(
         self, location: str, token: str | None = None, tls_roots: bytes | None = None,
@@ -57,7 +94,10 @@ class Connection:
     def request(
         self, action: str, payload: dict[str, Any] | None = None, limit_s: float | None = None
     ) -> Any:
-        """Return the server's reply to an action. `limit_s`: of the reply, if it may take longer."""
+        """Return the server's reply to an action.
+
+        limit_s   of the reply, if it may take longer than `patience_s`
+        """
         body = b"" if payload is None else json.dumps(payload).encode()
 
         def send(client: Any, options: Any) -> bytes:
@@ -65,17 +105,23 @@ class Connection:
 
         return json.loads(self.call(send, limit_s))["answer"]
 
+    def read(self, request: dict[str, Any]) -> Any:
+        """Return a reader of the Arrow tables that answer a request."""
+        ticket = import_flight().Ticket(json.dumps(request).encode())
+        return self.call(lambda client, options: client.do_get(ticket, options))
+
     def call(self, send: Callable[[Any, Any], Any], limit_s: float | None = None) -> Any:
-        """Return the result of send(client, options), which is called again while the connection is lost."""
+        """Return send(client, options), which is repeated while the connection is lost."""
         fl = import_flight()
         until, wait_s = time.monotonic() + self.patience_s, FIRST_WAIT_S
+        # The same request may be sent twice: the content of a chunk follows
+        # from its number, and of several reports of a chunk the first one
+        # counts.
+        options = fl.FlightCallOptions(timeout=limit_s or self.patience_s, headers=self._headers)
         while True:
             try:
                 if self._client is None:
                     self._client = fl.connect(self.location, tls_root_certs=self._tls_roots)
-                # The same request may be sent twice: the content of a chunk follows from its number, and of
-                # several reports of a chunk the first one counts.
-                options = fl.FlightCallOptions(timeout=limit_s or self.patience_s, headers=self._headers)
                 return send(self._client, options)
             except fl.FlightUnauthenticatedError as error:
                 raise ValueError(f"{self.location}: refused the token. Use the server's token.") from error
@@ -90,8 +136,8 @@ class Connection:
                 # exponential backoff, without a wait beyond the deadline
                 if time.monotonic() + wait_s > until:
                     raise ConnectionError(
-                        f"{self.location}: no answer for {self.patience_s:.0f} s ({why}). Restart the "
-                        "server, then resume from the last checkpoint."
+                        f"{self.location}: no answer for {self.patience_s:.0f} s ({why}). "
+                        "Restart the server, then resume from the last checkpoint."
                     ) from error
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
@@ -102,19 +148,15 @@ class Connection:
                 raise kind(f"{self.location}: {message}") from error
 
 
-def _make_ticket(request: dict[str, Any]) -> Any:
-    return import_flight().Ticket(json.dumps(request).encode())
-
-
 class RemoteChunks:
-    """Chunks of a mixture on a server. A lost connection is never reported as the end of the data.
+    """Chunks of a mixture on a server. A lost connection is not the end of the data.
 
     run   the run whose losses the weights follow, if they follow any
     """
 
     def __init__(self, connection: Connection, mixture: str, run: str = "main") -> None:
         """Describe the mixture. Raises ValueError if the server does not have it."""
-        self.connection, self.mixture = connection, mixture
+        self.connection = connection
         meta = connection.request("describe", {"mixture": mixture, "run": run})
         self.identity, self.chunk_size = meta["identity"], meta["chunk_size"]
         self.names, self.at_once = tuple(meta["domains"]), meta["at_once"]
@@ -124,16 +166,16 @@ class RemoteChunks:
     def read(self, first: int, n_chunks: int, position: dict[str, Any] | None = None) -> Any:
         """Read chunks, as `ChunkSource`.
 
-        Raises ValueError for a request that the server refuses, and NotReadyError for chunks whose weights
-        are not computed after `patience_s`.
+        Raises ValueError for a request that the server refuses, and
+        NotReadyError for chunks whose weights are not computed after
+        `patience_s`.
         """
-        ticket = _make_ticket({**self._names, "first": first, "n": n_chunks, "position": position})
-        return self._poll(
-            lambda: self.connection.call(lambda client, options: client.do_get(ticket, options).read_all())
-        )
+        request = {**self._names, "first": first, "n": n_chunks, "position": position}
+        return self._poll(lambda: self.connection.read(request).read_all())
 
     def _poll(self, send: Callable[[], Any]) -> Any:
-        # polled: the server replies at once, so that waiting clients occupy none of its threads
+        # the server replies at once, so that waiting clients occupy none of its
+        # threads
         until = time.monotonic() + self.connection.patience_s
         while True:
             try:
@@ -152,48 +194,27 @@ class RemoteChunks:
         """Report losses, as `ChunkSource`. They are on the server's disk when this returns."""
         if self.every is None or chunk % self.every:
             return False
-        payload = {**self._names, "chunk": chunk, "nats": nats.tolist(), "tokens": tokens.tolist()}
-        return bool(self.connection.request("report", payload))
+        losses = {"nats": nats.tolist(), "tokens": tokens.tolist()}
+        return bool(self.connection.request("report", {**self._names, "chunk": chunk, **losses}))
 
     def close(self) -> None:
         """Close the connection."""
         self.connection.close()
 
 
-class LossReports:
-    """Background thread that sends losses, so that training does not wait. Use one per group."""
-
-    def __init__(self, source: ChunkSource) -> None:
-        self.source = source
-        # one thread: reports arrive in the order of the chunks
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="mixture-losses")
-        self._futures: list[Future[bool]] = []
-
-    def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> None:
-        """Queue losses for `ChunkSource.report`. Raises the error of an earlier report, if any."""
-        for done in [future for future in self._futures if future.done()]:
-            self._futures.remove(done)
-            done.result()
-        # copies, because the caller may reuse its arrays before the thread sends them
-        self._futures.append(self._executor.submit(self.source.report, chunk, nats.copy(), tokens.copy()))
-
-    def close(self) -> None:
-        """Wait until all reports are sent. Raises the error of one of them, if any."""
-        self._executor.shutdown()
-        for future in self._futures:
-            future.result()
-
-
 class MixtureClient:
-    """Client that registers, queries and mixes on a server; a context manager. Errors are ValueError."""
+    """Client that registers, queries and mixes on a server; a context manager.
+
+    Refused requests are ValueErrors.
+    """
 
     def __init__(
         self, location: str, token: str | None = None, tls_roots: bytes | None = None,
         patience_s: float = 60.0,
     ) -> None:  # fmt: skip
         """Arguments of `Connection`."""
-        self._options = (location, token, tls_roots, patience_s)
-        self.connection = Connection(*self._options)
+        self._connect = partial(Connection, location, token, tls_roots, patience_s)
+        self.connection = self._connect()
 
     def __enter__(self) -> Self:
         return self
@@ -202,17 +223,19 @@ class MixtureClient:
         self.connection.close()
 
     def register(
-        self, corpus: str, inputs: Sequence[str], properties: Sequence[str] = (), preset: str | None = None,
-        text_key: str = "text", tokenizer: str | None = None, append_eod: bool = False,
-        limit_s: float = 7 * 86_400.0,
+        self, corpus: str, inputs: Sequence[str], properties: Sequence[str] = (),
+        preset: str | None = None, text_key: str = "text", tokenizer: str | None = None,
+        append_eod: bool = False, limit_s: float = REGISTRATION_S,
     ) -> RegistrationResult:  # fmt: skip
         """Register files on the server, relative to its folder, and wait for the end.
 
-        The text is not sent. Called again, only new and changed files are registered.
+        The text is not sent. Called again, only new and changed files are
+        registered.
         """
         request = {
-            "corpus": corpus, "inputs": list(inputs), "properties": list(properties), "text_key": text_key,
-            "preset": preset, "tokenizer": tokenizer, "append_eod": append_eod,
+            "corpus": corpus, "inputs": list(inputs), "properties": list(properties),
+            "text_key": text_key, "preset": preset, "tokenizer": tokenizer,
+            "append_eod": append_eod,
         }  # fmt: skip
         result = self.connection.request("register", request, limit_s)
         return RegistrationResult(**{**result, "absent": tuple(result["absent"])})
@@ -220,15 +243,17 @@ class MixtureClient:
     def add_property(self, corpus: str, prop: str, values: Path | str) -> int:
         """Add a property ('NAME TYPE') to the documents of a corpus from a local parquet file.
 
-        values   columns path and row, as `find_documents` returns them, and NAME
+        values   columns path and row, as `find_documents` returns them, and
+                 NAME
 
         Returns the number of documents with a row.
         """
         rows, fl = import_pyarrow().parquet.read_table(values), import_flight()
         command = json.dumps({"corpus": corpus, "property": prop}).encode()
+        descriptor = fl.FlightDescriptor.for_command(command)
 
         def send(client: Any, options: Any) -> bytes:
-            writer, reader = client.do_put(fl.FlightDescriptor.for_command(command), rows.schema, options)
+            writer, reader = client.do_put(descriptor, rows.schema, options)
             with writer:
                 writer.write_table(rows)
                 writer.done_writing()
@@ -238,82 +263,74 @@ class MixtureClient:
 
     def list_corpora(self) -> list[CorpusSummary]:
         """Return the totals of every corpus."""
-        corpora = self.connection.request("corpora")
-        return [CorpusSummary(**{**corpus, "properties": tuple(corpus["properties"])}) for corpus in corpora]
-
-    def describe_corpus(self, corpus: str) -> dict[str, list[tuple[Any, int, int | None]]]:
-        """Return (value, documents, tokens) for each property, as `Catalog.describe_corpus`."""
-        properties = self.connection.request("describe_corpus", {"corpus": corpus})
-        return {name: [tuple(row) for row in rows] for name, rows in properties.items()}
-
-    def list_broken(self, corpus: str) -> list[tuple[str, int, str]]:
-        """Return (file, line or row from 1, reason) of records that are not documents."""
-        return [tuple(row) for row in self.connection.request("broken", {"corpus": corpus})]
+        return [
+            CorpusSummary(**{**corpus, "properties": tuple(corpus["properties"])})
+            for corpus in self.connection.request("corpora")
+        ]
 
     def remove_corpus(self, corpus: str) -> None:
         """Remove a corpus from the catalog. Its files stay, and mixtures too."""
         self.connection.request("remove_corpus", {"corpus": corpus})
 
     def count(
-        self, where: Where = (), by: Sequence[str] = (), corpora: Sequence[str] = (), tokens: bool = False,
-        list_domains: str = "once",
+        self, where: Where = (), by: Sequence[str] = (), corpora: Sequence[str] = (),
+        tokens: bool = False, list_domains: str = "once",
     ) -> dict[tuple[Any, ...], tuple[int, int | None]]:  # fmt: skip
         """Return (documents, tokens) of each combination of the properties `by`.
 
-        where   SQL over properties, or an expression of `field`s, or several, all of which must hold
+        where   SQL over properties, or an expression of `field`s; of several,
+                all must hold
         tokens  also count tokens; otherwise they are None
         """
-        request = {"query": _format_query(where, by, corpora, list_domains), "tokens": tokens}
-        reply = self.connection.request("count", request)
-        counts = zip(reply["documents"], reply["tokens"] or [None] * len(reply["documents"]), strict=True)
+        query = _format_query(where, by, corpora, list_domains)
+        reply = self.connection.request("count", {"query": query, "tokens": tokens})
+        n_tokens = reply["tokens"] or [None] * len(reply["documents"])
+        counts = zip(reply["documents"], n_tokens, strict=True)
         return dict(zip(map(tuple, reply["domains"]), counts, strict=True))
 
     def find_documents(
         self, where: Where = (), by: Sequence[str] = (), corpora: Sequence[str] = (),
         list_domains: str = "once",
     ) -> Iterator[tuple[str, str, int]]:  # fmt: skip
-        """Yield (domain, path on the server, row from 0) of the documents that satisfy a query."""
-        ticket = _make_ticket({"query": _format_query(where, by, corpora, list_domains)})
-        reader = self.connection.call(lambda client, options: client.do_get(ticket, options))
-        for piece in reader:
+        """Yield (domain, path on the server, row from 0) of the documents of a query."""
+        query = _format_query(where, by, corpora, list_domains)
+        for piece in self.connection.read({"query": query}):
             yield from zip(*(column.to_pylist() for column in piece.data.columns), strict=True)
 
     def create_mixture(self, spec: dict[str, Any], name: str | None = None) -> str:
-        """Create a mixture from the keys of a mixture file, without `catalog`, and return its name.
+        """Create a mixture from the keys of a mixture file, and return its name.
 
-        name   default: a hash of the keys. The same keys give the same mixture, with the documents that it
-               had when it was created.
+        name   default: a hash of the keys. The same keys give the same mixture,
+               with the documents that it had when it was created.
         """
-        conditions = spec.get("where", [])
-        conditions = [conditions] if isinstance(conditions, str | Condition) else conditions
-        spec = spec | ({"where": list(map(str, conditions))} if conditions else {})
-        request = {"spec": spec} | ({} if name is None else {"name": name})
-        return str(self.connection.request("create_mixture", request))
+        if "where" in spec:
+            spec = spec | {"where": _format_conditions(spec["where"])}
+        return str(self.connection.request("create_mixture", {"spec": spec, "name": name}))
 
     def list_mixtures(self) -> list[str]:
         """Return the names of the mixtures."""
         return list(self.connection.request("mixtures"))
 
-    def remove_mixture(self, name: str) -> None:
-        """Remove a mixture. The logs of runs with adaptive weights stay on the server's disk."""
-        self.connection.request("remove_mixture", {"mixture": name})
-
     def open_chunks(self, name: str, run: str = "main") -> RemoteChunks:
         """Return the chunks of a mixture, over a separate connection."""
-        return _open_chunks(self._options, name, run)
+        return _open_chunks(self._connect, name, run)
 
     def open_dataset(
         self, name: str, group: int = 0, n_groups: int = 1, run: str = "main",
         parse: Callable[[Any], Any] | None = None,
     ) -> MixtureDataset:  # fmt: skip
-        """Return the chunks of one data-parallel group. Workers of a DataLoader connect separately."""
+        """Return the chunks of one data-parallel group.
+
+        Workers of a DataLoader connect separately.
+        """
         self.open_chunks(name, run).close()  # an unknown mixture is an error here
-        return MixtureDataset(partial(_open_chunks, self._options, name, run), group, n_groups, parse)
+        open_source = partial(_open_chunks, self._connect, name, run)
+        return MixtureDataset(open_source, group, n_groups, parse)
 
 
-def _open_chunks(options: tuple[Any, ...], name: str, run: str) -> RemoteChunks:
+def _open_chunks(connect: Callable[[], Connection], name: str, run: str) -> RemoteChunks:
     """Connect in the process that reads; a connection cannot be sent to a worker."""
-    connection = Connection(*options)
+    connection = connect()
     try:
         return RemoteChunks(connection, name, run)
     except ValueError:
@@ -321,11 +338,12 @@ def _open_chunks(options: tuple[Any, ...], name: str, run: str) -> RemoteChunks:
         raise
 
 
+def _format_conditions(where: Where) -> list[str]:
+    return [str(where)] if isinstance(where, str | Condition) else list(map(str, where))
+
+
 def _format_query(
     where: Where, by: Sequence[str], corpora: Sequence[str], list_domains: str
 ) -> dict[str, Any]:
-    conditions = [where] if isinstance(where, str | Condition) else where
-    return {
-        "where": list(map(str, conditions)), "by": list(by), "corpora": list(corpora),
-        "list_domains": list_domains,
-    }  # fmt: skip
+    query = {"where": _format_conditions(where), "by": list(by), "corpora": list(corpora)}
+    return query | {"list_domains": list_domains}

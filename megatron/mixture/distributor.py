@@ -1,13 +1,19 @@
-"""Chunk i of a mixture as a pure function of (domains, weights, seed, i), evaluated by each process.
+"""Chunk i of a mixture as a pure function of (domains, weights, seed, i).
 
-A unit is a document or a window. No process hands out chunks, so no two processes can disagree about them.
-Each chunk gives every domain its share of the units, and the remainder is carried to the next one in a
-`Position`: after any number of chunks each domain has had its share of all units, rounded down or up, as long
-as the weights stay. Of the remainders, those due first are rounded up (earliest-deadline-first scheduling of
-unit jobs). Weights are integer multiples of 2^-40, so that every machine computes the same order.
+A unit is a document or a window. No process hands out chunks, so no two
+processes can disagree about them. Each chunk gives every domain its share of
+the units, and the remainder is carried to the next one in a `Position`, which
+is saved with the model.
 
-A position is a few numbers for each domain, and it is saved with the model. A chunk is computed from the
-position before it, so that chunks far behind the last known position cannot be read.
+Of the remainders of a chunk, those due first are rounded up (earliest deadline
+first). After any number of chunks the units of a domain deviate from its share
+by less than 1, as long as the weights stay. The largest remainders would give
+the same counts after each period of the weights and differ by at most 1 in
+between. Weights are integer multiples of 2^-40, so that every machine computes
+the same order.
+
+A chunk is computed from a position before it, so that chunks far behind the
+last known position cannot be read.
 """
 
 import hashlib
@@ -34,20 +40,20 @@ MAX_POSITIONS = 256  # latest positions in memory
 def quantize_weights(weights: np.ndarray) -> np.ndarray:
     """Return weights (float64 [K], not below 0) as multiples of 2^-40, int64 [K] of sum 2^40.
 
-    Every positive weight becomes at least 1. Raises ValueError if no weight is positive, or if one is NaN or
-    Inf.
+    Every positive weight becomes at least 1. Raises ValueError if no weight is
+    positive, or if one is NaN or Inf.
     """
     weights = np.asarray(weights, dtype=np.float64)
     if not np.isfinite(weights).all() or (weights < 0).any() or not weights.sum() > 0:
-        raise ValueError(
-            f"weights: got {weights.tolist()}, expected finite numbers of at least 0, and one above 0."
-        )
-    # the sum and the quotient are rounded; multiplying by 2^40 and the floor are exact in float64
+        raise ValueError(f"weights: got {weights.tolist()}, expected finite numbers, one above 0.")
+    # the sum and the quotient are rounded; multiplying by 2^40 and the floor
+    # are exact in float64
     exact = weights / weights.sum() * WHOLE
     parts = np.maximum(np.floor(exact).astype(np.int64), weights > 0)
-    # Remainder of the rounding, less than 1 for each domain.
-    # The largest part, at least about 2^40 / K, absorbs it: a relative change below K^2 / 2^40.
-    # Weights [1, 1, 1]: floors of 366503875925 sum to 2^40 - 1, so the first part becomes ...926.
+    # Remainder of the rounding, less than 1 for each domain. The largest part,
+    # at least about 2^40 / K, absorbs it: a relative change below K^2 / 2^40.
+    # Weights [1, 1, 1]: floors of 366503875925 sum to 2^40 - 1, so the first
+    # part becomes ...926.
     parts[np.argmax(parts)] += WHOLE - parts.sum()
     return parts
 
@@ -58,10 +64,12 @@ class Position:
 
     chunk             number of the chunk, over all groups
     done  int64 [K]   units that each domain has supplied
-    lag   int64 [K]   carried remainder: units that a domain is owed beyond `done`, in multiples of 2^-40
+    lag   int64 [K]   carried remainder: units that a domain is owed beyond
+          `done`, in multiples of 2^-40
     """
 
-    # invariants: the lags sum to 0, and `done` sums to chunk * size except after a shorter last chunk
+    # invariants: the lags sum to 0, and `done` sums to chunk * size except
+    # after a shorter last chunk
     chunk: int
     done: np.ndarray
     lag: np.ndarray
@@ -80,12 +88,9 @@ class Position:
         """Return the position that `as_dict` converted. Raises ValueError for anything else."""
         try:
             arrays = [np.array(state[name], dtype=np.int64) for name in ("done", "lag")]
-            if (
-                type(state["chunk"]) is not int
-                or state["chunk"] < 0
-                or any(array.ndim != 1 for array in arrays)
-            ):
-                raise ValueError(f"got chunk {state['chunk']!r}")
+            chunk = state["chunk"]
+            if type(chunk) is not int or chunk < 0 or any(array.ndim != 1 for array in arrays):
+                raise ValueError(f"got chunk {chunk!r}")
             return cls(state["chunk"], *arrays)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(
@@ -118,27 +123,30 @@ class ChunkUnits:
 class UnitOrder:
     """Order of the units in each domain: each epoch of a domain is a separate permutation.
 
-    The permutation is that of megatron/data/permutation.py, with keys derived from (seed, domain name,
-    epoch). It does not change when other domains are added or removed.
+    The permutation is that of megatron/data/permutation.py, with keys derived
+    from (seed, domain name, epoch). It does not change when other domains are
+    added or removed.
     """
 
     def __init__(self, n_units: np.ndarray, names: Sequence[str], seed: int, shuffle: bool = True) -> None:
         """n_units int64 [K], above 0. `shuffle` False: the registered order, in every epoch."""
-        # the native function accepts int64 in C order only, without a conversion
+        # the native function accepts int64 in C order only, without a
+        # conversion
         self.n_units, self.shuffle = np.ascontiguousarray(n_units, dtype=np.int64), shuffle
         self.seeds = np.array([_hash_seed(name, seed) for name in names], dtype=np.uint64)
 
     def lookup_units(self, units: ChunkUnits) -> np.ndarray:
         """Return the index of each unit in its domain, int64 [n]."""
-        # a domain of 5 units: numbers 0 to 4 are epoch 0, numbers 5 to 9 epoch 1
+        # a domain of 5 units: numbers 0 to 4 are epoch 0, numbers 5 to 9 epoch
+        # 1
         if not self.shuffle:
             return units.number % self.n_units[units.domain]
         return _csrc.domain_units(units.domain, units.number, self.n_units, self.seeds)
 
 
 def _hash_seed(name: str, seed: int) -> int:
-    # Independent of the number and order of domains: only the name and the seed enter.
-    # Not hash(): Python's hash of a string differs between processes.
+    # Independent of the number and order of domains: only the name and the seed
+    # enter. Not hash(): Python's hash of a string differs between processes.
     payload = json.dumps([name, seed & (1 << 64) - 1]).encode()
     return int.from_bytes(hashlib.sha256(payload).digest()[:8], "little")
 
@@ -153,13 +161,17 @@ class Distributor:
         """Create the distributor.
 
         dry   behavior when a domain has supplied all its units:
-              stop           the data end before the first unit that its domain does not have
+              stop           the data end before the first unit that its domain
+                             does not have
               repeat         the domain starts again
-              redistribute   the other domains take its share until every unit was supplied once
+              redistribute   the other domains take its share until every unit
+                             was supplied once
 
-        The last chunk of `stop` and `redistribute` may hold fewer units than the others.
+        The last chunk of `stop` and `redistribute` may hold fewer units than
+        the others.
 
-        Raises ValueError for another value of `dry`, or for a domain with a weight and without units.
+        Raises ValueError for another value of `dry`, or for a domain with a
+        weight and without units.
         """
         if dry not in DRY_POLICIES:
             raise ValueError(f"dry: got '{dry}', expected one of {', '.join(DRY_POLICIES)}.")
@@ -168,9 +180,11 @@ class Distributor:
         if empty.any():
             raise ValueError(f"domain '{names[int(np.argmax(empty))]}' has no units. Set its weight to 0.")
         self.chunk_size, self.seed, self.dry = chunk_size, seed, dry
-        # 1 instead of 0 avoids a division by 0; an empty domain has weight 0 and is not used
+        # 1 instead of 0 avoids a division by 0; an empty domain has weight 0
+        # and is not used
         self.orders = UnitOrder(np.maximum(self.n_units, 1), names, seed, shuffle)
-        # numbers of units continue over the epochs, and no run reaches 2^63 - 1 of them
+        # numbers of units continue over the epochs, and no run reaches 2^63 - 1
+        # of them
         self.limit = np.full(len(self.n_units), NO_LIMIT) if dry == "repeat" else self.n_units
         self.origin = Position.start(len(self.n_units))
         self._positions: OrderedDict[tuple[bytes, int], Position] = OrderedDict()
@@ -189,8 +203,8 @@ class Distributor:
                 f"position of {len(position.done)} domains: the mixture has {len(self.n_units)}. "
                 "Resume with the mixture that was saved."
             )
-        # Only the last chunk may be shorter: other counts come from another chunk size.
-        # 3 chunks of 4 units have 9 to 12 units.
+        # Only the last chunk may be shorter: other counts come from another
+        # chunk size. 3 chunks of 4 units have 9 to 12 units.
         n_done, n_full = int(position.done.sum()), position.chunk * self.chunk_size
         if not n_full - self.chunk_size < n_done <= n_full or position.done.min() < 0 or position.lag.sum():
             raise ValueError(
@@ -201,8 +215,9 @@ class Distributor:
     def find_position(self, chunk: int, origin: Position | None = None) -> Position:
         """Return the position before a chunk, or the last one if the mixture ends before.
 
-        It is computed from the nearest known position of the chunks from `origin` on (default: the restored
-        position, or the start). Raises ValueError for a chunk that is far behind it.
+        It is computed from the nearest known position of the chunks from
+        `origin` on (default: the restored position, or the start). Raises
+        ValueError for a chunk that is far behind it.
         """
         origin = self.origin if origin is None else origin
         if chunk < origin.chunk:
@@ -218,20 +233,18 @@ class Distributor:
             )
         for _, after in self._walk_chunks(position, chunk - position.chunk):
             position = after
-        self._store(key, position)
-        return position
-
-    def _store(self, key: bytes, position: Position) -> None:
         with self._lock:
             self._positions[key, position.chunk] = position
             self._positions.move_to_end((key, position.chunk))
             while len(self._positions) > MAX_POSITIONS:
                 self._positions.popitem(last=False)
+        return position
 
     def schedule_chunks(self, begin: int, n: int, origin: Position | None = None) -> ChunkUnits:
         """Return the units of chunks begin, begin + 1, ...
 
-        If the data end, there are fewer than `n` chunks and the last one may be shorter.
+        If the data end, there are fewer than `n` chunks and the last one may be
+        shorter.
         """
         start = self.find_position(begin, origin)
         # an earlier position means that the mixture ends before `begin`
@@ -245,9 +258,11 @@ class Distributor:
         Raises ValueError for an index behind the end.
         """
         first, last = int(numbers.min()) // self.chunk_size, int(numbers.max()) // self.chunk_size
-        # read once: another thread may replace the range between the test and the use
+        # read once: another thread may replace the range between the test and
+        # the use
         cached = self._cached
-        # batches are read in order, so that one range of chunks serves many calls
+        # batches are read in order, so that one range of chunks serves many
+        # calls
         if cached is None or not cached[0] <= first <= last < cached[1]:
             units = self._schedule_ahead(first, last)
             # rounded up, because the last chunk of the mixture may be shorter
@@ -268,7 +283,7 @@ class Distributor:
         return int(self.find_position(chunk).done.sum())
 
     def _schedule_ahead(self, first: int, last: int) -> ChunkUnits:
-        """Return chunks `first` to at least `last`, and more if their weights are known already."""
+        """Return chunks `first` to at least `last`, and more if their weights are known."""
         # batches of 256 samples: 2^15 / 256 = 128 chunks are scheduled at once
         n = max(last - first + 1, BATCH_UNITS // self.chunk_size)
         # do not wait for weights that the caller does not need yet
@@ -281,11 +296,13 @@ class Distributor:
         end = position.chunk + n
         # only the last chunk is shorter, and nothing follows it
         while position.chunk < end and int(position.done.sum()) == position.chunk * self.chunk_size:
-            # an `until` is above position.chunk, hence never 0: `until or end` replaces None only
+            # an `until` is above position.chunk, hence never 0: `until or end`
+            # replaces None only
             weights, until = self.weights.weights_at(position.chunk)
             if self.dry == "redistribute":
-                # The share of an exhausted domain is divided among the others. The native call below ends
-                # after a chunk that exhausts a domain, so that these weights are computed again.
+                # The share of an exhausted domain is divided among the others.
+                # The native call below ends after a chunk that exhausts a
+                # domain, so that these weights are computed again.
                 weights = np.where(position.done < self.n_units, weights, 0)
                 if not weights.sum() > 0:
                     return
@@ -307,12 +324,13 @@ class Distributor:
     def _schedule(
         self, position: Position, parts: np.ndarray, limit: np.ndarray, size: int, n_chunks: int
     ) -> tuple[ChunkUnits, Position]:
-        """Return up to `n_chunks` chunks of `size` units from a position on, and the position after them.
+        """Return up to `n_chunks` chunks of `size` units, and the position after them.
 
-        Fewer chunks are returned if the next one would exceed the `limit`, int64 [K], of a domain.
+        Fewer chunks are returned if the next one would exceed the `limit`,
+        int64 [K], of a domain.
         """
-        # size is at most 2^22, so that parts * size <= 2^62 fits in int64. `&` binds last: seed mod 2^64,
-        # also for a negative seed.
+        # size is at most 2^22, so that parts * size <= 2^62 fits in int64. `&`
+        # binds last: seed mod 2^64, also for a negative seed.
         n_made, domain, number, done, lag = _csrc.mixture_turns(
             parts, position.done, position.lag, limit, size, position.chunk, n_chunks,
             self.seed & (1 << 64) - 1, self.dry == "redistribute",
@@ -326,13 +344,16 @@ class Distributor:
 
         It may be empty, and it is shorter than a whole chunk.
         """
-        # clipped to the chunk size (at most 2^22), so that (left + 2) * 2^40 fits in int64 for any limit
+        # clipped to the chunk size (at most 2^22), so that (left + 2) * 2^40
+        # fits in int64 for any limit
         parts, left = quantize_weights(weights), np.minimum(self.limit - position.done, self.chunk_size)
-        # upper bound of the units of a domain: a share is rounded up by less than one
+        # upper bound of the units of a domain: a share is rounded up by less
+        # than one
         sure = (left + 2) * WHOLE - position.lag
         most = min([self.chunk_size - 1, *(sure[parts > 0] // parts[parts > 0]).tolist()])
-        # At most chunk_size - 1 calls, at the end of the data only. No bisection: a domain may have
-        # one unit in a chunk of 10 units and none in a chunk of 11, because deadlines count from its end.
+        # At most chunk_size - 1 calls, at the end of the data only. No
+        # bisection: a domain may have one unit in a chunk of 10 units and none
+        # in a chunk of 11, because deadlines count from its end.
         for size in range(most, 0, -1):
             units, after = self._schedule(position, parts, self.limit, size, 1)
             if after.chunk > position.chunk:
@@ -342,28 +363,34 @@ class Distributor:
     def _schedule_dry_chunk(self, position: Position, weights: np.ndarray) -> tuple[ChunkUnits, Position]:
         """Return a chunk in which domains run dry.
 
-        It has the remaining units of those domains. The other domains supply the rest by their weights.
+        It has the remaining units of those domains. The other domains supply
+        the rest by their weights.
         """
         done, lag = position.done.copy(), position.lag
         domains: list[np.ndarray] = []
         left = self.chunk_size
-        # each round fills the chunk or exhausts another domain: at most K rounds
+        # each round fills the chunk or exhausts another domain: at most K
+        # rounds
         while left:
             weights = np.where(done < self.n_units, weights, 0)
             if not weights.sum() > 0:
                 break
-            # without limits, because the native call returns no chunk if a domain has too few units
+            # without limits, because the native call returns no chunk if a
+            # domain has too few units
             rest, no_limit = Position(position.chunk, done, lag), np.full_like(done, NO_LIMIT)
             _, after = self._schedule(rest, quantize_weights(weights), no_limit, left, 1)
-            # an exhausted domain supplies what it has; the loop divides the rest among the others
+            # an exhausted domain supplies what it has; the loop divides the
+            # rest among the others
             counts = np.minimum(after.done - done, self.n_units - done)
             done, lag = done + counts, after.lag
             domains.append(np.repeat(np.arange(len(done), dtype=np.int32), counts))
             left -= int(counts.sum())
-        # units of this chunk are grouped by domain, not interleaved as in other chunks
+        # units of this chunk are grouped by domain, not interleaved as in other
+        # chunks
         domain = np.sort(np.concatenate(domains or [np.empty(0, np.int32)]))
-        # First position of each domain in the sorted array, so that numbers of a domain are consecutive.
-        # `domain` [0, 0, 2]: begins [0, 0, 2], numbers done[domain] + [0, 1, 0].
+        # First position of each domain in the sorted array, so that numbers of
+        # a domain are consecutive. `domain` [0, 0, 2]: begins [0, 0, 2],
+        # numbers done[domain] + [0, 1, 0].
         begins = np.searchsorted(domain, domain)
         number = position.done[domain] + np.arange(len(domain)) - begins
         lag = np.where(done < self.n_units, lag, 0)

@@ -1,17 +1,15 @@
 """Chunks of whole documents, read from the registered files.
 
-Documents are JSON lines, rows of parquet, samples of tar archives, or token ids of a .bin/.idx dataset.
+Documents are JSON lines, rows of parquet, samples of tar archives, or token ids
+of a .bin/.idx dataset.
 """
 
-import hashlib
-import json
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from copy import copy
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,22 +17,27 @@ import numpy as np
 
 from megatron import _csrc
 from megatron.data import open_dataset
-from megatron.io import wait_for_lock
 from megatron.mixture.distributor import ChunkUnits, Distributor, Position
-from megatron.mixture.files import PACKED_SUFFIXES, Pool, SourceFile
-from megatron.mixture.lazy_imports import connect_database, import_duckdb, import_pyarrow
+from megatron.mixture.files import (
+    PACKED_SUFFIXES,
+    TAR_SUFFIXES,
+    Pool,
+    SourceFile,
+    connect_database,
+    import_duckdb,
+    import_pyarrow,
+    read_sample,
+)
 from megatron.mixture.learner import RUN_NAME, Learner
-from megatron.mixture.query import Selection
+from megatron.mixture.properties import json_path
 from megatron.mixture.records import replace_lone_surrogates
-from megatron.mixture.spec import MixtureSpec, build_chunk_weights, read_spec
-from megatron.mixture.tars import TAR_SUFFIXES, read_sample
+from megatron.mixture.spec import build_chunk_weights, open_selection, read_spec
 from megatron.plan.mixture_use import mixture_folder
 
 MAX_FILES = 512  # open at a time; the usual limit per process is 1,024
 GROUP_CACHE_BYTES = 1 << 29  # texts of the latest row groups of parquet files
-MAX_PREADS = 16  # spans of a file that are not worth a native call
-PIECE_BYTES, ROW_BYTES = 1 << 22, 512  # of an answer of a server in memory, and of a row besides its text
-SETTLE_S = 60.0  # a fit of the rule takes seconds at most
+PIECE_BYTES = 1 << 22  # of a server's answer that are in memory
+ROW_BYTES = 512  # of a row besides its text
 LINES, ROWS, TAR, DATASET = range(4)  # kinds of files; the first two have texts
 STATE_CHANGED = "has changed since it was registered. Restore the file, or register it again."
 
@@ -42,11 +45,13 @@ STATE_CHANGED = "has changed since it was registered. Restore the file, or regis
 class DocumentChunks:
     """The documents of the chunks of a mixture. Safe to use from several threads.
 
-    Compressed files are unpacked once into the mixture's folder, for random access. Weights that follow a
-    model are those of one run, whose log is in that folder too.
+    Compressed files are unpacked once into the mixture's folder, for random
+    access. Weights that follow a model are those of one run, whose log is in
+    that folder too.
 
     counts     documents of each domain, int64 [K]
-    at_once    chunks that one call may read without waiting; 1 if the next chunk may need losses
+    at_once    chunks that one call may read without waiting; 1 if the next
+               chunk may need losses
     """
 
     def __init__(
@@ -56,13 +61,13 @@ class DocumentChunks:
         """Open the documents.
 
         chunk_size   documents of a chunk; default: that of the mixture
-        run          name of the run whose weights are used; None: opened to be shared, see `open_run`
-        roots        folders that must contain all files; empty: files may be anywhere
-        verify       read all files and compare their content with the catalog; by default only size and
-                     modification time are compared
+        run          run whose weights are used; None: to be shared, see `open_run`
+        roots        folders that must contain all files; empty: anywhere
+        verify       compare the content of all files with the catalog, and not only
+                     size and modification time
 
-        Raises what reading and querying raise, and ValueError for a file outside of the roots and for a log
-        that another process has locked.
+        Raises what reading and querying raise, and ValueError for a file
+        outside of the roots and for a log that another process has locked.
         """
         self.spec = read_spec(path)
         self.selection = open_selection(self.spec)
@@ -78,15 +83,15 @@ class DocumentChunks:
         self._open_distributor(run)
 
     def open_run(self, run: str) -> "DocumentChunks":
-        """Return the same documents for another run: this object, unless weights follow the model.
+        """Return the same documents for another run, with its own weights.
 
         Raises ValueError for a name that cannot be a file name.
         """
         if self.spec.settings.adaptive is None:
             return self
-        # the name comes from a client and becomes a file name: it has no slash and no leading dot
+        # the name of a client becomes a file name: no slash and no leading dot
         if not RUN_NAME.fullmatch(run):
-            raise ValueError("run: expected a name of letters, digits, _ . and -, of at most 64 characters.")
+            raise ValueError("run: expected a name of letters, digits, _ . and -, at most 64.")
         # shares the open files, with a separate distributor and learner
         view = copy(self)
         view._open_distributor(run)
@@ -101,15 +106,16 @@ class DocumentChunks:
         self.learner: Learner | None = None
         if rule is None or settings.adaptive is None or run is None:
             return
-        # all that determines the order besides the log: RunLog rejects a log with another head
-        head = {"log_of": self.identity, "spec": self.spec.compute_sha256(), "run": run, "seed": self.seed,
-                "chunk_size": self.chunk_size}  # fmt: skip
+        # all that determines the order besides the log; RunLog rejects another
+        # head
+        head: dict[str, Any] = {"log_of": self.identity, "spec": self.spec.compute_sha256(), "run": run}
+        head |= {"seed": self.seed, "chunk_size": self.chunk_size}
         path = mixture_folder(self.spec.path) / "logs" / f"{run}.jsonl"
         adaptive = settings.adaptive
         self.learner = Learner(path, head, rule, self.distributor, adaptive.every_steps, adaptive.delay_steps)
 
     def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
-        """Report losses as `Learner.report`; False for a mixture whose weights do not follow the model."""
+        """Report losses, as `ChunkSource`."""
         return self.learner is not None and self.learner.report(chunk, nats, tokens)
 
     def __enter__(self) -> Self:
@@ -128,51 +134,35 @@ class DocumentChunks:
         """Return the position before a chunk, ready for JSON, computed from an earlier one."""
         return self.distributor.find_position(chunk, self._read_position(position)).as_dict()
 
-    def read(
-        self, first: int, n_chunks: int, position: dict[str, Any] | None = None, wait_s: float = SETTLE_S
-    ) -> Any:
-        """Return chunks first, first + 1, ... as Arrow: domain int32, and text or ids (list of int32).
+    def read(self, first: int, n_chunks: int, position: dict[str, Any] | None = None) -> Any:
+        """Return chunks first, first + 1, ... as Arrow: domain int32, and text or ids.
 
         position   of an earlier chunk, from which these are computed; None: the start
-        wait_s     for weights that are being computed from losses
 
-        The second column of tar archives is `sample`: its key, text and members. There are fewer rows than
-        chunk_size * n_chunks if the data end: the last chunk may be shorter. Raises NotReadyError (a
-        ValueError) for chunks whose weights follow from losses that are not reported yet.
+        The second column of tar archives is `sample`: its key, text and members. There
+        are fewer rows if the data end. Raises NotReadyError (a ValueError) for chunks
+        whose weights follow from losses that are not reported yet.
         """
-        return self._read_units(self._schedule(first, n_chunks, position, wait_s))
+        return self._read_units(self._schedule(first, n_chunks, position))
 
-    def read_pieces(
-        self, first: int, n_chunks: int, position: dict[str, Any] | None = None, wait_s: float = SETTLE_S
-    ) -> Iterator[Any]:
+    def read_pieces(self, first: int, n_chunks: int, position: dict[str, Any] | None = None) -> Iterator[Any]:
         """Yield the rows of `read` in tables of about PIECE_BYTES, at least one."""
-        units = self._schedule(first, n_chunks, position, wait_s)
+        units = self._schedule(first, n_chunks, position)
         # ids have no sizes: an estimate by the number of rows
         ends = np.cumsum(self._columns["size"][self._find_places(units)] + ROW_BYTES, dtype=np.int64)
         begin = 0
-        while True:
+        while not begin or begin < len(units.domain):
             limit = PIECE_BYTES + (int(ends[begin - 1]) if begin else 0)
             end = max(begin + 1, int(np.searchsorted(ends, limit, side="right")))
             yield self._read_units(ChunkUnits(units.domain[begin:end], units.number[begin:end]))
             begin = end
-            if begin >= len(units.domain):
-                return
 
-    def _schedule(
-        self, first: int, n_chunks: int, position: dict[str, Any] | None, wait_s: float
-    ) -> ChunkUnits:
-        known_to = self.distributor.weights.known_to
-        if self.learner is not None and known_to is not None and n_chunks and first + n_chunks > known_to:
-            self.learner.settle(wait_s)
-        return self.distributor.schedule_chunks(first, n_chunks, self._read_position(position))
-
-    def locate_documents(self, units: ChunkUnits) -> tuple[np.ndarray, np.ndarray]:
-        """Return (file int32 [n], row int32 [n]) of the documents of some units."""
-        places = self._find_places(units)
-        return self._columns["file"][places], self._columns["row"][places]
+    def _schedule(self, first: int, n: int, position: dict[str, Any] | None) -> ChunkUnits:
+        return self.distributor.schedule_chunks(first, n, self._read_position(position))
 
     def _find_places(self, units: ChunkUnits) -> np.ndarray:
-        # documents of all domains in one numbering; domains of 10, 4 and 2 documents: bounds 0, 10, 14, 16
+        # documents of all domains in one numbering; domains of 10, 4 and 2
+        # documents: bounds 0, 10, 14, 16
         return self.selection.bounds[units.domain] + self.distributor.orders.lookup_units(units)
 
     def _read_position(self, position: dict[str, Any] | None) -> Position | None:
@@ -186,54 +176,34 @@ class DocumentChunks:
         """Return the table of `read` for some units."""
         arrow, places = import_pyarrow(), self._find_places(units)
         columns = {name: column[places] for name, column in self._columns.items()}
-        # group the documents by file, read each file once, and restore the order of the chunk with `back`
+        # group the documents by file, read each file once, and restore the
+        # order of the chunk with `back`
         order = np.argsort(columns["file"], kind="stable")
         texts = self._files.read(*(column[order] for column in columns.values()))
         back = np.empty(len(order), dtype=np.int64)
-        # inverse permutation, for file [2, 0, 1]: order [1, 2, 0], back [2, 0, 1]
+        # inverse permutation, for file [2, 0, 1]: order [1, 2, 0], back [2, 0,
+        # 1]
         back[order] = np.arange(len(order))
         kind = texts.type
         name = "ids" if arrow.types.is_list(kind) else "sample" if arrow.types.is_struct(kind) else "text"
         return arrow.table({"domain": units.domain, name: texts.take(arrow.array(back))})
 
 
-def open_selection(spec: MixtureSpec) -> Selection:
-    """Return the documents of a mixture, from a file in its folder that the processes of a machine map.
-
-    The query runs once for each version of the catalog. A folder that cannot be written keeps no file.
-    """
-    folder = mixture_folder(spec.path)
-    with spec.open_catalog() as catalog:
-        content = [spec.compute_sha256(), str(catalog.path), catalog.versions]
-    path = folder / f"selected-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}.arrow"
-    if not path.is_file():
-        selection = spec.select_documents(spec.counts_tokens)
-        if not os.access(folder.parent if not folder.exists() else folder, os.W_OK):
-            return selection
-        folder.mkdir(parents=True, exist_ok=True)
-        with wait_for_lock(folder / ".lock"):
-            selection.save(path)
-            # processes that map the file of an earlier version keep it
-            for old in set(folder.glob("selected-*.arrow")) - {path}:
-                with suppress(OSError):
-                    old.unlink()
-    return Selection.load(path)
-
-
 def _check_place(file: SourceFile, roots: Sequence[Path]) -> None:
     """Raise ValueError for a file outside of all roots, and for a symbolic link in its place."""
     path = Path(file.path)
-    # a registered path is resolved: another result means that a part of it was replaced by a link
+    # a registered path is resolved: another result means that a part of it was
+    # replaced by a link
     if path.resolve() != path or roots and not any(path.is_relative_to(root.resolve()) for root in roots):
         where = ", ".join(map(str, roots)) or "its registered place"
-        raise ValueError(f"{path}: is not below {where}. Allow its folder, or register it again.")
+        raise ValueError(f"{path}: is not below {where}. Allow its folder, or register again.")
 
 
 class OpenFiles:
     """Readers of the documents of files, at most MAX_FILES of them open.
 
-    Texts are read with pread, not mapped: access to a mapped page of a file that was truncated ends the
-    process.
+    Texts are read with pread, not mapped: access to a mapped page of a file
+    that was truncated ends the process.
     """
 
     def __init__(self, files: Sequence[SourceFile], folder: Path) -> None:
@@ -242,7 +212,7 @@ class OpenFiles:
         self._descriptors = Pool(MAX_FILES, lambda opened: os.close(opened[0]))
         self._datasets = Pool(MAX_FILES // 4, lambda dataset: dataset.unmap())
         self._groups = Pool(GROUP_CACHE_BYTES)
-        self._scratch: Any = None
+        self._scratch = connect_database(1)
         self._kinds = np.array([_find_kind(file) for file in files], dtype=np.int8)
         self._keys = [file.text_key for file in files]
 
@@ -255,7 +225,8 @@ class OpenFiles:
     def read(self, file: np.ndarray, row: np.ndarray, begin: np.ndarray, size: np.ndarray) -> Any:
         """Return the documents at these places, sorted by file, as an Arrow array.
 
-        Raises ValueError for a file that has changed or cannot be read, and for documents of several kinds.
+        Raises ValueError for a file that has changed or cannot be read, and for
+        documents of several kinds.
         """
         arrow = import_pyarrow()
         if not len(file):
@@ -266,13 +237,10 @@ class OpenFiles:
                 "got text, tar archives and .bin/.idx datasets in one mixture. Select files of one kind."
             )
         cuts = [0, *(np.flatnonzero(np.diff(file)) + 1).tolist(), len(file)]
-        spans = [
-            (number, slice(*cut))
-            for number, cut in zip(file[cuts[:-1]].tolist(), pairwise(cuts), strict=True)
-        ]
-        with (
-            self._lock
-        ):  # the caches and the database are shared; another thread must not close a file in use
+        spans = list(zip(file[cuts[:-1]].tolist(), map(slice, cuts[:-1], cuts[1:]), strict=True))
+        # the caches and the database are shared; another thread must not close
+        # a file in use
+        with self._lock:
             if DATASET in kinds:
                 parts = [self._read_ids(number, row[span]) for number, span in spans]
             elif TAR in kinds:
@@ -284,7 +252,7 @@ class OpenFiles:
     def _read_texts(
         self, spans: Sequence[tuple[int, slice]], begin: np.ndarray, size: np.ndarray
     ) -> list[Any]:
-        """Return the texts of lines and of rows of parquet. Lines of all files are parsed together."""
+        """Return the texts of lines and rows. Lines of all files are parsed together."""
         parts: list[Any] = []
         # adjacent files with a common kind and key
         for (kind, _), group in groupby(spans, key=lambda span: (self._kinds[span[0]], self._keys[span[0]])):
@@ -305,20 +273,13 @@ class OpenFiles:
     def _read_bytes(self, number: int, begins: np.ndarray, sizes: np.ndarray) -> Any:
         """Return bytes [begin, begin + size) of each span of a file, concatenated."""
         descriptor, state = self._descriptors.get(number, lambda: (self._open(number), 1))
-        status = os.fstat(descriptor)  # of the open file, not of the path, which may name another file by now
+        status = os.fstat(descriptor)  # the path may name another file by now
         if (status.st_size, status.st_mtime_ns) != state:
             raise ValueError(f"{self.files[number].path}: {STATE_CHANGED}")
-        if len(begins) > MAX_PREADS:
-            content: Any
-            content, cut_span, failure = _csrc.read_spans(descriptor, begins, sizes)
-            if failure:
-                raise OSError(failure, os.strerror(failure), self.files[number].path)
-            is_whole = cut_span < 0
-        else:
-            places = zip(begins.tolist(), sizes.tolist(), strict=True)
-            content = b"".join([os.pread(descriptor, n, begin) for begin, n in places])
-            is_whole = len(content) == int(sizes.sum())
-        if not is_whole:  # the file was truncated between the check and the read
+        content, cut_span, failure = _csrc.read_spans(descriptor, begins, sizes)
+        if failure:
+            raise OSError(failure, os.strerror(failure), self.files[number].path)
+        if cut_span >= 0:  # the file was truncated between the check and the read
             raise ValueError(f"{self.files[number].path}: {STATE_CHANGED}")
         return content
 
@@ -336,40 +297,29 @@ class OpenFiles:
 
     def _extract_texts(self, content: bytes, sizes: np.ndarray, number: int) -> Any:
         """Return the texts of JSON lines, one call of DuckDB for all files of a chunk."""
-        arrow = import_pyarrow()
-        ends = np.concatenate([[0], np.cumsum(sizes)])
+        arrow, key = import_pyarrow(), self._keys[number]
+        ends = np.append(0, np.cumsum(sizes))
         failures = (import_duckdb().Error, arrow.ArrowException)
 
-        def extract(content: Any) -> Any:
+        def extract(content: bytes) -> Any:
             buffers = [None, arrow.py_buffer(ends), arrow.py_buffer(content)]
-            records = arrow.Array.from_buffers(arrow.large_string(), len(ends) - 1, buffers)
-            return self._query_texts(records, self._keys[number])
+            records = arrow.Array.from_buffers(arrow.large_string(), len(sizes), buffers)
+            self._scratch.register("lines", arrow.table({"record": records}))
+            statement = f"SELECT json_extract_string(record, {json_path(key)}) AS text FROM lines"
+            texts = self._scratch.sql(statement).to_arrow_table().column("text")
+            return texts.cast(arrow.large_string()).combine_chunks()
 
         try:
             try:
                 return extract(content)
             except failures:
-                # every line was valid after this replacement, which keeps the sizes, when it was registered
+                # registration has accepted every line after this replacement
                 return extract(replace_lone_surrogates(content))
         except failures as error:
+            why = str(error).splitlines()[0]
             raise ValueError(
-                f"{self.files[number].path}: got lines that are not JSON ({str(error).splitlines()[0]}). "
-                "Register it again."
+                f"{self.files[number].path}: got lines that are not JSON ({why}). Register it again."
             ) from error
-
-    def _query_texts(self, records: Any, key: str) -> Any:
-        arrow = import_pyarrow()
-        if self._scratch is None:
-            self._scratch = connect_database(1)
-        # the key is in a JSON path, which is in an SQL string: ' becomes '' and " becomes \"
-        escaped = key.replace("'", "''").replace('"', '\\"')
-        self._scratch.register("lines", arrow.table({"record": records}))
-        try:
-            statement = f"SELECT json_extract_string(record, '$.\"{escaped}\"') AS text FROM lines"
-            texts = self._scratch.sql(statement).to_arrow_table().column("text")
-            return arrow.concat_arrays([part.cast(arrow.large_string()) for part in texts.chunks])
-        finally:
-            self._scratch.unregister("lines")
 
     def _read_rows(self, number: int, rows: np.ndarray) -> Any:
         """Return the texts of rows of a parquet file. Its row groups are decoded whole."""
@@ -383,7 +333,8 @@ class OpenFiles:
         for group in np.unique(groups).tolist():
             mask = np.flatnonzero(groups == group)
             column = self._groups.get((number, group), partial(self._load_group, file, group))
-            parts.append(column.take(arrow.array(rows[mask] - (int(ends[group - 1]) if group else 0))))
+            first = int(ends[group - 1]) if group else 0
+            parts.append(column.take(arrow.array(rows[mask] - first)))
             places.append(mask)
         if parts:
             back = np.argsort(np.concatenate(places), kind="stable")
@@ -414,10 +365,9 @@ class OpenFiles:
         arrow, file = import_pyarrow(), self.files[number]
         content = bytes(self._read_bytes(number, begins, sizes.astype(np.int64)))
         ends = np.cumsum(sizes, dtype=np.int64)
+        spans = map(slice, ends - sizes, ends)
         try:
-            samples = [
-                read_sample(content[end - n : end], file.text_key) for n, end in zip(sizes, ends, strict=True)
-            ]
+            samples = [read_sample(content[span], file.text_key) for span in spans]
         except ValueError as error:
             raise ValueError(f"{file.path}: {error}. Register it again.") from error
         fields = {"key": arrow.string(), "text": arrow.large_string(),
@@ -433,9 +383,8 @@ class OpenFiles:
         arrow, file = import_pyarrow(), self.files[number]
         dataset = self._datasets.get(number, lambda: (self._open_dataset(file), 1))
         begins, lengths = dataset.document_spans(rows)
-        ids = [
-            np.asarray(dataset.tokens[begin : begin + n]) for begin, n in zip(begins, lengths, strict=True)
-        ]
+        spans = map(slice, begins, begins + lengths)
+        ids = [np.asarray(dataset.tokens[span]) for span in spans]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         return arrow.ListArray.from_arrays(offsets, np.concatenate(ids).astype(np.int32))
 

@@ -1,16 +1,17 @@
 """Log of one run with adaptive weights: the loss of the model on chunks, and the weights computed from it.
 
-The log has one line of JSON for each entry, synced before it takes effect: a report before its sender gets
-the reply, weights before any chunk uses them. Which chunks are reported, and from which chunk new weights
-hold, depends on `every_steps` and `delay_steps` only. The order of documents is therefore a function of
-(documents, log, seed, chunk), whenever the reports arrive, and whatever is killed in between.
+The log has one line of JSON for each entry, synced before it takes effect: a
+report before its sender gets the reply, weights before any chunk uses them.
+Which chunks are reported, and from which chunk new weights hold, depends on
+`every_steps` and `delay_steps` only. The order of documents is therefore a
+function of (documents, log, seed, chunk), whenever the reports arrive, and
+whatever is killed in between.
 """
 
 import json
 import os
 import re
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,18 +35,21 @@ class RunLog:
     def __init__(self, path: Path, head: dict[str, Any]) -> None:
         """Open or create a log, and read its lines.
 
-        Raises ValueError if another process has locked it, or if its first line differs from `head`.
+        Raises ValueError if another process has locked it, or if its first line
+        differs from `head`.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._lock = path, threading.Lock()
-        # before the first read, so that no other process can add a line after it
+        # before the first read, so that no other process can add a line after
+        # it
         lock = acquire_lock(path.with_name(path.name + ".lock"))
         if lock is None:
             raise ValueError(
                 f"{path}: another process writes this log. Read from its server, or use another run."
             )
         self._file_lock = lock
-        # append mode: every write is at the end; unbuffered: bytes of a failed write are not written later
+        # append mode: every write is at the end; unbuffered: bytes of a failed
+        # write are not written later
         self._file = path.open("a+b", buffering=0)
         try:
             self.lines = self._read_lines()
@@ -62,7 +66,8 @@ class RunLog:
         """Return the complete lines. One that was cut short when its writer ended is removed."""
         self._file.seek(0)
         content = self._file.readall()
-        # json.dumps escapes newlines inside strings, so that each newline byte ends a line
+        # json.dumps escapes newlines inside strings, so that each newline byte
+        # ends a line
         self._file.truncate(content.rfind(b"\n") + 1)
         lines = []
         for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
@@ -79,9 +84,11 @@ class RunLog:
             try:
                 content = json.dumps(line).encode() + b"\n"
                 while content:
-                    # an unbuffered write may write only the first bytes of its argument
+                    # an unbuffered write may write only the first bytes of its
+                    # argument
                     content = content[self._file.write(content) :]
-                # an entry must survive a crash of the machine before anything depends on it
+                # an entry must survive a crash of the machine before anything
+                # depends on it
                 os.fsync(self._file.fileno())
             except OSError as error:
                 with suppress(OSError):
@@ -96,75 +103,63 @@ class RunLog:
 
 
 class Learner:
-    """Computes the weights of a run from its reported losses, in a background thread.
+    """Computes the weights of a run from its reported losses.
 
-    Chunks 0, every, 2 every, ... are reported, each by the group that read it, so that the log does not
-    depend on the number of groups. Weights computed from chunk c hold from chunk c + delay on, and are known
-    up to c + every + delay.
+    Chunks 0, every, 2 every, ... are reported, each by the group that read it,
+    so that the log does not depend on the number of groups. Weights computed
+    from chunk c hold from chunk c + delay on, and are known up to c + every +
+    delay.
     """
 
     def __init__(
         self, path: Path, head: dict[str, Any], rule: WeightRule, distributor: Distributor,
         every: int, delay: int,
     ) -> None:  # fmt: skip
-        """Start the learner. The distributor's weights are a `WeightLog`. Raises what `RunLog` raises."""
-        assert isinstance(distributor.weights, WeightLog), "weights that follow a model are in a log"
+        """Open the log. The weights are a `WeightLog`. Raises what `RunLog` raises."""
+        assert isinstance(distributor.weights, WeightLog), "these weights are in a log"
         self.rule, self.weights, self.distributor = rule, distributor.weights, distributor
         self.every, self.delay = every, delay
         self.log = RunLog(path, {**head, "every": every, "delay": delay})
-        # guards the attributes below, which callers of `report` and the thread share
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # of the attributes below, for several callers of `report`
         self._reports: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._next_chunk, self._failure = 0, ""
+        self._next_chunk = 0
         self._position = Position.start(len(distributor.n_units))
-        self._replay_log()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="mixture-learner")
-        self._executor.submit(self._learn)
+        try:
+            self._replay_log()
+            self._learn()
+        except BaseException:
+            self.log.close()
+            raise
 
     def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
-        """Report the loss of the model on a chunk (float64 [K] each). It is on disk when this returns.
+        """Report the loss of the model on a chunk (float64 [K] each).
 
-        Only the first report of a chunk counts. Returns False if there is one already, or if no weights
-        follow from that chunk. Raises ValueError for invalid losses, or if the thread has failed.
+        It is on disk when this returns, and so are the weights that follow from
+        it. Only the first report of a chunk counts. Returns False if there is
+        one already, or if no weights follow from that chunk. Raises ValueError
+        for invalid losses, or if the rule fails.
         """
         check_losses(nats, tokens, len(self.distributor.n_units))
-        with self._changed:
-            self._raise_failure()
-            # reports before _next_chunk are in the log, and so are their weights
+        with self._lock:
+            # reports before _next_chunk are in the log, and so are their
+            # weights
             if chunk % self.every or chunk < self._next_chunk or chunk in self._reports:
                 return False
-            # a chunk without weights has not been read by any process, so that its loss cannot exist
+            # no process has read a chunk without weights, so that its loss
+            # cannot exist
             assert self.weights.known_to is not None, "the log of a rule has an end"
             if chunk >= self.weights.known_to:
                 raise ValueError(
                     f"chunk {chunk}: got a report before the chunk could be read. Report read chunks."
                 )
-            # Within the condition: of two reports of the same chunk exactly one is written. It is on disk
-            # before the reply, and before the thread can compute weights from it.
+            # on disk before the reply, and before weights are computed from it
             self.log.add({"chunk": chunk, "nats": nats.tolist(), "tokens": tokens.tolist()})
             self._reports[chunk] = nats, tokens
-        self._executor.submit(self._learn)
+            self._learn()
         return True
 
-    def settle(self, wait_s: float) -> bool:
-        """Wait until the weights include all consecutive reports.
-
-        Returns False if that takes longer than `wait_s`.
-        """
-        with self._changed:
-            idle = self._changed.wait_for(
-                lambda: self._next_chunk not in self._reports or self._failure, wait_s
-            )
-            self._raise_failure()
-            return bool(idle)
-
-    def _raise_failure(self) -> None:
-        if self._failure:
-            raise ValueError(f"{self.log.path}: {self._failure}. Correct it and open the log again.")
-
     def close(self) -> None:
-        """Stop the thread and close the log. Reports without weights are processed at the next start."""
-        self._executor.shutdown(cancel_futures=True)
+        """Close the log."""
         self.log.close()
 
     @property
@@ -182,8 +177,9 @@ class Learner:
             if "nats" in line:
                 self._reports[line["chunk"]] = np.array(line["nats"]), np.array(line["tokens"])
                 continue
-            # The logged weights count, even if the rule computes others now: chunks were read with them.
-            # The rule observes to update its state, and its result is discarded.
+            # The logged weights count, even if the rule computes others now:
+            # chunks were read with them. The rule observes to update its state,
+            # and its result is discarded.
             self.weights.append(line["begin"], np.array(line["weights"]), line["known_to"])
             if line["chunk"] >= first:
                 self._observe_chunk(line["chunk"])
@@ -194,8 +190,8 @@ class Learner:
     def _observe_chunk(self, chunk: int) -> np.ndarray:
         """Return the weights that the rule computes from a chunk.
 
-        It gets the mean loss per token of each domain times the units of the domain in the chunk, and these
-        units.
+        It gets the mean loss per token of each domain times the units of the
+        domain in the chunk, and these units.
         """
         nats, tokens = self._reports[chunk]
         self._position = self.distributor.find_position(chunk, self._position)
@@ -207,45 +203,41 @@ class Learner:
         return self.rule.observe((chunk + 1) * self.distributor.chunk_size, means * counts, counts)
 
     def _learn(self) -> None:
-        """Compute the weights of all consecutive reports, in the thread of the executor."""
-        # only this thread changes _next_chunk, so that it reads it without the condition
-        while self._next_chunk in self._reports and not self._failure:
+        """Compute the weights of all consecutive reports."""
+        while (chunk := self._next_chunk) in self._reports:
             try:
-                self._learn_chunk(self._next_chunk)
-            # a custom rule may raise anything; callers get the error from `report` and `settle`
-            except Exception as error:
-                log.error("%s: no weights from chunk %d: %s", self.log.path, self._next_chunk, error)
-                with self._changed:
-                    self._failure = f"no weights could be computed from chunk {self._next_chunk} ({error})"
-                    self._changed.notify_all()
-
-    def _learn_chunk(self, chunk: int) -> None:
-        # outside the condition: a fit takes seconds, in which other reports are accepted
-        weights = self._observe_chunk(chunk)
-        quantize_weights(weights)  # raises for invalid weights
-        # Example: every = 10, delay = 8, chunk 20: the weights apply from chunk 28 on, and no others before
-        # chunk 38. Chunks before `begin` may have been read already.
-        begin, known_to = self.weights.known_to, chunk + self.every + self.delay
-        assert begin is not None, "the log of a rule has an end"
-        # on disk first: a chunk that follows the weights may be read as soon as they are in memory
-        self.log.add({"chunk": chunk, "begin": begin, "weights": weights.tolist(), "known_to": known_to})
-        with self._changed:
+                weights = self._observe_chunk(chunk)
+                quantize_weights(weights)  # raises for invalid weights
+            except Exception as error:  # a custom rule may raise anything
+                raise ValueError(
+                    f"{self.log.path}: no weights could be computed from chunk {chunk} ({error}). "
+                    "Correct the rule and open the log again."
+                ) from error
+            # Example: every = 10, delay = 8, chunk 20: the weights apply from
+            # chunk 28 on, and no others before chunk 38. Chunks before `begin`
+            # may have been read already.
+            begin, known_to = self.weights.known_to, chunk + self.every + self.delay
+            assert begin is not None, "the log of a rule has an end"
+            # on disk first: a chunk may be read as soon as its weights are in
+            # memory
+            line = {"chunk": chunk, "begin": begin, "weights": weights.tolist()}
+            self.log.add(line | {"known_to": known_to})
             self.weights.append(begin, weights, known_to)
             self._reports.pop(chunk)
             self._next_chunk = chunk + self.every
-            self._changed.notify_all()
-        # the line is on disk already: a state that is ahead of the log would observe the chunk a second time
-        if self._next_chunk // self.every % RULE_SAVE_INTERVAL == 0:
-            state = {
-                "next": self._next_chunk,
-                "rule": self.rule.as_dict(),
-                "position": self._position.as_dict(),
-            }
-            try:
-                write_json(self._rule_path, state)
-            # the log is sufficient: more observations are repeated when it is opened
-            except OSError as error:
-                log.warning("%s: the state of the rule was not saved (%s)", self.log.path, error)
+            if self._next_chunk // self.every % RULE_SAVE_INTERVAL == 0:
+                self._save_rule()
+
+    def _save_rule(self) -> None:
+        """Save the state of the rule, so that opening the log repeats few observations."""
+        # the line is on disk already: a state that is ahead of it would observe
+        # the chunk twice
+        position = self._position.as_dict()
+        state = {"next": self._next_chunk, "rule": self.rule.as_dict(), "position": position}
+        try:
+            write_json(self._rule_path, state)
+        except OSError as error:  # the log is sufficient
+            log.warning("%s: the state of the rule was not saved (%s)", self.log.path, error)
 
 
 def check_losses(nats: np.ndarray, tokens: np.ndarray, n_domains: int) -> None:

@@ -1,28 +1,23 @@
-"""Loaders of mixtures for other training loops: torch, torchdata, Hugging Face `datasets` and torchtitan.
+"""Loaders of mixtures for other training loops: torch, torchdata, Hugging Face `datasets`.
 
-A state is the number of the next chunk over all groups, with a position from which it is computed. It is
-equal on every rank and resumes on any number of groups.
+A state is the number of the next chunk over all groups, with a position from
+which it is computed. It is equal on every rank and resumes on any number of
+groups.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from megatron.mixture.source import MixtureSamples
-
 PADDING = -1  # domain of a target that is not a token of a document
-ANCHOR_CHUNKS = (
-    4096  # a state's position is at most so many chunks old, which takes about 0.1 s to compute again
-)
-STATE_KEY = "mixture"  # the only key of torchtitan's state
+# age of a state's position, in chunks, which take about 0.1 s to compute again
+ANCHOR_CHUNKS = 4096
 COLUMN_NAMES: dict[type, str] = {str: "text", dict: "sample"}  # column by type of the document; default: ids
 CHANGED = "the documents of the mixture have changed. Start a new run, or restore the documents."
 
@@ -38,7 +33,8 @@ class ChunkSource(Protocol):
     def read(self, first: int, n_chunks: int, position: dict[str, Any] | None = None) -> Any:
         """Return an Arrow table with domain, and text or ids; fewer rows if the data end.
 
-        position   of an earlier chunk, from which the chunks are computed; None: the start
+        position   of an earlier chunk, from which the chunks are computed;
+                   None: the start
         """
         ...
 
@@ -56,11 +52,13 @@ class ChunkSource(Protocol):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Documents of one chunk, as text or token ids, with their domains (indices into `names` of the source).
+    """Documents of one chunk, with their domains (indices into `names` of the source).
 
-    A document of a tar archive is a dict: `__key__`, `text`, and the bytes of each member by its extension.
+    They are text or token ids. A document of a tar archive is a dict: `__key__`, `text`, and the bytes of
+    each member by its extension.
 
-    state   of the dataset after this chunk and those that the other groups read at the same time
+    state   of the dataset after this chunk and those that the other groups read
+            at the same time
     """
 
     number: int
@@ -74,11 +72,13 @@ def pack_windows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Concatenate the documents of a chunk, each followed by `eod`, and cut windows of S + 1 tokens.
 
-    encode   text to ids; None: the documents are ids already, and no `eod` is added
+    encode   text to ids; None: the documents are ids already, and no `eod` is
+             added
 
-    Returns windows int64 [n, S + 1], where neighbours share one token, and the domain of each target, int32
-    [n, S]. The last window is padded with `eod`, whose domain is PADDING. A chunk is packed independently of
-    the others, and no token is dropped.
+    Returns windows int64 [n, S + 1], where neighbours share one token, and the
+    domain of each target, int32 [n, S]. The last window is padded with `eod`,
+    whose domain is PADDING. A chunk is packed independently of the others, and
+    no token is dropped.
     """
     if encode is None:
         documents = [np.asarray(ids, dtype=np.int64) for ids in chunk.documents]
@@ -88,20 +88,23 @@ def pack_windows(
     tokens = np.concatenate([*documents, np.empty(0, np.int64)])
     domains = np.repeat(np.array(chunk.domains, dtype=np.int32), [len(document) for document in documents])
     # T tokens have T - 1 targets; ceil((T - 1) / S) windows cover them.
-    # Example: S = 3, T = 8: 7 targets, n = 3 windows from 0, 3 and 6, of 10 tokens with 2 of padding.
+    # Example: S = 3, T = 8: 7 targets, n = 3 windows from 0, 3 and 6, of 10
+    # tokens with 2 of padding.
     n = -(-max(0, len(tokens) - 1) // seq_len)
     padded = np.full(n * seq_len + 1, eod, dtype=np.int64)
     padded_domains = np.full(n * seq_len + 1, PADDING, dtype=np.int32)
     padded[: len(tokens)], padded_domains[: len(tokens)] = tokens[: len(padded)], domains[: len(padded)]
-    # [n, S + 1]: window w starts at w S and shares its last token with window w + 1
+    # [n, S + 1]: window w starts at w S and shares its last token with window w
+    # + 1
     positions = np.arange(n)[:, None] * seq_len + np.arange(seq_len + 1)
-    # a target counts for the domain of its document, even if the inputs of the window are of another
+    # a target counts for the domain of its document, even if the inputs of the
+    # window are of another
     return padded[positions], padded_domains[positions[:, 1:]]
 
 
 @dataclass
 class Progress:
-    """Next round of all groups, and the position (of this or an earlier chunk) from which it is computed."""
+    """Next round of all groups, and an earlier position, from which it is computed."""
 
     next_chunk: int = 0
     position: dict[str, Any] | None = None
@@ -120,12 +123,15 @@ class Progress:
 class MixtureDataset(IterableDataset[Chunk]):
     """Chunks of one data-parallel group. Round r of n groups is chunks first + r n to first + r n + n - 1.
 
-    For a DataLoader with batch_size=None and any number of workers: the order is the same. Ranks of one group
-    (tensor, pipeline, context) pass the same `group` and get the same chunks. `open_source` is called in the
-    process that reads. `parse` is called with each document, for example to take the text out of a record.
+    For a DataLoader with batch_size=None and any number of workers: the order
+    is the same. Ranks of one group (tensor, pipeline, context) pass the same
+    `group` and get the same chunks. `open_source` is called in the process that
+    reads. `parse` is called with each document, for example to take the text
+    out of a record.
 
-    torchdata's StatefulDataLoader saves and restores the iterators (`ChunkIterator`), also in its workers. A
-    plain DataLoader does not: pass the last trained chunk to `state_dict`.
+    torchdata's StatefulDataLoader saves and restores the iterators
+    (`ChunkIterator`), also in its workers. A plain DataLoader does not: pass
+    the last trained chunk to `state_dict`.
     """
 
     def __init__(
@@ -136,11 +142,13 @@ class MixtureDataset(IterableDataset[Chunk]):
             raise ValueError(f"group: got {group} of {n_groups}, expected 0 to {n_groups - 1}.")
         self.open_source, self.group, self.n_groups, self.parse = open_source, group, n_groups, parse
         self.start = Progress()  # of the next iterator
-        # of the epochs of a StatefulDataLoader; `start` applies to the resumed one only
+        # of the epochs of a StatefulDataLoader; `start` applies to the resumed
+        # one only
         self.first = Progress()
         self._latest: Progress | None = None  # progress of the latest iterator of this process
-        # 1 if the iterators are in other processes.
-        # In shared memory: __iter__ sets it in a worker process, and state_dict reads it in the main process.
+        # 1 if the iterators are in other processes. In shared memory: __iter__
+        # sets it in a worker process, and state_dict reads it in the main
+        # process.
         self._in_workers = torch.zeros(1, dtype=torch.int64).share_memory_()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -150,8 +158,9 @@ class MixtureDataset(IterableDataset[Chunk]):
     def state_dict(self, consumed: Chunk | None = None) -> dict[str, Any]:
         """Return the state after training on `consumed` in every group. Prefetched chunks do not count.
 
-        Without `consumed`, the state is behind the last chunk that this process returned. Raises ValueError
-        if worker processes read the chunks, because this process cannot tell prefetched from trained chunks.
+        Without `consumed`, the state is behind the last chunk that this process
+        returned. Raises ValueError if worker processes read the chunks, because
+        this process cannot tell prefetched from trained chunks.
         """
         if consumed is not None:
             return dict(consumed.state)
@@ -165,7 +174,8 @@ class MixtureDataset(IterableDataset[Chunk]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state that was saved by any number of groups."""
         self.start = Progress.from_dict(state)
-        # a state of state_dict(chunk) has no first chunk: later epochs begin at the same chunk then
+        # a state of state_dict(chunk) has no first chunk: later epochs begin at
+        # the same chunk then
         self.first = Progress.from_dict(state.get("first", state))
         self._latest = None
         self._in_workers.zero_()
@@ -180,7 +190,7 @@ class MixtureDataset(IterableDataset[Chunk]):
     def iter_chunks(
         self, worker: int = 0, n_workers: int = 1, source: ChunkSource | None = None
     ) -> "ChunkIterator":
-        """Return an iterator over the chunks of one of `n_workers` processes that share the group's chunks.
+        """Return an iterator over the chunks of one of the group's processes.
 
         source   read from it; None: open a separate one
         """
@@ -190,8 +200,8 @@ class MixtureDataset(IterableDataset[Chunk]):
 class ChunkIterator:
     """Chunks of one worker of a `MixtureDataset`, with the state that StatefulDataLoader saves.
 
-    The first chunk opens the source. The progress excludes the group, so that every rank of a job can load
-    the state of any other rank.
+    The first chunk opens the source. The progress excludes the group, so that
+    every rank of a job can load the state of any other rank.
     """
 
     def __init__(
@@ -199,8 +209,9 @@ class ChunkIterator:
     ) -> None:
         self.dataset, self.worker, self.n_workers = dataset, worker, n_workers
         self.n_groups = dataset.n_groups
-        # 2 groups, 3 workers, group 1: worker 0 reads chunks 1, 7, 13, worker 1 reads 3, 9, 15, and worker 2
-        # reads 5, 11, 17. A DataLoader takes the workers in turn, so that the order is 1, 3, 5, 7, ...
+        # 2 groups, 3 workers, group 1: worker 0 reads chunks 1, 7, 13, worker 1
+        # reads 3, 9, 15, and worker 2 reads 5, 11, 17. A DataLoader takes the
+        # workers in turn, so that the order is 1, 3, 5, 7, ...
         self.progress = copy(dataset.start)
         self.progress.next_chunk += worker * self.n_groups
         self._source = source
@@ -228,11 +239,13 @@ class ChunkIterator:
             documents = [unpack_sample(record) for record in documents]
         if self.dataset.parse is not None:
             documents = list(map(self.dataset.parse, documents))
-        # rounds are multiples of n_groups from the start, so that the positions are equal on every rank
+        # rounds are multiples of n_groups from the start, so that the positions
+        # are equal on every rank
         round_end, position = progress.next_chunk + self.n_groups, progress.position
         if round_end - (position or {"chunk": 0})["chunk"] >= ANCHOR_CHUNKS and not self._is_over:
             position = source.find_position(round_end, position)
-        # after everything that may raise: the state never skips a chunk that was not returned
+        # after everything that may raise: the state never skips a chunk that
+        # was not returned
         progress.next_chunk, progress.position, progress.identity = (
             progress.next_chunk + step, position, source.identity
         )  # fmt: skip
@@ -240,11 +253,13 @@ class ChunkIterator:
         return Chunk(number, domains, documents, state.as_dict())
 
     def _read_chunk(self, source: ChunkSource, number: int, step: int) -> Any:
-        # consecutive chunks are read in one call; with other groups or workers they are not consecutive
+        # consecutive chunks are read in one call; with other groups or workers
+        # they are not consecutive
         at_once = source.at_once if step == 1 else 1
         if self._table is None or not self._table[0] <= number < self._table[0] + at_once:
             self._table = number, source.read(number, at_once, self.progress.position)
-        # slice copies nothing, and is shorter or empty behind the end of the table
+        # slice copies nothing, and is shorter or empty behind the end of the
+        # table
         return self._table[1].slice((number - self._table[0]) * source.chunk_size, source.chunk_size)
 
     def state_dict(self) -> dict[str, Any]:
@@ -255,15 +270,16 @@ class ChunkIterator:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state.
 
-        Raises ValueError for the state of another worker. With several workers it also raises ValueError for
-        another number of groups.
+        Raises ValueError for the state of another worker. With several workers
+        it also raises ValueError for another number of groups.
         """
         if list(state["worker"]) != [self.worker, self.n_workers]:
             raise ValueError(
                 "state of worker {} of {}: got worker {} of {}. Resume with as many workers as were saved."
                 .format(*state["worker"], self.worker, self.n_workers)
             )  # fmt: skip
-        # each worker advances by n_groups * n_workers chunks: other groups would skip or repeat chunks
+        # each worker advances by n_groups * n_workers chunks: other groups
+        # would skip or repeat chunks
         if self.n_workers > 1 and state["n_groups"] != self.n_groups:
             raise ValueError(
                 f"state of {state['n_groups']} groups and {self.n_workers} workers: got {self.n_groups}. "
@@ -276,17 +292,19 @@ class ChunkIterator:
 
 
 def unpack_sample(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return a sample of an archive as clients get it: `__key__`, `text`, each member's bytes."""
+    """Return a sample of an archive: `__key__`, `text`, and the bytes of each member."""
     return {**dict(sample["members"]), "__key__": sample["key"], "text": sample["text"]}
 
 
 def hugging_face(dataset: MixtureDataset) -> Any:
-    """Return the documents of one data-parallel group as a `datasets.IterableDataset`, in their order.
+    """Return the documents of one group as a `datasets.IterableDataset`, in their order.
 
-    Columns: text, ids or (of tar archives) sample; domain (its name); chunk (its number). Its `state_dict` is
-    a position, from which it resumes without replaying documents. A state saved at the end of a chunk resumes
-    on any number of groups. In a DataLoader the first worker reads and the others idle, so that the order is
-    that of one process. `shuffle` shuffles the buffer of `datasets` only.
+    Columns: text, ids or (of tar archives) sample; domain (its name); chunk
+    (its number). Its `state_dict` is a position, from which it resumes without
+    replaying documents. A state saved at the end of a chunk resumes on any
+    number of groups. In a DataLoader the first worker reads and the others
+    idle, so that the order is that of one process. `shuffle` shuffles the
+    buffer of `datasets` only.
     """
     import datasets
 
@@ -335,10 +353,12 @@ class DocumentExamples:
             # above 0 in the first chunk after a resume only
             for index in range(state["document"], len(chunk.documents)):
                 last = index + 1 == len(chunk.documents)
-                # before the row is yielded, because the consumer may save the state while it has the row
+                # before the row is yielded, because the consumer may save the
+                # state while it has the row
                 state["document"] = 0 if last else index + 1
                 if last:
-                    # the first round after this one, from which any number of groups can resume
+                    # the first round after this one, from which any number of
+                    # groups can resume
                     state |= chunk.state
                 row = {key: chunk.documents[index], "domain": source.names[chunk.domains[index]]}
                 yield f"{chunk.number}-{index}", row | {"chunk": chunk.number}
@@ -358,7 +378,7 @@ class DocumentExamples:
 
 @cache
 def _make_examples_class() -> type:
-    """Return `DocumentExamples` with the base class that `datasets` requires, whose import takes seconds."""
+    """Return `DocumentExamples` with its base class, whose import takes seconds."""
     from datasets.iterable_dataset import _BaseExamplesIterable
 
     return type("Documents", (DocumentExamples, _BaseExamplesIterable), {})
@@ -368,140 +388,3 @@ def _restore_examples(dataset: MixtureDataset, state: dict[str, Any] | None) -> 
     examples = _make_examples_class()(dataset)
     examples._state_dict = state
     return examples
-
-
-class TitanLoader:
-    """Batches of a prepared mixture for torchtitan 0.3.0, of one data-parallel rank.
-
-    Tensor, pipeline and context ranks of a group get the same ones.
-
-    Positions count from 0 in each document, and in each window. torchtitan derives its document masks from
-    them, so that no token attends to another document.
-
-    With B samples per rank and n ranks, global batch t consists of samples t B n ... of the mixture; rank r
-    gets the r-th B of them. The state contains the number of samples that all ranks have consumed, and the
-    state of weights that follow the model.
-    """
-
-    def __init__(
-        self, mixture: str | Path, seq_len: int, local_batch_size: int, dp_rank: int, dp_world_size: int,
-        global_batch_size: int | None = None, seed: int = 0,
-    ) -> None:  # fmt: skip
-        """Open a mixture that tools/prepare_mixture.py has prepared.
-
-        global_batch_size   samples of a step, if a step accumulates several batches; the same on every layout
-
-        Raises ValueError if the sizes do not divide.
-        """
-        if not 0 <= dp_rank < dp_world_size:
-            raise ValueError(f"dp_rank: got {dp_rank} of {dp_world_size}, expected 0 to {dp_world_size - 1}.")
-        batch_of_ranks = local_batch_size * dp_world_size
-        global_size = batch_of_ranks if global_batch_size is None else global_batch_size
-        if global_size < 1 or global_size % batch_of_ranks:
-            raise ValueError(
-                f"global_batch_size: got {global_size}, expected a multiple of {local_batch_size} x "
-                f"{dp_world_size}. Lower local_batch_size."
-            )
-        self.samples = MixtureSamples(mixture, seq_len, global_size, seed)
-        self.dp_rank, self.dp_world_size, self.batch_size = dp_rank, dp_world_size, local_batch_size
-        self.next_sample = 0
-
-    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-        """Yield batches without end, or until the mixture stops before a step that it cannot fill."""
-        samples, at_once = self.samples, self.batch_size * self.dp_world_size
-        while True:
-            # Only before a step: its batches are either all yielded, on every rank, or none of them.
-            if self.next_sample % samples.batch_size == 0:
-                step = self.next_sample // samples.batch_size
-                n_samples = self.next_sample + samples.batch_size
-                if (
-                    samples.distributor.dry != "repeat"
-                    and samples.distributor.count_units_before(step + 1) < n_samples
-                ):
-                    return
-            # Rank r reads the r-th contiguous part of the samples of all ranks.
-            # B = 2, 3 ranks: the first batch is samples 0 to 5, of which rank 1 reads 2 and 3.
-            first = self.next_sample + self.dp_rank * self.batch_size
-            arrays = samples.take_with_positions(np.arange(first, first + self.batch_size))
-            windows, positions = map(torch.from_numpy, arrays)
-            self.next_sample += at_once
-            # [B, S + 1] to inputs [B, S] and labels [B, S], shifted by one token
-            inputs = {"input": windows[:, :-1].contiguous(), "positions": positions[:, :-1].contiguous()}
-            yield inputs, windows[:, 1:].contiguous()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as one string, equal on all ranks, so that DCP saves it once for any layout."""
-        samples = self.samples
-        state = {
-            "next_sample": self.next_sample,
-            "batch_size": samples.batch_size,
-            "seq_len": samples.seq_len,
-            "identity": samples.identity,
-            "samples": samples.state(self.next_sample // samples.batch_size),
-        }
-        return {STATE_KEY: json.dumps(state)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a state of any number of ranks; an empty one starts from the beginning.
-
-        Raises ValueError for another batch size or sequence length.
-        """
-        if not state_dict:
-            return
-        state = json.loads(state_dict[STATE_KEY])
-        for name in ("batch_size", "seq_len"):
-            if state[name] != getattr(self.samples, name):
-                raise ValueError(
-                    f"{name}: got {getattr(self.samples, name)}, expected the saved {state[name]}. "
-                    "Use the saved value (batch_size: samples of a step on all ranks)."
-                )
-        if state["identity"] != self.samples.identity:
-            raise ValueError(CHANGED)
-        self.samples.restore(state["samples"])
-        self.next_sample = state["next_sample"]
-
-
-@cache
-def _make_loader_class() -> type:
-    """Return `TitanLoader` as a dataloader class of torchtitan, whose import takes seconds."""
-    from torchtitan.components.dataloader import BaseDataLoader
-
-    class MixtureLoader(TitanLoader, BaseDataLoader):  # type: ignore[misc]  # torchtitan has no types
-        """Built by `Config.build`, as the trainer does."""
-
-        @dataclass(kw_only=True, slots=True)
-        class Config(BaseDataLoader.Config):  # type: ignore[misc]  # as above
-            """`dataset_path`: the mixture, prepared by tools/prepare_mixture.py."""
-
-            dataset: str = "mixture"
-            global_batch_size: int | None = None
-            """Samples of a step on all ranks, if a step accumulates several batches."""
-            seed: int = 0
-            """Seed of the order of documents within domains."""
-
-        def __init__(
-            self, config: Any, *, dp_world_size: int, dp_rank: int, seq_len: int, local_batch_size: int,
-            **_: Any,
-        ) -> None:  # fmt: skip
-            """Ignore torchtitan's other arguments (its tokenizer): the mixture is tokenized."""
-            if config.dataset_path is None:
-                raise ValueError("dataloader.dataset_path: got None, expected a mixture (YAML). Set it.")
-            super().__init__(
-                config.dataset_path, seq_len, local_batch_size, dp_rank, dp_world_size,
-                config.global_batch_size, config.seed,
-            )  # fmt: skip
-
-    return MixtureLoader
-
-
-def titan_config(mixture: str | Path, global_batch_size: int | None = None, seed: int = 0) -> Any:
-    """Return a `BaseDataLoader.Config` of torchtitan: `config.dataloader = titan_config("slim.yaml")`.
-
-    global_batch_size   torchtitan's `training.global_batch_size` if it accumulates gradients: the number of
-                        windows of a step on all ranks
-
-    Raises ImportError without torchtitan.
-    """
-    return _make_loader_class().Config(  # type: ignore[attr-defined]  # made at run time
-        dataset_path=str(mixture), global_batch_size=global_batch_size, seed=seed
-    )

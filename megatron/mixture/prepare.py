@@ -14,10 +14,9 @@ from megatron.data import open_dataset
 from megatron.data.indexed import IndexedTokens
 from megatron.io import atomic_path, wait_for_lock, write_json
 from megatron.log import get_logger
-from megatron.mixture.files import SourceFile, open_decompressed
+from megatron.mixture.files import TAR_SUFFIXES, SourceFile, iter_samples, open_decompressed
 from megatron.mixture.query import Selection
 from megatron.mixture.spec import MixtureSpec, build_step_weights, read_spec
-from megatron.mixture.tars import TAR_SUFFIXES, iter_samples
 from megatron.plan.datapaths import compare_eods
 from megatron.plan.mixture_use import DOCUMENTS, RESOLVED, ResolvedMixture, mixture_folder, read_resolved
 from megatron.text.preprocess import PreprocessOptions, preprocess
@@ -45,9 +44,10 @@ class TokenizedFiles:
 def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False) -> ResolvedMixture:
     """Query the catalog, tokenize the text, and write the result to the folder beside the file.
 
-    Existing results are reused. Several processes may call this at once; one of them does the work. Size and
-    modification time of every file must be those of the catalog; with `verify` its content too. Raises what
-    reading, querying and tokenizing raise.
+    Existing results are reused. Several processes may call this at once; one of
+    them does the work. Size and modification time of every file must be those
+    of the catalog; with `verify` its content too. Raises what reading, querying
+    and tokenizing raise.
     """
     spec = read_spec(path)
     folder = mixture_folder(path)
@@ -68,7 +68,8 @@ def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False)
             tokens = np.diff(ends[located.bounds])
             weights, _ = build_step_weights(spec, selection, tokens, 1)
             located.save(folder / DOCUMENTS)
-            # RESOLVED last: of another identity than the documents it counts as not prepared
+            # RESOLVED last: of another identity than the documents it counts as
+            # not prepared
             write_json(folder / RESOLVED, {
                 "identity": identity,
                 "snapshot": dict(selection.snapshot),
@@ -166,7 +167,8 @@ def _tokenize_batch(batch: Sequence[SourceFile], spec: MixtureSpec, folder: Path
         raise ValueError(
             f"{spec.path}: no tokenizer, but {paths[0]} is text. Add tokenizer: gpt2, or a folder."
         )
-    # everything that determines the tokens is in the file name, so that old results are not reused
+    # everything that determines the tokens is in the file name, so that old
+    # results are not reused
     made_of = [[file.path, file.n_bytes, file.mtime_ns, file.sha256] for file in batch]
     name = hashlib.sha256(json.dumps([made_of, key, tokenizer]).encode()).hexdigest()[:12]
     name = f"{paths[0].name.partition('.')[0]}-{name}"

@@ -1,12 +1,23 @@
-"""Properties of documents: an expression over the record, a name and a type.
+"""Properties of documents, the settings of a corpus, and conditions over properties.
 
-They are written `EXPRESSION AS name TYPE`. The expression is a path (`meta.redpajama_set_name`,
-`files[0].lang`), or any DuckDB SQL over the columns of the record. A line of JSON has one column, `record`.
+A property is written `EXPRESSION AS name TYPE`. The expression is a path
+(`meta.language`, `files[0].lang`), or any DuckDB SQL over the columns of the
+record. A line of JSON has one column, `record`.
+
+Conditions are SQL, or Python expressions with the operators of SQL:
+
+    (field("source") == "Github") & field("language").isin(["Python", "JavaScript"])
+
+As in SQL, a missing value satisfies no comparison and no `~` of one; `is_null()`
+selects it.
 """
 
+import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from typing import Any
 
 from megatron.config.presets import suggest_nearest
 
@@ -19,25 +30,19 @@ TYPES = {
     "date": "DATE",
     "list": "VARCHAR[]",
 }
-RESERVED_NAMES = (
-    "corpus",
-    "file",
-    "row",
-    "begin",
-    "size",
-    "tokens",
-    "_kind",
-    "_meta",
-)  # columns of every document
+# columns of every document
+RESERVED_NAMES = ("corpus", "file", "row", "begin", "size", "tokens", "_kind", "_meta")
 PATH_PATTERN = re.compile(r"[A-Za-z_]\w*(\[\d+\])*(\.[A-Za-z_]\w*(\[\d+\])*)*")
-# The shortest expression whose rest is `AS name type`. CAST(x AS DATE) AS day date: "CAST(x" fails, because
-# ") AS day date" is left, and the expression becomes CAST(x AS DATE).
+# The shortest expression whose rest is `AS name type`. CAST(x AS DATE) AS day date:
+# "CAST(x" fails, because ") AS day date" is left, and the expression becomes CAST(x
+# AS DATE).
 PROPERTY_PATTERN = re.compile(
     r"(?P<expression>.+?)(\s+AS\s+(?P<name>\w+)(\s+(?P<type>\w+))?)?",
     re.IGNORECASE | re.DOTALL,
 )
 
-# the part of RedPajama that a record belongs to: each part stores it under another key, or not at all
+# the part of RedPajama that a record belongs to: each part stores it under another
+# key, or not at all
 RED_PAJAMA_SOURCE = """coalesce(
     record->>'$.meta.source', split_part(record->>'$.source', '/', 1),
     CASE WHEN record->>'$.meta.arxiv_id' IS NOT NULL THEN 'arxiv'
@@ -98,7 +103,8 @@ class Property:
             return f"({self.expression})"
         if not is_json:
             return self.expression
-        # a list must stay JSON for the cast to VARCHAR[]; other kinds are cast from text without quotes
+        # a list must stay JSON for the cast to VARCHAR[]; other kinds are cast from
+        # text without quotes
         how = "json_extract" if self.kind == "list" else "json_extract_string"
         return f"{how}(record, '$.{self.expression}')"
 
@@ -110,6 +116,47 @@ class Property:
         return raw if is_text else f"CAST({raw} AS {self.sql_type})"
 
 
+@dataclass(frozen=True)
+class Corpus:
+    """Settings of a corpus.
+
+    tokenizer   the tokenizer that counted the tokens; None if they are not counted
+    added       properties that `add_property` has added later, by their types
+    """
+
+    name: str
+    text_key: str
+    properties: tuple[Property, ...]
+    tokenizer: dict[str, Any] | None = None
+    added: tuple[Property, ...] = ()
+
+    @property
+    def all_properties(self) -> tuple[Property, ...]:
+        """Properties of the registration, and those added later."""
+        return (*self.properties, *self.added)
+
+    @property
+    def compatibility_key(self) -> tuple[Any, ...]:
+        """Settings that must be equal when files are added. The path of a tokenizer may differ."""
+        return self.properties, self.text_key, self.tokenizer and self.tokenizer | {"name": None}
+
+    def to_json(self) -> str:
+        """Return the settings as the description of the table."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Corpus":
+        """Parse a description. Raises ValueError for another text."""
+        try:
+            fields = json.loads(text)
+            properties, added = (
+                tuple(Property(**prop) for prop in fields.pop(key)) for key in ("properties", "added")
+            )
+            return cls(**fields, properties=properties, added=added)
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise ValueError(f"got a table that is not a corpus ({error}). Register it again.") from error
+
+
 def quote_identifier(name: str) -> str:
     """Return a column name in SQL. It may be a keyword, such as order."""
     return '"' + name.replace('"', '""') + '"'
@@ -118,6 +165,12 @@ def quote_identifier(name: str) -> str:
 def quote_text(text: str) -> str:
     """Return a text in SQL."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def json_path(key: str) -> str:
+    """Return the JSON path of a key of a record, in SQL."""
+    escaped = key.replace('"', '\\"')
+    return quote_text(f'$."{escaped}"')
 
 
 def read_property(text: str) -> Property:
@@ -131,7 +184,7 @@ def read_property(text: str) -> Property:
     expression, name = match["expression"].strip(), match["name"]
     if name is None:
         if not PATH_PATTERN.fullmatch(expression):
-            raise ValueError(f"property {text!r}: got an expression without a name. Add AS name.")
+            raise ValueError(f"property {text!r}: got no name. Add AS name.")
         # files[0].lang[1]: name lang
         name = re.sub(r"\[\d+\]", "", expression.rpartition(".")[2])
     name, kind = name.lower(), (match["type"] or "string").lower()
@@ -159,3 +212,86 @@ def read_properties(texts: Sequence[str], preset: str | None = None) -> tuple[Pr
                 f"property '{name}': got the name twice. Rename one of them with AS another_name."
             )
     return tuple(properties)
+
+
+class Condition:
+    """SQL of a condition, which &, | and ~ combine."""
+
+    def __init__(self, sql: str) -> None:
+        self.sql = sql
+
+    def __and__(self, other: "Condition") -> "Condition":
+        return Condition(f"({self.sql} AND {_check_condition(other).sql})")
+
+    def __or__(self, other: "Condition") -> "Condition":
+        return Condition(f"({self.sql} OR {_check_condition(other).sql})")
+
+    def __invert__(self) -> "Condition":
+        return Condition(f"(NOT {self.sql})")
+
+    def __bool__(self) -> bool:
+        # `a and b` and `1 < x < 2` call bool() and would drop the first condition
+        raise ValueError(f"{self}: a condition has no truth value. Join conditions with &, | and ~.")
+
+    def __str__(self) -> str:
+        return self.sql
+
+
+def _make_operator(symbol: str) -> Any:
+    def compare(self: "Field", value: Any) -> Condition:
+        return Condition(f"({self.sql} {symbol} {self.quote(value)})")
+
+    return compare
+
+
+class Field:
+    """A property, ready to be compared."""
+
+    __hash__ = None  # type: ignore[assignment]  # == returns a condition
+    __eq__, __ne__ = _make_operator("="), _make_operator("<>")
+    __lt__, __le__ = _make_operator("<"), _make_operator("<=")
+    __gt__, __ge__ = _make_operator(">"), _make_operator(">=")
+
+    def __init__(self, name: str) -> None:
+        self.name, self.sql = name, quote_identifier(name)
+
+    def isin(self, values: Iterable[Any]) -> Condition:
+        """Return the condition that the property has one of the values."""
+        # a string is iterable too: isin("en") would mean "e" or "n"
+        given = [] if isinstance(values, str) else list(map(self.quote, values))
+        if not given:
+            raise ValueError(f"field '{self.name}': got {values!r}, expected a list for isin.")
+        return Condition(f"({self.sql} IN ({', '.join(given)}))")
+
+    def between(self, low: Any, high: Any) -> Condition:
+        """Return the condition that the property is from `low` to `high`, both included."""
+        return Condition(f"({self.sql} BETWEEN {self.quote(low)} AND {self.quote(high)})")
+
+    def contains(self, value: str) -> Condition:
+        """Return the condition that a list contains the element, or a text the part."""
+        return Condition(f"contains({self.sql}, {self.quote(value)})")
+
+    def is_null(self) -> Condition:
+        """Return the condition that the document has no value of the property."""
+        return Condition(f"({self.sql} IS NULL)")
+
+    def quote(self, value: Any) -> str:
+        """Return a value in SQL. Raises ValueError for other than text, numbers and dates."""
+        if isinstance(value, bool | int | float):
+            return repr(value)
+        if isinstance(value, str | date):
+            return quote_text(str(value))
+        raise ValueError(
+            f"field '{self.name}': got {value!r}, expected text, a number or a date. Use is_null()."
+        )
+
+
+def field(name: str) -> Field:
+    """Return the property of that name, or one of `corpus`, `tokens` and `size`."""
+    return Field(name)
+
+
+def _check_condition(other: Any) -> Condition:
+    if not isinstance(other, Condition):
+        raise ValueError(f"got {other!r}, expected a condition. Put each comparison in parentheses.")
+    return other

@@ -1,23 +1,22 @@
-"""Server of a folder over Arrow Flight: its clients register, query, create mixtures, and read chunks.
+"""Server of a folder over Arrow Flight: its clients register, query, mix and read chunks.
 
     FOLDER/catalog        the catalog
     FOLDER/NAME.yaml      mixtures, written by hand or by clients
     FOLDER/token          access token of mode 0600
 
-It is for a trusted network. Requests contain names, paths and JSON; nothing in them is executed. The server
-keeps no state of its clients: a request for chunks contains the position from which they are computed, and
-one piece of an answer at a time is in memory.
+It is for a trusted network. Requests contain names, paths and JSON; nothing in
+them is executed. The server keeps no state of its clients: a request for chunks
+contains the position from which they are computed, and one piece of an answer
+is in memory.
 """
 
 import hashlib
 import hmac
 import ipaddress
 import json
-import re
-import secrets
-import stat
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,41 +25,40 @@ from typing import Any
 import numpy as np
 
 from megatron.io import write_atomic
-from megatron.log import get_logger
 from megatron.mixture.adaptive import NotReadyError
-from megatron.mixture.catalog import Catalog, find_input_files
+from megatron.mixture.catalog import Catalog
+from megatron.mixture.client import MAKE_TOKEN, NOT_YET
 from megatron.mixture.documents import DocumentChunks
-from megatron.mixture.lazy_imports import import_flight, import_pyarrow
+from megatron.mixture.files import import_flight, import_pyarrow
 from megatron.mixture.learner import RUN_NAME
 from megatron.mixture.properties import read_properties
 from megatron.mixture.query import Query, Selection
+from megatron.mixture.registration import find_input_files
 from megatron.mixture.spec import RULES
-from megatron.plan.mixture_use import mixture_folder
 from megatron.text.token_counts import TokenCounter
 
 MIN_TOKEN_CHARS = 16  # 64 bits as hexadecimal digits; required for non-local addresses
-METRICS = {"requests": (), "chunks": (), "documents": ("mixture", "domain"), "errors": ("kind",)}
-MAKE_TOKEN = "(umask 077 && openssl rand -hex 16 > token)"
 MAX_CHUNKS = 64  # of one request
 MAX_RUNS = 64  # with adaptive weights, open at a time
-NOT_YET = "not yet: "  # begin of the error for chunks whose losses are not reported
-SPEC_KEYS = ("corpora", "where", "by", "list_domains", "weights", "count", "schedule", "adaptive", "dry",
-             "shuffle", "chunk_size")  # fmt: skip
-
-log = get_logger(__name__)
+PIECE_ROWS = 1 << 14  # rows of an answer to a query that are in memory
+COUNTED = ("requests", "chunks", "documents", "errors")
+SPEC_KEYS = ("corpora", "where", "by", "list_domains", "weights", "count", "schedule",
+             "adaptive", "dry", "shuffle", "chunk_size")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
-    """Address of a server. Beyond loopback a long token, and TLS (certificate, key) or `allow_plain`."""
+    """Address of a server.
+
+    Beyond loopback it requires a long token, and TLS (certificate, key) or
+    `allow_plain`.
+    """
 
     host: str = "127.0.0.1"
     port: int = 0
     token: str
     tls: tuple[bytes, bytes] | None = None
     allow_plain: bool = False
-    metrics_host: str = "127.0.0.1"
-    metrics_port: int | None = None
 
     def check(self) -> None:
         """Raise ValueError for an address that other machines reach without protection."""
@@ -73,8 +71,8 @@ class ListenOptions:
             )
         if self.tls is None and not self.allow_plain:
             raise ValueError(
-                f"{self.host}: got a non-local address without TLS. Give --tls-cert and --tls-key, or "
-                "--no-tls on a trusted network."
+                f"{self.host}: got a non-local address without TLS. "
+                "Give --tls-cert and --tls-key, or --no-tls on a trusted network."
             )
 
     @property
@@ -89,70 +87,49 @@ def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
-        # no other name is resolved: it counts as non-local, which requires a token
+        # no other name is resolved: it counts as non-local, which requires a
+        # token
         return host == "localhost"
-
-
-def check_private(path: Path) -> None:
-    """Raise PermissionError if other users can read or write a file."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
-        raise PermissionError(
-            f"{path}: got mode {mode:04o}, expected 0600, because other users can use this secret. "
-            f"Run chmod 600 {path}, and make a new secret if the machine is shared."
-        )
-
-
-def read_token(path: Path) -> str:
-    """Return the token in a file of mode 0600. Raises PermissionError, or ValueError for an invalid token."""
-    check_private(path)
-    token = path.read_bytes().decode("latin-1").strip()
-    if not re.fullmatch(r"[!-~]+", token):  # printable ASCII without spaces, as HTTP headers allow
-        raise ValueError(
-            f"{path}: got {'no token' if not token else 'spaces or unprintable characters'}, expected one "
-            f"printable word. Make one with {MAKE_TOKEN}."
-        )
-    return token
-
-
-def make_token_file(folder: Path) -> Path:
-    """Return the token file of a folder, created with a random token if it is missing."""
-    path = folder / "token"
-    if not path.exists():
-        path.touch(0o600, exist_ok=False)
-        path.write_text(secrets.token_hex(16) + "\n")
-    return path
 
 
 class ServedFolder:
     """Answers to the requests of clients, independent of the transport."""
 
     def __init__(self, folder: Path, seed: int = 0, roots: Sequence[Path] = ()) -> None:
-        """`roots`: folders that clients may register from, and that mixtures may read, besides `folder`."""
+        """Serve `folder`.
+
+        roots   further folders that clients may register from and mixtures may
+                read
+        """
         self.folder, self.seed = folder.resolve(), seed
         self.roots = [self.folder, *(root.resolve() for root in roots)]
-        self._read_roots = self.roots if roots else []  # without roots: what is registered, wherever it is
+        # without roots: what is registered, wherever it is
+        self._read_roots = self.roots if roots else []
         self._mixtures: dict[str, DocumentChunks] = {}
         self._runs: dict[tuple[str, str], DocumentChunks] = {}
-        # a mixture is opened once, and one registration runs at a time; queries and chunks go on meanwhile
+        # a mixture is opened once, and one registration runs at a time
         self._opening, self._writing = threading.Lock(), threading.Lock()
-        self.metrics = ServerMetrics()
+        self._counts, self._counting = Counter(dict.fromkeys(COUNTED, 0)), threading.Lock()
         self.actions: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "describe": self._describe, "position": self._find_position, "report": self._report,
-            "mixtures": lambda _: self.list_mixtures(), "create_mixture": self._create_mixture,
-            "remove_mixture": self._remove_mixture, "register": self._register,
-            "corpora": lambda _: self._read(lambda c: list(map(asdict, c.summarize_corpora()))),
-            "describe_corpus": lambda request: self._read(lambda c: c.describe_corpus(request["corpus"])),
-            "broken": lambda request: self._read(lambda c: c.list_broken(request["corpus"])),
-            "remove_corpus": self._remove_corpus, "count": self._count,
-            "status": lambda _: self.metrics.as_dict() | {"mixtures": self.list_mixtures()},
-            "metrics": lambda _: self.metrics.format_text(),
-        }  # fmt: skip
+            "register": self._register,
+            "corpora": lambda _: list(map(asdict, self._read(Catalog.summarize_corpora))),
+            "remove_corpus": self._remove_corpus,
+            "count": self._count_documents,
+            "mixtures": lambda _: self.list_mixtures(),
+            "create_mixture": self._create_mixture,
+            "describe": self._describe,
+            "position": self._find_position,
+            "report": self._report,
+            "status": lambda _: self._counts | {"mixtures": self.list_mixtures()},
+        }
 
     def handle_action(self, kind: str, body: bytes) -> Any:
-        """Return the reply to an action, ready for JSON. Raises ValueError for an invalid request."""
+        """Return the reply to an action, ready for JSON.
+
+        Raises ValueError for an invalid request.
+        """
         if kind not in self.actions:
-            raise ValueError(f"action {kind!r}: expected one of {', '.join(sorted(self.actions))}.")
+            raise ValueError(f"action {kind!r}: expected one of {', '.join(self.actions)}.")
         return self.actions[kind](parse_request(body))
 
     def close(self) -> None:
@@ -160,13 +137,19 @@ class ServedFolder:
         for source in [*self._runs.values(), *self._mixtures.values()]:
             source.close()
 
+    def add_counts(self, **counts: int) -> None:
+        """Add to the counts of the status."""
+        with self._counting:
+            self._counts.update(counts)
+
     def _read(self, ask: Callable[[Catalog], Any]) -> Any:
         with Catalog(self.folder / "catalog", read_only=True) as catalog:
             return ask(catalog)
 
     def list_mixtures(self) -> list[str]:
         """Return the names of the mixtures."""
-        return sorted(path.stem for path in self.folder.glob("*.yaml") if RUN_NAME.fullmatch(path.stem))
+        names = (path.stem for path in self.folder.glob("*.yaml"))
+        return sorted(filter(RUN_NAME.fullmatch, names))
 
     def open_mixture(self, request: dict[str, Any]) -> DocumentChunks:
         """Return the mixture of a request, or the run of it whose losses its weights follow."""
@@ -176,8 +159,8 @@ class ServedFolder:
                 if name not in self.list_mixtures():
                     available = ", ".join(self.list_mixtures()) or "none"
                     raise ValueError(f"mixture {name!r}: expected one of {available}.")
-                path = self.folder / f"{name}.yaml"
-                self._mixtures[name] = DocumentChunks(path, self.seed, run=None, roots=self._read_roots)
+                path, roots = self.folder / f"{name}.yaml", self._read_roots
+                self._mixtures[name] = DocumentChunks(path, self.seed, run=None, roots=roots)
             source = self._mixtures[name]
             if request.get("identity", source.identity) != source.identity:
                 raise ValueError(f"mixture {name!r}: its documents have changed. Start a new run.")
@@ -192,19 +175,18 @@ class ServedFolder:
     def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
         source = self.open_mixture(request)
         adaptive = source.spec.settings.adaptive
-        return {
-            "identity": source.identity, "chunk_size": source.chunk_size, "domains": source.names,
-            "at_once": source.at_once, "every": None if adaptive is None else adaptive.every_steps,
-        }  # fmt: skip
+        meta = {key: getattr(source, key) for key in ("identity", "chunk_size", "at_once")}
+        every = None if adaptive is None else adaptive.every_steps
+        return meta | {"domains": source.names, "every": every}
 
     def _find_position(self, request: dict[str, Any]) -> dict[str, Any]:
-        return self.open_mixture(request).find_position(
-            _read_count(request, "chunk"), request.get("position")
-        )
+        source, chunk = self.open_mixture(request), _read_count(request, "chunk")
+        return source.find_position(chunk, request.get("position"))
 
     def _report(self, request: dict[str, Any]) -> bool:
-        nats, tokens = (np.array(request.get(name), dtype=np.float64) for name in ("nats", "tokens"))
-        return self.open_mixture(request).report(_read_count(request, "chunk"), nats, tokens)
+        source, chunk = self.open_mixture(request), _read_count(request, "chunk")
+        nats, tokens = (np.array(request.get(key), dtype=np.float64) for key in ("nats", "tokens"))
+        return source.report(chunk, nats, tokens)
 
     def stream(self, ticket: bytes) -> Iterator[Any]:
         """Yield Arrow tables, at least one, each read when it is requested."""
@@ -217,25 +199,19 @@ class ServedFolder:
         if n > MAX_CHUNKS:
             raise ValueError(f"n: got {n} chunks, expected at most {MAX_CHUNKS}. Request fewer.")
         n_rows = 0
-        for table in source.read_pieces(first, n, request.get("position"), wait_s=0.0):
+        for table in source.read_pieces(first, n, request.get("position")):
             n_rows += len(table)
-            for k, n in enumerate(
-                np.bincount(table.column("domain").to_numpy(), minlength=len(source.names))
-            ):
-                self.metrics.documents.labels(str(request["mixture"]), source.names[k]).inc(int(n))
             yield table
-        self.metrics.requests.inc()
-        self.metrics.chunks.inc(-(-n_rows // source.chunk_size))
+        self.add_counts(requests=1, documents=n_rows, chunks=-(-n_rows // source.chunk_size))
 
     def _select(self, query: Any, count_tokens: bool = False) -> Selection:
         if not isinstance(query, dict):
             raise ValueError(f"query: got {query!r}, expected where, by, corpora and list_domains.")
-        conditions = tuple(map(str, query.get("where", [])))
-        corpora, by = (tuple(map(str, query.get(key, []))) for key in ("corpora", "by"))
-        described = Query(corpora, conditions, str(query.get("list_domains", "once")))
+        where, corpora, by = (tuple(map(str, query.get(key, []))) for key in ("where", "corpora", "by"))
+        described = Query(corpora, where, str(query.get("list_domains", "once")))
         return self._read(lambda catalog: described.run(catalog, by, count_tokens))
 
-    def _count(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _count_documents(self, request: dict[str, Any]) -> dict[str, Any]:
         result = self._select(request.get("query"), bool(request.get("tokens")))
         return {
             "domains": result.domains,
@@ -245,15 +221,14 @@ class ServedFolder:
 
     def _stream_documents(self, query: Any) -> Iterator[Any]:
         result, arrow = self._select(query), import_pyarrow()
-        paths, names = (
-            arrow.array(values) for values in ([file.path for file in result.files], result.names)
-        )
-        domain = arrow.array(np.repeat(np.arange(len(result.names)), result.n_documents))
-        for first in range(0, len(domain), 1 << 14):
-            rows = result.documents.slice(first, 1 << 14)
-            path = arrow.chunked_array([paths.take(part) for part in rows.column("file").chunks])
-            names_of_rows = names.take(domain.slice(first, 1 << 14))
-            yield arrow.table({"domain": names_of_rows, "path": path, "row": rows.column("row")})
+        paths = arrow.array([file.path for file in result.files])
+        names = arrow.array(result.names)
+        domain = np.repeat(np.arange(len(result.names)), result.n_documents)
+        for first in range(0, len(domain), PIECE_ROWS):
+            rows = result.documents.slice(first, PIECE_ROWS)
+            path = paths.take(rows.column("file").combine_chunks())
+            name = names.take(arrow.array(domain[first : first + PIECE_ROWS]))
+            yield arrow.table({"domain": name, "path": path, "row": rows.column("row")})
 
     def _register(self, request: dict[str, Any]) -> dict[str, Any]:
         texts = [str(text) for text in request.get("properties", [])]
@@ -262,25 +237,23 @@ class ServedFolder:
                 raise ValueError(
                     f"property {str(prop)!r}: got SQL, expected a path. Register it on the server's machine."
                 )
-        properties = read_properties(texts, request.get("preset"))
         inputs = [str(self.folder / str(word)) for word in request.get("inputs", [])]
         for path in find_input_files(inputs):
             if not any(path.resolve().is_relative_to(root) for root in self.roots):
-                raise ValueError(
-                    f"{path}: is not below {', '.join(map(str, self.roots))}. Start the server with --root."
-                )
+                below = ", ".join(map(str, self.roots))
+                raise ValueError(f"{path}: is not below {below}. Start the server with --root.")
         counter = None
         if request.get("tokenizer") is not None:
             counter = TokenCounter(str(request["tokenizer"]), bool(request.get("append_eod")))
+        properties = read_properties(texts, request.get("preset"))
+        text_key = str(request.get("text_key", "text"))
+        corpus = str(request["corpus"])
         with self._writing, Catalog(self.folder / "catalog") as catalog:
-            text_key = str(request.get("text_key", "text"))
-            result = catalog.register(
-                str(request["corpus"]), inputs, properties, text_key, quiet=True, counter=counter
-            )
+            result = catalog.register(corpus, inputs, properties, text_key, True, counter)
         return vars(result)
 
     def add_property(self, request: dict[str, Any], rows: Any) -> int:
-        """Add the property of an Arrow table with path, row and value, as `Catalog.add_property`."""
+        """Add the property of an Arrow table, as `Catalog.add_property`."""
         with (
             self._writing,
             Catalog(self.folder / "catalog") as catalog,
@@ -296,30 +269,32 @@ class ServedFolder:
     def _create_mixture(self, request: dict[str, Any]) -> str:
         """Write a mixture with the documents that the catalog has now, and return its name."""
         spec = request.get("spec")
-        unknown = sorted(set(spec) - set(SPEC_KEYS)) if isinstance(spec, dict) else ["spec"]
-        if not isinstance(spec, dict) or unknown:
-            raise ValueError(
-                f"{unknown[0]}: is not a key of a mixture on a server. Use {', '.join(SPEC_KEYS)}."
-            )
+        if not isinstance(spec, dict):
+            raise ValueError(f"spec: got {spec!r}, expected keys of a mixture.")
+        for key in spec:
+            if key not in SPEC_KEYS:
+                keys = ", ".join(SPEC_KEYS)
+                raise ValueError(f"{key}: is not a key of a mixture on a server. Use {keys}.")
         rule = (spec.get("adaptive") or {}).get("rule", "ado")
         if rule not in RULES:
-            raise ValueError(f"adaptive.rule: got {rule!r}, expected {' or '.join(RULES)} on a server.")
-        spec_hash = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:12]
-        name = str(request.get("name") or f"mixture-{spec_hash}")
+            expected = " or ".join(RULES)
+            raise ValueError(f"adaptive.rule: got {rule!r}, expected {expected} on a server.")
+        sums = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
+        name = str(request.get("name") or f"mixture-{sums[:12]}")
         if not RUN_NAME.fullmatch(name):
             raise ValueError(f"name: got {name!r}, expected letters, digits, _ . and -, at most 64.")
         path = self.folder / f"{name}.yaml"
+        # the keys are hashed in the first line, so that the same request gets
+        # the same mixture
+        head = f"# created by a client {sums}"
         with self._writing:
             if path.exists():
-                current = (
-                    json.loads(path.read_text().partition("\n")[2] or "{}") if request.get("name") else spec
-                )
-                if {key: current.get(key) for key in SPEC_KEYS} != {key: spec.get(key) for key in SPEC_KEYS}:
+                if path.read_text().partition("\n")[0] != head:
                     raise ValueError(f"name: got {name!r}, a mixture with other keys. Use another name.")
                 return name
             versions = self._read(lambda catalog: catalog.versions)
             content = spec | {"catalog": "catalog", "snapshot": versions}
-            write_atomic(path, f"# created by a client\n{json.dumps(content, indent=1)}\n")
+            write_atomic(path, f"{head}\n{json.dumps(content, indent=1)}\n")
             try:
                 self.open_mixture({"mixture": name})
             except Exception:
@@ -327,21 +302,9 @@ class ServedFolder:
                 raise
         return name
 
-    def _remove_mixture(self, request: dict[str, Any]) -> None:
-        """Remove a mixture. The logs of its runs stay."""
-        source = self.open_mixture(request)
-        with self._opening:
-            name = source.spec.path.stem
-            for key in [key for key in self._runs if key[0] == name]:
-                self._runs.pop(key).close()
-            self._mixtures.pop(name).close()
-            source.spec.path.unlink()
-            for path in mixture_folder(source.spec.path).glob("selected-*.arrow"):
-                path.unlink()
-
 
 def parse_request(body: bytes) -> dict[str, Any]:
-    """Return the JSON object of a request; an empty one for no content. Raises ValueError for others."""
+    """Return the JSON object of a request. Raises ValueError for other content."""
     try:
         request = json.loads(body or b"{}")
     except (ValueError, RecursionError) as error:
@@ -358,52 +321,19 @@ def _read_count(request: dict[str, Any], name: str) -> int:
     return value
 
 
-class ServerMetrics:
-    """Prometheus counters of a server."""
-
-    def __init__(self) -> None:
-        import prometheus_client
-
-        self.registry = prometheus_client.CollectorRegistry()
-        self.requests, self.chunks, self.documents, self.errors = (
-            prometheus_client.Counter(f"mixture_{name}", name, labels, registry=self.registry)
-            for name, labels in METRICS.items()
-        )
-
-    def as_dict(self) -> dict[str, float]:
-        """Return the totals, ready for JSON."""
-        return {
-            metric.name.removeprefix("mixture_"): sum(
-                s.value for s in metric.samples if s.name.endswith("_total")
-            )
-            for metric in self.registry.collect()
-        }
-
-    def format_text(self) -> str:
-        """Return the metrics as Prometheus text."""
-        from prometheus_client import generate_latest
-
-        return generate_latest(self.registry).decode()
-
-
 def serve(
-    folder: Path, where: ListenOptions, seed: int, roots: Sequence[Path],
-    on_ready: Callable[[int, int | None], None],
+    folder: Path, where: ListenOptions, seed: int, roots: Sequence[Path], on_ready: Callable[[int], None]
 ) -> None:  # fmt: skip
-    """Serve a folder until the process is stopped. `on_ready` is called with the ports of Flight and metrics.
+    """Serve a folder until the process is stopped. `on_ready` is called with the port.
 
-    Raises ValueError as `ListenOptions.check` does, and for an address that cannot be listened on.
+    Raises ValueError as `ListenOptions.check`, and for an address that is not
+    available.
     """
     where.check()
-    served = ServedFolder(folder, seed, roots)
-    server = make_server(served, where)
-    metrics = None
-    if where.metrics_port is not None:
-        from prometheus_client import start_http_server
-
-        metrics, _ = start_http_server(where.metrics_port, where.metrics_host, served.metrics.registry)
-    on_ready(server.port, None if metrics is None else metrics.server_address[1])
-    # until the process is killed: what a run depends on is on disk before its client gets a reply
+    server = make_server(ServedFolder(folder, seed, roots), where)
+    on_ready(server.port)
+    # until the process is killed: what a run depends on is on disk before a
+    # client gets a reply
     threading.Event().wait()
 
 
@@ -418,7 +348,7 @@ def make_server(served: ServedFolder, where: ListenOptions) -> Any:
             given = (headers.get("authorization") or [""])[0]
             # compare_digest takes the same time for any wrong token
             if not hmac.compare_digest(given.encode(), f"Bearer {where.token}".encode()):
-                served.metrics.errors.labels("token").inc()
+                served.add_counts(errors=1)
                 raise fl.FlightUnauthenticatedError("missing or wrong token")
 
     class Server(fl.FlightServerBase):  # type: ignore[name-defined,misc]  # no types
@@ -426,7 +356,8 @@ def make_server(served: ServedFolder, where: ListenOptions) -> Any:
 
         def do_get(self, context: Any, ticket: Any) -> Any:
             tables = served.stream(ticket.ticket)
-            # the schema must be known before the stream starts, and an early error becomes that of the call
+            # the schema must be known before the stream starts, and an early
+            # error becomes that of the call
             first = translate_errors(lambda: next(tables))
             return fl.GeneratorStream(first.schema, iter_batches(first, tables))
 
@@ -450,19 +381,19 @@ def make_server(served: ServedFolder, where: ListenOptions) -> Any:
         try:
             return make()
         except NotReadyError as error:
-            served.metrics.errors.labels("not yet").inc()
             raise fl.FlightServerError(f"{NOT_YET}{error}") from error
         except (ValueError, KeyError, TypeError, OSError) as error:
-            served.metrics.errors.labels("refused").inc()
+            served.add_counts(errors=1)
             # the first line: DuckDB adds the statement
             why = next(iter(str(error).splitlines()), type(error).__name__)
             why = f"request: missing or wrong {why}" if isinstance(error, KeyError | TypeError) else why
             raise fl.FlightServerError(f"refused: {why}") from error
 
+    options = {"tls_certificates": [where.tls] if where.tls else None}
     try:
-        certificates = [where.tls] if where.tls else None
-        return Server(where.location, tls_certificates=certificates, middleware={"gate": TokenMiddleware()})
+        return Server(where.location, middleware={"gate": TokenMiddleware()}, **options)
     except (import_pyarrow().ArrowException, OSError) as error:
+        why = str(error).splitlines()[0]
         raise ValueError(
-            f"{where.location}: cannot be listened on ({str(error).splitlines()[0]}). Use another port, or 0."
+            f"{where.location}: cannot be listened on ({why}). Use another port, or 0."
         ) from error

@@ -1,26 +1,36 @@
 """Specification of a mixture: the keys of its YAML file, and the weights that follow from them.
 
-catalog: catalog                   a folder, relative to the file, or a URL such as s3://bucket/catalog
-snapshot: {slim: 3}                versions of corpora; default: the current ones
+catalog: catalog                   a folder, relative to the file, or a URL such
+                                   as s3://bucket/catalog
+snapshot: {slim: 3}                versions of corpora; default: the current
+                                   ones
 corpora: [slim]                    default: all
 where: "language = 'en'"           or a list: all of them
 by: [source]                       properties that define a domain
-list_domains: once                 or each: domains of a document with several values of such a property
+list_domains: once                 or each: domains of a document with several
+                                   values of such a property
 weights: {Github: 0.7, C4: 0.3}    see weights.py
-count: tokens                      unit of the weights' shares: tokens, or documents
-schedule: {unit: steps, change: linear, points: [{at: 0, weights: ...}, {at: 1000, weights: ...}]}
-adaptive: {rule: ado, every_steps: 10, delay_steps: 8}     instead of a schedule;
-                                                                 rule loss, or a custom module:Class
+count: tokens                      unit of the weights' shares: tokens, or
+                                   documents
+schedule: {unit: steps, change: linear, points: [{at: 0, weights: ...}, {at:
+1000, weights: ...}]}
+adaptive: {rule: ado, every_steps: 10, delay_steps: 8}     rule loss, or a
+                                                           custom module:Class;
+                                                           after the last point
+                                                           of a schedule
 dry: repeat                        or stop, redistribute
 shuffle: true                      documents within a domain
 chunk_size: 512                    documents of a chunk, for whole documents
-tokenizer: gpt2                    of text; .bin/.idx datasets are tokenized already
+tokenizer: gpt2                    of text; .bin/.idx datasets are tokenized
+                                   already
 """
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +40,7 @@ import numpy as np
 from megatron.config.option import REQUIRED, option
 from megatron.config.section import check_known_keys, read_section, to_integer
 from megatron.config.yaml_file import read_yaml
+from megatron.io import wait_for_lock
 from megatron.mixture.adaptive import WeightLog, WeightRule, make_rule
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.distributor import DRY_POLICIES
@@ -43,6 +54,7 @@ from megatron.mixture.weights import (
     compute_weights,
     find_weighted_values,
 )
+from megatron.plan.mixture_use import mixture_folder
 
 RULES = ("ado", "loss")
 RULE_CLASS = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")  # custom rule: module:Class
@@ -53,9 +65,9 @@ def _read_words(value: Any, name: str) -> list[str]:
     """Read a word or a list of different words."""
     words = [value] if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
-        raise ValueError(f"{name}: got {value!r}, expected a word or a list of words. Put numbers in quotes.")
+        raise ValueError(f"{name}: got {value!r}, expected words. Put numbers in quotes.")
     if repeated := next((word for word in words if words.count(word) > 1), None):
-        raise ValueError(f"{name}: got {repeated!r} twice, expected different ones. Remove one of them.")
+        raise ValueError(f"{name}: got {repeated!r} twice. Remove one of them.")
     return words
 
 
@@ -182,10 +194,12 @@ class MixtureSpec:
     def build_weights(
         self, selection: Selection, natural: np.ndarray, factors: np.ndarray, per_step: int, sizes: np.ndarray
     ) -> tuple[DomainWeights, WeightRule | None]:
-        """Return the weights of each chunk, and the rule that computes them if they follow the model.
+        """Return the weights of each chunk, and the rule if they follow the model.
 
-        natural    sizes of the domains, float64 [K], to which inferred weights are proportional
-        factors    converts shares of the weights' unit to shares of the units of a chunk, float64 [K]
+        natural    sizes of the domains, float64 [K], to which inferred weights
+                   are proportional
+        factors    converts shares of the weights' unit to shares of the units
+                   of a chunk, float64 [K]
         per_step   units of the schedule in a chunk: 1, or tokens
         sizes      sizes of the domains in units of the rule, float64 [K]
         """
@@ -193,17 +207,20 @@ class MixtureSpec:
         def normalize(written: Any) -> np.ndarray:
             return self.normalize_shares(written, selection, natural, factors)
 
-        settings, schedule = self.settings, self.settings.schedule
-        if schedule is not None:
-            # rounded up: weights change at the first step that begins at or after the point
-            chunks = [-(-point.at // per_step) for point in schedule.points]
-            weights = [normalize(point.weights) for point in schedule.points]
-            return WeightSchedule(chunks, weights, schedule.change == "linear"), None
-        first = normalize(settings.weights)
-        if settings.adaptive is None:
-            return ConstantWeights(first), None
-        rule = make_rule(settings.adaptive.rule, first, sizes, str(self.path))
-        return WeightLog(first, settings.adaptive.delay_steps), rule
+        adaptive, written = self.settings.adaptive, self.settings.schedule
+        schedule = None
+        if written is not None:
+            # rounded up: weights change at the first step that begins at or
+            # after the point
+            chunks = [-(-point.at // per_step) for point in written.points]
+            weights = [normalize(point.weights) for point in written.points]
+            schedule = WeightSchedule(chunks, weights, written.change == "linear")
+        if adaptive is None:
+            return schedule or ConstantWeights(normalize(self.settings.weights)), None
+        # after a schedule the rule begins with the weights of its last point
+        first = normalize(self.settings.weights) if schedule is None else schedule.weights[-1]
+        rule = make_rule(adaptive.rule, first, sizes, str(self.path))
+        return WeightLog(first, adaptive.delay_steps, schedule), rule
 
     def normalize_shares(
         self, written: Any, selection: Selection, natural: np.ndarray, factors: np.ndarray
@@ -226,8 +243,6 @@ def read_spec(path: str | Path) -> MixtureSpec:
     raw = read_yaml(path)
     settings: MixtureSettings = read_section(MixtureSettings, raw, str(path), separator=": ")
     if settings.schedule is not None:
-        if settings.adaptive is not None:
-            raise ValueError(f"{path}: schedule and adaptive exclude each other. Remove one of them.")
         starts = [point.at for point in settings.schedule.points]
         if starts != sorted(set(starts)) or starts[0] != 0:
             raise ValueError(f"{path}: schedule.points: got at {starts}, expected 0 first and rising.")
@@ -248,20 +263,22 @@ def build_step_weights(
 def convert_to_tokens(
     spec: MixtureSpec, selection: Selection, tokens: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return `natural` and `factors` of `build_weights`, which make shares of tokens of the weights."""
+    """Return `natural` and `factors` of `build_weights`, for shares of tokens."""
     if spec.counts_tokens:
         return tokens, np.ones(len(tokens))
-    # Domains of 10 and 30 documents with 100 and 900 tokens: document weights [0.5, 0.5] times tokens per
-    # document [10, 30] are in proportion 5 to 15, token shares [0.25, 0.75].
+    # Domains of 10 and 30 documents with 100 and 900 tokens: document weights
+    # [0.5, 0.5] times tokens per document [10, 30] are in proportion 5 to 15,
+    # token shares [0.25, 0.75].
     return selection.n_documents, tokens / selection.n_documents
 
 
 def build_chunk_weights(spec: MixtureSpec, selection: Selection) -> tuple[DomainWeights, WeightRule | None]:
     """Return the shares of documents in each chunk, and the rule if they follow the model.
 
-    Steps of a schedule are chunks, and so are every_steps and delay_steps of a rule. Shares of tokens become
-    shares of documents by the mean tokens of a domain's documents, which are in the catalog. Raises
-    ValueError for a schedule in tokens, and for weights that follow a model and count tokens.
+    Steps of a schedule are chunks, and so are every_steps and delay_steps of a
+    rule. Shares of tokens become shares of documents by the mean tokens of a
+    domain's documents, which are in the catalog. Raises ValueError for a
+    schedule in tokens, and for weights that follow a model and count tokens.
     """
     schedule, documents = spec.settings.schedule, selection.n_documents
     if schedule is not None and schedule.unit == "tokens":
@@ -279,3 +296,27 @@ def build_chunk_weights(spec: MixtureSpec, selection: Selection) -> tuple[Domain
     # documents per token; 0 for a domain whose documents are all empty
     factors = np.divide(documents, natural, out=np.zeros(len(documents)), where=natural > 0)
     return spec.build_weights(selection, natural, factors, 1, natural)
+
+
+def open_selection(spec: MixtureSpec) -> Selection:
+    """Return the documents of a mixture, from a file in its folder that processes map.
+
+    The query runs once for each version of the catalog. A folder that cannot be
+    written keeps no file.
+    """
+    folder = mixture_folder(spec.path)
+    with spec.open_catalog() as catalog:
+        content = [spec.compute_sha256(), str(catalog.path), catalog.versions]
+    path = folder / f"selected-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}.arrow"
+    if not path.is_file():
+        selection = spec.select_documents(spec.counts_tokens)
+        if not os.access(folder.parent if not folder.exists() else folder, os.W_OK):
+            return selection
+        folder.mkdir(parents=True, exist_ok=True)
+        with wait_for_lock(folder / ".lock"):
+            selection.save(path)
+            # processes that map the file of an earlier version keep it
+            for old in set(folder.glob("selected-*.arrow")) - {path}:
+                with suppress(OSError):
+                    old.unlink()
+    return Selection.load(path)

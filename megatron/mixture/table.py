@@ -1,68 +1,29 @@
 """Delta Lake tables of a catalog: one per corpus, written by `deltalake` and read by DuckDB.
 
-A table has the partition `_kind=documents` with a row for each document, and `_kind=files` with a row for
-each registered file, whose `_meta` is the JSON of a `SourceFile`. A registration appends to both in one
-commit, so that it is visible as a whole or not at all, in a folder and in an object store, whoever else
-writes.
+A table has the partition `_kind=documents` with a row for each document, and
+`_kind=files` with a row for each registered file, whose `_meta` is the JSON of
+a `SourceFile`. A registration appends to both in one commit, so that it is
+visible as a whole or not at all, in a folder and in an object store, whoever
+else writes.
 """
 
 import json
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 from megatron.log import get_logger
-from megatron.mixture.files import SourceFile
-from megatron.mixture.lazy_imports import fetch_rows, import_deltalake, import_pyarrow
-from megatron.mixture.properties import Property, quote_identifier, quote_text
+from megatron.mixture.files import SourceFile, import_pyarrow
+from megatron.mixture.properties import Corpus, quote_identifier, quote_text
 
 KIND, META = "_kind", "_meta"
 ORPHAN_HOURS = 7 * 24  # files that no commit names may belong to a running registration until then
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Settings of a corpus.
-
-    tokenizer   the tokenizer that counted the tokens; None if they are not counted
-    added       properties that `add_property` has added later, by their types
-    """
-
-    name: str
-    text_key: str
-    properties: tuple[Property, ...]
-    tokenizer: dict[str, Any] | None = None
-    added: tuple[Property, ...] = ()
-
-    @property
-    def all_properties(self) -> tuple[Property, ...]:
-        """Properties of the registration, and those added later."""
-        return (*self.properties, *self.added)
-
-    @property
-    def compatibility_key(self) -> tuple[Any, ...]:
-        """Settings that must be equal when files are added. The path of a tokenizer may differ."""
-        return self.properties, self.text_key, self.tokenizer and self.tokenizer | {"name": None}
-
-    def to_json(self) -> str:
-        """Return the settings as the description of the table."""
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Corpus":
-        """Parse a description. Raises ValueError for another text."""
-        try:
-            fields = json.loads(text)
-            properties, added = (
-                tuple(Property(**prop) for prop in fields.pop(key)) for key in ("properties", "added")
-            )
-            return cls(**fields, properties=properties, added=added)
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise ValueError(f"got a table that is not a corpus ({error}). Register it again.") from error
 
 
 def make_schema(corpus: Corpus) -> Any:
@@ -90,7 +51,8 @@ class CorpusTable:
         """Open the table. Raises FileNotFoundError if there is none, ValueError for an unknown version."""
         self.catalog, self.name = catalog, name
         self.uri = f"{catalog}/{quote(name, safe=' ')}"
-        deltalake = import_deltalake()
+        import deltalake
+
         try:
             self.delta = deltalake.DeltaTable(self.uri, version=version, storage_options=storage_options())
         except deltalake.exceptions.TableNotFoundError as error:
@@ -103,7 +65,8 @@ class CorpusTable:
     @classmethod
     def create(cls, catalog: Path | str, corpus: Corpus, replace: bool = False) -> "CorpusTable":
         """Create the table of a corpus, or replace an empty one. If another process did, open its table."""
-        deltalake = import_deltalake()
+        import deltalake
+
         uri = f"{catalog}/{quote(corpus.name, safe=' ')}"
         if not is_object_url(catalog):
             Path(uri).mkdir(parents=True, exist_ok=True)
@@ -131,7 +94,8 @@ class CorpusTable:
 
     def append(self, batches: Iterable[Any]) -> None:
         """Append Arrow batches with the columns of `make_schema` in one commit."""
-        deltalake, arrow = import_deltalake(), import_pyarrow()
+        import deltalake
+
         failure: list[BaseException] = []
 
         def guard() -> Iterator[Any]:
@@ -141,20 +105,20 @@ class CorpusTable:
                 failure.append(error)
                 raise
 
-        reader = arrow.RecordBatchReader.from_batches(make_schema(self.corpus), guard())
+        reader = import_pyarrow().RecordBatchReader.from_batches(make_schema(self.corpus), guard())
         plain = deltalake.ColumnProperties(dictionary_enabled=False, encoding="DELTA_BINARY_PACKED")
-        properties = deltalake.WriterProperties(
-            compression="ZSTD", column_properties=dict.fromkeys(("row", "begin", "size"), plain)
-        )
+        columns = dict.fromkeys(("row", "begin", "size"), plain)
+        properties = deltalake.WriterProperties(compression="ZSTD", column_properties=columns)
         try:
-            deltalake.write_deltalake(
-                self.uri, reader, mode="append", partition_by=[KIND], writer_properties=properties,
-                storage_options=storage_options(),
-            )  # fmt: skip
-        except Exception as error:
+            with self._translate_errors("cannot be written"):
+                deltalake.write_deltalake(
+                    self.uri, reader, mode="append", partition_by=[KIND],
+                    writer_properties=properties, storage_options=storage_options(),
+                )  # fmt: skip
+        except (OSError, ValueError):
             if failure:
                 raise failure[0] from None
-            raise self._translate(error, "cannot be written") from error
+            raise
         self.refresh()
 
     def scan(self, connection: Any, kind: str, view: str) -> None:
@@ -177,55 +141,64 @@ class CorpusTable:
         self.scan(connection, "files", "registered_files")
         winners: dict[str, SourceFile] = {}
         dead = []
-        for (text,) in fetch_rows(connection, f"SELECT {META} FROM registered_files"):
+        rows = connection.execute(f"SELECT {META} FROM registered_files").fetchall()
+        for (text,) in rows:
             fields = json.loads(text)
             broken = tuple((line, why) for line, why in fields.pop("broken"))
             file = SourceFile(**fields, broken=broken)
-            # of two registrations of a path the one of the later content counts, whoever reads
+            # of two registrations of a path the one of the later content
+            # counts, whoever reads
             first, last = sorted([file, winners.get(file.path, file)], key=lambda file: file.age)
             winners[file.path] = last
             dead += [] if first is last else [first.id]
         return list(winners.values()), dead
 
     def delete(self, ids: Iterable[int] | None = None) -> None:
-        """Delete the rows of some files, or all rows, in one commit. Earlier versions keep them."""
-        listed = None if ids is None else ", ".join(map(str, ids))
-        try:
-            self.delta.delete(None if listed is None else f"file IN ({listed})")
-        except Exception as error:
-            raise self._translate(error, "cannot be changed") from error
+        """Delete the rows of some files, or all, in one commit. Earlier versions keep them."""
+        where = None if ids is None else f"file IN ({', '.join(map(str, ids))})"
+        with self._translate_errors("cannot be changed"):
+            self.delta.delete(where)
         self.refresh()
 
     def overwrite(self, corpus: Corpus, reader: Any) -> None:
         """Replace all rows in one commit, with the columns of changed settings."""
-        deltalake = import_deltalake()
-        try:
+        import deltalake
+
+        with self._translate_errors("cannot be changed"):
             deltalake.write_deltalake(
                 self.delta, reader, mode="overwrite", schema_mode="overwrite", partition_by=[KIND]
             )
             # a kill in between leaves a column that no property names
             self.delta.alter.set_table_description(corpus.to_json())
-        except Exception as error:
-            raise self._translate(error, "cannot be changed") from error
         self.refresh()
         self.corpus = corpus
 
     def list_versions(self) -> list[tuple[int, float, str]]:
-        """Return (version, seconds since 1970, operation) of the commits, the latest first."""
-        return [
-            (commit["version"], commit["timestamp"] / 1000, commit["operation"])
-            for commit in self.delta.history()
-        ]
+        """Return (version, seconds since 1970, operation) of commits, the latest first."""
+        keys = ("version", "timestamp", "operation")
+        commits = [[commit[key] for key in keys] for commit in self.delta.history()]
+        return [(version, ms / 1000, operation) for version, ms, operation in commits]
 
-    def prune(self, keep: Iterable[int]) -> int:
-        """Delete what neither the current version nor those of `keep` need; return the number of files."""
-        options = {"dry_run": False, "enforce_retention_duration": False, "keep_versions": list(keep) or None}
-        removed = self.delta.vacuum(retention_hours=0, full=False, **options)
-        return len(removed) + len(self.delta.vacuum(retention_hours=ORPHAN_HOURS, full=True, **options))
+    def prune(self, keep: list[int]) -> int:
+        """Delete what neither the current version nor those of `keep` need.
 
-    def _translate(self, error: Exception, what: str) -> Exception:
-        kind = OSError if isinstance(error, OSError) else ValueError
-        return kind(f"{self.catalog}: corpus '{self.name}' {what} ({_first_line(error)}). Run it again.")
+        Returns the number of deleted files.
+        """
+        vacuum: Any = partial(
+            self.delta.vacuum, dry_run=False, enforce_retention_duration=False,
+            keep_versions=keep or None,
+        )  # fmt: skip
+        removed = vacuum(retention_hours=0, full=False)
+        return len(removed) + len(vacuum(retention_hours=ORPHAN_HOURS, full=True))
+
+    @contextmanager
+    def _translate_errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # several kinds, of Rust
+            kind = OSError if isinstance(error, OSError) else ValueError
+            why = _first_line(error)
+            raise kind(f"{self.catalog}: corpus '{self.name}' {what} ({why}). Run it again.") from error
 
 
 def _first_line(error: Exception) -> str:
@@ -234,7 +207,8 @@ def _first_line(error: Exception) -> str:
 
 def storage_options() -> dict[str, str]:
     """Return the options of object stores that do not follow from the environment."""
-    # a server on this machine or in the same network, such as MinIO, often has no TLS
+    # a server on this machine or in the same network, such as MinIO, often has
+    # no TLS
     endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
     return {"aws_allow_http": "true"} if endpoint.startswith("http://") else {}
 
@@ -251,3 +225,21 @@ def list_tables(catalog: Path | str) -> list[str]:
     else:
         names = [folder.parent.name for folder in Path(catalog).glob("*/_delta_log")]
     return sorted(map(unquote, names))
+
+
+def iter_file_batches(files: Sequence[SourceFile], schema: Any) -> Iterator[Any]:
+    """Yield the entries of files."""
+    arrow = import_pyarrow()
+    ids = arrow.array([file.id for file in files], arrow.int64())
+    meta = [json.dumps(asdict(file)) for file in files]
+    rows = arrow.table({"file": ids, META: meta})
+    yield from complete_columns(rows, "files", schema).to_batches()
+
+
+def complete_columns(rows: Any, kind: str, schema: Any) -> Any:
+    """Return an Arrow table with all columns of a schema: the missing ones are null."""
+    arrow, n = import_pyarrow(), len(rows)
+    present = dict(zip(rows.column_names, rows.columns, strict=True))
+    present[KIND] = arrow.array([kind] * n, arrow.string())
+    columns = [present.get(field.name, arrow.nulls(n)).cast(field.type) for field in schema]
+    return arrow.Table.from_arrays(columns, schema=schema)

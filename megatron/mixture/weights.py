@@ -1,13 +1,23 @@
 """Weights of domains as written in a mixture file: for combinations of properties, nested, over time.
 
-    weights: inferred                                   proportional to the size of the domains
-    weights: arbitrary                                  without `by`: all documents, in one order
-    weights: {Github: 0.7, C4: 0.3}                     values of the first property of `by`
-    weights: {Github: {weight: 0.7, weights: {Python: 3, Go: 1}}, C4: 0.3}     values of the next one, nested
-    weights: [{where: {language: [Go, C], source: Github}, weight: 2}, ...]     any combination
+    weights: inferred                                   proportional to the size
+                                                        of the domains
+    weights: arbitrary                                  without `by`: all
+                                                        documents, in one order
+    weights: {Github: 0.7, C4: 0.3}                     values of the first
+                                                        property of `by`
+    weights: {Github: {weight: 0.7, weights: {Python: 3, Go: 1}}, C4: 0.3}     values
+                                                                               of
+                                                                               the
+                                                                               next
+                                                                               one,
+                                                                               nested
+    weights: [{where: {language: [Go, C], source: Github}, weight: 2}, ...]     any
+                                                                                combination
 
-Weights of one level need not sum to 1. An entry that matches several domains and has no nested weights is
-divided among them by their size. A domain that no entry matches has weight 0.
+Weights of one level need not sum to 1. An entry that matches several domains
+and has no nested weights is divided among them by their size. A domain that no
+entry matches has weight 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,8 +39,8 @@ def compute_weights(
 
     natural [K]   size of the domains, in tokens or documents
 
-    Raises ValueError, with the key, for an entry that matches no domain, for a domain that two entries match,
-    and for an invalid weight.
+    Raises ValueError, with the key, for an entry that matches no domain, for a
+    domain that two entries match, and for an invalid weight.
     """
     weights = np.zeros(len(domains))
     if written == ARBITRARY:
@@ -57,7 +67,8 @@ def _distribute_share(
             )
         weights[members] = share * natural[members] / total
         return
-    # {Github: {weight: 0.7, weights: {Python: 3, Go: 1}}, C4: 0.3}: Github/Python gets 0.7 * 3/4 = 0.525
+    # {Github: {weight: 0.7, weights: {Python: 3, Go: 1}}, C4: 0.3}:
+    # Github/Python gets 0.7 * 3/4 = 0.525
     parts = _parse_level(written, by, where)
     total = sum(weight for _, weight, _, _ in parts)
     if not 0 < total < float("inf"):
@@ -78,15 +89,18 @@ def _distribute_share(
             requested = ", ".join(f"{name}={value}" for name, values in criteria.items() for value in values)
             raise ValueError(f"{place}: no document has {requested}; {suggest_nearest(requested, available)}")
         for k in matches:
-            # no order of precedence: an entry that overrides another could be a typing error
+            # no order of precedence: an entry that overrides another could be a
+            # typing error
             if k in assigned:
                 raise ValueError(
                     f"{place}: matches {domains[k]}, which {assigned[k]} matches already. Remove one of them."
                 )
             assigned[k] = place
-        # a property with a single requested value is fixed and cannot be used by nested weights
+        # a property with a single requested value is fixed and cannot be used
+        # by nested weights
         left = [name for name in by if name not in criteria or len(criteria[name]) > 1]
-        # entries of a nested list may use all properties, other nested weights only those not used yet
+        # entries of a nested list may use all properties, other nested weights
+        # only those not used yet
         _distribute_share(
             inner, share * weight / total, matches, by if isinstance(inner, list) else left or by,
             domains if isinstance(inner, list) or not left else _project_domains(domains, by, left),

@@ -82,19 +82,20 @@ class _JoinedWriter(IndexedWriter):
         if self.sha256:
             return
         self._bin.flush()  # the threads read by the descriptor
-        begins = range(0, max(1, self.n_tokens * self.dtype.itemsize), BLOCK_BYTES)
+        block_bytes = self._hash.block_bytes
+        begins = range(0, max(1, self.n_tokens * self.dtype.itemsize), block_bytes)
         blocks = []
         with ThreadPoolExecutor(self.n_threads, "sum") as pool:
             for digest, counts in pool.map(self._sum_block, begins):
                 blocks.append(digest)
                 self._counts.merge(counts)
-        self._hash = BlockHash.join_blocks(BLOCK_BYTES, blocks)
+        self._hash = BlockHash.join_blocks(block_bytes, blocks)
         super().prepare()
 
     def _sum_block(self, begin: int) -> tuple[Any, IdCounts]:
         """Return the hash of one block of the output, and the counts of its ids."""
         digest, counts = hashlib.sha256(), IdCounts()
-        end = begin + BLOCK_BYTES
+        end = begin + self._hash.block_bytes
         for offset in range(begin, end, READ_BYTES):
             data = os.pread(self._bin.fileno(), min(READ_BYTES, end - offset), offset)
             digest.update(data)

@@ -5,7 +5,6 @@ import time
 import numpy as np
 import pytest
 from scipy.optimize import minimize
-from scipy.signal import savgol_filter
 
 from megatron.mixture.adaptive import (
     Ado,
@@ -14,7 +13,6 @@ from megatron.mixture.adaptive import (
     LossProportional,
     WeightLog,
     fit_domain_law,
-    smooth_losses,
 )
 from megatron.mixture.weights import WeightSchedule, compute_weights
 
@@ -59,14 +57,6 @@ def test_a_fit_takes_less_than_a_tenth_of_a_second_of_cpu() -> None:
         fit_domain_law(n, losses)
         taken_s.append(time.process_time() - begin)
     assert min(taken_s) < 0.1  # the minimum excludes interference from other processes
-
-
-def test_smoothing_equals_the_savitzky_golay_filter_of_scipy() -> None:
-    values = np.random.default_rng(0).standard_normal(60)
-    assert np.allclose(smooth_losses(values, 11), savgol_filter(values, 11, 3))
-    assert smooth_losses(values[:5], 11) is not None and np.array_equal(
-        smooth_losses(values[:5], 11), values[:5]
-    )
 
 
 def test_an_update_follows_the_equations_of_the_paper() -> None:
@@ -134,6 +124,19 @@ def test_a_log_returns_known_weights_and_refuses_later_chunks() -> None:
     again = WeightLog(np.ones(2), None)
     again.restore(log.as_dict(6))
     assert again.weights_at(6)[0].tolist() == [0.5, 0.5] and len(again.entries) == 1
+
+
+def test_a_schedule_applies_up_to_its_last_point_and_the_log_from_there() -> None:
+    schedule = WeightSchedule([0, 4, 10], [np.array([w, 1 - w]) for w in (0.2, 0.4, 1.0)])
+    log = WeightLog(schedule.weights[-1], 8, schedule)
+    log.append(8, np.array([0.5, 0.5]), 18)
+    log.append(18, np.array([0.6, 0.4]), 28)
+    for chunk, weight, until in ((0, 0.2, 4), (9, 0.4, 10), (10, 0.5, 18), (18, 0.6, 28)):
+        assert (log.weights_at(chunk)[0][0], log.weights_at(chunk)[1]) == (weight, until)
+    with pytest.raises(ValueError, match="chunk 28 are not known yet"):
+        log.weights_at(28)
+    early = WeightLog(schedule.weights[-1], 6, schedule)
+    assert early.weights_at(5)[1] == 6  # chunk 6 waits for losses, although its weights are written
 
 
 BY = ("source", "language")

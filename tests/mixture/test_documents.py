@@ -284,6 +284,7 @@ def test_a_rule_of_the_user_is_imported_and_its_error_reaches_the_reader(
             DocumentChunks(mixture)
     mixture.write_text(text + ADAPTIVE.replace("loss", "mix_rules:Failing"))
     with DocumentChunks(mixture) as source:
-        source.report(0, np.ones(3), np.ones(3))
         with pytest.raises(ValueError, match=r"no weights could be computed from chunk 0 \(no\)"):
+            source.report(0, np.ones(3), np.ones(3))
+        with pytest.raises(NotReadyError):
             source.read(9, 1)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.conditions import Condition, field
-from megatron.mixture.properties import read_properties
+from megatron.mixture.properties import Condition, field, read_properties
 from megatron.mixture.query import Query, Selection
 
 PROPERTIES = [

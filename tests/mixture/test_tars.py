@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.mixture.files import open_decompressed
-from megatron.mixture.tars import TarSample, iter_samples, read_sample
+from megatron.mixture.files import TarSample, iter_samples, open_decompressed, read_sample
 
 
 def write_tar(path: Path, samples: list[tuple[str, dict[str, bytes]]]) -> None:

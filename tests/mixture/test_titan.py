@@ -15,8 +15,8 @@ import torch
 
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.loaders import TitanLoader, titan_config
 from megatron.mixture.prepare import prepare_mixture
+from megatron.mixture.source import TitanLoader, titan_config
 from tests.conftest import free_port
 
 LENGTHS = [5, 1, 40, 16, 3, 7, 30, 2, 25] * 6

@@ -64,7 +64,7 @@ def main(mixture: str, folder: str, steps: int, kill_after: int = 0) -> None:
     from tokenizers import Tokenizer, models
     from torchtitan.models.llama3.config_registry import llama3_debugmodel
 
-    from megatron.mixture.loaders import titan_config
+    from megatron.mixture.source import titan_config
 
     replace_attention_kernel()
     assets = Path(folder) / "tokenizer"

@@ -1,5 +1,9 @@
-"""tools/pretrain.py with random delays when samples are read and steps are taken."""
+"""tools/pretrain.py with random delays when samples are read and steps are taken.
 
+With RECORD, a folder, each rank writes (number, SHA-256) of every sample that it reads.
+"""
+
+import hashlib
 import os
 import runpy
 import time
@@ -16,7 +20,12 @@ take, step = MixtureSamples.take, TorchEngine.step
 
 def late_take(self: MixtureSamples, numbers: np.ndarray) -> np.ndarray:
     time.sleep(float(rng.uniform(0, 0.05)))
-    return take(self, numbers)
+    windows = take(self, numbers)
+    if record := os.environ.get("RECORD"):
+        with open(f"{record}/{os.environ.get('RANK', '0')}-{os.getpid()}", "a") as file:
+            for number, window in zip(numbers.tolist(), windows, strict=True):
+                file.write(f"{number} {hashlib.sha256(window.tobytes()).hexdigest()}\n")
+    return windows
 
 
 def late_step(self: TorchEngine, *words: object, **more: object) -> object:

@@ -1,7 +1,5 @@
 """Mixtures in training: exact samples, interruption, resumption and multiple ranks."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -236,6 +234,41 @@ def test_ranks_and_loaders_out_of_step_train_on_the_same_bytes(folder, pretrain,
     assert is_same(quiet, read_by_step(folder / "slow2"))
 
 
+def read_samples(record: Path) -> dict[int, str]:
+    """Return the hash of each sample that some rank has read; of several, all are equal."""
+    read: dict[int, str] = {}
+    for path in record.iterdir():
+        for line in path.read_text().splitlines():
+            number, sums = line.split()
+            assert read.setdefault(int(number), sums) == sums
+    return read
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_two_and_four_ranks_and_a_change_between_them_train_on_equal_data(
+    folder, pretrain, root, monkeypatch
+) -> None:
+    path = write_mixture(folder, LOSS)
+    script = root / "tests" / "train" / "pretrain_with_random_waits.py"
+    keep_all = ["checkpoint.keep_last=null"]
+    saved = folder / "on2" / "checkpoints"
+    samples, losses = {}, {}
+    for run, n_ranks in (("on1", 1), ("on2", 2), ("on4", 4), ("2to4", 4)):
+        (folder / f"record-{run}").mkdir()
+        monkeypatch.setenv("RECORD", str(folder / f"record-{run}"))
+        resume = [f"checkpoint.resume={min(saved.glob('step.*'))}"] if run == "2to4" else []
+        done = pretrain([*build_words(path, run), *keep_all, *resume], n_ranks, script=script)
+        assert done.returncode == 0, done.stderr
+        samples[run], losses[run] = read_samples(folder / f"record-{run}"), read_by_step(folder / run)
+    assert sorted(samples["on1"]) == [*range(14 * 12)]  # 14 steps of 12 samples, each once
+    assert samples["on1"] == samples["on2"] == samples["on4"]
+    assert sorted(losses["2to4"]) == [*range(6, 15)]
+    assert samples["2to4"] == {i: samples["on1"][i] for i in range(5 * 12, 14 * 12)}
+    for run in ("on2", "on4", "2to4"):
+        assert is_same(losses["on1"], losses[run])
+
+
 def test_invalid_mixtures_are_refused_with_a_one_line_error(folder) -> None:
     path = write_mixture(folder, ADO)
     with pytest.raises(ValueError, match="num_workers: got 2, which prepare up to 4 steps ahead"):
@@ -258,24 +291,28 @@ def test_invalid_mixtures_are_refused_with_a_one_line_error(folder) -> None:
         prepare_mixture(write_mixture(folder, "weights: inferred"))
 
 
-def test_weights_are_computed_in_the_background_and_awaited_when_needed(folder) -> None:
+def test_weights_apply_delay_steps_after_the_observation_and_later_steps_wait_for_it(folder) -> None:
     path = write_mixture(folder, LOSS)
     prepare_mixture(path)
     samples = MixtureSamples(path, seq_len=16, batch_size=12, seed=0)
-    assert samples.rule is not None
-    finding, observe = threading.Event(), samples.rule.observe
-    samples.rule.observe = lambda *words: observe(*words) if finding.wait(60) else None
-    samples.observe(0, np.array([90.0, 5.0, 5.0]), np.array([10.0, 10.0, 10.0]))  # returns at once
-    before = samples.take(np.arange(4 * 12))  # the steps before the new weights do not wait either
-    with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(samples.take, np.arange(4 * 12, 5 * 12))
-        assert not late.done()
-        finding.set()
-        after = late.result(timeout=240)
+    before = samples.take(np.arange(4 * 12))
+    with pytest.raises(ValueError, match="weights of chunk 4 are not known yet"):
+        samples.take(np.arange(4 * 12, 5 * 12))
+    samples.observe(0, np.array([90.0, 5.0, 5.0]), np.array([10.0, 10.0, 10.0]))
     assert samples.weights_at(4)[0] > 2 * samples.weights_at(3)[0]
     again = MixtureSamples(path, seq_len=16, batch_size=12, seed=0)
     again.observe(0, np.array([90.0, 5.0, 5.0]), np.array([10.0, 10.0, 10.0]))
-    assert np.array_equal(again.take(np.arange(5 * 12)), np.concatenate([before, after]))
+    assert np.array_equal(again.take(np.arange(4 * 12)), before)
+
+
+def test_a_schedule_applies_before_the_weights_of_a_rule(folder) -> None:
+    points = "points: [{at: 0, weights: {a: 1}}, {at: 6, weights: {a: 1, b: 1, c: 1}}]"
+    path = write_mixture(folder, f"schedule: {{{points}}}", LOSS)
+    assert train(build_small_run(path, "both"), StopMonitor(None))
+    weights = [weights for _, weights in read_losses_and_weights(folder / "both")]
+    assert weights[:6] == [[1, 0, 0]] * 6
+    # the rule has observed `a` alone: the mean loss counts for the other domains
+    assert len({tuple(w) for w in weights[6:]}) > 1 and min(weights[-1]) > 0.2
 
 
 def test_a_custom_rule_is_loaded_by_its_name_in_the_file(folder, monkeypatch) -> None:

@@ -21,9 +21,9 @@ from megatron.data.indexed_writer import IndexedWriter
 from megatron.io import read_json
 from megatron.laws.law import Law
 from megatron.mixture.catalog import Catalog
+from megatron.mixture.files import iter_samples
 from megatron.mixture.properties import read_properties
 from megatron.mixture.spec import read_spec
-from megatron.mixture.tars import iter_samples
 from megatron.plan.datapaths import read_corpora
 from megatron.plan.resolve import load_config
 from megatron.study.ladder import read_study_plan

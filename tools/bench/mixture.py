@@ -23,13 +23,12 @@ from history import add_history_options, record_result
 from megatron.cli import create_parser, positive_int, run_main
 from megatron.mixture.adaptive import fit_domain_law
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.client import Connection, RemoteChunks
+from megatron.mixture.client import Connection, RemoteChunks, make_token_file, read_token
 from megatron.mixture.distributor import Distributor
 from megatron.mixture.documents import DocumentChunks
 from megatron.mixture.files import hash_content
 from megatron.mixture.properties import read_properties
 from megatron.mixture.query import Query
-from megatron.mixture.server import make_token_file, read_token
 from megatron.mixture.weights import ConstantWeights
 
 LANGUAGES = ("C", "Go", "Java", "JavaScript", "Python", "Rust", "Scala", "TypeScript")

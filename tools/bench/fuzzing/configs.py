@@ -221,11 +221,7 @@ def open_amounts(folder: Path) -> WordCase:
 
 def open_addresses(folder: Path) -> WordCase:
     """Open hosts, ports, locations, lists of hosts, and the variables of launchers."""
-    from megatron.mixture.serve.access import (
-        is_loopback,
-    )
-    from megatron.mixture.serve.service import ListenOptions
-
+    from megatron.mixture.server import ListenOptions, is_loopback
     from megatron.parallel.rank_env import (
         LAUNCHERS,
         TORCHRUN_VARIABLES,

@@ -12,7 +12,7 @@ import numpy as np
 from kill.inputs import Inputs, tool_command
 from kill.outcomes import read_outcome
 from kill.trials import ALL, GONE_S, LIMIT_S, RunningCommand, Tally
-from megatron.mixture.server import make_token_file, read_token
+from megatron.mixture.client import make_token_file, read_token
 from megatron.train.local_ranks import reserve_port
 
 N_CHUNKS = 120

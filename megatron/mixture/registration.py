@@ -1,0 +1,221 @@
+"""Registration of files: which files, in which commits, and their rows in a table."""
+
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megatron.cli import ProgressBar
+from megatron.mixture.files import (
+    INPUT_SUFFIXES,
+    PARTS_SUFFIX,
+    SourceFile,
+    hash_content,
+    import_duckdb,
+    import_pyarrow,
+    properties_path,
+    stat_file,
+)
+from megatron.mixture.records import LineBlock, RecordCounts, RecordReader, split_lines
+from megatron.mixture.table import CorpusTable, complete_columns, iter_file_batches, make_schema
+
+# of adjacent files that share a commit
+SMALL_BYTES, BATCH_BYTES, BATCH_FILES = 1 << 20, 16 << 20, 1000
+
+
+@dataclass
+class RegistrationResult:
+    """Counts of one registration.
+
+    n_known   files that were registered before and have not changed
+    n_edited  those of `n_files` with the registered size and time, but other content
+    absent    properties that no document has, usually because they are misspelt
+    """
+
+    n_files: int = 0
+    n_known: int = 0
+    n_documents: int = 0
+    n_broken: int = 0
+    n_edited: int = 0
+    absent: tuple[str, ...] = ()
+
+
+def add_files(
+    table: CorpusTable, before: Sequence[SourceFile], paths: Sequence[Path], reader: RecordReader,
+    verify: bool, quiet: bool,
+) -> RegistrationResult:  # fmt: skip
+    """Commit the new and changed files of some paths to a table, batch by batch.
+
+    before   the registered files
+    """
+    result, new = RegistrationResult(), []
+    registered = {entry.path: entry for entry in before}
+    sizes = {path: path.stat().st_size for path in paths}
+    with (
+        ProgressBar("registering", sum(sizes.values()), "B", quiet=quiet) as bar,
+        ThreadPoolExecutor(1, thread_name_prefix="hash") as hashing,
+    ):
+        for path in paths:
+            entry = registered.get(str(path))
+            is_stamped = entry is not None and entry.stamp == stat_file(path)
+            same = not verify or entry is not None and hash_content(path) == entry.sha256
+            if is_stamped and same:
+                result.n_known += 1
+                bar.update(sizes[path])
+            else:
+                result.n_edited += is_stamped
+                new.append(path)
+        # one commit per batch: a killed registration keeps its finished batches
+        for batch in batch_files(new):
+            counts = [RecordCounts() for _ in batch]
+            table.append(iter_batches(batch, counts, reader, hashing))
+            result.n_files += len(batch)
+            result.n_documents += sum(count.n_documents for count in counts)
+            result.n_broken += sum(count.n_broken for count in counts)
+            bar.update(sum(sizes[path] for path in batch))
+    return result
+
+
+def batch_files(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yield files in order: adjacent small files of plain lines in one batch, every other file alone."""
+    batch: list[Path] = []
+    n_bytes = 0
+    for path in paths:
+        size = path.stat().st_size
+        is_small = (
+            path.suffix in (".jsonl", ".json") and size <= SMALL_BYTES and not properties_path(path).exists()
+        )
+        if batch and (not is_small or n_bytes + size > BATCH_BYTES or len(batch) == BATCH_FILES):
+            yield batch
+            batch, n_bytes = [], 0
+        if is_small:
+            batch.append(path)
+            n_bytes += size
+        else:
+            yield [path]
+    if batch:
+        yield batch
+
+
+def find_input_files(inputs: Sequence[str]) -> list[Path]:
+    """Return the files of paths, folders and patterns. A .bin, or its prefix, stands for its dataset.
+
+    <prefix>.parquet and <prefix>.json beside an input are parts of it. Raises
+    FileNotFoundError.
+    """
+    paths: dict[Path, None] = {}
+    for word in inputs:
+        path = Path(word)
+        if path.is_dir():
+            walked = os.walk(path, followlinks=True)
+            matches = sorted(
+                Path(folder) / name for folder, _, names in walked for name in names if name[0] != "."
+            )
+        elif path.is_file():
+            matches = [path]
+        else:
+            datasets = [Path(f"{word}{suffix}") for suffix in (".bin", PARTS_SUFFIX)]
+            matches = [path for path in datasets if path.is_file()] or [
+                Path(name) for name in sorted(glob(word, recursive=True))
+            ]
+        names = set(matches)
+        chosen = [
+            path for path in matches if path.name.endswith(INPUT_SUFFIXES) and not _is_part(path, names)
+        ]
+        if not chosen:
+            raise FileNotFoundError(
+                f"{word}: no such file, and no folder or pattern of {', '.join(INPUT_SUFFIXES)}."
+            )
+        paths |= dict.fromkeys(chosen)
+    return list(paths)
+
+
+def _is_part(path: Path, names: set[Path]) -> bool:
+    """Return whether a file belongs to another input: properties, a sidecar, or an index."""
+    if path.name.endswith((PARTS_SUFFIX, ".bin")):
+        return False
+    prefix = path.with_suffix("")
+    if path.suffix == ".json":
+        return any(prefix.with_name(prefix.name + suffix).is_file() for suffix in (".bin", PARTS_SUFFIX))
+    others = [prefix.with_name(prefix.name + suffix) for suffix in INPUT_SUFFIXES if suffix != ".parquet"]
+    return path.suffix == ".parquet" and any(
+        other in names or other.suffix == ".bin" and other.is_file() for other in others
+    )
+
+
+def iter_batches(
+    paths: Sequence[Path], counts: Sequence[RecordCounts], reader: RecordReader,
+    hashing: ThreadPoolExecutor,
+) -> Iterator[Any]:  # fmt: skip
+    """Yield the documents of some files, and last the entries of the files.
+
+    counts   receives the counts of each file
+
+    Raises ValueError for a file that changes meanwhile: its content may be of two
+    versions.
+    """
+    corpus, schema = reader.corpus, make_schema(reader.corpus)
+    # sizes and times are read before the content, and compared again at the end
+    stamps = [stat_file(path) for path in paths]
+    sums = [hashing.submit(hash_content, path) for path in paths]
+    ids = [secrets.randbits(62) for _ in paths]
+    for documents in _read_files(paths, ids, counts, reader):
+        yield from complete_columns(documents, "documents", schema).to_batches()
+    files = []
+    for key, path, stamp, count, content in zip(ids, paths, stamps, counts, sums, strict=True):
+        if stat_file(path) != stamp:
+            raise ValueError(f"{path}: changed while it was registered. Register it again.")
+        broken = count.n_broken, tuple(count.broken)
+        files.append(
+            SourceFile(
+                key, str(path), *stamp, count.n_documents, content.result(), corpus.name,
+                corpus.text_key, *broken, time.time_ns(),
+            )
+        )  # fmt: skip
+    yield from iter_file_batches(files, schema)
+
+
+def _read_files(
+    paths: Sequence[Path], ids: Sequence[int], counts: Sequence[RecordCounts], reader: RecordReader
+) -> Iterator[Any]:
+    if len(paths) > 1 and reader.function is None:
+        block, n_lines = join_small_files(paths, ids)
+        try:
+            yield reader.select_block(block, None, 0)
+        except (import_duckdb().Error, import_pyarrow().ArrowException, ValueError):
+            pass  # one of the files has a broken line, which `read` locates
+        else:
+            for count, n in zip(counts, n_lines, strict=True):
+                count.n_documents = n
+            return
+    for path, key, count in zip(paths, ids, counts, strict=True):
+        yield from reader.read(path, key, count)
+
+
+def join_small_files(paths: Sequence[Path], ids: Sequence[int]) -> tuple[LineBlock, list[int]]:
+    """Return the lines of small plain files as one block, and the number of each file."""
+    contents = [path.read_bytes() for path in paths]
+    # otherwise the last line of a file and the first one of the next would be one
+    # line
+    contents = [part + b"\n" * (part[-1:] not in (b"", b"\n")) for part in contents]
+    sizes = np.array([len(part) for part in contents])
+    ends = np.cumsum(sizes)
+    _, block = split_lines(b"".join(contents))
+    # A line belongs to the first file that ends after its begin. Files of 10, 0 and
+    # 5 bytes: ends = [10, 10, 15]. A line at byte 10 belongs to file 2: `right`
+    # skips the empty file.
+    of_file = np.searchsorted(ends, block.begins, side="right")
+    counts = np.bincount(of_file, minlength=len(paths))
+    # line number minus the number of the file's first line; counts [3, 2]: rows 0 1
+    # 2 0 1
+    rows = np.arange(len(of_file)) - np.repeat(np.cumsum(counts) - counts, counts)
+    begins = block.begins - (ends - sizes)[of_file]
+    files = np.array(ids, dtype=np.int64)[of_file]
+    return replace(block, begins=begins, file=files, rows=rows), counts.tolist()
