@@ -130,13 +130,14 @@ class SplitWriter:
 def prepare_corpus(which: str, folder: Path, limits: CorpusLimits) -> tuple[dict[str, Any], bool]:
     """Write <folder>/train.jsonl, held_out.jsonl and corpus.json.
 
-    Returns the content of corpus.json, and False if the folder has it already, from the same files.
-    `which` is auto, c4, local, stdlib, or a path (see `choose_source`). The corpus is the start of
-    that text, up to the limits. If this is less than `min_bytes`, documents of the local text are
-    added until it is reached: always to auto and c4, to another text only with `fill`.
-    The sha256 of a text decides whether it is held out, so copies are never on both sides.
-    Raises FileNotFoundError, ConnectionError or ValueError, also if another process is writing the
-    corpus; the folder is then unchanged.
+    Returns the content of corpus.json, and False if the folder has it already, from
+    the same files. `which` is auto, c4, local, stdlib, or a path (see
+    `choose_source`). The corpus is the start of that text, up to the limits. If
+    this is less than `min_bytes`, documents of the local text are added until it is
+    reached: always to auto and c4, to another text only with `fill`. The sha256 of
+    a text decides whether it is held out, so copies are never on both sides. Raises
+    FileNotFoundError, ConnectionError or ValueError, also if another process is
+    writing the corpus; the folder is then unchanged.
     """
     folder = folder.resolve()
     limits = replace(limits, fill=limits.fill or which in FILLED)

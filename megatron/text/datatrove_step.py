@@ -1,7 +1,8 @@
 """The encoder as a step of a datatrove pipeline: documents to .bin/.idx datasets, one per task.
 
-datatrove (https://github.com/huggingface/datatrove) runs a pipeline of readers, filters and writers as tasks,
-on one machine, on Slurm or on Ray. This module requires it: pip install 'megatron-scaling[datatrove]'.
+datatrove (https://github.com/huggingface/datatrove) runs a pipeline of readers,
+filters and writers as tasks, on one machine, on Slurm or on Ray. This module
+requires it: pip install 'megatron-scaling[datatrove]'.
 """
 
 import hashlib
@@ -36,8 +37,9 @@ KEY = "text"
 class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no types
     """Pipeline step that encodes documents to `<output_prefix>-part-RRRRR-of-NNNNN_text_document`.
 
-    Task R of N writes one part, with the ids of tools/preprocess_data_many_cores.py. A part is complete or
-    absent. Documents are passed on to the next step after they have been encoded.
+    Task R of N writes one part, with the ids of
+    tools/preprocess_data_many_cores.py. A part is complete or absent. Documents are
+    passed on to the next step after they have been encoded.
     """
 
     name = "Megatron .bin/.idx"
@@ -53,8 +55,9 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
     ) -> None:
         """Load the tokenizer, so that wrong arguments are errors before any task starts.
 
-        `output_prefix` is on a file system that all nodes share; `special_text` as in PreprocessOptions.
-        Paths are resolved now: a Ray worker has another working directory.
+        `output_prefix` is on a file system that all nodes share; `special_text` as
+        in PreprocessOptions. Paths are resolved now: a Ray worker has another
+        working directory.
 
         Raises FileNotFoundError or ValueError.
         """
@@ -82,8 +85,9 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
     def run(self, data: Iterator[Document] | None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         """Write part `rank` of `world_size`, and yield its documents.
 
-        Raises ValueError for a document that cannot be encoded, and for a part that another process writes or
-        that exists from other documents or settings. No part is written then.
+        Raises ValueError for a document that cannot be encoded, and for a part that
+        another process writes or that exists from other documents or settings. No
+        part is written then.
         """
         name = f"{self.output_prefix.name}-part-{rank:05d}-of-{world_size:05d}"
         part = dataset_prefix(self.output_prefix.with_name(name), KEY)
@@ -128,7 +132,8 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
 class StrictJsonlReader(JsonlReader):  # type: ignore[misc]  # datatrove has no types
     """datatrove's JsonlReader with the rules of tools/preprocess_data_many_cores.py, for the same documents.
 
-    Bad lines and lines without a text are errors, and empty documents are kept. JsonlReader skips them.
+    Bad lines and lines without a text are errors, and empty documents are kept.
+    JsonlReader skips them.
     """
 
     name = "🐿 Jsonl, strict"

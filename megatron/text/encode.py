@@ -38,11 +38,13 @@ def encode_piece(
 ) -> UnitRecord:  # fmt: skip
     """Encode one piece to the unit `path`; `on_read` is called repeatedly and may raise.
 
-    An invalid line ends the piece, and `UnitRecord.error` contains file, line and reason. It is not raised:
-    only the caller can decide whether the line is needed at all. If bad lines are skipped, they are in the
-    unit's rejects, and a damaged file has no documents: its checksum comes last, so content before the damage
-    may be wrong. A remote file that cannot be read after all attempts is skipped in the same way. Raises
-    OSError for a full disk, a file that the system cannot read, or the network.
+    An invalid line ends the piece, and `UnitRecord.error` contains file, line and
+    reason. It is not raised: only the caller can decide whether the line is needed
+    at all. If bad lines are skipped, they are in the unit's rejects, and a damaged
+    file has no documents: its checksum comes last, so content before the damage may
+    be wrong. A remote file that cannot be read after all attempts is skipped in the
+    same way. Raises OSError for a full disk, a file that the system cannot read, or
+    the network.
     """
     with open_writers(path, settings) as writers:
         job = _PieceEncoder(piece, path.parent, writers, settings, encoder, on_read)
@@ -137,7 +139,8 @@ class _PieceEncoder:
     def _encode_batches(self, documents: Iterator[tuple[int, Callable[[str], str]]]) -> None:
         """Encode documents in batches: (line, function that returns the text of a key).
 
-        A document that lacks a key, or cannot be encoded for one key, is rejected for all keys.
+        A document that lacks a key, or cannot be encoded for one key, is rejected
+        for all keys.
         """
         batch: list[tuple[int, dict[str, str]]] = []
         n_characters = 0

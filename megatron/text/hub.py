@@ -1,7 +1,7 @@
 """Downloads from the Hugging Face hub by `huggingface_hub`: shards of text, tokenizers and weights.
 
-A shard is stored as it is, complete or absent. Weights are safetensors only: loading a pickle executes code
-in it.
+A shard is stored as it is, complete or absent. Weights are safetensors only:
+loading a pickle executes code in it.
 """
 
 import fnmatch
@@ -161,8 +161,8 @@ def parse_hub_name(text: str) -> tuple[str, str] | None:
 def open_hub_model(name: str) -> Path:
     """Return the folder of a model of the hub in the hub's cache; missing files are downloaded into it.
 
-    Raises FileNotFoundError if it is neither on the hub nor, without a network, in the cache, and
-    ConnectionError for a failed download.
+    Raises FileNotFoundError if it is neither on the hub nor, without a network, in
+    the cache, and ConnectionError for a failed download.
     """
     parsed = parse_hub_name(name)
     if parsed is None:

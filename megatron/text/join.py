@@ -1,7 +1,8 @@
 """Join the finished units of a job to its datasets, in the order of the input.
 
-The ids are copied one unit after another. Then threads hash and count blocks of the output. The units
-are deleted after the outputs have their names: a killed join begins again from complete units.
+The ids are copied one unit after another. Then threads hash and count blocks of the
+output. The units are deleted after the outputs have their names: a killed join
+begins again from complete units.
 """
 
 import functools

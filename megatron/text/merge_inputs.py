@@ -34,7 +34,8 @@ def natural_key(name: str) -> list[tuple[int, int | str]]:
 def expand_prefixes(names: Sequence[str]) -> list[str]:
     """Return the dataset prefixes of names and patterns, those of a pattern in natural order.
 
-    Raises FileNotFoundError for a name without a dataset, ValueError for a dataset that is named twice.
+    Raises FileNotFoundError for a name without a dataset, ValueError for a dataset
+    that is named twice.
     """
     prefixes: dict[str, str] = {}
     for name in names:
@@ -67,8 +68,8 @@ def open_inputs(
 ) -> tuple[list[IndexedTokens], dict[str, Any]]:
     """Open datasets that are to be merged. Raises as `merge_datasets`.
 
-    Returns the datasets, with the parts of a dataset of parts in its place, and the entries of the sidecar
-    that hold for all of them.
+    Returns the datasets, with the parts of a dataset of parts in its place, and the
+    entries of the sidecar that hold for all of them.
     """
     datasets: list[IndexedTokens] = []
     for prefix in prefixes:

@@ -1,8 +1,9 @@
 """Resumable parallel tokenisation of text to datasets on disk, in the order of the input.
 
-The input is split into pieces. A thread encodes each piece to one unit in a folder beside the output: in
-C++ if that is exact for the tokenizer, else in its library. A restart encodes the pieces that have no unit.
-At the end the units are joined in order.
+The input is split into pieces. A thread encodes each piece to one unit in a folder
+beside the output: in C++ if that is exact for the tokenizer, else in its library. A
+restart encodes the pieces that have no unit. At the end the units are joined in
+order.
 """
 
 import hashlib
@@ -84,17 +85,18 @@ def preprocess(
 ) -> PreprocessResult:  # fmt: skip
     """Tokenise the documents of `inputs` to `<prefix>_<key>_document.bin/.idx/.json`, a dataset per key.
 
-    After a kill at any moment, the same call resumes with the pieces that are not finished, and the outputs
-    are byte for byte those of an uninterrupted call. `max_tokens` uses the smallest number of first documents
-    with at least so many tokens of the first key. A blank line is not a document. An empty text is a document
-    without tokens, or with the end-of-document token only; the sidecar counts these.
+    After a kill at any moment, the same call resumes with the pieces that are not
+    finished, and the outputs are byte for byte those of an uninterrupted call.
+    `max_tokens` uses the smallest number of first documents with at least so many
+    tokens of the first key. A blank line is not a document. An empty text is a
+    document without tokens, or with the end-of-document token only; the sidecar
+    counts these.
 
     published   URL of the folder where the outputs exist already, or will be: nothing is done if so
 
-    Raises FileNotFoundError. Raises ValueError with file, line and reason for a line that is not JSON, lacks
-    the key or has no string under it, unless bad lines are skipped; also if there is no document, or if a
-    file changes while it is read. Raises OSError for a full disk. After an error no new output exists, and
-    existing outputs are unchanged.
+    Raises FileNotFoundError; ValueError with file, line and reason for a bad line,
+    unless bad lines are skipped, for inputs without documents, and for a file that
+    changes meanwhile; OSError for a full disk. Existing outputs are then unchanged.
     """
     cpu_s = {"start": time.process_time()}
     paths = find_inputs(inputs)
@@ -210,8 +212,9 @@ def _hash_job(
 ) -> str | None:
     """Return the hash of what the outputs depend on: jobs with equal hashes have equal outputs.
 
-    None if standard input is read, whose content is not known in advance. The number of workers and --quiet
-    are not included: a call with other workers may resume this one.
+    None if standard input is read, whose content is not known in advance. The
+    number of workers and --quiet are not included: a call with other workers may
+    resume this one.
     """
     if STDIN in selection.paths:
         return None
@@ -263,9 +266,10 @@ def estimate_job(
 ) -> str:
     """Return the size of the input and of the output; warn if the disk is too small.
 
-    Encodes a piece from the middle of the input and writes nothing. Raises the errors of `preprocess` for the
-    inputs and the tokenizer, and ValueError for inputs without bytes, such as standard input, and for a
-    sample without documents.
+    Encodes a piece from the middle of the input and writes nothing. Raises the
+    errors of `preprocess` for the inputs and the tokenizer, and ValueError for
+    inputs without bytes, such as standard input, and for a sample without
+    documents.
     """
     selection = select_part(find_inputs(inputs), options.part)
     pieces = split_into_pieces(selection.paths, SAMPLE_BYTES, selection.ranges)
@@ -306,8 +310,8 @@ def estimate_job(
 def _encode_missing(joiner: UnitJoiner, recipe: EncoderRecipe, options: PreprocessOptions) -> None:
     """Encode the pieces that have no record, and show progress.
 
-    With max_tokens no piece is begun after the first pieces with enough tokens. Raises ValueError for the
-    error of the first piece that has one.
+    With max_tokens no piece is begun after the first pieces with enough tokens.
+    Raises ValueError for the error of the first piece that has one.
     """
     pieces, records = joiner.pieces, joiner.units.read_records()
     if records:
@@ -332,7 +336,8 @@ def _encode_missing(joiner: UnitJoiner, recipe: EncoderRecipe, options: Preproce
 def _check_documents(joiner: UnitJoiner, inputs: Sequence[str], options: PreprocessOptions) -> None:
     """Raise ValueError if the inputs have neither a document nor a rejected line.
 
-    A part may be empty, for example if there are fewer packed files than parts: a warning is logged.
+    A part may be empty, for example if there are fewer packed files than parts: a
+    warning is logged.
     """
     if options.max_tokens is not None and not joiner.has_enough:
         log.warning(

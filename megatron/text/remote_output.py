@@ -1,9 +1,10 @@
 """Outputs of preprocessing in object storage: written to a local work folder, then uploaded.
 
-The order of the upload makes a dataset visible completely or not at all: .bin, .idx, rejects, and the sidecar
-last. An older dataset is deleted in the opposite order before. A file of a multipart upload appears when the
-upload is complete. A killed upload is repeated by the same command: the complete outputs in the work folder
-show that the store was checked before.
+The order of the upload makes a dataset visible completely or not at all: .bin,
+.idx, rejects, and the sidecar last. An older dataset is deleted in the opposite
+order before. A file of a multipart upload appears when the upload is complete. A
+killed upload is repeated by the same command: the complete outputs in the work
+folder show that the store was checked before.
 """
 
 import shutil
@@ -30,8 +31,9 @@ def preprocess_to_store(
 ) -> PreprocessResult:
     """Preprocess to the folder `work`, upload the outputs to `<prefix>_<key>_document`, delete them locally.
 
-    A call that has finished before does nothing; one that was killed resumes, and repeats the upload. The
-    folder must have room for the complete outputs. Raises as `preprocess`, and RemoteError.
+    A call that has finished before does nothing; one that was killed resumes, and
+    repeats the upload. The folder must have room for the complete outputs. Raises
+    as `preprocess`, and RemoteError.
     """
     check_output_url(prefix)
     store, _, name = prefix.rpartition("/")

@@ -1,6 +1,7 @@
 """Subsets of a corpus: the first documents, those with a number of tokens, or a random sample.
 
-Text stays text: the selected lines are copied unchanged. A subset of a dataset is a dataset.
+Text stays text: the selected lines are copied unchanged. A subset of a dataset is a
+dataset.
 """
 
 import gzip
@@ -120,13 +121,14 @@ def subset_text(
 ) -> SubsetResult:  # fmt: skip
     """Write the selected lines of `inputs` to `output` in their order.
 
-    The suffix of the output selects its compression. Lines stay unchanged except for the line end,
-    which becomes a newline. Blank lines are not documents. Rows of parquet and arrow files become
-    {key: text}. Memory: a batch of documents.
+    The suffix of the output selects its compression. Lines stay unchanged except
+    for the line end, which becomes a newline. Blank lines are not documents. Rows
+    of parquet and arrow files become {key: text}. Memory: a batch of documents.
 
-    Raises FileNotFoundError. Raises ValueError with file and line for an invalid line that is read
-    (unless bad lines are skipped), and for fewer documents or tokens than requested. Raises OSError
-    for a full disk. After an error no new output exists, and an existing one is unchanged.
+    Raises FileNotFoundError. Raises ValueError with file and line for an invalid
+    line that is read (unless bad lines are skipped), and for fewer documents or
+    tokens than requested. Raises OSError for a full disk. After an error no new
+    output exists, and an existing one is unchanged.
     """
     paths = find_inputs(inputs)
     if not output.name.endswith(OUTPUT_SUFFIXES):
@@ -166,7 +168,8 @@ def subset_dataset(
 ) -> SubsetResult:
     """Write the selected documents of a dataset. A sample equals the sample of the text of the dataset.
 
-    Memory: the index of the dataset, and 24 bytes per document for a sample. Raises as `subset_text`.
+    Memory: the index of the dataset, and 24 bytes per document for a sample. Raises
+    as `subset_text`.
     """
     dataset = open_dataset(prefix)
     if output.resolve() == prefix.resolve():

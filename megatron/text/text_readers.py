@@ -1,8 +1,9 @@
 """Readers of documents in text files, with the position of each document.
 
-Formats: JSON lines (.jsonl, .json), plain or compressed with gzip, zstandard, bzip2 or xz; parquet; folders
-saved by Hugging Face `datasets`; standard input. A local plain file is split into byte ranges that are read
-independently. Any other file is a single piece. A file may be remote (megatron/data/remote.py).
+Formats: JSON lines (.jsonl, .json), plain or compressed with gzip, zstandard, bzip2
+or xz; parquet; folders saved by Hugging Face `datasets`; standard input. A local
+plain file is split into byte ranges that are read independently. Any other file is
+a single piece. A file may be remote (megatron/data/remote.py).
 """
 
 import gzip
@@ -70,8 +71,8 @@ def is_lost(error: OSError) -> bool:
 def translate_read_errors(path: Source) -> Iterator[None]:
     """Convert exceptions that libraries raise for damaged content to DamagedFileError.
 
-    An error of the system (no permission, a failing disk) or of the network is not damage: it stays an
-    OSError, so that --on-error skip does not drop intact files.
+    An error of the system (no permission, a failing disk) or of the network is not
+    damage: it stays an OSError, so that --on-error skip does not drop intact files.
     """
     try:
         yield
@@ -206,8 +207,9 @@ def iter_columns(
 ) -> Iterator[list[Any]]:
     """Yield columns of a parquet file, or of an .arrow file of `datasets`, as one arrow array per key.
 
-    Raises ValueError for a file without a column, and DamagedFileError for one that cannot be read to its
-    end. Arrays of a parquet file have up to `n_rows` rows, those of an .arrow file the size of its batches.
+    Raises ValueError for a file without a column, and DamagedFileError for one that
+    cannot be read to its end. Arrays of a parquet file have up to `n_rows` rows,
+    those of an .arrow file the size of its batches.
     """
     read = _read_parquet if path.name.endswith(".parquet") else _read_arrow
     with translate_read_errors(path), _open_for_arrow(path) as source:
@@ -309,7 +311,8 @@ def find_text(record: dict[str, Any], key: str) -> str:
 def check_text(text: Any, key: str) -> str:
     """Return the text with each unpaired surrogate, which encodes no character, replaced by U+FFFD.
 
-    Raises ValueError for a value that is not a string, and for bytes that are not UTF-8.
+    Raises ValueError for a value that is not a string, and for bytes that are not
+    UTF-8.
     """
     if isinstance(text, bytes):  # a value of a column that is not UTF-8, see decode_values
         try:

@@ -5,8 +5,8 @@
                                           00000012.0.lengths  int32 length of each of its documents
                                           00000012.unit       the record as JSON, written last
 
-The files are not synced. After a crash of the system their sizes may differ from the record: such a piece is
-encoded again.
+The files are not synced. After a crash of the system their sizes may differ from
+the record: such a piece is encoded again.
 """
 
 import json
@@ -145,7 +145,8 @@ class UnitFolder:
 
         job   hash of all that the units depend on; None: unknown, so that nothing can be resumed
 
-        Raises ValueError, which contains `name`, for units of another job, unless `may_discard`.
+        Raises ValueError, which contains `name`, for units of another job, unless
+        `may_discard`.
         """
         existing = (read_json(self.folder / JOB_FILE) or {}).get("job")
         has_units = any(self.folder.glob(f"*{SUFFIX}"))
