@@ -5,8 +5,7 @@
 # make docs                      generate the pages that are derived from the code
 # make check                     list what is installed, what is missing, and how to install it
 # make site                      build the guides as a searchable site in build/site
-# make bench-smoke               run a reduced form of every CPU bench, and store the results
-# make bench-compare BASE=COMMIT [HEAD=COMMIT] [LOSS=10%] [RUN=1]   compare two commits; RUN=1 measures both
+# make bench-smoke               run a reduced form of every CPU bench, to show that each works
 # make bench-gpu-parity          check losses, gradients, resuming and graphs on a GPU, under 10 minutes
 # make bench-gpu                 measure training steps on a GPU, under 10 minutes; again: the missing cells
 # make lint                      run ruff, mypy, shellcheck and hadolint
@@ -14,14 +13,10 @@
 PYTHON ?= python3
 VENV := .venv
 CORPUS ?= auto
-BASE ?=
-HEAD ?= HEAD
-LOSS ?= 10%
-HISTORY ?= bench_history.jsonl
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 READY := $(VENV)/ready
 
-.PHONY: quickstart test test-all bench-smoke bench-compare bench-gpu-parity bench-gpu lint check docs help site clean
+.PHONY: quickstart test test-all bench-smoke bench-gpu-parity bench-gpu lint check docs help site clean
 
 quickstart: $(READY)
 	bash examples_scaling/quickstart/quickstart.sh "$(CORPUS)"
@@ -36,11 +31,7 @@ test-all: $(READY)
 	python -m pytest
 
 bench-smoke: $(READY)
-	python tools/bench/smoke.py --history "$(HISTORY)"
-
-# exit status 1 of the command: a loss above LOSS; 2: wrong use
-bench-compare: $(READY)
-	python tools/bench/compare.py --base "$(BASE)" --head "$(HEAD)" --loss "$(LOSS)" --history "$(HISTORY)" $(if $(RUN),--run)
+	python tools/bench/smoke.py
 
 lint: $(READY)
 	ruff check .
@@ -49,9 +40,9 @@ lint: $(READY)
 	shellcheck $$(git ls-files '*.sh') .ci/run
 	hadolint Dockerfile
 
-# results: build/gpu_bench. Without a network: tools/bench/gpu_bundle.py
+# results: build/gpu_bench; again: what is missing
 bench-gpu-parity: $(READY)
-	python tools/bench/gpu.py --out build/gpu_bench --no-cells --parity --minutes 8
+	python tools/bench/gpu.py --out build/gpu_bench --parity --minutes 8
 
 bench-gpu: $(READY)
 	python tools/bench/gpu.py --out build/gpu_bench --minutes 8

@@ -101,7 +101,7 @@ GROUPS = {  # in the order of a study: sub-command -> file in tools/
         "mixture": "prepare_mixture",
         "serve": "mixture_server",
     },
-    "plan": {"sizes": "model_sizes", "plan": "plan_study"},
+    "plan": {"init": "init_study", "sizes": "model_sizes", "plan": "plan_study"},
     "train": {
         "train": "pretrain",
         "gpt": "pretrain_gpt",

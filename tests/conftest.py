@@ -23,7 +23,6 @@ from megatron.train.local_ranks import reserve_port
 ROOT = Path(__file__).resolve().parents[1]
 RESERVED_PORTS = ExitStack()
 atexit.register(RESERVED_PORTS.close)
-os.environ["BENCH_HISTORY"] = ""  # benches that tests run store no results
 if not torch.cuda.is_available():
     # Triton reads it at its first import, which may be that of another library before any kernel's test
     os.environ["TRITON_INTERPRET"] = "1"

@@ -10,12 +10,21 @@ python tools/collect.py published.csv --from csv --map loss=val_loss n_params=pa
 """
 
 import argparse
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megatron.cli import create_parser, print_table, report_error, run_main
 from megatron.study.downstream_scores import add_score_columns, read_scores, write_scores
+from megatron.study.forecast import (
+    FORECASTS,
+    calibrate,
+    read_forecasts,
+    score_forecasts,
+    write_forecast_table,
+)
 from megatron.study.format import (
     NOT_KNOWN,
     format_count,
@@ -32,21 +41,35 @@ from megatron.study.references import (
     read_references,
     write_references,
 )
-from megatron.study.run_row import RunRow
-from megatron.study.table import read_runs, write_table, write_table_parquet
+from megatron.study.table import read_runs, write_table
+
+
+def format_known(value: float, write: Callable[[float], str]) -> str:
+    """Format a number, NaN as a dash."""
+    return NOT_KNOWN if math.isnan(value) else write(value)
+
+
+def format_measured_loss(loss: float, se: float) -> str:
+    """Format a loss, with its standard error unless that is NaN."""
+    return format_loss(loss, None if math.isnan(se) else se)
+
 
 SHOWN = {
     "run": lambda row: row.run,
     "status": lambda row: row.status,
     "N": lambda row: format_count(row.n_params, 3),
     "D": lambda row: format_count(row.train_tokens, 3),
-    "epochs": lambda row: NOT_KNOWN if row.epochs is None else format_digits(row.epochs, 2),
+    "epochs": lambda row: format_known(row.epochs, lambda epochs: format_digits(epochs, 2)),
     "FLOPs": lambda row: format_exponent(row.train_flops),
-    "loss": lambda row: format_loss(row.loss, row.loss_se),
-    "time": lambda row: format_duration(row.wall_s),
+    "loss": lambda row: format_known(row.loss, lambda loss: format_measured_loss(loss, row.loss_se)),
+    "time": lambda row: format_known(row.wall_s, format_duration),
     "note": lambda row: row.note,
 }
 TEXT_COLUMNS = ("run", "status", "note")
+
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -118,8 +141,8 @@ def parse_pairs(words: Sequence[str], option: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
-def collect_rows(args: argparse.Namespace) -> list[RunRow]:
-    """Return the rows of a study, or of the logs of other programs."""
+def collect_runs(args: argparse.Namespace) -> "DataFrame":
+    """Return the table of a study, or of the logs of other programs."""
     if args.kind is None:
         return read_runs(args.paths[0])
     facts = read_facts(args.facts) if args.facts else {}
@@ -128,23 +151,22 @@ def collect_rows(args: argparse.Namespace) -> list[RunRow]:
     return read_external_logs(args.paths, args.kind, facts, parse_pairs(args.map, "--map"))
 
 
-def add_scores(args: argparse.Namespace, rows: list[RunRow]) -> tuple[list[RunRow], str]:
-    """Return the rows with the downstream scores of a study's runs, and a note for the user.
+def add_scores(args: argparse.Namespace, table: "DataFrame") -> tuple["DataFrame", str]:
+    """Return the table with the downstream scores of a study's runs, and a note for the user.
 
     The scores are also written to scores.csv, unless that file was written by another program.
     """
-    scores = [] if args.kind is not None else read_scores(args.paths[0], rows)
+    scores = [] if args.kind is not None else read_scores(args.paths[0], table)
     if not scores:
-        return rows, ""
+        return table, ""
     from megatron.report.study_data import SCORES  # imports scipy, which --help does not need
 
     path = args.paths[0] / SCORES
     if not write_scores(scores, path):
-        return add_score_columns(
-            rows, scores
-        ), f"\n{path}: not written by this tool, kept unchanged; move it away to write the new one\n"
+        note = f"\n{path}: not written by this tool, kept unchanged; move it away to write the new one\n"
+        return add_score_columns(table, scores), note
     n_tasks, n_runs = len({score.task for score in scores}), len({score.run for score in scores})
-    return add_score_columns(rows, scores), f"\n{path}: {n_tasks} downstream tasks, {n_runs} runs\n"
+    return add_score_columns(table, scores), f"\n{path}: {n_tasks} downstream tasks, {n_runs} runs\n"
 
 
 def add_references(args: argparse.Namespace) -> str:
@@ -159,15 +181,11 @@ def add_references(args: argparse.Namespace) -> str:
     return f"{path}: {n_models} published models, {len(references)} scores\n"
 
 
-def score_study_forecasts(args: argparse.Namespace, rows: Sequence[RunRow]) -> str:
+def score_study_forecasts(args: argparse.Namespace, table: "DataFrame") -> str:
     """Score the sealed forecasts of a study and write forecasts.csv; return a note for the user."""
-    if args.kind is not None or not (args.paths[0] / "forecasts").is_dir():
+    if args.kind is not None or not (args.paths[0] / FORECASTS).is_dir():
         return ""
-    # imports scipy, which --help does not need
-    from megatron.study.forecast import calibrate, write_forecast_table
-    from megatron.study.measured import score_forecasts
-
-    outcomes = score_forecasts(args.paths[0], rows)
+    outcomes = score_forecasts(read_forecasts(args.paths[0]), table)
     path = write_forecast_table(outcomes, args.paths[0])
     return f"\n{path}: {len(outcomes)} sealed forecasts. {calibrate(outcomes).sentence}\n"
 
@@ -181,15 +199,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(
                 f"--out: got {out}, expected a .csv file. The parquet file is written beside it."
             )
-        rows, score_note = add_scores(args, collect_rows(args))
-        score_note += add_references(args) + score_study_forecasts(args, rows)
-        write_table(rows, out)
-        write_table_parquet(rows, out.with_suffix(".parquet"))
+        table, score_note = add_scores(args, collect_runs(args))
+        score_note += add_references(args) + score_study_forecasts(args, table)
+        write_table(table, out)
+        write_table(table, out.with_suffix(".parquet"))
     except (OSError, ValueError) as error:
         return report_error(error)
-    print_table(list(SHOWN), [[str(show(row)) for show in SHOWN.values()] for row in rows], TEXT_COLUMNS)
+    rows = [[str(show(row)) for show in SHOWN.values()] for row in table.itertuples()]
+    print_table(list(SHOWN), rows, TEXT_COLUMNS)
+    for warning in table.attrs["warnings"]:
+        print(f"warning: {warning}")
     print(score_note, end="")
-    counts = Counter(row.status for row in rows)
+    counts = Counter(table["status"])
     counted = join_list([f"{n} {status}" for status, n in counts.most_common()]) or "no runs"
     print(f"\n{out.with_suffix('.parquet')}: the same table\n{out}: {counted}")
     return 0

@@ -14,17 +14,27 @@ added.
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megatron.cli import create_parser, report_error, run_main
 from megatron.io import replace_nonfinite
 from megatron.laws.law import Law
 from megatron.report.difference_text import describe_difference, describe_floor, format_text_table
-from megatron.report.study_data import read_study
-from megatron.study.cells import Side, find_side
-from megatron.study.differences import LEVEL, Difference, compare_best, compare_runs, estimate_noise_floors
-from megatron.study.run_row import RunRow
-from megatron.study.table import read_rows
+from megatron.study.differences import (
+    LEVEL,
+    Difference,
+    Side,
+    compare_best,
+    compare_runs,
+    estimate_noise_floors,
+    find_side,
+)
+from megatron.study.table import read_runs, read_table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 DOCUMENTS = "validation/*/*.documents.parquet"  # relative to the run's folder
 
@@ -67,18 +77,20 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def read_source(path: Path, law: Path | None) -> tuple[Sequence[RunRow], dict[str, Law]]:
-    """Return the finished runs and the laws by objective."""
-    if path.is_dir():
-        study = read_study(path)
-        rows, laws = study.finished_rows(), dict(study.laws)
-    else:
-        rows, laws = [row for row in read_rows(path) if row.status in (None, "done")], {}
-    if law is not None:
-        loaded = Law.load(law)
+def read_source(path: Path, law: Path | None) -> tuple["DataFrame", dict[str, Law]]:
+    """Return the runs and the laws by objective. Raise ValueError for a table without names or losses."""
+    table = read_runs(path) if path.is_dir() else read_table(path)
+    files = [*([law] if law else []), *(sorted(path.glob("law*.json")) if path.is_dir() else [])]
+    for name in ("run", "loss"):
+        if name not in table:
+            raise ValueError(f"{path}: got no column {name!r}. Write a table with tools/collect.py.")
+    table = table.reindex(columns=list(dict.fromkeys([*table, "objective"])))
+    laws: dict[str, Law] = {}
+    for file in files:
+        loaded = Law.load(file)
         # a law without a filter on the objective is one of autoregressive runs
-        laws[str(loaded.filter.get("objective", "autoregressive"))] = loaded
-    return rows, laws
+        laws.setdefault(str(loaded.filter.get("objective", "autoregressive")), loaded)
+    return table, laws
 
 
 def paired_error(folder: Path, a: Side, b: Side) -> tuple[float, float] | None:
@@ -92,8 +104,7 @@ def paired_error(folder: Path, a: Side, b: Side) -> tuple[float, float] | None:
     from megatron.evaluation.compare import compare_documents
 
     files = [
-        {path.name: path for path in sorted((folder / str(side.rows[0].path)).glob(DOCUMENTS))}
-        for side in (a, b)
+        {path.name: path for path in sorted((folder / str(side.paths[0])).glob(DOCUMENTS))} for side in (a, b)
     ]
     for name in sorted(files[0].keys() & files[1].keys()):
         try:
@@ -106,23 +117,23 @@ def paired_error(folder: Path, a: Side, b: Side) -> tuple[float, float] | None:
     return None
 
 
-def compare_two(args: argparse.Namespace, rows: Sequence[RunRow], laws: Mapping[str, Law]) -> Difference:
+def compare_two(args: argparse.Namespace, table: "DataFrame", laws: Mapping[str, Law]) -> Difference:
     """Return the difference of the two runs or cells given on the command line."""
-    a, b = find_side(rows, args.a), find_side(rows, args.b)
+    a, b = find_side(table, args.a), find_side(table, args.b)
     paired = paired_error(args.study, a, b)
-    return compare_runs(rows, a, b, level=args.level, laws=laws, paired=paired)
+    return compare_runs(table, a, b, level=args.level, laws=laws, paired=paired)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the noise floor, a table of differences and the conclusion."""
     args = parse_args(argv)
     try:
-        rows, laws = read_source(args.study, args.law)
-        floors = estimate_noise_floors(rows, laws, args.level)
+        table, laws = read_source(args.study, args.law)
+        floors = estimate_noise_floors(table, laws, args.level)
         if args.best is None:
-            groups = [[compare_two(args, rows, laws)]]
+            groups = [[compare_two(args, table, laws)]]
         else:
-            groups = compare_best(rows, same=args.best, level=args.level, laws=laws)
+            groups = compare_best(table, same=args.best, level=args.level, laws=laws)
         if not groups:
             raise ValueError(
                 f"{args.study}: got no two finished runs of the same {args.best}, expected at least one pair."
@@ -131,8 +142,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report_error(error)
     if args.json:
         answer = {
-            "noise_floor": {name: floor.as_dict() for name, floor in floors.items()},
-            "differences": [difference.as_dict() for group in groups for difference in group],
+            "noise_floor": {name: asdict(floor) for name, floor in floors.items()},
+            "differences": [asdict(difference) for group in groups for difference in group],
         }
         print(json.dumps(replace_nonfinite(answer), indent=1, allow_nan=False))
         return 0

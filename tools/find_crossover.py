@@ -76,26 +76,28 @@ def measure(args: argparse.Namespace) -> int:
     """Print and store the measured crossovers of a study, or seal forecasts for another text."""
     from megatron.study import measured  # imports scipy, which --help does not need
     from megatron.study.forecast import LEVELS
-    from megatron.study.table import read_rows, read_runs
+    from megatron.study.sealing import seal_text
+    from megatron.study.table import read_runs, read_table, select_finished
 
     is_table = args.first.suffix == ".csv"
-    rows = read_rows(args.first) if is_table else read_runs(args.first)
     if args.seal is not None:
-        for forecast in measured.seal_next(args.first, rows, args.seal):
+        for forecast in seal_text(args.first, args.seal):
             ends = ", ".join(
                 f"{100 * level:g} % [{low:.4g}, {high:.4g}]"
                 for level, (low, high) in zip(LEVELS, forecast.intervals, strict=True)
             )
             print(f"{forecast.name}: {forecast.predicted:.4g}; {ends}; sha256 {forecast.sha256()[:12]}")
         return 0
-    compared = [row for row in rows if row.objective != measured.FIRST or not _matches(row.run, args.without)]
-    if args.without and len(compared) == len(rows):
+    table = select_finished(read_table(args.first) if is_table else read_runs(args.first))
+    is_left_out = table["run"].map(lambda run: _matches(run, args.without)).astype(bool)
+    compared = table[~(is_left_out & (table["objective"] == measured.FIRST))]
+    if args.without and len(compared) == len(table):
         raise ValueError(
             f"--without: got {' '.join(args.without)}, which match no autoregressive run of {args.first}. "
             "Quote patterns with *, and see the column run of table.csv."
         )
     if args.without:
-        print(f"without {len(rows) - len(compared)} runs that match {' '.join(args.without)}")
+        print(f"without {len(table) - len(compared)} runs that match {' '.join(args.without)}")
     crossovers, law = measured.measure_study(compared)
     for at in crossovers:
         print(measured.format_measured(at))

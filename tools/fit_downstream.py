@@ -15,7 +15,7 @@ from megatron.cli import create_parser, report_error, run_main
 from megatron.laws.downstream_curve import CONSTANTS, chance_of_task, fit_downstream, predict_score
 from megatron.laws.law import Law
 from megatron.study.selection import Columns, Selection, optional_column_of, select_runs
-from megatron.study.table import SCORE_PREFIX, read_table
+from megatron.study.table import SCORE_PREFIX
 
 TASK = "task"  # column of tables with a row for each run and task
 
@@ -61,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="CONDITION",
-        help="only rows that satisfy the condition; may be repeated",
+        help="only rows that satisfy this expression of pandas; may be repeated",
     )
     runs.add_argument("--objective", metavar="NAME", help="only runs of this objective")
     runs.add_argument(
@@ -95,10 +95,9 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def find_task(args: argparse.Namespace, runs: Selection) -> str:
     """Return the task of the runs. Raise ValueError if the column 'task' has several values."""
-    table = read_table(args.table)
-    if TASK in table:
+    if TASK in runs.frame:
         # only the rows that the conditions select: a table of many tasks is valid with --task
-        names = sorted({table[TASK][i] for i in runs.rows})
+        names = sorted(set(runs.frame[TASK]))
         if len(names) > 1:
             raise ValueError(
                 f"{args.table}, column '{TASK}': got {', '.join(names[:4])}{', ...' * (len(names) > 4)}, "
@@ -128,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
     try:
         columns = Columns(N=args.n_column, D=args.d_column, L=args.loss_column)
-        where = args.where + ([] if args.task is None else [f"{TASK} = {args.task}"])
+        where = args.where + ([] if args.task is None else [f"{TASK} == {args.task!r}"])
         runs = select_runs(args.table, columns, args.objective, where=where, group=args.group)
         task = find_task(args, runs)
         scores = optional_column_of(args.table, runs, args.score_column)

@@ -16,12 +16,20 @@ from pathlib import Path
 
 from megatron.cli import create_parser, report_error, run_main, shorten_path
 from megatron.laws.compute_law import ComputeLaw
-from megatron.study.blind import check_blind, predict_blind
-from megatron.study.blind_record import BLIND
-from megatron.study.frontier_table import choose_compute, describe_frontier, format_frontier_table
-from megatron.study.ladder import STUDY, blind_budget, expand_grids, read_study_plan
+from megatron.study.forecast import FORECASTS, RUN, Forecast, Outcome, read_forecasts, score_forecasts
+from megatron.study.frontier import (
+    COMPUTE_LAW,
+    FrontierRuns,
+    choose_compute,
+    describe_frontier,
+    format_frontier_table,
+    read_study_runs,
+    read_table_runs,
+)
+from megatron.study.ladder import STUDY, read_study_plan
+from megatron.study.sealing import seal_best
 from megatron.study.selection import Columns
-from megatron.study.study_frontier import COMPUTE_LAW, FrontierRuns, read_study_runs, read_table_runs
+from megatron.study.table import read_runs as read_study_table
 
 
 def parse_flops(word: str) -> float:
@@ -72,25 +80,23 @@ def build_parser() -> argparse.ArgumentParser:
         help="compute: a column of FLOPs, or 6nd; default: train_flops, else 6nd",
     )
     which.add_argument(
-        "--where", action="append", default=[], metavar="CONDITION",
-        help="only rows of a table that satisfy it, for example 'dataset = c4'; may be repeated",
+        "--where", action="append", default=[], metavar="EXPRESSION",
+        help="only rows of a table that satisfy this expression of pandas, for example \"dataset == 'c4'\"",
     )  # fmt: skip
     which.add_argument(
         "--group", metavar="COLUMN",
         help="rows with equal values share a model or a trunk; default: trunk if runs branch, run if names "
         "repeat, else N if residuals correlate; 'none': every row is independent",
     )  # fmt: skip
-    blind = parser.add_argument_group("blind check of a study")
+    blind = parser.add_argument_group("forecast of a study's cell `size: best`")
     steps = blind.add_mutually_exclusive_group()
     steps.add_argument(
-        "--predict", action="store_true", help=f"predict the blind run and store it as STUDY_DIR/{BLIND}"
+        "--predict", action="store_true", help=f"choose the size, and seal a forecast in {FORECASTS}/"
     )
     steps.add_argument(
         "--check", action="store_true", help="compare the prediction with the result, and stop"
     )
-    blind.add_argument(
-        "--again", action="store_true", help="replace a prediction whose run has not been started"
-    )
+    blind.add_argument("--again", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
@@ -98,8 +104,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments and check their combinations."""
     parser = build_parser()
     args = parser.parse_args(argv)
-    if args.again and not args.predict:
-        parser.error("--again requires --predict")
+    if args.again:
+        parser.error("--again was removed: a forecast is never replaced; use another study directory")
     return args
 
 
@@ -116,13 +122,12 @@ def check_options(args: argparse.Namespace) -> None:
         )
 
 
-def blind_compute(study_dir: Path) -> float | None:
-    """Return the FLOPs of the study's blind run; None if the study has none."""
+def next_budget(study_dir: Path) -> float | None:
+    """Return the FLOPs of the study's cell `size: best`; None if the study has none."""
     if not (study_dir / STUDY).is_file():
         return None
-    # the study may have been moved since its plan was written
-    study = read_study_plan(study_dir / STUDY, [f"directory={study_dir}"])
-    return None if study.blind is None else blind_budget(study, expand_grids(study))
+    best = read_study_plan(study_dir / STUDY).best
+    return None if best is None else best.flops[0]
 
 
 def read_runs(args: argparse.Namespace) -> FrontierRuns:
@@ -135,22 +140,21 @@ def read_runs(args: argparse.Namespace) -> FrontierRuns:
 
 def summarise_law(args: argparse.Namespace, law: ComputeLaw, runs: FrontierRuns) -> str:
     """Return the table of optima with a heading and notes."""
-    budget = blind_compute(args.runs) if args.runs.is_dir() else None
+    budget = next_budget(args.runs) if args.runs.is_dir() else None
     compute = [(C, "") for C in args.budgets] if args.budgets else choose_compute(law, runs, budget)
     head = f"{law.n_runs} runs at {law.n_budgets} budgets, C = {law.C[0]:.2e} to {law.C[1]:.2e} FLOPs"
     return "\n".join([head, format_frontier_table(law, compute), *describe_frontier(law, runs)])
 
 
-def print_check(study_dir: Path) -> int:
-    """Print the blind check in one line and return the exit status."""
-    outcome = check_blind(study_dir)
-    if outcome is None:
+def find_outcome(study_dir: Path) -> Outcome:
+    """Return the outcome of the forecast of one run. Raise ValueError without a forecast."""
+    forecasts: list[Forecast] = [f for f in read_forecasts(study_dir) if f.quantity == RUN]
+    if not forecasts:
         raise ValueError(
-            f"{study_dir / BLIND}: got no prediction. Run tools/fit_frontier.py {study_dir} --predict before "
-            "training the blind run."
+            f"{study_dir / FORECASTS}: got no forecast of a run. Run tools/fit_frontier.py {study_dir} "
+            "--predict before training it."
         )
-    print(outcome.summary)
-    return 0 if outcome.measured is not None else 1
+    return score_forecasts(forecasts[-1:], read_study_table(study_dir))[0]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -160,7 +164,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         check_options(args)
         if args.check:
-            return print_check(args.runs)
+            outcome = find_outcome(args.runs)
+            print(f"check: {outcome.describe()}")
+            return 0 if outcome.observed is not None else 1
         if out.is_dir() or not out.parent.is_dir():
             raise ValueError(
                 f"--out: got {out}, expected a file in an existing folder, such as {COMPUTE_LAW}"
@@ -172,11 +178,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         law.save(out)
         print(f"{shorten_path(out)}: {text}")
         if args.predict:
-            predict_blind(args.runs, args.again)
-            outcome = check_blind(args.runs)
-            print(f"{shorten_path(args.runs / BLIND)}: {outcome.summary}")
-            if outcome.measured is None:
-                print("next: rerun tools/sweep.py on this study to train the blind run")
+            seal_best(args.runs)
+            outcome = find_outcome(args.runs)
+            print(f"forecast: {outcome.describe()}")
+            if outcome.observed is None:
+                print("next: rerun tools/sweep.py on this study to train this run")
     except (OSError, ValueError) as error:
         return report_error(error)
     return 0

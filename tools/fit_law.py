@@ -3,7 +3,7 @@
 python tools/fit_law.py experiments/quickstart/table.csv --objective autoregressive --out law.json
 python tools/fit_law.py table.csv --form repeated_data --hold-out 3
 python tools/fit_law.py table.csv --compare chinchilla,repeated_data,over_repetition --hold-out 3
-python tools/fit_law.py table.csv.gz --where "dataset = c4" --group model
+python tools/fit_law.py table.csv.gz --where "dataset == 'c4'" --group model
 python tools/fit_law.py table.csv --approach 2 --flops-by train_flops
 """
 
@@ -22,7 +22,7 @@ from megatron.laws.holdout import compare_forms, extrapolate_law, score_holdout
 from megatron.laws.isoflop import fit_isoflop
 from megatron.laws.law import Law
 from megatron.laws.law_text import format_comparisons, summarise_law
-from megatron.study.proposal import parse_timed_runs, propose_runs
+from megatron.study.proposal import propose_runs, read_timed_runs
 from megatron.study.selection import (
     Columns,
     Selection,
@@ -119,7 +119,8 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="CONDITION",
-        help="only rows that satisfy it, for example 'dataset = c4' or 'loss < 3.4'; may be repeated",
+        help="only rows that satisfy this expression of pandas, for example \"dataset == 'c4'\" or "
+        "'loss < 3.4'; may be repeated",
     )
     runs.add_argument(
         "--group",
@@ -320,9 +321,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report_error(error)
     print(f"{args.out}: {summarise_law(law)}")
     if law.identified is False:
-        # indices and not names: a table of another program may have no column of names
-        fitted = runs.rows[~runs.held_out(args.hold_out)]
-        trained = parse_timed_runs(read_table(args.table), law.columns, fitted)
+        fitted = runs.subset(~runs.held_out(args.hold_out)).frame
+        trained = read_timed_runs(fitted, law.columns["N"], law.columns["D"])
         if (proposal := propose_runs(law, trained)) is not None:
             print(f"  to do: {proposal.describe()}")
     return 0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from megatron.cli import create_parser, report_error, run_main
 from megatron.config.presets import suggest_nearest
@@ -49,17 +50,13 @@ def read_column(path: Path, name: str, option: str) -> np.ndarray:
         raise ValueError(
             f"{path}: no column '{name}'; {suggest_nearest(name, list(table))}. Name another with {option}."
         )
-    values = []
-    for i, cell in enumerate(table[name]):
-        try:
-            value = float(cell)
-        except ValueError:
-            value = float("nan")
-        # the fit is of log x and log y; NaN fails the comparison
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{path}, row {i + 1}, {name}: got '{cell}', expected a number above 0")
-        values.append(value)
-    return np.array(values)
+    values = pd.to_numeric(table[name], errors="coerce").to_numpy(float)
+    # the fit is of log x and log y; NaN fails the comparison
+    is_valid = (values > 0) & (values < np.inf)
+    if not is_valid.all():
+        i = int(np.argmin(is_valid))
+        raise ValueError(f"{path}, row {i + 1}, {name}: got '{table[name][i]}', expected a number above 0")
+    return values
 
 
 def fit_table(args: argparse.Namespace) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from megatron.laws.prediction import (
     predict_optimum,
     predict_run,
 )
-from megatron.study.published import PUBLISHED_LAWS, HyperparameterLaw, PublishedLaw, find_law
+from megatron.study.published import HyperparameterLaw, PublishedLaw, find_law, load_published
 
 NO_INTERVAL = "no interval: the law has no bootstrap replicates"
 NOT_MEASURED = (  # benchmarks.md
@@ -94,7 +94,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 def list_laws() -> list[dict[str, str]]:
     """Return name, formula, definition of N, source and note of each published law."""
     rows = []
-    for name, published in PUBLISHED_LAWS.items():
+    for name, published in load_published().items():
         formula = published.to_law().formula() if isinstance(published, PublishedLaw) else published.formula()
         rows.append(
             {
@@ -242,7 +242,7 @@ def seal_study(args: argparse.Namespace) -> str:
     """Seal forecasts of runs of a study, and format them."""
     from megatron.study.forecast import FORECASTS, LEVELS  # imports the study, which others do not need
     from megatron.study.ladder import read_study_plan
-    from megatron.study.seal import seal_runs
+    from megatron.study.sealing import seal_runs
 
     study = read_study_plan(args.seal)
     forecasts = seal_runs(study, args.law, args.runs)

@@ -18,11 +18,23 @@ from megatron.cli import (
     report_error,
     run_main,
 )
-from megatron.study.ladder import PlannedRun, expand_study, read_study_plan, select_runs_of_part
-from megatron.study.price import AnySpeed, estimate_speed
+from megatron.study.forecast import RUN, read_forecasts
+from megatron.study.ladder import (
+    PlannedRun,
+    StudyPlan,
+    expand_study,
+    read_study_plan,
+    select_runs_of_part,
+)
+from megatron.study.price import Speed, estimate_speed
 from megatron.study.price_table import format_price_table
 from megatron.study.sweep import SweepOptions, count_jobs, run_sweep, time_study
 from megatron.study.tariff import add_tariff_options, fill_watts, read_tariff
+
+REMOVED = {  # options of earlier versions -> replacement
+    "--tflops": "--hardware GPU --mfu SHARE",
+    "--details": "plan.json in the folder of each run, or tools/model_sizes.py",
+}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -49,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="concurrent runs; default: one per core, as many as fit on a GPU, with Slurm all",
     )
-    running.add_argument("--part", metavar="NAME", help="only the runs of the grids with this `part`")
+    running.add_argument("--part", metavar="NAME", help="only the runs of the cells with this `part`")
     running.add_argument(
         "--gpus-per-run", type=positive_int, default=1, metavar="N", help="GPUs that share each run"
     )
@@ -77,42 +89,36 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SHARE",
         help="with --hardware: share of the peak that every run reaches; default: by size, from a roofline",
     )
-    price.add_argument(
-        "--tflops", type=float, metavar="TFLOPS", help="sustained TFLOP/s of one run, for the expected time"
-    )
-    price.add_argument(
-        "--details",
-        action="store_true",
-        help="also print unique tokens, batch, learning rate and FLOPs by other conventions",
-    )
     add_tariff_options(price)
+    for option in REMOVED:
+        price.add_argument(option, nargs="?", const="", metavar="X", help=argparse.SUPPRESS)
     return parser
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments; options may appear between positional words."""
-    return build_parser().parse_intermixed_args(argv)
+    parser = build_parser()
+    args = parser.parse_intermixed_args(argv)
+    for option, replacement in REMOVED.items():
+        if getattr(args, option.removeprefix("--")) is not None:
+            parser.error(f"{option} was removed; use {replacement}")
+    return args
+
+
+def has_forecast(study: StudyPlan) -> bool:
+    """Return whether the forecast of the study's entry `size: best` is sealed."""
+    return any(forecast.quantity == RUN for forecast in read_forecasts(study.directory))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Price or train the runs of the study, and print the outcome."""
     args = parse_args(argv)
-    options = SweepOptions(
-        args.launcher, args.jobs, args.gpus_per_run, args.retries, args.sbatch, args.details, args.part
-    )
+    options = SweepOptions(args.launcher, args.jobs, args.gpus_per_run, args.retries, args.sbatch, args.part)
 
     # called after `study` is read below; `probe` runs only where nothing else gives the speed
-    def price_runs(runs: Sequence[PlannedRun]) -> AnySpeed:
-        elsewhere = args.launcher == "slurm"
-        return estimate_speed(
-            runs,
-            args.tflops,
-            args.hardware,
-            args.gpus_per_run,
-            args.mfu,
-            elsewhere,
-            probe=lambda: time_study(study, options, runs),
-        )
+    def price_runs(runs: Sequence[PlannedRun]) -> Speed:
+        probe = lambda: time_study(study, options, runs)  # noqa: E731
+        return estimate_speed(runs, args.hardware, args.mfu, args.gpus_per_run, probe)
 
     try:
         study = read_study_plan(args.study, args.overrides)
@@ -122,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             jobs = (args.jobs or 1) if args.hardware else count_jobs(study, options)
             tariff = fill_watts(read_tariff(args), args.hardware)
             speed = price_runs(runs)
-            print(format_price_table(runs, speed, jobs, args.gpus_per_run, args.details, tariff))
+            print(format_price_table(runs, speed, jobs, args.gpus_per_run, tariff))
             return 0
         outcome = run_sweep(study, options, price_runs)
     except (OSError, ValueError) as error:
@@ -134,9 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in outcome.failed:
         # the last line of a log may contain escape sequences
         print(f"error: {escape_controls(line)}", file=sys.stderr)
-    from megatron.study.blind_record import load_blind  # imports scipy, which --help does not need
-
-    if outcome.n_done == outcome.n_runs and study.blind is not None and load_blind(study.directory) is None:
+    if outcome.n_done == outcome.n_runs and study.best is not None and not has_forecast(study):
         print(f"next: python tools/fit_frontier.py {study.directory} --predict, then this command again")
     if outcome.interrupted:
         print("stopped; run the same command again to resume", file=sys.stderr)

@@ -23,14 +23,15 @@ for split in train held_out; do
         --append-eod --workers "$(nproc)"
 done
 echo "4/7 ladder";     python tools/sweep.py "$study" "${overrides[@]}"
-echo "5/7 frontier, and its prediction for a run at 4 times the largest budget"
+echo "5/7 frontier, and the forecast of a run at 4 times the largest budget"
 if python tools/fit_frontier.py "$out" --predict; then
-    echo "6/7 blind run";  python tools/sweep.py "$study" "${overrides[@]}"
-    python tools/fit_frontier.py "$out" --check
+    echo "6/7 that run";  python tools/sweep.py "$study" "${overrides[@]}"
 else
-    echo "6/7 no blind run, for the reason above; continuing with the report"
+    echo "6/7 no forecast, for the reason above; continuing with the report"
 fi
-echo "7/7 table, parametric law, report"
-python tools/collect.py "$out" --out "$out/table.csv"
-python tools/fit_law.py "$out/table.csv" --form chinchilla --objective autoregressive --out "$out/law.json"
+echo "7/7 table, parametric law ($out/law.txt), report"
+python tools/collect.py "$out" --out "$out/table.csv" > "$out/table.txt"
+python tools/fit_law.py "$out/table.csv" --form chinchilla --objective autoregressive --out "$out/law.json" > "$out/law.txt"
+echo
 python tools/make_report.py "$out"
+echo "next: add a budget to the cells of $study, and run this command again"

@@ -1,16 +1,8 @@
 """Sentences and tables about differences and noise floors, for the terminal and the page of a study."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from megatron.report.study_data import Study
-from megatron.study.differences import (
-    Difference,
-    NoiseFloor,
-    compare_best,
-    compare_repeated,
-    estimate_noise_floors,
-)
+from megatron.study.differences import Difference, NoiseFloor
 from megatron.study.format import (
     OBJECTIVE_NAMES,
     format_digits,
@@ -96,34 +88,3 @@ def format_text_table(differences: Sequence[Difference]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
-
-
-def list_differences(study: Study) -> dict[str, Any]:
-    """Return the content of the section "Differences"; {} without a noise floor or anything to compare."""
-    rows = study.finished_rows()
-    floors = estimate_noise_floors(rows, study.laws)
-    repeated = [difference for difference in compare_repeated(rows, laws=study.laws) if difference.interval]
-    best = [
-        difference
-        # the correction is for all pairs of the group, so showing fewer of them does not change an interval
-        for group in compare_best(rows, laws=study.laws)
-        for difference in group[:MAX_ROWS]
-        if difference.interval
-    ]  # fmt: skip
-    if not floors or not (repeated or best):
-        return {}
-    titles = {
-        "Cells of several seeds, mean losses, corrected for the number of pairs": repeated,
-        "The lowest loss at each compute against the others, corrected for all pairs of that compute": best,
-    }
-    tables = [
-        {
-            "title": title,
-            "n_more": max(len(differences) - MAX_ROWS, 0),
-            "rows": [format_cells(difference) for difference in differences[:MAX_ROWS]],
-        }
-        for title, differences in titles.items()
-        if differences
-    ]
-    sentences = [describe_floor(name, floor) for name, floor in floors.items()]
-    return {"floors": sentences, "heads": HEADS, "tables": tables}

@@ -1,190 +1,272 @@
-"""Data of a study for the report: rows, loss curves, corpus, laws, blind check."""
+"""Contents of a study directory for the report: runs, laws, forecasts, scores and facts on the text."""
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from megatron.config.yaml_file import is_finite, is_single_line
+from megatron.io import read_json
 from megatron.laws.compute_law import ComputeLaw
 from megatron.laws.law import Law
-from megatron.study.blind import BlindOutcome, check_blind
-from megatron.study.forecast import ForecastOutcome
-from megatron.study.format import format_count
+from megatron.laws.measured_crossover import MeasuredCrossover
+from megatron.study.forecast import LEVELS, calibrate, read_forecasts, score_forecasts
+from megatron.study.frontier import COMPUTE_LAW
 from megatron.study.ladder import STUDY, read_study_plan
-from megatron.study.measured import score_forecasts
+from megatron.study.measured import measure_study
 from megatron.study.references import REFERENCES, ReferenceScore, load_references
-from megatron.study.run_row import FinishedRow, RunRow, select_finished
-from megatron.study.study_frontier import COMPUTE_LAW
-from megatron.study.table import MAX_NUMBER, read_runs, read_table, read_valid_metrics
+from megatron.study.table import (
+    COLUMNS,
+    MAX_NUMBER,
+    NOTE,
+    read_runs,
+    read_table,
+    read_valid_metrics,
+    select_finished,
+)
 
+TABLE = "table.csv"
 SCORES = "scores.csv"  # downstream scores of the runs, in the study's directory
 AUTOREGRESSIVE, MASKED_DIFFUSION = "autoregressive", "masked_diffusion"
 # keys of corpus.json
-CORPUS_NUMBERS = ("documents", "train_tokens", "held_out_tokens", "train_bytes", "held_out_bytes",
-                  "unigram_entropy_nats", "bytes_per_token", "added_documents", "added_bytes")  # fmt: skip
+CORPUS_NUMBERS = (
+    "documents",
+    "train_tokens",
+    "held_out_tokens",
+    "train_bytes",
+    "held_out_bytes",
+    "unigram_entropy_nats",
+    "bytes_per_token",
+    "added_documents",
+    "added_bytes",
+)
 CORPUS_TEXTS = ("corpus", "why", "added")
-
-
-@dataclass(frozen=True)
-class LossCurve:
-    """Losses of one run during training, in nats per token, over the tokens trained on so far."""
-
-    tokens: np.ndarray  # float64 [training records]
-    loss: np.ndarray
-    held_out_tokens: np.ndarray  # float64 [validations]
-    held_out_loss: np.ndarray
-
-
-NO_CURVE = LossCurve(*(np.empty(0) for _ in range(4)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunPoint(FinishedRow):
-    """A finished run at N parameters, D tokens and C FLOPs, by the columns of a law or of a figure."""
-
-    N: float
-    D: float
-    C: float
+SCORE_COLUMNS = ["run", "task", "score", "kind", "se"]
+# of a forecast: what is predicted, and for which run or text; `is_late`: its
+# run began before it was stored
+FORECAST_COLUMNS = [
+    "name",
+    "quantity",
+    "N",
+    "D",
+    "C",
+    "U",
+    "predicted",
+    "low",
+    "high",
+    "observed",
+    "is_late",
+    "time",
+    "sha256",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepeatedRow(FinishedRow):
-    """A finished run whose text and number of passes over it are known."""
-
-    unique_tokens: float = field()
-    epochs: float = field()
-
-
-@dataclass(frozen=True)
 class Study:
-    """Contents of a study directory. `rows` are from table.read_runs; `curves` are by run name."""
+    """Contents of a study directory.
+
+    runs       a row per run, columns of table.csv and `note`
+    frontier   compute_law.json
+    laws       by objective, from law.json and law_*.json
+    forecasts  a row per forecast, columns FORECAST_COLUMNS;
+               attrs["calibration"]: a sentence
+    scores     downstream scores, columns SCORE_COLUMNS
+    references scores of published models, fields of ReferenceScore, C = 6 N D
+    corpus     facts on the text, keys CORPUS_NUMBERS and CORPUS_TEXTS
+    results    contents of result.json of the finished runs
+    warnings   unreadable files, one sentence each
+    """
 
     folder: Path
-    rows: list[RunRow]
-    curves: dict[str, LossCurve]
-    law: Law | None
-    corpus: dict[str, Any]
-    faults: list[str] = field(default_factory=list)  # unreadable files, one sentence each
-    results: list[dict[str, Any]] = field(default_factory=list)  # result.json of the finished runs
-    name: str = ""  # from study.yaml
-    laws: dict[str, Law] = field(default_factory=dict)  # by objective, from law.json and law_*.json
-    # rows of scores.csv: run, task, score, kind, se
-    scores: list[dict[str, Any]] = field(default_factory=list)
-    references: list[ReferenceScore] = field(default_factory=list)  # published models, references.csv
-    compute_law: ComputeLaw | None = None  # compute_law.json: the frontier
-    blind: BlindOutcome | None = None  # None if no run was predicted
-    forecasts: list[ForecastOutcome] = field(default_factory=list)  # sealed forecasts
+    runs: pd.DataFrame
+    name: str = ""
+    frontier: ComputeLaw | None = None
+    laws: Mapping[str, Law] = field(default_factory=dict)
+    forecasts: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=FORECAST_COLUMNS))
+    scores: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=SCORE_COLUMNS))
+    references: pd.DataFrame = field(default_factory=lambda: make_references([]))
+    corpus: Mapping[str, Any] = field(default_factory=dict)
+    results: Sequence[Mapping[str, Any]] = ()
+    warnings: Sequence[str] = ()
 
-    def finished_rows(self, objective: str | None = None) -> list[FinishedRow]:
-        """Return the finished runs, of one objective or of all."""
-        return [row for row in select_finished(self.rows) if objective in (None, row.objective)]
+    @property
+    def title(self) -> str:
+        """Name of the study, or else of its folder."""
+        name = self.name or self.folder.resolve().name.replace("_", " ").replace("-", " ").strip()
+        return (name or "Study")[0].upper() + (name or "Study")[1:]
 
-    def objectives(self) -> list[str]:
-        """Return the objectives of all runs, autoregressive first."""
-        return sorted({row.objective for row in self.rows if row.objective})
+    @property
+    def finished(self) -> pd.DataFrame:
+        """Finished runs, whose size, tokens and loss are known."""
+        return select_finished(self.runs).dropna(subset=["n_params", "train_tokens"])
 
-    def sizes(self) -> list[float]:
-        """Return the distinct N of all runs, in ascending order."""
-        return sorted({row.n_params for row in self.rows if row.n_params})
+    @property
+    def main_runs(self) -> pd.DataFrame:
+        """Finished autoregressive runs, or all finished runs of a study without them."""
+        finished = self.finished
+        autoregressive = finished[finished["objective"] == AUTOREGRESSIVE]
+        return autoregressive if len(autoregressive) else finished
 
-    def budgets(self, rows: Sequence[RunRow]) -> list[float]:
-        """Return the distinct D of `rows`, in ascending order."""
-        return sorted({row.train_tokens for row in rows if row.train_tokens})
+    @property
+    def scored(self) -> pd.DataFrame:
+        """Forecasts that count: measured, and stored before the run began."""
+        return self.forecasts[self.forecasts["observed"].notna() & ~self.forecasts["is_late"].astype(bool)]
 
-    def size_name(self, n_params: float | None) -> str:
-        """Format a size as 2.3M, with one more digit if another size would have the same text."""
-        alike = [other for other in self.sizes() if format_count(other) == format_count(n_params)]
-        return format_count(n_params, 2 if len(alike) < 2 else 3)
+    @property
+    def law(self) -> Law | None:
+        """Parametric law of the main runs."""
+        return self.laws.get(AUTOREGRESSIVE, next(iter(self.laws.values()), None))
+
+    @property
+    def run_scores(self) -> pd.DataFrame:
+        """Downstream scores with the columns of their finished runs, and C = 6 N D."""
+        scores = self.scores.merge(self.finished, on="run")
+        return scores.assign(C=6.0 * scores["n_params"] * scores["train_tokens"])
+
+    @cached_property
+    def crossings(self) -> list[MeasuredCrossover]:
+        """Comparison of both objectives on each amount of unique text with tested runs of both."""
+        try:
+            return measure_study(self.runs)[0]
+        except ValueError:
+            return []
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Factor from nats per token to bits per byte.
+
+        None if the bytes of a token are unknown.
+        """
+        # 3.5 nats per token at 4.2 bytes per token: 3.5 / 0.693 / 4.2 = 1.20 bits
+        # per byte
+        per_token = self.corpus.get("bytes_per_token")
+        return 1 / np.log(2) / per_token if per_token else None
 
 
 def read_study(study_dir: str | Path) -> Study:
-    """Read a study directory. Damaged files become a fault or a row's note.
+    """Read a study directory. Damaged files become a warning or a run's note.
 
-    Raises FileNotFoundError if there is no such study, and ValueError if blind.json or a forecast was
-    modified.
+    Raises FileNotFoundError if there is no such study, and ValueError if a
+    forecast was modified.
     """
     folder = Path(study_dir)
-    rows = read_runs(folder)
-    faults: list[str] = []
-    law = None
-    if (folder / "law.json").exists():
-        try:
-            law = Law.load(folder / "law.json")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            faults.append(f"law.json cannot be used: {error}")
-    # law.json first: setdefault below keeps it
-    laws = {} if law is None else {str(law.filter.get("objective", AUTOREGRESSIVE)): law}
-    for path in sorted(folder.glob("law_*.json")):
-        try:
-            other = Law.load(path)
-        except (OSError, ValueError) as error:
-            faults.append(f"{path.name} cannot be used: {error}")
-        else:
-            # law.json takes precedence over law_<objective>.json of the same objective
-            laws.setdefault(str(other.filter.get("objective")), other)
-    compute_law = None
-    if (folder / COMPUTE_LAW).exists():
-        try:
-            compute_law = ComputeLaw.load(folder / COMPUTE_LAW)
-        except (OSError, ValueError) as error:
-            faults.append(f"{COMPUTE_LAW} cannot be used: {error}")
-    curves = {row.run: read_curve(folder / row.path) if row.path else NO_CURVE for row in rows}
-    results = [
-        _read_json(folder / row.path / "result.json", faults)
-        for row in rows
-        if row.path and row.status == "done"
-    ]
-    plans = [_read_json(folder / row.path / "plan.json", faults) for row in rows if row.path and row.identity]
-    corpus = _read_corpus(folder, plans, results, faults)
+    # a published study may be its table alone
+    has_table = not (folder / "runs").is_dir() and (folder / TABLE).is_file()
+    runs = read_table(folder / TABLE) if has_table else read_runs(folder)
+    warnings = list(runs.attrs["warnings"])
+    forecasts = _tabulate_forecasts(folder, runs)
+    # tables of other programs lack columns
+    runs = runs.reindex(columns=list(dict.fromkeys([*COLUMNS, NOTE, *runs])))
+    runs[NOTE] = runs[NOTE].astype(object).fillna("")
+    done = runs[(runs["status"] == "done") & runs["path"].notna()]
+    results = [_read_json(folder / path / "result.json", warnings) for path in done["path"]]
+    planned = runs.loc[runs["path"].notna() & runs["identity"].notna(), "path"]
+    plans = [_read_json(folder / path / "plan.json", warnings) for path in planned]
+    frontier = _read_file(ComputeLaw.load, folder / COMPUTE_LAW, None, warnings)
     return Study(
-        folder,
-        rows,
-        curves,
-        law,
-        corpus,
-        faults,
-        results,
-        _read_name(folder / STUDY),
-        laws,
-        _read_scores(folder / SCORES, faults),
-        _read_references(folder / REFERENCES, faults),
-        compute_law,
-        check_blind(folder, rows),
-        score_forecasts(folder, rows),
+        folder=folder,
+        runs=runs,
+        name=_read_name(folder / STUDY),
+        frontier=frontier,
+        laws=_read_laws(folder, warnings),
+        forecasts=forecasts,
+        scores=_read_file(load_scores, folder / SCORES, pd.DataFrame(columns=SCORE_COLUMNS), warnings),
+        references=make_references(_read_file(load_references, folder / REFERENCES, (), warnings)),
+        corpus=_read_corpus(folder, plans, results, warnings),
+        results=results,
+        warnings=warnings,
     )
 
 
-def _read_scores(path: Path, faults: list[str]) -> list[dict[str, Any]]:
-    """Read scores.csv: columns run, task, score; optional: kind (error, or accuracy by default) and se."""
+def read_curve(study: Study, path: str) -> dict[str, np.ndarray]:
+    """Return the losses of one run by kind, "train" and "validation", each [n, 2]: tokens, nats per token."""
+    points: dict[str, dict[float, float]] = {"train": {}, "validation": {}}
+    for record in read_valid_metrics(study.folder / path):
+        values = (record.get("tokens"), record.get("loss"))
+        if record["kind"] in points and all(map(is_finite, values)) and record["tokens"] > 0:
+            # a resumed run logs the steps after its checkpoint again: the later
+            # record remains
+            points[record["kind"]][record["tokens"]] = record["loss"]
+    return {kind: np.array(sorted(at.items()), dtype=float).reshape(-1, 2) for kind, at in points.items()}
+
+
+def read_weights(study: Study, path: str) -> pd.DataFrame:
+    """Return the weights of a run's mixture: a row per record, indexed by tokens, a column per domain."""
+    records = {}
+    for record in read_valid_metrics(study.folder / path):
+        weights, tokens = record.get("weights"), record.get("tokens")
+        if record["kind"] != "train" or not isinstance(weights, dict) or not weights:
+            continue
+        if all(map(is_finite, (tokens, *weights.values()))):
+            records[tokens] = weights
+    return pd.DataFrame.from_dict(records, orient="index").sort_index().fillna(0.0)
+
+
+def _tabulate_forecasts(folder: Path, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each forecast of a study, columns FORECAST_COLUMNS."""
+    flops = runs.dropna(subset=["identity"]).groupby("identity")["train_flops"].first()
+    rows = []
+    outcomes = score_forecasts(read_forecasts(folder), runs)
+    for outcome in outcomes:
+        forecast = outcome.forecast
+        low, high = outcome.intervals[LEVELS[-1]]
+        row = {name: getattr(forecast, name) for name in ("name", "quantity", "N", "D", "U", "predicted")}
+        row |= {"C": flops.get(forecast.identity, np.nan), "low": low, "high": high}
+        row |= {"observed": outcome.observed, "is_late": outcome.order == "after"}
+        row |= {"time": f"{forecast.time[:16].replace('T', ' ')} UTC", "sha256": forecast.sha256()}
+        rows.append(row)
+    table = pd.DataFrame(rows, columns=FORECAST_COLUMNS)
+    table.attrs["calibration"] = calibrate(outcomes).sentence
+    return table
+
+
+def _read_file(read: Callable[[Path], Any], path: Path, default: Any, warnings: list[str]) -> Any:
+    """Return the content of a file.
+
+    `default` without the file, or with a warning if it cannot be used.
+    """
     if not path.is_file():
-        return []
+        return default
     try:
-        table = read_table(path)
-        return [
-            {
-                "run": run,
-                "task": table["task"][i],
-                "score": float(table["score"][i]),
-                "kind": table.get("kind", ["accuracy"] * len(table["run"]))[i],
-                "se": float(table.get("se", [""] * len(table["run"]))[i] or "nan"),
-            }
-            for i, run in enumerate(table["run"])
-        ]
-    except (OSError, ValueError, KeyError) as error:
-        faults.append(f"{path.name} cannot be used ({error!r}): expected columns run, task, score, kind")
-        return []
+        return read(path)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        warnings.append(f"{path.name} cannot be used: {error}")
+        return default
 
 
-def _read_references(path: Path, faults: list[str]) -> list[ReferenceScore]:
-    try:
-        return load_references(path) if path.is_file() else []
-    except (OSError, ValueError) as error:
-        faults.append(f"{path.name} cannot be used: {error}")
-        return []
+def _read_laws(folder: Path, warnings: list[str]) -> dict[str, Law]:
+    """Return the laws by objective. law.json takes precedence over law_<objective>.json."""
+    laws: dict[str, Law] = {}
+    for path in (folder / "law.json", *sorted(folder.glob("law_*.json"))):
+        law = _read_file(Law.load, path, None, warnings)
+        if law is not None:
+            laws.setdefault(str(law.filter.get("objective", AUTOREGRESSIVE)), law)
+    return laws
+
+
+def load_scores(path: Path) -> pd.DataFrame:
+    """Read scores.csv: columns run, task, score; and kind, an accuracy by default, and se.
+
+    Raises ValueError for other columns or values.
+    """
+    scores = pd.read_csv(path, dtype={"run": str, "task": str, "score": float, "kind": str, "se": float})
+    scores = scores.reindex(columns=SCORE_COLUMNS)
+    if scores[["run", "task", "score"]].isna().any(axis=None):
+        raise ValueError("got empty cells or no column, expected run, task and score in each line")
+    return scores.fillna({"kind": "accuracy"})
+
+
+def make_references(scores: Iterable[ReferenceScore]) -> pd.DataFrame:
+    """Return scores of published models as a table, with C = 6 N D where both are known."""
+    columns = [column.name for column in fields(ReferenceScore)]
+    table = pd.DataFrame([asdict(score) for score in scores], columns=columns)
+    numbers = dict.fromkeys(("score", "se", "n_params", "train_tokens"), float)
+    table = table.astype(numbers)
+    return table.assign(C=6.0 * table["n_params"] * table["train_tokens"])
 
 
 def _read_name(path: Path) -> str:
@@ -195,57 +277,68 @@ def _read_name(path: Path) -> str:
 
 
 def _read_corpus(
-    folder: Path, plans: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]], faults: list[str]
+    folder: Path,
+    plans: Sequence[Mapping[str, Any]],
+    results: Sequence[Mapping[str, Any]],
+    warnings: list[str],
 ) -> dict[str, Any]:
     """Return the facts on the text: corpus.json of the study or its text, and counts from the runs."""
     corpus: dict[str, Any] = {}
-    # the order of both places matters: corpus.json of the study overrides that of its text
+    # corpus.json of the study overrides that of its text
     for place in (folder / "text" / "corpus.json", folder / "corpus.json"):
-        for name, value in _read_json(place, faults).items():
+        for name, value in _read_json(place, warnings).items():
             if name in CORPUS_NUMBERS and not (is_finite(value) and 0 < value < MAX_NUMBER):
-                faults.append(f"{place.name}: {name} is {str(value)[:40]!r}, expected a number above 0.")
+                warnings.append(f"{place.name}: {name} is {str(value)[:40]!r}, expected a number above 0.")
             elif name in CORPUS_TEXTS and not (isinstance(value, str) and is_single_line(value)):
-                faults.append(f"{place.name}: {name} is {str(value)[:40]!r}, expected a line of text.")
+                warnings.append(f"{place.name}: {name} is {str(value)[:40]!r}, expected a line of text.")
             else:
                 corpus[name] = value
     counted: dict[str, Any] = {}
-    for plan in plans:
-        if plan.get("held_out_unigram_nats"):
-            counted["unigram_entropy_nats"] = plan["held_out_unigram_nats"]
-        if plan.get("epochs"):
-            # tokens of an epoch: D / epochs; the largest, since runs can use subsets
-            train_tokens = round(plan["train_tokens"] / plan["epochs"])
-            counted["train_tokens"] = max(train_tokens, counted.get("train_tokens", 0))
-    for result in results:
-        if result.get("n_tokens_scored"):
-            counted["held_out_tokens"] = result["n_tokens_scored"]
-            if corpus.get("held_out_bytes"):
-                counted["bytes_per_token"] = corpus["held_out_bytes"] / result["n_tokens_scored"]
+    # tokens of an epoch; the largest, since runs can use subsets
+    epochs = [plan["train_tokens"] / plan["epochs"] for plan in plans if plan.get("epochs")]
+    if epochs:
+        counted["train_tokens"] = round(max(epochs))
+    scored = [result["n_tokens_scored"] for result in results if result.get("n_tokens_scored")]
+    if scored:
+        counted["held_out_tokens"] = scored[-1]
+        if corpus.get("held_out_bytes"):
+            counted["bytes_per_token"] = corpus["held_out_bytes"] / scored[-1]
     # values of corpus.json override those counted from the runs
     return counted | corpus
 
 
-def read_curve(run_dir: Path) -> LossCurve:
-    """Return the curve of one run, empty if it has logged nothing. Losses that are NaN or Inf are omitted."""
-    points: dict[str, list[tuple[float, float]]] = {"train": [], "validation": []}
-    for record in read_valid_metrics(run_dir):
-        values = (record.get("tokens"), record.get("loss"))
-        if record["kind"] in points and all(isinstance(x, int | float) and np.isfinite(x) for x in values):
-            points[record["kind"]].append((record["tokens"], record["loss"]))
-    # a resumed run logs the steps after its checkpoint again: dict() keeps the later record of equal tokens
-    # points of one kind: [(tokens, loss), ...] -> [n, 2]; reshape gives [0, 2] for a run without records
-    train, held_out = (
-        np.array(sorted(dict(p).items()), dtype=np.float64).reshape(-1, 2) for p in points.values()
-    )
-    return LossCurve(train[:, 0], train[:, 1], held_out[:, 0], held_out[:, 1])
-
-
-def _read_json(path: Path, faults: list[str]) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        faults.append(f"{path.name} cannot be read: {error}")
-        return {}
+def _read_json(path: Path, warnings: list[str]) -> dict[str, Any]:
+    content = _read_file(read_json, path, {}, warnings)
     return content if isinstance(content, dict) else {}
+
+
+def select_fitted_runs(study: Study, law: ComputeLaw | Law | None) -> pd.DataFrame:
+    """Return the runs that a law was fitted on, with columns N, D and C of the fit added.
+
+    These are the runs that the law lists, or without a list all main runs that
+    are not held out. C of a
+    parametric law is 6 N D.
+    """
+    runs = study.main_runs
+    if law is None:
+        return runs.iloc[:0].assign(N=[], D=[], C=[])
+    if law.runs:
+        runs = runs[runs["run"].isin(law.runs) | runs["identity"].isin(law.runs)]
+    else:
+        runs = runs[runs["held_out"] != 1]
+    if isinstance(law, ComputeLaw):
+        N = runs[_nearest_column(runs, ("n_params", "n_non_embedding"), law.N)]
+        C = runs[_nearest_column(runs, ("train_flops", "flops_6nd"), law.C)]
+        # 1 %: runs have whole steps
+        inside = C.between(law.C[0] / 1.01, law.C[1] * 1.01)
+        return runs.assign(N=N, D=runs["train_tokens"], C=C)[inside & N.notna()]
+    N, D = (runs[law.columns.get(x, name)] for x, name in (("N", "n_params"), ("D", "train_tokens")))
+    return runs.assign(N=N, D=D, C=6.0 * N * D).dropna(subset=["N", "D"])
+
+
+def _nearest_column(runs: pd.DataFrame, names: Sequence[str], ends: tuple[float, float]) -> str:
+    """Return the column whose smallest and largest values are nearest to `ends`, by their ratio."""
+    spans = {name: np.log([runs[name].min(), runs[name].max()]) for name in names}
+    distances = {name: np.abs(span - np.log(ends)).sum() for name, span in spans.items()}
+    finite = {name: distance for name, distance in distances.items() if np.isfinite(distance)}
+    return min(finite, key=lambda name: finite[name]) if finite else names[0]

@@ -1,39 +1,185 @@
 """Differences of held-out loss between runs, with intervals from the noise floor: is run A better than run B?
 
-Runs that differ only in their seed show the scatter of a run. The variance of log loss is pooled over all
-cells of several seeds of one objective (one variance for all, as in an analysis of variance). Where no cell
-is repeated, it is the scatter around a fitted law. A difference of means of n_a and n_b seeds has the
-variance sigma^2 (1/n_a + 1/n_b) and Student's t with the degrees of freedom of sigma^2. Variances of two
-objectives, or of text, are added with the degrees of freedom of Welch and Satterthwaite.
+Runs that differ only in their seed show the scatter of a run. The variance of
+log loss is pooled over all cells of several seeds of one objective (one
+variance for all, as in an analysis of variance). Where no cell is repeated, it
+is the scatter around a fitted law. A difference of means of n_a and n_b seeds
+has the variance sigma^2 (1/n_a + 1/n_b) and Student's t with the degrees of
+freedom of sigma^2. Variances of two objectives, or of text, are added with the
+degrees of freedom of Welch and Satterthwaite.
 
-Two runs scored on the same text share its sampling error: `loss_se`, the error over samples of text, is no
-part of their difference, and does not measure the scatter between seeds. Where the texts differ it is added.
+Two runs scored on the same text share its sampling error: `loss_se`, the error
+over samples of text, is no part of their difference, and does not measure the
+scatter between seeds. Where the texts differ it is added.
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from megatron.laws.fitting.noise import pool_cells
 from megatron.laws.law import Law
-from megatron.study.cells import (
-    Side,
-    cell_flops,
-    find_side,
-    group_cells,
-    group_sides,
-    is_same_text,
-    make_side,
-    mean_loss,
-)
-from megatron.study.run_row import RunRow, ScoredRow
+from megatron.study.table import COLUMNS, select_finished
 
 LEVEL = 0.95
 MAX_SEEDS = 50  # largest number of seeds per cell that is proposed
+CELL_COLUMNS = ["objective", "n_params", "train_tokens", "unique_tokens", "seq_len"]
+MAX_COMPUTE_RATIO = 1.05  # ratio of FLOPs within a group: budgets are rounded to whole steps
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """A run, or all runs of one cell: runs that differ only in their seed.
+
+    losses         [seeds] nats per token
+    error          largest standard error of a loss over samples of text, nats; NaN if one is unknown
+    n_tokens       tokens of the held-out text; NaN: unknown
+    flops          of one run; Inf if unknown
+    paths, trunks, seeds  of the runs
+    """
+
+    name: str
+    objective: str
+    runs: tuple[str, ...]
+    losses: np.ndarray = field(repr=False)
+    error: float
+    n_tokens: float
+    flops: float
+    paths: tuple[str | None, ...]
+    trunks: tuple[str, ...]
+    seeds: tuple[float, ...]
+
+    @property
+    def log_loss(self) -> float:
+        """Mean of log loss over seeds."""
+        return float(np.log(self.losses).mean())
+
+    @property
+    def loss(self) -> float:
+        """Geometric mean of the losses over seeds, in nats per token."""
+        return math.exp(self.log_loss)
+
+    @property
+    def n_seeds(self) -> int:
+        """Number of runs."""
+        return len(self.losses)
+
+
+def _select_runs(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the finished runs with all columns of a table; a table of another program may lack some."""
+    return select_finished(table.reindex(columns=list(dict.fromkeys([*table, *COLUMNS]))))
+
+
+def group_cells(table: pd.DataFrame) -> list[Side]:
+    """Group the finished runs into cells.
+
+    Runs are grouped by the column `cell`, the hash of all settings except the
+    seed. Without this column they are grouped by CELL_COLUMNS. Runs of such a
+    group with equal or missing seeds must differ in another setting, so each of
+    them is a cell.
+    """
+    runs = _select_runs(table)
+    settings = runs.reindex(columns=CELL_COLUMNS).itertuples(index=False)
+    bare = pd.Series([repr(tuple(values)) for values in settings], index=runs.index, dtype=object)
+    cells = []
+    for _, same in runs.groupby(runs["cell"].fillna(bare), sort=False):
+        # seeds 0, 1, 2: one cell of three; seeds 0, 0, 1: three cells of one
+        # run
+        is_cell = len(same) == 1 or (same["seed"].notna().all() and same["seed"].is_unique)
+        cells += [make_side(same)] if is_cell else [make_side(same.iloc[[i]]) for i in range(len(same))]
+    return cells
+
+
+def find_side(table: pd.DataFrame, name: str) -> Side:
+    """Return the run with this name, or all seeds of the cell with this name.
+
+    `name` may be a prefix of a run's name; a prefix that ends before a dash
+    takes precedence. A prefix of the names of all runs of one cell selects that
+    cell. Raises ValueError if no finished run matches, or if runs of several
+    cells match.
+    """
+    runs = _select_runs(table)
+    # exact name first, then a prefix up to a dash, then any prefix: "s4" must
+    # not match "s48" if "s4-..." exists
+    masks = (runs["run"] == name, runs["run"].str.startswith(f"{name}-"), runs["run"].str.startswith(name))
+    matches = next((runs[mask] for mask in masks if mask.any()), None)
+    if matches is None:
+        other = [run for run in table["run"] if run.startswith(name)]
+        why = f"; {other[0]} has no held-out loss" if other else ""
+        raise ValueError(
+            f"{name}: got no finished run of that name{why}, expected one of {len(runs)} runs with a loss."
+        )
+    if len(matches) == 1:
+        return make_side(matches)
+    # a prefix of several runs is valid only if it selects exactly the runs of
+    # one cell
+    for cell in group_cells(table):
+        if sorted(cell.runs) == sorted(matches["run"]):
+            return cell
+    shown = ", ".join(matches["run"].head(4))
+    raise ValueError(
+        f"{name}: got {len(matches)} matching runs ({shown}), expected the seeds of one cell. "
+        "Use a longer prefix."
+    )
+
+
+def make_side(cell: pd.DataFrame) -> Side:
+    """Return a cell with its name: a run's name without the hash, or the common prefix of all seeds."""
+    columns = cell.to_dict("list")
+    names = tuple(columns["run"])
+    # "...-seed0" and "...-seed1" share "...-seed": the suffix is removed
+    stem = os.path.commonprefix(names).rstrip("-_").removesuffix("seed").rstrip("-_")
+    if len(names) == 1:  # names may end with the first 8 digits of the identity
+        stem = names[0].removesuffix(f"-{str(columns['identity'][0])[:8]}")
+    known = [n for n in columns["n_tokens_scored"] if n > 0]
+    errors = columns["loss_se"]
+    flops = columns["train_flops"][0]
+    return Side(
+        name=stem or names[0],
+        objective=str(columns["objective"][0]),
+        runs=names,
+        losses=np.array(columns["loss"], dtype=float),
+        error=max(errors) if all(error > 0 for error in errors) else math.nan,
+        n_tokens=known[0] if known else math.nan,
+        flops=flops if flops > 0 else math.inf,
+        paths=tuple(columns["path"]),
+        trunks=tuple(
+            trunk if isinstance(trunk, str) else run
+            for trunk, run in zip(columns["trunk"], names, strict=True)
+        ),
+        seeds=tuple(columns["seed"]),
+    )
+
+
+def group_sides(table: pd.DataFrame, same: str) -> list[list[Side]]:
+    """Group cells by objective, or by objective and compute, and drop groups of a single cell."""
+    sides = group_cells(table)
+    groups: list[list[Side]] = []
+    for objective in sorted({side.objective for side in sides}):
+        of_objective = [side for side in sides if side.objective == objective]
+        if same == "objective":
+            groups.append(of_objective)
+            continue
+        # greedy groups over ascending FLOPs: a group ends where FLOPs exceed
+        # MAX_COMPUTE_RATIO of its first cell
+        start = math.nan
+        for side in sorted(of_objective, key=lambda side: side.flops):
+            if not side.flops <= MAX_COMPUTE_RATIO * start:
+                start = side.flops
+                groups.append([])
+            if math.isfinite(side.flops):
+                groups[-1].append(side)
+    return [group for group in groups if len(group) > 1]
+
+
+def is_same_text(a: Side, b: Side) -> bool:
+    """Return whether both sides were scored on the same number of tokens; unknown numbers are ignored."""
+    return not (a.n_tokens < b.n_tokens or a.n_tokens > b.n_tokens)
 
 
 @dataclass(frozen=True)
@@ -57,10 +203,6 @@ class NoiseFloor:
     n_runs: int
     text_se: float | None = None
     level: float = LEVEL
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the content for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -98,25 +240,23 @@ class Difference:
     n_seeds_to_decide: int | None = None
     reason: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the content for JSON."""
-        return asdict(self)
-
 
 def estimate_noise_floor(
-    rows: Sequence[RunRow], objective: str, law: Law | None = None, level: float = LEVEL
+    table: pd.DataFrame, objective: str, law: Law | None = None, level: float = LEVEL
 ) -> NoiseFloor | None:
     """Estimate the noise floor of one objective from repeated seeds, otherwise from the scatter around `law`.
 
-    None if there is no cell with two seeds of different loss and no law with a scatter.
+    None if there is no cell with two seeds of different loss and no law with a
+    scatter.
     """
-    of_objective = [row for row in rows if row.objective == objective]
-    cells = [cell for cell in group_cells(of_objective) if len(cell) > 1]
-    text = [row.loss_se for row in of_objective if row.loss_se]
-    text_se = float(np.median(text)) if text else None
+    of_objective = table[table["objective"] == objective]
+    cells = [cell for cell in group_cells(of_objective) if cell.n_seeds > 1]
+    text = of_objective["loss_se"] if "loss_se" in of_objective else pd.Series(dtype=float)
+    text = text[text > 0]
+    text_se = float(text.median()) if len(text) else None
     if cells:
-        log_loss = np.log([row.loss for cell in cells for row in cell])
-        pooled = pool_cells(log_loss, np.repeat(np.arange(len(cells)), [len(cell) for cell in cells]))
+        log_loss = np.log(np.concatenate([cell.losses for cell in cells]))
+        pooled = pool_cells(log_loss, np.repeat(np.arange(len(cells)), [cell.n_seeds for cell in cells]))
         if pooled.sum_squares > pooled.dof * 1e-24:  # equal losses are copies of a run, not repeats
             sigma = math.sqrt(pooled.variance)
             dof: float = _independent_dof(cells)
@@ -131,31 +271,33 @@ def estimate_noise_floor(
 
 
 def estimate_noise_floors(
-    rows: Sequence[RunRow], laws: Mapping[str, Law] | None = None, level: float = LEVEL
+    table: pd.DataFrame, laws: Mapping[str, Law] | None = None, level: float = LEVEL
 ) -> dict[str, NoiseFloor]:
     """Estimate the noise floor of each objective that has one."""
     floors = {}
-    for objective in dict.fromkeys(row.objective for row in rows if row.objective):
-        floor = estimate_noise_floor(rows, objective, (laws or {}).get(objective), level)
+    for objective in table["objective"].dropna().unique():
+        floor = estimate_noise_floor(table, objective, (laws or {}).get(objective), level)
         if floor is not None:
             floors[objective] = floor
     return floors
 
 
-def _independent_dof(cells: Sequence[Sequence[ScoredRow]]) -> int:
+def _independent_dof(cells: Sequence[Side]) -> int:
     """Return the degrees of freedom of the pooled variance, where cells may share trunks.
 
-    Branches of one trunk share most of its scatter. Cells that share trunks are counted together as trunks
-    minus 1, the degrees of freedom if branches share all of it.
+    Branches of one trunk share most of its scatter. Cells that share trunks are
+    counted together as trunks minus 1, the degrees of freedom if branches share
+    all of it.
     """
-    # Trunks {a, b}, {b, c} and {x, y} of three cells of two runs: clusters {a, b, c} and {x, y}, so 2 + 1
-    # degrees of freedom. Trunks are merged transitively.
+    # Trunks {a, b}, {b, c} and {x, y} of three cells of two runs: clusters
+    # {a, b, c} and {x, y}, so 2 + 1 degrees of freedom. Trunks are merged
+    # transitively.
     clusters: list[set[str]] = []
     alone = 0
     for cell in cells:
-        trunks = {row.trunk or row.run for row in cell}
-        if len(trunks) < len(cell):  # a table without names
-            alone += len(cell) - 1
+        trunks = set(cell.trunks)
+        if len(trunks) < cell.n_seeds:  # a table without names
+            alone += cell.n_seeds - 1
             continue
         # merge all clusters that share a trunk with this cell
         touching = [cluster for cluster in clusters if cluster & trunks]
@@ -171,46 +313,44 @@ def _sigma_interval(sigma: float, dof: float, level: float) -> tuple[float, floa
     if math.isinf(dof):
         return sigma, sigma
     tails = ((1 - level) / 2, (1 + level) / 2)
-    # chdtri(dof, p) is the value above which chi-square has probability p: the smaller p gives the lower end
+    # chdtri(dof, p) is the value above which chi-square has probability p:
+    # the smaller p gives the lower end
     low, high = (sigma * math.sqrt(dof / float(chdtri(dof, tail))) for tail in tails)
     return low, high
 
 
 def estimate_error(
-    a: Sequence[ScoredRow],
-    b: Sequence[ScoredRow],
-    floors: Mapping[str, NoiseFloor],
-    paired: tuple[float, float] | None = None,
+    a: Side, b: Side, floors: Mapping[str, NoiseFloor], paired: tuple[float, float] | None = None, n: int = 0
 ) -> tuple[float, float] | None:
     """Estimate (standard error, degrees of freedom) of mean log loss of `a` minus that of `b`.
 
     Returns None if it is unknown.
 
-    `paired` is (standard error in nats of the difference over documents of text, its degrees of freedom).
+    paired   (standard error in nats of the difference over documents of text, its degrees of freedom)
+    n        seeds of each side in place of those that it has
     """
     parts: list[tuple[float, float]] = []  # (variance, degrees of freedom)
     weights: dict[str, float] = {}
-    # sides of one objective share its sigma^2: variances of their means add to sigma^2 (1/n_a + 1/n_b)
-    for rows in (a, b):
-        objective = str(rows[0].objective)
-        weights[objective] = weights.get(objective, 0.0) + 1 / len(rows)
+    # sides of one objective share its sigma^2: variances of their means add
+    # to sigma^2 (1/n_a + 1/n_b)
+    for side in (a, b):
+        weights[side.objective] = weights.get(side.objective, 0.0) + 1 / (n or side.n_seeds)
     for objective, weight in weights.items():
         floor = floors.get(objective)
         if floor is None:
             return None
         parts.append((floor.sigma**2 * weight, floor.dof))
     # d log L = dL / L: an error in nats is divided by a loss
-    mean = math.sqrt(mean_loss(a) * mean_loss(b))
     if paired is not None:
-        parts.append(((paired[0] / mean) ** 2, paired[1]))
+        parts.append(((paired[0] / math.sqrt(a.loss * b.loss)) ** 2, paired[1]))
     elif not is_same_text(a, b):
-        for rows in (a, b):
-            errors = [row.loss_se or 0.0 for row in rows]  # 0: unknown
-            if not all(errors):
+        for side in (a, b):
+            if math.isnan(side.error):
                 return None
-            # Seeds of one side share their text, so its error does not shrink with their number. It is a mean
-            # over many samples of text: its degrees of freedom count as Inf.
-            parts.append(((max(errors) / mean_loss(rows)) ** 2, math.inf))
+            # Seeds of one side share their text, so its error does not shrink
+            # with their number. It is a mean over many samples of text: its
+            # degrees of freedom count as Inf.
+            parts.append(((side.error / side.loss) ** 2, math.inf))
     # Welch and Satterthwaite: dof = (sum v)^2 / sum(v^2 / dof_v)
     variance = sum(part for part, _ in parts)
     spread = sum(part**2 / dof for part, dof in parts)
@@ -226,7 +366,7 @@ def bonferroni_quantile(level: float, dof: float, n_comparisons: int = 1) -> flo
 
 
 def compare_runs(
-    rows: Sequence[RunRow],
+    table: pd.DataFrame,
     a: str | Side,
     b: str | Side,
     *,
@@ -235,7 +375,7 @@ def compare_runs(
     n_comparisons: int = 1,
     paired: tuple[float, float] | None = None,
 ) -> Difference:
-    """Compare two runs, or two cells of several seeds, with the noise floor of `rows`.
+    """Compare two runs, or two cells of several seeds, with the noise floor of a table.
 
     a, b           runs or cells, as for find_side
     n_comparisons  number of simultaneous comparisons: all their intervals hold together at `level`
@@ -243,15 +383,16 @@ def compare_runs(
                    over documents; the verdict then also holds for other text of the same distribution
     Without a noise floor the verdict is "undecided", and `reason` names the seeds to train.
 
-    Raises ValueError for a name that fits no run or several cells, or for two sides that share a run.
+    Raises ValueError for a name that fits no run or several cells, or for two
+    sides that share a run.
     """
     if not 0 < level < 1:
         raise ValueError(f"level: got {level}, expected a number between 0 and 1.")
-    first, second = (side if isinstance(side, Side) else find_side(rows, side) for side in (a, b))
-    if set(first.rows) & set(second.rows):
+    first, second = (side if isinstance(side, Side) else find_side(table, side) for side in (a, b))
+    if set(first.runs) & set(second.runs):
         raise ValueError(f"{first.name} and {second.name} share a run, expected two different runs or cells.")
     return _compute_difference(
-        first, second, estimate_noise_floors(rows, laws, level), level, n_comparisons, paired
+        first, second, estimate_noise_floors(table, laws, level), level, n_comparisons, paired
     )
 
 
@@ -271,7 +412,7 @@ def _compute_difference(
         difference=a.loss - b.loss, relative=math.expm1(ratio), verdict="undecided", level=level,
         n_comparisons=n_comparisons,
     )  # fmt: skip
-    error = estimate_error(a.rows, b.rows, floors, paired)
+    error = estimate_error(a, b, floors, paired)
     if error is None:
         return replace(undecided, reason=_explain_missing_interval(a, b, floors))
     se, dof = error
@@ -295,8 +436,8 @@ def _compute_difference(
 
 def log_ratio_to_nats(a: Side, b: Side, ratio: float) -> float:
     """Convert log(L_a / L_b) to nats: L_a - L_b = 2 sqrt(L_a L_b) sinh(log(L_a / L_b) / 2)."""
-    # L_b (exp(ratio) - 1) is equal at the estimate but not at the ends of an interval: it is not
-    # antisymmetric in A and B, and this is.
+    # L_b (exp(ratio) - 1) is equal at the estimate but not at the ends of an
+    # interval: it is not antisymmetric in A and B, and this is.
     return 2 * math.sqrt(a.loss * b.loss) * math.sinh(ratio / 2)
 
 
@@ -309,13 +450,11 @@ def _seeds_to_decide(
     paired: tuple[float, float] | None,
 ) -> int | None:
     """Return the seeds per side that would decide a difference of this size, at the present t quantile."""
-    # variance of one run against one, divided by n below; the error over text stays
-    single = estimate_error(a.rows[:1], b.rows[:1], floors)
-    text = 0.0 if paired is None else paired[0] ** 2 / (a.loss * b.loss)
-    if single is None or not is_same_text(a.rows, b.rows):
+    if not is_same_text(a, b):
         return None
     for n in range(max(a.n_seeds, b.n_seeds) + 1, MAX_SEEDS + 1):
-        if t * math.sqrt(single[0] ** 2 / n + text) < abs(ratio):
+        error = estimate_error(a, b, floors, paired, n)
+        if error is not None and t * error[0] < abs(ratio):
             return n
     return None
 
@@ -326,19 +465,19 @@ def _explain_missing_interval(a: Side, b: Side, floors: Mapping[str, NoiseFloor]
     if not without_floor:
         return "The runs were scored on different texts, and the error of each score (loss_se) is unknown."
     words = []
-    # The last value of a key remains: of two sides of one objective, seeds of the one with fewer FLOPs are
-    # named.
+    # The last value of a key remains: of two sides of one objective, seeds of
+    # the one with fewer FLOPs are named.
     for side in {
-        side.objective: side for side in sorted(without_floor, key=cell_flops, reverse=True)
+        side.objective: side for side in sorted(without_floor, key=lambda side: side.flops, reverse=True)
     }.values():
-        used_seeds = {row.seed for row in side.rows}
+        used_seeds = set(side.seeds)
         new_seeds = [seed for seed in range(len(used_seeds) + 2) if seed not in used_seeds][:2]
         words.append(f"seeds {new_seeds[0]} and {new_seeds[1]} of {side.name}")
     return f"There is no noise floor: no cell has several seeds. Train {' and '.join(words)}."
 
 
 def compare_best(
-    rows: Sequence[RunRow],
+    table: pd.DataFrame,
     *,
     same: str = "compute",
     level: float = LEVEL,
@@ -346,17 +485,19 @@ def compare_best(
 ) -> list[list[Difference]]:
     """Compare the cell of lowest mean loss with every other one, within each compute or each objective.
 
-    Returns a list for each group of two cells or more, by objective and increasing compute. The best cell is
-    selected by the same losses, so each group is corrected for all of its pairs of cells.
-    Raises ValueError for another `same`.
+    Returns a list for each group of two cells or more, by objective and
+    increasing compute. The best cell is selected by the same losses, so each
+    group is corrected for all of its pairs of cells. Raises ValueError for
+    another `same`.
     """
     if same not in ("compute", "objective"):
         raise ValueError(f"same: got {same!r}, expected compute or objective.")
-    floors = estimate_noise_floors(rows, laws, level)
+    floors = estimate_noise_floors(table, laws, level)
     groups = []
-    for group in group_sides(rows, same):
+    for group in group_sides(table, same):
         best = min(group, key=lambda side: side.log_loss)
-        # the best of 4 cells may be any of them, so 6 pairs count although only 3 are tested
+        # the best of 4 cells may be any of them, so 6 pairs count although
+        # only 3 are tested
         n_pairs = len(group) * (len(group) - 1) // 2
         others = sorted((side for side in group if side is not best), key=lambda side: side.log_loss)
         groups.append([_compute_difference(best, other, floors, level, n_pairs) for other in others])
@@ -364,11 +505,11 @@ def compare_best(
 
 
 def compare_repeated(
-    rows: Sequence[RunRow], *, level: float = LEVEL, laws: Mapping[str, Law] | None = None
+    table: pd.DataFrame, *, level: float = LEVEL, laws: Mapping[str, Law] | None = None
 ) -> list[Difference]:
     """Compare all pairs of cells of several seeds of one objective, lower loss first, with correction."""
-    floors = estimate_noise_floors(rows, laws, level)
-    sides = [make_side(cell) for cell in group_cells(rows) if len(cell) > 1]
+    floors = estimate_noise_floors(table, laws, level)
+    sides = [cell for cell in group_cells(table) if cell.n_seeds > 1]
     sides.sort(key=lambda side: side.log_loss)
     pairs = [(a, b) for a, b in combinations(sides, 2) if a.objective == b.objective]
     return [_compute_difference(a, b, floors, level, len(pairs)) for a, b in pairs]

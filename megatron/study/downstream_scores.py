@@ -1,20 +1,21 @@
 """Downstream scores of a study's runs: reading them, scores.csv, and columns of the study's table."""
 
-import csv
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from megatron.config.yaml_file import is_single_line
-from megatron.io import read_json, write_atomic
-from megatron.plan.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS, RESULT
-from megatron.study.run_row import RunRow
-from megatron.study.table import read_table
+import pandas as pd
 
-# the first of these that a task has is its score; all are shares of correct answers
+from megatron.config.yaml_file import is_single_line
+from megatron.io import read_json, write_atomic_bytes
+from megatron.plan.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS, RESULT
+from megatron.study.table import SCORE_PREFIX, read_table, select_finished
+
+# the first of these that a task has is its score; all are shares of correct
+# answers
 METRICS = ("acc_norm", "acc", "exact_match", "em", "f1")
 
 
@@ -36,28 +37,25 @@ class Score:
     checkpoint: str
 
 
-COLUMNS = [f.name for f in fields(Score)]
+def read_scores(study_dir: Path, table: pd.DataFrame) -> list[Score]:
+    """Return the scores that tools/evaluate_downstream.py wrote for the finished runs of a table.
 
-
-def read_scores(study_dir: Path, rows: Sequence[RunRow]) -> list[Score]:
-    """Return the scores that tools/evaluate_downstream.py wrote for the finished runs of `rows`.
-
-    Only checkpoints at a run's last step count, because the table has no loss for earlier ones.
-    Raises ValueError for a damaged file.
+    Only checkpoints at a run's last step count, because the table has no loss
+    for earlier ones. Raises ValueError for a damaged file.
     """
     scores = []
-    for row in rows:
-        if row.status == "done" and row.path:
-            run = study_dir / row.path
-            # the last step, from result.json; None matches no checkpoint
-            end = (read_json(run / RESULT) or {}).get("step")
-            for path in sorted(run.glob(f"{DOWNSTREAM}/*/*/{DOWNSTREAM_RESULTS}")):
-                # path: <run>/downstream/<checkpoint>/<settings>/results.json, so parts[-3] is the
-                # checkpoint
-                results = list(read_task_scores(path))  # raises for a damaged file
-                step = (read_json(path) or {}).get("config", {}).get("step")
-                if step is not None and step == end:
-                    scores += [Score(row.run, *result, path.parts[-3]) for result in results]
+    finished = select_finished(table)
+    for name, folder in zip(finished["run"], finished["path"], strict=True):
+        run = study_dir / folder
+        # the last step, from result.json; None matches no checkpoint
+        end = (read_json(run / RESULT) or {}).get("step")
+        for path in sorted(run.glob(f"{DOWNSTREAM}/*/*/{DOWNSTREAM_RESULTS}")):
+            # path: <run>/downstream/<checkpoint>/<settings>/results.json, so
+            # parts[-3] is the checkpoint
+            results = list(read_task_scores(path))  # raises for a damaged file
+            step = (read_json(path) or {}).get("config", {}).get("step")
+            if step is not None and step == end:
+                scores += [Score(name, *result, path.parts[-3]) for result in results]
     # of several results for one task the last path counts
     return list({(score.run, score.task): score for score in scores}.values())
 
@@ -68,7 +66,8 @@ def read_task_scores(path: Path) -> Iterator[tuple[str, float, str, float | None
     Raises ValueError for values of other types.
     """
     content = read_json(path) or {}
-    # every table and its keys are checked, since a results.json can come from another program
+    # every table and its keys are checked, since a results.json can come from
+    # another program
     tables = [content, *(content.get(name, {}) for name in ("config", "group_subtasks", "results"))]
     tables += [*content["results"].values()] if isinstance(content.get("results"), dict) else []
     subtasks = content["group_subtasks"].values() if isinstance(content.get("group_subtasks"), dict) else []
@@ -80,7 +79,8 @@ def read_task_scores(path: Path) -> Iterator[tuple[str, float, str, float | None
             "group_subtasks and results. Evaluate the run again, or delete the file."
         )
     about = content.get("config", {})
-    # label: the settings in the folder's name, such as ar-first200; files of lm-eval have only the limit
+    # label: the settings in the folder's name, such as ar-first200; files of
+    # lm-eval have only the limit
     label = [] if about.get("limit") is None else [f"first{about['limit']:g}"]
     if path.name == DOWNSTREAM_RESULTS:
         label = path.parts[-2].split("-")
@@ -90,9 +90,11 @@ def read_task_scores(path: Path) -> Iterator[tuple[str, float, str, float | None
     parts = {str(name) for of in subtasks for name in of}
     for task, metrics in content.get("results", {}).items():
         # keys of lm-evaluation-harness are "metric,filter"
-        # {"acc,none": 0.31, "acc_stderr,none": 0.01} -> {"acc": "acc,none", "acc_stderr": "acc_stderr,none"}
+        # {"acc,none": 0.31, "acc_stderr,none": 0.01} -> {"acc": "acc,none",
+        # "acc_stderr": "acc_stderr,none"}
         columns = {key.partition(",")[0]: key for key in metrics}
-        # acc_norm before acc: its normalisation by length is the usual metric where a task has both
+        # acc_norm before acc: its normalisation by length is the usual metric
+        # where a task has both
         metric = next((name for name in METRICS if _is_number(metrics.get(columns.get(name)))), None)
         if metric is None or task in parts:
             continue
@@ -102,32 +104,30 @@ def read_task_scores(path: Path) -> Iterator[tuple[str, float, str, float | None
 
 
 def _is_number(value: Any) -> bool:
-    # lm-evaluation-harness writes "N/A" for an error that it does not estimate
+    # lm-evaluation-harness writes "N/A" for an error that it does not
+    # estimate
     return isinstance(value, float) and math.isfinite(value)
 
 
-def add_score_columns(rows: Sequence[RunRow], scores: Sequence[Score]) -> list[RunRow]:
-    """Return the rows with an added column `score_<task>` for each of their scores."""
-    of_run: dict[str, dict[str, float]] = {}
+def add_score_columns(table: pd.DataFrame, scores: Sequence[Score]) -> pd.DataFrame:
+    """Return the table with a column `score_<task>` for each task, NaN for runs without a score."""
+    columns: dict[str, dict[str, float]] = {}
     for score in scores:
-        of_run.setdefault(score.run, {})[score.task] = score.score
-    return [replace(row, scores={**row.scores, **of_run.get(row.run, {})}) for row in rows]
+        columns.setdefault(SCORE_PREFIX + score.task, {})[score.run] = score.score
+    added = {name: table["run"].map(columns[name]).astype(float) for name in sorted(columns)}
+    return table.assign(**added)
 
 
-def write_scores(scores: Sequence[Score], path: Path) -> bool:
-    """Write scores.csv atomically. Return False without writing if the file has other columns."""
-    if path.is_file() and list(_read_header(path)) != COLUMNS:
-        return False
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(COLUMNS)
-    table.writerows(["" if cell is None else cell for cell in astuple(score)] for score in scores)
-    write_atomic(path, text.getvalue())
-    return True
-
-
-def _read_header(path: Path) -> Mapping[str, Any]:
+def write_scores(scores: Sequence[Any], path: Path, kind: type[Any] = Score) -> bool:
+    """Write scores of a dataclass `kind` as CSV, atomically. Return False for a file with other columns."""
+    columns = [f.name for f in fields(kind)]
     try:
-        return read_table(path)
+        if path.is_file() and list(read_table(path)) != columns:
+            return False
     except ValueError:  # damaged: not written by this function
-        return {}
+        return False
+    buffer = io.BytesIO()
+    rows = [[getattr(score, name) for name in columns] for score in scores]
+    pd.DataFrame(rows, columns=columns, dtype=object).to_csv(buffer, index=False, lineterminator="\n")
+    write_atomic_bytes(path, buffer.getvalue())
+    return True

@@ -1,28 +1,36 @@
-"""Sealed forecasts: predictions that are stored before the run exists, and scored after it.
+"""Sealed forecasts: predictions that are stored before their runs exist, and scored after them.
 
-A forecast is a file in `<study>/forecasts/`, with a sha256 of all its fields. It is never replaced, and every
-reader of the study refuses one that was edited. An edit that also recomputes the hash can only be detected
-with a copy of the hash stored elsewhere.
+A forecast is a file in `<study>/forecasts/`, with a sha256 of all its fields:
+the prediction and its intervals, the law and its data, the time, the text of
+the study, and the list of runs that decide it. It is never replaced, and every
+reader of the study refuses one that was edited. An edit that also recomputes
+the hash can only be detected with a copy of the hash stored elsewhere.
+
+When a sweep starts a run, it copies the hashes of all forecasts to the run's
+folder (SEALS). A run whose list contains a forecast was started after it: no
+clock and no time of a file decides the order.
 """
 
-import csv
+import hashlib
 import io
 import json
 import math
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from megatron.config.yaml_file import is_single_line
-from megatron.io import code_revision, write_atomic, write_json
-from megatron.study.blind_record import hash_record, require_positive
-from megatron.study.run_row import RunRow
+from megatron.io import code_revision, read_json, wait_for_lock, write_atomic_bytes, write_json
+from megatron.plan.run_dir import CHECKPOINTS, LOCK, METRICS, PLAN, RESULT
+from megatron.study.format import format_count, format_loss, format_with_interval
 
 FORECASTS = "forecasts"  # folder in the study's directory
 FORECAST_TABLE = "forecasts.csv"
+SEALS = "seals.json"  # in a run's folder: hashes of the forecasts before its start
 LEVELS = (0.5, 0.8, 0.95)
 RUN, BEST_LOSS, CROSSING = "run", "best_loss", "crossing"
 QUANTITIES = {
@@ -30,11 +38,11 @@ QUANTITIES = {
     BEST_LOSS: "least test loss of an objective on U unique tokens, nats per token",
     CROSSING: "compute at which masked diffusion reaches autoregression on U unique tokens, FLOPs",
 }
-REMEDY = "Restore the file, or move it and the folder of its run away."
-CSV_COLUMNS = (
-    "name", "quantity", "predicted", *(f"{end}_{level:g}" for level in LEVELS for end in ("low", "high")),
-    "measured", "measured_se", *(f"inside_{level:g}" for level in LEVELS), "in_order", "time", "sha256",
-)  # fmt: skip
+TEXTS = ("name", "quantity", "objective", "identity", "method", "law", "law_sha256", "data_sha256", "time")
+MAY_BE_EMPTY = ("objective", "identity", "data_sha256")
+ADDED = ("study", "runs")  # fields that the first version of the format did not have
+REMEDY = "Restore the file, or move it and the folders of its runs away."
+SAME_ALWAYS = ("time", "commit", "study")  # may differ between two equal forecasts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +57,11 @@ class Forecast:
     predicted  and the predictive intervals at LEVELS, in the unit of the quantity
     method     the law's formula, or the model that was fitted, in words
     law        file name of the law or table that the forecast is computed from
-    law_sha256, data_sha256   hashes of that file, and of the table of the fitted runs
-    time       ISO 8601, UTC
+    law_sha256, data_sha256   hashes of that law, and of the fitted runs
+    time       ISO 8601, UTC; for readers only
     commit     of the code, with `+` if the checkout was modified; None outside a checkout
+    study      text of the study; None in the first version of the format
+    runs       {identity: 1 if it is held out} of all runs that decide the outcome; None as `study`
     """
 
     name: str
@@ -69,46 +79,76 @@ class Forecast:
     data_sha256: str
     time: str
     commit: str | None
+    study: str | None = None
+    runs: dict[str, int] | None = None
 
-    @property
-    def created_at(self) -> datetime:
-        """`time` as a datetime with a time zone."""
-        return datetime.fromisoformat(self.time)
+    def content(self) -> dict[str, Any]:
+        """Return the sealed fields, as in the file."""
+        content = asdict(self)
+        return {key: content[key] for key in content if key not in ADDED or content[key] is not None}
 
     def sha256(self) -> str:
         """Return the hash of all fields."""
-        return hash_record(asdict(self))
+        return hash_record(self.content())
 
     def interval(self, level: float) -> tuple[float, float]:
         """Return the predictive interval at one of LEVELS."""
         return self.intervals[LEVELS.index(level)]
 
+    def list_identities(self) -> set[str]:
+        """Return the identities of the runs that decide the outcome, as far as the file lists them."""
+        return {*(self.runs or {}), *filter(None, [self.identity])}
 
-@dataclass(frozen=True, kw_only=True)
-class ForecastOutcome:
-    """A forecast and what was measured.
 
-    measured     None until the run, or all runs that a quantity depends on, have finished
-    in_order     whether every file of the run is newer than the forecast; None without a run
+@dataclass(frozen=True)
+class Outcome:
+    """A forecast and what was observed.
+
+    observed   None until all runs that decide it have ended
+    order      "before" the first of its runs, "after" it, "unknown" for runs without a record of forecasts,
+               "" without a run
     """
 
     forecast: Forecast
-    measured: float | None = None
-    measured_se: float | None = None
-    in_order: bool | None = None
+    observed: float | None = None
+    observed_se: float | None = None
+    order: str = ""
+
+    @property
+    def prediction(self) -> float:
+        """Predicted value."""
+        return self.forecast.predicted
+
+    @property
+    def intervals(self) -> dict[float, tuple[float, float]]:
+        """Predictive intervals by level."""
+        return dict(zip(LEVELS, self.forecast.intervals, strict=True))
 
     @property
     def is_scored(self) -> bool:
-        """True if the outcome counts in the calibration: measured, and sealed in time."""
-        return self.measured is not None and not math.isnan(self.measured) and self.in_order is not False
+        """True if the outcome counts in the calibration: observed, and not known to be sealed too late."""
+        return self.observed is not None and not math.isnan(self.observed) and self.order != "after"
 
-    def inside(self, level: float) -> bool | None:
-        """Return whether the measured value is in the interval at a level; None if it does not count."""
-        if not self.is_scored:
-            return None
-        low, high = self.forecast.interval(level)
-        assert self.measured is not None
-        return low <= self.measured <= high
+    @property
+    def inside(self) -> dict[float, bool]:
+        """Whether the observed value is in the interval of each level; empty if it does not count."""
+        if not self.is_scored or self.observed is None:
+            return {}
+        return {level: low <= self.observed <= high for level, (low, high) in self.intervals.items()}
+
+    def describe(self) -> str:
+        """Return the forecast of a run and its outcome in one line."""
+        forecast = self.forecast
+        text = f"{forecast.name}: predicted "
+        write = format_count if forecast.quantity == CROSSING else format_loss
+        text += format_with_interval(forecast.predicted, forecast.interval(LEVELS[-1]), write)
+        if self.observed is None:
+            return f"{text}, not trained yet"
+        off = 100 * (self.observed / forecast.predicted - 1)
+        low, high = forecast.interval(LEVELS[-1])
+        where = "inside" if low <= self.observed <= high else "OUTSIDE"
+        text += f", measured {write(self.observed)}: {where}, off by {off:+.1f} %"
+        return text if self.order != "after" else f"{text}; NOT BLIND: its runs started before the forecast"
 
 
 @dataclass(frozen=True)
@@ -131,59 +171,50 @@ class Calibration:
         return f"Of {n}, inside {', '.join(parts)}."
 
 
-def current_time() -> str:
-    """Return the time of a forecast that is made now."""
-    return datetime.now(UTC).isoformat(timespec="microseconds")
+def hash_record(content: Mapping[str, Any]) -> str:
+    """Return the sha256 of the canonical JSON of a record: sorted keys, no spaces, floats by repr."""
+    # repr of a float64 is the shortest text that gives the same number, so
+    # reading the file and hashing again reproduces the hash
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def make_forecast(**values: Any) -> Forecast:
     """Return a forecast with the present time and commit. Raises ValueError for values that are not valid."""
-    forecast = Forecast(time=current_time(), commit=code_revision(), **values)
-    return _read_fields(json.loads(json.dumps(asdict(forecast))))
+    time = datetime.now(UTC).isoformat(timespec="microseconds")
+    forecast = Forecast(time=time, commit=code_revision(), **values)
+    return _read_fields(json.loads(json.dumps(forecast.content())))
 
 
-def seal_forecasts(study_dir: str | Path, forecasts: Sequence[Forecast]) -> list[Path]:
-    """Store forecasts and return their files: all of them, or none if one is refused.
+def seal_forecasts(study_dir: str | Path, forecasts: Sequence[Forecast]) -> list[Forecast]:
+    """Store forecasts and return those in the files: all of them, or none if one is refused.
 
-    A forecast with the same numbers from the same data as a stored one is not written again. Raises
-    ValueError for another forecast under a stored name.
+    A forecast with the same numbers from the same data as a stored one is not
+    written again. Raises ValueError for another forecast under a stored name.
     """
     folder = Path(study_dir) / FORECASTS
-    stored = {forecast.name: forecast for forecast in load_forecasts(study_dir)}
-    for forecast in forecasts:
-        earlier = stored.get(forecast.name)
-        if earlier is not None and _content(earlier) != _content(forecast):
-            raise ValueError(
-                f"{folder / forecast.name}.json: got another forecast than the sealed one of "
-                f"{earlier.time[:19]}, which is never replaced. Use another study directory."
-            )
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for forecast in forecasts:
-        path = folder / f"{forecast.name}.json"
-        if forecast.name not in stored:
-            _write_new(path, asdict(forecast) | {"sha256": forecast.sha256()})
-        paths.append(path)
-    return paths
+    with wait_for_lock(folder / LOCK):  # concurrent forecasts could use different laws
+        stored = {forecast.name: forecast for forecast in read_forecasts(study_dir)}
+        for forecast in forecasts:
+            earlier = stored.get(forecast.name)
+            if earlier is not None and _numbers(earlier) != _numbers(forecast):
+                raise ValueError(
+                    f"{folder / forecast.name}.json: got another forecast than the sealed one of "
+                    f"{earlier.time[:19]}, which is never replaced. Use another study directory."
+                )
+        for forecast in forecasts:
+            if forecast.name not in stored:
+                content = forecast.content() | {"sha256": forecast.sha256()}
+                write_json(folder / f"{forecast.name}.json", content)
+    return [stored.get(forecast.name, forecast) for forecast in forecasts]
 
 
-def _content(forecast: Forecast) -> dict[str, Any]:
-    """Return what makes a forecast: everything except when and by which commit it was made."""
-    return {key: value for key, value in asdict(forecast).items() if key not in ("time", "commit")}
+def _numbers(forecast: Forecast) -> dict[str, Any]:
+    return {key: value for key, value in forecast.content().items() if key not in SAME_ALWAYS}
 
 
-def _write_new(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file, whole or not at all, only if there is none of this name."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    write_json(new, dict(content))
-    try:
-        # a hard link fails if the name exists, unlike a rename: a concurrent forecast is not replaced
-        os.link(new, path)
-    finally:
-        new.unlink(missing_ok=True)
-
-
-def load_forecasts(study_dir: str | Path) -> list[Forecast]:
+def read_forecasts(study_dir: str | Path) -> list[Forecast]:
     """Return the forecasts of a study by name. Raises ValueError for a file that was modified."""
     folder = Path(study_dir) / FORECASTS
     return [_load(path) for path in sorted(folder.glob("*.json")) if not path.name.startswith(".")]
@@ -194,6 +225,7 @@ def _load(path: Path) -> Forecast:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("it is not a JSON object")
+        # the hash cannot contain itself
         stored = content.pop("sha256", None)
         forecast = _read_fields(content)
     except (OSError, ValueError, RecursionError) as error:
@@ -206,122 +238,141 @@ def _load(path: Path) -> Forecast:
 def _read_fields(content: dict[str, Any]) -> Forecast:
     """Return the forecast in a parsed file. Raises ValueError for keys or values of the wrong type."""
     names = {f.name for f in fields(Forecast)}
-    if set(content) != names:
+    if set(content) not in (names, names - set(ADDED)):
         raise ValueError(f"its keys differ in {', '.join(sorted(names ^ set(content))[:3])}")
-    for name in (
-        "name",
-        "quantity",
-        "objective",
-        "identity",
-        "method",
-        "law",
-        "law_sha256",
-        "data_sha256",
-        "time",
-    ):
-        value = content[name]
-        required = name not in ("objective", "identity", "data_sha256")
-        if not (isinstance(value, str) and is_single_line(value) and (value or not required)):
-            raise ValueError(f"{name} is not a line of text")
+    for name in TEXTS:
+        is_text = _is_line(content[name]) and (content[name] or name in MAY_BE_EMPTY)
+        _check(is_text, f"{name} is not a line of text")
     # the name becomes a file
-    if Path(content["name"]).name != content["name"] or content["name"].startswith("."):
-        raise ValueError("name is not the name of a file")
-    if content["quantity"] not in QUANTITIES:
-        raise ValueError(f"quantity is not one of {', '.join(QUANTITIES)}")
-    if (content["quantity"] == RUN) != bool(content["identity"]):
-        raise ValueError("a run, and nothing else, has an identity")
+    name = content["name"]
+    _check(Path(name).name == name and not name.startswith("."), "name is not the name of a file")
+    _check(content["quantity"] in QUANTITIES, f"quantity is not one of {', '.join(QUANTITIES)}")
+    _check((content["quantity"] == RUN) == bool(content["identity"]), "a run alone has an identity")
     for name in ("N", "D", "U"):
-        if content[name] is not None:
-            require_positive(name, content[name])
-    require_positive("predicted", content["predicted"])
-    intervals = content["intervals"]
-    if not (isinstance(intervals, list) and len(intervals) == len(LEVELS)):
-        raise ValueError(f"intervals are not those of {len(LEVELS)} levels")
-    for pair in intervals:
-        if not (isinstance(pair, list) and len(pair) == 2):
-            raise ValueError("an interval is not a pair")
-        for end in pair:
-            require_positive("the end of an interval", end)
-        if pair[0] > pair[1]:
-            raise ValueError("an interval ends below its beginning")
-    if not (
-        content["commit"] is None or isinstance(content["commit"], str) and is_single_line(content["commit"])
-    ):
-        raise ValueError("commit is not a line of text")
-    if datetime.fromisoformat(content["time"]).tzinfo is None:
-        raise ValueError("time has no time zone")
-    return Forecast(**content | {"intervals": tuple((pair[0], pair[1]) for pair in intervals)})
+        _check(content[name] is None or _is_positive(content[name]), f"{name} is not a number above 0")
+    _check(_is_positive(content["predicted"]), "predicted is not a number above 0")
+    pairs = content["intervals"]
+    _check(isinstance(pairs, list) and len(pairs) == len(LEVELS), f"intervals are not {len(LEVELS)} pairs")
+    for pair in pairs:
+        is_pair = isinstance(pair, list) and len(pair) == 2 and all(map(_is_positive, pair))
+        _check(is_pair and pair[0] <= pair[1], "an interval is not a pair of numbers above 0 in order")
+    _check(content["commit"] is None or _is_line(content["commit"]), "commit is not a line of text")
+    _check(datetime.fromisoformat(content["time"]).tzinfo is not None, "time has no time zone")
+    if "study" in content:
+        runs = content["runs"]
+        are_runs = isinstance(runs, dict) and all(_is_line(run) and runs[run] in (0, 1) for run in runs)
+        _check(are_runs and isinstance(content["study"], str), "study or runs have another type")
+    return Forecast(**content | {"intervals": tuple((pair[0], pair[1]) for pair in pairs)})
 
 
-def check_sealed_runs(study_dir: str | Path, identities: Iterable[str]) -> None:
-    """Raise ValueError if a forecast was modified, or is of a run that the study no longer contains."""
-    planned = set(identities)
-    for forecast in load_forecasts(study_dir):
-        if forecast.identity and forecast.identity not in planned:
-            raise ValueError(
-                f"{Path(study_dir) / FORECASTS / forecast.name}.json: sealed for a run that the study no "
-                "longer contains: its text, seed or a setting has changed. Restore it, or use another "
-                "directory=..."
-            )
+def _check(is_valid: object, fault: str) -> None:
+    if not is_valid:
+        raise ValueError(fault)
 
 
-def score_runs(study_dir: str | Path, rows: Sequence[RunRow]) -> list[ForecastOutcome]:
-    """Return the outcome of every forecast; quantities other than a run's loss are not measured here."""
-    by_identity = {row.identity: row for row in rows if row.path}
-    runs = Path(study_dir) / "runs"
-    outcomes = []
-    for forecast in load_forecasts(study_dir):
-        row = by_identity.get(forecast.identity) if forecast.identity else None
-        if row is None:
-            outcomes.append(ForecastOutcome(forecast=forecast))
-            continue
-        # a branch continues the steps of its trunk
-        folders = {Path(study_dir) / str(row.path)} | ({runs / row.trunk} if row.trunk else set())
-        flags = [flag for folder in folders if (flag := is_newer(folder, forecast)) is not None]
-        in_order = all(flags) if flags else None
-        done = row.status == "done"
-        outcomes.append(
-            ForecastOutcome(
-                forecast=forecast,
-                measured=row.loss if done else None,
-                measured_se=row.loss_se if done else None,
-                in_order=in_order,
-            )
-        )
-    return outcomes
+def _is_line(value: Any) -> bool:
+    return isinstance(value, str) and is_single_line(value)
 
 
-def is_newer(run_dir: Path, forecast: Forecast) -> bool | None:
-    """Return whether every file of a run is newer than a forecast; None for an empty or absent folder."""
-    times = [path.stat().st_mtime for path in run_dir.iterdir() if path.is_file()] if run_dir.is_dir() else []
-    return min(times) >= forecast.created_at.timestamp() if times else None
+def _is_positive(value: Any) -> bool:
+    # type(), so that true is no number
+    return type(value) in (int, float) and 0 < value < math.inf
 
 
-def calibrate(outcomes: Sequence[ForecastOutcome]) -> Calibration:
+def list_started_files(run_dir: Path) -> str:
+    """Return the names of the files that show that a run was started; empty if there are none."""
+    names = [name for name in (PLAN, METRICS, RESULT) if (run_dir / name).exists()]
+    checkpoints = run_dir / CHECKPOINTS
+    if checkpoints.is_dir() and any(checkpoints.iterdir()):
+        names.append(CHECKPOINTS)
+    return ", ".join(names)
+
+
+def record_seals(run_dir: Path, forecasts: Sequence[Forecast]) -> None:
+    """Write the hashes of the forecasts to the folder of a run, unless the run was started before."""
+    if not list_started_files(run_dir):
+        write_json(run_dir / SEALS, {"sha256": [forecast.sha256() for forecast in forecasts]})
+
+
+def read_seals(run_dir: Path) -> list[str] | None:
+    """Return the hashes of the forecasts that were sealed before a run started; None without a record."""
+    try:
+        content = read_json(run_dir / SEALS)
+    except ValueError:
+        return None
+    hashes = (content or {}).get("sha256")
+    return hashes if isinstance(hashes, list) else None
+
+
+def score_forecasts(forecasts: Sequence[Forecast], table: pd.DataFrame) -> list[Outcome]:
+    """Return the outcome of every forecast: of runs, best losses and crossings.
+
+    table   of read_runs; without its `attrs["seals"]`, for example after read_table, the order is unknown
+
+    The runs that a forecast lists decide it, even if the study does not contain
+    them any more; runs that were added later do not count.
+    """
+    return [_score(forecast, table) for forecast in forecasts]
+
+
+def _score(forecast: Forecast, table: pd.DataFrame) -> Outcome:
+    from megatron.study.measured import find_text_runs, measure_forecast  # slow import
+
+    if forecast.runs is None and not forecast.identity:  # first version of the format: all runs on the text
+        runs = find_text_runs(table, forecast.U or math.nan)
+    else:
+        runs = table[table["identity"].isin(forecast.list_identities())]
+        if forecast.runs is not None and forecast.quantity != RUN:
+            runs = runs.assign(held_out=[float(forecast.runs[identity]) for identity in runs["identity"]])
+    n_expected = len(forecast.list_identities()) or 1
+    order = _find_order(forecast.sha256(), runs, table.attrs.get("seals", {}))
+    # a stale run is one that the study does not contain any more; its loss
+    # counts
+    has_ended = (runs["loss"] > 0) | (runs["status"] == "failed")
+    if len(runs) < n_expected or not has_ended.all():
+        return Outcome(forecast, order=order)
+    if forecast.quantity != RUN:
+        return Outcome(forecast, *measure_forecast(forecast, runs), order)
+    loss, error = (float(runs[name].iloc[0]) for name in ("loss", "loss_se"))
+    if math.isnan(loss):
+        return Outcome(forecast, order=order)
+    return Outcome(forecast, loss, None if math.isnan(error) else error, order)
+
+
+def _find_order(sha256: str, runs: pd.DataFrame, seals: Mapping[str, list[str] | None]) -> str:
+    """Return whether a forecast was sealed before all runs, and before the runs whose steps they continue."""
+    started = runs[runs["path"].notna() & (runs["status"] != "missing")]
+    names = {*started["run"], *started["trunk"].dropna()}
+    if not names:
+        return ""
+    records = [seals.get(name) for name in names]
+    if any(record is not None and sha256 not in record for record in records):
+        return "after"
+    return "unknown" if None in records else "before"
+
+
+def calibrate(outcomes: Sequence[Outcome]) -> Calibration:
     """Count the scored forecasts that are inside their intervals."""
-    scored = [outcome for outcome in outcomes if outcome.is_scored]
-    return Calibration(len(scored), tuple(sum(bool(o.inside(level)) for o in scored) for level in LEVELS))
+    scored = [outcome.inside for outcome in outcomes if outcome.is_scored]
+    return Calibration(len(scored), tuple(sum(inside[level] for inside in scored) for level in LEVELS))
 
 
-def write_forecast_table(outcomes: Sequence[ForecastOutcome], study_dir: str | Path) -> Path:
+def write_forecast_table(outcomes: Sequence[Outcome], study_dir: str | Path) -> Path:
     """Write <study>/forecasts.csv atomically: one row per forecast, empty cells for what is not known."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(CSV_COLUMNS)
+    rows = []
     for outcome in outcomes:
         forecast = outcome.forecast
-        ends = [end for level in LEVELS for end in forecast.interval(level)]
-        inside = [outcome.inside(level) for level in LEVELS]
-        cells = [
-            forecast.name,
-            forecast.quantity,
-            forecast.predicted,
-            *ends,
-            outcome.measured,
-            outcome.measured_se,
-        ]
-        cells += [None if flag is None else int(flag) for flag in (*inside, outcome.in_order)]
-        table.writerow("" if cell is None else cell for cell in [*cells, forecast.time, forecast.sha256()])
+        row: dict[str, Any] = {"name": forecast.name, "quantity": forecast.quantity}
+        row["predicted"] = outcome.prediction
+        for level, (low, high) in outcome.intervals.items():
+            row |= {f"low_{level:g}": low, f"high_{level:g}": high}
+        row |= {"measured": outcome.observed, "measured_se": outcome.observed_se}
+        inside = outcome.inside
+        row |= {f"inside_{level:g}": int(inside[level]) if inside else None for level in LEVELS}
+        row |= {"order": outcome.order, "time": forecast.time, "sha256": forecast.sha256()}
+        rows.append(row)
+    buffer = io.BytesIO()
+    pd.DataFrame(rows, dtype=object).to_csv(buffer, index=False, lineterminator="\n")
     path = Path(study_dir) / FORECAST_TABLE
-    write_atomic(path, text.getvalue())
+    write_atomic_bytes(path, buffer.getvalue())
     return path

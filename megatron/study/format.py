@@ -13,7 +13,8 @@ def format_digits(value: float, n: int = 3) -> str:
     # log10 is not defined for 0, and floor not for NaN or Inf
     if value == 0 or not math.isfinite(value):
         return str(value) if value else "0"
-    # 0.0123: floor(log10) = -2, so 3 - 1 + 2 = 4 decimals; 789: 3 - 1 - 2 = 0; larger numbers keep all digits
+    # 0.0123: floor(log10) = -2, so 3 - 1 + 2 = 4 decimals; 789: 3 - 1 - 2 =
+    # 0; larger numbers keep all digits
     decimals = max(0, n - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{decimals}f}"
 
@@ -74,7 +75,8 @@ def format_duration(seconds: float | None, estimate: bool = False) -> str:
         return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
     if seconds is None:
         return NOT_KNOWN
-    # a unit starts at two of it: 119 s, but 2.0 min from 120 s, as a change of unit at 1 would lose a digit
+    # a unit starts at two of it: 119 s, but 2.0 min from 120 s, as a change
+    # of unit at 1 would lose a digit
     for scale, unit, from_s in ((86400, "d", 172800), (3600, "h", 7200), (60, "min", 120)):
         if seconds >= from_s:
             return f"{format_digits(seconds / scale, 2)} {unit}"
@@ -99,7 +101,8 @@ def format_with_interval(
 
 def join_list(parts: Sequence[str]) -> str:
     """Join words to a list: 'a', 'a and b', 'a, b and c'."""
-    # parts[:-1] are joined by commas, then " and " and the last; filter drops the empty part of a single word
+    # parts[:-1] are joined by commas, then " and " and the last; filter drops
+    # the empty part of a single word
     return " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
 
 

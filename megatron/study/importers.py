@@ -6,21 +6,22 @@ tensorboard   a folder with events.out.tfevents files
 wandb         a chart exported as CSV: Step, then "run - metric" columns
 csv           one run per row, with columns renamed by a map
 
-A log rarely contains N or the tokens per step. Values that a log lacks are given as `facts`.
+A log rarely contains N or the tokens per step. Values that a log lacks are
+given as `facts`.
 """
 
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from megatron.config.presets import suggest_nearest
-from megatron.study.run_row import COLUMNS, NUMBERS, RunRow
-from megatron.study.table import read_table
+from megatron.study.table import COLUMNS, NOTE, make_frame, read_table
 
 KINDS = ("torchtitan", "megatron", "tensorboard", "wandb", "csv")
 FINAL_SHARE = 0.02  # last share of the training losses, averaged if there is no held-out loss
@@ -52,11 +53,13 @@ MEGATRON = {
     "validation": re.compile(rf"validation loss at iteration (\d+).*?lm loss value:\s*{NUMBER}"),
     "samples": re.compile(r"consumed samples:\s*(\d+)"),
     "rate": re.compile(rf"learning rate:\s*{NUMBER}"),
-    # "number of parameters on (tensor, pipeline) model parallel rank (1, 0): 1100"
+    # "number of parameters on (tensor, pipeline) model parallel rank (1, 0):
+    # 1100"
     "n_params": re.compile(r"number of parameters on .*?rank \((\d+), ?(\d+)\):\s*(\d+)"),
     "seq_len": re.compile(r"^.*\bseq_length\s*\.+\s*(\d+)"),
 }
-# tags of torchtitan first, then of Megatron, then common ones; the first that a run has is read
+# tags of torchtitan first, then of Megatron, then common ones; the first that
+# a run has is read
 TRAIN_TAGS = ("loss_metrics/global_avg_loss", "lm-loss-training/lm loss", "lm loss", "train/loss", "loss")
 HELD_OUT_TAGS = ("validation_metrics/loss", "lm loss validation", "validation/loss", "val/loss", "eval/loss")
 RATE_TAGS = ("lr", "learning-rate/learning-rate", "learning-rate", "train/lr")
@@ -83,14 +86,14 @@ def parse_number(text: str) -> float:
 
 def read_external_logs(
     paths: Sequence[Path], kind: str, facts: Mapping[str, Mapping[str, Any]], columns: Mapping[str, str]
-) -> list[RunRow]:
-    """Return one row per run.
+) -> pd.DataFrame:
+    """Return a table with one row per run.
 
     facts    values by run name; those under "" apply to every run
     columns  our column name -> column of a csv, such as {"loss": "val_loss"}
 
-    Raises FileNotFoundError for a missing file. Raises ValueError for an unknown kind, fact or column, or a
-    file without a run.
+    Raises FileNotFoundError for a missing file. Raises ValueError for an
+    unknown kind, fact or column, or a file without a run.
     """
     if kind not in KINDS:
         raise ValueError(f"--from: got '{kind}', expected one of {', '.join(KINDS)}.")
@@ -99,7 +102,7 @@ def read_external_logs(
             raise ValueError(
                 f"facts{f' of {run}' if run else ''}: '{name}'; {suggest_nearest(name, list(FACTS))}"
             )
-    rows: list[RunRow] = []
+    rows: list[dict[str, Any]] = []
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(f"{path}: no such file. Give the logs or exports of finished runs.")
@@ -110,15 +113,17 @@ def read_external_logs(
         if not any(trail.train or trail.held_out for trail in trails):
             raise ValueError(f"{path}: got no loss, expected the output of {kind}. Check --from.")
         rows += [make_row(trail, facts) for trail in trails if trail.train or trail.held_out]
-    return rows
+    return make_frame(rows)
 
 
-def make_row(trail: RunLog, facts: Mapping[str, Mapping[str, Any]]) -> RunRow:
+def make_row(trail: RunLog, facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the row of one log.
 
-    The loss is the last held-out loss, or else the mean of the last training losses, as stated in `note`.
+    The loss is the last held-out loss, or else the mean of the last training
+    losses, as stated in `note`.
     """
-    # facts of a run override those of all runs, and both override values from the log
+    # facts of a run override those of all runs, and both override values from
+    # the log
     merged = trail.facts | dict(facts.get("", {})) | dict(facts.get(trail.run, {}))
     values = {name: merged[name] for name in FACTS if name in merged and name in COLUMNS}
     last = max([*trail.train, *trail.held_out])
@@ -127,15 +132,18 @@ def make_row(trail: RunLog, facts: Mapping[str, Mapping[str, Any]]) -> RunRow:
         loss = trail.held_out[max(trail.held_out)]
     else:
         losses = [trail.train[step] for step in sorted(trail.train)]
-        # Example: of 1,000 logged losses the mean of the last ceil(0.02 x 1000) = 20. One training loss is of
-        # one batch and much noisier than a held-out loss.
+        # Example: of 1,000 logged losses the mean of the last ceil(0.02 x
+        # 1000) = 20. One training loss is of one batch and much noisier than
+        # a held-out loss.
         loss = float(np.mean(losses[-max(1, math.ceil(FINAL_SHARE * len(losses))) :]))
         notes.append("Training loss: the log has no held-out loss.")
     if trail.rates:
-        # Cosine to 10 % and decay to 0 count as annealed, a constant rate does not.
+        # Cosine to 10 % and decay to 0 count as annealed, a constant rate
+        # does not.
         values["annealed"] = int(trail.rates[-1] <= MAX_ANNEALED_RATE * max(trail.rates))
     if values.get("train_tokens") is None:
-        # Samples are preferred to steps: a batch size that grows during the run is counted correctly.
+        # Samples are preferred to steps: a batch size that grows during the
+        # run is counted correctly.
         if trail.samples and merged.get("seq_len"):
             values["train_tokens"] = trail.samples * merged["seq_len"]
         elif merged.get("tokens_per_step"):
@@ -149,27 +157,21 @@ def make_row(trail: RunLog, facts: Mapping[str, Mapping[str, Any]]) -> RunRow:
         notes.append(f"It ends at step {last:,} of {trail.n_steps:,}.")
     if is_diverged := not math.isfinite(loss):
         notes.append("It diverged.")
-    values |= {"objective": values.get("objective") or "autoregressive"}
-    return _fill_derived(
-        RunRow(
-            run=trail.run,
-            path=str(trail.path),
-            status="failed" if is_cut or is_diverged else "done",
-            loss=None if is_diverged else loss,
-            note=" ".join(notes),
-            **values,
-        )
-    )
+    values |= {"run": trail.run, "path": str(trail.path), NOTE: " ".join(notes)}
+    values["status"] = "failed" if is_cut or is_diverged else "done"
+    return _fill_derived(values | {"loss": None if is_diverged else loss})
 
 
-def _fill_derived(row: RunRow) -> RunRow:
-    """Return the row with the columns that follow from N, D and U."""
-    N, D, U = row.n_params, row.train_tokens, row.unique_tokens
+def _fill_derived(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row with its objective and the columns that follow from N, D and U."""
+    row["objective"] = row.get("objective") or "autoregressive"
+    N, D, U = (row.get(name) for name in ("n_params", "train_tokens", "unique_tokens"))
     if D and U:
-        row = replace(row, epochs=row.epochs or D / U)
+        row["epochs"] = row.get("epochs") or D / U
     if N and D:
-        # C = 6 N D is the fallback: the exact convention needs the model's shape
-        row = replace(row, flops_6nd=6.0 * N * D, train_flops=row.train_flops or 6.0 * N * D)
+        # C = 6 N D is the fallback: the exact convention needs the model's
+        # shape
+        row |= {"flops_6nd": 6.0 * N * D, "train_flops": row.get("train_flops") or 6.0 * N * D}
     return row
 
 
@@ -182,7 +184,8 @@ def _read_torchtitan(path: Path) -> Iterator[RunLog]:
     trail, batch = RunLog(_run_name(path), path), None
     for line in _read_lines(path):
         line = ANSI_COLOURS.sub("", line)
-        # a step that is logged again after a restart replaces the earlier value
+        # a step that is logged again after a restart replaces the earlier
+        # value
         for kind, losses in (("train", trail.train), ("validation", trail.held_out)):
             if match := TITAN[kind].search(line):
                 losses[int(match[1])] = parse_number(match[2])
@@ -214,14 +217,14 @@ def _read_megatron(path: Path) -> Iterator[RunLog]:
         elif match := MEGATRON["validation"].search(line):
             trail.held_out[int(match[1])] = parse_number(match[2])
         elif match := MEGATRON["n_params"].search(line):
-            # each (tensor, pipeline) rank logs its share once or several times, so shares are stored by
-            # rank
+            # each (tensor, pipeline) rank logs its share once or several
+            # times, so shares are stored by rank
             parts[match[1], match[2]] = int(match[3])
         elif match := MEGATRON["seq_len"].search(line):
             trail.facts["seq_len"] = int(match[1])
     if parts:
-        # (0, 0): 1000 and (1, 0): 1100 are 2,100. Norms, which tensor-parallel ranks replicate, are counted
-        # on each of them.
+        # (0, 0): 1000 and (1, 0): 1100 are 2,100. Norms, which
+        # tensor-parallel ranks replicate, are counted on each of them.
         trail.facts["n_params"] = sum(parts.values())
     yield trail
 
@@ -235,10 +238,12 @@ def _read_tensorboard(path: Path) -> Iterator[RunLog]:
     """Read every folder of event files under `path`. This is the only use of TensorBoard's reader."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    # a resumed run has several event files in one folder: they are read as one run
+    # a resumed run has several event files in one folder: they are read as
+    # one run
     folders = sorted({file.parent for file in path.rglob("events.out.tfevents.*")})
     for folder in folders:
-        # size_guidance 0 disables the reservoir sampling, which would drop steps
+        # size_guidance 0 disables the reservoir sampling, which would drop
+        # steps
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
         events.Reload()
         tags = events.Tags()["scalars"]
@@ -266,26 +271,28 @@ def _read_wandb(path: Path) -> Iterator[RunLog]:
             f"{path}: got no column 'Step', expected a chart exported as CSV from Weights & Biases."
         )
     trails: dict[str, RunLog] = {}
-    for name, cells in table.items():
-        if name == step or name.endswith(("__MIN", "__MAX")):
-            continue
-        # the last " - " separates run and metric: names of runs can contain " - " too
+    for name in table.columns.drop(step):
+        # the last " - " separates run and metric: names of runs can contain "
+        # - " too
         run, _, metric = name.rpartition(" - ")
-        if "loss" not in metric.lower():
+        if name.endswith(("__MIN", "__MAX")) or "loss" not in metric.lower():
             continue
+        points = table[[step, name]]
+        numbers = points.apply(pd.to_numeric, errors="coerce")
+        is_text = (points.notna() & ~(numbers.abs() < math.inf)).any(axis=1)
+        if is_text.any():
+            row = int(is_text.to_numpy().argmax())
+            raise ValueError(
+                f"{path}, row {row + 1}: got step '{points[step][row]}' and {name} '{points[name][row]}', "
+                "expected numbers. Export the chart again."
+            )
         trail = trails.setdefault(run or path.stem, RunLog(run or path.stem, path))
-        held_out = any(word in metric.lower() for word in ("val", "eval", "held", "test"))
-        losses = trail.held_out if held_out else trail.train
-        for i, (at, cell) in enumerate(zip(table[step], cells, strict=True), 1):
-            # a CSV of several runs interleaves their steps, so empty cells are normal
-            if cell.strip():
-                try:
-                    losses[int(float(at))] = float(cell)
-                except (ValueError, OverflowError):
-                    raise ValueError(
-                        f"{path}, row {i}: got step '{at[:20]}' and {name} '{cell[:20]}', expected numbers. "
-                        "Export the chart again."
-                    ) from None
+        is_held_out = any(word in metric.lower() for word in ("val", "eval", "held", "test"))
+        # a CSV of several runs interleaves their steps, so empty cells are
+        # normal
+        numbers = numbers.dropna()
+        losses = zip(numbers[step].astype(int), numbers[name], strict=True)
+        (trail.held_out if is_held_out else trail.train).update(losses)
     yield from trails.values()
 
 
@@ -299,46 +306,45 @@ READERS = {
 
 def _read_csv_rows(
     path: Path, columns: Mapping[str, str], facts: Mapping[str, Mapping[str, Any]]
-) -> list[RunRow]:
+) -> list[dict[str, Any]]:
     """Return one row per line of a CSV, with columns named by `columns` or by our own names."""
     table = read_table(path)
     for column, header in columns.items():
         if column not in COLUMNS:
-            raise ValueError(f"--map {column}: {suggest_nearest(column, COLUMNS)}")
+            raise ValueError(f"--map {column}: {suggest_nearest(column, list(COLUMNS))}")
         if header not in table:
             raise ValueError(f"{path}: no column '{header}'; {suggest_nearest(header, list(table))}")
-    # our column -> column of the file; columns that the file lacks are omitted and stay None
+    # our column -> column of the file; columns that the file lacks are
+    # omitted and stay unknown
     names = {name: columns.get(name, name) for name in COLUMNS if columns.get(name, name) in table}
     if "loss" not in names:
         raise ValueError(f"{path}: got no column of losses. Name it, for example with --map loss=val_loss.")
+    table = pd.DataFrame({name: _convert(path, table[header], name) for name, header in names.items()})
     rows = []
-    for i in range(len(next(iter(table.values()), []))):
-        values: dict[str, Any] = {"run": f"{path.stem}-{i + 1}", "path": str(path)}
-        for column, header in names.items():
-            values[column] = _parse_cell(table[header][i], column, f"{path}, row {i + 1}, {header}")
-        # here facts override the cells of the table, as they override values from a log in make_row
-        merged = dict(facts.get("", {})) | dict(facts.get(str(values["run"]), {}))
+    for i, cells in enumerate(table.to_dict("records"), 1):
+        values: dict[str, Any] = {"run": f"{path.stem}-{i}", "path": str(path)}
+        values |= {str(name): cell for name, cell in cells.items() if not pd.isna(cell)}
+        # here facts override the cells of the table, as they override values
+        # from a log in make_row
+        merged = dict(facts.get("", {})) | dict(facts.get(values["run"], {}))
         values |= {name: merged[name] for name in FACTS if name in merged and name in COLUMNS}
-        has_loss = values["loss"] is not None
-        values["run"] = values["run"] or ""
-        values["objective"] = values.get("objective") or "autoregressive"
+        has_loss = "loss" in values
         values["status"] = values.get("status") or ("done" if has_loss else "failed")
-        rows.append(_fill_derived(RunRow(**values, note="" if has_loss else "It has no loss.")))
+        rows.append(_fill_derived(values | {NOTE: "" if has_loss else "It has no loss."}))
     return rows
 
 
-def _parse_cell(text: str, name: str, where: str) -> Any:
-    """Return a cell as the type of its column; None if it is empty or not finite."""
-    if not text.strip():
-        return None
-    if name not in NUMBERS:
-        return text
+def _convert(path: Path, cells: pd.Series, name: str) -> pd.Series:
+    """Return a column with the type of our column `name`; numbers that are not finite are unknown."""
+    if COLUMNS[name] is str:
+        return cells.map(lambda cell: f"{cell:g}" if isinstance(cell, float) and cell == cell else cell)
     try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"{where}: got '{text}', expected a number. Correct the cell.") from None
-    # a diverged run has nan in its table: it becomes a row without a loss, not an error
-    return value if math.isfinite(value) else None
+        # a diverged run has nan in its table: it becomes a row without a
+        # loss, not an error
+        numbers = pd.to_numeric(cells).astype(float)
+    except ValueError as error:
+        raise ValueError(f"{path}, {cells.name}: {error}. Expected numbers; correct the cell.") from None
+    return numbers.where(numbers.abs() < math.inf)
 
 
 def read_facts(path: Path) -> dict[str, dict[str, Any]]:
@@ -347,9 +353,9 @@ def read_facts(path: Path) -> dict[str, dict[str, Any]]:
     if "run" not in table:
         raise ValueError(f"{path}: no column 'run'; {suggest_nearest('run', list(table))}")
     facts: dict[str, dict[str, Any]] = {}
-    for i, run in enumerate(table["run"]):
-        cells = {name: table[name][i] for name in table if name != "run" and table[name][i].strip()}
-        facts[run] = {name: parse_fact(name, cell) for name, cell in cells.items()}
+    for cells in table.to_dict("records"):
+        known = {str(name): cell for name, cell in cells.items() if name != "run" and not pd.isna(cell)}
+        facts[str(cells["run"])] = {name: parse_fact(name, str(cell)) for name, cell in known.items()}
     return facts
 
 

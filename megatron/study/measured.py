@@ -1,14 +1,13 @@
-"""The measured crossover of a study: settings by unique text, forecasts for the next text, their scores."""
+"""The measured crossover of a study: settings of finished runs by unique text, and the comparison on each."""
 
-import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 
 from megatron.io import replace_nonfinite, write_json
 from megatron.laws.measured_crossover import (
@@ -19,64 +18,46 @@ from megatron.laws.measured_crossover import (
     fit_crossover_law,
     measure_crossover,
 )
-from megatron.laws.power_law import PowerLaw, fit_power
-from megatron.study.blind import list_started_files
-from megatron.study.forecast import (
-    BEST_LOSS,
-    CROSSING,
-    LEVELS,
-    Forecast,
-    ForecastOutcome,
-    is_newer,
-    make_forecast,
-    score_runs,
-    seal_forecasts,
-)
+from megatron.study.forecast import BEST_LOSS, Forecast
 from megatron.study.format import OBJECTIVE_NAMES, format_count
-from megatron.study.run_row import FinishedRow, RunRow, select_finished
 
 CROSSOVER = "crossover.json"
 FIRST, SECOND = "autoregressive", "masked_diffusion"
-SAME_U = (
-    0.01  # relative difference of unique tokens that counts as the same text: whole windows differ by less
-)
+# relative difference of unique tokens that counts as the same text: whole
+# windows differ by less
+SAME_U = 0.01
 
 
-def collect_settings(rows: Sequence[RunRow]) -> dict[float, dict[str, list[Setting]]]:
-    """Return the settings of finished runs with a test loss, by unique tokens and objective.
+def collect_settings(table: pd.DataFrame) -> dict[float, dict[str, list[Setting]]]:
+    """Return the settings of runs with a loss and a test loss, by unique tokens and objective.
 
-    Runs of one column `cell` differ only in their seed. Those that are held out are fresh seeds, which report
-    a setting and do not select it; a setting of fresh seeds only cannot be selected, and is skipped.
+    Runs of one column `cell` differ only in their seed. Those that are held out
+    are fresh seeds, which report a setting and do not select it; a setting of
+    fresh seeds only cannot be selected, and is skipped.
     """
-    cells: dict[tuple[float, str, str], list[FinishedRow]] = defaultdict(list)
-    for row in select_finished(rows):
-        if row.test_loss is not None and row.unique_tokens and row.train_flops:
-            cells[row.unique_tokens, row.objective, row.cell or row.run].append(row)
+    scored = table[(table["loss"] > 0) & table["test_loss"].notna() & (table["train_flops"] > 0)]
+    cells = scored["cell"].fillna(scored["run"])
     settings: dict[float, dict[str, list[Setting]]] = defaultdict(lambda: defaultdict(list))
-    for (U, objective, _), group in sorted(cells.items()):
-        selecting = sorted((row for row in group if not row.held_out), key=lambda row: row.run)
-        if not selecting:
-            continue
-        settings[U][objective].append(
-            Setting(
-                selecting[0].run,
-                float(selecting[0].train_flops or math.nan),
-                np.array([row.loss for row in selecting]),
-                np.array([row.test_loss for row in selecting]),
-                np.array([row.test_loss for row in group if row.held_out], dtype=float),
-            )
-        )
+    for (U, objective, _), group in scored.groupby(["unique_tokens", "objective", cells]):
+        is_fresh = group["held_out"].fillna(0) > 0
+        selecting = group[~is_fresh].sort_values("run")
+        if len(selecting):
+            first, fresh = selecting.iloc[0], group.loc[is_fresh, "test_loss"].to_numpy()
+            loss, test_loss = (selecting[name].to_numpy() for name in ("loss", "test_loss"))
+            setting = Setting(first["run"], float(first["train_flops"]), loss, test_loss, fresh)
+            settings[float(U)][str(objective)].append(setting)
     return settings
 
 
-def measure_study(rows: Sequence[RunRow]) -> tuple[list[MeasuredCrossover], CrossoverLaw | None]:
+def measure_study(table: pd.DataFrame) -> tuple[list[MeasuredCrossover], CrossoverLaw | None]:
     """Return the comparison of both objectives on each text, by U, and the power law through its crossings.
 
-    Texts with runs of one objective only are left out. Raises ValueError if there is no other text.
+    Texts with runs of one objective only are left out. Raises ValueError if
+    there is no other text.
     """
     measured = [
         measure_crossover(U, objectives[FIRST], objectives[SECOND])
-        for U, objectives in sorted(collect_settings(rows).items())
+        for U, objectives in sorted(collect_settings(table).items())
         if FIRST in objectives and SECOND in objectives
     ]
     if not measured:
@@ -87,6 +68,29 @@ def measure_study(rows: Sequence[RunRow]) -> tuple[list[MeasuredCrossover], Cros
     return measured, fit_crossover_law(measured)
 
 
+def measure_forecast(forecast: Forecast, runs: pd.DataFrame) -> tuple[float | None, float | None]:
+    """Return the observed best loss or crossing of ended runs on one text, and its error; None if unknown.
+
+    Where the objectives do not cross up to the largest compute of masked
+    diffusion and that is above every interval, the crossing is inf.
+    """
+    try:
+        (at, *_), _ = measure_study(runs)
+    except ValueError:
+        return None, None
+    if forecast.quantity == BEST_LOSS:
+        best = at.first if forecast.objective == FIRST else at.second
+        return best.loss, best.seed_se
+    largest = runs.loc[runs["objective"] == SECOND, "train_flops"].max()
+    is_beyond = largest > max(high for _, high in forecast.intervals)
+    return at.C if at.C is not None else math.inf if is_beyond else None, None
+
+
+def find_text_runs(table: pd.DataFrame, U: float) -> pd.DataFrame:
+    """Return the runs of the study on U unique tokens, within the windows of a sample."""
+    return table[((table["unique_tokens"] / U - 1).abs() < SAME_U) & (table["status"] != "stale")]
+
+
 def write_crossover(study_dir: Path, measured: Sequence[MeasuredCrossover], law: CrossoverLaw | None) -> Path:
     """Write <study>/crossover.json atomically; null stands for a crossing that was not measured."""
     path = study_dir / CROSSOVER
@@ -95,121 +99,12 @@ def write_crossover(study_dir: Path, measured: Sequence[MeasuredCrossover], law:
         fields = asdict(at)
         del fields["draws"]
         points.append(fields)
-    power = None if law is None else _describe_power(law.power) | {"U": list(law.U)}
+    power: dict[str, Any] | None = None
+    if law is not None:
+        power = {name: getattr(law.power, name) for name in ("coefficient", "exponent", "dof")}
+        power |= {"exponent_interval": list(law.power.interval), "U": list(law.U)}
     write_json(path, replace_nonfinite({"level": LEVEL, "crossovers": points, "C_crit": power}))
     return path
-
-
-def _describe_power(power: PowerLaw) -> dict[str, Any]:
-    return {
-        "coefficient": power.coefficient, "exponent": power.exponent,
-        "exponent_interval": list(power.interval), "dof": power.dof,
-    }  # fmt: skip
-
-
-def seal_next(study_dir: Path, rows: Sequence[RunRow], U: float) -> list[Forecast]:
-    """Seal forecasts for U unique tokens: each objective's best loss, and the crossing if it has a law.
-
-    Each is a power law in U through the measured values, with the predictive interval of one new value.
-    Raises ValueError if a run on this text has been started, or with fewer than two measured texts.
-    """
-    started = [
-        row.run for row in rows if is_text(row, U) and row.path and list_started_files(study_dir / row.path)
-    ]
-    if started:
-        raise ValueError(
-            f"{study_dir / 'runs' / started[0]}: got a run on {U:g} unique tokens that has been started, "
-            "expected none. A forecast is sealed before its runs."
-        )
-    measured, law = measure_study(rows)
-    texts = np.array([at.U for at in measured])
-    if len(texts) < 2:
-        raise ValueError(
-            f"{study_dir}: got {len(texts)} unique text with both objectives, expected two or more."
-        )
-    data = hash_losses(rows)
-    forecasts = []
-    for objective, best in ((FIRST, [at.first for at in measured]), (SECOND, [at.second for at in measured])):
-        losses = np.array([setting.loss for setting in best])
-        errors = [setting.seed_se for setting in best]
-        log_se = None if None in errors else np.array([error or 0.0 for error in errors]) / losses
-        forecasts.append(_forecast_power(BEST_LOSS, objective, fit_power(texts, losses, log_se), U, data))
-    if law is not None:
-        forecasts.append(_forecast_power(CROSSING, "", law.power, U, data))
-    seal_forecasts(study_dir, forecasts)
-    return forecasts
-
-
-def _forecast_power(quantity: str, objective: str, power: PowerLaw, U: float, data: str) -> Forecast:
-    name = "-".join(filter(None, (quantity, objective, f"{format_count(U, 3)}unique")))
-    ends = [power.predict(U, level) for level in LEVELS]
-    if not all(math.isfinite(float(end)) for at in ends for end in at):
-        raise ValueError(
-            f"{name}: got two measured values without errors, which have no interval. Train settings with "
-            "several seeds, or a third text."
-        )
-    formula = f"{power.coefficient:.6g} U^{power.exponent:.6g}, {power.dof} degrees of freedom"
-    return make_forecast(
-        name=name,
-        quantity=quantity,
-        objective=objective,
-        identity="",
-        N=None,
-        D=None,
-        U=float(U),
-        predicted=float(ends[0][0]),
-        intervals=tuple((float(low), float(high)) for _, low, high in ends),
-        method=formula,
-        law=CROSSOVER,
-        law_sha256=hashlib.sha256(f"{formula} {data}".encode()).hexdigest(),
-        data_sha256=data,
-    )
-
-
-def hash_losses(rows: Sequence[RunRow]) -> str:
-    """Return the sha256 of identity, FLOPs and both losses of the finished runs."""
-    cells = sorted((str(r.identity), r.train_flops, r.loss, r.test_loss) for r in select_finished(rows))
-    return hashlib.sha256(repr(cells).encode()).hexdigest()
-
-
-def is_text(row: RunRow, U: float) -> bool:
-    """Return whether a run is on U unique tokens, within the windows of a sample."""
-    return row.unique_tokens is not None and abs(row.unique_tokens / U - 1) < SAME_U
-
-
-def score_forecasts(study_dir: str | Path, rows: Sequence[RunRow]) -> list[ForecastOutcome]:
-    """Return the outcome of every forecast of a study: of runs, best losses and crossings.
-
-    Best losses and crossings are measured when every planned run on their text has ended. Where the
-    objectives do not cross up to the largest compute of masked diffusion and that is above every interval,
-    the measured crossing is inf.
-    """
-    folder = Path(study_dir)
-    return [
-        outcome if outcome.forecast.identity else _score_text(folder, rows, outcome)
-        for outcome in score_runs(folder, rows)
-    ]
-
-
-def _score_text(folder: Path, rows: Sequence[RunRow], outcome: ForecastOutcome) -> ForecastOutcome:
-    forecast = outcome.forecast
-    assert forecast.U is not None, "forecasts of texts have U"
-    runs = [row for row in rows if is_text(row, forecast.U) and row.status != "stale"]
-    flags = [is_newer(folder / row.path, forecast) for row in runs if row.path]
-    decided = [flag for flag in flags if flag is not None]
-    in_order = all(decided) if decided else None
-    if not runs or any(row.status not in ("done", "failed") for row in runs):
-        return replace(outcome, in_order=in_order)
-    try:
-        (at, *_), _ = measure_study(runs)
-    except ValueError:
-        return replace(outcome, in_order=in_order)
-    if forecast.quantity == BEST_LOSS:
-        best = at.first if forecast.objective == FIRST else at.second
-        return replace(outcome, measured=best.loss, measured_se=best.seed_se, in_order=in_order)
-    largest = max((row.train_flops or 0.0 for row in runs if row.objective == SECOND), default=0.0)
-    beyond = math.inf if largest > max(high for _, high in forecast.intervals) else None
-    return replace(outcome, measured=at.C if at.C is not None else beyond, in_order=in_order)
 
 
 def format_measured(at: MeasuredCrossover) -> str:

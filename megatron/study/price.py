@@ -1,66 +1,64 @@
-"""Estimate of a run's wall time: from finished runs, a named GPU's roofline, or timed steps of two models.
-
-On a CPU, seconds of a run = process start-up + steps x fixed cost + FLOPs / rate, including the FLOPs of
-scoring. On a GPU the time of each size follows from its roofline (roofline_price.py).
-"""
+"""Expected wall time of runs: the roofline of a GPU, or a few timed steps on this machine."""
 
 import math
 import subprocess
+import tempfile
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from megatron.config.presets import suggest_nearest
-from megatron.io import read_json
-from megatron.plan.hardware import DEVICES, find_device
-from megatron.plan.run_dir import RESULT
+from megatron.config.schema import CheckpointConfig, LrSchedulerConfig, RunConfig
+from megatron.plan.datapaths import SYNTHETIC
+from megatron.plan.hardware import DEVICES, DeviceSpec, find_device
+from megatron.plan.roofline import RATES, StepSettings, predict_step
+from megatron.plan.run_dir import read_metrics
+from megatron.plan.run_plan import plan_run
 from megatron.study.ladder import PlannedRun
-from megatron.study.probe import Timing, flops_per_step
-from megatron.study.roofline_price import FinishedRun, RooflineSpeed, build_roofline_speed
+from megatron.study.launchers.launch import Job, Launcher
 from megatron.study.scoring import scoring_flops
 
-STARTUP_S = 6.0  # default for one process: imports, building the model, opening files
+GPU_STARTUP_S = 30.0  # assumed: imports, context of the GPU, compilation or its cache
 GPU_STEP_S = 0.02  # minimum time of a step; small models are limited by kernel launches
+GRAPH_PARAMS = 150_000_000  # up to which steps are replayed from a graph
+MAX_MICROBATCH_TOKENS = 65536  # assumed if no microbatch is set: the largest that fits is chosen
+PROBE_FLOPS = 8e10  # per probe: one or two seconds of a CPU core
+MIN_STEPS, MAX_STEPS = 10, 240
+SKIPPED_STEPS = 2  # at the start: allocation and compilation
+MAX_PROBES = 8
+TIMEOUT_S = 90.0
+POLL_S = 0.05
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of a run = startup_s + steps * step_s + FLOPs / flops_per_s, for training and scoring."""
+    """Seconds of a run = startup_s + steps * step_s + FLOPs / flops_per_s, with those of scoring.
 
-    flops_per_s: float
-    step_s: float
+    flops_per_s   of a run: a rate, or a function of the run
+    basis         origin of the numbers, in words
+    """
+
     basis: str
-    startup_s: float = STARTUP_S
+    flops_per_s: Callable[[PlannedRun], float]
+    step_s: float = 0.0
+    startup_s: float = GPU_STARTUP_S
 
     def seconds(self, run: PlannedRun) -> float:
-        """Return the expected wall time of a run, under the conditions given in `basis`."""
+        """Return the expected wall time of a run; NaN if it is unknown."""
         flops = run.trained_flops + scoring_flops(run)
-        return self.startup_s + run.trained_steps * self.step_s + flops / self.flops_per_s
-
-
-AnySpeed = Speed | RooflineSpeed
-
-
-def list_gpu_names() -> list[str]:
-    """Return the names of this machine's NVIDIA GPUs, from nvidia-smi; empty without one."""
-    return [name for name, _ in query_gpus()]
+        return self.startup_s + run.trained_steps * self.step_s + flops / self.flops_per_s(run)
 
 
 def query_gpus() -> list[tuple[str, float]]:
     """Return (name, bytes of memory) of this machine's NVIDIA GPUs; empty if nvidia-smi fails.
 
-    The memory of a GPU that shares the host's memory is not reported: it is 0, and the GPU gets one run at a
-    time.
+    The memory of a GPU that shares the host's memory is not reported: it is 0,
+    and the GPU gets one run at a time.
     """
+    words = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
-        result = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        )
+        result = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
     # names can contain commas, so the split is at the last one
@@ -71,129 +69,169 @@ def query_gpus() -> list[tuple[str, float]]:
 
 def estimate_speed(
     runs: Sequence[PlannedRun],
-    tflops: float | None = None,
     hardware: str | None = None,
-    gpus_per_run: int = 1,
     mfu: float | None = None,
-    remote: bool = False,
-    probe: Callable[[], Sequence[Timing]] | None = None,
-) -> AnySpeed:
-    """Estimate the speed of runs.
+    gpus_per_run: int = 1,
+    probe: Callable[[], Speed | None] | None = None,
+) -> Speed:
+    """Return the speed of runs on a named GPU, or else the one that `probe` measures on this machine.
 
-    In order of precedence: `tflops` sustained; `mfu` times the peak of `hardware` on each GPU; the roofline
-    of `hardware`, corrected by runs that finished on such a GPU; the roofline of the GPU on which runs of the
-    study finished, corrected by them; finished runs if they span several sizes; timings measured by `probe`.
-    For `remote` runs nothing is timed on this machine. Without any basis the speed is NaN.
-    Raises ValueError for hardware of unknown peak.
+    mfu   share of the peak of the GPU; default: by size, from the roofline
+
+    Without both the speed is NaN. Raises ValueError for hardware of unknown
+    peak.
     """
-    if tflops is not None:
-        return Speed(tflops * 1e12, 0.0, f"{tflops:g} TFLOP/s sustained, as given")
-    finished = _find_finished(runs)
-    if hardware is not None:
-        return _speed_on_hardware(runs, hardware, gpus_per_run, mfu, finished)
-    gpus = {entry.hardware for entry in finished}
-    device = find_device(next(iter(gpus))) if len(gpus) == 1 else None
-    if device is not None:
-        return build_roofline_speed(runs, gpus.pop(), device, gpus_per_run, finished)
-    # with a single size the fixed cost and the rate cannot be separated, so timings are preferred
-    spans = len({flops_per_step(entry.run) for entry in finished}) > 1
-    if finished and (spans or remote or probe is None):
-        return _speed_from_finished(finished)
-    # a measurement on this machine would describe other hardware than that of the runs
-    if remote:
-        return Speed(math.nan, 0.0, "no measurement: name the GPU with --hardware")
-    timings = probe() if probe is not None and runs else []
-    if timings:
-        return speed_from_timings(timings)
-    if finished:
-        return _speed_from_finished(finished)
-    return Speed(
-        math.nan, 0.0, "no measurement: no step could be timed on this machine; name the GPU with --hardware"
-    )
-
-
-def _speed_on_hardware(
-    runs: Sequence[PlannedRun],
-    hardware: str,
-    gpus_per_run: int,
-    mfu: float | None,
-    finished: Sequence[FinishedRun],
-) -> AnySpeed:
-    """Return the speed on a named GPU."""
+    if hardware is None:
+        unknown = Speed("no measurement: name the GPU with --hardware", lambda run: math.nan)
+        return (probe() if probe is not None else None) or unknown
     device = find_device(hardware)
     if device is None:
         raise ValueError(f"--hardware {hardware}: unknown peak; {suggest_nearest(hardware, list(DEVICES))}")
-    if mfu is None:
-        same = [entry for entry in finished if find_device(entry.hardware) is device]
-        return build_roofline_speed(runs, hardware, device, gpus_per_run, same)
-    prefix = "each " if gpus_per_run > 1 else ""
-    words = f"{mfu:.0%} of the {device.peak_tflops:g} TFLOP/s of {prefix}{hardware}, as given"
-    return Speed(mfu * device.peak_tflops * 1e12 * gpus_per_run, GPU_STEP_S, words)
+    where = f"{'each ' if gpus_per_run > 1 else ''}{hardware}"
+    if mfu is not None:
+        rate = mfu * device.peak_tflops * 1e12 * gpus_per_run
+        basis = f"{mfu:.0%} of the {device.peak_tflops:g} TFLOP/s of {where}, as given"
+        return Speed(basis, lambda run: rate, GPU_STEP_S)
+    mfus = [predict_rate(run, device)[1] for run in runs]
+    span = f"{min(mfus):.0%} to {max(mfus):.0%} MFU" if mfus else "MFU by size"
+    return Speed(f"{span} on {where}: {RATES}", lambda run: gpus_per_run * predict_rate(run, device)[0])
 
 
-def speed_from_timings(timings: Sequence[Timing]) -> Speed:
-    """Return the speed from timed models, small to large; start-up is their mean."""
-    startup_s = sum(timing.startup_s for timing in timings) / len(timings)
-    small, large = timings[0], timings[-1]
+def predict_rate(run: PlannedRun, device: DeviceSpec) -> tuple[float, float]:
+    """Return (FLOPs per second, MFU) of a run on one GPU by the roofline, in bf16 also for float32."""
+    data, plan = run.config.dataset, run.plan
+    rows = data.microbatch_size or max(1, MAX_MICROBATCH_TOKENS // data.seq_len)
+    step = predict_step(
+        run.config.model,
+        plan.seq_len,
+        plan.objective == "autoregressive",
+        device,
+        choose_settings(run.config, plan.n_params),
+        microbatch_tokens=min(rows, data.batch_size) * data.seq_len,
+        tokens_per_step=plan.tokens_per_step,
+    )
+    return plan.flops_per_token / step.seconds_per_token, step.mfu
+
+
+def choose_settings(config: RunConfig, n_params: int) -> StepSettings:
+    """Return the roofline settings of a run on a GPU; None of a switch stands for auto."""
+    dist = config.dist
+    stream = getattr(dist, "residual_dtype", "float32") or dist.dtype
+    graph = getattr(dist, "cuda_graphs", False)
+    on_torch = dist.engine == "torch"
+    return StepSettings(
+        compiled=on_torch and dist.compile in (None, True),
+        stream="float32" if stream == "float32" else "bfloat16",
+        graph=on_torch and (n_params <= GRAPH_PARAMS if graph is None else bool(graph)),
+        recompute=dist.activation_checkpointing == "full",
+    )
+
+
+def flops_per_step(run: PlannedRun) -> float:
+    """Return the training FLOPs of one step."""
+    return run.plan.flops_per_token * run.plan.tokens_per_step
+
+
+def time_steps(
+    runs: Sequence[PlannedRun], launcher: Launcher, jobs: int, timeout_s: float = TIMEOUT_S
+) -> Speed | None:
+    """Time a few steps of the smallest and the largest model of `runs`, with the study's launcher.
+
+    Probes are processes of tools/pretrain.py on random tokens. As many run
+    concurrently as in the study, so that the measurement includes start-up,
+    other load and contention. None if no process completed its steps.
+    """
+    ordered = sorted(runs, key=flops_per_step)
+    ends = [ordered[0], ordered[-1]]
+    n_probes = max(2, min(jobs, len(runs), MAX_PROBES))
+    with tempfile.TemporaryDirectory(prefix="price-") as folder:
+        probes = [_make_probe(ends[i % 2], Path(folder) / str(i)) for i in range(n_probes)]
+        timings = _run_probes(probes, launcher, timeout_s)
+    if not timings:
+        return None
+    startup_s = sum(startup for _, _, startup in timings) / len(timings)
+    small, large = (min(timings), max(timings))
     step_s = 0.0
-    if large.flops_per_step > small.flops_per_step:
-        # two equations: seconds = step_s + FLOPs / rate for the small and the large model
-        # Example: 1e9 FLOPs in 0.02 s and 1e10 in 0.11 s. Slope 0.09 / 9e9 = 1e-11 s per FLOP, intercept 0.02
-        # - 0.01 = 0.01 s, rate 1e10 / (0.11 - 0.01) = 1e11 FLOP/s.
-        slope = (large.step_s - small.step_s) / (large.flops_per_step - small.flops_per_step)
-        # the intercept is negative if the larger model is less efficient: then there is no fixed cost
-        step_s = max(0.0, small.step_s - slope * small.flops_per_step)
-        # kept below the large model's step, so that the rate stays finite and positive
-        step_s = min(step_s, small.step_s, 0.999 * large.step_s)
-    # the large model determines the rate: most of a study's FLOPs are in its large models
-    rate = large.flops_per_step / (large.step_s - step_s)
-    words = " and ".join(timing.describe() for timing in timings)
-    basis = f"{words} timed on this machine, {startup_s:.1f} s of start-up per run"
-    return Speed(rate, step_s, basis, startup_s)
+    if large[0] > small[0]:
+        # two equations: seconds = step_s + FLOPs / rate for the small and the
+        # large model Example: 1e9 FLOPs in 0.02 s and 1e10 in 0.11 s. Slope
+        # 0.09 / 9e9 = 1e-11 s per FLOP, intercept 0.02 - 0.01 = 0.01 s, rate
+        # 1e10 / (0.11 - 0.01) = 1e11 FLOP/s.
+        slope = (large[1] - small[1]) / (large[0] - small[0])
+        # the intercept is negative if the larger model is less efficient:
+        # then there is no fixed cost It is kept below the large model's step,
+        # so that the rate stays finite and positive.
+        step_s = min(max(0.0, small[1] - slope * small[0]), small[1], 0.999 * large[1])
+    # the large model determines the rate: most of a study's FLOPs are in its
+    # large models
+    rate = large[0] / (large[1] - step_s)
+    basis = f"steps of {ends[0].plan.size} and {ends[1].plan.size} timed on this machine"
+    return Speed(f"{basis}, {startup_s:.1f} s of start-up per run", lambda run: rate, step_s, startup_s)
 
 
-def _find_finished(runs: Sequence[PlannedRun]) -> list[FinishedRun]:
-    """Return the runs that have a result, with the seconds of their training."""
-    finished = []
-    for run in runs:
-        result = read_json(run.folder / RESULT)
-        # a result of an earlier version of the run took another time
-        if result and result.get("identity") == run.plan.identity and result.get("wall_s"):
-            n_devices, hardware = int(result.get("n_ranks") or 1), str(result.get("hardware", ""))
-            finished.append(FinishedRun(run, float(result["wall_s"]), n_devices, hardware))
-    return finished
+def _make_probe(run: PlannedRun, folder: Path) -> PlannedRun:
+    """Return the run on random tokens, shortened to the number of steps that costs PROBE_FLOPS."""
+    n_steps = min(max(PROBE_FLOPS / flops_per_step(run), MIN_STEPS), MAX_STEPS)
+    config = run.config
+    # random tokens: a price can be estimated before the corpus exists
+    text = replace(
+        config.dataset, path_train=SYNTHETIC, path_eval=SYNTHETIC, mixture=None, unique_tokens=None
+    )
+    # settings that cost extra time or write files are reset: validation,
+    # checkpoints, wandb, profiling
+    logs = replace(config.logging, run_dir=str(folder), every_iterations=1, wandb=None, profile_steps=None)
+    config = replace(
+        config,
+        dataset=text,
+        lr_scheduler=LrSchedulerConfig(kind="constant", total_iterations=int(n_steps)),
+        evaluation=replace(config.evaluation, every_iterations=None, max_samples=1, num_mc=1),
+        checkpoint=CheckpointConfig(),
+        logging=logs,
+        misc=replace(config.misc, stop_file=None, max_hours=None),
+    )
+    return PlannedRun(config, plan_run(config), folder)
 
 
-def _speed_from_finished(finished: Sequence[FinishedRun]) -> Speed:
-    """Fit the speed to finished runs, by least squares of relative errors; no fixed cost with one size."""
-    # of the whole run: a branch continues the clock of its trunk, so its seconds include the shared steps
-    flops = np.array([entry.run.plan.train_flops for entry in finished])
-    seconds = np.array([entry.wall_s for entry in finished])
-    basis = f"the {len(finished)} finished runs of this study"
-    if len({flops_per_step(entry.run) for entry in finished}) > 1:
-        steps = np.array([entry.run.plan.n_steps for entry in finished], dtype=float)
-        scale = np.array([steps.max(), flops.max()])
-        # columns scaled to 1 and rows divided by the time: relative errors, well conditioned
-        # minimise sum (fixed s_i + per_flop f_i - t_i)^2 / t_i^2 over coefficients >= 0, s = steps / max, f =
-        # FLOPs / max. Absolute errors would fit only the longest run; a negative fixed cost would give small
-        # models a negative time.
-        from scipy.optimize import nnls  # slow to import
-
-        (fixed, per_flop), _ = nnls(
-            np.stack([steps, flops], 1) / scale / seconds[:, None], np.ones(len(flops))
-        )
-        if per_flop > 0:
-            return Speed(float(flops.max() / per_flop), float(fixed / steps.max()), basis)
-    # total FLOPs over total seconds: weighted by time, so short runs with much overhead count little
-    return Speed(float(flops.sum() / seconds.sum()), 0.0, basis)
+def _run_probes(
+    probes: Sequence[PlannedRun], launcher: Launcher, timeout_s: float
+) -> list[tuple[float, float, float]]:
+    """Return (FLOPs and seconds of a step, seconds outside the steps) of each probe that ended in time."""
+    waiting, jobs = list(probes), list[Job]()
+    began: dict[Path, float] = {}
+    timings = []
+    # monotonic clock: wall-clock adjustments must not end or extend the probe
+    deadline = time.monotonic() + timeout_s
+    try:
+        while (waiting or jobs) and time.monotonic() < deadline:
+            for job in launcher.start(waiting):
+                waiting.remove(job.run)
+                jobs.append(job)
+                began[job.run.folder] = time.monotonic()
+            time.sleep(POLL_S)
+            for job, status in launcher.collect_ended(jobs):
+                jobs.remove(job)
+                lines = [line for line in read_metrics(job.run.folder) if line["kind"] == "train"]
+                if status == 0 and len(lines) > SKIPPED_STEPS:
+                    # from the end of step SKIPPED_STEPS to that of the last
+                    first, last = lines[SKIPPED_STEPS - 1], lines[-1]
+                    step_s = (last["elapsed_s"] - first["elapsed_s"]) / (last["step"] - first["step"])
+                    outside_s = time.monotonic() - began[job.run.folder] - step_s * last["step"]
+                    timings.append((flops_per_step(job.run), step_s, max(0.0, outside_s)))
+    finally:
+        # also after KeyboardInterrupt; collect_ended then frees devices and
+        # locks of the stopped probes
+        launcher.stop(jobs)
+        launcher.collect_ended(jobs)
+    return timings
 
 
 def makespan(seconds: Sequence[float], jobs: int) -> float:
     """Return the wall time of all runs, `jobs` at a time, when the longest are started first."""
     lanes = [0.0] * max(1, jobs)
-    # longest-processing-time rule: each run goes to the lane that is free first
+    # longest-processing-time rule: each run goes to the lane that is free
+    # first
     for run_s in sorted(seconds, reverse=True):
-        # Example: [5, 4, 3, 3] in 2 lanes: 5 | 4, then 5 | 4 + 3, then 5 + 3 | 7: 8. At most 4/3 of the
-        # optimum (Graham 1969).
+        # Example: [5, 4, 3, 3] in 2 lanes: 5 | 4, then 5 | 4 + 3, then 5 + 3
+        # | 7: 8. At most 4/3 of the optimum (Graham 1969).
         lanes[lanes.index(min(lanes))] += run_s
-    return max(lanes)
+    return max(lanes) if not any(map(math.isnan, lanes)) else math.nan

@@ -6,61 +6,55 @@ from collections import Counter
 from collections.abc import Sequence
 
 from megatron.cli import GAP, escape_controls, format_table
-from megatron.plan.conventions import training_flops_per_token
 from megatron.plan.memory import estimate_memory
 from megatron.plan.run_dir import is_done
 from megatron.study.format import format_duration, format_plural
 from megatron.study.ladder import PlannedRun, format_short
-from megatron.study.price import AnySpeed, makespan
+from megatron.study.price import Speed, makespan
 from megatron.study.tariff import Tariff
 
 WIDTH = 100  # columns of a terminal
 MIN_NAME_WIDTH = 12
 SHORT_OBJECTIVES = {"autoregressive": "AR", "masked_diffusion": "MD"}  # prefixes of run names
-OTHER_CONVENTIONS = {"6nd": "6ND", "kaplan": "Kaplan", "palm": "PaLM", "megatron": "Megatron",
-          "chinchilla": "Chinchilla"}  # fmt: skip
 HEAD = ("run", "N", "tokens", "epochs", "steps", "FLOPs", "GiB")
-DETAILS = ("run", "unique", "batch", "lr", *OTHER_CONVENTIONS.values())
 UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 def format_price_table(
     runs: Sequence[PlannedRun],
-    speed: AnySpeed,
+    speed: Speed,
     jobs: int,
     gpus_per_run: int = 1,
-    details: bool = False,
     tariff: Tariff | None = None,
 ) -> str:
-    """Return the totals and one line per run, at most WIDTH columns wide. `details` adds a second table.
+    """Return the totals and one line per run, at most WIDTH columns wide.
 
     With a tariff, the totals include the time, money and energy of all devices.
 
-    FLOPs are exact and for the whole training; the second table has other conventions, batch and learning
-    rate. Time and totals count only the steps that are trained: a branch trains only the steps after its
-    branch point.
+    FLOPs are exact and for the whole training. Time and totals count only the
+    steps that are trained: a branch trains only the steps after its branch
+    point.
     """
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
-    lines = [*_format_total(runs, waiting, speed, jobs, gpus_per_run, tariff), ""]
+    lines = [*format_total(runs, waiting, speed, jobs, gpus_per_run, tariff), ""]
     longest = max((speed.seconds(run) for run in runs), default=0.0)
     # the largest unit in which the longest run takes at least 2
-    # 1.5 h is shown as 90.0 min, 2 h as 2.0 h; one unit for the whole column, so that rows are comparable
+    # 1.5 h is shown as 90.0 min, 2 h as 2.0 h; one unit for the whole column,
+    # so that rows are comparable
     scale, unit = next(((size, name) for size, name in UNITS if longest >= 2 * size), UNITS[-1])
     head = (*HEAD, f"time ({unit})", "status")
     lines += _align_columns(head, [_format_row(run, speed, gpus_per_run, scale) for run in runs])
     lines += _format_legend(runs)
-    if details:
-        lines += ["", *_align_columns(DETAILS, [*map(_format_details, runs)])]
     return "\n".join(lines)
 
 
-def _format_total(
+def format_total(
     runs: Sequence[PlannedRun],
     waiting: Sequence[PlannedRun],
-    speed: AnySpeed,
+    speed: Speed,
     jobs: int,
     gpus_per_run: int,
-    tariff: Tariff | None,
+    tariff: Tariff | None = None,
 ) -> list[str]:
     """Return time, runs, tokens and FLOPs of the remaining runs, the time's basis, and savings by trunks."""
     seconds = [speed.seconds(run) for run in waiting]
@@ -76,10 +70,6 @@ def _format_total(
     ]
     if tariff is not None and tariff.is_known and (cost := tariff.describe(sum(seconds) * gpus_per_run)):
         lines.append(cost)
-    # what shared steps would cost if every run trained them
-    saved = sum(run.plan.train_flops for run in waiting) - flops
-    if saved:
-        lines.append(f"{saved:.2e} FLOPs more without shared trunks (share_trunks: false)")
     lines += _format_seeds(runs)
     return [part for line in lines for part in textwrap.wrap(line, WIDTH)]
 
@@ -97,7 +87,7 @@ def _format_seeds(runs: Sequence[PlannedRun]) -> list[str]:
     return [f"seeds: {', '.join(shown)}"]
 
 
-def _format_row(run: PlannedRun, speed: AnySpeed, gpus_per_run: int, scale: float) -> tuple[str, ...]:
+def _format_row(run: PlannedRun, speed: Speed, gpus_per_run: int, scale: float) -> tuple[str, ...]:
     plan = run.plan
     seconds = speed.seconds(run)
     done = is_done(run.folder, plan.identity)
@@ -115,18 +105,6 @@ def _format_row(run: PlannedRun, speed: AnySpeed, gpus_per_run: int, scale: floa
     )
 
 
-def _format_details(run: PlannedRun) -> tuple[str, ...]:
-    plan = run.plan
-    flops = training_flops_per_token(run.config.model, plan.seq_len)
-    return (
-        _short_name(run),
-        format_short(plan.unique_tokens),
-        f"{run.config.dataset.batch_size}",
-        f"{run.config.optim.lr:.3g}",
-        *(f"{flops[name] * plan.train_tokens:.2e}" for name in OTHER_CONVENTIONS),
-    )
-
-
 def _short_name(run: PlannedRun) -> str:
     objective, dash, rest = run.config.name.partition("-")
     return f"{SHORT_OBJECTIVES.get(objective, objective)}{dash}{rest}"
@@ -138,18 +116,16 @@ def _align_columns(head: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list
     # every column but the first is preceded by two spaces
     used = sum(max(map(len, column)) + GAP for column in list(zip(head, *rows, strict=True))[1:])
     room = max(WIDTH - used, MIN_NAME_WIDTH)
-    names = [_shorten_name(escape_controls(row[0]), room).ljust(MIN_NAME_WIDTH) for row in rows]
-    shortened = [(name, *row[1:]) for name, row in zip(names, rows, strict=True)]
+    shortened = [(_shorten_name(escape_controls(row[0]), room), *row[1:]) for row in rows]
     return format_table(head, shortened, ("run", "status"))
 
 
 def _shorten_name(name: str, width: int) -> str:
     """Shorten a name to `width` characters: its beginning and end, with .. in the middle."""
-    if len(name) <= width:
-        return name
-    # width 12: 5 letters, "..", 5 letters: "AR-s48-250ktok-seed0" becomes "AR-s4..seed0"
+    # width 12: 5 letters, "..", 5 letters: "AR-s48-250ktok-seed0" becomes
+    # "AR-s4..seed0"
     head = (width - 2) // 2
-    return f"{name[:head]}..{name[len(name) - (width - 2 - head) :]}"
+    return name if len(name) <= width else f"{name[:head]}..{name[len(name) - (width - 2 - head) :]}"
 
 
 def _format_legend(runs: Sequence[PlannedRun]) -> list[str]:

@@ -1,14 +1,15 @@
 """Proposal of a few more runs for a law that is not identified, with their cost at the measured speed."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from megatron.laws.design import Designer, RunSet
 from megatron.laws.law import PUBLISHED, Law
 from megatron.study.format import format_count, format_duration
-from megatron.study.run_row import RunRow
 
 PRIOR = "Besiroglu et al. 2024"  # law at which runs are planned, since the law of the study is not identified
 NOISE = 0.005  # standard deviation of the log loss of a run, if the law has none
@@ -55,17 +56,12 @@ class TimedRun:
     is_branch: bool = False
 
 
-def make_timed_run(row: RunRow, N: float, D: float) -> TimedRun:
-    """Return the cost of a run of the table, with the N and D of the columns that a law is fitted on."""
-    return TimedRun(N, D, row.epochs, row.wall_s, row.is_branch)
-
-
 def propose_runs(law: Law | None, trained: Sequence[TimedRun]) -> Proposal | None:
     """Propose up to N_RUNS runs with the most information on all constants, beside those that were trained.
 
-    `law`, if given, provides the scatter of single runs. The design is
-    at published constants, since those of the study are not identified. Returns None if half of the compute
-    of the study is less than the cost of any run.
+    `law`, if given, provides the scatter of single runs. The design is at
+    published constants, since those of the study are not identified. Returns
+    None if half of the compute of the study is less than the cost of any run.
     """
     trained = [run for run in trained if run.N and run.D]
     if not trained:
@@ -75,7 +71,8 @@ def propose_runs(law: Law | None, trained: Sequence[TimedRun]) -> Proposal | Non
     done = RunSet(N, D, D)
     noise = law.spread if law is not None and law.spread else NOISE
     designer = Designer(prior, TARGET * float(done.flops.max()), noise, done)
-    # at most the tokens of the text (D / epochs), or the largest D where text was repeated
+    # at most the tokens of the text (D / epochs), or the largest D where text
+    # was repeated
     text = [run.D / run.epochs for run in trained if run.epochs]
     top = min(TOKEN_SPAN[1] * D.max(), max(D.max(), *text)) if text else TOKEN_SPAN[1] * D.max()
     # 12 x 12 candidates, each as if its text were unique (U = D)
@@ -92,7 +89,8 @@ def propose_runs(law: Law | None, trained: Sequence[TimedRun]) -> Proposal | Non
 def seconds_per_flop(trained: Sequence[TimedRun], N: np.ndarray) -> np.ndarray:
     """Return seconds per FLOP of 6 N D at sizes N [n], interpolated between timed sizes; NaN without any.
 
-    Branched runs are skipped: their time includes that of the trunk's steps, which the trunk has too.
+    Branched runs are skipped: their time includes that of the trunk's steps,
+    which the trunk has too.
     """
     rates_of_size: dict[float, list[float]] = {}
     for run in trained:
@@ -105,22 +103,16 @@ def seconds_per_flop(trained: Sequence[TimedRun], N: np.ndarray) -> np.ndarray:
     return np.exp(np.interp(np.log(N), np.log(sizes), rates))
 
 
-def parse_timed_runs(
-    table: dict[str, list[str]], columns: dict[str, str], rows: Iterable[int]
-) -> list[TimedRun]:
-    """Return those of the rows of a table of read_table, given by their indices, that have N and D."""
-
-    def parse(column: str, i: int) -> float | None:
-        try:
-            return float(table[column][i])
-        except (KeyError, ValueError):
-            return None
-
+def read_timed_runs(table: pd.DataFrame, N: str = "n_params", D: str = "train_tokens") -> list[TimedRun]:
+    """Return the cost of the rows of a table that have N and D, in columns of these names."""
+    names = [N, D, "epochs", "wall_s"]
+    numbers = table.reindex(columns=names).apply(pd.to_numeric, errors="coerce")
+    texts = table.reindex(columns=["run", "trunk"])
+    is_branch = texts["trunk"].notna() & (texts["trunk"] != texts["run"])
     trained = []
-    for i in rows:
-        run, trunk = (table[name][i] if name in table else None for name in ("run", "trunk"))
-        N, D = parse(columns.get("N", "n_params"), i), parse(columns.get("D", "train_tokens"), i)
-        if N and D:
-            is_branch = trunk not in (None, "", run)
-            trained.append(TimedRun(N, D, parse("epochs", i), parse("wall_s", i), is_branch))
+    for (n, d, epochs, wall_s), branch in zip(numbers.to_numpy(float), is_branch, strict=True):
+        if n > 0 and d > 0:
+            # NaN is unknown
+            known = [None if math.isnan(value) else value for value in (epochs, wall_s)]
+            trained.append(TimedRun(n, d, known[0], known[1], bool(branch)))
     return trained

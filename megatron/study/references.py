@@ -1,22 +1,23 @@
 """Published models beside a study: their scores, sizes and training tokens, in references.csv."""
 
-import csv
-import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from megatron.io import read_json, write_atomic
+import pandas as pd
+
+from megatron.io import read_json
 from megatron.plan.run_dir import DOWNSTREAM_RESULTS
-from megatron.study.downstream_scores import read_task_scores
+from megatron.study.downstream_scores import read_task_scores, write_scores
 from megatron.study.table import read_table
 
 REFERENCES = "references.csv"  # in the study's directory
 HARNESS_RESULTS = "results_*.json"  # files of lm-evaluation-harness
-# Suites whose models all read equally many tokens: (name, tokens per step, last step). Pythia: 2,097,152
-# tokens per step, 143,000 steps (Biderman et al. 2023, arXiv 2304.01373), revisions stepN.
+# Suites whose models all read equally many tokens: (name, tokens per step,
+# last step). Pythia: 2,097,152 tokens per step, 143,000 steps (Biderman et
+# al. 2023, arXiv 2304.01373), revisions stepN.
 SUITES = ((re.compile(r"EleutherAI/pythia-[\w.-]+?(?:@step(\d+))?", re.ASCII), 2_097_152, 143_000),)
 
 
@@ -41,6 +42,7 @@ class ReferenceScore:
 
 
 COLUMNS = [f.name for f in fields(ReferenceScore)]
+FACTS = ("n_params", "train_tokens", "note")
 
 
 def read_references(
@@ -50,7 +52,8 @@ def read_references(
 
     facts   {model: {"n_params", "train_tokens", "note"}}, where the results lack them or are wrong
 
-    Raises FileNotFoundError for a path without results, ValueError for other content.
+    Raises FileNotFoundError for a path without results, ValueError for other
+    content.
     """
     scores: dict[tuple[str, str], ReferenceScore] = {}
     for path in paths:
@@ -99,41 +102,38 @@ def read_reference_facts(path: Path) -> dict[str, dict[str, Any]]:
     Raises ValueError for other columns or values.
     """
     table = read_table(path)
-    if "model" not in table or not set(table) <= {"model", "n_params", "train_tokens", "note"}:
+    if "model" not in table or not set(table) <= {"model", *FACTS}:
         raise ValueError(
             f"{path}: got columns {', '.join(table)}, expected model and n_params, train_tokens or note."
         )
-    facts: dict[str, dict[str, Any]] = {}
-    for i, model in enumerate(table["model"]):
-        cells = {name: str(values[i]) for name, values in table.items() if name != "model"}
-        try:
-            facts[str(model)] = {
-                name: cell if name == "note" else int(float(cell)) for name, cell in cells.items() if cell
-            }
-        except (ValueError, OverflowError) as error:
-            raise ValueError(f"{path}, {model}: {error}. Expected counts.") from error
-    return facts
+    if table.attrs["warnings"]:
+        raise ValueError(f"{path}: {table.attrs['warnings'][0]} Expected counts.")
+    return {
+        str(model): {
+            name: cells[name] if name == "note" else int(cells[name])
+            for name in FACTS
+            if name in table and pd.notna(cells[name])
+        }
+        for model, cells in table.set_index("model", drop=False).iterrows()
+    }
 
 
 def write_references(scores: Sequence[ReferenceScore], path: Path) -> None:
     """Write references.csv atomically."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(COLUMNS)
-    table.writerows(["" if cell is None else cell for cell in astuple(score)] for score in scores)
-    write_atomic(path, text.getvalue())
+    if not write_scores(scores, path, ReferenceScore):
+        raise ValueError(f"{path}: got other columns, expected {', '.join(COLUMNS)}. Move the file away.")
 
 
 def load_references(path: Path) -> list[ReferenceScore]:
     """Read references.csv. Raises ValueError for other columns or values."""
     table = read_table(path)
-    if list(table) != COLUMNS:
-        raise ValueError(f"{path}: got columns {', '.join(table)}, expected {', '.join(COLUMNS)}.")
+    if list(table) != COLUMNS or table["score"].dtype != float or table.attrs["warnings"]:
+        raise ValueError(
+            f"{path}: got columns {', '.join(table)}, expected {', '.join(COLUMNS)}. Collect it again."
+        )
     scores = []
-    for cells in zip(*table.values(), strict=True):
-        row = dict(zip(COLUMNS, map(str, cells), strict=True))
-        counts = {name: int(float(row[name])) if row[name] else None for name in ("n_params", "train_tokens")}
-        se = float(row["se"]) if row["se"] else None
-        numbers: dict[str, Any] = {"score": float(row["score"]), "se": se, **counts}
-        scores.append(ReferenceScore(**{**row, **numbers}))
+    for row in table.to_dict("records"):
+        values: dict[str, Any] = {name: None if pd.isna(row[name]) else row[name] for name in COLUMNS}
+        values |= {name: values[name] and int(values[name]) for name in FACTS[:2]}
+        scores.append(ReferenceScore(**values | {"note": values["note"] or ""}))
     return scores

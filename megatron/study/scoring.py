@@ -18,14 +18,15 @@ def scoring_flops(run: PlannedRun) -> float:
     )
     # one forward pass per mask sample for masked diffusion
     n_masks = 1 if plan.objective == "autoregressive" else config.evaluation.num_mc
-    # the final loss is at n_steps; a set, since a checkpoint and a validation can coincide
+    # the final loss is at n_steps; a set, since a checkpoint and a validation
+    # can coincide
     at = {plan.n_steps, *(config.checkpoint.chkpt_at or ())}
     for every in (config.evaluation.every_iterations, config.checkpoint.chkpt_saving_iterations):
         # range stops before n_steps, which is in the set already
         at |= set(range(every, plan.n_steps, every)) if every else set()
     # a branch scores only after its branch point
-    # Example: a branch at 400 of 500 steps that scores every 100 steps scores at 500 only, not again at 100
-    # ... 400.
+    # Example: a branch at 400 of 500 steps that scores every 100 steps scores
+    # at 500 only, not again at 100 ... 400.
     n_times = sum(step > plan.n_steps - run.trained_steps for step in at)
     n_scored = n_samples * n_times + n_test
     return FORWARD_SHARE * plan.flops_per_token * n_scored * plan.seq_len * n_masks

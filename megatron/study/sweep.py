@@ -9,17 +9,22 @@ from typing import TextIO
 
 from megatron.cli import STOPPED, LiveView
 from megatron.io import read_json, wait_for_lock
+from megatron.plan.memory import estimate_memory
 from megatron.plan.run_dir import LOCK, RESULT, is_done
-from megatron.study.forecast import check_sealed_runs
 from megatron.study.format import format_duration
-from megatron.study.ladder import PlannedRun, StudyPlan, expand_study, select_runs_of_part
+from megatron.study.ladder import (
+    PlannedRun,
+    StudyPlan,
+    check_sealed_runs,
+    expand_study,
+    select_runs_of_part,
+)
 from megatron.study.launchers.launch import Job, Launcher
 from megatron.study.launchers.local import MAX_MEMORY_SHARE, Device, LocalLauncher
 from megatron.study.launchers.scheduler import SweepState, run_all
 from megatron.study.launchers.slurm import SlurmLauncher
-from megatron.study.price import AnySpeed, query_gpus
-from megatron.study.price_table import format_price_table
-from megatron.study.probe import Timing, time_steps
+from megatron.study.price import Speed, flops_per_step, makespan, query_gpus, time_steps
+from megatron.study.price_table import format_price_table, format_total
 
 JOBS_PER_GPU = 4  # default; a small run uses only part of a GPU
 HEAD = ("running", "step", "of", "done", "loss", "tokens/s", "left")
@@ -34,7 +39,6 @@ class SweepOptions:
     jobs     concurrent runs; None: as many as fit
     retries  restarts of a failed run
     sbatch   additional arguments of sbatch
-    details  print a second table with the price
     part     only the runs of this part of the study
     """
 
@@ -43,7 +47,6 @@ class SweepOptions:
     gpus_per_run: int = 1
     retries: int = 1
     sbatch: list[str] = field(default_factory=list)
-    details: bool = False
     part: str | None = None
 
 
@@ -87,25 +90,31 @@ def count_jobs(study: StudyPlan, options: SweepOptions) -> int:
     return sum(device.slots for device in devices)
 
 
-def time_study(study: StudyPlan, options: SweepOptions, runs: Sequence[PlannedRun]) -> list[Timing]:
-    """Time a few steps of the remaining runs on this machine, under the conditions of the sweep."""
+def time_study(study: StudyPlan, options: SweepOptions, runs: Sequence[PlannedRun]) -> Speed | None:
+    """Time a few steps of the remaining runs on this machine, under the conditions of the sweep.
+
+    None for runs on other machines, without a remaining run, and for models
+    that exceed the memory.
+    """
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
     if not waiting or options.launcher != "local":
-        return []
+        return None
     devices, on_gpus = find_devices(study, options)
+    memory = MAX_MEMORY_SHARE * min((d.memory for d in devices if d.memory), default=float("inf"))
+    # the launcher would start it anyway on an empty device, and running out
+    # of memory can disturb other processes
+    if estimate_memory(max(waiting, key=flops_per_step).config) > memory:
+        return None
     launcher = LocalLauncher(devices, on_gpus, options.gpus_per_run)
-    # the smallest device decides whether a probe fits
-    memory = MAX_MEMORY_SHARE * min(
-        (device.memory for device in devices if device.memory), default=float("inf")
-    )
-    return time_steps(waiting, launcher, count_jobs(study, options), memory, study.directory)
+    return time_steps(waiting, launcher, count_jobs(study, options))
 
 
 def _make_launcher(study: StudyPlan, options: SweepOptions) -> Launcher:
     if options.launcher == "slurm":
         words = list(options.sbatch)
         if options.gpus_per_run > 1:
-            # Slurm needs one task per GPU; the user's own arguments follow and can override it
+            # Slurm needs one task per GPU; the user's own arguments follow
+            # and can override it
             words = [f"--ntasks={options.gpus_per_run}", *words]
         return SlurmLauncher(study.directory / "slurm", options.jobs, words)
     devices, on_gpus = find_devices(study, options)
@@ -113,27 +122,32 @@ def _make_launcher(study: StudyPlan, options: SweepOptions) -> Launcher:
 
 
 def run_sweep(
-    study: StudyPlan, options: SweepOptions, price: Callable[[Sequence[PlannedRun]], AnySpeed]
+    study: StudyPlan, options: SweepOptions, price: Callable[[Sequence[PlannedRun]], Speed]
 ) -> SweepOutcome:
     """Train every run of the study that has no result yet; a failed run does not stop the others.
 
-    price: returns the expected speed of the runs
+    price: returns the expected speed of the runs. The table of all runs is
+    printed by the first sweep only.
     """
     runs = expand_study(study)
-    check_sealed_runs(study.directory, [run.plan.identity for run in runs])
+    check_sealed_runs(study, runs)
     runs = select_runs_of_part(study, runs, options.part)
     study.directory.mkdir(parents=True, exist_ok=True)
     with wait_for_lock(study.directory / LOCK):  # another sweep may start concurrently
         study.save()
-    # after study.yaml is saved: the report and a blind prediction need the file even if all runs are done
+    # after study.yaml is saved: the report and a forecast need the file even
+    # if all runs are done
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
-    if len(waiting) < len(runs):
-        print(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already")
     if not waiting:
+        print(f"nothing to do: {len(runs)} of {len(runs)} runs are done")
         return SweepOutcome(len(runs), len(runs), [], False)
     jobs = count_jobs(study, options)
-    print(format_price_table(runs, price(runs), jobs, options.gpus_per_run, options.details), flush=True)
-    live = LiveTable()
+    speed = price(runs)
+    if len(waiting) == len(runs):
+        print(format_price_table(runs, speed, jobs, options.gpus_per_run), flush=True)
+    else:
+        print("\n".join(format_total(runs, waiting, speed, jobs, options.gpus_per_run)), flush=True)
+    live = LiveTable(len(runs), speed, jobs)
     failed: list[str] = []
     n_ended = len(runs) - len(waiting)
 
@@ -147,9 +161,11 @@ def run_sweep(
     try:
         _, whole = run_all(waiting, _make_launcher(study, options), live.draw, report_end, options.retries)
     finally:
-        # also after an exception: the traceback would be printed over the table
+        # also after an exception: the traceback would be printed over the
+        # table
         live.clear()
-    # counted from the files: another sweep may have finished runs that this one did not follow
+    # counted from the files: another sweep may have finished runs that this
+    # one did not follow
     return SweepOutcome(len(runs), _count_done(runs), failed, not whole)
 
 
@@ -174,7 +190,15 @@ def _format_end(job: Job, status: int, again: bool, n_ended: int, n_runs: int) -
 class LiveTable:
     """Table that is redrawn in place. Without a terminal only `print_line` has output."""
 
-    def __init__(self, out: TextIO = sys.stdout, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        n_runs: int,
+        speed: Speed,
+        jobs: int,
+        out: TextIO = sys.stdout,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.n_runs, self.speed, self.jobs = n_runs, speed, jobs
         self.view, self.clock = LiveView(out), clock
         self.last_draw_s = -REDRAW_INTERVAL_S
 
@@ -184,7 +208,13 @@ class LiveTable:
             return
         self.last_draw_s = self.clock()
         rows = [format_job_row(job) for job in state.running[:MAX_ROWS]]
-        self.view.show(HEAD, rows, ("running",), format_counts(state))
+        self.view.show(HEAD, rows, ("running",), format_counts(state, self.n_runs, self.seconds_left(state)))
+
+    def seconds_left(self, state: SweepState) -> float:
+        """Return the expected time until all runs have ended, NaN without a price."""
+        left = [self.speed.seconds(job.run) * (1 - job.fraction_done()) for job in state.running]
+        left += [self.speed.seconds(run) for run in state.waiting]
+        return makespan(left, self.jobs)
 
     def print_line(self, line: str) -> None:
         """Print a permanent line above the table."""
@@ -195,14 +225,17 @@ class LiveTable:
         self.view.close()
 
 
-def format_counts(state: SweepState) -> list[str]:
-    """Return the lines below the table: running jobs that it does not show, and the counts of all runs."""
+def format_counts(state: SweepState, n_runs: int, left_s: float) -> list[str]:
+    """Return the lines below the table: jobs that it does not show, counts of all runs, and the time left."""
     more = len(state.running) - MAX_ROWS
     lines = [f"and {more} more"] if more > 0 else []
+    n_open = len(state.running) + len(state.waiting) + len(state.failed)
     blocked = len(state.waiting) - len(state.find_ready())
-    counts = f"{len(state.running)} running, {len(state.waiting)} waiting"
+    counts = f"{n_runs - n_open} of {n_runs} runs done, "
+    counts += f"{len(state.running)} running, {len(state.waiting)} waiting"
     counts += f" ({blocked} for their trunk)" if blocked else ""
-    return [*lines, f"{counts}, {len(state.done)} done, {len(state.failed)} failed"]
+    counts += f", {len(state.failed)} failed" if state.failed else ""
+    return [*lines, f"{counts}; about {format_duration(left_s, estimate=True)} left"]
 
 
 def format_job_row(job: Job) -> tuple[str, ...]:

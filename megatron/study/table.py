@@ -1,4 +1,25 @@
-"""Table of a study: one row per run, and the CSV file that the law is fitted on."""
+"""Table of a study: a data frame with one row per run, as table.csv and as parquet.
+
+Columns (COLUMNS, in the file's order; more columns `score_<task>` follow):
+
+run, identity, status     name; hash of all settings; "done", "failed", "missing", "preempted", "running"
+                          or "stale". Runs of tables without a status count as done
+objective, size, seed     as in the study
+n_params ... seq_len      N, D (train_tokens), unique tokens, epochs and FLOPs, as planned until it is done
+loss, loss_se             held-out loss in nats per token and its standard error
+n_tokens_scored, wall_s, tps   tokens of the held-out text, seconds of training, tokens a second
+path                      folder of the run, relative to the study
+annealed                  0 for a run whose learning rate did not decay
+held_out                  1 for a run that no law is fitted on
+trunk                     the run whose first steps this run shares; the run itself if it shares none
+cell                      equal for runs that differ only in their seed
+test_loss, test_loss_se   the same for dataset.path_test, which was not used to select runs
+
+Numbers are float64 with NaN for unknown ones, text is None where it is unknown.
+`df.attrs["warnings"]` lists problems of the table. `read_runs` adds the column
+`note`, a sentence on each run, which no file has, and `df.attrs["seals"]`, the
+hashes of the forecasts before each run, for `forecast.score_forecasts`.
+"""
 
 import csv
 import gzip
@@ -8,54 +29,85 @@ import math
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from megatron.config.yaml_file import is_single_line
-from megatron.io import write_atomic, write_atomic_bytes
-from megatron.log import get_logger
-from megatron.plan.run_dir import CHECKPOINTS, EXIT, METRICS, PLAN, RESULT
-from megatron.study.blind_record import load_blind
-from megatron.study.ladder import STUDY, PlannedRun, expand_study, read_study_plan
-from megatron.study.run_row import (
-    COLUMNS,
-    NUMBERS,
-    PLAN_COLUMNS,
-    SCORE_PREFIX,
-    RunRow,
-    is_number_column,
-)
+import numpy as np
+import pandas as pd
 
-TEXTS = {
-    "identity",
-    "cell_identity",
-    "name",
-    "objective",
-    "size",
-    "hardware",
-    "torch",
-    "git",
-    "flops_convention",
-}
+from megatron.config.yaml_file import is_single_line
+from megatron.io import write_atomic_bytes
+from megatron.plan.run_dir import CHECKPOINTS, EXIT, METRICS, PLAN, RESULT
+from megatron.study.forecast import read_seals
+from megatron.study.ladder import STUDY, PlannedRun, expand_study, read_study_plan
+
+COLUMNS = {
+    "run": str, "identity": str, "status": str, "objective": str, "size": str, "seed": int,
+    "n_params": int, "n_non_embedding": int, "train_tokens": int, "unique_tokens": int,
+    "epochs": float, "train_flops": float, "flops_6nd": float, "seq_len": int,
+    "loss": float, "loss_se": float, "n_tokens_scored": int, "wall_s": float, "tps": float,
+    "path": str, "annealed": int, "held_out": int, "trunk": str, "cell": str,
+    "test_loss": float, "test_loss_se": float,
+}  # fmt: skip
+SCORE_PREFIX = "score_"  # additional columns, one per downstream task
+NOTE = "note"
+PLAN_COLUMNS = ["identity", *list(COLUMNS)[3:14]]  # plan.json has their values
+STUDY_COLUMNS = ["held_out", "trunk", "cell"]  # from the study's plan
+RESULT_COLUMNS = (
+    "loss_se", "n_tokens_scored", "wall_s", "train_tokens", "train_flops", "test_loss", "test_loss_se"
+)  # fmt: skip
 AMOUNTS = {"n_params", "train_tokens", "unique_tokens", "epochs", "train_flops"}
+TEXTS = {"identity", "cell_identity", "name", "objective", "size", "hardware", "torch", "git"}
+TEXTS |= {"flops_convention"}
+NUMBERS = {name for name, kind in COLUMNS.items() if kind is not str}
 MAX_NUMBER = 1e300  # limit for numbers in files, so that their sums and products stay finite
 REQUIRED_PLAN_KEYS = ("identity", "n_params", "train_tokens")
 # A run without a result that has written nothing for this long has stopped.
 MAX_SILENCE_S = 900.0
-
 STALE_NOTE = "From an earlier version of the study: no longer one of its runs."
+WRITE_HINT = "Write a table with tools/collect.py STUDY_DIR."
 
 
-def read_runs(study_dir: str | Path, now: float | None = None) -> list[RunRow]:
-    """Return a row for every directory under `<study_dir>/runs` and every planned run.
+def make_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return rows as a table: COLUMNS, then scores by name, then `note`; absent values are unknown."""
+    names = {name for row in rows for name in row}
+    columns = [*COLUMNS, *sorted(name for name in names if name.startswith(SCORE_PREFIX)), NOTE]
+    data = {}
+    for name in columns:
+        values = [row.get(name) for row in rows]
+        if is_number_column(name):
+            data[name] = pd.Series([math.nan if v is None else float(v) for v in values], dtype=float)
+        else:
+            data[name] = pd.Series([v or None for v in values], dtype=object)
+    frame = pd.DataFrame(data)
+    frame[NOTE] = [row.get(NOTE) or "" for row in rows]
+    frame.attrs["warnings"] = []
+    return frame
 
-    Rows are sorted by objective, N and D. Only finished runs have a loss: one during training is not annealed
-    and unfit for a law. A damaged run directory gives a row, not an exception. `now` (seconds since 1970)
-    decides whether a run that has stopped writing still counts as running.
 
-    Raises FileNotFoundError if there is no such study, or no `runs` folder in it. Raises ValueError if
-    blind.json was modified, because the held-out run is then unknown.
+def is_number_column(name: str) -> bool:
+    """Return whether a column of the table contains numbers."""
+    return name in NUMBERS or name.startswith(SCORE_PREFIX)
+
+
+def select_finished(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs with a loss above 0 that are done, or that have no status."""
+    done = table["loss"] > 0
+    if "status" in table:
+        done &= table["status"].isna() | (table["status"] == "done")
+    return table[done]
+
+
+def read_runs(study_dir: str | Path, now: float | None = None) -> pd.DataFrame:
+    """Return the table of every directory under `<study_dir>/runs` and every planned run.
+
+    Rows are sorted by objective, N and D. Only finished runs have a loss: one
+    during training is not annealed and unfit for a law. A damaged run directory
+    gives a row, not an exception. `now` (seconds since 1970) decides whether a
+    run that has stopped writing still counts as running.
+
+    Raises FileNotFoundError if there is no such study, or no `runs` folder in
+    it.
     """
     study_dir = Path(study_dir)
     runs = study_dir / "runs"
@@ -64,96 +116,102 @@ def read_runs(study_dir: str | Path, now: float | None = None) -> list[RunRow]:
             f"{study_dir}: got no runs folder, expected a study directory. Run tools/sweep.py first."
         )
     now = time.time() if now is None else now
-    rows = [read_run(path, study_dir, now) for path in sorted(runs.iterdir()) if path.is_dir()]
-    planned = read_planned_runs(study_dir)
-    if planned is not None:
-        identities = {row.identity for row in rows}
-        rows = [_add_study_columns(row, planned.get(str(row.identity))) for row in rows]
-        rows += [run for identity, run in planned.items() if identity not in identities]
-    if (blind := load_blind(study_dir)) is not None:  # held out, even if the study cannot be expanded
-        rows = [replace(row, held_out=1) if row.identity == blind.identity else row for row in rows]
-    return sorted(rows, key=_sort_key)
+    rows = [_read_run(path, study_dir, now) for path in sorted(runs.iterdir()) if path.is_dir()]
+    planned, warnings = _read_planned_runs(study_dir)
+    if planned is None:
+        rows = _add_table_columns(rows, study_dir / "table.csv")
+    else:
+        identities = {row.get("identity") for row in rows}
+        rows = [_add_study_columns(row, planned.get(str(row.get("identity")))) for row in rows]
+        rows += [row for identity, row in planned.items() if identity not in identities]
+    table = make_frame(sorted(rows, key=_sort_key))
+    table.attrs["warnings"] = warnings
+    table.attrs["seals"] = {path.name: read_seals(path) for path in runs.iterdir() if path.is_dir()}
+    return table
 
 
-def read_planned_runs(study_dir: Path) -> dict[str, RunRow] | None:
-    """Return the runs of `<study_dir>/study.yaml` as rows of runs that have not started, by identity.
+def _read_planned_runs(study_dir: Path) -> tuple[dict[str, dict[str, Any]] | None, list[str]]:
+    """Return the rows of the runs of `<study_dir>/study.yaml` by identity, and warnings.
 
-    None without that file: missing and stale runs are then unknown. Also None, with a logged warning, if the
-    study cannot be expanded, for example because its corpus was moved.
+    None without that file, or if the study cannot be expanded, for example
+    because its corpus was moved or it has the keys of an earlier version:
+    missing and stale runs are then unknown.
     """
     path = study_dir / STUDY
     if not path.is_file():
-        return None
+        return None, []
     try:
         runs = expand_study(read_study_plan(path, [f"directory={study_dir}"]))
     except (OSError, ValueError) as error:
-        get_logger(__name__).warning(f"{path}: missing runs cannot be listed: {error}")
-        return None
-    return {run.plan.identity: _planned_row(run) for run in runs}
+        return None, [f"{path}: missing runs cannot be listed: {error}"]
+    return {run.plan.identity: _planned_row(run) for run in runs}, []
 
 
-def _planned_row(run: PlannedRun) -> RunRow:
+def _planned_row(run: PlannedRun) -> dict[str, Any]:
     plan = run.plan.as_dict()
-    return RunRow(
-        run=plan["name"],
-        status="missing",
-        note="Planned, not started.",
-        held_out=int(run.held_out),
-        trunk=(run.folder if run.branch is None else run.branch.trunk).name,
-        cell=run.plan.cell_identity,
-        **_select_values(plan, PLAN_COLUMNS),
-    )
+    return _select_values(plan, PLAN_COLUMNS) | {
+        "run": plan["name"],
+        "status": "missing",
+        NOTE: "Planned, not started.",
+        "held_out": int(run.held_out),
+        "trunk": (run.folder if run.branch is None else run.branch.trunk).name,
+        "cell": run.plan.cell_identity,
+    }
 
 
-def _add_study_columns(row: RunRow, planned: RunRow | None) -> RunRow:
+def _add_study_columns(row: dict[str, Any], planned: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the row of a run on disk with the columns from the study's plan; stale if it is not planned."""
     if planned is None:
-        return replace(row, status="stale", note=STALE_NOTE)
-    return replace(row, held_out=planned.held_out, trunk=planned.trunk, cell=planned.cell)
+        return row | {"status": "stale", NOTE: STALE_NOTE}
+    return row | {name: planned[name] for name in STUDY_COLUMNS}
 
 
-def read_run(run_dir: Path, study_dir: Path, now: float) -> RunRow:
+def _add_table_columns(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+    """Return rows with the columns from the study's plan as in an earlier table, if there is one.
+
+    A study that was planned by an earlier version of the format cannot be
+    expanded, but it was collected.
+    """
+    try:
+        table = read_table(path)
+    except (OSError, ValueError):
+        return rows
+    if not {"identity", *STUDY_COLUMNS} <= set(table):
+        return rows
+    earlier = table.drop_duplicates("identity").set_index("identity")[STUDY_COLUMNS].to_dict("index")
+    return [row | earlier.get(row.get("identity"), {}) for row in rows]
+
+
+def _sort_key(row: Mapping[str, Any]) -> tuple[str | float, ...]:
+    numbers = [row.get(name) for name in ("n_params", "train_tokens")]
+    # "~" sorts after all letters: rows without an objective come last
+    return (row.get("objective") or "~", *(math.inf if n is None else n for n in numbers), row["run"])
+
+
+def _read_run(run_dir: Path, study_dir: Path, now: float) -> dict[str, Any]:
     """Return the row of one run directory. See read_runs."""
     plan, plan_fault = _read_object(run_dir / PLAN, REQUIRED_PLAN_KEYS)
-    row = RunRow(
-        run=run_dir.name,
-        path=run_dir.relative_to(study_dir).as_posix(),
-        cell=plan.get("cell_identity"),
-        **_select_values(plan, PLAN_COLUMNS),
-    )
+    row = _select_values(plan, PLAN_COLUMNS)
+    row |= {"run": run_dir.name, "path": run_dir.relative_to(study_dir).as_posix()}
+    row["cell"] = plan.get("cell_identity")
     result, result_fault = _read_object(run_dir / RESULT, ("loss",))
     if plan_fault or result_fault:
-        # a folder without plan and metrics belongs to a run that has not started
+        # a folder without plan and metrics belongs to a run that has not
+        # started
         absent = not (run_dir / PLAN).exists() and not (run_dir / METRICS).exists()
         status = "missing" if absent and not result_fault else "failed"
-        return replace(row, status=status, note=plan_fault or result_fault)
+        return row | {"status": status, NOTE: plan_fault or result_fault}
     if not result:
-        status, note = _unfinished_status(run_dir, now)
-        last = last_records(run_dir).get("train", {})
-        # metrics can contain text or huge values after a crash: those are dropped
-        wall_s, tps = (last[k] if _is_computable(last.get(k)) else None for k in ("elapsed_s", "tps"))
-        return replace(row, status=status, note=note, wall_s=wall_s, tps=tps)
-    names = (
-        "loss_se",
-        "n_tokens_scored",
-        "wall_s",
-        "train_tokens",
-        "train_flops",
-        "test_loss",
-        "test_loss_se",
-    )
-    measured = _select_values(result, names)
-    row = replace(row, tps=result.get("tps_mean"), **measured)
-    # result.json of an earlier plan in the same folder must not be combined with the new plan
+        return row | _read_progress(run_dir, now)
+    row |= _select_values(result, RESULT_COLUMNS) | {"tps": result.get("tps_mean")}
+    # result.json of an earlier plan in the same folder must not be combined
+    # with the new plan
     if result.get("identity", plan["identity"]) != plan["identity"]:
-        note = (
-            f"result.json is of run {result['identity']}, plan.json of {plan['identity']}: delete the result."
-        )
-        return replace(row, status="failed", note=note)
+        note = f"result.json is of run {result['identity']}, plan.json of {plan['identity']}"
+        return row | {"status": "failed", NOTE: f"{note}: delete the result."}
     if not math.isfinite(result["loss"]):
-        note = f"It diverged: its held-out loss is {result['loss']}."
-        return replace(row, status="failed", note=note)
-    return replace(row, status="done", loss=result["loss"])
+        return row | {"status": "failed", NOTE: f"It diverged: its held-out loss is {result['loss']}."}
+    return row | {"status": "done", "loss": result["loss"]}
 
 
 def _select_values(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -161,18 +219,26 @@ def _select_values(content: Mapping[str, Any], names: Sequence[str]) -> dict[str
     return {name: content[name] for name in names if content.get(name) is not None}
 
 
-def _unfinished_status(run_dir: Path, now: float) -> tuple[str, str]:
-    """Return (status, note) of a run that has a plan and no result."""
-    ended, _ = _read_object(run_dir / EXIT, ())
-    if ended:
-        return "failed", f"Exit status {ended.get('status')}: {ended.get('last_words')}"
-    metrics = run_dir / METRICS
-    if not metrics.exists():
-        return "missing", "Planned, not started."
+def _read_progress(run_dir: Path, now: float) -> dict[str, Any]:
+    """Return the columns of a run that has a plan and no result."""
     last = last_records(run_dir).get("train", {})
-    where = f"step {last['step']:,}" if isinstance(last.get("step"), int) else "before the first logged step"
-    # the file's modification time shows whether the run still writes
-    silent_s = now - metrics.stat().st_mtime
+    # metrics can contain text or huge values after a crash: those are dropped
+    times = {"wall_s": last.get("elapsed_s"), "tps": last.get("tps")}
+    row: dict[str, Any] = {name: value for name, value in times.items() if _is_computable(value)}
+    ended, _ = _read_object(run_dir / EXIT, ())
+    metrics = run_dir / METRICS
+    if ended:
+        status = "failed", f"Exit status {ended.get('status')}: {ended.get('last_words')}"
+    elif not metrics.exists():
+        status = "missing", "Planned, not started."
+    else:
+        status = _describe_progress(run_dir, last.get("step"), now - metrics.stat().st_mtime)
+    return row | {"status": status[0], NOTE: status[1]}
+
+
+def _describe_progress(run_dir: Path, step: Any, silent_s: float) -> tuple[str, str]:
+    """Return (status, note) of a run with metrics that has written nothing for `silent_s`."""
+    where = f"step {step:,}" if isinstance(step, int) else "before the first logged step"
     # a run that was preempted leaves this checkpoint until it resumes
     if any((run_dir / CHECKPOINTS).glob("*.preempt")):
         return "preempted", f"Preempted at {where}; running the sweep again resumes it."
@@ -184,8 +250,8 @@ def _unfinished_status(run_dir: Path, now: float) -> tuple[str, str]:
 def read_valid_metrics(run_dir: str | Path) -> Iterator[dict[str, Any]]:
     """Yield the valid lines of `metrics.jsonl`.
 
-    Unlike run_dir.read_metrics it skips damaged lines anywhere in the file, because reports include failed
-    runs and a full disk leaves partial lines.
+    Unlike run_dir.read_metrics it skips damaged lines anywhere in the file,
+    because reports include failed runs and a full disk leaves partial lines.
     """
     try:
         text = (Path(run_dir) / METRICS).read_text(encoding="utf-8", errors="replace")
@@ -205,131 +271,6 @@ def last_records(run_dir: str | Path) -> dict[str, dict[str, Any]]:
     return {record["kind"]: record for record in read_valid_metrics(run_dir)}
 
 
-def _column_names(rows: Sequence[RunRow]) -> list[str]:
-    """Return COLUMNS and the score columns of `rows`."""
-    return COLUMNS + sorted({SCORE_PREFIX + task for row in rows for task in row.scores})
-
-
-def write_table(rows: Sequence[RunRow], path: str | Path) -> Path:
-    """Write rows as CSV to `path`, atomically. Floats keep all digits; None is an empty cell."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    names = _column_names(rows)
-    table.writerow(names)
-    for row in rows:
-        cells = [row.value(name) for name in names]
-        table.writerow("" if cell is None else cell for cell in cells)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, text.getvalue())
-    return path
-
-
-def write_table_parquet(rows: Sequence[RunRow], path: str | Path) -> Path:
-    """Write rows as parquet to `path`, atomically. Numbers are float64; None is null."""
-    import pyarrow  # slow import, used only in this function
-    import pyarrow.parquet
-
-    columns = {}
-    for name in _column_names(rows):
-        kind, dtype = (float, pyarrow.float64()) if is_number_column(name) else (str, pyarrow.string())
-        cells = [row.value(name) for row in rows]
-        columns[name] = pyarrow.array([None if cell is None else kind(cell) for cell in cells], dtype)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    buffer = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
-    write_atomic_bytes(path, buffer.getvalue().to_pybytes())
-    return path
-
-
-def read_table(path: str | Path) -> dict[str, list[str]]:
-    """Read a .csv or .csv.gz file as {column name: cells as text}, in the file's order.
-
-    Accepts any CSV with a header. Raises FileNotFoundError for a missing file, and ValueError for a file that
-    is not CSV or has no header, a repeated column or a row of another length.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such table. Write one with tools/collect.py STUDY_DIR.")
-    try:
-        return _read_columns(path)
-    except (UnicodeDecodeError, csv.Error, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(
-            f"{path}: not a CSV table ({error}). Write one with tools/collect.py STUDY_DIR."
-        ) from error
-
-
-def read_rows(path: str | Path) -> list[RunRow]:
-    """Read a table of write_table as rows, with numbers as int or float and None for empty cells.
-
-    Columns of other names are skipped. Raises the errors of read_table, and ValueError for a table without
-    the columns run and loss, or with text in a column of numbers.
-    """
-    columns = read_table(path)
-    lacking = [name for name in ("run", "loss") if name not in columns]
-    if lacking:
-        raise ValueError(
-            f"{path}: got no column {lacking[0]!r}. Write the table with tools/collect.py STUDY_DIR."
-        )
-    return [_parse_row(columns, i, path) for i in range(len(columns["run"]))]
-
-
-def _parse_row(columns: Mapping[str, Sequence[str]], i: int, path: str | Path) -> RunRow:
-    """Return row i of a table; a row without a name has the name ""."""
-    values: dict[str, Any] = {}
-    scores: dict[str, float] = {}
-    for name, cells in columns.items():
-        if name.startswith(SCORE_PREFIX):
-            if cells[i]:
-                scores[name.removeprefix(SCORE_PREFIX)] = _to_number(cells[i], name, i, path)
-        elif name in COLUMNS:
-            is_number = cells[i] and is_number_column(name)
-            values[name] = _to_number(cells[i], name, i, path) if is_number else cells[i] or None
-    return RunRow(**values | {"run": columns["run"][i]}, scores=scores)
-
-
-def _to_number(cell: str, name: str, i: int, path: str | Path) -> float:
-    try:
-        value = float(cell)
-    except ValueError:
-        raise ValueError(f"{path}, row {i + 1}: {name}: got {cell!r}, expected a number.") from None
-    if not math.isfinite(value) or abs(value) > MAX_NUMBER:
-        raise ValueError(f"{path}, row {i + 1}: {name}: got {cell!r}, expected a finite number.")
-    return int(value) if value.is_integer() and abs(value) < 1e15 else value
-
-
-def _read_columns(path: Path) -> dict[str, list[str]]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    # utf-8-sig removes a byte order mark, which spreadsheets write
-    with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-        lines = csv.reader(file)
-        header = next(lines, None)
-        if not header:
-            raise ValueError(
-                f"{path}: got an empty file, expected a line of column names. Write a table with "
-                "tools/collect.py STUDY_DIR."
-            )
-        if len(set(header)) < len(header):
-            twice = next(name for name in header if header.count(name) > 1)
-            raise ValueError(
-                f"{path}: got the column {twice!r} twice, expected unique names. Rename one of them."
-            )
-        columns: dict[str, list[str]] = {name: [] for name in header}
-        for cells in lines:
-            # csv.reader returns [] for an empty line
-            if not cells:
-                continue
-            if len(cells) != len(header):
-                raise ValueError(
-                    f"{path}, line {lines.line_num}: got {len(cells)} cells, expected {len(header)}. "
-                    "Correct or remove the line."
-                )
-            for name, cell in zip(header, cells, strict=True):
-                columns[name].append(cell)
-    return columns
-
-
 def _read_object(path: Path, needs: Sequence[str]) -> tuple[dict[str, Any], str]:
     """Return (contents, a sentence on what is wrong). A missing result.json is not an error."""
     try:
@@ -345,27 +286,118 @@ def _read_object(path: Path, needs: Sequence[str]) -> tuple[dict[str, Any], str]
     lacking = [name for name in needs if content.get(name) is None]
     if lacking:
         return {}, f"{path.name} lacks {', '.join(lacking)}."
-    for name in (NUMBERS | {"tps_mean", "held_out_unigram_nats"}) & content.keys():
-        if content[name] is not None and not _is_computable(content[name]):
-            return {}, f"{path.name}: {name} is {str(content[name])[:40]!r}, expected a number."
-    for name in AMOUNTS & content.keys():
-        if content[name] is not None and not 1 / MAX_NUMBER < content[name] < MAX_NUMBER:
-            return {}, f"{path.name}: {name} is {content[name]!r}, expected a number above 0."
-    for name in TEXTS & content.keys():
-        if content[name] is not None and not (
-            isinstance(content[name], str) and is_single_line(content[name])
-        ):
-            return {}, f"{path.name}: {name} is {str(content[name])[:40]!r}, expected a line of text."
+    for name, value in content.items():
+        if value is not None and (expected := _find_fault(name, value)):
+            return {}, f"{path.name}: {name} is {str(value)[:40]!r}, expected {expected}."
     return content, ""
+
+
+def _find_fault(name: str, value: Any) -> str:
+    """Return what a value of plan.json or result.json should be; empty if it is valid."""
+    if name in NUMBERS | {"tps_mean", "held_out_unigram_nats"} and not _is_computable(value):
+        return "a number"
+    if name in AMOUNTS and not 1 / MAX_NUMBER < value < MAX_NUMBER:
+        return "a number above 0"
+    if name in TEXTS and not (isinstance(value, str) and is_single_line(value)):
+        return "a line of text"
+    return ""
 
 
 def _is_computable(value: Any) -> bool:
     """Return whether a value is a number up to MAX_NUMBER, or NaN or Inf, which diverged runs log."""
-    # type(), so that true and false are no numbers. For NaN the comparison is false: it counts as computable.
+    # type(), so that true and false are no numbers. For NaN the comparison is
+    # false: it counts as computable.
     return type(value) in (int, float) and not (MAX_NUMBER < abs(value) < math.inf)
 
 
-def _sort_key(row: RunRow) -> tuple[str | float, ...]:
-    numbers = [math.inf if number is None else number for number in (row.n_params, row.train_tokens)]
-    # "~" sorts after all letters: rows without an objective come last
-    return (row.objective or "~", *numbers, row.run)
+def write_table(table: pd.DataFrame, path: str | Path) -> Path:
+    """Write a table as .parquet, or else as CSV, to `path`, atomically; the column `note` is omitted.
+
+    Floats keep all digits, unknown values are empty or null.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = table.drop(columns=NOTE, errors="ignore")
+    table.attrs = {}  # parquet would store them
+    buffer = io.BytesIO()
+    if path.suffix == ".parquet":
+        table.to_parquet(buffer, index=False)
+    else:
+        for name, kind in COLUMNS.items():
+            if kind is int and name in table:  # 10, not 10.0; fractions keep their digits
+                table[name] = [_format_integer(value) for value in table[name]]
+        table.to_csv(buffer, index=False, lineterminator="\n")
+    write_atomic_bytes(path, buffer.getvalue())
+    return path
+
+
+def _format_integer(value: float) -> int | float | None:
+    if math.isnan(value):
+        return None
+    return int(value) if float(value).is_integer() else value
+
+
+def read_table(path: str | Path) -> pd.DataFrame:
+    """Read a .csv, .csv.gz or .parquet table with a header, of this project or any other program.
+
+    Columns are typed as above. Of columns with other names, those with numbers
+    only are float64. A cell of a column of numbers that is not a finite number
+    becomes NaN, with a warning in `attrs["warnings"]`. Raises FileNotFoundError
+    for a missing file, and ValueError for a file that is not a table, has no
+    header, a repeated column or a row of another length.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such table. {WRITE_HINT}")
+    import pyarrow as pa  # slow import
+
+    try:
+        cells = pd.read_parquet(path) if path.suffix == ".parquet" else _read_cells(path)
+    except (csv.Error, EOFError, OSError, UnicodeError, zlib.error, pa.ArrowException) as error:
+        raise ValueError(f"{path}: not a CSV or parquet table ({error}). {WRITE_HINT}") from error
+    warnings: list[str] = []
+    table = pd.DataFrame({name: _convert_column(cells[name], warnings) for name in cells})
+    table.attrs["warnings"] = warnings
+    return table
+
+
+def _read_cells(path: Path) -> pd.DataFrame:
+    """Return the cells of a CSV as text. Raises ValueError for a wrong shape, and errors of csv and gzip."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    # utf-8-sig removes a byte order mark, which spreadsheets write
+    with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+        lines = csv.reader(file)
+        header = next(lines, None)
+        if not header:
+            raise ValueError(f"{path}: got an empty file, expected a line of column names. {WRITE_HINT}")
+        for name in header:
+            if header.count(name) > 1:
+                raise ValueError(f"{path}: got the column {name!r} twice, expected unique names. Rename one.")
+        rows = []
+        for cells in lines:
+            # csv.reader returns [] for an empty line
+            if cells and len(cells) != len(header):
+                raise ValueError(
+                    f"{path}, line {lines.line_num}: got {len(cells)} cells, expected {len(header)}. "
+                    "Correct or remove the line."
+                )
+            rows += [cells] if cells else []
+    return pd.DataFrame(rows, columns=header, dtype=object)
+
+
+def _convert_column(cells: pd.Series, warnings: list[str]) -> pd.Series:
+    """Return a column with its type; append a warning on cells that are not finite numbers."""
+    name = str(cells.name)
+    text = cells.map(lambda cell: None if pd.isna(cell) or str(cell).strip() == "" else str(cell).strip())
+    numbers = pd.to_numeric(text, errors="coerce").astype(float)
+    numbers = numbers.where(numbers.abs() <= MAX_NUMBER)
+    unreadable = numbers.isna() & text.notna()
+    if not is_number_column(name) and (name in COLUMNS or unreadable.any() or numbers.isna().all()):
+        return text.astype(object).where(text.notna(), None)
+    if unreadable.any():
+        row = int(unreadable.to_numpy().argmax())
+        warnings.append(
+            f"row {row + 1}, {name}: got {text.iloc[row]!r}, expected a finite number; "
+            f"{int(unreadable.sum())} such cells count as unknown."
+        )
+    return numbers.astype(np.float64)

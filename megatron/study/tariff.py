@@ -80,7 +80,8 @@ def fill_watts(tariff: Tariff, hardware: str | None) -> Tariff:
 def sum_device_seconds(results: Iterable[dict[str, Any]]) -> tuple[float, str | None]:
     """Return (seconds times ranks of finished runs, their hardware); None for several kinds of hardware.
 
-    `results` are contents of result.json. A branch counts the steps that it shares with its trunk.
+    `results` are contents of result.json. A branch counts the steps that it
+    shares with its trunk.
     """
     seconds, names = 0.0, set()
     for result in results:

@@ -24,9 +24,9 @@ RUN: dict[str, Any] = {
     "lr_scheduler": {"total_iterations": 3},
     "logging": {"run_dir": "x"},
 }
-GRID = {
-    "objectives": ["autoregressive"], "sizes": ["small"], "seeds": [0], "train_tokens": [1280], "lr": [1e-3],
-    "batch_tokens": [128], "label": "a", "held_out": False, "flops_convention": "exact",
+CELL = {
+    "objective": ["autoregressive"], "size": ["small"], "seeds": [0], "tokens": [1280], "lr": [1e-3],
+    "label": "a", "held_out": False,
     "run": {"optim": {"weight_decay": 0.2}},
 }  # fmt: skip
 KEYS: dict[tuple[str, ...], list[str]] = {(): [f.name for f in fields(RunConfig)]}
@@ -36,16 +36,14 @@ for section, hint in get_type_hints(RunConfig).items():
 KEYS[("model",)].append("hf_config")
 
 
-BLIND = {"sizes": ["small"], "compute": 4.0, "seed": 2, "objective": "autoregressive"}
 STUDY: dict[str, Any] = {
-    "name": "s", "directory": "study", "share_trunks": True, "run": RUN, "grids": [GRID], "seed": 1,
-    "sizes": {"small": {"d_model": 32, "n_heads": 2, "n_layers": 2}}, "blind": BLIND,
+    "name": "s", "directory": "study", "share_trunks": True, "run": RUN, "cells": [CELL], "seed": 1,
+    "sizes": {"small": {"d_model": 32, "n_heads": 2, "n_layers": 2}}, "flops_convention": "exact",
 }  # fmt: skip
 STUDY_KEYS = {
     **{("run", *place): keys for place, keys in KEYS.items()},
-    **{("grids", "run", *place): keys for place, keys in KEYS.items()},
-    ("grids",): [*GRID, "unique_tokens", "epochs", "train_flops", "tokens_per_param"],
-    ("blind",): [*BLIND, "lr", "batch_tokens", "run", "flops_convention"],
+    **{("cells", "run", *place): keys for place, keys in KEYS.items()},
+    ("cells",): [*CELL, "unique_tokens", "epochs", "flops"],
     (): list(STUDY),
 }
 

@@ -31,9 +31,9 @@ run:
 sizes:
   small: {{d_model: 16, n_heads: 2, n_layers: 1}}
   large: {{d_model: 32, n_heads: 2, n_layers: 1}}
-grids:
-  - {{sizes: [small, large], train_tokens: [2_560, 5_120, 10_240]}}
-  - {{objectives: [masked_diffusion], sizes: [small], train_tokens: [5_120]}}
+cells:
+  - {{size: [small, large], tokens: [2_560, 5_120, 10_240]}}
+  - {{objective: [masked_diffusion], size: [small], tokens: [5_120]}}
 """
 
 
@@ -107,16 +107,16 @@ def test_the_walk_ends_in_a_law_and_a_page_and_a_second_sweep_trains_nothing(wal
     law = walk.run("fit_law", walk.out / "table.csv", *words)
     assert "(6 runs)" in law
     output = walk.run("make_report", walk.out).splitlines()
-    # six runs do not identify five constants, so a warning replaces the formula
-    assert output[0].startswith("law: Not identified: these runs do not determine ")
-    assert any(line.startswith("to do: To identify it train ") for line in output)
+    # six runs do not identify five constants, so there is no answer
+    assert output[0].startswith("No answer yet: these runs do not identify the law. Lowest loss so far: ")
+    assert any(line.startswith("To do: train ") for line in output)
     page = (walk.out / "report.html").read_text()
     assert "Tiny study" in page
     assert "standard library" in page
 
 
 def test_a_changed_study_keeps_runs_that_are_still_planned_and_marks_the_others_stale(walk: Walk) -> None:
-    words = ["grids=[{sizes: [small], train_tokens: [2560, 20480]}]"]
+    words = ["cells=[{size: [small], tokens: [2560, 20480]}]"]
     output = walk.run("sweep", walk.study, *words)
     assert "1 of 2 runs are done already" in output
     walk.run("collect", walk.out)
@@ -127,7 +127,7 @@ def test_a_changed_study_keeps_runs_that_are_still_planned_and_marks_the_others_
 
 def test_a_failed_run_is_reported_and_the_others_are_run(walk: Walk) -> None:
     words = [f"directory={walk.out / 'failing'}", "run.dataset.path_eval=/nowhere/text",
-             "grids=[{sizes: [small], train_tokens: [2560]}]",
+             "cells=[{size: [small], tokens: [2560]}]",
              f"run.dataset.path_train={walk.out / 'tokens' / 'train_text_document'}"]  # fmt: skip
     done = subprocess.run(
         walk.command("sweep", walk.study, *words), capture_output=True, text=True, timeout=240, check=False
@@ -139,7 +139,7 @@ def test_a_failed_run_is_reported_and_the_others_are_run(walk: Walk) -> None:
 
 def test_an_interrupted_sweep_saves_its_runs_and_can_resume(walk: Walk) -> None:
     out = walk.out / "interrupted"
-    words = [f"directory={out}", "grids=[{sizes: [small], train_tokens: [25_600_000]}]",
+    words = [f"directory={out}", "cells=[{size: [small], tokens: [25_600_000]}]",
              f"run.dataset.path_train={walk.out / 'tokens' / 'train_text_document'}",
              f"run.dataset.path_eval={walk.out / 'tokens' / 'held_out_text_document'}"]  # fmt: skip
     command = walk.command("sweep", walk.study, *words)

@@ -30,8 +30,8 @@ run:
   misc: {{n_threads: 1}}
 sizes:
   tiny: {{d_model: 16, n_heads: 2, n_layers: 1}}
-grids:
-  - {{sizes: [tiny], unique_tokens: [1280], epochs: [1, 2, 4]}}
+cells:
+  - {{size: [tiny], unique_tokens: [1280], epochs: [1, 2, 4]}}
 """
 
 
@@ -96,7 +96,7 @@ def test_a_trunk_is_trained_once_and_its_branches_end_as_if_trained_alone(root, 
         run.name for run in folders.values()
     }
     # with one more budget, the existing runs are reused, and the new run also branches
-    words = ["grids=[{sizes: [tiny], unique_tokens: [1280], epochs: [1, 2, 3, 4]}]"]
+    words = ["cells=[{size: [tiny], unique_tokens: [1280], epochs: [1, 2, 3, 4]}]"]
     more = subprocess.run(
         sweep_command(root, study, *words), capture_output=True, text=True, timeout=300, check=False
     )
@@ -105,7 +105,7 @@ def test_a_trunk_is_trained_once_and_its_branches_end_as_if_trained_alone(root, 
 
 
 def test_a_run_that_fails_is_retried_and_then_reported(root, study, tmp_path) -> None:
-    words = ["run.dataset.path_eval=/nowhere/text", "grids=[{sizes: [tiny], epochs: [1]}]", "--retries", "2"]
+    words = ["run.dataset.path_eval=/nowhere/text", "cells=[{size: [tiny], epochs: [1]}]", "--retries", "2"]
     done = subprocess.run(
         sweep_command(root, study, *words), capture_output=True, text=True, timeout=300, check=False
     )
@@ -150,7 +150,7 @@ def test_on_slurm_runs_are_tasks_of_arrays_and_branches_follow_their_trunk(
 def test_on_slurm_a_killed_sweep_is_resumed_and_one_signal_stops_the_tasks(
     slurm, root, study, tmp_path
 ) -> None:
-    grid = "grids=[{sizes: [tiny], train_tokens: [12_800_000]}]"
+    grid = "cells=[{size: [tiny], tokens: [12_800_000]}]"
     words = sweep_command(root, study, grid, "--launcher", "slurm", "--sbatch=--cpus-per-task=1")
     first = _start_and_wait_for_steps(words, slurm.variables, tmp_path)
     first.kill()
@@ -183,7 +183,7 @@ def _start_and_wait_for_steps(
     return process
 
 
-LONG = "grids=[{sizes: [tiny], train_tokens: [12_800_000]}]"
+LONG = "cells=[{size: [tiny], tokens: [12_800_000]}]"
 
 
 def wait_until_gone(run: Path, seconds: float = 60) -> None:
@@ -209,7 +209,7 @@ def test_the_runs_of_a_sweep_that_is_ended_save_and_end_with_it(root, study, tmp
 
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_and_started_again_at_once_ends_well(root, study, tmp_path) -> None:
-    words = sweep_command(root, study, "grids=[{sizes: [tiny], train_tokens: [76_800]}]")  # 600 steps
+    words = sweep_command(root, study, "cells=[{size: [tiny], tokens: [76_800]}]")  # 600 steps
     first = _start_and_wait_for_steps(words, dict(os.environ), tmp_path)
     first.kill()
     first.communicate(timeout=120)
@@ -222,7 +222,7 @@ def test_a_sweep_that_is_killed_and_started_again_at_once_ends_well(root, study,
 
 
 def test_two_sweeps_of_one_study_share_its_runs_and_both_end_well(root, study, tmp_path) -> None:
-    grid = "grids=[{sizes: [tiny], train_tokens: [2560], lr: [1.0e-3, 2.0e-3, 3.0e-3]}]"  # 3 runs of 20 steps
+    grid = "cells=[{size: [tiny], tokens: [2560], lr: [1.0e-3, 2.0e-3, 3.0e-3]}]"  # 3 runs of 20 steps
     words = sweep_command(root, study, grid, "--jobs", "2")
     several = [
         subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
@@ -242,7 +242,7 @@ def test_two_sweeps_of_one_study_share_its_runs_and_both_end_well(root, study, t
 @pytest.mark.slow
 @pytest.mark.ranks
 def test_on_slurm_no_task_is_lost_when_the_controller_restarts(slurm, root, study, tmp_path) -> None:
-    grid = "grids=[{sizes: [tiny], train_tokens: [384_000]}]"  # 3,000 steps
+    grid = "cells=[{size: [tiny], tokens: [384_000]}]"  # 3,000 steps
     words = sweep_command(root, study, grid, "--launcher", "slurm", "--sbatch=--cpus-per-task=1")
     sweep = _start_and_wait_for_steps(words, slurm.variables, tmp_path)
     (run,) = runs_of(tmp_path).values()

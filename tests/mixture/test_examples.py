@@ -98,4 +98,4 @@ def test_a_static_then_an_ado_mixture_train_on_the_sample_and_show_their_weights
     assert max(abs(a - b) for a, b in zip(shares["ado"][-1], shares["ado"][0], strict=True)) > 0.02
     run_script(["tools/make_report.py", "study"], folder, root)
     page = (folder / "study" / "report.html").read_text()
-    assert "In ado the weight of" in page
+    assert "Weights of the mixture" in page

@@ -11,7 +11,7 @@ STUDIES = {
     "ladder_chinchilla": 54,
     "ladder_chinchilla_6nd": 54,
     "ladder_epochs": 42,
-    "learning_rate": 53,  # 30 + 15 + 12, of which 4 are duplicates: different rules give equal batches
+    "learning_rate": 53,  # 30 + 12 + 12, of which one is a duplicate
     "ablations": 15,
     "quickstart_100m": 2,
     "study_cpu": 86,
@@ -56,7 +56,7 @@ def test_a_study_plans_as_many_different_runs_as_it_lists(planned, name: str) ->
 
 def test_every_study_in_the_folder_is_tested(root: Path) -> None:
     folder = root / "examples_scaling" / "training"
-    names = {path.stem for path in folder.glob("*.yaml") if "\ngrids:" in path.read_text()}
+    names = {path.stem for path in folder.glob("*.yaml") if "\ncells:" in path.read_text()}
     assert names == STUDIES.keys()
 
 

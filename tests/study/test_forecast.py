@@ -1,36 +1,54 @@
-"""Sealed forecasts: what is stored, what is refused, and how they are scored."""
+"""Sealed forecasts: what is stored, what is refused, how the order is proven, and how they are scored."""
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from megatron.laws.fit import fit_law
+from megatron.laws.law import Law
+from megatron.laws.prediction import predict_run
 from megatron.study.forecast import (
     CROSSING,
     FORECASTS,
     LEVELS,
-    ForecastOutcome,
+    SEALS,
+    Outcome,
     calibrate,
-    check_sealed_runs,
-    load_forecasts,
+    hash_record,
     make_forecast,
-    score_runs,
+    read_forecasts,
+    score_forecasts,
     seal_forecasts,
     write_forecast_table,
 )
-from megatron.study.ladder import PlannedRun, StudyPlan, expand_grids, read_study_plan
-from megatron.study.seal import seal_runs
+from megatron.study.frontier import read_study_runs
+from megatron.study.ladder import (
+    PlannedRun,
+    StudyPlan,
+    check_sealed_runs,
+    expand_listed,
+    expand_study,
+    plan_candidates,
+    read_study_plan,
+)
+from megatron.study.sealing import seal_best, seal_runs
 from megatron.study.table import read_runs
-from tests.study.blind_study import true_loss, write_results, write_study_file
+from tests.guide_commands import tool_module
+from tests.study.forecast_study import (
+    BUDGET,
+    E,
+    true_loss,
+    write_finished_study,
+    write_result,
+    write_results,
+    write_study_file,
+)
 
 LAW_RUNS = [(n, d) for n in (1e4, 3e4, 1e5, 3e5, 1e6) for d in (1e6, 4e6, 1.6e7, 6.4e7)]
-HELD_OUT = "  - {sizes: [w64, w96], train_flops: [2.0e+12], held_out: true}\n"
+HELD_OUT = "  - {size: [w64, w96], flops: 2.0e+12, held_out: true}\n"
 
 
 @pytest.fixture(scope="module")
@@ -46,23 +64,29 @@ def law_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def study_file(tmp_path: Path) -> Path:
+def study(tmp_path: Path) -> StudyPlan:
     """Return a study with two held-out runs; no run has been started."""
     path = write_study_file(tmp_path)
     text = path.read_text()
-    path.write_text(text[: text.index("blind:")] + HELD_OUT)
-    return path
-
-
-@pytest.fixture
-def study(study_file: Path) -> StudyPlan:
-    plan = read_study_plan(study_file)
+    path.write_text(text[: text.index("  - {size: best")] + HELD_OUT)
+    plan = read_study_plan(path)
     plan.save()
+    (plan.directory / "runs").mkdir()
     return plan
 
 
+@pytest.fixture
+def finished(tmp_path: Path) -> StudyPlan:
+    """Return a study whose listed runs are finished, with a run whose size the law chooses."""
+    return write_finished_study(tmp_path)
+
+
 def held_out_runs(study: StudyPlan) -> list[PlannedRun]:
-    return [run for run in expand_grids(study) if run.held_out]
+    return [run for run in expand_study(study) if run.held_out]
+
+
+def score(study: StudyPlan) -> list[Outcome]:
+    return score_forecasts(read_forecasts(study.directory), read_runs(study.directory))
 
 
 def make_crossing(name: str = "crossing-131k", **changes: object):
@@ -70,74 +94,64 @@ def make_crossing(name: str = "crossing-131k", **changes: object):
         "name": name, "quantity": CROSSING, "objective": "", "identity": "",
         "N": None, "D": None, "U": 131072.0,
         "predicted": 4e13, "intervals": ((3e13, 5e13), (2.5e13, 6e13), (2e13, 8e13)), "method": "power law",
-        "law": "crossings.json", "law_sha256": "cd" * 32, "data_sha256": "",
+        "law": "crossings.json", "law_sha256": "cd" * 32, "data_sha256": "", "study": "name: x",
+        "runs": {"ab": 0},
     }  # fmt: skip
     return make_forecast(**values | changes)
 
 
 def test_forecasts_of_held_out_runs_are_those_of_the_law_at_three_levels(study, law_path) -> None:
-    from megatron.laws.law import Law
-
     sealed = seal_runs(study, law_path)
     assert [f.name for f in sealed] == [run.folder.name for run in held_out_runs(study)]
     law = Law.load(law_path)
     for forecast, run in zip(sealed, held_out_runs(study), strict=True):
         assert (run.plan.n_params, run.plan.train_tokens) == (forecast.N, forecast.D)
-        assert forecast.identity == run.plan.identity
-        assert forecast.data_sha256 == "ab" * 32
+        assert forecast.study == study.text() and forecast.runs == {run.plan.identity: 1}
         for level in LEVELS:
-            value, low, high = law.predict(forecast.N, forecast.D, level=level)
-            assert forecast.predicted == pytest.approx(float(value))
-            assert forecast.interval(level) == pytest.approx((float(low), float(high)))
-    ends = [forecast.interval(level) for level in LEVELS]
-    assert ends[0][0] > ends[1][0] > ends[2][0] and ends[0][1] < ends[1][1] < ends[2][1]
-    assert load_forecasts(study.directory) == sorted(sealed, key=lambda f: f.name)
+            expected = predict_run(law, forecast.N, forecast.D, None, level)
+            assert forecast.predicted == pytest.approx(expected.loss)
+            assert forecast.interval(level) == pytest.approx(expected.predictive)
+    assert read_forecasts(study.directory) == sorted(sealed, key=lambda f: f.name)
 
 
 def test_a_sealed_forecast_is_scored_after_its_run(study, law_path) -> None:
     seal_runs(study, law_path)
-    assert [o.measured for o in score_runs(study.directory, read_rows(study))] == [None, None]
+    assert [(o.observed, o.order, o.inside) for o in score(study)] == [(None, "", {})] * 2
     write_results(held_out_runs(study), seed=1)
-    outcomes = score_runs(study.directory, read_rows(study))
-    losses = {
-        run.folder.name: json.loads((run.folder / "result.json").read_text())["loss"]
-        for run in held_out_runs(study)
-    }
-    assert {o.forecast.name: o.measured for o in outcomes} == losses
-    assert all(o.in_order for o in outcomes)
-    for outcome in outcomes:
-        for level in LEVELS:
-            low, high = outcome.forecast.interval(level)
-            assert outcome.inside(level) == (low <= losses[outcome.forecast.name] <= high)
-    table = write_forecast_table(outcomes, study.directory).read_text().splitlines()
-    assert len(table) == 3 and table[0].startswith("name,quantity,predicted,low_0.5,high_0.5")
+    outcomes = score(study)
+    for outcome, run in zip(outcomes, sorted(held_out_runs(study), key=lambda r: r.folder.name), strict=True):
+        loss = json.loads((run.folder / "result.json").read_text())["loss"]
+        assert (outcome.observed, outcome.observed_se, outcome.order) == (loss, 0.01, "before")
+        for level, (low, high) in outcome.intervals.items():
+            assert outcome.inside[level] == (low <= loss <= high)
+    lines = write_forecast_table(outcomes, study.directory).read_text().splitlines()
+    assert len(lines) == 3 and lines[0].startswith("name,quantity,predicted,low_0.5,high_0.5")
 
 
-def read_rows(study: StudyPlan):
-    (study.directory / "runs").mkdir(exist_ok=True)
-    return read_runs(study.directory)
-
-
-def test_the_calibration_counts_only_runs_that_came_after_their_forecast(study, law_path) -> None:
+def test_the_order_is_proven_by_the_hash_in_the_folder_of_the_run_and_not_by_its_files_times(
+    study, law_path
+) -> None:
     early, late = held_out_runs(study)
     seal_runs(study, law_path, late.config.name)
     seal_runs(study, law_path, early.config.name)
     write_results([early, late])
-    for path in early.folder.iterdir():
-        os.utime(path, (1, 1))  # the files of one run are older than its forecast
-    outcomes = score_runs(study.directory, read_rows(study))
-    assert calibrate(outcomes).n_scored == 1
-    assert {o.forecast.name: o.in_order for o in outcomes} == {
-        early.folder.name: False,
-        late.folder.name: True,
-    }
+    path = early.folder / SEALS
+    hashes = json.loads(path.read_text())["sha256"]
+    own = next(f.sha256() for f in read_forecasts(study.directory) if f.name == early.folder.name)
+    # a run that was started when its forecast did not exist yet
+    path.write_text(json.dumps({"sha256": [sha for sha in hashes if sha != own]}))
+    outcomes = {o.forecast.name: o for o in score(study)}
+    assert (outcomes[early.folder.name].order, outcomes[late.folder.name].order) == ("after", "before")
+    assert calibrate(list(outcomes.values())).n_scored == 1
+    assert "NOT BLIND" in outcomes[early.folder.name].describe()
+    path.unlink()
+    assert {o.order for o in score(study)} == {"unknown", "before"}
 
 
 def test_the_counts_are_those_of_the_intervals() -> None:
     forecast = make_crossing()
     inside = [4e13, 2.6e13, 2.1e13, 1e13]  # in all three, in two, in the widest only, in none
-    outcomes = [ForecastOutcome(forecast=forecast, measured=value) for value in (*inside, float("nan"), None)]
-    calibration = calibrate(outcomes)
+    calibration = calibrate([Outcome(forecast, value) for value in (*inside, float("nan"), None)])
     assert (calibration.n_scored, calibration.n_inside) == (4, (1, 2, 3))
     assert calibration.sentence == (
         "Of 4 scored forecasts, inside the 50 % interval 1 (2.0 expected), "
@@ -151,11 +165,11 @@ def test_a_forecast_is_never_replaced_and_none_of_a_batch_is_stored_if_one_is_re
     seal_forecasts(study.directory, [make_crossing()])
     path = study.directory / FORECASTS / "crossing-131k.json"
     before = path.read_bytes()
-    seal_forecasts(study.directory, [make_crossing()])  # the same numbers: nothing is written
+    seal_forecasts(study.directory, [make_crossing(study="name: y")])  # the same numbers: nothing is written
     assert path.read_bytes() == before
     with pytest.raises(ValueError, match="never replaced"):
         seal_forecasts(study.directory, [make_crossing("new"), make_crossing(predicted=4.1e13)])
-    assert [p.name for p in (study.directory / FORECASTS).iterdir()] == ["crossing-131k.json"]
+    assert [p.name for p in (study.directory / FORECASTS).glob("*.json")] == ["crossing-131k.json"]
 
 
 def test_a_run_that_was_started_is_not_predicted(study, law_path) -> None:
@@ -178,27 +192,163 @@ def test_a_run_that_was_started_is_not_predicted(study, law_path) -> None:
         lambda c: c | {"name": "../escape"},
         lambda c: c | {"time": "2026-01-01T00:00:00"},
         lambda c: c | {"quantity": "profit"},
+        lambda c: c | {"study": c["study"] + " "},
+        lambda c: c | {"runs": {}},
+        lambda c: {k: v for k, v in c.items() if k not in ("study", "runs")},
         lambda c: {k: v for k, v in c.items() if k != "sha256"},
         lambda c: [c],
     ],
 )
 def test_an_edited_forecast_is_refused_by_every_reader(study, change) -> None:
-    (path,) = seal_forecasts(study.directory, [make_crossing()])
+    seal_forecasts(study.directory, [make_crossing()])
+    path = study.directory / FORECASTS / "crossing-131k.json"
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
-    for read in (load_forecasts, lambda d: check_sealed_runs(d, []), lambda d: score_runs(d, [])):
+    for read in (lambda: read_forecasts(study.directory), lambda: expand_study(study)):
         with pytest.raises(ValueError, match=r"crossing-131k\.json: got"):
-            read(study.directory)
+            read()
 
 
-def test_the_sweep_refuses_a_study_that_lost_a_sealed_run(study, study_file, law_path, root) -> None:
-    tool = [sys.executable, str(root / "tools" / "predict.py"), str(law_path), "--seal", str(study_file)]
-    done = subprocess.run(tool, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and done.stdout.count("95 % [") == 2, done.stderr
-    sweep = [sys.executable, str(root / "tools" / "sweep.py"), str(study_file), "seed=1"]
-    refused = subprocess.run(sweep, capture_output=True, text=True, timeout=120)
-    assert refused.returncode == 1 and "sealed for a run that the study no longer contains" in refused.stderr
+@pytest.mark.parametrize("text", ["", "[]", "{", "5", '{"sha256": "a"}', "[" * 100_000, "\x00"])
+def test_a_file_that_is_no_forecast_is_refused(study, text: str) -> None:
+    (study.directory / FORECASTS).mkdir()
+    (study.directory / FORECASTS / "a.json").write_text(text)
+    with pytest.raises(ValueError, match=r"a.json: got an invalid forecast .*Restore the file"):
+        read_forecasts(study.directory)
+
+
+def test_files_of_the_first_version_are_read_and_scored(root: Path, study, law_path) -> None:
+    stored = read_forecasts(root / "examples_scaling" / "training" / "crossover_cpu")
+    assert [(f.quantity, f.study, f.runs) for f in stored] == [("best_loss", None, None)] * 2
+    (sealed, _) = seal_runs(study, law_path)
+    path = study.directory / FORECASTS / f"{sealed.name}.json"
+    content = {k: v for k, v in sealed.content().items() if k not in ("study", "runs")}
+    path.write_text(json.dumps(content | {"sha256": hash_record(json.loads(json.dumps(content)))}))
     write_results(held_out_runs(study), seed=1)
-    collect = [sys.executable, str(root / "tools" / "collect.py"), str(study.directory)]
-    collected = subprocess.run(collect, capture_output=True, text=True, timeout=120)
-    assert collected.returncode == 0, collected.stderr
-    assert "2 sealed forecasts. Of 2 scored forecasts, inside the 50 % interval" in collected.stdout
+    first = next(o for o in score(study) if o.forecast.name == sealed.name)
+    assert first.observed is not None and first.order == "before"
+
+
+def test_the_sweep_refuses_a_study_that_lost_a_sealed_run(study, law_path, capsys) -> None:
+    path = str(study.directory.parent / "study.in.yaml")
+    assert tool_module("tools/predict.py").main([str(law_path), "--seal", path]) == 0
+    assert capsys.readouterr().out.count("95 % [") == 2
+    check_sealed_runs(study, expand_study(study))
+    changed = read_study_plan(path, ["seed=1"])
+    with pytest.raises(ValueError, match="a forecast of runs that the study no longer contains"):
+        check_sealed_runs(changed, expand_study(changed))
+    write_results(held_out_runs(study), seed=1)
+    assert tool_module("tools/collect.py").main([str(study.directory)]) == 0
+    printed = capsys.readouterr().out
+    assert "2 sealed forecasts. Of 2 scored forecasts, inside the 50 % interval" in printed
+
+
+def test_the_law_chooses_the_size_nearest_to_its_optimum_at_the_budget_of_the_cell(finished) -> None:
+    forecast = seal_best(finished.directory)
+    (run,) = held_out_runs(finished)
+    assert (run.plan.identity, run.folder.name) == (forecast.identity, forecast.name)
+    assert run.plan.train_flops == pytest.approx(BUDGET, rel=0.01)
+    N = read_study_runs(finished.directory).fit().optimum(BUDGET).N
+    sizes = [candidate.plan.n_params for candidate in plan_candidates(finished)]
+    assert min(sizes, key=lambda n: abs(np.log(n / N))) == forecast.N
+    assert run.plan.size == "w96" and run.branch is None
+
+
+def test_the_chosen_run_is_held_out_and_its_loss_agrees_with_the_known_law(finished) -> None:
+    before = read_study_runs(finished.directory)
+    forecast = seal_best(finished.directory)
+    table = read_runs(finished.directory).set_index("identity")
+    assert tuple(table.loc[forecast.identity, ["status", "held_out"]]) == ("missing", 1)
+    write_results(held_out_runs(finished), seed=3)
+    (outcome,) = score(finished)
+    assert outcome.observed == pytest.approx(true_loss(forecast.N, forecast.D), rel=0.01)
+    assert abs(outcome.observed / outcome.prediction - 1) < 0.015 and outcome.order == "before"
+    assert read_study_runs(finished.directory).table == before.table
+    # the same runs give the same forecast, also after its run
+    content = (finished.directory / FORECASTS / f"{forecast.name}.json").read_bytes()
+    assert seal_best(finished.directory) == forecast
+    assert (finished.directory / FORECASTS / f"{forecast.name}.json").read_bytes() == content
+    write_result(held_out_runs(finished)[0], 2 * E)
+    off = 100 * (2 * E / forecast.predicted - 1)
+    assert f"OUTSIDE, off by {off:+.1f} %" in score(finished)[0].describe()
+
+
+def test_other_data_does_not_replace_the_forecast_of_a_run(finished) -> None:
+    seal_best(finished.directory)
+    write_results(expand_listed(finished), seed=7)
+    with pytest.raises(ValueError, match="never replaced. Use another study directory"):
+        seal_best(finished.directory)
+
+
+@pytest.mark.parametrize("name", ["plan.json", "metrics.jsonl", "result.json", "checkpoints/step.1"])
+def test_a_chosen_run_that_was_started_is_not_predicted(finished, name: str) -> None:
+    run = next(run for run in plan_candidates(finished) if run.plan.size == "w96")
+    path = run.folder / name
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=f"has been started \\({name.partition('/')[0]}\\)"):
+        seal_best(finished.directory)
+    assert not read_forecasts(finished.directory)
+
+
+def test_a_choice_that_the_runs_do_not_support_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    study = write_finished_study(tmp_path)
+    result = expand_listed(study)[0].folder / "result.json"
+    content = result.read_text()
+    result.unlink()
+    with pytest.raises(ValueError, match="got 1 unfinished runs .*expected all 20 done"):
+        seal_best(study.directory)
+    result.write_text(content)
+    # the smallest model is the best at all budgets
+    write_results(expand_listed(study), loss=lambda N, D: 3 + 1e4 / D)
+    with pytest.raises(ValueError, match="got no identified N"):
+        seal_best(study.directory)
+
+
+def test_a_study_without_a_candidate_says_what_to_add(tmp_path: Path, monkeypatch) -> None:
+    study = write_finished_study(tmp_path)
+    monkeypatch.setattr("megatron.study.sealing.MAX_SIZE_RATIO", 1.0001)
+    with pytest.raises(ValueError, match=r"sizes: got w16 .* N\* = .* Add a size of about"):
+        seal_best(study.directory)
+    dataclasses.replace(study, cells=study.cells[:-1]).save()
+    with pytest.raises(ValueError, match="got no cell of size best.*Add"):
+        seal_best(study.directory)
+    with pytest.raises(FileNotFoundError, match="no such study"):
+        seal_best(tmp_path)
+
+
+def test_a_candidate_that_cannot_be_trained_is_refused_before_any_run(tmp_path: Path) -> None:
+    path = write_study_file(tmp_path)
+    with pytest.raises(ValueError, match="w24: .*n_heads"):
+        expand_study(read_study_plan(path, ["sizes.w24.n_heads=5"]))
+    with pytest.raises(ValueError, match="flops_convention: expected exact or 6nd"):
+        expand_study(read_study_plan(path, ["flops_convention=palm"]))
+
+
+def test_the_seed_of_a_study_is_added_to_every_seed(tmp_path: Path) -> None:
+    path = write_study_file(tmp_path)
+    runs = [expand_study(read_study_plan(path, words)) for words in ([], ["seed=10"])]
+    seeds = [sorted(run.plan.seed for run in each) for each in runs]
+    assert seeds[1] == [10 + seed for seed in seeds[0]] and set(seeds[0]) == {0, 1, 2}
+    assert not {r.plan.identity for r in runs[0]} & {r.plan.identity for r in runs[1]}
+    study = write_finished_study(tmp_path, "seed=10")
+    seal_best(study.directory)
+    assert held_out_runs(study)[0].plan.seed == 10
+    assert read_study_plan(study.directory / "study.yaml") == study
+
+
+def test_the_command_predicts_once_checks_and_prints_at_most_100_columns(finished, capsys) -> None:
+    tool, folder = tool_module("tools/fit_frontier.py"), str(finished.directory)
+    assert tool.main([folder, "--check"]) == 1
+    assert "got no forecast of a run" in capsys.readouterr().err
+    assert tool.main([folder, "--predict"]) == 0
+    printed = capsys.readouterr().out
+    assert "2.40e+12" in printed and "forecast: autoregressive-w96" in printed
+    assert all(len(line) <= 100 for line in printed.splitlines()[1:9])
+    assert tool.main([folder, "--check"]) == 1
+    write_results(held_out_runs(finished), seed=3)
+    capsys.readouterr()
+    assert tool.main([folder, "--check"]) == 0
+    assert capsys.readouterr().out == f"check: {score(finished)[0].describe()}\n"
+    law = json.loads((finished.directory / "compute_law.json").read_text())
+    assert law["table"]["sha256"] == read_forecasts(finished.directory)[0].data_sha256
+    assert law["n_runs"] == 20 and law["identified"]

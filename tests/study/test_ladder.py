@@ -10,7 +10,7 @@ from megatron.plan.count import flops_per_token
 from megatron.study.format import format_duration
 from megatron.study.ladder import expand_study, format_short, read_study_plan, select_runs_of_part
 from megatron.study.launchers.slurm import SlurmLauncher
-from megatron.study.price import Speed, estimate_speed, makespan
+from megatron.study.price import makespan
 
 STUDY = """
 name: tiny
@@ -21,9 +21,9 @@ run:
 sizes:
   small: {{d_model: 16, n_heads: 2, n_layers: 1}}
   wide: {{d_model: 32, n_heads: 2, n_layers: 1}}
-grids:
-  - {{objectives: [autoregressive], sizes: [small, wide], train_tokens: [640, 1280], seeds: [0, 1]}}
-  - {{objectives: [autoregressive, masked_diffusion], sizes: [small], train_tokens: [1.28e3]}}
+cells:
+  - {{objective: autoregressive, size: [small, wide], tokens: [640, 1280], seeds: [0, 1]}}
+  - {{objective: [autoregressive, masked_diffusion], size: small, tokens: 1.28e3}}
 """
 
 
@@ -36,9 +36,9 @@ def study(tmp_path: Path) -> Path:
     return path
 
 
-def test_grids_are_products_and_a_duplicate_run_is_planned_once(study: Path) -> None:
+def test_cells_are_products_and_a_duplicate_run_is_planned_once(study: Path) -> None:
     runs = expand_study(read_study_plan(study))
-    # 2 sizes x 2 budgets x 2 seeds, and of the second grid only the diffusion run is new
+    # 2 sizes x 2 budgets x 2 seeds, and of the second entry only the diffusion run is new
     assert len(runs) == 9
     assert len({run.folder for run in runs}) == 9
     assert [run.plan.train_flops for run in runs] == sorted(run.plan.train_flops for run in runs)
@@ -49,14 +49,14 @@ def test_grids_are_products_and_a_duplicate_run_is_planned_once(study: Path) -> 
     assert longest.plan.train_flops == flops_per_token(longest.config.model, 16) * 1280
 
 
-def test_a_part_has_the_runs_of_its_grids_and_the_trunks_that_these_continue(study: Path) -> None:
+def test_a_part_has_the_runs_of_its_cells_and_the_trunks_that_these_continue(study: Path) -> None:
     text = study.read_text().replace(
         "{warmup_iterations: 1}", "{kind: wsd, warmup_iterations: 1, decay_fraction: 0.5}"
     )
-    text = text[: text.index("grids:")] + (
-        "grids:\n"
-        "  - {sizes: [small], train_tokens: [640, 1280], part: one}\n"
-        "  - {sizes: [small], train_tokens: [1280, 2560], part: two}\n"
+    text = text[: text.index("cells:")] + (
+        "cells:\n"
+        "  - {size: small, tokens: [640, 1280], part: one}\n"
+        "  - {size: small, tokens: [1280, 2560], part: two}\n"
     )
     study.write_text(text)
     plan = read_study_plan(study)
@@ -85,9 +85,9 @@ def test_the_study_as_saved_plans_the_same_runs(study: Path) -> None:
     assert {run.config.optim.lr for run in expand_study(saved)} == {0.01}
 
 
-def test_the_run_keys_of_a_grid_override_those_of_the_study(study: Path) -> None:
-    grids = "grids=[{sizes: [small], train_tokens: [640], run: {optim: {lr: 0.5}}}]"
-    run = expand_study(read_study_plan(study, [grids, "run.optim.weight_decay=0.3"]))[0]
+def test_the_run_keys_of_a_cell_override_those_of_the_study(study: Path) -> None:
+    cells = "cells=[{size: small, tokens: 640, run: {optim: {lr: 0.5}}}]"
+    run = expand_study(read_study_plan(study, [cells, "run.optim.weight_decay=0.3"]))[0]
     assert (run.config.optim.lr, run.config.optim.weight_decay) == (0.5, 0.3)
 
 
@@ -95,15 +95,18 @@ def test_the_run_keys_of_a_grid_override_those_of_the_study(study: Path) -> None
     ("words", "sentence"),
     [
         (["nmae=x"], "unknown key 'nmae'; did you mean 'name'?"),
-        (["grids=[{size: [small]}]"], "grids[0]: unknown key 'size'; did you mean 'sizes'?"),
-        (["grids=[{sizes: [small]}]"], "grids[0].train_tokens: got None, expected a list"),
-        (["grids=[{sizes: [small], train_tokens: [1.5]}]"], "got 1.5, expected integers"),
-        (["grids=[]"], "no 'grids'"),
-        (["grids=5"], "grids: got 5, expected a list"),
+        (["grids=[{sizes: [small]}]"], "study.yaml.grids: got a key of an earlier version. Use cells"),
+        (["blind={sizes: [small]}"], "Use a cell {size: best, flops: ...}"),
+        (["cells=[{size: best, tokens: 640}]"], "cells[0].size: got best with more values"),
+        (["cells=[{size: [best, small], flops: 1e9}]"], "expected one size, flops and seed"),
+        (["cells=[{size: best, flops: 1e9}, {size: best, flops: 2e9}]"], "got several entries of size best"),
+        (["cells=[]"], "no 'cells'"),
+        (["cells=5"], "cells: got 5, expected a list"),
+        (["flops_convention=mine"], "got 'mine', expected one of exact, 6nd"),
         (["run=5"], "run: got 5, expected keys"),
         (["sizes=5"], "sizes: got 5, expected keys"),
         (["sizes.small=5"], "sizes.small: got 5, expected keys such as d_model"),
-        (["grids"], "'grids': expected section.key=value"),
+        (["cells"], "'cells': expected section.key=value"),
     ],
 )
 def test_a_wrong_study_is_one_sentence(study: Path, words: list[str], sentence: str) -> None:
@@ -113,10 +116,10 @@ def test_a_wrong_study_is_one_sentence(study: Path, words: list[str], sentence: 
 
 
 def test_a_wrong_run_is_named(study: Path) -> None:
-    plan = read_study_plan(study, ["grids=[{sizes: [425], train_tokens: [640]}]"])
+    plan = read_study_plan(study, ["cells=[{size: 425, tokens: 640}]"])
     with pytest.raises(ValueError, match="run autoregressive-425: .*did you mean '425M'"):
         expand_study(plan)
-    plan = read_study_plan(study, ["grids=[{sizes: [smal], train_tokens: [640]}]"])
+    plan = read_study_plan(study, ["cells=[{size: smal, tokens: 640}]"])
     with pytest.raises(ValueError, match="run autoregressive-smal: .*did you mean 'small'"):
         expand_study(plan)
     with pytest.raises(ValueError, match="optim: got 5, expected keys"):
@@ -125,18 +128,6 @@ def test_a_wrong_run_is_named(study: Path) -> None:
         expand_study(read_study_plan(study, ["run.optim.lrr=1"]))
     with pytest.raises(FileNotFoundError, match="no such configuration file"):
         read_study_plan(study.with_name("none.yaml"))
-
-
-def test_prices_follow_from_flops_and_from_what_finished_runs_took(study: Path) -> None:
-    runs = expand_study(read_study_plan(study))
-    assert Speed(1e9, 0.5, "").seconds(runs[0]) == 6.0 + 10 * 0.5 + runs[0].plan.train_flops / 1e9
-    assert estimate_speed(runs, tflops=2.0).flops_per_s == 2e12
-    runs[3].folder.mkdir(parents=True)
-    result = {"identity": runs[3].plan.identity, "wall_s": 4.0}
-    (runs[3].folder / "result.json").write_text(json.dumps(result))
-    measured = estimate_speed(runs)
-    assert measured.flops_per_s == runs[3].plan.train_flops / 4.0
-    assert "1 finished" in measured.basis
 
 
 def test_the_longest_first_on_two_lanes() -> None:
@@ -159,8 +150,8 @@ def test_a_name_that_is_unsafe_in_a_list_of_folders_is_refused(study: Path, name
     written = json.dumps(name)
     for words, key in (
         ([f"sizes={{{written}: {{d_model: 16, n_heads: 2, n_layers: 1}}}}"], "sizes"),
-        ([f"grids=[{{sizes: [small], train_tokens: [640], label: {written}}}]"], "label"),
-        ([f"grids=[{{sizes: [{written}], train_tokens: [640]}}]"], "sizes"),
+        ([f"cells=[{{size: small, tokens: 640, label: {written}}}]"], "label"),
+        ([f"cells=[{{size: {written}, tokens: 640}}]"], "size"),
     ):
         if key == "label" and not name:
             continue  # no label

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +10,12 @@ import pytest
 from megatron.plan.run_dir import METRICS, PLAN, RESULT
 from megatron.report.report import render_page
 from megatron.report.study_data import read_study
-from megatron.study.forecast import calibrate
-from megatron.study.ladder import StudyPlan, expand_study, read_study_plan
-from megatron.study.measured import measure_study, score_forecasts, seal_next
-from megatron.study.table import read_rows, read_runs, write_table
+from megatron.study.forecast import Outcome, calibrate, read_forecasts, record_seals, score_forecasts
+from megatron.study.ladder import StudyPlan, check_sealed_runs, expand_study, read_study_plan
+from megatron.study.measured import measure_study
+from megatron.study.sealing import seal_text
+from megatron.study.table import read_runs, read_table, write_table
+from tests.guide_commands import tool_module
 
 EXPONENT = 1.5
 STUDY = """
@@ -26,21 +26,26 @@ run:
   lr_scheduler: {{kind: wsd, warmup_iterations: 1}}
 sizes:
   w16: {{d_model: 16, n_heads: 2, n_layers: 2}}
-grids:
-  - {{objectives: [autoregressive], sizes: [w16], unique_tokens: {texts}, epochs: [2, 4, 8], seeds: 2}}
-  - {{objectives: [masked_diffusion], sizes: [w16], unique_tokens: {texts}, epochs: {epochs}, seeds: 2}}
-  - {{held_out: true, seeds: [7, 8, 9], objectives: [autoregressive], sizes: [w16],
+cells:
+  - {{objective: autoregressive, size: w16, unique_tokens: {texts}, epochs: [2, 4, 8], seeds: 2}}
+  - {{objective: masked_diffusion, size: w16, unique_tokens: {texts}, epochs: {epochs}, seeds: 2}}
+  - {{held_out: true, seeds: [7, 8, 9], objective: autoregressive, size: w16,
       unique_tokens: {texts}, epochs: [2, 4, 8]}}
-  - {{held_out: true, seeds: [7, 8, 9], objectives: [masked_diffusion], sizes: [w16],
+  - {{held_out: true, seeds: [7, 8, 9], objective: masked_diffusion, size: w16,
       unique_tokens: {texts}, epochs: {epochs}}}
 """
 
 
-def read_plan(folder: Path, texts: list[int]) -> StudyPlan:
+EPOCHS = [8, 16, 32, 64, 128, 256]
+TEXTS = [16384, 32768, 65536]
+NEXT = 131072
+
+
+def read_plan(folder: Path, texts: list[int], epochs: list[int] = EPOCHS) -> StudyPlan:
     sidecar = {"tokens": 2_000_000_000, "tokenizer": {"n_tokens": 64}, "sha256": {"bin": "aa", "idx": "bb"}}
     (folder / "text.json").write_text(json.dumps(sidecar))
     path = folder / "study.in.yaml"
-    path.write_text(STUDY.format(folder=folder, texts=texts, epochs=[8, 16, 32, 64, 128, 256]))
+    path.write_text(STUDY.format(folder=folder, texts=texts, epochs=epochs))
     plan = read_study_plan(path)
     plan.save()
     return plan
@@ -55,7 +60,7 @@ def write_all(study: StudyPlan, unique: set[int] | None = None) -> None:
     rng = np.random.default_rng(0)
     for run in expand_study(study):
         plan = run.plan
-        if unique is not None and plan.unique_tokens not in unique:
+        if unique is not None and plan.unique_tokens not in unique or run.folder.exists():
             continue
         if plan.objective == "autoregressive":
             loss = 5.0 - 0.1 * np.log(plan.unique_tokens / 16384) + 0.01 * abs(plan.epochs - 4)
@@ -63,6 +68,7 @@ def write_all(study: StudyPlan, unique: set[int] | None = None) -> None:
             loss = 5.0 - 0.1 * np.log(plan.unique_tokens / 16384)
             loss -= 0.2 * np.log(plan.train_flops / crossing_of(plan.unique_tokens))
         run.folder.mkdir(parents=True)
+        record_seals(run.folder, read_forecasts(study.directory))
         (run.folder / PLAN).write_text(json.dumps(plan.as_dict()))
         (run.folder / METRICS).write_text(json.dumps({"kind": "train", "step": plan.n_steps}) + "\n")
         validation, test = loss + 0.002 * rng.standard_normal(2)
@@ -76,7 +82,9 @@ def write_all(study: StudyPlan, unique: set[int] | None = None) -> None:
         (run.folder / RESULT).write_text(json.dumps(result))
 
 
-TEXTS = [16384, 32768, 65536]
+def score(folder: Path) -> dict[str, Outcome]:
+    outcomes = score_forecasts(read_forecasts(folder), read_runs(folder))
+    return {outcome.forecast.name: outcome for outcome in outcomes}
 
 
 @pytest.fixture
@@ -96,65 +104,79 @@ def test_crossings_and_their_exponent_are_those_of_the_runs(folder) -> None:
 
 
 def test_forecasts_for_the_next_text_are_sealed_before_it_and_scored_when_all_its_runs_ended(folder) -> None:
-    sealed = seal_next(folder, read_runs(folder), 131072)
+    with pytest.raises(ValueError, match="got no run on 131072 unique tokens"):
+        seal_text(folder, NEXT)
+    study = read_plan(folder.parent, [*TEXTS, NEXT])
+    sealed = seal_text(folder, NEXT)
     assert {f.quantity for f in sealed} == {"best_loss", "crossing"} and len(sealed) == 3
-    study = read_plan(folder.parent, [*TEXTS, 131072])
-    assert all(o.measured is None for o in score_forecasts(folder, read_runs(folder)))
-    write_all(study, {131072})
-    outcomes = score_forecasts(folder, read_runs(folder))
-    by_name = {o.forecast.name: o for o in outcomes}
-    crossing = by_name["crossing-131kunique"]
-    assert crossing.measured == pytest.approx(crossing_of(131072), rel=0.15)
-    assert crossing.inside(0.95) and all(o.in_order for o in outcomes)
-    least = by_name["best_loss-autoregressive-131kunique"]
-    assert least.measured == pytest.approx(5.0 - 0.1 * np.log(8), abs=0.01)
-    assert calibrate(outcomes).n_scored == 3
+    assert all(len(f.runs) == 9 * 5 and sum(f.runs.values()) == 9 * 3 for f in sealed)
+    assert all(o.observed is None for o in score(folder).values())
+    write_all(study, {NEXT})
+    outcomes = score(folder)
+    crossing = outcomes["crossing-131kunique"]
+    assert crossing.observed == pytest.approx(crossing_of(NEXT), rel=0.15)
+    assert crossing.inside[0.95] and all(o.order == "before" for o in outcomes.values())
+    least = outcomes["best_loss-autoregressive-131kunique"]
+    assert least.observed == pytest.approx(5.0 - 0.1 * np.log(8), abs=0.01)
+    assert calibrate(list(outcomes.values())).n_scored == 3
     with pytest.raises(ValueError, match="has been started"):
-        seal_next(folder, read_runs(folder), 131072)
+        seal_text(folder, NEXT)
+
+
+def test_epochs_that_are_deleted_from_the_study_or_added_after_training_change_no_score(folder) -> None:
+    study = read_plan(folder.parent, [*TEXTS, NEXT])
+    seal_text(folder, NEXT)
+    write_all(study, {NEXT})
+    before = {name: outcome.observed for name, outcome in score(folder).items()}
+    shorter = read_plan(folder.parent, [*TEXTS, NEXT], EPOCHS[:3])
+    assert {name: outcome.observed for name, outcome in score(folder).items()} == before
+    with pytest.raises(ValueError, match="runs that the study no longer contains"):
+        check_sealed_runs(shorter, expand_study(shorter))
+    longer = read_plan(folder.parent, [*TEXTS, NEXT], [*EPOCHS, 512])
+    write_all(longer, {NEXT})
+    assert {name: outcome.observed for name, outcome in score(folder).items()} == before
 
 
 def test_a_text_without_a_crossing_counts_as_beyond_the_intervals(folder) -> None:
-    seal_next(folder, read_runs(folder), 131072)
-    study = read_plan(folder.parent, [*TEXTS, 131072])
-    write_all(study, {131072})
+    study = read_plan(folder.parent, [*TEXTS, NEXT])
+    seal_text(folder, NEXT)
+    write_all(study, {NEXT})
     for run in expand_study(study):
-        if run.plan.unique_tokens == 131072 and run.plan.objective == "masked_diffusion":
+        if run.plan.unique_tokens == NEXT and run.plan.objective == "masked_diffusion":
             result = json.loads((run.folder / RESULT).read_text())
             (run.folder / RESULT).write_text(json.dumps(result | {"loss": 6.0, "test_loss": 6.0}))
-    outcomes = {o.forecast.name: o for o in score_forecasts(folder, read_runs(folder))}
-    crossing = outcomes["crossing-131kunique"]
-    largest = max(row.train_flops for row in read_runs(folder) if row.objective == "masked_diffusion")
+    crossing = score(folder)["crossing-131kunique"]
+    table = read_runs(folder)
+    largest = table.loc[table["objective"] == "masked_diffusion", "train_flops"].max()
     # the runs reach beyond the narrower intervals; if not beyond all, nothing is decided
-    decided = largest > crossing.forecast.interval(0.95)[1]
-    assert crossing.measured == (float("inf") if decided else None)
+    decided = largest > crossing.intervals[0.95][1]
+    assert crossing.observed == (float("inf") if decided else None)
 
 
-def test_the_tool_and_the_page_state_the_crossings(folder, root) -> None:
-    tool = [sys.executable, str(root / "tools" / "find_crossover.py"), str(folder)]
-    done = subprocess.run(tool, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("C_crit") == 4 and "3 crossings" in done.stdout
+def test_the_tool_and_the_page_state_the_crossings(folder, capsys) -> None:
+    tool = tool_module("tools/find_crossover.py")
+
+    def run(*words: object) -> list[str]:
+        assert tool.main([str(word) for word in words]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    done = run(folder)
+    assert sum("C_crit" in line for line in done) == 4 and "3 crossings" in done[3]
     stored = json.loads((folder / "crossover.json").read_text())
     assert [at["U"] for at in stored["crossovers"]] == TEXTS
-    weaker = subprocess.run([*tool, "--without", "*-4ep-*"], capture_output=True, text=True, timeout=120)
-    assert weaker.returncode == 0 and "without 15 runs" in weaker.stdout, weaker.stderr
+    weaker = run(folder, "--without", "*-4ep-*")
+    assert weaker[0].startswith("without 15 runs")
     with_all, without = (
-        [float(n) for n in re.findall(r"C_crit ([0-9.e+]+) FLOPs", o.stdout)] for o in (done, weaker)
+        [float(n) for n in re.findall(r"C_crit ([0-9.e+]+) FLOPs", "\n".join(o))] for o in (done, weaker)
     )
     assert len(without) == 3 and all(a < b for a, b in zip(without, with_all, strict=True))
     assert json.loads((folder / "crossover.json").read_text()) == stored, "an answer of some runs was stored"
-    table = write_table(read_runs(folder), folder.parent / "table.csv")
-    from_table = subprocess.run([*tool[:2], str(table)], capture_output=True, text=True, timeout=120)
-    assert from_table.stdout.splitlines() == done.stdout.splitlines()[:-1], from_table.stderr
-    absent = subprocess.run(
-        [*tool, "--without", "*masked-input*"], capture_output=True, text=True, timeout=120
-    )
-    assert absent.returncode == 1 and "match no autoregressive run" in absent.stderr
-    sealed = subprocess.run([*tool, "--seal", "131072"], capture_output=True, text=True, timeout=120)
-    assert sealed.returncode == 0 and sealed.stdout.count("sha256") == 3, sealed.stderr
-    page = render_page(read_study(folder))
-    assert "Masked diffusion is measured to pass autoregression at" in page
-    assert "Sealed forecasts" in page and "No forecast has been scored." in page
+    assert run(write_table(read_runs(folder), folder.parent / "table.csv")) == done[:-1]
+    assert tool.main([str(folder), "--without", "*masked-input*"]) == 1
+    assert "match no autoregressive run" in capsys.readouterr().err
+    read_plan(folder.parent, [*TEXTS, NEXT])
+    assert sum("sha256" in line for line in run(folder, "--seal", NEXT)) == 3
+    assert "<html" in render_page(read_study(folder))
 
 
 def test_a_study_without_test_losses_is_refused(tmp_path) -> None:
@@ -171,12 +193,9 @@ def test_a_study_without_test_losses_is_refused(tmp_path) -> None:
 def test_the_guide_states_the_measured_crossover_of_its_table(root: Path) -> None:
     folder = root / "examples_scaling" / "training"
     guide = (folder / "STUDY.md").read_text()
-    rows = read_rows(folder / "crossover_cpu" / "table.csv")
-    plain = [
-        row
-        for row in rows
-        if row.objective == "masked_diffusion" or not ("masked" in row.run or "drop" in row.run)
-    ]
+    rows = read_table(folder / "crossover_cpu" / "table.csv")
+    is_tuned = rows["run"].str.contains("masked-|masked8|drop") & (rows["objective"] == "autoregressive")
+    plain = rows[~is_tuned]
     best, against_plain = measure_study(rows)[0], measure_study(plain)[0]
     for at, other in zip(best, against_plain, strict=True):
         cells = [f"{at.U:,.0f}"]

@@ -9,7 +9,7 @@ import pytest
 
 from megatron.laws.frontier import optimal_frontier
 from megatron.laws.prediction import predict_run
-from megatron.study.published import PUBLISHED_LAWS, HyperparameterLaw, PublishedLaw, find_law
+from megatron.study.published import HyperparameterLaw, PublishedLaw, find_law, load_published
 
 published = runpy.run_path(str(Path(__file__).parents[1] / "laws" / "published.py"))
 # FLOPs, parameters, tokens by approach 3: table A3 of Hoffmann et al.
@@ -22,7 +22,7 @@ TABLE_A3 = [
 
 
 def law_of(name: str):
-    entry = PUBLISHED_LAWS[name]
+    entry = load_published()[name]
     assert isinstance(entry, PublishedLaw)
     return entry.to_law()
 
@@ -111,7 +111,7 @@ def test_kaplan_loses_two_percent_where_the_paper_says_that_overfitting_begins(N
 
 
 def test_step_law_is_the_formula_of_its_abstract() -> None:
-    law = PUBLISHED_LAWS["step-law"]
+    law = load_published()["step-law"]
     assert isinstance(law, HyperparameterLaw)
     N, D = 1e9, 1e11
     assert float(law.learning_rate(N, D)) == pytest.approx(1.79 * N**-0.713 * D**0.307, rel=1e-12)
@@ -120,10 +120,10 @@ def test_step_law_is_the_formula_of_its_abstract() -> None:
         law.batch_tokens(N, math.nan)
 
 
-@pytest.mark.parametrize("name", PUBLISHED_LAWS)
+@pytest.mark.parametrize("name", load_published())
 def test_each_has_a_source_and_predicts_without_an_interval(name: str, tmp_path: Path) -> None:
     law, entry = find_law(name)
-    assert "arXiv" in PUBLISHED_LAWS[name].source
+    assert "arXiv" in load_published()[name].source
     if entry is not None:
         prediction = predict_run(law, 1e9, 2e10)
         assert 1.5 < prediction.loss < 4 and prediction.confidence is None and prediction.predictive is None

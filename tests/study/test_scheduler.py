@@ -17,6 +17,7 @@ from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
 from megatron.study.launchers.launch import Job, find_checkpoint, prepare_run
 from megatron.study.launchers.local import Device, LocalLauncher
 from megatron.study.launchers.scheduler import SweepState, run_all
+from megatron.study.price import Speed
 from megatron.study.sweep import LiveTable, format_job_row
 from tests.screen import TerminalStream, render_screen
 
@@ -28,7 +29,7 @@ run:
   lr_scheduler: {{kind: wsd, warmup_iterations: 2, decay_fraction: 0.5}}
 sizes:
   small: {{d_model: 16, n_heads: 2, n_layers: 1}}
-grids: [{{sizes: [small], train_tokens: [640, 1280, 2560]}}]
+cells: [{{size: small, tokens: [640, 1280, 2560]}}]
 """
 
 
@@ -235,13 +236,15 @@ def test_the_table_shows_the_progress_of_each_run_and_is_redrawn_in_place(runs, 
     state = SweepState(list(runs[:2]), [Job(trunk, None)])
     name, counts = (
         "autoregressive-small-2.56ktok-seed0",
-        "1 running, 2 waiting (2 for their trunk), 0 done, 0 failed",
+        "0 of 3 runs done, 1 running, 2 waiting (2 for their trunk); about 35 s left",
     )
     # 30 steps of 64 tokens at 64 tokens a second are left
     assert format_job_row(state.running[0]) == (name, "10", "40", "25%", "3.5000", "64", "30 s")
 
     out = TerminalStream(monkeypatch)
-    live = LiveTable(out, clock=iter(range(100)).__next__)
+    # 20 s for each run, of which the trunk has done a quarter: 15 s and 20 s in one lane, 20 s in the other
+    speed = Speed("a test", lambda run: 1e99, startup_s=20.0)
+    live = LiveTable(3, speed, 2, out, clock=iter(range(100)).__next__)
     live.draw(state)
     live.draw(state)
     head, row, last = render_screen(out.getvalue())
@@ -252,7 +255,7 @@ def test_the_table_shows_the_progress_of_each_run_and_is_redrawn_in_place(runs, 
     live.clear()
     assert render_screen(out.getvalue()) == ["[1/3] done"]
     plain = StringIO()
-    LiveTable(plain).draw(state)
+    LiveTable(3, speed, 2, plain).draw(state)
     assert plain.getvalue() == ""
 
 

@@ -1,17 +1,24 @@
 import errno
 import json
+import math
 import os
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
-from megatron.report.report import render_page
-from megatron.report.study_data import read_study
 from megatron.study import table
-from megatron.study.run_row import COLUMNS, RunRow
-from megatron.study.table import MAX_SILENCE_S, read_runs, read_table, write_table
+from megatron.study.table import (
+    COLUMNS,
+    MAX_SILENCE_S,
+    make_frame,
+    read_runs,
+    read_table,
+    select_finished,
+    write_table,
+)
 
 synthetic = runpy.run_path(str(Path(__file__).parents[1] / "report" / "synthetic_study.py"))
 
@@ -29,11 +36,12 @@ def study(tmp_path) -> Path:
     return tmp_path
 
 
-def only_row(study: Path, later_s: float = 0.0) -> RunRow:
+def only_row(study: Path, later_s: float = 0.0) -> pd.Series:
     run = next((study / "runs").iterdir())
     written = [path.stat().st_mtime for path in run.glob("metrics.jsonl")]
-    (row,) = read_runs(study, now=max(written, default=0.0) + later_s)
-    return row
+    runs = read_runs(study, now=max(written, default=0.0) + later_s)
+    assert len(runs) == 1
+    return runs.iloc[0]
 
 
 def find_file(study: Path, name: str) -> Path:
@@ -44,9 +52,7 @@ def test_a_finished_run_has_n_from_its_plan_and_its_loss_from_its_result(study):
     row = only_row(study)
     plan, result = (json.loads(find_file(study, name).read_text()) for name in ("plan.json", "result.json"))
     assert (row.status, row.note) == ("done", "")
-    assert all(
-        row.value(name) == plan[name] for name in ("n_params", "train_flops", "epochs", "seed", "seq_len")
-    )
+    assert all(row[name] == plan[name] for name in ("n_params", "train_flops", "epochs", "seed", "seq_len"))
     assert (row.loss, row.wall_s, row.tps) == (result["loss"], result["wall_s"], result["tps_mean"])
     assert row.path == f"runs/{plan['name']}"
 
@@ -54,8 +60,8 @@ def test_a_finished_run_has_n_from_its_plan_and_its_loss_from_its_result(study):
 def test_all_runs_are_returned_sorted_by_objective_size_and_tokens(whole):
     rows = read_runs(whole)
     assert len(rows) == 5 * 3 + 2 * 3
-    keys = [(row.objective, row.n_params, row.train_tokens) for row in rows]
-    assert keys == sorted(keys)
+    keys = ["objective", "n_params", "train_tokens"]
+    assert rows[keys].equals(rows[keys].sort_values(keys))
 
 
 def test_a_run_with_a_partial_line_is_running_and_has_no_loss(study):
@@ -63,7 +69,7 @@ def test_a_run_with_a_partial_line_is_running_and_has_no_loss(study):
     with find_file(study, "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 66, "lo')
     row = only_row(study, later_s=1)
-    assert (row.status, row.loss) == ("running", None)
+    assert row.status == "running" and math.isnan(row.loss)
     assert "step 64" in row.note
 
 
@@ -106,7 +112,7 @@ def test_a_run_that_is_only_planned_is_missing(study):
 def test_a_damaged_run_fails_with_a_sentence(study, name, text, note):
     find_file(study, name).write_text(text)
     row = only_row(study)
-    assert (row.status, row.loss) == ("failed", None)
+    assert row.status == "failed" and math.isnan(row.loss)
     assert note in row.note
 
 
@@ -126,17 +132,19 @@ def test_runs_that_the_study_names_and_that_have_no_directory_are_missing(study,
     ]
     monkeypatch.setattr(table, "expand_study", lambda _: planned)
     monkeypatch.setattr(table, "read_study_plan", lambda *_: None)
-    assert [row.status for row in read_runs(study)] == ["done"]  # without study.yaml missing runs are unknown
+    assert list(read_runs(study)["status"]) == ["done"]  # without study.yaml missing runs are unknown
     (study / "study.yaml").touch()
-    assert [(row.run, row.status, row.held_out) for row in read_runs(study)] == [
-        (finished["name"], "done", 0),
-        (other["name"], "missing", 1),
-    ]
+    rows = read_runs(study)[["run", "status", "held_out"]].to_numpy().tolist()
+    assert rows == [[finished["name"], "done", 0], [other["name"], "missing", 1]]
 
 
-def test_a_study_file_that_cannot_be_read_hides_no_run(study):
-    (study / "study.yaml").write_text("grids: [")
-    assert [row.status for row in read_runs(study)] == ["done"]
+def test_a_study_file_of_an_earlier_version_hides_no_run_and_its_table_tells_what_was_held_out(study):
+    rows = read_runs(study).assign(held_out=1.0, trunk="another")
+    write_table(rows, study / "table.csv")
+    (study / "study.yaml").write_text("grids: [{sizes: [a]}]")
+    rows = read_runs(study)
+    assert rows[["status", "held_out", "trunk"]].to_numpy().tolist() == [["done", 1, "another"]]
+    assert "missing runs cannot be listed" in rows.attrs["warnings"][0]
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
@@ -144,18 +152,45 @@ def test_a_folder_without_runs_is_refused(tmp_path):
         read_runs(tmp_path)
 
 
-def test_every_number_survives_the_csv_to_its_last_bit(whole, tmp_path):
-    rows = read_runs(whole)
-    columns = read_table(write_table(rows, tmp_path / "deep" / "table.csv"))
-    assert list(columns) == COLUMNS
-    for name in ("loss", "loss_se", "train_flops", "epochs", "n_params"):
-        assert [float(cell) for cell in columns[name]] == [row.value(name) for row in rows]
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_every_number_survives_the_file_to_its_last_bit(whole, tmp_path, suffix):
+    rows = read_runs(whole).assign(score_quiz=0.1)
+    path = write_table(rows, tmp_path / "deep" / f"table{suffix}")
+    again = read_table(path)
+    assert list(again) == [*COLUMNS, "score_quiz"]
+    pd.testing.assert_frame_equal(again, rows.drop(columns="note"), check_exact=True)
 
 
-def test_an_unknown_number_is_an_empty_cell(study, tmp_path):
+def test_counts_have_no_decimal_point_and_unknown_values_are_empty_cells(study, tmp_path):
     find_file(study, "result.json").unlink()
-    columns = read_table(write_table([only_row(study)], tmp_path / "table.csv"))
-    assert columns["loss"] == [""]
+    lines = write_table(read_runs(study), tmp_path / "table.csv").read_text().splitlines()
+    cells = dict(zip(*(line.split(",") for line in lines), strict=True))
+    plan = json.loads(find_file(study, "plan.json").read_text())
+    assert (cells["loss"], cells["annealed"], cells["n_params"]) == ("", "", str(plan["n_params"]))
+
+
+def test_columns_are_typed_and_a_cell_that_is_not_a_number_is_unknown_with_a_warning(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("run,loss,depth,kind,seed\n7, 3.5 ,1,x,\n8,oops,2,,1e999\n")
+    frame = read_table(path)
+    assert frame.dtypes.astype(str).to_dict() == {
+        "run": "object", "loss": "float64", "depth": "float64", "kind": "object", "seed": "float64",
+    }  # fmt: skip
+    assert list(frame["run"]) == ["7", "8"] and list(frame["kind"]) == ["x", None]
+    assert frame["loss"].iloc[0] == 3.5 and frame["loss"].isna().iloc[1] and frame["seed"].isna().all()
+    assert frame.attrs["warnings"] == [
+        "row 2, loss: got 'oops', expected a finite number; 1 such cells count as unknown.",
+        "row 2, seed: got '1e999', expected a finite number; 1 such cells count as unknown.",
+    ]
+
+
+def test_finished_runs_are_done_or_without_a_status_and_have_a_loss():
+    statuses, losses = ("done", None, "failed"), (2.0, 0.0, None)
+    rows = [{"run": "a", "status": status, "loss": loss} for status in statuses for loss in losses]
+    assert select_finished(make_frame(rows))[["status", "loss"]].to_numpy().tolist() == [
+        ["done", 2],
+        [None, 2],
+    ]
 
 
 def test_a_failed_write_keeps_the_old_table_and_leaves_no_other_file(whole, tmp_path, monkeypatch):
@@ -173,8 +208,8 @@ def test_a_failed_write_keeps_the_old_table_and_leaves_no_other_file(whole, tmp_
         ("", "got an empty file"),
         ("a,b,a\n1,2,3\n", "got the column 'a' twice"),
         ("a,b\n1,2\n1\n", "line 3: got 1 cells, expected 2"),
-        ("a,b\n1,\xff\n", "t.csv: not a CSV table .*can't decode"),
-        (f"a,b\n1,{'2' * (1 << 18)}\n", "t.csv: not a CSV table .*field larger"),
+        ("a,b\n1,\xff\n", "t.csv: not a CSV or parquet table .*can't decode"),
+        (f"a,b\n1,{'2' * (1 << 18)}\n", "t.csv: not a CSV or parquet table .*field larger"),
     ],
 )
 def test_an_invalid_table_is_refused(tmp_path, text, message):
@@ -190,8 +225,7 @@ def test_a_missing_table_is_refused(tmp_path):
 
 def test_a_published_table_is_read(laws):
     table = next((laws / "chinchilla_epoch").glob("*.csv"))
-    columns = read_table(table)
-    assert len({len(cells) for cells in columns.values()}) == 1
+    assert len(read_table(table)) == 245
 
 
 @pytest.mark.parametrize(
@@ -211,17 +245,14 @@ def test_a_published_table_is_read(laws):
         ("result.json", "tps_mean", [1]),
     ],
 )
-def test_a_value_of_another_type_fails_its_run_and_the_table_and_the_page_are_written(
-    study, tmp_path, name, key, value
-):
+def test_a_value_of_another_type_fails_its_run_and_the_table_is_written(study, tmp_path, name, key, value):
     path = find_file(study, name)
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     row = only_row(study)
-    assert (row.status, row.loss) == ("failed", None)
+    assert row.status == "failed" and math.isnan(row.loss)
     assert row.note.startswith(f"{name}: {key} is ")
-    write_table([row], tmp_path / "table.csv")
-    table.write_table_parquet([row], tmp_path / "table.parquet")
-    assert "<html" in render_page(read_study(study))
+    for suffix in (".csv", ".parquet"):
+        write_table(read_runs(study), tmp_path / f"table{suffix}")
 
 
 def test_metrics_of_other_types_are_skipped(study):
@@ -231,4 +262,4 @@ def test_metrics_of_other_types_are_skipped(study):
     with path.open("a") as file:
         file.write("".join(json.dumps(line) + "\n" for line in odd) + "[" * 100_000 + "\n")
     row = only_row(study)
-    assert (row.status, row.wall_s, row.tps) == ("running", None, None)
+    assert row.status == "running" and math.isnan(row.wall_s) and math.isnan(row.tps)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from megatron.config.schema import ModelConfig
-from megatron.report.figures.plot_coordinates import CoordinateSweep
+from megatron.report.plot_coordinates import CoordinateSweep
 
 WIDTHS, DEPTHS = [32, 64, 128, 256], [2, 4, 8, 16]
 

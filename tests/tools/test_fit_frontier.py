@@ -44,7 +44,17 @@ WORDS = ["--n-column", "size", "--d-column", "D", "--loss-column", "nats"]
 
 def test_the_optimum_of_a_table_is_that_of_its_surface(table: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "law.json"
-    words = [str(table), *WORDS, "--flops-by", "flops", "--where", "corpus = c4", "--budgets", "1e19", "4e20"]
+    words = [
+        str(table),
+        *WORDS,
+        "--flops-by",
+        "flops",
+        "--where",
+        "corpus == 'c4'",
+        "--budgets",
+        "1e19",
+        "4e20",
+    ]
     assert main([*words, "--out", str(out)]) == 0
     law = json.loads(out.read_text())
     assert abs(law["params"]["size_exponent"] - BETA / (ALPHA + BETA)) < 0.02
@@ -63,7 +73,7 @@ def test_the_optimum_of_a_table_is_that_of_its_surface(table: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--where", "corpus = wiki"], "corpus"),
+        (["--where", "corpus == 'wiki'"], "corpus"),
         (["--predict"], "expected a study's directory"),
         (["--flops-by", "FLOPs"], "FLOPs"),
         (["--loss-column", "loss"], "--loss-column"),

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TOOLS = sorted(ROOT.glob("tools/*.py"))
 MANY = 6  # a tool with more options puts them in groups
 SLOW = ("torch", "scipy.stats", "transformers", "datasets", "lm_eval", "deepspeed", "plotly", "wandb")
-BENCHES = sorted(path for path in ROOT.glob("tools/bench/*.py") if path.stem != "history")
+BENCHES = sorted(path for path in ROOT.glob("tools/bench/*.py") if path.stem != "harness")
 named = pytest.mark.parametrize("tool", TOOLS, ids=lambda path: path.stem)
 
 

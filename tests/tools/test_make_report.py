@@ -1,87 +1,49 @@
-"""Tests of tools/make_report.py and tools/collect.py on a synthetic study."""
+"""tools/make_report.py on a synthetic study: the answer on the terminal, and the page."""
 
-import csv
-import subprocess
-import sys
+import json
 from pathlib import Path
 
 import pytest
 
-from megatron.report.figures.plot_fit import residual_figure
-from megatron.report.figures.plot_law import prediction_figure, select_law_points
-from megatron.report.report import render_page
-from megatron.report.study_data import read_study
+from tests.report.synthetic_study import write_study
+from tests.tool_modules import load_tool
+
+main = load_tool(Path(__file__).parents[2] / "tools" / "make_report.py").main
 
 
-def run_tool(root: Path, *words: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, *map(str, words)]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=240)
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    return write_study(tmp_path / "study")
 
 
-@pytest.fixture(scope="module")
-def study(root, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("study")
-    run_tool(root, "tests/report/synthetic_study.py", folder).check_returncode()
-    return folder
-
-
-def test_make_report_writes_the_page_and_prints_where(root, study):
-    done = run_tool(root, "tools/make_report.py", study)
-    law, report = done.stdout.splitlines()
-    assert (done.returncode, done.stderr) == (0, "")
-    assert law == "law: L = 1.9 + 120/N^0.33 + 900/D^0.42"
-    assert report == f"report: {study / 'report.html'}"
-    assert (study / "report.html").read_text().startswith("<!doctype html>")
-
-
-def test_make_report_writes_to_out(root, study, tmp_path):
-    done = run_tool(root, "tools/make_report.py", study, "--out", tmp_path / "deep" / "page.html")
-    assert done.returncode == 0 and (tmp_path / "deep" / "page.html").is_file()
-
-
-@pytest.mark.parametrize("tool", ["tools/make_report.py", "tools/collect.py"])
-def test_a_missing_study_is_reported_in_one_line_with_status_1(root, tmp_path, tool):
-    done = run_tool(root, tool, tmp_path / "nothing")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and "nothing" in done.stderr
-    assert not list(tmp_path.iterdir())
-
-
-def test_collect_prints_aligned_rows_and_writes_the_table(root, study):
-    done = run_tool(root, "tools/collect.py", study)
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0 and lines[-1] == f"{study / 'table.csv'}: 21 done"
-    ends = {line.index("done") for line in lines[1:22]}
-    assert len(ends) == 1
-    assert len((study / "table.csv").read_text().splitlines()) == 22
-
-
-def test_the_report_shows_exactly_the_runs_of_a_law_with_a_condition_and_a_held_out_run(
-    root: Path, tmp_path: Path
+def test_the_command_prints_the_answer_and_writes_the_page(
+    study: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, table = tmp_path / "study", tmp_path / "study" / "table.csv"
-    for words in (("tests/report/synthetic_study.py", folder), ("tools/collect.py", folder)):
-        run_tool(root, *words).check_returncode()
-    rows = list(csv.DictReader(table.open()))
-    for row in rows:
-        row["held_out"] = str(int(row["run"] == "ar-1M-1.6MT"))
-    with table.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    options = ("--objective", "autoregressive", "--where", "n_params > 300000", "--n-bootstrap", 50)
-    run_tool(root, "tools/fit_law.py", table, *options, "--out", folder / "law.json").check_returncode()
-    # 5 sizes by 3 budgets, without the three runs of the smallest size and the run marked above
-    expected = {f"ar-{size}-{budget}MT" for size in ("0.5M", "1M", "2M", "5M") for budget in (0.5, 1.6, 4.7)}
-    expected -= {"ar-1M-1.6MT"}
-    study = read_study(folder)
-    assert set(study.law.runs) == {row.run for row in select_law_points(study)} == expected
-    marks = [trace for trace in prediction_figure(study).data if trace["mode"] == "markers"]
-    losses = {row.loss for row in study.rows if row.run in expected}
-    assert {trace["y"][0] for trace in marks} == losses and len(marks) == len(expected)
-    assert len(residual_figure(study).data) == 3 * len(expected)
-    assert "are finished now" not in render_page(study)
-    (folder / "runs" / "ar-2M-1.6MT" / "result.json").unlink()
-    assert "The law was fitted on 11 runs, and 10 are finished now: fit it again." in render_page(
-        read_study(folder)
-    )
+    assert main([str(study)]) == 0
+    verdict, check, report = capsys.readouterr().out.splitlines()
+    page = (study / "report.html").read_text()
+    assert verdict.startswith("At 5.7e14 FLOPs train ") and check == "Not checked by an unseen run."
+    assert report == f"report: {study / 'report.html'}"
+    assert page.startswith("<!doctype html>") and verdict.split("; ")[0].split("FLOPs ")[1] in page
+
+
+def test_the_page_is_written_to_out_with_the_price(study: Path, tmp_path: Path) -> None:
+    page = tmp_path / "deep" / "page.html"
+    # 21 runs of 524k, 1.57M and 4.72M tokens at 17,000 a second: 7 * 6.8e6 / 17e3 s = 0.780 hours
+    assert main([str(study), "--out", str(page), "--price-per-hour", "10", "--currency", "EUR"]) == 0
+    text = page.read_text()
+    assert "0.780 GPU-hours, 7.80 EUR at 10 EUR an hour" in text and not (study / "report.html").exists()
+
+
+def test_a_missing_study_is_an_error_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "nothing")]) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ") and printed.err.count("\n") == 1 and "nothing" in printed.err
+    assert not printed.out and not list(tmp_path.iterdir())
+
+
+def test_a_forecast_that_was_edited_is_refused(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (study / "forecasts").mkdir()
+    (study / "forecasts" / "a.json").write_text(json.dumps({"name": "a"}))
+    assert main([str(study)]) == 1
+    assert "Restore the file" in capsys.readouterr().err and not (study / "report.html").exists()

@@ -27,7 +27,7 @@ from megatron.mixture.spec import read_spec
 from megatron.plan.datapaths import read_corpora
 from megatron.plan.resolve import load_config
 from megatron.study.ladder import read_study_plan
-from megatron.study.table import read_run, read_table
+from megatron.study.table import read_runs, read_table
 from megatron.tokenizer.kinds import load_tokenizer_by_name
 from tests.trust.hostile_pickles import RunsWhenRead
 
@@ -169,15 +169,15 @@ def test_a_law_a_table_and_a_result_are_data(tmp_path: Path, target: Path) -> No
         path.write_text(DEEP)
         read_json(path)
     table = tmp_path / "table.csv"
-    table.write_text(f"run,loss\n=cmd|'/c touch {target}'!A1,@SUM(1)\n")
-    assert read_table(table)["loss"] == [
-        "@SUM(1)"
-    ]  # cells are strings; how a spreadsheet reads them is out of scope
-    run = tmp_path / "study" / "run"
+    cell = f"=cmd|'/c touch {target}'!A1"
+    table.write_text(f"run,kind\n{cell},@SUM(1)\n")
+    # cells are strings; how a spreadsheet reads them is out of scope
+    assert read_table(table).to_numpy().tolist() == [[cell, "@SUM(1)"]]
+    run = tmp_path / "study" / "runs" / "run"
     run.mkdir(parents=True)
     for name in ("plan.json", "result.json"):
         (run / name).write_text(DEEP)
-    assert read_run(run, run.parent, now=0.0).status == "failed"
+    assert list(read_runs(tmp_path / "study")["status"]) == ["failed"]
     assert not target.exists()
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from history import add_history_options, record_result
 from torch import Tensor, nn
 
 from megatron.cli import create_parser, positive_int, run_main
@@ -29,7 +28,7 @@ from megatron.model.transformer import Gpt
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.task import Task, compute_task_loss
 from megatron.optim.adamw import build_adamw
-from megatron.report.figures.plot_coordinates import CoordinateSweep, write_coordinate_page
+from megatron.report.plot_coordinates import CoordinateSweep, write_coordinate_page
 
 PARAMETRIZATIONS = ("standard", "mup", "completep")
 QUANTITIES = ("embedding", "attention", "feed_forward", "residual", "logits")
@@ -40,38 +39,18 @@ def build_parser() -> argparse.ArgumentParser:
     parser = create_parser(__doc__)
     add = parser.add_argument_group("models").add_argument
     widths, depths = [64, 128, 256, 512], [2, 4, 8, 16, 32]
-    add(
-        "--widths",
-        type=positive_int,
-        nargs="+",
-        default=widths,
-        metavar="D",
-        help="d_model; the first is the base",
-    )
-    add(
-        "--depths",
-        type=positive_int,
-        nargs="+",
-        default=depths,
-        metavar="N",
-        help="layers; the first is the base",
-    )
+    sizes = {"type": positive_int, "nargs": "+"}
+    add("--widths", default=widths, metavar="D", help="d_model; the first is the base", **sizes)
+    add("--depths", default=depths, metavar="N", help="layers; the first is the base", **sizes)
     add("--d-head", type=positive_int, default=32, metavar="D", help="channels of an attention head")
     add("--n-tokens", type=positive_int, default=255, metavar="N", help="tokens of the vocabulary")
     add("--untied", action="store_true", help="untie the output head from the embedding")
     add = parser.add_argument_group("training").add_argument
     add("--lr", type=float, default=4e-3, metavar="RATE", help="learning rate of AdamW, for every size")
     add("--steps", type=positive_int, default=10, metavar="N", help="training steps of each model")
-    add(
-        "--seeds",
-        type=positive_int,
-        default=2,
-        metavar="N",
-        help="models per point; their root mean square is plotted",
-    )
+    add("--seeds", type=positive_int, default=2, metavar="N", help="models per point, whose RMS is plotted")
     add("--threads", type=positive_int, metavar="N", help="default: torch's choice")
     add("--out", type=Path, default=Path("coordinates.html"), metavar="PAGE.html", help="output page")
-    add_history_options(parser)
     return parser
 
 
@@ -208,11 +187,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             sweeps.append(done)
             slopes = "".join(f"{done.fit_slope(name):14.2f}" for name in QUANTITIES)
             print(f"{axis:8} {parametrization:12}{slopes}", flush=True)
-            # 0 is the aim: the change of an activation does not depend on the size
-            slope = max(abs(done.fit_slope(name)) for name in QUANTITIES)
-            sizes = args.widths if axis == "width" else args.depths
-            cell = f"{parametrization}, {axis} {sizes[0]} to {sizes[-1]}, {args.steps} steps: largest slope"
-            record_result(args.history, "coordinate_check", cell, slope, "power", better="lower")
     settings = (
         f"{args.steps} steps of AdamW at a rate of {args.lr:g}, {args.seeds} models per point. "
         f"Width varies at {args.depths[0]} blocks, depth at width {args.widths[0]}; these are the base sizes."

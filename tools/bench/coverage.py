@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from history import add_history_options, record_result
 
 from megatron.cli import create_parser, positive_int, report_error, run_main
 from megatron.io import write_json
@@ -253,18 +252,13 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
     add = parser.add_argument_group("simulations").add_argument
-    add(
-        "--designs",
-        nargs="+",
-        choices=list(build_designs()),
-        metavar="NAME",
-        help=f"designs: {', '.join(build_designs()).replace('%', '%%')}; default: all",
-    )
+    names = list(build_designs())
+    shown = ", ".join(names).replace("%", "%%")
+    add("--designs", nargs="+", choices=names, metavar="NAME", help=f"designs: {shown}; default: all")
     add("--simulations", type=positive_int, default=500, metavar="N", help="simulations of each design")
     add("--n-bootstrap", type=positive_int, default=500, metavar="R", help="bootstrap replicates of each fit")
     add("--workers", type=positive_int, default=1, metavar="N", help="worker processes")
     add("--json", type=Path, metavar="FILE", help="save all simulations to this file, and resume from it")
-    add_history_options(parser)
     return parser
 
 
@@ -294,11 +288,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             for summary in table.values()
         ]
         print(f"{build_designs()[name].name:<16}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
-        for quantity, summary in table.items():
-            # the score: a coverage is good near its level, neither high nor low
-            cell = f"{name}, {args.simulations} simulations, {args.n_bootstrap} replicates: {quantity}"
-            score = summary["score_ratio"]
-            record_result(args.history, "coverage", cell, score, "times the oracle's score", better="lower")
     return 0
 
 

@@ -18,10 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from history import add_history_options, record_result
+from harness import write_results
 
 from megatron.cli import create_parser, positive_int, run_main
-from megatron.io import write_json
 from megatron.laws.holdout import HoldoutScore, extrapolate_law, select_largest
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "laws"
@@ -114,7 +113,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--n-bootstrap", type=positive_int, default=300, metavar="R", help="bootstrap replicates of each fit")
     add("--sets", metavar="WORDS", default="", help="only sets whose name contains these words")
     add("--json", type=Path, metavar="FILE", help="also write the table to this file")
-    add_history_options(parser)
     return parser
 
 
@@ -159,11 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         by_run = {m: (v[0].mean(), v[1].mean(), np.median(v[2])) for m, v in pooled.items()}
         print(format_row(f"mean of {len(rows)} sets", 0, 0, by_set))
         print(format_row("all runs held out", 0, len(pooled[methods[0]][0]), by_run))
-        for method, (_, error, _) in by_run.items():
-            cell = f"{len(rows)} sets, {args.share:g} held out, {args.n_bootstrap} replicates: {method}"
-            record_result(args.history, "extrapolate", cell, error, "% of mean error", better="lower")
-    if args.json:
-        write_json(args.json, table)
+    write_results(args.json, table)
     return 0
 
 

@@ -1,7 +1,7 @@
 """Benchmark the fit of a law: ours against scipy's L-BFGS from a grid of starts, on the same runs.
 
     OMP_NUM_THREADS=1 python tools/bench/fit.py
-    OMP_NUM_THREADS=1 python tools/bench/fit.py table.csv --max-loss 3.4
+    OMP_NUM_THREADS=1 python tools/bench/fit.py table.csv --starts 150
 
 The other side is the method of the Chinchilla paper and of its replication (arXiv 2404.10102): minimise the
 sum of Huber terms in (log A, log B, log E, alpha, beta) with L-BFGS from 4,500 starts. `--starts` uses fewer,
@@ -12,19 +12,20 @@ other forms are timed on synthetic runs.
 
 import argparse
 import itertools
+import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from history import add_history_options, record_result
+import pandas as pd
+from harness import add_options, write_results
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
 from megatron.cli import create_parser, positive_int, run_main
 from megatron.laws.fit import fit_law
-from megatron.study.selection import Columns, select_runs
 
 # starts of (log A, log B, log E, alpha, beta): 6 x 6 x 5 x 5 x 5 = 4,500
 GRID = (
@@ -91,7 +92,7 @@ def time_fit(**options: Any) -> float:
     return time.process_time() - begin
 
 
-def time_other_cases(forms: Sequence[str], repeat: int, history: Path | None) -> None:
+def time_other_cases(forms: Sequence[str]) -> dict[str, float]:
     """Print CPU times of fits at a boundary, and of other forms on 40 runs of 1 to 40 epochs."""
     cases: list[tuple[str, dict[str, Any]]] = [
         (f"E = 0, {n_runs} runs", dict(zip("NDL", draw_boundary_runs(n_runs), strict=True)))
@@ -101,20 +102,14 @@ def time_other_cases(forms: Sequence[str], repeat: int, history: Path | None) ->
     # epochs D / U of 1, 2, 4, 10, 40, repeated over the 40 runs: forms for repetition are identified
     runs["U"] = runs["D"] / np.resize([1, 2, 4, 10, 40], 40)
     cases += [(f"{form}, 40 runs", runs | {"form": form}) for form in forms if form]
+    seconds = {}
     for name, words in cases:
         # the time of the replicates is that of a fit with them minus that of a fit without
-        fits, boths = ([time_fit(n_bootstrap=n, **words) for _ in range(repeat)] for n in (0, 1000))
-        fit_s, both_s = min(fits), min(boths)
-        print(
-            f"{name:<28} fit {fit_s * 1e3:.0f} ms, 1,000 replicates {both_s - fit_s:.2f} s of CPU", flush=True
-        )
-        record_seconds(history, f"{name}: fit", fit_s, fits)
-        record_seconds(history, f"{name}: fit and 1,000 replicates", both_s, boths)
-
-
-def record_seconds(history: Path | None, cell: str, value: float, repeats: Sequence[float]) -> None:
-    """Store the CPU seconds of a fit."""
-    record_result(history, "fit", cell, value, "CPU-s", better="lower", repeats=repeats)
+        fit_s, both_s = (time_fit(n_bootstrap=n, **words) for n in (0, 1000))
+        seconds |= {f"{name}: fit": fit_s, f"{name}: 1,000 replicates": both_s - fit_s}
+        times = f"fit {fit_s * 1e3:.0f} ms, 1,000 replicates {both_s - fit_s:.2f} s of CPU"
+        print(f"{name:<28} {times}", flush=True)
+    return seconds
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -122,35 +117,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser = create_parser(__doc__)
     parser.add_argument("table", type=Path, nargs="?", metavar="TABLE.csv", help="default: synthetic runs")
     add = parser.add_argument_group("runs and forms").add_argument
-    add("--n-column", default="n_params", metavar="NAME", help="column of the parameters")
-    add("--d-column", default="train_tokens", metavar="NAME", help="column of the training tokens")
-    add(
-        "--loss-column", default="loss", metavar="NAME", help="column of the held-out loss, in nats per token"
-    )
-    add(
-        "--flops-column",
-        metavar="NAME",
-        help="column of FLOPs for tokens = FLOPs / 6N, instead of --d-column",
-    )
-    add("--max-loss", type=float, metavar="NATS", help="skip runs with a loss above this")
-    add("--forms", default=FORMS, metavar="FORM,FORM", help=f"other forms to time; default: {FORMS}")
-    add = parser.add_argument_group("measurement").add_argument
-    add(
-        "--starts",
-        type=positive_int,
-        default=N_STARTS,
-        metavar="N",
-        help=f"starts of the other side, of {N_STARTS:,}",
-    )
-    add("--repeat", type=positive_int, default=9, metavar="N", help="fits of ours; the median is printed")
-    add(
-        "--repeat-forms",
-        type=positive_int,
-        default=1,
-        metavar="N",
-        help="fits of each other case; the minimum is printed",
-    )
-    add_history_options(parser)
+    columns = ["n_params", "train_tokens", "loss"]
+    add("--columns", nargs=3, default=columns, metavar=("N", "D", "L"), help="columns of the table")
+    add("--forms", default=FORMS, metavar="FORM,FORM", help="other forms to time")
+    add("--starts", type=positive_int, default=N_STARTS, metavar="N", help="starts of the other side")
+    add_options(parser, repeat=9)
     return parser
 
 
@@ -160,33 +131,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.table is None:
         n, d, loss = draw_runs()
     else:
-        columns = Columns(args.n_column, args.d_column, args.loss_column, args.flops_column)
-        runs = select_runs(args.table, columns, max_loss=args.max_loss)
-        n, d, loss = runs.N, runs.D, runs.L
-    seconds = []
-    for _ in range(args.repeat):
-        begin = time.process_time()
-        law = fit_law(n, d, loss, n_bootstrap=0)
-        seconds.append(time.process_time() - begin)
-    ours_s = float(np.median(seconds))
-    bootstrap_seconds = []
-    for _ in range(3):
-        begin = time.process_time()
-        fit_law(n, d, loss, n_bootstrap=1000)
-        bootstrap_seconds.append(time.process_time() - begin - ours_s)
-    bootstrap_s = float(np.median(bootstrap_seconds))
+        runs = pd.read_csv(args.table)
+        n, d, loss = (runs[name].to_numpy(float) for name in args.columns)
+    runs_of = dict(zip("NDL", (n, d, loss), strict=True))
+    law = fit_law(n, d, loss, n_bootstrap=0)
+    ours_s = statistics.median(time_fit(n_bootstrap=0, **runs_of) for _ in range(args.repeat))
+    bootstrap_s = statistics.median(time_fit(n_bootstrap=1000, **runs_of) for _ in range(3)) - ours_s
     print(f"ours       {len(n)} runs: {ours_s * 1e3:.1f} ms, objective {law.objective:.12g}")
     print(f"           1,000 bootstrap replicates: {bootstrap_s:.2f} s")
-    name = f"{args.table.name if args.table else 'plain'}, {len(n)} runs"
-    record_seconds(args.history, f"{name}: fit", ours_s, seconds)
-    record_seconds(args.history, f"{name}: 1,000 replicates", bootstrap_s, bootstrap_seconds)
-    time_other_cases(args.forms.split(","), args.repeat_forms, args.history)
+    results = {"fit": ours_s, "1,000 replicates": bootstrap_s}
+    results |= time_other_cases(args.forms.split(","))
     objective, starts_s = minimise_from_grid(n, d, loss, args.starts)
     # a sample of the starts: the time is in proportion to their number
     whole_s = starts_s * N_STARTS / args.starts
     note = "" if args.starts == N_STARTS else f" ({args.starts} starts took {starts_s:.1f} s)"
     print(f"L-BFGS     {N_STARTS} starts: {whole_s:.1f} s{note}, objective {objective:.12g}")
     print(f"ratio      {whole_s / ours_s:.0f} times the time, objective {objective / law.objective - 1:+.1e}")
+    write_results(args.json, results | {"L-BFGS": whole_s})
     return 0
 
 

@@ -1,23 +1,22 @@
 """Benchmark training steps on a GPU, cell by cell in order of importance, beside the predicted speed.
 
-    python tools/bench/gpu.py --out gpu_bench --no-cells --parity  # the parity checks
+    python tools/bench/gpu.py --out gpu_bench --parity          # only the parity checks
     python tools/bench/gpu.py --out gpu_bench                   # measures until --minutes are over
-    python tools/bench/gpu.py --predict --hardware H200         # predictions only, without a GPU
     python tools/bench/gpu.py --device cpu --sizes tiny --steps 2 --out /tmp/tiny
 
 A cell is a size, an objective and at most one setting that differs from the defaults; other sides are
-LlamaForCausalLM of transformers and a model in the style of nanoGPT, eager and compiled, from the same run.
-Each cell warms up, is timed for --steps steps by events of the device, and is then profiled. Its record is
-appended to OUT/cells.jsonl at once, so that a time limit loses at most one cell; the same command again
-measures the cells that are missing. OUT/table.md is the table for benchmarks.md; OUT/parity.json is written
-after each check. Tokens are random, inputs are copied from pinned memory as in training, a step has
---accumulate microbatches. A CPU exercises the bench and gives no benchmark: compiled cells are traced there,
-but no code is generated.
+LlamaForCausalLM of transformers and a model in the style of nanoGPT, eager and compiled. Each cell or check
+is a process of its own: it warms up, is timed, and is then profiled. Its record is
+appended to OUT/cells.jsonl (OUT/parity.jsonl) at once, and the same command again measures what is missing.
+OUT/table.md is the table for benchmarks.md. A CPU exercises the bench and gives no benchmark.
 """
 
 import argparse
 import json
 import os
+import platform
+import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -25,148 +24,165 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from history import add_history_options, record_result
-
 from megatron.cli import create_parser, positive_int, report_error, run_main
 
-CELLS, TABLE, PARITY = "cells.jsonl", "table.md", "parity.json"
-STEPS = 50
-COMPILE_S = 60.0  # expected time of compiling and starting a cell
-CELL_TIMEOUT_S, CHECK_TIMEOUT_S = 240.0, 150.0
+WARMUP = 12
+MIN_LEFT_S = 30.0  # nothing is begun with less time
+LIMIT_S = 240.0  # time of one cell or check
+TOP_KERNELS = 5
+N_BLOCKS = 5
+HEAD = ("cell", "tokens/s", "MFU", "predicted tokens/s", "predicted MFU", "GiB", "kernels/step")
 
 
-def run_worker(args: argparse.Namespace) -> None:
-    """Measure the cells or checks named on standard input; one line of JSON for each on standard output."""
-    if args.worker == "parity":
-        # cuBLAS reads it when CUDA starts, and is deterministic with it
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+def run_worker(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure one cell or check in this process."""
+    # cuBLAS reads it when CUDA starts, and is deterministic with it
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     import torch
     from gpu_bench import cells, parity
-    from gpu_bench.measure import measure_cell
-    from gpu_bench.worker import serve
 
-    from megatron.parallel.world import use_expandable_segments
-
-    use_expandable_segments()
+    device = torch.device(args.device, 0) if args.device == "cuda" else torch.device("cpu")
     if args.device == "cpu":
         # "aot_eager" traces and splits graphs as on a GPU, but needs no C++ compiler and no minute per cell
         torch.compile = partial(torch.compile, backend="aot_eager")
-    if args.worker == "parity":
-        device = torch.device(args.device, 0) if args.device == "cuda" else torch.device("cpu")
-        checks = parity.list_checks(device)
-        serve(lambda name: parity.run_check(name, checks[name], device))
-        return
-    by_name = {cell.name: cell for cell in cells.list_cells(args.sizes)}
-
-    def measure(name: str) -> dict[str, Any]:
-        try:
-            return measure_cell(by_name[name], args)
-        except cells.SkippedCellError as skipped:
-            return {"cell": name, "skipped": str(skipped)}
-
-    serve(measure)
-
-
-def start_worker(argv: Sequence[str], kind: str) -> Any:
-    """Return the process that measures `cells` or checks `parity`; it starts with the first name."""
-    from gpu_bench.worker import Worker
-
-    return Worker([sys.executable, __file__, *argv, "--worker", kind])
-
-
-def read_records(out: Path) -> dict[str, dict[str, Any]]:
-    """Return the records of earlier commands by cell; failed cells are measured again."""
-    path = out / CELLS
-    if not path.is_file():
-        return {}
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    return {record["cell"]: record for record in records if "failed" not in record}
-
-
-def run_cells(args: argparse.Namespace, argv: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Measure the cells that have no record until the time is over; append each record at once."""
-    from gpu_bench import cells
-    from gpu_bench.table import describe_record, format_markdown, predict_cell
-
-    args.out.mkdir(parents=True, exist_ok=True)
-    records, worker = read_records(args.out), start_worker(argv, "cells")
-    deadline = time.monotonic() + 60.0 * args.minutes
+    if args.parity:
+        return parity.list_checks(device)[args.worker]()
+    cell = next(cell for cell in cells.list_cells(args.sizes) if cell.name == args.worker)
     try:
-        for cell in cells.list_cells(args.sizes):
-            if cell.name in records or (args.only and not any(word in cell.name for word in args.only)):
-                continue
-            left = deadline - time.monotonic()
-            if left < expect_seconds(cell, args):
-                print(f"{cell.name}: not measured, {left:.0f} s are left", flush=True)
-                continue
-            record = worker.measure(cell.name, min(left, CELL_TIMEOUT_S))
-            expected = predict_cell(cell, record.get("hardware", ""), args.seq_len, args.accumulate)
-            if expected is not None:
-                record |= {"predicted": expected.tokens_per_s, "predicted_mfu": expected.mfu}
-            records[cell.name] = record
-            with (args.out / CELLS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
-            print(describe_record(record), flush=True)
-            (args.out / TABLE).write_text(
-                format_markdown(records, args.sizes, args.seq_len), encoding="utf-8"
-            )
-            store_in_history(args, record)
-    finally:
-        worker.stop()
-    return records
+        return measure_cell(cell, args, device)
+    except cells.SkippedCellError as skipped:
+        return {"skipped": str(skipped)}
 
 
-def run_parity(args: argparse.Namespace, argv: Sequence[str]) -> list[dict[str, Any]]:
-    """Run the parity checks until the time is over; write and print the result of each at once."""
+def measure_cell(cell: Any, args: argparse.Namespace, device: Any) -> dict[str, Any]:
+    """Return the record of a cell. Raises SkippedCellError with a reason."""
     import torch
-    from gpu_bench import parity
+    from gpu_bench import cells
 
+    from megatron.plan.count import flops_per_token_mfu
+    from megatron.plan.hardware import find_device
+
+    with cells.use_attention(cell, device, args.seq_len) as attention:
+        step = cells.build_step(cell, device, args.seq_len, args.accumulate)
+        for i in range(min(WARMUP, args.steps)):
+            loss = step(i)
+        first_loss = float(loss)  # waits: compilation ends before the timed steps begin
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        seconds = time_steps(step, args.steps, device)
+        # the activations of a graph are in its own pool, which counts as reserved only
+        peak = torch.cuda.max_memory_reserved if cell.uses_graph else torch.cuda.max_memory_allocated
+        memory = peak() / 2**30 if device.type == "cuda" else None
+        kernels = profile_kernels(step, device)
+    tokens = cell.rows * args.seq_len * args.accumulate
+    rate = tokens / statistics.median(seconds)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU"
+    record = {"tokens_per_s": rate, "step_s": seconds, "memory_gib": memory, "hardware": name}
+    record |= {"attention": attention, "loss": first_loss, "torch": torch.__version__}
+    whole = sum(us for us, _ in kernels.values()) or 1.0
+    top = sorted(kernels.items(), key=lambda item: -item[1][0])[:TOP_KERNELS]
+    record["kernels"] = [{"name": key[:96], "share": us / whole} for key, (us, _) in top]
+    record["kernels_per_step"] = sum(n for _, n in kernels.values())
+    if hardware := find_device(name):
+        flops = rate * flops_per_token_mfu(cells.make_model(cell.size), args.seq_len)
+        record["mfu"] = flops / (hardware.peak_tflops * 1e12)
+    if predicted := cells.predict_cell(cell, name, args.seq_len, args.accumulate):
+        record |= {"predicted": predicted.tokens_per_s, "predicted_mfu": predicted.mfu}
+    return record
+
+
+def time_steps(step: Any, n_steps: int, device: Any) -> list[float]:
+    """Return the mean seconds of a step in each of several blocks, whose median is robust."""
+    import torch
+
+    seconds, n = [], max(1, n_steps // N_BLOCKS)
+    for _ in range(N_BLOCKS):
+        began = time.perf_counter()
+        # the host runs ahead: nothing in a block waits for the device
+        for i in range(n):
+            step(i)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append((time.perf_counter() - began) / n)
+    return seconds
+
+
+def profile_kernels(step: Any, device: Any) -> dict[str, tuple[float, float]]:
+    """Return (microseconds, launches) of a step for each kernel by name; on a CPU for each operator."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    on_gpu = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu) as profiler:
+        step(0)
+        if on_gpu:
+            torch.cuda.synchronize()
+    # on a GPU only events of the device itself, not the operators that launched them
+    kind = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
+    return {
+        event.key: (event.self_device_time_total if on_gpu else event.self_cpu_time_total, event.count)
+        for event in profiler.key_averages()
+        if event.device_type == kind and not getattr(event, "is_user_annotation", False)
+    }
+
+
+def run_all(names: Sequence[str], args: argparse.Namespace, words: Sequence[str]) -> list[dict[str, Any]]:
+    """Run each name without a record in a process of its own until the time is over; return all records."""
+    path = args.out / ("parity.jsonl" if args.parity else "cells.jsonl")
     args.out.mkdir(parents=True, exist_ok=True)
-    worker = start_worker(argv, "parity")
-
-    def report(checks: list[dict[str, Any]]) -> None:
-        (args.out / PARITY).write_text(json.dumps(checks, indent=1) + "\n", encoding="utf-8")
-        print(parity.describe_check(checks[-1]), flush=True)
-
-    names = list(parity.list_checks(torch.device(args.device)))
-    try:
-        return parity.run_checks(
-            names, worker.measure, report, minutes=args.minutes, timeout_s=CHECK_TIMEOUT_S
-        )
-    finally:
-        worker.stop()
-
-
-def expect_seconds(cell: Any, args: argparse.Namespace) -> float:
-    """Return a rough time of a cell, from the prediction for an H100; little on a CPU."""
-    if args.device != "cuda":
-        return 0.0
-    from gpu_bench.measure import WARMUP
-    from gpu_bench.table import predict_cell
-
-    expected = predict_cell(cell, "H100", args.seq_len, args.accumulate)
-    assert expected is not None, "the H100 is listed"
-    steps = args.steps + min(WARMUP, args.steps) + 3
-    compile_s = COMPILE_S if cell.predicted.compiled else COMPILE_S / 4
-    return compile_s + steps * cell.rows * args.seq_len * args.accumulate * expected.seconds_per_token
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    stored = {record["name"]: record for record in map(json.loads, lines) if "failed" not in record}
+    deadline = time.monotonic() + 60.0 * args.minutes
+    for name in names:
+        left = deadline - time.monotonic()
+        if name in stored:
+            continue
+        if left < MIN_LEFT_S:
+            print(f"{name}: not run, {max(left, 0):.0f} s are left", flush=True)
+            continue
+        command = [sys.executable, __file__, *words, "--worker", name]
+        try:
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, text=True, timeout=min(left, LIMIT_S), check=True
+            )
+            record = json.loads(done.stdout.splitlines()[-1])
+        except (subprocess.SubprocessError, ValueError, IndexError) as error:
+            record = {"failed": str(error).rpartition("--worker ")[2]}
+        stored[name] = {"name": name, **record}
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(stored[name]) + "\n")
+        print(f"{name:<48} {describe_record(record)}", flush=True)
+    return [stored[name] for name in names if name in stored]
 
 
-def store_in_history(args: argparse.Namespace, record: dict[str, Any]) -> None:
-    """Append a record to the history of all benches."""
-    if "value" not in record:
-        return
-    names = ("mfu", "mfu_executed", "memory_gib", "memory_kind", "predicted", "kernels_per_step", "hardware")
-    details = {name: record[name] for name in names if record.get(name) is not None}
-    record_result(
-        args.history,
-        "gpu",
-        record["cell"],
-        record["value"],
-        record["unit"],
-        better=record["better"],
-        repeats=record["repeats"],
-        details=details,
-    )
+def describe_record(record: dict[str, Any]) -> str:
+    """Return the outcome of a cell or a check in one line."""
+    if "status" in record:
+        return f"{record['status']:<8} {record['detail']}"
+    if "tokens_per_s" not in record:
+        return " ".join(f"{key}: {value}" for key, value in record.items())
+    top = ", ".join(f"{kernel['share']:.0%} {kernel['name'][:24]}" for kernel in record["kernels"][:2])
+    return f"{record['tokens_per_s']:,.0f} tokens/s  {top}"
+
+
+def format_markdown(records: Sequence[dict[str, Any]], seq_len: int) -> str:
+    """Return the table for benchmarks.md, and the ratios to the other sides of the same run."""
+    lines = [f"| {' | '.join(HEAD)} |", f"| {' | '.join('---' for _ in HEAD)} |"]
+    keys = ("tokens_per_s", "mfu", "predicted", "predicted_mfu", "memory_gib", "kernels_per_step")
+    measured = {record["name"]: record for record in records if "tokens_per_s" in record}
+    for name, record in measured.items():
+        values = (record.get(key) for key in keys)
+        cells = ("n/a" if x is None else f"{x:.3f}" if x < 10 else f"{x:,.0f}" for x in values)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    for name, record in measured.items():
+        side, size, objective, _ = name.split("/")
+        base = measured.get(f"ours/{size}/{objective}/default")
+        if side != "ours" and base is not None:
+            ratio = base["tokens_per_s"] / record["tokens_per_s"]
+            lines.append(f"\nours / {side}, {size} {objective}: {ratio:.2f} times")
+    for record in list(measured.values())[:1]:
+        lines.append(f"\n{record['hardware']}, torch {record['torch']}, S = {seq_len}")
+    return "\n".join(lines) + "\n"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -178,51 +194,38 @@ def build_parser() -> argparse.ArgumentParser:
     add("--only", nargs="+", metavar="WORD", help="only cells whose name contains one of these words")
     add("--seq-len", type=positive_int, metavar="N", help="positions of a sample; default: 2048, tiny: 32")
     add("--accumulate", type=positive_int, default=2, metavar="N", help="microbatches per step")
-    add("--steps", type=positive_int, default=STEPS, metavar="N", help="timed steps of a cell")
+    add("--steps", type=positive_int, default=50, metavar="N", help="timed steps of a cell")
     add = parser.add_argument_group("time and output").add_argument
-    add("--minutes", type=float, default=8.0, metavar="M", help="time limit of the checks, and of the cells")
+    add("--minutes", type=float, default=8.0, metavar="M", help="time limit")
     add("--out", type=Path, default=Path("gpu_bench"), metavar="FOLDER", help="folder of the results")
-    add("--parity", action="store_true", help="also compare results with a CPU in float64")
-    add("--no-cells", action="store_true", help="measure no cell, for example only --parity")
-    add_history_options(parser)
-    add = parser.add_argument_group("prediction").add_argument
-    add("--predict", action="store_true", help="print the predicted speed of every cell and exit")
-    add("--hardware", default="H200", metavar="GPU", help="GPU of --predict")
-    add("--worker", choices=("cells", "parity"), help=argparse.SUPPRESS)
+    add("--parity", action="store_true", help="compare results with a CPU in float64 instead of measuring")
+    add("--worker", metavar="NAME", help=argparse.SUPPRESS)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the cells, and print where the results are."""
+    """Run the checks or measure the cells, and print where the results are."""
     words = list(sys.argv[1:] if argv is None else argv)
     args = build_parser().parse_args(words)
     args.seq_len = args.seq_len or (32 if args.sizes == ["tiny"] else 2048)
     if args.worker:
-        run_worker(args)
+        print("\n" + json.dumps(run_worker(args)))
         return 0
-    if args.predict:
-        from gpu_bench.table import print_predictions
+    import torch
+    from gpu_bench import cells, parity
 
-        try:
-            print_predictions(args.hardware, args.sizes, args.seq_len, args.accumulate)
-        except ValueError as error:
-            return report_error(error)
-        return 0
-    if args.device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            return report_error(ValueError("--device: got cuda, but torch sees no GPU. Set --device cpu."))
-    checks = run_parity(args, words) if args.parity else []
-    wrong = [check["name"] for check in checks if check["status"] not in ("passed", "skipped")]
-    records = {} if args.no_cells else run_cells(args, words)
-    failed = [name for name, record in records.items() if "failed" in record]
-    failed += wrong
-    print(
-        f"results: {args.out}, {len(checks)} checks, {len(records)} cells"
-        + (f", failed: {', '.join(failed)}" if failed else "")
-    )
-    return int(bool(failed))
+    if args.device == "cuda" and not torch.cuda.is_available():
+        return report_error(ValueError("--device: got cuda, but torch sees no GPU. Set --device cpu."))
+    names = [cell.name for cell in cells.list_cells(args.sizes)]
+    if args.parity:
+        names = list(parity.list_checks(torch.device(args.device)))
+    names = [name for name in names if not args.only or any(word in name for word in args.only)]
+    records = run_all(names, args, words)
+    if not args.parity:
+        (args.out / "table.md").write_text(format_markdown(records, args.seq_len), encoding="utf-8")
+    failed = [r["name"] for r in records if "failed" in r or r.get("status") == parity.FAILED]
+    print(f"results: {args.out}, {len(records)} of {len(names)}, failed: {', '.join(failed) or 'none'}")
+    return int(bool(failed) or len(records) < len(names))
 
 
 if __name__ == "__main__":

@@ -11,16 +11,13 @@ the loop. The sides alternate several times and the medians are compared, as are
 """
 
 import argparse
-import resource
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from history import add_history_options, record_result
+from harness import Cost, add_options, median_cpu, median_wall, time_in_turns, write_results
 from torch.utils.data import DataLoader, Dataset
 
 from megatron.cli import create_parser, positive_int, run_main
@@ -34,15 +31,6 @@ from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.objective.task import Objective
 
 N_TOKENS = 50257
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Samples per second, CPU seconds of the process and its workers, and a checksum of the ids."""
-
-    samples_per_s: float
-    cpu_s: float
-    checksum: int
 
 
 class SamplesDataset(Dataset):
@@ -88,21 +76,6 @@ def iterate_torch(
         yield int(batch[:, 0].sum())
 
 
-def read_cpu_s() -> float:
-    """Return the CPU seconds of this process and of its ended children."""
-    # Children count only after they have ended. The DataLoader ends its workers with its last batch, before
-    # the second call.
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in used)
-
-
-def measure_side(side: Callable[[], Iterator[int]], n_samples: int) -> Speed:
-    """Read all batches of one side, including its start-up and shutdown."""
-    begin, cpu = time.perf_counter(), read_cpu_s()
-    checksum = sum(side())
-    return Speed(n_samples / (time.perf_counter() - begin), read_cpu_s() - cpu, checksum)
-
-
 def write_synthetic(folder: str) -> str:
     """Write a dataset of 100 M random tokens and return its prefix."""
     rng = np.random.default_rng(0)
@@ -125,24 +98,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--corrupt", action="store_true", help="also corrupt the batches for the objective")
     objectives = ("autoregressive", "masked_diffusion")
     add("--objective", default="autoregressive", choices=objectives, help="objective of the corruption")
-    add = parser.add_argument_group("measurement").add_argument
-    add(
-        "--workers",
-        type=int,
-        nargs="+",
-        default=[0, 2, 4],
-        metavar="N",
-        help="numbers of workers, one after another",
-    )
+    workers = [0, 2, 4]
+    add("--workers", type=int, nargs="+", default=workers, metavar="N", help="numbers of workers")
     add("--batches", type=positive_int, default=200, metavar="N", help="batches of each measurement")
-    add(
-        "--repeat",
-        type=positive_int,
-        default=5,
-        metavar="N",
-        help="measurements of each side; the median is printed",
-    )
-    add_history_options(parser)
+    add_options(parser, repeat=5)
     return parser
 
 
@@ -159,51 +118,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         samples = Samples(open_dataset(args.prefix or write_synthetic(folder)), args.seq_len, 0)
         samples.take(np.arange(n_samples))  # load the samples into the page cache for all sides
         print(f"{n_samples:,} samples of {args.seq_len} in batches of {args.batch_size}")
+        results = {}
         for n_workers in args.workers:
-            speeds: dict[str, list[Speed]] = {"ours": [], "torch": []}
-            for _ in range(args.repeat):
-                for name, side in (("ours", iterate_ours), ("torch", iterate_torch)):
-                    arguments = (samples, args.batch_size, args.batches, n_workers, task)
-                    speeds[name].append(
-                        # bound as defaults, since the lambda would read the loop's variables at its call
-                        measure_side(lambda side=side, arguments=arguments: side(*arguments), n_samples)
-                    )
-            print_report(n_workers, speeds["ours"], speeds["torch"], n_samples)
-            record_speeds(args, n_workers, speeds["ours"], n_samples)
+            arguments = (samples, args.batch_size, args.batches, n_workers, task)
+            sides = {
+                # bound as defaults, since a lambda would read the loop's variables at its call
+                "ours": lambda arguments=arguments: sum(iterate_ours(*arguments)),
+                "DataLoader": lambda arguments=arguments: sum(iterate_torch(*arguments)),
+            }
+            costs = time_in_turns(sides, args.repeat)
+            results[f"{n_workers} workers"] = print_report(n_workers, costs, n_samples)
+    write_results(args.json, results)
     return 0
 
 
-def record_speeds(args: argparse.Namespace, n_workers: int, speeds: list[Speed], n_samples: int) -> None:
-    """Store our samples per second and per CPU second for one number of workers."""
-    task = args.objective if args.corrupt else "tokens"
-    corpus = f"{Path(args.prefix).name}, " if args.prefix else ""
-    cell = f"{corpus}{task}, {args.batch_size} x {args.seq_len}, {n_workers} workers"
-    for unit, rates in (
-        ("samples/s", [speed.samples_per_s for speed in speeds]),
-        ("samples/CPU-s", [n_samples / speed.cpu_s for speed in speeds]),
-    ):
-        value = float(np.median(rates))
-        record_result(args.history, "loader", f"{cell}: {unit}", value, unit, better="higher", repeats=rates)
-
-
-def print_report(n_workers: int, our_speeds: list[Speed], torch_speeds: list[Speed], n_samples: int) -> None:
-    """Print the two sides for one number of workers."""
-    speeds, costs = (
-        [
-            float(np.median([getattr(measurement, name) for measurement in side]))
-            for side in (our_speeds, torch_speeds)
-        ]
-        for name in ("samples_per_s", "cpu_s")
-    )
-    same = len({measurement.checksum for measurement in our_speeds + torch_speeds}) == 1
-    for name, speed, cost in zip(("ours", "DataLoader"), speeds, costs, strict=True):
-        ratios = f"ratio to ours: time {speeds[0] / speed:4.1f}, CPU {cost / costs[0]:4.1f}"
-        cpu_per_sample = f"CPU {cost / n_samples * 1e6:4.0f} us a sample"
+def print_report(n_workers: int, costs: dict[str, list[Cost]], n_samples: int) -> dict[str, float]:
+    """Print both sides for one number of workers; return the samples per second of each."""
+    ours = costs["ours"]
+    for name, side in costs.items():
+        ratio_wall, ratio_cpu = median_wall(side) / median_wall(ours), median_cpu(side) / median_cpu(ours)
         print(
-            f"{n_workers} workers  {name:10} {speed:9,.0f} samples/s   {cpu_per_sample}   {ratios}",
+            f"{n_workers} workers  {name:10} {n_samples / median_wall(side):9,.0f} samples/s   "
+            f"CPU {median_cpu(side) / n_samples * 1e6:4.0f} us a sample   "
+            f"ratio to ours: time {ratio_wall:4.1f}, CPU {ratio_cpu:4.1f}",
             flush=True,
         )
+    same = len({cost.result for side in costs.values() for cost in side}) == 1
     print(f"           the samples are {'the same' if same else 'DIFFERENT'}", flush=True)
+    return {name: n_samples / median_wall(side) for name, side in costs.items()}
 
 
 if __name__ == "__main__":

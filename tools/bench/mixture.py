@@ -7,18 +7,19 @@ measurements, as wall time and as CPU time of the process. On a busy machine onl
 """
 
 import argparse
+import json
 import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from history import add_history_options, record_result
+from harness import Cost, add_options, median_cpu, median_wall, time_call, write_results
 
 from megatron.cli import create_parser, positive_int, run_main
 from megatron.mixture.adaptive import fit_domain_law
@@ -26,7 +27,6 @@ from megatron.mixture.catalog import Catalog
 from megatron.mixture.client import Connection, RemoteChunks, make_token_file, read_token
 from megatron.mixture.distributor import Distributor
 from megatron.mixture.documents import DocumentChunks
-from megatron.mixture.files import hash_content
 from megatron.mixture.properties import read_properties
 from megatron.mixture.query import Query
 from megatron.mixture.weights import ConstantWeights
@@ -44,20 +44,11 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
     add = parser.add_argument_group("documents and threads").add_argument
-    add(
-        "--documents", type=float, nargs="+", default=[1e5, 1e6], metavar="N", help="documents in the catalog"
-    )
+    sizes = [1e5, 1e6]
+    add("--documents", type=float, nargs="+", default=sizes, metavar="N", help="documents in the catalog")
     add("--threads", type=positive_int, default=2, metavar="N", help="DuckDB threads for registration")
     add("--files", type=positive_int, default=1000, metavar="N", help="files of the mixture of many files")
-    add = parser.add_argument_group("measurement").add_argument
-    add(
-        "--repeat",
-        type=positive_int,
-        default=3,
-        metavar="N",
-        help="measurements of each figure; the median is printed",
-    )
-    add_history_options(parser)
+    add_options(parser, repeat=3)
     return parser
 
 
@@ -76,36 +67,24 @@ def write_documents(path: Path, n: int, first: int = 0) -> None:
             )
 
 
-def time_work(work: Callable[[], object], repeat: int) -> list[tuple[float, float]]:
-    """Return (wall, CPU) seconds of each of some calls."""
-    times = []
-    for _ in range(repeat):
-        # user and system time of all threads of this process, but not of a server
-        wall, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
-        work()
-        after = resource.getrusage(resource.RUSAGE_SELF)
-        cpu = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
-        times.append((time.perf_counter() - wall, cpu))
-    return times
+class Report:
+    """Measured rates, printed at once. `repeat`: calls of each work, of which the medians count."""
+
+    def __init__(self, repeat: int) -> None:
+        self.repeat, self.results = repeat, dict[str, float]()
+
+    def add(self, what: str, n: float, unit: str, work: Callable[[], object]) -> None:
+        """Measure a work of n units, and print wall and CPU seconds."""
+        costs: list[Cost] = [time_call(work) for _ in range(self.repeat)]
+        wall, cpu = median_wall(costs), median_cpu(costs)
+        rates = f"{n / wall:>14,.0f} {unit}/s   {n / cpu:>14,.0f} a CPU-second"
+        print(f"{what:<44} {wall:8.3f} s   CPU {cpu:8.3f} s {rates}", flush=True)
+        self.results[f"{what}, {n:.0f} {unit}: CPU-s"] = cpu
 
 
-def report_rate(
-    history: Path | None, what: str, n: float, unit: str, times: list[tuple[float, float]]
-) -> None:
-    """Print and store one line: the median wall and CPU seconds of n units."""
-    wall, cpu = np.median(times, axis=0).tolist()
-    rates = f"{n / wall:>14,.0f} {unit}/s   {n / max(cpu, 1e-9):>14,.0f} a CPU-second"
-    print(f"{what:<44} {wall:8.3f} s   CPU {cpu:8.3f} s {rates}", flush=True)
-    # the CPU time of this process: other load on the machine changes it least
-    cpu_s = [max(seconds[1], 1e-9) for seconds in times]
-    cell = f"{what}, {n:.0f} {unit}"
-    record_result(history, "mixture", cell, max(cpu, 1e-9), "CPU-s", better="lower", repeats=cpu_s)
-
-
-def bench_size(n: int, threads: int, repeat: int, history: Path | None) -> None:
-    """Time registration, queries and reading of `n` documents."""
+def bench_size(n: int, threads: int, report: Report) -> None:
+    """Time registration, queries and reading of `n` documents, and Python's json as the other side."""
     print(f"{n:,} documents")
-    report = partial(report_rate, history)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path, lines = folder / "catalog", folder / "documents.jsonl"
@@ -114,26 +93,18 @@ def bench_size(n: int, threads: int, repeat: int, history: Path | None) -> None:
             with Catalog(path, n_threads=threads) as catalog:
 
                 def register(catalog: Catalog = catalog, properties: Sequence[str] = properties) -> None:
-                    # The defaults bind the loop's variables at the definition. A repetition must register
-                    # everything again: unchanged files would be skipped.
+                    # A repetition must register everything again: unchanged files would be skipped.
                     if catalog.tables:
                         catalog.remove("bench")
                     catalog.register("bench", [str(lines)], read_properties(properties), quiet=True)
 
-                many = f"{len(properties)} propert{'y' if len(properties) == 1 else 'ies'}"
-                report(f"register, {many}, {threads} threads", n, "documents", time_work(register, repeat))
+                report.add(f"register, properties: {len(properties)}", n, "documents", register)
                 if len(properties) == 1:
                     catalog.remove("bench")
-        times = time_work(lambda: hash_content(lines), repeat)
-        report("of it, sums of the content", n, "documents", times)
         query = Query(conditions=CONDITIONS)
         with Catalog(path, read_only=True, n_threads=1) as catalog:
             by = ["language", "licence"]
-            times = time_work(lambda: query.run(catalog, by), repeat)
-            report("query, 4 properties, 1 thread", n, "documents", times)
-            result = query.run(catalog, by)
-        rows = int(result.n_documents.sum())
-        print(f"  {rows:,} documents, {result.documents.nbytes / rows:.1f} bytes each")
+            report.add("query, 4 properties, 1 thread", n, "documents", lambda: query.run(catalog, by))
         mixture = folder / "mixture.yaml"
         mixture.write_text("catalog: catalog\nby: [language]\ncount: documents\n")
         n_chunks = min(200, n // CHUNK)
@@ -143,11 +114,16 @@ def bench_size(n: int, threads: int, repeat: int, history: Path | None) -> None:
             for first in range(0, n_chunks, 20):
                 source.read(first, min(20, n_chunks - first)).column("text").to_pylist()
 
-        times = time_work(partial(stream, DocumentChunks(mixture)), repeat)
-        report("stream text, warm, in this process", n_chunks * CHUNK, "documents", times)
+        def parse_lines() -> None:
+            with lines.open("rb") as file:
+                for line in islice(file, n_chunks * CHUNK):
+                    json.loads(line)["text"]
+
+        units = (n_chunks * CHUNK, "documents")
+        report.add("json.loads of lines in order", *units, parse_lines)
+        report.add("stream text, warm, in this process", *units, partial(stream, DocumentChunks(mixture)))
         with serve_mixture(mixture) as remote:
-            times = time_work(partial(stream, remote), repeat)
-            report("stream text through a server (CPU: client's)", n_chunks * CHUNK, "documents", times)
+            report.add("stream text through a server (CPU: client's)", *units, partial(stream, remote))
 
 
 @contextmanager
@@ -167,20 +143,7 @@ def serve_mixture(mixture: Path) -> Iterator[RemoteChunks]:
             server.kill()  # otherwise the end of Popen's context would wait for it without limit
 
 
-def bench_small_files(n: int, threads: int, history: Path | None) -> None:
-    """Time the registration of `n` files with one line each."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for i in range(n):
-            write_documents(folder / f"{i:06}.jsonl", 1, first=i)
-        with Catalog(folder / "catalog", n_threads=threads) as catalog:
-            properties = read_properties(PROPERTIES)
-            work = partial(catalog.register, "bench", [str(folder)], properties, quiet=True)
-            what = f"register files of one line, {threads} threads"
-            report_rate(history, what, n, "files", time_work(work, 1))
-
-
-def bench_many_files(n_files: int, repeat: int, history: Path | None) -> None:
+def bench_many_files(n_files: int, report: Report) -> None:
     """Time reading as 8 groups from `n_files` files of 500 documents of 240 bytes."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -203,10 +166,10 @@ def bench_many_files(n_files: int, repeat: int, history: Path | None) -> None:
 
             for n, work in ((1, lambda: source.read(0, n_rounds)), (8, read_rounds)):
                 what = f"stream text, {n_files} files, {n} group{'s' * (n > 1)}"
-                report_rate(history, what, n_rounds * CHUNK, "documents", time_work(work, repeat))
+                report.add(what, n_rounds * CHUNK, "documents", work)
 
 
-def bench_domains(n_domains: int, repeat: int, history: Path | None) -> None:
+def bench_domains(n_domains: int, report: Report) -> None:
     """Time the chunks of a mixture of `n_domains` domains."""
     rng = np.random.default_rng(0)
     names = [str(k) for k in range(n_domains)]
@@ -221,26 +184,25 @@ def bench_domains(n_domains: int, repeat: int, history: Path | None) -> None:
         mixture.orders.lookup_units(mixture.schedule_chunks(next(first), n_chunks))
 
     draw_chunks()
-    what = f"chunks of {CHUNK}, {n_domains} domains"
-    report_rate(history, what, n_chunks * CHUNK, "samples", time_work(draw_chunks, repeat))
+    report.add(f"chunks of {CHUNK}, {n_domains} domains", n_chunks * CHUNK, "samples", draw_chunks)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all benchmarks."""
     args = build_parser().parse_args(argv)
+    report = Report(args.repeat)
     for n in args.documents:
-        bench_size(int(n), args.threads, args.repeat, args.history)
-    bench_small_files(1100, args.threads, args.history)
-    bench_many_files(args.files, args.repeat, args.history)
+        bench_size(int(n), args.threads, report)
+    bench_many_files(args.files, report)
     for n_domains in (8, 760):
-        bench_domains(n_domains, args.repeat, args.history)
+        bench_domains(n_domains, report)
     # 2 + 10 n^-0.35 nats with 2 % of noise
-    n = np.linspace(500, 50_000, 1000)
-    losses = (2 + 10 * n**-0.35) * np.exp(0.02 * np.random.default_rng(0).standard_normal(len(n)))
-    times = time_work(lambda: fit_domain_law(n, losses), args.repeat)
-    report_rate(args.history, "fit ADO's law to 1,000 losses", 1, "domains", times)
+    steps = np.linspace(500, 50_000, 1000)
+    losses = (2 + 10 * steps**-0.35) * np.exp(0.02 * np.random.default_rng(0).standard_normal(len(steps)))
+    report.add("fit ADO's law to 1,000 losses", 1, "domains", lambda: fit_domain_law(steps, losses))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory {peak:,.0f} MiB")
+    write_results(args.json, report.results)
     return 0
 
 

@@ -6,8 +6,7 @@
 The other side repeats the steps of Megatron-LM's GPTDataset with an empty cache: read the lengths from the
 index; build the document index with mgrid and RandomState.shuffle, the sample index with a plain C++ loop
 (compiled from megatron_sample_index.cpp), and the shuffle index; save the three as .npy and map these files.
-If mgrid's three 64-bit arrays require more memory than is free, the document index is tiled instead. That
-takes less time and memory than Megatron, so the ratios are then too low.
+If mgrid's three 64-bit arrays require more memory than is free, only ours is measured.
 
 The text is synthetic: documents of random lengths with the requested sum of tokens, over a sparse .bin. Each
 side is a separate process, the sides alternate, and the medians are printed. Memory is the maximum resident
@@ -32,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from history import add_history_options, record_result
+from harness import add_options, write_results
 
 from megatron.cli import create_parser, positive_int, run_main
 from megatron.data import open_dataset
@@ -44,12 +43,10 @@ from megatron.data.sidecar import HEADER, MAGIC, VERSION
 SEED = 1234
 SIDES = {
     "arrays": "Megatron's arrays",
-    "tiled": "arrays, tiled",
     "epoch": "ours, epoch",
     "megatron": "ours, megatron",
 }
 GRID_BYTES = 32  # per entry of the document index while mgrid fills it: two int64 rows and two temporaries
-TILED_BYTES = 12  # per entry if it is tiled, including the sample and shuffle indices
 PLAIN_LOOP = Path(__file__).with_name("megatron_sample_index.cpp")
 READS = 5000
 BATCH = 32  # samples of a read, as training reads them
@@ -84,7 +81,7 @@ def compile_loop(folder: Path) -> None:
         raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
 
 
-def build_megatron_arrays(prefix: str, seq_len: int, n_epochs: int, tiled: bool) -> tuple[np.ndarray, ...]:
+def build_megatron_arrays(prefix: str, seq_len: int, n_epochs: int) -> tuple[np.ndarray, ...]:
     """Build document, sample and shuffle index of whole epochs as in Megatron; save and map them."""
     folder = Path(prefix).parent
     index = np.memmap(f"{prefix}.idx", mode="r")
@@ -95,14 +92,11 @@ def build_megatron_arrays(prefix: str, seq_len: int, n_epochs: int, tiled: bool)
     per_epoch = int(np.sum(lengths[documents]))
     # one generator for both shuffles: the second continues where the first ended, as in Megatron
     random = np.random.RandomState(SEED)
-    if tiled:
-        document_index = np.tile(documents, n_epochs)
-    else:
-        # as in Megatron: all [n_epochs, n] places at once, in 64 bits
-        grid = np.mgrid[0:n_epochs, 0:n][1]
-        grid[:] = documents
-        document_index = grid.reshape(-1).astype(np.int32)
-        del grid
+    # as in Megatron: all [n_epochs, n] places at once, in 64 bits
+    grid = np.mgrid[0:n_epochs, 0:n][1]
+    grid[:] = documents
+    document_index = grid.reshape(-1).astype(np.int32)
+    del grid
     random.shuffle(document_index)
     # a window has seq_len + 1 tokens and shares its last one with the next window
     n_windows = (n_epochs * per_epoch - 1) // seq_len
@@ -137,8 +131,8 @@ def open_samples(side: str, prefix: str, seq_len: int, n_epochs: int) -> Samples
 def build_side(side: str, prefix: str, seq_len: int, n_epochs: int) -> dict[str, Any]:
     """Build one side in this process; return seconds, MB and the hashes of its indices."""
     before_mb, wall, cpu = read_memory_mb("VmRSS"), time.perf_counter(), time.process_time()
-    if side in ("arrays", "tiled"):
-        indices = build_megatron_arrays(prefix, seq_len, n_epochs, side == "tiled")
+    if side == "arrays":
+        indices = build_megatron_arrays(prefix, seq_len, n_epochs)
     else:
         samples = open_samples(side, prefix, seq_len, n_epochs)
         # the first and the last sample of the run, so that work is not deferred beyond the clock
@@ -199,88 +193,52 @@ def run_side(args: argparse.Namespace, prefix: Path, side: str, n_epochs: int) -
     return json.loads(done.stdout)
 
 
-def compare_sides(args: argparse.Namespace, prefix: Path, n_epochs: int) -> None:
-    """Run all sides alternately for a number of epochs, and print the ratios."""
+def compare_sides(args: argparse.Namespace, prefix: Path, n_epochs: int) -> dict[str, dict[str, float]]:
+    """Run all sides alternately for a number of epochs; print the ratios and return the medians."""
     free_gb = read_kilobytes("/proc/meminfo", "MemAvailable") / 1e6
-    # places of the document index: every document once per epoch
-    places = n_epochs * args.documents
-    fitting = {
-        "arrays": GRID_BYTES * places / 1e9 < 0.8 * free_gb,
-        "tiled": TILED_BYTES * places / 1e9 < free_gb,
-    }
-    # the first side that fits into memory, None if none does: Megatron's code, else the tiled variant
-    other = next((side for side, fits in fitting.items() if fits), None)
-    sides = [side for side in SIDES if side not in fitting or side == other]
+    # every document is once per epoch in the document index
+    required_gb = GRID_BYTES * n_epochs * args.documents / 1e9
+    sides = [side for side in SIDES if side != "arrays" or required_gb < 0.8 * free_gb]
     records: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     # alternating, so that a change of the machine's load affects all sides
     for _ in range(args.repeat):
         for side in sides:
             records[side].append(run_side(args, prefix, side, n_epochs))
     cost = {
-        side: {
-            key: statistics.median(record[key] for record in side_records)
-            for key in side_records[0]
-            if key != "sums"
-        }
-        for side, side_records in records.items()
+        side: {key: statistics.median(r[key] for r in rows) for key in rows[0] if key != "sums"}
+        for side, rows in records.items()
     }
     print(f"epochs {n_epochs}")
-    if other != "arrays":
-        required_gb = GRID_BYTES * places / 1e9
-        print(f"  {SIDES['arrays']:18} not run: requires about {required_gb:.0f} GB, {free_gb:.0f} are free")
-    for side in sides:
-        side_cost = cost[side]
-        added_mb = side_cost["peak_mb"] - side_cost["before_mb"]
-        line = f"  {SIDES[side]:18} CPU {side_cost['cpu_s']:7.3f} s   wall {side_cost['wall_s']:7.3f} s   "
-        line += f"{side_cost['peak_mb']:6.0f} MB, {added_mb:6.0f} of its own"
-        if other and side != other:
-            other_cost = cost[other]
-            line += f"   less: time {other_cost['cpu_s'] / side_cost['cpu_s']:5.1f} times, "
-            line += f"memory {other_cost['peak_mb'] / side_cost['peak_mb']:4.1f}, "
-            line += f"its own {(other_cost['peak_mb'] - other_cost['before_mb']) / max(added_mb, 1):5.1f}"
+    for side, ours in cost.items():
+        added_mb = ours["peak_mb"] - ours["before_mb"]
+        line = f"  {SIDES[side]:18} CPU {ours['cpu_s']:7.3f} s   wall {ours['wall_s']:7.3f} s   "
+        line += f"{ours['peak_mb']:6.0f} MB, {added_mb:6.0f} of its own"
+        if side != "arrays" and "arrays" in cost:
+            other = cost["arrays"]
+            line += f"   less: time {other['cpu_s'] / ours['cpu_s']:5.1f} times, "
+            line += f"memory {other['peak_mb'] / ours['peak_mb']:4.1f}, "
+            line += f"its own {(other['peak_mb'] - other['before_mb']) / max(added_mb, 1):5.1f}"
         print(line, flush=True)
-    for side in ("epoch", "megatron"):
-        cpu_s = [record["cpu_s"] for record in records[side]]
-        cell = f"{args.documents} documents, {args.tokens} tokens, {n_epochs} epochs, {side}"
-        record_result(
-            args.history, "order", f"{cell}: CPU", cost[side]["cpu_s"], "s", better="lower", repeats=cpu_s
-        )
-        record_result(args.history, "order", f"{cell}: memory", cost[side]["peak_mb"], "MB", better="lower")
-    if other:
-        same = records[other][0]["sums"] == records["megatron"][0]["sums"]
+    if "arrays" in cost:
+        same = records["arrays"][0]["sums"] == records["megatron"][0]["sums"]
         print(f"  document, sample and shuffle index are {'the same' if same else 'DIFFERENT'}", flush=True)
+    else:
+        print(f"  {SIDES['arrays']} not run: requires about {required_gb:.0f} GB, {free_gb:.0f} are free")
+    return cost
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
     add = parser.add_argument_group("samples").add_argument
-    add(
-        "--documents", type=positive_int, default=10_000_000, metavar="N", help="documents, of random lengths"
-    )
-    add(
-        "--tokens",
-        type=positive_int,
-        default=5_000_000_000,
-        metavar="N",
-        help="tokens of all documents together",
-    )
+    add("--documents", type=positive_int, default=10**7, metavar="N", help="documents of random lengths")
+    add("--tokens", type=positive_int, default=5 * 10**9, metavar="N", help="tokens of all documents")
     add("--seq-len", type=positive_int, default=2048, metavar="N", help="positions per sample")
-    add = parser.add_argument_group("measurement").add_argument
-    add(
-        "--epochs",
-        type=positive_int,
-        nargs="+",
-        default=[1, 10, 100],
-        metavar="N",
-        help="numbers of epochs, one after another",
-    )
-    add(
-        "--repeat", type=positive_int, default=3, metavar="N", help="runs of each side; the median is printed"
-    )
+    epochs = [1, 10, 100]
+    add("--epochs", type=positive_int, nargs="+", default=epochs, metavar="N", help="numbers of epochs")
     add("--side", metavar="NAME", help=argparse.SUPPRESS)
     add("--prefix", metavar="PREFIX", help=argparse.SUPPRESS)
-    add_history_options(parser)
+    add_options(parser, repeat=3)
     return parser
 
 
@@ -302,14 +260,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         compile_loop(Path(folder))
         write_dataset(prefix, args.documents, args.tokens)
         print(f"{args.documents:,} documents, {args.tokens:,} tokens, S = {args.seq_len}", flush=True)
+        results: dict[str, Any] = {}
         for n_epochs in args.epochs:
-            compare_sides(args, prefix, n_epochs)
+            results[f"{n_epochs} epochs"] = compare_sides(args, prefix, n_epochs)
         for side in ("epoch", "megatron"):
-            times = run_side(args, prefix, f"read:{side}", 1)["us"]
-            us = statistics.median(times)
+            us = statistics.median(run_side(args, prefix, f"read:{side}", 1)["us"])
+            results[f"{side}: us per random sample"] = us
             print(f"random sample, warm: {SIDES[side]}: {us:.1f} microseconds")
-            cell = f"{args.documents} documents, {args.tokens} tokens, {side}: random sample"
-            record_result(args.history, "order", cell, us, "us", better="lower", repeats=times)
+    write_results(args.json, results)
     return 0
 
 

@@ -20,14 +20,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from history import add_history_options, record_result
+from harness import add_options, write_results
 
 from megatron.cli import create_parser, positive_int, run_main
 from megatron.data.indexed import IndexedTokens
@@ -196,17 +196,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--tokenizer-model", default="gpt2", metavar="NAME", help="tokenizer folder or name")
     add("--eod-token", metavar="TOKEN", help="end-of-document token, if the tokenizer has several")
     add("--workers", type=positive_int, default=2, metavar="N", help="worker processes of each side")
-    add(
-        "--sides",
-        nargs="+",
-        default=["tokenizers", "batch"],
-        choices=SIDES,
-        help="implementations to compare with",
-    )
-    add("--repeat", type=positive_int, default=3, metavar="N", help="runs of ours; the median is printed")
+    sides = ["tokenizers", "batch"]
+    add("--sides", nargs="+", default=sides, choices=SIDES, help="implementations to compare with")
     add("--side", metavar="SIDE", help=argparse.SUPPRESS)
     add("--out", metavar="PATH", help=argparse.SUPPRESS)
-    add_history_options(parser)
+    add_options(parser, repeat=3)
     return parser
 
 
@@ -233,25 +227,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the median by CPU time, since wall time depends on the load
         our_cost = sorted(costs, key=lambda cost: cost.cpu_s)[len(costs) // 2]
         tokens = IndexedTokens(out / "ours_text_document")
-        print(
-            f"{args.source}: {megabytes:.0f} MB, {tokens.n_documents:,} documents, {tokens.n_tokens:,} tokens"
-        )
-        print_side("ours", our_cost, our_cost, megabytes, tokens.n_tokens)
+        n_tokens = tokens.n_tokens
+        print(f"{args.source}: {megabytes:.0f} MB, {tokens.n_documents:,} documents, {n_tokens:,} tokens")
+        print_side("ours", our_cost, our_cost, megabytes, n_tokens)
         print(f"{'':12} {our_cost.stdout.splitlines()[-1]}")
-        record_costs(args, costs, megabytes)
+        results = {"ours": asdict(our_cost)}
         for side in args.sides:
             prefix = str(out / side)
             command = [sys.executable, __file__, args.source, "--tokenizer-model", args.tokenizer_model,
                        "--workers", str(args.workers), "--side", side, "--out", prefix,
                        *eod_option]  # fmt: skip
             cost = measure_command(command)
+            results[side] = asdict(cost)
             n_different = count_different(tokens, IndexedTokens(Path(prefix)))
-            print_side(side, cost, our_cost, megabytes, tokens.n_tokens)
+            print_side(side, cost, our_cost, megabytes, n_tokens)
             print(
                 f"{'':12} its ids are",
                 f"DIFFERENT in {n_different:,} documents" if n_different else "the same",
             )
             remove_dataset(out / side)
+    write_results(args.json, {"megabytes": megabytes, "tokens": n_tokens, **results})
     return 0
 
 
@@ -260,21 +255,6 @@ def count_different(ours: IndexedTokens, theirs: IndexedTokens) -> int:
     n_common = min(ours.n_documents, theirs.n_documents)
     different = (not np.array_equal(ours.get_document(i), theirs.get_document(i)) for i in range(n_common))
     return sum(different) + abs(ours.n_documents - theirs.n_documents)
-
-
-def record_costs(args: argparse.Namespace, costs: Sequence[Cost], megabytes: float) -> None:
-    """Store our megabytes per CPU second and per second of wall time."""
-    cell = f"{Path(args.source).name}, {megabytes:.1f} MB, {args.workers} workers"
-    if args.tokenizer_model != "gpt2":  # cells of GPT-2 are older than other tokenizers
-        cell += f", {Path(args.tokenizer_model).name}"
-    for unit, rates in (
-        ("MB/CPU-s", [megabytes / cost.cpu_s for cost in costs]),
-        ("MB/s", [megabytes / cost.wall_s for cost in costs]),
-    ):
-        value = float(np.median(rates))
-        record_result(
-            args.history, "preprocess", f"{cell}: {unit}", value, unit, better="higher", repeats=rates
-        )
 
 
 def remove_dataset(prefix: Path) -> None:

@@ -1,15 +1,15 @@
 """Benchmark training on the CPU: our torch engine against transformers' LlamaForCausalLM with torch's AdamW.
 
     python tools/bench/train.py
-    python tools/bench/train.py --dtype float32 --rounds 7 --threads 2 --compile
-    python tools/bench/train.py --sizes 16 48 96        # only ours, small models (small_models.py)
+    python tools/bench/train.py --dtype float32 --repeat 7 --threads 2 --compile
+    python tools/bench/train.py --widths 16 48 96 --threads 1 --dtype float32
 
 Both sides train the same Llama-shaped model with the same weights, tokens, optimizer settings and clipping:
 ours with the code of tools/pretrain.py, theirs as in its documentation, with SDPA attention and products
 under autocast. Both are eager; --compile compiles our blocks (dist.compile). Each side is a separate process,
-to measure its peak memory; the sides alternate, so that other load on the machine affects both. The ratio is
-that of the medians; `CPU` is the ratio of CPU seconds. GFLOP/s count the operations of a step, also as a
-share of the machine's float32 GEMM rate.
+to measure its peak memory; the sides alternate, so that other load on the machine affects both. --widths
+trains small models of two layers with 512 ids and windows of 128 tokens instead of one of 10 M parameters.
+GFLOP/s count the operations of a step, also as a share of the machine's float32 GEMM rate.
 """
 
 import argparse
@@ -20,10 +20,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from history import add_history_options, record_result
+from harness import add_options, write_results
 
 from megatron.checkpoint.convert.llama_names import export_llama_names
 from megatron.cli import create_parser, positive_int, run_main
@@ -35,24 +36,29 @@ from megatron.objective.autoregressive import Autoregressive
 from megatron.parallel.world import World, open_world
 from megatron.plan.count import flops_per_token_executed, n_params
 
-SHAPE = ModelConfig(d_model=256, d_ff=640, d_head=64, n_heads=4, n_layers=8, n_tokens=16000, vocab_rows=16384)
-SEQ = 512
+LARGE = ModelConfig(d_model=256, d_ff=640, d_head=64, n_heads=4, n_layers=8, n_tokens=16000, vocab_rows=16384)
+HEADS = {16: 2, 32: 2, 48: 3}  # by d_model of small models; other widths have heads of 32 channels
 OPTIM = OptimConfig(lr=1e-3)
 
 Step = Callable[[np.ndarray], float]  # tokens [B, S + 1] -> loss
 
 
-def build_our_step(dtype: str, world: World, compiled: bool) -> Step:
+def build_shape(width: int) -> ModelConfig:
+    """Return a small model of two layers, or the large one for width 0."""
+    if not width:
+        return LARGE
+    n_heads = HEADS.get(width, max(1, width // 32))
+    d_ff = -(-8 * width // 24) * 8  # 8/3 d_model, rounded up to a multiple of 8
+    sizes = {"d_model": width, "d_ff": d_ff, "d_head": width // n_heads, "n_heads": n_heads}
+    return ModelConfig(**sizes, n_layers=2, n_tokens=512, vocab_rows=512)
+
+
+def build_our_step(shape: ModelConfig, dtype: str, world: World, compiled: bool) -> Step:
     """Return a function that runs one step of the torch engine."""
-    model = Gpt(SHAPE)
+    model = Gpt(shape)
     init_weights(model, seed=0)
-    engine = TorchEngine(
-        model,
-        causal=True,
-        dist=DistConfig(cpu_only=True, dtype=dtype, compile=compiled),
-        optim=OPTIM,
-        world=world,
-    )
+    dist = DistConfig(cpu_only=True, dtype=dtype, compile=compiled)
+    engine = TorchEngine(model, causal=True, dist=dist, optim=OPTIM, world=world)
     objective = Autoregressive()
 
     def step(tokens: np.ndarray) -> float:
@@ -62,29 +68,22 @@ def build_our_step(dtype: str, world: World, compiled: bool) -> Step:
     return step
 
 
-def build_their_step(dtype: str) -> Step:
+def build_their_step(shape: ModelConfig, seq_len: int, dtype: str) -> Step:
     """Return a function that runs one step of LlamaForCausalLM with the same weights."""
     from gpu_bench.baselines import build_llama  # found only when this file is the command
 
-    model = build_llama(SHAPE, SEQ)
-    ours = Gpt(SHAPE)
+    model = build_llama(shape, seq_len)
+    ours = Gpt(shape)
     init_weights(ours, seed=0)
     # the head is tied to the embedding, but a strict load requires its name in the state
     state = export_llama_names(ours.state_dict(), ours.config)
     model.load_state_dict({"lm_head.weight": ours.embedding.weight} | state)
-    del ours, state
     # decay for matrices only, as ours: a decay of the norms' gains would be another optimizer
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    gains = [p for p in model.parameters() if p.ndim < 2]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": OPTIM.weight_decay},
-            {"params": gains, "weight_decay": 0.0},
-        ],
-        lr=OPTIM.lr,
-        betas=(OPTIM.beta1, OPTIM.beta2),
-        eps=OPTIM.eps,
-    )
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": OPTIM.weight_decay},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=OPTIM.lr, betas=(OPTIM.beta1, OPTIM.beta2), eps=OPTIM.eps)
     products = torch.bfloat16 if dtype == "bfloat16" else torch.float32
 
     def step(tokens: np.ndarray) -> float:
@@ -104,117 +103,112 @@ def build_their_step(dtype: str) -> Step:
 
 def run_side(args: argparse.Namespace) -> None:
     """Run the process of one side."""
+    (width,) = args.widths
+    shape, seq_len = build_shape(width), choose_seq_len(width)
     if args.side == "theirs":
         torch.set_num_threads(args.threads)
-        run_rounds(build_their_step(args.dtype), args.batch)
+        run_rounds(build_their_step(shape, seq_len, args.dtype), args.batch, seq_len, shape.n_tokens)
         return
     with open_world(DistConfig(cpu_only=True), args.threads) as world:
-        run_rounds(build_our_step(args.dtype, world, args.compile), args.batch)
+        step = build_our_step(shape, args.dtype, world, args.compile)
+        run_rounds(step, args.batch, seq_len, shape.n_tokens)
 
 
-def run_rounds(step: Step, batch: int) -> None:
+def choose_seq_len(width: int) -> int:
+    """Return the tokens per window: 128 for a small model."""
+    return 128 if width else 512
+
+
+def run_rounds(step: Step, batch: int, seq_len: int, n_tokens: int) -> None:
     """Run n steps for each line `n` of standard input, and print their cost as a line of JSON."""
     rng = np.random.default_rng(0)
-    # Protocol: one line "n" in, one line of JSON out. A side waits for its turn in the read, and the
-    # compiled code and the optimizer's state remain between rounds.
+    # A side waits for its turn in the read, and the compiled code and the optimizer's state remain.
     for line in sys.stdin:
-        losses = []
+        # Zipf-distributed, so that the model can learn the frequencies; the same tokens on both sides
+        batches = [np.minimum(rng.zipf(1.3, (batch, seq_len + 1)), n_tokens - 1) for _ in range(int(line))]
         wall, cpu = time.perf_counter(), time.process_time()
-        for _ in range(int(line)):
-            # Zipf-distributed, so that the model can learn the frequencies
-            # drawn within the time of both sides, from the same seed: the losses are comparable
-            tokens = np.minimum(rng.zipf(1.3, (batch, SEQ + 1)), SHAPE.n_tokens - 1)
-            losses.append(step(tokens))
+        losses = [step(tokens) for tokens in batches]
         record = {
             "wall_s": time.perf_counter() - wall,
             "cpu_s": time.process_time() - cpu,
-            "losses": losses,
+            "loss": losses[-1],
             # Linux reports KiB
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }
         print(json.dumps(record), flush=True)
 
 
-def compare_sides(dtype: str, args: argparse.Namespace) -> None:
-    """Run both sides alternately, and print their figures and the ratios."""
-    sides = {
-        side: subprocess.Popen(
-            [sys.executable, __file__, "--side", side, "--dtype", dtype]
-            + ["--batch", str(args.batch), "--threads", str(args.threads)]
-            + ["--compile"] * args.compile,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for side in ("ours", "theirs")
-    }
+def start_side(side: str, dtype: str, width: int, args: argparse.Namespace) -> subprocess.Popen:
+    """Start the process of one side, which waits for numbers of steps."""
+    words = ["--side", side, "--dtype", dtype, "--widths", str(width), "--batch", str(args.batch)]
+    words += ["--threads", str(args.threads), *["--compile"] * args.compile]
+    command = [sys.executable, __file__, *words]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def compare_sides(dtype: str, width: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Run both sides alternately, print their figures and the ratios, and return them."""
+    sides = {side: start_side(side, dtype, width, args) for side in ("ours", "theirs")}
+    records: dict[str, list[dict]] = {side: [] for side in sides}
     try:
-        records: dict[str, list[dict]] = {side: [] for side in sides}
-        for turn in range(args.rounds + 1):  # the first round warms up and compiles, and is not timed
+        for turn in range(args.repeat + 1):  # the first round warms up and compiles, and is not timed
             for side, process in sides.items():
-                assert process.stdin is not None and process.stdout is not None, "stdin and stdout are pipes"
+                assert process.stdin is not None and process.stdout is not None, "both are pipes"
                 process.stdin.write(f"{2 if turn == 0 else args.steps}\n")
                 process.stdin.flush()
                 line = process.stdout.readline()
                 if not line:
                     raise OSError(f"{side}: the process ended. Its error message is above.")
                 records[side].append(json.loads(line))
-    # a side reads its standard input without end, so it must be killed
     finally:
+        # a side reads its standard input without end, so it must be killed
         for process in sides.values():
             process.kill()
             process.wait()
-    print_comparison(dtype, args, records)
-    record_comparison(dtype, args, records)
+    return print_comparison(dtype, width, args, records)
 
 
-def print_comparison(dtype: str, args: argparse.Namespace, records: dict[str, list[dict]]) -> None:
-    """Print the medians over the timed rounds."""
-    # [1:] skips the untimed round
-    tokens = args.batch * SEQ * args.steps
-    rate = {
-        side: {
-            clock: statistics.median(tokens / record[clock] for record in rounds[1:])
-            for clock in ("wall_s", "cpu_s")
-        }
-        for side, rounds in records.items()
-    }
-    peak = {side: rounds[-1]["peak_mib"] for side, rounds in records.items()}
-    for side, by in rate.items():
+def print_comparison(
+    dtype: str, width: int, args: argparse.Namespace, records: dict[str, list[dict]]
+) -> dict[str, Any]:
+    """Print and return the medians over the timed rounds."""
+    shape, seq_len = build_shape(width), choose_seq_len(width)
+    tokens = args.batch * seq_len * args.steps
+    rates = {}
+    for side, rounds in records.items():
+        # [1:] skips the untimed round
+        wall, cpu = (statistics.median(r[clock] for r in rounds[1:]) for clock in ("wall_s", "cpu_s"))
+        rates[side] = {"tokens/s": tokens / wall, "tokens/CPU-s": tokens / cpu}
+        rates[side] |= {"peak_mib": rounds[-1]["peak_mib"], "loss": rounds[-1]["loss"]}
         print(
-            f"{dtype:9} {side:7} {by['wall_s']:8,.0f} tokens/s   {by['cpu_s']:8,.0f} per CPU-second   "
-            f"peak {peak[side]:6,.0f} MiB   loss {records[side][-1]['losses'][-1]:.4f}"
+            f"{dtype:9} {side:7} {tokens / wall:8,.0f} tokens/s   {tokens / cpu:8,.0f} per CPU-second   "
+            f"peak {rates[side]['peak_mib']:6,.0f} MiB   loss {rates[side]['loss']:.4f}"
         )
-    ours, theirs = rate["ours"], rate["theirs"]
-    import small_models  # in the same folder
-
+    ours, theirs = rates["ours"], rates["theirs"]
     # FLOPs per token x tokens per second; the product has the same threads, so the share is comparable
-    flops = flops_per_token_executed(SHAPE, SEQ, True, 1.0) * ours["wall_s"]
+    flops = flops_per_token_executed(shape, seq_len, True, 1.0) * ours["tokens/s"]
     torch.set_num_threads(args.threads)
-    products = small_models.gemm_rate(1024)
+    products = measure_gemm_rate()
     share = f"{flops / products:.0%} of {products / 1e9:,.0f} in float32"
     print(f"{dtype:9} ours    {flops / 1e9:8,.0f} GFLOP/s, {share}")
+    ratios = {key: ours[key] / theirs[key] for key in ("tokens/s", "tokens/CPU-s", "peak_mib")}
     print(
-        f"{dtype:9} ratio   {ours['wall_s'] / theirs['wall_s']:8.2f}            "
-        f"{ours['cpu_s'] / theirs['cpu_s']:8.2f} CPU              memory {peak['ours'] / peak['theirs']:.2f}"
+        f"{dtype:9} ratio   {ratios['tokens/s']:8.2f}            {ratios['tokens/CPU-s']:8.2f} CPU"
+        f"              memory {ratios['peak_mib']:.2f}"
     )
+    return {"ours": ours, "theirs": theirs, "ratio": ratios}
 
 
-def record_comparison(dtype: str, args: argparse.Namespace, records: dict[str, list[dict]]) -> None:
-    """Store our speeds, the ratio to the other side, and our memory."""
-    ours, theirs = records["ours"][1:], records["theirs"][1:]
-    tokens = args.batch * SEQ * args.steps
-    compiled = ", compiled" if args.compile else ""
-    cell = f"{dtype}, {args.batch} x {SEQ} tokens, {args.threads} threads{compiled}"
-    figures = {
-        "ours": ("tokens/s", [tokens / record["wall_s"] for record in ours]),
-        "ours, CPU": ("tokens/CPU-s", [tokens / record["cpu_s"] for record in ours]),
-        "times transformers": ("", [b["wall_s"] / a["wall_s"] for a, b in zip(ours, theirs, strict=True)]),
-    }
-    for name, (unit, rates) in figures.items():
-        value = statistics.median(rates)
-        record_result(args.history, "train", f"{cell}: {name}", value, unit, better="higher", repeats=rates)
-    record_result(args.history, "train", f"{cell}: memory", ours[-1]["peak_mib"], "MiB", better="lower")
+def measure_gemm_rate(size: int = 1024, repeats: int = 20) -> float:
+    """Return the FLOP/s of square float32 products on torch's threads, by wall time; the best of several."""
+    left, right = torch.randn(size, size), torch.randn(size, size)
+    best = float("inf")
+    # the best, not the mean: other load can only make a product slower
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        torch.mm(left, right)
+        best = min(best, time.perf_counter() - begin)
+    return 2 * size**3 / best
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -222,27 +216,15 @@ def build_parser() -> argparse.ArgumentParser:
     parser = create_parser(__doc__)
     threads = torch.get_num_threads()
     add = parser.add_argument_group("model and batches").add_argument
-    add(
-        "--dtype",
-        choices=("float32", "bfloat16", "both"),
-        default="both",
-        help="dtype of the matrix products",
-    )
-    add("--batch", type=positive_int, default=4, metavar="N", help=f"samples of {SEQ} tokens per step")
+    dtypes = ("float32", "bfloat16", "both")
+    add("--dtype", choices=dtypes, default="both", help="dtype of the matrix products")
+    add("--widths", type=int, nargs="+", default=[0], metavar="D", help="d_model; 0: 10 M parameters")
+    add("--batch", type=positive_int, default=4, metavar="N", help="samples per step")
     add("--compile", action="store_true", help="compile our blocks in the untimed round")
-    add = parser.add_argument_group("measurement").add_argument
-    add("--rounds", type=positive_int, default=5, metavar="N", help="timed rounds of each side")
     add("--steps", type=positive_int, default=4, metavar="N", help="steps per round")
     add("--threads", type=positive_int, default=threads, metavar="N", help="CPU threads of each side")
-    add(
-        "--sizes",
-        type=positive_int,
-        nargs="+",
-        metavar="D",
-        help="time our steps of small models with these d_model instead",
-    )
     add("--side", choices=("ours", "theirs"), help=argparse.SUPPRESS)
-    add_history_options(parser)
+    add_options(parser, repeat=5)
     return parser
 
 
@@ -252,16 +234,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.side:
         run_side(args)
         return 0
-    import small_models  # in the same folder
-
-    if args.sizes:
-        history = ["--history", str(args.history)] if args.history else ["--no-history"]
-        widths = ["--widths", *map(str, args.sizes)]
-        return small_models.main([*widths, "--batch", str(args.batch), *history])
-    print(small_models.describe_machine())
-    print(f"{n_params(SHAPE):,} parameters, {args.batch} x {SEQ} tokens per step, {args.threads} threads")
-    for dtype in ("float32", "bfloat16") if args.dtype == "both" else (args.dtype,):
-        compare_sides(dtype, args)
+    results = {}
+    print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {args.threads} threads")
+    for width in args.widths:
+        shape, seq_len = build_shape(width), choose_seq_len(width)
+        print(f"d_model {shape.d_model}, {n_params(shape):,} parameters, {args.batch} x {seq_len} tokens")
+        for dtype in ("float32", "bfloat16") if args.dtype == "both" else (args.dtype,):
+            results[f"d_model {shape.d_model} {dtype}"] = compare_sides(dtype, width, args)
+    write_results(args.json, results)
     return 0
 
 

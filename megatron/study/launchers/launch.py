@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from megatron.config.read import write_config
 from megatron.io import write_json
 from megatron.plan.run_dir import CHECKPOINTS, CONFIG, EXIT, METRICS, PLAN
+from megatron.study.forecast import read_forecasts, record_seals
 from megatron.study.ladder import PlannedRun
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -36,9 +37,9 @@ class Job:
 
     def fraction_done(self) -> float:
         """Return the share of the run's trained steps that it has logged, 0 to 1."""
-        # metrics count steps from the trunk's start, so the branch point is subtracted
-        # Example: a run of 500 steps that branches at 400 has begin = 400; logged step 450 is (450 - 400) /
-        # 100 = 50 %.
+        # metrics count steps from the trunk's start, so the branch point is
+        # subtracted Example: a run of 500 steps that branches at 400 has
+        # begin = 400; logged step 450 is (450 - 400) / 100 = 50 %.
         begin = self.run.plan.n_steps - self.run.trained_steps
         step = self.last_record().get("step", 0)
         return min(1.0, max(0.0, (step - begin) / self.run.trained_steps))
@@ -56,7 +57,8 @@ def read_last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any] | Non
     if not path.is_file():
         return None
     with path.open("rb") as file:
-        # The first line of the tail is usually cut. Its rest is not a JSON object and is skipped.
+        # The first line of the tail is usually cut. Its rest is not a JSON
+        # object and is skipped.
         file.seek(max(0, path.stat().st_size - tail_bytes))
         lines = file.read().split(b"\n")[:-1]  # the part after the last line end is incomplete
     for line in reversed(lines):
@@ -101,16 +103,22 @@ class Launcher(Protocol):
 
 
 def prepare_run(run: PlannedRun) -> None:
-    """Write the configuration for tools/pretrain.py, with branch_from if the trunk has a checkpoint."""
+    """Write the configuration for tools/pretrain.py, with branch_from if the trunk has a checkpoint.
+
+    The hashes of all forecasts are written first: they show that the run was
+    started after these.
+    """
     run.folder.mkdir(parents=True, exist_ok=True)
+    if run.folder.parent.name == "runs":  # of a study, and not a timed probe
+        record_seals(run.folder, read_forecasts(run.folder.parents[1]))
     config = run.config
     # without the trunk's checkpoint the run trains all its steps from scratch
     trunk = None if run.branch is None else find_checkpoint(run.branch.trunk, run.branch.step)
     if trunk is not None:
         config = replace(config, checkpoint=replace(config.checkpoint, branch_from=str(trunk)))
     write_config(config, run.folder / CONFIG)
-    # plan.json exists from here on, although the run has not started: without metrics.jsonl the table lists
-    # the run as missing
+    # plan.json exists from here on, although the run has not started: without
+    # metrics.jsonl the table lists the run as missing
     write_json(run.folder / PLAN, run.plan.as_dict())
     # the record of an earlier failure is obsolete now
     (run.folder / EXIT).unlink(missing_ok=True)
@@ -119,20 +127,23 @@ def prepare_run(run: PlannedRun) -> None:
 def find_checkpoint(run_dir: Path, last_step: int, exact: bool = False) -> Path | None:
     """Return the latest complete checkpoint up to `last_step`, or with `exact` at it; None without one.
 
-    Preemption checkpoints are ignored, because the run deletes them when it resumes.
+    Preemption checkpoints are ignored, because the run deletes them when it
+    resumes.
     """
     checkpoints: dict[tuple[int, int], Path] = {}
-    # meta.json is part of a complete checkpoint; a folder without it is skipped by the pattern
+    # meta.json is part of a complete checkpoint; a folder without it is
+    # skipped by the pattern
     for meta_file in (run_dir / CHECKPOINTS).glob("*/meta.json"):
         if meta_file.parent.suffix in (".preempt", ".partial"):
             continue
         try:
             meta = json.loads(meta_file.read_text())
-            # for one step the later generation counts: the run was rolled back past the earlier one
+            # for one step the later generation counts: the run was rolled
+            # back past the earlier one
             checkpoints[int(meta["step"]), int(meta.get("generation", 0))] = meta_file.parent
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue  # being deleted by another process, or damaged
-    # keys are (step, generation) and compare in this order: the latest step, and of that step the last
-    # generation
+    # keys are (step, generation) and compare in this order: the latest step,
+    # and of that step the last generation
     steps = [key for key in checkpoints if key[0] == last_step or key[0] < last_step and not exact]
     return checkpoints[max(steps)] if steps else None

@@ -19,10 +19,12 @@ from megatron.study.launchers.run_locks import RunLocks
 PRETRAIN = TOOLS / "pretrain.py"
 START_RANKS = TOOLS / "start_ranks.py"  # exits with 75 if its ranks were preempted; torchrun exits with 1
 MAX_MEMORY_SHARE = 0.9  # of a device's memory, since memory use is an estimate
-# glibc returns large blocks to the kernel at every free, and the next tensor faults the pages in again.
-# Keeping the blocks makes small models on a CPU up to a third faster.
+# glibc returns large blocks to the kernel at every free, and the next tensor
+# faults the pages in again. Keeping the blocks makes small models on a CPU up
+# to a third faster.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-# set by torchrun, DeepSpeed, srun and MPI's launchers for each rank (parallel/rank_env.py)
+# set by torchrun, DeepSpeed, srun and MPI's launchers for each rank
+# (parallel/rank_env.py)
 LAUNCHER_VARIABLE = re.compile(
     r"RANK|WORLD_SIZE|MASTER_(ADDR|PORT)|LOCAL_(RANK|SIZE|WORLD_SIZE)|SLURM_(STEP_ID|PROCID|NTASKS|LOCALID)"
     r"|(OMPI_COMM_WORLD|MV2_COMM_WORLD|PALS|PMI)_[A-Z_]+|MPI_LOCAL(RANKID|NRANKS)"
@@ -53,13 +55,15 @@ class LocalLauncher:
             # continue, not break: a later and smaller run may still fit
             if devices is None:
                 continue
-            # Another sweep has the run, a training that outlived its sweep still saves, or the run has become
-            # done since the plan. As an external job it is polled until one of the three has ended.
+            # Another sweep has the run, a training that outlived its sweep
+            # still saves, or the run has become done since the plan. As an
+            # external job it is polled until one of the three has ended.
             if not self.locks.acquire(run):
                 jobs.append(Job(run, None, is_external=True))
                 continue
             prepare_run(run)
-            # order: config.yaml is written before the process that reads it is started
+            # order: config.yaml is written before the process that reads it
+            # is started
             job = Job(run, self._start_process(run, devices), devices)
             self.active.append(job)
             jobs.append(job)
@@ -68,24 +72,27 @@ class LocalLauncher:
     def choose_devices(self, run: PlannedRun) -> list[int] | None:
         """Return the devices for a run, or None if it must wait.
 
-        A run over several GPUs gets them exclusively. A run that exceeds the memory of every device gets an
-        empty one: the estimate may be wrong, and otherwise the run reports the error itself.
+        A run over several GPUs gets them exclusively. A run that exceeds the
+        memory of every device gets an empty one: the estimate may be wrong, and
+        otherwise the run reports the error itself.
         """
-        # load[k]: the jobs on device k. Example with 2 devices and 4 slots: [[a, b], [c]]; device 1 is tried
-        # first.
+        # load[k]: the jobs on device k. Example with 2 devices and 4 slots:
+        # [[a, b], [c]]; device 1 is tried first.
         load = [[job for job in self.active if k in job.devices] for k in range(len(self.devices))]
         if self.gpus_per_run > 1:
-            # all or nothing: a run that waited with some of its GPUs could block another one that does the
-            # same
+            # all or nothing: a run that waited with some of its GPUs could
+            # block another one that does the same
             empty = [k for k, jobs in enumerate(load) if not jobs]
             return empty[: self.gpus_per_run] if len(empty) >= self.gpus_per_run else None
         for k in sorted(range(len(self.devices)), key=lambda k: len(load[k])):
-            # estimates are summed per device, because processes cannot share memory
+            # estimates are summed per device, because processes cannot share
+            # memory
             used = sum(estimate_memory(job.run.config) for job in load[k])
             fits = used + estimate_memory(run.config) <= MAX_MEMORY_SHARE * self.devices[k].memory
-            # an empty device always accepts a run, even one that exceeds the estimate
-            # A device of unknown memory (0, for example a GPU that shares the host's memory) never fits, so
-            # it gets one run at a time.
+            # an empty device always accepts a run, even one that exceeds the
+            # estimate A device of unknown memory (0, for example a GPU that
+            # shares the host's memory) never fits, so it gets one run at a
+            # time.
             if not load[k] or fits and len(load[k]) < self.devices[k].slots:
                 return [k]
         return None
@@ -128,8 +135,9 @@ class LocalLauncher:
         for job in local_jobs:
             if job.handle.poll() is None:
                 job.handle.terminate()
-        # all jobs are signalled first and then waited for, so that they save concurrently
-        # one deadline for all jobs: 60 s in total, not 60 s for each
+        # all jobs are signalled first and then waited for, so that they save
+        # concurrently one deadline for all jobs: 60 s in total, not 60 s for
+        # each
         deadline = time.monotonic() + STOP_WAIT_S
         for job in local_jobs:
             try:
@@ -155,8 +163,8 @@ class LocalLauncher:
         """
         ranks = [str(START_RANKS), str(self.gpus_per_run)] if self.gpus_per_run > 1 else []
         words = [*ranks, str(PRETRAIN), str(run.folder / CONFIG)]
-        # append mode keeps the output of earlier starts. The child has a copy of the descriptor, so the
-        # parent can close its own at once.
+        # append mode keeps the output of earlier starts. The child has a copy
+        # of the descriptor, so the parent can close its own at once.
         with (run.folder / LOG).open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, *words],
@@ -164,22 +172,27 @@ class LocalLauncher:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._make_environment(devices),
-                # Ctrl-C in the terminal signals only the sweep, which then stops its runs in order
+                # Ctrl-C in the terminal signals only the sweep, which then
+                # stops its runs in order
                 start_new_session=True,
-                # if the sweep is killed, the kernel sends SIGTERM, on which the run saves
+                # if the sweep is killed, the kernel sends SIGTERM, on which
+                # the run saves
                 preexec_fn=die_with_parent(signal.SIGTERM),
             )
 
     def _make_environment(self, devices: Sequence[int]) -> dict[str, str]:
         """Return a child's environment: its GPUs, or on a CPU one thread per library and KEEP_MEMORY."""
-        # A sweep that was started by torchrun or srun has RANK and WORLD_SIZE set. Inherited, they would make
-        # the run wait for ranks that do not exist.
+        # A sweep that was started by torchrun or srun has RANK and WORLD_SIZE
+        # set. Inherited, they would make the run wait for ranks that do not
+        # exist.
         variables = os.environ.items()
         environment = {name: value for name, value in variables if not LAUNCHER_VARIABLE.fullmatch(name)}
-        # one thread for each run: with one run per core, more threads would compete for the same cores
+        # one thread for each run: with one run per core, more threads would
+        # compete for the same cores
         if not self.on_gpus:
             return environment | {"OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", "1"), **KEEP_MEMORY}
-        # CUDA_VISIBLE_DEVICES may be set already: device k is then the k-th of its entries
+        # CUDA_VISIBLE_DEVICES may be set already: device k is then the k-th
+        # of its entries
         seen = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(seen[k] if seen else str(k) for k in devices)
         return environment

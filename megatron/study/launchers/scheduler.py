@@ -28,18 +28,22 @@ class SweepState:
     def find_ready(self) -> list[PlannedRun]:
         """Return the waiting runs that can start, most expensive first.
 
-        A branch can start when its trunk has the checkpoint of the branch point, or has ended without it.
+        A branch can start when its trunk has the checkpoint of the branch
+        point, or has ended without it.
         """
-        # A failed trunk is in neither list: its branches become ready, and start from its last checkpoint
-        # before the branch point or from scratch (launch.prepare_run).
+        # A failed trunk is in neither list: its branches become ready, and
+        # start from its last checkpoint before the branch point or from
+        # scratch (launch.prepare_run).
         alive = {run.folder for run in self.waiting} | {job.run.folder for job in self.running}
 
         def can_start(run: PlannedRun) -> bool:
             at = run.branch
-            # a trunk that is neither waiting nor running has ended: nothing to wait for
+            # a trunk that is neither waiting nor running has ended: nothing
+            # to wait for
             return at is None or at.trunk not in alive or find_checkpoint(at.trunk, at.step, True) is not None
 
-        # most expensive first: longest-processing-time scheduling keeps the last jobs short
+        # most expensive first: longest-processing-time scheduling keeps the
+        # last jobs short
         return sorted(filter(can_start, self.waiting), key=lambda run: -run.trained_flops)
 
     def has_stop_file(self) -> bool:
@@ -60,22 +64,27 @@ def run_all(
 ) -> tuple[SweepState, bool]:
     """Run all runs, retrying each failed run up to `retries` times. Return (state, whether all runs ended).
 
-    A preempted run resumes without limit. A run that another process trains is waited for, and started if
-    that process ends without a result. All runs stop when the stop file of an unfinished run appears.
+    A preempted run resumes without limit. A run that another process trains is
+    waited for, and started if that process ends without a result. All runs stop
+    when the stop file of an unfinished run appears.
 
     on_poll  called every `poll_s` seconds with the state
     on_end   called for each job that ends, with its exit status and whether it will be restarted
     """
     state = SweepState(list(runs))
-    # Handlers do not raise: they append to a list, which the loop tests between two steps. An exception
-    # raised inside a handler could interrupt the code between the start of a job and its entry in
-    # `state.running`: no list would contain the job, and neither `stop` nor `detach` would get it.
+    # Handlers do not raise: they append to a list, which the loop tests
+    # between two steps. An exception raised inside a handler could interrupt
+    # the code between the start of a job and its entry in `state.running`: no
+    # list would contain the job, and neither `stop` nor `detach` would get
+    # it.
     with _collect_signals() as signals:
         try:
-            # None means that the backend is unreachable: starting runs now could start them twice
+            # None means that the backend is unreachable: starting runs now
+            # could start them twice
             while (jobs := launcher.find_running(runs)) is None and not signals:
                 time.sleep(poll_s)
-            # only after the start: a job of an earlier sweep must not be started again
+            # only after the start: a job of an earlier sweep must not be
+            # started again
             for job in jobs or ():
                 state.waiting.remove(job.run)
                 state.running.append(job)
@@ -87,17 +96,19 @@ def run_all(
                     _record_end(state, job, status, retries, on_end)
                 on_poll(state)
         except BaseException:
-            # BaseException includes KeyboardInterrupt and SystemExit: an error in a callback, or a launcher
-            # that gives up, must not leave local processes behind
+            # BaseException includes KeyboardInterrupt and SystemExit: an
+            # error in a callback, or a launcher that gives up, must not leave
+            # local processes behind
             launcher.detach(state.running)
             raise
         else:
-            # after SIGHUP alone (a closed terminal), jobs that do not need the sweep keep running
+            # after SIGHUP alone (a closed terminal), jobs that do not need
+            # the sweep keep running
             end = launcher.detach if signals and set(signals) == {signal.SIGHUP} else launcher.stop
             end(state.running)
         finally:
-            # the locks are released last: until then no other sweep starts a run that is still being stopped
-            # here
+            # the locks are released last: until then no other sweep starts a
+            # run that is still being stopped here
             launcher.close()
     return state, not (state.waiting or state.running)
 
@@ -113,7 +124,8 @@ def _record_end(
 ) -> None:
     """Move the run of a job that ended to done, waiting or failed."""
     run = job.run
-    # result.json decides, not the exit status: a run that wrote its result and then failed at exit is done
+    # result.json decides, not the exit status: a run that wrote its result
+    # and then failed at exit is done
     if is_done(run.folder, run.plan.identity):
         state.done.append(run)
         on_end(job, status, False)
@@ -121,10 +133,12 @@ def _record_end(
     # preemption (exit status 75) is no failure: the run has saved and resumes
     tried = state.n_failures.get(run.plan.identity, 0) + (status != STOPPED)
     state.n_failures[run.plan.identity] = tried
-    # retries = 1: the first failure gives tried = 1 and a restart, the second gives 2 and ends the run
+    # retries = 1: the first failure gives tried = 1 and a restart, the second
+    # gives 2 and ends the run
     again = tried <= retries
     (state.waiting if again else state.failed).append(run)
-    # the file records the failure for read_runs; prepare_run deletes it when the run is started again
+    # the file records the failure for read_runs; prepare_run deletes it when
+    # the run is started again
     if not again:
         write_json(run.folder / EXIT, {"status": status, "last_words": job.last_line()})
     on_end(job, status, again)
@@ -137,7 +151,8 @@ def _collect_signals() -> Iterator[list[int]]:
 
     def remember(number: int, frame: FrameType | None) -> None:
         signals.append(number)
-        # a later print to the closed terminal would raise EIO in the middle of stopping the runs
+        # a later print to the closed terminal would raise EIO in the middle
+        # of stopping the runs
         if number == signal.SIGHUP:
             replace_lost_terminal()
 

@@ -6,9 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from megatron.checkpoint.convert.huggingface import export_llama_names
 from megatron.config.schema import ModelConfig, OptimConfig
-from megatron.model.transformer import Gpt
 from megatron.objective.task import Task
 
 
@@ -47,30 +45,19 @@ def build_llama(model: ModelConfig, seq_len: int) -> nn.Module:
     """Build LlamaForCausalLM of transformers with the shape of a model and torch's fused attention."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    names = {"hidden_size": "d_model", "intermediate_size": "d_ff", "head_dim": "d_head"}
+    names |= {"num_attention_heads": "n_heads", "num_key_value_heads": "n_heads"}
+    names |= {"num_hidden_layers": "n_layers", "vocab_size": "vocab_rows", "rms_norm_eps": "norm_eps"}
+    shape = {name: getattr(model, ours) for name, ours in names.items()}
     return LlamaForCausalLM(
         LlamaConfig(
-            hidden_size=model.d_model,
-            intermediate_size=model.d_ff,
-            head_dim=model.d_head,
-            num_attention_heads=model.n_heads,
-            num_key_value_heads=model.n_heads,
-            num_hidden_layers=model.n_layers,
-            vocab_size=model.vocab_rows,
-            rms_norm_eps=model.norm_eps,
+            **shape,
             max_position_embeddings=seq_len,
             tie_word_embeddings=True,
             use_cache=False,
             attn_implementation="sdpa",
         )
     )
-
-
-def load_our_weights(network: nn.Module, ours_model: Gpt) -> None:
-    """Copy the weights of our model to a baseline with the same shape."""
-    state = ours_model.state_dict()
-    if not isinstance(network, NanoGpt):
-        state = {"lm_head.weight": ours_model.embedding.weight} | export_llama_names(state, ours_model.config)
-    network.load_state_dict(state)
 
 
 class NanoAttention(nn.Module):
@@ -103,8 +90,8 @@ class NanoMlp(nn.Module):
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
-        self.gate = nn.Linear(model.d_model, model.d_ff, bias=False)
-        self.up = nn.Linear(model.d_model, model.d_ff, bias=False)
+        for name in ("gate", "up"):
+            setattr(self, name, nn.Linear(model.d_model, model.d_ff, bias=False))
         self.down = nn.Linear(model.d_ff, model.d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,9 +103,9 @@ class NanoBlock(nn.Module):
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(model.d_model, model.norm_eps)
+        for name in ("attention_norm", "mlp_norm"):
+            setattr(self, name, nn.RMSNorm(model.d_model, model.norm_eps))
         self.attention = NanoAttention(model)
-        self.mlp_norm = nn.RMSNorm(model.d_model, model.norm_eps)
         self.mlp = NanoMlp(model)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, causal: bool) -> Tensor:

@@ -1,17 +1,15 @@
-"""Checks of the GPU bench: results on a device against float64 on a CPU, resuming, graphs and several ranks.
+"""Checks of the GPU bench: results on a device against float64 on a CPU, resuming, graphs and two ranks.
 
-Each check is a dictionary with name, status (passed, failed, skipped or not run) and a detail.
+Each check returns a dictionary with status (passed, failed or skipped) and a detail.
 """
 
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,10 +20,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch.nn.attention import SDPBackend
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpu_bench import cells
-from gpu_bench.baselines import NanoGpt, load_our_weights
+from gpu_bench.baselines import NanoGpt
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch.torch_native import TorchEngine
 from megatron.model.initialization import init_weights
@@ -36,7 +34,7 @@ from megatron.parallel.world import World, open_world
 # heads of 64 channels and S = 256, so that a GPU takes its fused kernels; 3 x 256 rows in a step
 MODEL = ModelConfig(d_model=128, d_ff=320, d_head=64, n_heads=2, n_layers=3, n_tokens=1000, vocab_rows=1024)
 SEQ_LEN, ROWS = 256, 3
-# On a GPU their attention is this project's Triton kernel. What is dropped is a hash, equal on every device.
+# What is dropped is a hash, equal on every device.
 SPECIAL = replace(MODEL, attention_dropout=0.1, hidden_dropout=0.1, document_mask=True, eod_id=7)
 DOCUMENT = 61  # positions of a document of SPECIAL
 OPTIM = OptimConfig(lr=1e-3)
@@ -45,10 +43,8 @@ TOLERANCES = {"float32": (1e-5, 1e-3), "bfloat16": (2e-3, 4e-2)}
 # The 768 rows are padded to one of 6 sizes, each of which runs twice before its recording: 16 > 6 x 2.
 GRAPH_STEPS = 16
 RANK_TOLERANCE = 1e-5
-RANK_TIMEOUT_S = 60
-BENCH = str(Path(__file__).resolve().parents[1])  # where the ranks find the package of this file
-PASSED, FAILED, SKIPPED, NOT_RUN = "passed", "failed", "skipped", "not run"
-MIN_CHECK_S = 20.0  # a check is not begun with less time
+RANK_TIMEOUT_S = 120
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 Check = dict[str, Any]
 
@@ -56,67 +52,21 @@ Check = dict[str, Any]
 def list_checks(device: torch.device) -> dict[str, Callable[[], Check]]:
     """Return the checks on a device by name."""
     checks: dict[str, Callable[[], Check]] = {}
-    objectives = (cells.AR, cells.MD)
-    for objective, dtype, dist in itertools.product(objectives, TOLERANCES, list_variants(device)):
-        settings = "".join(f" {key}={value}" for key, value in dist.items())
-        name = f"{cells.SHORT[objective]} {dtype}{settings} against float64"
-        checks[name] = partial(check_gradients, objective, dtype, device, dist)
-    for objective, dtype in itertools.product(objectives, TOLERANCES):
-        name = f"{cells.SHORT[objective]} {dtype} dropout and documents against float64"
-        checks[name] = partial(check_gradients, objective, dtype, device, {}, SPECIAL)
-    for objective in objectives:
-        name = f"{cells.SHORT[objective]} resumed equals uninterrupted"
-        checks[name] = partial(check_resume, objective, device)
-    for objective in objectives:
-        name = f"{cells.SHORT[objective]} graph replay equals unrecorded steps"
-        checks[name] = partial(check_graph, objective, device)
+    variants: dict[str, dict[str, Any]] = {"": {}}
+    if device.type == "cuda":
+        variants[" eager"] = {"compile": False}
+    for objective, dtype in itertools.product(cells.SHORT, TOLERANCES):
+        name = f"{cells.SHORT[objective]} {dtype}"
+        for variant, dist in variants.items():
+            check = partial(check_gradients, objective, dtype, device, dist)
+            checks[f"{name}{variant} against float64"] = check
+        check = partial(check_gradients, objective, dtype, device, {}, SPECIAL)
+        checks[f"{name} dropout and documents against float64"] = check
+    for objective, short in cells.SHORT.items():
+        checks[f"{short} resumed equals uninterrupted"] = partial(check_resume, objective, device)
+        checks[f"{short} graph replay equals unrecorded steps"] = partial(check_graph, objective, device)
     checks["two ranks equal one"] = partial(check_ranks, device)
     return checks
-
-
-def run_check(name: str, check: Callable[[], Check], device: torch.device) -> Check:
-    """Run a check without the compiled code of earlier ones."""
-    cells.free_memory(device)
-    return {"name": name, **check()}
-
-
-def run_checks(
-    names: Sequence[str],
-    measure: Callable[[str, float], dict[str, Any]],
-    report: Callable[[list[Check]], None],
-    *,
-    minutes: float,
-    timeout_s: float,
-) -> list[Check]:
-    """Run checks by name until the time is over.
-
-    measure   (name, seconds that it may take) -> the check, or a record with `failed`
-    report    is called after each check with all checks so far
-    """
-    deadline = time.monotonic() + 60.0 * minutes
-    results: list[Check] = []
-    for name in names:
-        left = deadline - time.monotonic()
-        if left < min(MIN_CHECK_S, timeout_s):
-            results.append({"name": name, "status": NOT_RUN, "detail": f"{max(left, 0):.0f} s are left"})
-        else:
-            result = measure(name, min(left, timeout_s))
-            if "failed" in result:
-                result = {"name": name, "status": FAILED, "detail": result["failed"]}
-            results.append(result)
-        report(results)
-    return results
-
-
-def describe_check(check: Check) -> str:
-    """Return one line."""
-    return f"parity: {check['name']:<48} {check['status']:<8} {check['detail']}"
-
-
-def list_variants(device: torch.device) -> list[dict[str, Any]]:
-    """Return the settings under which gradients are compared: the defaults and, on a GPU, eager steps."""
-    compiled = device.type == "cuda" and cells.is_default_on("compile")
-    return [{}, {"compile": False}] if compiled else [{}]
 
 
 def make_task(objective: str, step: int = 0, model: ModelConfig = MODEL) -> Task:
@@ -131,7 +81,7 @@ def make_task(objective: str, step: int = 0, model: ModelConfig = MODEL) -> Task
 
 def build_engine(objective: str, world: World, model: ModelConfig = MODEL, **dist: Any) -> TorchEngine:
     """Return an engine with the weights of seed 0, and compile it anew."""
-    cells.free_memory(world.device)
+    torch._dynamo.reset()
     network = Gpt(model)
     init_weights(network, 0)
     config = DistConfig(cpu_only=world.device.type != "cuda", **dist)
@@ -143,12 +93,11 @@ def compute_reference(objective: str, model: ModelConfig) -> tuple[float, dict[s
 
     Of plain modules without our kernels; for SPECIAL of our model, whose attention on a CPU has dense masks.
     """
-    ours = Gpt(model)
-    init_weights(ours, 0)
-    network: torch.nn.Module = ours
+    network: torch.nn.Module = Gpt(model)
+    init_weights(network, 0)
     if model is not SPECIAL:
-        network = NanoGpt(model)
-        load_our_weights(network, ours)
+        state, network = network.state_dict(), NanoGpt(model)
+        network.load_state_dict(state)
     network = network.double()
     task = make_task(objective, 0, model)
     logits = network(task.inputs, causal=objective == cells.AR, **task.model_kwargs).flatten(0, 1)
@@ -156,9 +105,8 @@ def compute_reference(objective: str, model: ModelConfig) -> tuple[float, dict[s
     nats = F.cross_entropy(rows, task.targets, reduction="none")
     total = (nats if task.scale is None else nats * task.scale.double()).sum()
     total.backward()
-    return float(total.detach()), {
-        name: p.grad for name, p in network.named_parameters() if p.grad is not None
-    }
+    gradients = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+    return float(total.detach()), gradients
 
 
 def check_gradients(
@@ -182,8 +130,7 @@ def check_gradients(
     limits = TOLERANCES[dtype]
     passed = loss_error <= limits[0] and worst <= limits[1]
     detail = f"loss {loss_error:.1e} (limit {limits[0]:g}), gradient {worst:.1e} (limit {limits[1]:g})"
-    detail += f", worst {worst_name}"
-    return {"status": PASSED if passed else FAILED, "detail": detail}
+    return {"status": PASSED if passed else FAILED, "detail": f"{detail}, worst {worst_name}"}
 
 
 @contextmanager
@@ -192,21 +139,17 @@ def use_deterministic_kernels() -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with cells.use_attention([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], "flash-math"):
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
             yield
     finally:
         torch.use_deterministic_algorithms(before)
 
 
-def take_steps(engine: TorchEngine, objective: str, first: int, n: int) -> list[float]:
-    """Take n steps and return their losses."""
-    reports = [engine.step([make_task(objective, i)], OPTIM.lr) for i in range(first, first + n)]
-    return [float(report.loss_sum) / report.count for report in reports]
-
-
-def copy_weights(engine: TorchEngine) -> dict[str, Tensor]:
-    """Return the weights on the CPU."""
-    return {name: p.detach().cpu().clone() for name, p in engine.passes.named_parameters().items()}
+def take_steps(engine: TorchEngine, objective: str, steps: range) -> tuple[list[float], dict[str, Tensor]]:
+    """Take steps; return their losses and the weights on the CPU."""
+    reports = [engine.step([make_task(objective, i)], OPTIM.lr) for i in steps]
+    losses = [float(report.loss_sum) / report.count for report in reports]
+    return losses, {name: p.detach().cpu().clone() for name, p in engine.passes.named_parameters().items()}
 
 
 def is_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
@@ -214,24 +157,16 @@ def is_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-def train(
-    objective: str, world: World, first: int, n: int, state: dict[str, Any] | None = None
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Take n steps with a new engine, from a state if there is one; return the weights and the state."""
-    engine = build_engine(objective, world)
-    if state is not None:
-        engine.load_state_dict(state)
-    take_steps(engine, objective, first, n)
-    return copy_weights(engine), engine.state_dict()
-
-
 def check_resume(objective: str, device: torch.device) -> Check:
     """Compare 4 steps with 2 steps, a state dictionary loaded by another engine, and 2 steps: bit for bit."""
     world = World(0, 1, 0, device)
     with use_deterministic_kernels():
-        runs = [train(objective, world, 0, 4)[0] for _ in range(2)]
-        _, state = train(objective, world, 0, 2)
-        resumed, _ = train(objective, world, 2, 2, state)
+        runs = [take_steps(build_engine(objective, world), objective, range(4))[1] for _ in range(2)]
+        first = build_engine(objective, world)
+        take_steps(first, objective, range(2))
+        second = build_engine(objective, world)
+        second.load_state_dict(first.state_dict())
+        _, resumed = take_steps(second, objective, range(2, 4))
     if is_equal(runs[0], resumed):
         return {"status": PASSED, "detail": "equal bits after 2 + 2 steps"}
     cause = "two uninterrupted runs are equal" if is_equal(*runs) else "two uninterrupted runs differ as well"
@@ -242,41 +177,20 @@ def check_graph(objective: str, device: torch.device) -> Check:
     """Compare steps replayed from CUDA graphs with the same padded steps without graphs: bit for bit."""
     if device.type != "cuda":
         return {"status": SKIPPED, "detail": "needs CUDA"}
-    if not cells.has_dist_key("cuda_graphs"):
-        return {"status": SKIPPED, "detail": "this code has no option dist.cuda_graphs"}
-    world = World(0, 1, 0, device)
+    world, n_graphs, outcomes = World(0, 1, 0, device), [], []
     with use_deterministic_kernels():
-        replayed = take_static_steps(objective, world, record=True)
-        unrecorded = take_static_steps(objective, world, record=False)
-    return compare_graph(*replayed, *unrecorded)
-
-
-def take_static_steps(
-    objective: str, world: World, record: bool
-) -> tuple[int, list[float], dict[str, Tensor]]:
-    """Take steps on static buffers; return (number of CUDA graphs, losses, weights on the CPU)."""
-    engine = build_engine(objective, world, cuda_graphs=record)
-    # both pad the predicted rows to the same sizes, so that the products have equal shapes
-    engine.static_step = engine.build_static_step(record=record)
-    losses = take_steps(engine, objective, 0, GRAPH_STEPS)
-    return len(engine.static_step.graphs), losses, copy_weights(engine)
-
-
-def compare_graph(
-    n_graphs: int,
-    losses: list[float],
-    weights: dict[str, Tensor],
-    n_unrecorded: int,
-    expected_losses: list[float],
-    expected: dict[str, Tensor],
-) -> Check:
-    """Return whether steps were replayed, and equal unrecorded ones in every bit."""
-    # of the update and of at least one size
-    if n_graphs < 2 or n_unrecorded != 0:
-        counts = f"got {n_graphs} graphs with recording and {n_unrecorded} without"
-        return {"status": FAILED, "detail": f"{counts}, expected at least 2 and 0"}
+        for record in (True, False):
+            engine = build_engine(objective, world, cuda_graphs=record)
+            # both pad the predicted rows to the same sizes, so that the products have equal shapes
+            engine.static_step = engine.build_static_step(record=record)
+            outcomes.append(take_steps(engine, objective, range(GRAPH_STEPS)))
+            n_graphs.append(len(engine.static_step.graphs))
+    # graphs of the update and of at least one size
+    if n_graphs[0] < 2 or n_graphs[1]:
+        return {"status": FAILED, "detail": f"got {n_graphs} graphs, expected at least 2 and 0"}
+    (losses, weights), (expected_losses, expected) = outcomes
     if is_equal(weights, expected) and losses == expected_losses:
-        return {"status": PASSED, "detail": f"equal bits after {len(losses)} steps, {n_graphs} graphs"}
+        return {"status": PASSED, "detail": f"equal bits after {GRAPH_STEPS} steps, {n_graphs[0]} graphs"}
     error = max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True))
     return {"status": FAILED, "detail": f"other bits, largest difference of losses {error:.1e}"}
 
@@ -286,8 +200,8 @@ def check_ranks(device: torch.device) -> Check:
     with tempfile.TemporaryDirectory() as folder:
         alone, both = (run_ranks(n, device, Path(folder) / f"{n}.json") for n in (1, 2))
     error = max(abs(a - b) / abs(a) for a, b in zip(alone, both, strict=True))
-    status = PASSED if error <= RANK_TOLERANCE else FAILED
     place = ", both on one GPU through gloo" if shares_gpu(device.type) else ""
+    status = PASSED if error <= RANK_TOLERANCE else FAILED
     return {"status": status, "detail": f"relative error of the losses {error:.1e}{place}"}
 
 
@@ -298,44 +212,29 @@ def shares_gpu(device_name: str) -> bool:
 
 def run_ranks(n: int, device: torch.device, out: Path) -> list[float]:
     """Return the losses of n ranks, as processes of this file."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    processes = []
-    for rank in range(n):
-        ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n)}
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        command = [sys.executable, __file__, device.type, str(out)]
-        path = os.pathsep.join([BENCH, *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = os.environ | ranks | address | {"PYTHONPATH": path}
-        processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
-    deadline = time.monotonic() + RANK_TIMEOUT_S
-    try:
-        statuses = [process.wait(max(0.0, deadline - time.monotonic())) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    if any(statuses):
-        raise RuntimeError(f"{n} ranks: got exit statuses {statuses}, expected 0.")
+    bench = str(Path(__file__).resolve().parents[1])
+    path = os.pathsep.join([bench, *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
+    command += [__file__, device.type, str(out)]
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, env=environment, timeout=RANK_TIMEOUT_S, check=True)
     return json.loads(out.read_text(encoding="utf-8"))
 
 
 def run_rank(device_name: str, out: Path) -> None:
     """Take 3 steps as one of the ranks; rank 0 writes the losses of the whole batch."""
-    rows = 4
+    rows, losses = 4, []
     backend = "gloo" if shares_gpu(device_name) else None
     dist = DistConfig(cpu_only=device_name != "cuda", dtype="float32", backend=backend)
     with open_world(dist, 1) as world, use_deterministic_kernels():
         network = Gpt(MODEL)
         init_weights(network, 0)
         engine = TorchEngine(network, causal=True, dist=dist, optim=OPTIM, world=world)
-        losses = []
+        part = slice(world.rank * rows // world.n_ranks, (world.rank + 1) * rows // world.n_ranks)
         for step in range(3):
             tokens = cells.draw_tokens(MODEL, rows, SEQ_LEN, step)
-            part = slice(world.rank * rows // world.n_ranks, (world.rank + 1) * rows // world.n_ranks)
             task = cells.make_objective(cells.AR, MODEL.n_tokens).corrupt(tokens[part], np.arange(rows)[part])
-            report = engine.step([task], OPTIM.lr)
-            total = report.loss_sum.clone()
+            total = engine.step([task], OPTIM.lr).loss_sum.clone()
             if world.n_ranks > 1:
                 torch.distributed.all_reduce(total)
             losses.append(float(total) / (rows * SEQ_LEN))

@@ -1,0 +1,212 @@
+"""Compute-optimal frontier of a study: its runs, the fit of their law, and the terminal output about it."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from megatron.cli import format_table
+from megatron.laws.compute_law import LARGEST_STEP, ComputeLaw, fit_compute_law
+from megatron.laws.isoflop import split_budgets
+from megatron.study.forecast import hash_record
+from megatron.study.format import format_count, format_interval, format_loss, format_ratio, join_list
+from megatron.study.ladder import FLOPS_COLUMN, STUDY, read_study_plan
+from megatron.study.selection import Columns, compute_of, select_runs
+from megatron.study.table import read_runs, read_table, select_finished
+
+COMPUTE_LAW = "compute_law.json"  # in the study's directory
+EXACT = FLOPS_COLUMN["exact"]
+HEAD = ("C (FLOPs)", "N*", "95 % confidence", "D*", "L*", "95 % of one new run", "")
+MAX_NAMED_BUDGETS = 5  # budgets that a sentence names
+WIDTH = 100  # columns of a terminal
+
+
+@dataclass(frozen=True)
+class FrontierRuns:
+    """Runs that a frontier is fitted on: N parameters, D tokens, L nats per token, C FLOPs, each float64 [n].
+
+    groups [n] as in selection.Selection. table: path and sha256 of their
+    source, objective, and the column of C; all as text
+    """
+
+    N: np.ndarray
+    D: np.ndarray
+    L: np.ndarray
+    C: np.ndarray
+    names: list[str]
+    table: dict[str, str]
+    warnings: list[str]
+    groups: np.ndarray | None = None
+
+    def fit(self) -> ComputeLaw:
+        """Fit the law of these runs. Raises ValueError if there are too few."""
+        law = fit_compute_law(self.N, self.D, self.L, self.C, self.names, self.groups)
+        return replace(law, table=self.table)
+
+
+def make_frontier_runs(table: pd.DataFrame, objective: str, flops_column: str, path: str) -> FrontierRuns:
+    """Return the finished runs of an objective that no entry of the study holds out, in order of identity."""
+    runs = select_finished(table)
+    runs = runs[(runs["objective"] == objective) & ~(runs["held_out"] > 0)]
+    # duplicate directories of one identity count once
+    runs = runs.drop_duplicates("identity", keep="last").sort_values("identity")
+    if runs[flops_column].isna().any():
+        run = runs.loc[runs[flops_column].isna(), "run"].iloc[0]
+        raise ValueError(
+            f"run {run}: got no {flops_column}, expected FLOPs. Train the run again, or fit a table."
+        )
+    keys = ["identity", "n_params", "train_tokens", flops_column, "loss"]
+    about = {"path": path, "objective": objective, "flops_by": flops_column}
+    about["sha256"] = hash_record({"runs": runs[keys].to_numpy().tolist()})
+    # 1.01: rounding to whole steps can exceed one epoch slightly
+    n_repeated = int((runs["epochs"] > 1.01).sum())
+    warnings = [f"{n_repeated} runs read some text more than once."] if n_repeated else []
+    names = ("n_params", "train_tokens", "loss", flops_column)
+    N, D, L, C = (runs[name].to_numpy(float) for name in names)
+    return FrontierRuns(N, D, L, C, list(runs["run"]), about, warnings, group_trunks(runs))
+
+
+def group_trunks(runs: pd.DataFrame) -> np.ndarray | None:
+    """Return the trunks of runs, as labels of rows that are not independent; None if none share one."""
+    trunks = runs["trunk"].fillna(runs["run"])
+    return None if trunks.is_unique else trunks.to_numpy()
+
+
+def read_study_runs(study_dir: str | Path, objective: str | None = None) -> FrontierRuns:
+    """Read the runs of a study. `objective` defaults to that of `size: best`, or else to the only one.
+
+    Raises FileNotFoundError and ValueError as `table.read_runs`, and ValueError
+    for several objectives.
+    """
+    folder = Path(study_dir)
+    table = read_runs(folder)
+    study = read_study_plan(folder / STUDY) if (folder / STUDY).is_file() else None
+    objectives = sorted(set(select_finished(table)["objective"].dropna()))
+    if objective is None and study is not None and study.best is not None:
+        objective = study.best.objective[0]
+    if objective is None and len(objectives) == 1:
+        objective = objectives[0]
+    if objective is None or objective not in objectives:
+        raise ValueError(
+            f"{folder}: got finished runs of {', '.join(objectives) or 'no objective'}, expected "
+            f"{objective or 'one'}. Select one with --objective, or run tools/sweep.py first."
+        )
+    # C of the fit must be in the convention of the study's budgets
+    convention = "exact" if study is None else study.flops_convention
+    return make_frontier_runs(table, objective, FLOPS_COLUMN.get(convention, EXACT), str(folder))
+
+
+def read_table_runs(
+    path: Path,
+    columns: Columns,
+    objective: str | None = None,
+    flops_by: str | None = None,
+    where: Sequence[str] = (),
+    group: str | None = None,
+) -> FrontierRuns:
+    """Read the runs of a table. C is the column `flops_by`, or 6 N D for "6nd"; `group` as in select_runs.
+
+    `flops_by` defaults to train_flops if the table has that column, else to
+    6nd. Raises the errors of `selection.select_runs`.
+    """
+    runs = select_runs(path, columns, objective, where=where, group=group)
+    runs = runs.subset(~runs.held_out())
+    by = flops_by or (EXACT if EXACT in read_table(path) else "6nd")
+    about = {**runs.table, "objective": str(runs.filter.get("objective", "")), "flops_by": by}
+    names = runs.names if runs.names is not None else [str(i) for i in runs.rows]
+    C = compute_of(path, runs, by)
+    return FrontierRuns(runs.N, runs.D, runs.L, C, names, about, runs.warnings, runs.groups)
+
+
+def format_frontier_table(law: ComputeLaw, compute: Sequence[tuple[float, str]]) -> str:
+    """Return a table with one line per (C, remark): N*, D*, L*; at most 100 columns wide."""
+
+    def write_size(value: float) -> str:
+        return format_count(value, 3)
+
+    rows = []
+    for C, remark in compute:
+        at = law.optimum(C)
+        sizes = (write_size(at.N), format_interval(at.N_interval, write_size), write_size(at.D))
+        losses = (format_loss(at.loss), format_interval(at.predictive, format_loss))
+        rows.append((f"{at.C:.2e}", *sizes, *losses, remark))
+    return "\n".join(line.rstrip() for line in format_table(HEAD, rows, ("",)))
+
+
+def choose_compute(law: ComputeLaw, runs: FrontierRuns, next_budget: float | None) -> list[tuple[float, str]]:
+    """Return (C, remark) of the table's rows: budgets of the runs, the forecast's budget, the furthest C."""
+    # the geometric mean of the FLOPs of each budget
+    rows = [(float(np.exp(np.log(runs.C[at]).mean())), "") for at in split_budgets(runs.C)]
+    if next_budget is not None:
+        rows.append((next_budget, "forecast"))
+    # the law raises ValueError beyond LARGEST_STEP times its largest budget,
+    # so this row is the last possible
+    return sorted([*rows, (LARGEST_STEP * law.C[1], "furthest")])
+
+
+def describe_frontier(law: ComputeLaw, runs: FrontierRuns) -> list[str]:
+    """Return lines on exponent, scatter, lack of fit, constants not identified, and runs to add."""
+    low, high = law.interval("size_exponent")
+    notes = [
+        f"N* grows as C^{law.params['size_exponent']:.2f}, 95 % confidence [{low:.2f}, {high:.2f}]",
+        f"scatter of single runs around the fit: {100 * law.spread:.2g} % of the loss, "
+        f"{law.dof} degrees of freedom",
+        _describe_noise(law),
+        *textwrap.wrap(law.steepening, WIDTH),
+    ]
+    if law.not_identified:
+        notes.append(f"NOT IDENTIFIED by these runs: {', '.join(law.not_identified)}")
+        notes += [f"  {reason}" for reason in law.not_identified.values()]
+        notes += [f"  to do: {step}" for step in suggest_next_steps(law, runs)]
+    return notes + [f"warning: {warning}" for warning in law.warnings + runs.warnings]
+
+
+def _describe_noise(law: ComputeLaw) -> str:
+    tested = law.lack_of_fit
+    if not tested:
+        return "noise of seeds: unknown. To do: train two cells with several seeds, as seeds: [0, 1, 2]"
+    verdict = "the form agrees with them" if tested["passes"] else "the form DOES NOT FIT them"
+    return (
+        f"noise of seeds: {100 * tested['noise']:.2g} %; {verdict} "
+        f"(lack of fit: p = {tested['p_value']:.2g}, misfit {100 * tested['misfit']:.2g} %)"
+    )
+
+
+def suggest_next_steps(law: ComputeLaw, runs: FrontierRuns) -> list[str]:
+    """Return one sentence for each constant that is not identified, with the runs to add."""
+    steps = []
+    missing = law.not_identified
+    if "log_size" in missing:
+        steps.append(_suggest_sizes(law, runs))
+    if "size_exponent" in missing:
+        ratio = law.C[1] / law.C[0]
+        steps.append(
+            f"add a budget: the budgets span a factor of {format_ratio(ratio)} in FLOPs now, expected at "
+            "least 30, with three sizes or more around the best N at each."
+        )
+    for name, side in (("alpha", "smaller"), ("beta", "larger")):
+        if name in missing:
+            steps.append(f"add to each budget a size {side} than the smallest loss by a factor of 2 to 4.")
+    return steps
+
+
+def _suggest_sizes(law: ComputeLaw, runs: FrontierRuns) -> str:
+    """Return the sizes to add, on the side where the best size is beyond those tried."""
+    smaller: list[str] = []
+    larger: list[str] = []
+    for rows in split_budgets(runs.C):
+        N, L = runs.N[rows], runs.L[rows]
+        C = f"{np.exp(np.log(runs.C[rows]).mean()):.2g}"
+        # the smallest or largest size with the lowest loss: the minimum is
+        # outside the sizes on that side
+        best = N[L.argmin()]
+        (smaller if best == N.min() else larger if best == N.max() else []).append(C)
+    parts = [
+        f"sizes {side} than {format_count(edge, 3)} at {', '.join(at[:MAX_NAMED_BUDGETS])} FLOPs"
+        for side, at, edge in (("smaller", smaller, law.N[0]), ("larger", larger, law.N[1]))
+        if at
+    ]
+    return f"add {join_list(parts) or 'sizes on both sides of the least loss at each budget'}."

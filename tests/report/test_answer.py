@@ -1,0 +1,211 @@
+"""The first screen: the verdict, its check, the scale of the study, and what changes its meaning."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from megatron.report.answer import find_answers, make_answer
+from megatron.report.study_data import Study, read_study
+from megatron.study.format import format_count
+from tests.report.frontier_study import (
+    BUDGETS,
+    REJECTED,
+    fit_runs,
+    make_forecast,
+    make_runs,
+    make_study,
+    size_at,
+)
+from tests.report.synthetic_study import TRUTH, write_study
+
+RUNS = make_runs()
+LAW = fit_runs(RUNS)
+LAST = BUDGETS[-1]
+
+
+def join_forecasts(*forecasts: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat(forecasts, ignore_index=True)
+
+
+def train_run(runs: pd.DataFrame, C: float) -> pd.DataFrame:
+    """Return the runs with one more at C FLOPs, which no law is fitted on."""
+    more = runs.iloc[[-1]].assign(run="more", identity="more", train_flops=C, held_out=1.0)
+    return pd.concat([runs, more], ignore_index=True)
+
+
+def test_the_verdict_is_the_optimum_of_the_law_at_the_next_budget() -> None:
+    verdict = make_answer(make_study(RUNS, frontier=LAW)).verdict
+    N, low, high = size_at(LAW, 4 * LAST)
+    at = LAW.optimum(4 * LAST)
+    assert verdict == (
+        f"At 1.3e13 FLOPs train {format_count(N)} parameters ({format_count(low)} to {format_count(high)}) "
+        f"on {format_count(at.D)} tokens; expect {at.loss:.2f} nats per token "
+        f"({at.predictive[0]:.2f} to {at.predictive[1]:.2f})."
+    )
+
+
+@pytest.mark.parametrize(("trained", "expected"), [(1.0, 4.0), (2.0, 4.0), (4.0, 10.0), (9.0, 10.0)])
+def test_the_next_budget_is_one_that_was_not_trained(trained: float, expected: float) -> None:
+    optima = find_answers(make_study(train_run(RUNS, trained * LAST), frontier=LAW))
+    assert optima["C"].tolist() == pytest.approx([LAST, 4 * LAST, 10 * LAST])
+    assert optima.loc[optima["is_next"], "times"].tolist() == pytest.approx([expected])
+
+
+def test_runs_beyond_all_budgets_ask_for_a_new_fit() -> None:
+    runs = train_run(RUNS, 20 * LAST)
+    assert any("fit the law again" in line for line in make_answer(make_study(runs, frontier=LAW)).warnings)
+
+
+def test_bits_per_byte_are_beside_nats() -> None:
+    study = make_study(RUNS, frontier=LAW, corpus={"bytes_per_token": 4.0})
+    bits = LAW.optimum(4 * LAST).loss / math.log(2) / 4.0
+    answer = make_answer(study)
+    assert f", {bits:.2f} bits per byte." in answer.verdict
+    assert f"1 nat per token = {1 / math.log(2) / 4:.3g} bits per byte" in answer.scale
+
+
+def test_the_scale_names_runs_sizes_tokens_context_and_vocabulary() -> None:
+    results = [{"config": {"model": {"n_tokens": 50257}}}]
+    scale = make_answer(make_study(RUNS, results=results)).scale
+    sizes, tokens = RUNS["n_params"], RUNS["train_tokens"]
+    assert scale == (
+        f"25 runs finished; {format_count(sizes.min())} to {format_count(sizes.max())} parameters; "
+        f"{format_count(tokens.min())} to {format_count(tokens.max())} training tokens; "
+        "256 tokens of context; vocabulary 50,257."
+    )
+
+
+@pytest.mark.parametrize(("error", "where"), [(0.002, "inside"), (-0.3, "outside"), (0.3, "outside")])
+def test_the_check_gives_the_error_of_an_unseen_run(error: float, where: str) -> None:
+    forecast = make_forecast(LAW)
+    forecast["observed"] = forecast["predicted"] * (1 + error)
+    answer = make_answer(make_study(RUNS, frontier=LAW, forecasts=forecast))
+    assert answer.check == (
+        "Checked: one unseen run at 4 times the largest fitted budget was predicted to "
+        f"{100 * abs(error):.1f} %, {where} its 95 % interval."
+    )
+    assert any("outside its interval" in line for line in answer.warnings) == (abs(error) > 0.1)
+
+
+def test_several_checks_are_one_sentence_and_late_forecasts_do_not_count() -> None:
+    late = make_forecast(LAW, 2.0, name="late", is_late=True, observed=9.0)
+    pair = [make_forecast(LAW, times) for times in (2.0, 4.0)]
+    for forecast, error in zip(pair, (0.01, 0.002), strict=True):
+        forecast["observed"] = forecast["predicted"] * (1 + error)
+    answer = make_answer(make_study(RUNS, frontier=LAW, forecasts=join_forecasts(*pair, late)))
+    assert answer.check.startswith(
+        "Checked: 2 unseen runs at 2 to 4 times the largest fitted budget were predicted to 0.2 to 1.0 %"
+    )
+    assert "Not an unseen run: late began before its forecast was stored." in answer.warnings
+
+
+def test_without_a_measured_forecast_the_answer_is_not_checked() -> None:
+    waiting = make_study(RUNS, frontier=LAW, forecasts=make_forecast(LAW))
+    assert make_answer(waiting).check == "Not checked yet: 1 forecast without a finished run."
+    assert make_answer(make_study(RUNS, frontier=LAW)).check == "Not checked by an unseen run."
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"lack_of_fit": REJECTED}, "The form of the frontier is off by 2.1 %, which its intervals include."),
+        ({"warnings": ["rows are grouped"]}, "rows are grouped"),
+        ({"params": LAW.params | {"curvature": -9.0}}, LAW.steepening or "The loss falls ever faster"),
+    ],
+)
+def test_what_changes_the_meaning_of_the_frontier_is_beside_the_verdict(change, sentence: str) -> None:
+    warnings = make_answer(make_study(RUNS, frontier=replace(LAW, **change))).warnings
+    assert any(line.startswith(sentence) for line in warnings)
+
+
+def test_a_size_outside_those_trained_is_a_warning() -> None:
+    runs = make_runs(shift=0.3)
+    law = replace(fit_runs(runs), not_identified={})
+    assert any("outside those trained" in w for w in make_answer(make_study(runs, frontier=law)).warnings)
+
+
+def test_an_unidentified_frontier_gives_no_size_and_the_runs_to_add() -> None:
+    law = replace(LAW, not_identified={"log_size": "The best N is outside.", "alpha": "at the edge"})
+    answer = make_answer(make_study(RUNS, frontier=law))
+    best = RUNS.loc[RUNS["loss"].idxmin()]
+    assert answer.optima is None
+    assert answer.verdict == (
+        "No answer yet: these runs do not identify the law. Lowest loss so far: "
+        f"{best['loss']:.3f} nats per token, by {format_count(best['n_params'])} parameters on "
+        f"{format_count(best['train_tokens'])} tokens."
+    )
+    assert answer.todo.startswith("To do: add sizes") and "add to each budget a size smaller" in answer.todo
+
+
+@pytest.mark.parametrize(
+    ("n_done", "verdict", "todo"),
+    [
+        (25, "No answer yet: no law is fitted.", "To do: fit runs"),
+        (5, "No answer yet: no law is fitted.", "To do: train 20 more runs"),
+        (0, "No answer yet: 0 of 25 runs finished.", "To do: train 25 more runs"),
+    ],
+)
+def test_an_unfinished_study_says_what_to_do(n_done: int, verdict: str, todo: str) -> None:
+    runs = RUNS.assign(status=["done"] * n_done + ["missing"] * (25 - n_done))
+    answer = make_answer(make_study(runs))
+    assert answer.verdict.startswith(verdict) and answer.todo.startswith(todo)
+
+
+def test_a_study_without_runs_says_so() -> None:
+    assert make_answer(make_study(RUNS.iloc[:0])).verdict == "No answer yet: 0 of 0 runs finished."
+
+
+@pytest.fixture(scope="module")
+def parametric(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return read_study(write_study(tmp_path_factory.mktemp("study")))
+
+
+def test_without_a_frontier_a_sound_law_answers(parametric: Study) -> None:
+    C = 4 * 6 * 5_046_528 * 4_718_592  # four times the largest run
+    alpha, beta = TRUTH["alpha"], TRUTH["beta"]
+    G = (alpha * TRUTH["A"] / (beta * TRUTH["B"])) ** (1 / (alpha + beta))  # Hoffmann et al., eq. 4
+    N = G * (C / 6) ** (beta / (alpha + beta))
+    answer = make_answer(parametric)
+    assert answer.verdict.startswith(
+        f"At {C:.1e} FLOPs train {format_count(N)} parameters (".replace("+", "")
+    )
+    assert "15 runs are few: the intervals of A and B are wide." in answer.warnings
+    assert any("repeated tokens as new" in line for line in answer.warnings)
+
+
+@pytest.mark.parametrize("change", [{"identified": False}, {"lack_of_fit": REJECTED}, {"replicates": {}}])
+def test_an_unsound_law_does_not_answer(parametric: Study, change) -> None:
+    law = replace(parametric.law, **change)
+    answer = make_answer(replace(parametric, laws={"autoregressive": law}))
+    assert answer.verdict.startswith("No answer yet: ") and answer.optima is None
+    assert answer.todo.startswith("To do: train three more runs: N = ")
+
+
+def test_a_law_that_lacks_finished_runs_is_to_be_fitted_again(parametric: Study) -> None:
+    some = list(parametric.main_runs["run"])[:-2]
+    law = replace(parametric.law, runs=some)
+    warnings = make_answer(replace(parametric, laws={"autoregressive": law})).warnings
+    assert "The law lacks 2 finished runs: fit it again." in warnings
+
+
+def test_a_measured_crossing_is_the_verdict_of_a_study_without_law(root: Path) -> None:
+    study = read_study(root / "examples_scaling" / "training" / "crossover_cpu")
+    answer = make_answer(study)
+    assert answer.verdict == (
+        "Masked diffusion did not pass autoregression on 8.19k, 16.4k, 32.8k and 65.5k unique tokens."
+    )
+    assert answer.check == "Not checked yet: 2 forecasts without a finished run."
+    at = replace(study.crossings[-1], C=3e12, interval=(2.5e12, None))
+    vars(study)["crossings"] = [*study.crossings[:-1], at]
+    assert make_answer(study).verdict == (
+        f"On 65.5k unique tokens masked diffusion passes autoregression at 3.0e12 FLOPs; best losses "
+        f"{at.second.loss:.2f} and {at.first.loss:.2f} nats per token."
+    )
+
+
+def test_an_optimum_that_overflows_gives_no_answer() -> None:
+    law = replace(LAW, params=LAW.params | {"size_exponent": 500.0})
+    assert find_answers(make_study(RUNS, frontier=law)) is None

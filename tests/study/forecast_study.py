@@ -1,0 +1,75 @@
+"""A study of isoFLOP runs and a run that the law chooses, with results from a known law."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from megatron.plan.run_dir import METRICS, PLAN, RESULT
+from megatron.study.forecast import read_forecasts, record_seals
+from megatron.study.ladder import PlannedRun, StudyPlan, expand_listed, read_study_plan
+
+E, A, B, ALPHA, BETA = 1.7, 90.0, 200.0, 0.35, 0.37
+NOISE = 0.002  # of log loss
+WIDTHS = (16, 24, 32, 48, 64, 96, 128, 192)
+BUDGET = 2.4e12  # of the run whose size the law chooses: 4 times the largest
+STUDY = """
+name: frontier
+directory: {folder}/study
+run:
+  dataset: {{path_train: {folder}/text, seq_len: 64, batch_size: 4}}
+  lr_scheduler: {{warmup_iterations: 1}}
+sizes:
+{sizes}
+cells:
+  - {{size: [w16, w24, w32, w48], flops: [2.0e+10, 6.0e+10]}}
+  - {{size: [w24, w32, w48, w64, w96], flops: [2.0e+11, 6.0e+11]}}
+  - {{size: w32, flops: 6.0e+10, seeds: [1, 2]}}
+  - {{size: best, flops: 2.4e+12, lr: 1.0e-3, label: forecast}}
+"""
+
+
+def true_loss(N: np.ndarray | float, D: np.ndarray | float) -> np.ndarray | float:
+    """Return the loss by Chinchilla's form, in nats per token."""
+    return E + A / N**ALPHA + B / D**BETA
+
+
+def write_study_file(folder: Path) -> Path:
+    """Write STUDY.yaml and the sidecar of its text."""
+    sidecar = {"tokens": 2_000_000_000, "tokenizer": {"n_tokens": 64}, "sha256": {"bin": "aa", "idx": "bb"}}
+    (folder / "text.json").write_text(json.dumps(sidecar))
+    sizes = "\n".join(f"  w{w}: {{d_model: {w}, n_heads: 2, n_layers: 2}}" for w in WIDTHS)
+    path = folder / "study.in.yaml"
+    path.write_text(STUDY.format(folder=folder, sizes=sizes))
+    return path
+
+
+def write_result(run: PlannedRun, loss: float) -> None:
+    """Write the files of a finished run, as its launcher and its training do."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    record_seals(run.folder, read_forecasts(run.folder.parents[1]))
+    plan = run.plan
+    (run.folder / PLAN).write_text(json.dumps(plan.as_dict()))
+    line = {"kind": "train", "step": plan.n_steps, "tokens": plan.train_tokens, "loss": loss}
+    (run.folder / METRICS).write_text(json.dumps(line) + "\n")
+    result = {"identity": plan.identity, "loss": loss, "loss_se": 0.01, "step": plan.n_steps, "wall_s": 1.0}
+    (run.folder / RESULT).write_text(json.dumps(result))
+
+
+def write_results(
+    runs: Sequence[PlannedRun], seed: int = 0, loss: Callable[[float, float], float] = true_loss
+) -> None:
+    """Write results of runs by `loss` (N, D), with noise."""
+    rng = np.random.default_rng(seed)
+    for run in runs:
+        noise = np.exp(NOISE * rng.standard_normal())
+        write_result(run, float(loss(run.plan.n_params, run.plan.train_tokens) * noise))
+
+
+def write_finished_study(folder: Path, *overrides: str) -> StudyPlan:
+    """Write a study whose listed runs are finished to <folder>/study."""
+    study = read_study_plan(write_study_file(folder), overrides)
+    study.save()
+    write_results(expand_listed(study))
+    return study
