@@ -1,15 +1,16 @@
 """Download text, tokenizers and pretrained weights.
 
-python tools/download_assets.py c4 --split train --documents 20K --out c4
-python tools/download_assets.py c4 --split validation --shards 1 --format packed --out c4
-python tools/download_assets.py slimpajama --split train --documents 100K --out slimpajama
+python tools/download_assets.py c4 --split train --shards 10 --out c4
+python tools/download_assets.py c4 --split validation --shards 1 --out c4
+python tools/download_assets.py slimpajama --split train --shards 1 --out slimpajama
 python tools/download_assets.py subset 100M --out data
 python tools/download_assets.py tokenizer gpt2 --out tokenizers/gpt2
 python tools/download_assets.py weights Qwen/Qwen3-0.6B --out weights/qwen3
 
-Text is written shard by shard as OUT/SPLIT-00000.jsonl and so on. A file gets its final name when it is
-complete; after an interruption, the same command downloads the missing files. The access token for private or
-gated repositories is read from an environment variable and never printed. HF_ENDPOINT selects another hub.
+Text is stored as on the hub, in OUT/SPLIT-00000.json.gz and so on, which all tools read. A file gets its
+final name when it is complete; after an interruption, the same command downloads the missing files. The
+access token for private or gated repositories is read from an environment variable and never printed.
+HF_ENDPOINT selects another hub.
 """
 
 import argparse
@@ -24,13 +25,11 @@ from megatron.cli import add_action, create_parser, install_stop_handlers, repor
 from megatron.config.presets import load_epoch_tokens
 from megatron.text.arguments import parse_count
 from megatron.text.hub import (
-    STYLES,
     TEXT_DATASETS,
     TOKENIZER_FILES,
     TOKENIZER_REQUIRED,
     WEIGHT_FILES,
     WEIGHT_REQUIRED,
-    DownloadLimits,
     HubRepository,
     fetch_folder,
     fetch_text,
@@ -48,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = create_parser(__doc__, may_stop=True)
     actions = parser.add_subparsers(dest="what", required=True, help="what to download")
     for name, (repo, files) in TEXT_DATASETS.items():
-        example = f"python tools/download_assets.py {name} --documents 20K --out {name}"
+        example = f"python tools/download_assets.py {name} --shards 1 --out {name}"
         text = add_action(actions, name, f"download text, by default from {repo}", example)
         part = text.add_argument_group("part of the text (K, M, B, T are 10^3, 10^6, 10^9, 10^12)")
         part.add_argument(
@@ -58,10 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
             help="training or validation documents",
         )
         part.add_argument("--shards", type=parse_count, metavar="N", help="the first N files; default: all")
-        part.add_argument(
-            "--documents", type=parse_count, metavar="N", help="the first N documents; default: all"
-        )
-        part.add_argument("--max-bytes", type=refuse_max_bytes, help=argparse.SUPPRESS)  # removed option
+        for option in ("--documents", "--max-bytes"):  # removed options
+            part.add_argument(option, type=refuse_limit, help=argparse.SUPPRESS)
         where = text.add_argument_group("source and format")
         where.add_argument("--repo", default=repo, metavar="OWNER/NAME", help="data set on the hub")
         where.add_argument(
@@ -70,13 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
             metavar="PATTERN",
             help="files of the data set; {split} is replaced by the split",
         )
-        where.add_argument(
-            "--format",
-            type=parse_style,
-            default="jsonl",
-            metavar="{" + ",".join(STYLES) + "}",
-            help="packed: the compressed files of the hub, which the tools also read",
-        )
+        where.add_argument("--format", type=check_style, help=argparse.SUPPRESS)  # removed option
         _add_common(text)
     for name, what in (
         ("tokenizer", "download the files of a tokenizer"),
@@ -91,17 +82,21 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_style(text: str) -> str:
-    """Return a format of text files. Raises argparse's error, which names a replacement for parquet."""
-    if text not in STYLES:
-        hint = " Convert with datasets.Dataset.from_json(FILE).to_parquet(FILE)." if text == "parquet" else ""
-        raise argparse.ArgumentTypeError(f"got {text}, expected {' or '.join(STYLES)}.{hint}")
-    return text
+def check_style(word: str) -> str:
+    """Accept the only format of text files. Raises argparse's error for a removed one."""
+    if word != "packed":
+        raise argparse.ArgumentTypeError(
+            f"got {word}, expected packed, the default: all tools read such files. Write JSON lines "
+            "with tools/subset_corpus.py"
+        )
+    return word
 
 
-def refuse_max_bytes(word: str) -> str:
-    """Raise argparse's error for the removed option."""
-    raise argparse.ArgumentTypeError("no longer supported. Limit --documents or --shards")
+def refuse_limit(word: str) -> str:
+    """Raise argparse's error for the removed options."""
+    raise argparse.ArgumentTypeError(
+        "no longer supported. Limit --shards, and select documents with tools/subset_corpus.py --documents"
+    )
 
 
 def _add_subset(actions: Any) -> None:
@@ -170,16 +165,11 @@ def _download_assets(args: argparse.Namespace) -> None:
         for path in fetch_folder(repository, *FOLDERS[args.what], args.out):
             print(f"{path}: {path.stat().st_size:,} bytes", flush=True)
         return
-    limit = DownloadLimits(args.documents, args.shards)
     # not str.format: a pattern of files may contain other braces
     pattern = args.files.replace("{split}", args.split)
-    for path, n_documents, is_new in fetch_text(
-        repository, pattern, args.out, args.split, args.format, limit
-    ):
-        amount_text = (
-            f"{n_documents:,} documents" if args.format != "packed" else f"{path.stat().st_size:,} bytes"
-        )
-        print(f"{path}: {amount_text}{'' if is_new else ', already there'}", flush=True)
+    for path, is_new in fetch_text(repository, pattern, args.out, args.split, args.shards):
+        note = "" if is_new else ", already there"
+        print(f"{path}: {path.stat().st_size:,} bytes{note}", flush=True)
 
 
 if __name__ == "__main__":

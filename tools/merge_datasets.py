@@ -10,7 +10,6 @@ parts stay where they are. A killed merge leaves no output; run the same command
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import megatron.cli  # noqa: F401  # before slow imports, so that a signal during them is handled
 from megatron.cli import STOPPED, create_parser, install_stop_handlers, report_error, run_main
@@ -27,20 +26,12 @@ def build_parser() -> argparse.ArgumentParser:
     inputs = parser.add_argument_group("inputs")
     inputs.add_argument(
         "prefixes",
-        nargs="*",
-        default=[],
+        nargs="+",
         metavar="PREFIX",
         help="a .bin/.idx dataset without its suffix, or a quoted pattern of them in natural order (part-2 "
         "before part-10); all of the same tokenizer and dtype",
     )
-    inputs.add_argument(
-        "--list",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="FILE",
-        help="file with one prefix or pattern a line; may be repeated",
-    )
+    inputs.add_argument("--list", type=refuse_list, help=argparse.SUPPRESS)  # removed option
     inputs.add_argument(
         "--mixed-eod", action="store_true", help="accept datasets even if their documents end differently"
     )
@@ -56,20 +47,21 @@ def build_parser() -> argparse.ArgumentParser:
         help="a dataset of parts: only a list and an index are written, and the tokens stay in the inputs",
     )
     outputs.add_argument("--remove", action="store_true", help=argparse.SUPPRESS)  # removed option
-    outputs.add_argument(
-        "--hash",
-        action="store_true",
-        help="with --parts: read all tokens, so that runs have the same identity as with the merged dataset",
-    )
+    outputs.add_argument("--hash", action="store_true", help=argparse.SUPPRESS)  # removed option
     outputs.add_argument("--overwrite", action="store_true", help="replace an existing output")
     return parser
 
 
+def refuse_list(word: str) -> str:
+    """Raise argparse's error for the removed option."""
+    raise argparse.ArgumentTypeError(f"no longer supported. Give the prefixes instead, as in $(cat {word})")
+
+
 def merge(args: argparse.Namespace) -> MergeResult:
     """Write the dataset, or the list of parts."""
-    prefixes = expand_prefixes(args.prefixes, args.list)
+    prefixes = expand_prefixes(args.prefixes)
     if args.parts is not None:
-        return write_parts_list(prefixes, args.parts, args.mixed_eod, args.overwrite, args.hash)
+        return write_parts_list(prefixes, args.parts, args.mixed_eod, args.overwrite)
     return merge_datasets(prefixes, args.output, args.mixed_eod, args.overwrite)
 
 
@@ -82,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--remove: no longer supported. Delete the inputs after the merge, or use --parts, which copies "
             "no tokens"
         )
-    if args.hash and args.parts is None:
-        parser.error("--hash: got --output, expected --parts; a merged dataset always has the hash")
+    if args.hash:
+        parser.error("--hash: no longer supported. Use --output for a dataset with the hash of all tokens")
     output = args.output or args.parts
     install_stop_handlers()
     try:

@@ -29,8 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="auto: the C4 sample in $SCALING_DATA, else the first documents of C4 from the Hugging Face "
         "hub, else local; c4; local: Python's standard library and the sources of some packages of "
         "requirements.txt, as installed; stdlib: the first of these; or a path: .jsonl or .json files, "
-        "plain or gzipped, .txt files (several: one document per file; one: one document per paragraph), a "
-        "folder or a pattern of either",
+        "plain or gzipped, a folder or a pattern of them",
     )
     text.add_argument(
         "--max-mb", type=float, default=8.0, metavar="MB", help="use at most this many MB of text"
@@ -106,9 +105,10 @@ def format_counts(content: dict[str, Any]) -> Iterator[str]:
     yield f"{n_train:,} training documents, {n_held_out:,} held out ({held_out}), {size}"
     for source in content["sources"]:
         name = f"{source['name']} {source['version'] or ''}".rstrip()
-        skipped = ", ".join(f"{n:,} {why.replace('_', ' ')}" for why, n in source["skipped"].items() if n)
         size = f"{source['documents']:,} documents, {source['bytes'] / 1e6:.1f} MB"
-        yield f"{name}: {size}, sha256 {source['sha256'][:16]}" + (f"; skipped: {skipped}" if skipped else "")
+        # corpora of earlier versions have no such number
+        skipped = f"; {n:,} skipped" if (n := source.get("n_skipped")) else ""
+        yield f"{name}: {size}, sha256 {source['sha256'][:16]}{skipped}"
     for name, why in content["missing"].items():
         yield f"no text of {name}: {why}"
 

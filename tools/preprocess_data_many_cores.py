@@ -146,7 +146,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="print files, bytes, and the time and disk that the job takes by a short sample of its input, "
         "and write nothing",
     )
-    work.add_argument("--workers", type=positive_int, default=1, metavar="N", help="number of processes")
+    work.add_argument("--workers", type=positive_int, default=1, metavar="N", help="number of threads")
     work.add_argument("--quiet", action="store_true", help="no progress bar")
     work.add_argument("--timing", action="store_true", help="print the CPU time of each stage")
     return parser

@@ -75,7 +75,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--sample",
         type=parse_count_or_fraction,
         metavar="N|SHARE",
-        help="N random documents, or each with a probability between 0 and 1, in input order",
+        help="each document with a probability between 0 and 1, in input order; of a dataset also N random "
+        "documents",
     )
     exclusive.add_argument(
         "--split",

@@ -5,7 +5,8 @@
         --executor slurm --partition cpu --workers 128
 
 Each task writes one part, tokens/c4-part-RRRRR-of-NNNNN_text_document. The same command resumes after a stop:
-it starts the tasks that have not finished. The parts, joined by rank, are in the order of the file names.
+it starts the tasks that have not finished. With a task per file, the parts joined by rank are in the order of
+the file names.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from datatrove.io import get_datafolder
 from datatrove.pipeline.base import PipelineStep
 from datatrove.pipeline.readers import ParquetReader
 
-from megatron.text.datatrove_step import EncodeToMegatron, StrictJsonlReader, order_for_tasks
+from megatron.text.datatrove_step import EncodeToMegatron, StrictJsonlReader
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -40,25 +41,22 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def build_steps(args: argparse.Namespace, logs: Path) -> tuple[list[PipelineStep], int]:
+def build_steps(args: argparse.Namespace) -> tuple[list[PipelineStep], int]:
     """Return the pipeline and its number of tasks. Add filters and deduplication between the two steps."""
     folder = args.input if "://" in args.input else str(Path(args.input).absolute())
     files = get_datafolder(folder).list_files(glob_pattern=args.glob)
     if not files:
         raise SystemExit(f"error: {args.input}: no file matches {args.glob}")
-    n_tasks = args.tasks or len(files)
-    paths = logs / f"paths-{n_tasks:05d}.txt"
-    paths.parent.mkdir(parents=True, exist_ok=True)
-    paths.write_text("".join(f"{file}\n" for file in order_for_tasks(files, n_tasks)))
-    is_parquet = files[0].endswith(".parquet")
-    reader = (ParquetReader if is_parquet else StrictJsonlReader)(folder, str(paths), text_key=args.text_key)
-    return [reader, EncodeToMegatron(args.output, args.tokenizer, append_eod=True)], n_tasks
+    read = ParquetReader if files[0].endswith(".parquet") else StrictJsonlReader
+    reader = read(folder, glob_pattern=args.glob, text_key=args.text_key)
+    encoder = EncodeToMegatron(args.output, args.tokenizer, append_eod=True)
+    return [reader, encoder], args.tasks or len(files)
 
 
 def build_executor(args: argparse.Namespace) -> PipelineExecutor:
     """Return the executor; a task that is listed as finished in the logs is not run again."""
     logs = Path(args.logs or f"{args.output}.logs").absolute()
-    steps, n_tasks = build_steps(args, logs)
+    steps, n_tasks = build_steps(args)
     if args.executor == "slurm":
         from datatrove.executor import SlurmPipelineExecutor
 

@@ -33,7 +33,8 @@ def _decode_value(cell: Any) -> Any:
 def concat_texts(column: Any) -> tuple[np.ndarray, np.ndarray] | None:
     """Return (UTF-8 bytes, int64 end offset of each text) of an arrow array of strings, without a copy.
 
-    Returns None for an array of another type, with nulls, or with a string that is not UTF-8.
+    Returns None for an array of another type, with nulls, or with a string that is
+    not UTF-8.
     """
     offset = {"string": np.int32, "large_string": np.int64}.get(str(column.type))
     if offset is None or column.null_count or not len(column):

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.io import fsync_path, open_partial_folder, publish_files, read_json, write_json
-from megatron.text.inputs import Source, find_inputs, locate_source, open_source, stat_source
+from megatron.text.inputs import Source, find_inputs, locate_source, stat_source
 from megatron.text.local_text import (
     LOCAL_SOURCES,
     PYTHON,
@@ -32,7 +31,6 @@ C4 = "the first documents of C4 (allenai/c4, en)"
 REQUESTED = "it was requested"
 FILLED = ("auto", "c4", "local")  # the last has all local text already
 NO_TEXT = LocalText([], {}, {})
-BLANK_LINE = re.compile(r"\n\s*\n")
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class SplitWriter:
         raw = text.encode("utf-8", "replace")
         digest = hashlib.sha256(raw).digest()
         if not text.strip() or digest in self._digests:
-            counts["copies" if text.strip() else "blank"] += 1
+            counts["skipped"] += 1
             return
         self._digests.add(digest)
         side = "held_out" if int.from_bytes(digest[:8]) < self._limit else "train"
@@ -114,32 +112,32 @@ class SplitWriter:
         names = ("train_documents", "held_out_documents", "train_bytes", "held_out_bytes")
         return {name: sum(counts[name] for counts, _ in self.sources.values()) for name in names}
 
-    def describe_source(self, name: str, skipped: dict[str, int] | None) -> dict[str, Any]:
-        """Return the entry of corpus.json. `skipped`: files of a local source that were skipped."""
+    def describe_source(self, name: str, n_skipped: int | None) -> dict[str, Any]:
+        """Return the entry of corpus.json. `n_skipped`: files of a local source; None: other text."""
         counts, digest = self.sources[name]
-        reasons = {"blank": counts["blank"]} if skipped is None else skipped
         return {
             "name": name,
             "documents": counts["train_documents"] + counts["held_out_documents"],
             "bytes": counts["train_bytes"] + counts["held_out_bytes"],
             "held_out_documents": counts["held_out_documents"],
             "held_out_bytes": counts["held_out_bytes"],
-            "skipped": reasons | {"copies": counts["copies"] + reasons.get("copies", 0)},
+            "n_skipped": counts["skipped"] + (n_skipped or 0),
             "sha256": digest.hexdigest(),
-            "version": None if skipped is None else installed_version(name),
+            "version": None if n_skipped is None else installed_version(name),
         }
 
 
 def prepare_corpus(which: str, folder: Path, limits: CorpusLimits) -> tuple[dict[str, Any], bool]:
     """Write <folder>/train.jsonl, held_out.jsonl and corpus.json.
 
-    Returns the content of corpus.json, and False if the folder has it already, from the same files.
-    `which` is auto, c4, local, stdlib, or a path (see `choose_source`). The corpus is the start of
-    that text, up to the limits. If this is less than `min_bytes`, documents of the local text are
-    added until it is reached: always to auto and c4, to another text only with `fill`.
-    The sha256 of a text decides whether it is held out, so copies are never on both sides.
-    Raises FileNotFoundError, ConnectionError or ValueError, also if another process is writing the
-    corpus; the folder is then unchanged.
+    Returns the content of corpus.json, and False if the folder has it already, from
+    the same files. `which` is auto, c4, local, stdlib, or a path (see
+    `choose_source`). The corpus is the start of that text, up to the limits. If
+    this is less than `min_bytes`, documents of the local text are added until it is
+    reached: always to auto and c4, to another text only with `fill`. The sha256 of
+    a text decides whether it is held out, so copies are never on both sides. Raises
+    FileNotFoundError, ConnectionError or ValueError, also if another process is
+    writing the corpus; the folder is then unchanged.
     """
     folder = folder.resolve()
     limits = replace(limits, fill=limits.fill or which in FILLED)
@@ -202,7 +200,7 @@ def _write_split(source: CorpusSource, folder: Path, limits: CorpusLimits) -> di
     _check_enough(source, writer, limits, missing)
     sources = [writer.describe_source(name, skipped.get(name)) for name in writer.sources]
     content: dict[str, Any] = {"corpus": source.name, "why": source.reason, "documents": writer.n_documents}
-    content["copies_dropped"] = sum(entry["skipped"]["copies"] for entry in sources)
+    content["n_skipped"] = sum(entry["n_skipped"] for entry in sources)
     content |= writer.count_sides()
     if writer.n_bytes > n_bytes:
         content["added"] = describe_sources([name for name in others if name not in missing])
@@ -235,7 +233,7 @@ def _check_enough(
 def find_paths(which: str) -> list[Source]:
     """Return the files of a text that is on this machine; none: local text, or text of the hub.
 
-    Raises FileNotFoundError for a path without text, ValueError for files of two kinds.
+    Raises FileNotFoundError for a path without text.
     """
     if which == "auto":
         # <checkout>/../shared/data, unless the variable names another folder
@@ -244,13 +242,15 @@ def find_paths(which: str) -> list[Source]:
         return [*sorted(folder.glob("c4_en_*.jsonl")), *sorted(folder.glob("redpajama_c4_*.jsonl"))]
     if which in ("c4", "local", "stdlib"):
         return []
+    if which.endswith(".txt"):
+        raise ValueError(
+            f"{which}: got .txt, expected JSON lines. Write a document per line of the file by "
+            "jq -Rc '{text: .}' FILE, or per file by jq -Rsc '{text: .}' FILE."
+        )
     try:
-        paths = find_inputs([which], (".txt", *JSON_SUFFIXES))
+        return find_inputs([which], JSON_SUFFIXES)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error} It is none of auto, c4, local and stdlib either.") from error
-    if len({path.name.endswith(".txt") for path in paths}) > 1:
-        raise ValueError(f"{which}: got .txt and JSON lines, expected files of one kind. Give a pattern.")
-    return paths
 
 
 def choose_source(which: str, paths: Sequence[Source]) -> CorpusSource:
@@ -259,8 +259,7 @@ def choose_source(which: str, paths: Sequence[Source]) -> CorpusSource:
     auto     the C4 sample of $SCALING_DATA, else C4 from the hub, else local text
     local    the standard library and the sources of some installed packages (local_text)
     stdlib   the standard library
-    a path   JSON-lines files with the text under "text", or .txt files: each of several is a
-             document, in a single one each paragraph; blank lines separate paragraphs
+    a path   JSON-lines files with the text under "text"
 
     Raises ConnectionError if c4 is not available.
     """
@@ -269,8 +268,6 @@ def choose_source(which: str, paths: Sequence[Source]) -> CorpusSource:
         if which == "auto":
             name = f"a sample of C4 ({', '.join(path.name for path in paths)})"
             reason = "it is in $SCALING_DATA"
-        elif paths[0].name.endswith(".txt"):
-            name = f"{len(paths)} files of {which}" if len(paths) > 1 else f"the paragraphs of {paths[0]}"
         return CorpusSource(name, reason, ((name, text) for text in iter_texts(paths)))
     reason = REQUESTED
     if which in ("auto", "c4"):
@@ -306,19 +303,11 @@ def _stream_c4() -> Iterator[str]:
 
 
 def iter_texts(paths: Sequence[Source], key: str = "text") -> Iterator[str]:
-    """Yield the documents of JSON-lines files or of .txt files, as in `choose_source`.
+    """Yield the documents of JSON-lines files.
 
     Raises ValueError with file and line for a line without text under the key.
     """
     for path in paths:
-        if path.name.endswith(".txt"):
-            try:
-                with open_source(path) as file:
-                    text = file.read().decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}: got bytes that are not UTF-8 ({error}), expected UTF-8") from error
-            yield from [text] if len(paths) > 1 else (part.strip("\n") for part in BLANK_LINE.split(text))
-            continue
         reader = DocumentReader([path], key)
         yield from (document.text for document in reader.parse_documents(reader.iter_lines()))
 

@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import IO, Any
 
 from megatron import _csrc
-from megatron.data.block_hash import BLOCK_BYTES, hash_file
 from megatron.io import DISK_FULL_ERRNOS
 from megatron.text.columns import concat_texts, decode_values, iter_slices
-from megatron.text.inputs import COLUMN_SUFFIXES, STDIN, find_line_end
+from megatron.text.inputs import COLUMN_SUFFIXES, find_line_end
 from megatron.text.text_readers import (
     MAX_PARSED_LINE,
     DamagedFileError,
     InputPiece,
-    ReadPosition,
+    ReadCallback,
     check_text,
     count_lines_before,
+    ignore_progress,
+    is_lost,
     iter_blocks,
     iter_columns,
     iter_lines,
@@ -29,84 +30,50 @@ from megatron.tokenizer.encoder import Encoder, FastEncoder
 BATCH_DOCUMENTS = 128
 BATCH_CHARACTERS = 1 << 20
 BATCH_BYTES = 1 << 20  # of UTF-8 in a column
-SKIP_HINT = ", or skip it with --on-error skip"  # for a damaged file
-
-ProgressCallback = Callable[[int, int, int], object]  # (bytes read of the piece's file, documents, tokens)
-LineResult = tuple[int, int, int, int, bool]  # offset, documents, tokens, lines, whether a line was refused
-
-
-def ignore_progress(n_bytes: int, n_documents: int, n_tokens: int) -> None:
-    """Do nothing: a `ProgressCallback` for callers that do not show progress."""
 
 
 def encode_piece(
     piece: InputPiece, path: Path, settings: EncodeSettings, encoder: Encoder,
-    on_progress: ProgressCallback = ignore_progress,
+    on_read: ReadCallback = ignore_progress,
 ) -> UnitRecord:  # fmt: skip
-    """Encode one piece to the unit `path`; `on_progress` is called repeatedly and may raise.
+    """Encode one piece to the unit `path`; `on_read` is called repeatedly and may raise.
 
-    An invalid line ends the piece, and `UnitRecord.error` contains file, line and reason. It is not raised:
-    only the caller can decide whether the line is needed at all. If bad lines are skipped, they are in the
-    unit's rejects, and so is a damaged file. No content of a damaged file is used: its checksum comes last,
-    so content before the damage may be wrong. A remote file that cannot be read is skipped
-    in the same way. Raises OSError for a full disk, a file that the system cannot read, or the network.
+    An invalid line ends the piece, and `UnitRecord.error` contains file, line and
+    reason. It is not raised: only the caller can decide whether the line is needed
+    at all. If bad lines are skipped, they are in the unit's rejects, and a damaged
+    file has no documents: its checksum comes last, so content before the damage may
+    be wrong. A remote file that cannot be read after all attempts is skipped in the
+    same way. Raises OSError for a full disk, a file that the system cannot read, or
+    the network.
     """
     with open_writers(path, settings) as writers:
-        job = _PieceEncoder(piece, path.parent, writers, settings, encoder, on_progress)
+        job = _PieceEncoder(piece, path.parent, writers, settings, encoder, on_read)
         error = damage = None
         try:
             job.run()
-        except DamagedFileError as cause:
-            error, damage = str(DamagedFileError(cause.path, cause.reason, SKIP_HINT)), cause.reason
         except ValueError as cause:
-            error = str(cause) if str(piece.path) in str(cause) else f"{piece.path}: {cause}"
+            if settings.skip_bad_lines and isinstance(cause, DamagedFileError):
+                damage = cause.reason
+            else:
+                error = str(cause) if str(piece.path) in str(cause) else f"{piece.path}: {cause}"
         except OSError as cause:
             if cause.errno is not None and cause.filename is None:
                 cause.filename = str(path.parent if cause.errno in DISK_FULL_ERRNOS else piece.path)
-            if not (settings.skip_bad_lines and _is_lost(cause)):
+            if not (settings.skip_bad_lines and is_lost(cause)):
                 raise
             damage = str(cause)
-        if damage is not None and settings.skip_bad_lines:
-            error = None
-            job.replace_by_file(damage)
+        if damage is not None:
+            job.clear()
         record = UnitRecord(
-            n_lines=0 if damage or error else job.n_lines,
+            n_lines=job.n_lines,
             n_documents=job.first_writer.n_documents,
             n_tokens=[writer.n_tokens for writer in writers.values()],
             rejects=job.rejects,
-            source_sha256=_hash_source(piece, job.position),
             error=error,
-            damage=None if error else damage,
+            damage=damage,
         )
     write_record(path, record)
     return record
-
-
-def _is_lost(error: OSError) -> bool:
-    """Return whether a remote file is missing or cannot be downloaded."""
-    # compared by attribute: only URLs import the module of RemoteError
-    is_temporary = getattr(error, "is_temporary", None)
-    return is_temporary is not None and (is_temporary or isinstance(error, FileNotFoundError))
-
-
-def _hash_source(piece: InputPiece, position: ReadPosition) -> list[str]:
-    """Return the SHA-256 of each block of the input that begins in a piece; of a packed file, of the file.
-
-    Blocks are counted from the begin of what the job reads of the file. A packed file is read by one worker,
-    so it needs no blocks. A remote file that was not read as a whole and in order has none.
-    """
-    if piece.path == STDIN:
-        return []
-    if not piece.is_plain:
-        if position.n_hashed == piece.end > 0:
-            return [position.digest.hexdigest()]
-        return [hash_file(piece.path, end=piece.end)] if isinstance(piece.path, Path) else [""]
-    assert isinstance(piece.path, Path), "plain pieces are local"
-    end = piece.end if piece.source_end is None else piece.source_end
-    # blocks begin at source_begin + n * BLOCK_BYTES; pieces end at line ends, so a block may cross their ends
-    skip = -(piece.begin - piece.source_begin) % BLOCK_BYTES
-    begins = range(piece.begin + skip, piece.end, BLOCK_BYTES)
-    return [hash_file(piece.path, None, begin, min(begin + BLOCK_BYTES, end)) for begin in begins]
 
 
 class _PieceEncoder:
@@ -114,33 +81,28 @@ class _PieceEncoder:
 
     def __init__(
         self, piece: InputPiece, scratch: Path, writers: dict[str, TokenWriter], settings: EncodeSettings,
-        encoder: Encoder, on_progress: ProgressCallback,
+        encoder: Encoder, on_read: ReadCallback,
     ) -> None:  # fmt: skip
         self.piece, self.scratch, self.settings, self.encoder = piece, scratch, settings, encoder
-        self.writers, self.position = dict(writers), ReadPosition()
+        self.writers, self.on_read = writers, on_read
         self.first_writer = writers[settings.keys[0]]
         self.n_lines, self.rejects = 0, list[dict[str, Any]]()
-
-        def report_progress() -> None:
-            n_tokens = sum(writer.n_tokens for writer in writers.values())
-            on_progress(self.position.offset, self.first_writer.n_documents, n_tokens)
-
-        self.first_writer.on_write = report_progress  # keys advance together, so one of them reports
 
     def run(self) -> None:
         """Encode all documents. Raises ValueError for a bad line, unless bad lines are skipped."""
         piece, encoder = self.piece, self.encoder
-        is_fast = isinstance(encoder, FastEncoder)
+        # C++ reads one key of lines and columns; texts of several keys are parsed here
+        is_fast = isinstance(encoder, FastEncoder) and len(self.writers) == 1
         if piece.path.name.endswith(COLUMN_SUFFIXES):
-            if isinstance(encoder, FastEncoder) and len(self.writers) == 1:
-                self._encode_column(encoder)
+            if is_fast:
+                self._encode_column()
             else:
                 self._encode_batches(self._iter_rows())
         elif is_fast and piece.is_plain:
             with piece.path.open("rb") as file:  # type: ignore[union-attr]  # plain pieces are local
                 self._encode_range(file, piece.begin, piece.end)
         elif is_fast:
-            self._encode_blocks(iter_blocks(piece.path, self.position))
+            self._encode_blocks(iter_blocks(piece.path, self.on_read))
         else:
             self._encode_batches(self._iter_lines())
 
@@ -155,21 +117,20 @@ class _PieceEncoder:
         n_before = self.first_writer.n_documents
         self.rejects.append({"line": line, "reason": str(error), "documents_before": n_before})
 
-    def replace_by_file(self, reason: str) -> None:
-        """Discard all documents and rejected lines, and reject the whole file instead."""
+    def clear(self) -> None:
+        """Discard all documents and rejected lines."""
+        self.n_lines, self.rejects = 0, []
         for writer in self.writers.values():
             writer.clear()
-        byte = self.position.offset
-        self.rejects = [{"line": None, "byte": byte, "reason": reason, "documents_before": 0}]
 
     def _iter_lines(self) -> Iterator[tuple[int, Callable[[str], str]]]:
-        for i, line in iter_lines(self.piece, self.position):
+        for i, line in iter_lines(self.piece, self.on_read):
             self.n_lines = i + 1
             if line.strip():
                 yield i, functools.partial(parse_text, line)
 
     def _iter_rows(self) -> Iterator[tuple[int, Callable[[str], str]]]:
-        for columns in iter_columns(self.piece.path, list(self.writers), position=self.position):
+        for columns in iter_columns(self.piece.path, list(self.writers), on_read=self.on_read):
             for values in zip(*map(decode_values, columns), strict=True):
                 row = dict(zip(self.writers, values, strict=True))
                 self.n_lines += 1
@@ -178,7 +139,8 @@ class _PieceEncoder:
     def _encode_batches(self, documents: Iterator[tuple[int, Callable[[str], str]]]) -> None:
         """Encode documents in batches: (line, function that returns the text of a key).
 
-        A document that lacks a key, or cannot be encoded for one key, is rejected for all keys.
+        A document that lacks a key, or cannot be encoded for one key, is rejected
+        for all keys.
         """
         batch: list[tuple[int, dict[str, str]]] = []
         n_characters = 0
@@ -221,10 +183,11 @@ class _PieceEncoder:
         for key, (ids, lengths) in encoded.items():
             self.writers[key].write(ids, lengths)
 
-    def _encode_column(self, encoder: FastEncoder) -> None:
+    def _encode_column(self) -> None:
         """Encode one column from arrow's buffers; arrays with invalid values are read row by row."""
-        ((key, writer),) = self.writers.items()
-        for (column,) in iter_columns(self.piece.path, [key], position=self.position):
+        encoder, ((key, writer),) = self.encoder, self.writers.items()
+        assert isinstance(encoder, FastEncoder), "only C++ encodes arrow's buffers"
+        for (column,) in iter_columns(self.piece.path, [key], on_read=self.on_read):
             for first, texts in iter_slices(column, BATCH_BYTES):  # in parts, to limit the memory for ids
                 if (joined := concat_texts(texts)) is not None:
                     writer.write(*encoder.encode_concatenated(*joined, self.settings.eod))
@@ -237,11 +200,19 @@ class _PieceEncoder:
 
     def _encode_range(self, file: IO[bytes], begin: int, end: int) -> None:
         """Encode the lines in bytes [begin, end) of a plain file in C++."""
-        # C++ reads by descriptor with pread, so the position of `file` is free for the seeks below
-        lines = functools.partial(_csrc.encode_lines, self.encoder.worker, file.fileno())  # type: ignore[attr-defined]
+        encoder, ((key, writer),) = self.encoder, self.writers.items()
+        assert isinstance(encoder, FastEncoder), "only C++ reads lines by descriptor"
+        is_wide = writer.dtype.itemsize == 4
+        outputs = writer.ids.fileno(), writer.lengths.fileno()
+        settings = key, encoder.special, self.settings.eod, is_wide, *outputs
         while begin < end:
-            begin, is_refused = self._encode_all_keys(lines, begin, end)
+            begin, n_documents, n_tokens, n_lines, is_refused = _csrc.encode_lines(
+                encoder.worker, file.fileno(), begin, end, *settings
+            )
+            writer.count_documents(n_documents, n_tokens)
+            self.n_lines += n_lines
             if is_refused:
+                # C++ reads by descriptor with pread, so the position of `file` is free
                 file.seek(begin)
                 line = file.readline(MAX_PARSED_LINE + 1)
                 is_cut = len(line) > MAX_PARSED_LINE and not line.endswith(b"\n")
@@ -266,40 +237,6 @@ class _PieceEncoder:
             file.flush()
             self._encode_range(file, 0, file.tell())  # the last line of a file may lack its line feed
 
-    def _encode_all_keys(self, encode: Callable[..., LineResult], begin: int, end: int) -> tuple[int, bool]:
-        """Encode lines for all keys, up to the first line that is refused for any key.
-
-        Returns (offset of that line, or `end`; whether a line was refused). `encode` takes begin, end and the
-        arguments of C++. Keys that went past a later key's refusal are rewound and encoded again up to it.
-        """
-        # Keys a, b, c and lines 0 to 9: a encodes all, b refuses line 6, c is given lines 0 to 5 and refuses
-        # line 4. Then stop is line 4: a and b are rewound and encode lines 0 to 3 again. No line has
-        # documents for some keys only.
-        results: dict[str, LineResult] = {}
-        stop, refused_for = end, None
-        for key in self.writers:
-            results[key] = encode(begin, stop, *self._encode_arguments(key))
-            if results[key][-1]:  # `stop` only decreases
-                stop, refused_for = results[key][0], key
-        for key, writer in self.writers.items():
-            if results[key][0] > stop:
-                writer.rewind()
-                results[key] = encode(begin, stop, *self._encode_arguments(key))
-            # documents, tokens; `rewind` cannot undo the counting, so it comes last
-            writer.count_documents(*results[key][1:3])
-        self.n_lines += results[refused_for or next(iter(results))][3]
-        if refused_for is not None:
-            # The next refused line likely lacks the same key: keys before it would encode that line for
-            # nothing.
-            self.writers = {refused_for: self.writers[refused_for], **self.writers}
-        return stop, refused_for is not None
-
-    def _encode_arguments(self, key: str) -> tuple[Any, ...]:
-        writer: TokenWriter = self.writers[key]
-        special = self.encoder.special  # type: ignore[attr-defined]
-        files = writer.ids.fileno(), writer.lengths.fileno()
-        return key, special, self.settings.eod, writer.dtype.itemsize == 4, *files
-
     def _encode_refused_line(self, line: bytes, n_bytes: int) -> None:
         """Encode a line that C++ refused, or reject it. `line`: its begin if it is too long for Python."""
         try:
@@ -308,7 +245,6 @@ class _PieceEncoder:
                     f"not plain JSON, and with {n_bytes:,} bytes too long for the general parser"
                 )
             if line.strip():
-                # parse all keys before the first write: a line without one of them is rejected for all
                 texts = {key: parse_text(line, key) for key in self.writers}
                 self._write_documents([(self.n_lines, texts)])
         except ValueError as error:

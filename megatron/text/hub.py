@@ -1,30 +1,24 @@
 """Downloads from the Hugging Face hub by `huggingface_hub`: shards of text, tokenizers and weights.
 
-A shard is downloaded whole, stored as JSON lines or as it is, and listed in <folder>/<split>.about. Listed
-shards are not downloaded again. Weights are safetensors only: loading a pickle executes code in it.
+A shard is stored as it is, complete or absent. Weights are safetensors only:
+loading a pickle executes code in it.
 """
 
 import fnmatch
-import gzip
-import json
 import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatron.io import atomic_path, read_json, write_json
+from megatron.io import read_json, write_json
 from megatron.tokenizer.hub_cache import find_cached_snapshot, find_hub_error
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, RepoFile
 
-FETCHED = ".fetched"  # suffix of the folder of a shard that is not yet converted
-STYLES = ("jsonl", "packed")
 # repository and files of a text
 TEXT_DATASETS = {
     "c4": ("allenai/c4", "en/c4-{split}.*.json.gz"),
@@ -39,15 +33,6 @@ WEIGHT_FILES = ("config.json", "generation_config.json", "*.safetensors", "*.saf
 WEIGHT_REQUIRED = ("*.safetensors",)
 # owner/name@revision; owner and revision are optional. No part begins with a dot, so none is "..".
 HUB_NAME = re.compile(r"((?:\w[\w.-]*/)?\w[\w.-]*)(?:@(\w[\w.-]*))?", re.ASCII)
-BATCH_ROWS = 1024  # parquet rows in memory at a time
-
-
-@dataclass(frozen=True)
-class DownloadLimits:
-    """Limits of a text download; None: no limit."""
-
-    n_documents: int | None = None
-    n_shards: int | None = None
 
 
 @contextmanager
@@ -129,77 +114,37 @@ def fetch_folder(
 
 
 def fetch_text(
-    repository: HubRepository, pattern: str, folder: Path, split: str, style: str, limit: DownloadLimits
-) -> Iterator[tuple[Path, int, bool]]:
-    """Write shards as <folder>/<split>-<number>.<style>; yield (file, its documents, whether it is new).
+    repository: HubRepository, pattern: str, folder: Path, split: str, n_shards: int | None
+) -> Iterator[tuple[Path, bool]]:
+    """Download shards as <folder>/<split>-<number> with their suffix; yield (file, whether it is new).
 
-    Style packed stores a shard as on the hub, and does not count its documents (0).
     Raises ValueError if the folder has the same split from another request.
     """
-    if style == "packed" and limit.n_documents:
-        raise ValueError("packed shards are stored whole. Limit the number of shards, or use jsonl.")
     # sorted by name: the first n shards are the same in every call at the same commit
-    shards = repository.list_files(pattern)[: limit.n_shards]
+    shards = repository.list_files(pattern)[:n_shards]
     about = folder / f"{split}.about"
-    # bytes: a limit of earlier versions
+    # style: earlier versions also wrote other formats
     request = {
-        "repository": repository.repo, "commit": repository.commit, "files": pattern, "style": style,
-        "documents": limit.n_documents, "bytes": None,
+        "repository": repository.repo, "commit": repository.commit, "files": pattern, "style": "packed"
     }  # fmt: skip
-    record = read_json(about) or {"asked": request, "shards": {}}
-    if changed := [key for key in request if record["asked"].get(key) != request[key]]:
+    earlier = (read_json(about) or {"asked": request})["asked"]
+    if changed := [key for key in request if earlier.get(key) != request[key]]:
         raise ValueError(
             f"{folder}: got {split} with other {', '.join(changed)}. Choose another folder, or delete it."
         )
-    left = limit.n_documents  # reduced by each shard, whether it is new or listed already
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(about, {"asked": request})
     for i, shard in enumerate(shards):
         # c4-train.00001-of-01024.json.gz, i = 1: after the last "00001" is "-of-01024.json.gz", suffix
         # ".json.gz"
-        suffix = f".{Path(shard.path).name.rpartition(f'{i:05d}')[2].partition('.')[2]}"
-        target = folder / f"{split}-{i:05d}{suffix if style == 'packed' else '.' + style}"
-        is_new = shard.path not in record["shards"] or not target.is_file()
+        suffix = Path(shard.path).name.rpartition(f"{i:05d}")[2].partition(".")[2]
+        target = folder / f"{split}-{i:05d}.{suffix}"
+        is_new = not target.is_file()
         if is_new:
-            n_documents = _fetch_shard(repository, shard.path, target, style, left)
-            record["shards"][shard.path] = {"documents": n_documents}
-            # after the shard has its final name: the record never lists a shard that does not exist
-            write_json(about, record)
-        n_documents = record["shards"][shard.path]["documents"]
-        yield target, n_documents, is_new
-        left = None if left is None else left - n_documents
-        if left == 0:
-            return
-
-
-def _fetch_shard(
-    repository: HubRepository, path: str, target: Path, style: str, n_documents: int | None
-) -> int:
-    """Download and convert a shard, atomically; return the number of documents, 0 for style packed."""
-    folder = target.with_name(f".{target.name}{FETCHED}")
-    fetched = repository.fetch(path, folder)
-    count = 0
-    if style == "packed":
-        fetched.rename(target)
-    else:
-        with atomic_path(target, exclusive=True) as partial, partial.open("wb") as file:
-            for line in islice(_iter_json_lines(fetched), n_documents):
-                file.write(line + b"\n")
-                count += 1
-    shutil.rmtree(folder)  # after the shard has its final name
-    return count
-
-
-def _iter_json_lines(path: Path) -> Iterator[bytes]:
-    """Yield documents of JSON lines or parquet as JSON lines."""
-    if path.suffix != ".parquet":
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            yield from (line.rstrip(b"\r\n") for line in lines if line.strip())
-        return
-    import pyarrow.parquet  # slow to import
-
-    with pyarrow.parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(BATCH_ROWS):
-            for row in batch.to_pylist():
-                yield json.dumps(row, ensure_ascii=False, default=str).encode()
+            scratch = folder / f".{target.name}.fetched"
+            repository.fetch(shard.path, scratch).rename(target)
+            shutil.rmtree(scratch)  # after the shard has its final name
+        yield target, is_new
 
 
 def parse_hub_name(text: str) -> tuple[str, str] | None:
@@ -216,8 +161,8 @@ def parse_hub_name(text: str) -> tuple[str, str] | None:
 def open_hub_model(name: str) -> Path:
     """Return the folder of a model of the hub in the hub's cache; missing files are downloaded into it.
 
-    Raises FileNotFoundError if it is neither on the hub nor, without a network, in the cache, and
-    ConnectionError for a failed download.
+    Raises FileNotFoundError if it is neither on the hub nor, without a network, in
+    the cache, and ConnectionError for a failed download.
     """
     parsed = parse_hub_name(name)
     if parsed is None:

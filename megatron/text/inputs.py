@@ -1,7 +1,7 @@
 """Inputs of preprocessing: the files that words name, their state, their opening, and the part of a job.
 
-An input is a local file, an object at a URL or standard input. This is the only module of the package that
-distinguishes them when it opens one.
+An input is a local file, an object at a URL or standard input. This is the only
+module of the package that distinguishes them when it opens one.
 """
 
 import argparse
@@ -38,9 +38,10 @@ READ_BYTES = 1 << 20  # bytes of a file or a long line that are read at a time
 def find_inputs(words: Sequence[str], suffixes: Sequence[str] = INPUT_SUFFIXES) -> list[Source]:
     """Resolve words to files: a file, a folder (all files below, sorted), a glob pattern (sorted), or `-`.
 
-    A word may be a URL of a file, or in an object store of a folder or a pattern. Folders and patterns skip
-    outputs of preprocessing; folders also skip hidden names. A folder saved by `datasets` gives the files
-    listed in its state.json. Raises FileNotFoundError for a word without files, and ValueError for a file of
+    A word may be a URL of a file, or in an object store of a folder or a pattern.
+    Folders and patterns skip outputs of preprocessing; folders also skip hidden
+    names. A folder saved by `datasets` gives the files listed in its state.json.
+    Raises FileNotFoundError for a word without files, and ValueError for a file of
     another format, a file named twice or a folder of several splits.
     """
     inputs: list[Source] = []
@@ -210,9 +211,10 @@ class Selection:
 def select_part(paths: Sequence[Source], part: Part | None) -> Selection:
     """Return the input of one part: a contiguous range of the bytes of all files, in their order.
 
-    A local plain file is cut at the first line end at or after a border. Any other file belongs as a whole to
-    the part that contains its middle. So every document is in exactly one part, for any number of parts. Only
-    the sizes of the files are read, and a line at each end. Raises ValueError for standard input.
+    A local plain file is cut at the first line end at or after a border. Any other
+    file belongs as a whole to the part that contains its middle. So every document
+    is in exactly one part, for any number of parts. Only the sizes of the files are
+    read, and a line at each end. Raises ValueError for standard input.
     """
     if part is None:
         return Selection(list(paths))

@@ -1,13 +1,15 @@
 """Join the finished units of a job to its datasets, in the order of the input.
 
-The ids are copied one unit after another. Then threads hash and count blocks of the output. The units
-are deleted after the outputs have their names: a killed join begins again from complete units.
+The ids are copied one unit after another. Then threads hash and count blocks of the
+output. The units are deleted after the outputs have their names: a killed join
+begins again from complete units.
 """
 
 import functools
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,7 +22,7 @@ import numpy as np
 from megatron.data.block_hash import BLOCK_BYTES, BlockHash, combine_digests, hash_file
 from megatron.data.indexed_writer import IdCounts, IndexedWriter
 from megatron.io import atomic_path
-from megatron.text.inputs import REJECTS_SUFFIX, STDIN, Source, stat_source
+from megatron.text.inputs import REJECTS_SUFFIX, STDIN, Source, is_divisible, stat_source
 from megatron.text.text_readers import InputPiece, count_lines_before
 from megatron.text.units import UnitFolder, UnitRecord, list_token_files
 
@@ -139,9 +141,10 @@ class UnitJoiner:
                 raise ValueError(first.error)
             self.used.append(n_documents)
 
-    def join(self, paths: Sequence[Source], job: str | None) -> tuple[list[OutputDataset], RejectSummary]:
-        """Write and publish the outputs and the rejects."""
-        sources = self._describe_sources(paths)
+    def join(
+        self, sources: list[dict[str, Any]], job: str | None
+    ) -> tuple[list[OutputDataset], RejectSummary]:
+        """Write and publish the outputs and the rejects. `sources`: as `describe_sources` returns them."""
         n_damaged = sum("damage" in entry for entry in sources)
         lines = list(self._iter_rejects())
         n_rejected = len(lines) - n_damaged  # a damaged file is one of the rejects, and not a line
@@ -180,70 +183,80 @@ class UnitJoiner:
             n_empty += int((lengths == int(self.meta["append_eod"])).sum())
         return n_empty
 
-    def _describe_sources(self, paths: Sequence[Source]) -> list[dict[str, Any]]:
-        """Return the entries of the sidecar on the files that were read."""
+    def describe_sources(self, paths: Sequence[Source]) -> list[dict[str, Any]]:
+        """Return the entries of the sidecars on the files that were read, with their hashes."""
         numbers: dict[Source, list[int]] = {path: [] for path in paths}
         for number in range(len(self.used)):
             numbers[self.pieces[number].path].append(number)
         # files without a piece (standard input, empty files) count as read with 0 documents
         unread = {piece.path for piece in self.pieces[len(self.used) :]}
-        return [
-            self._describe_source(path, read) for path, read in numbers.items() if read or path not in unread
-        ]
+        with ThreadPoolExecutor(self.n_threads, "hash") as pool:
+            # the blocks of all files are submitted before the first result is awaited
+            hashed = [
+                (path, read, self._hash_blocks(pool, path, read))
+                for path, read in numbers.items()
+                if read or path not in unread
+            ]
+            return [self._describe_source(*entry) for entry in hashed]
 
-    def _describe_source(self, path: Source, numbers: Sequence[int]) -> dict[str, Any]:
+    def _hash_blocks(self, pool: ThreadPoolExecutor, path: Source, numbers: Sequence[int]) -> Iterator[str]:
+        """Return the digests of the blocks that were read of a local file; a packed file is one block."""
+        if not (numbers and isinstance(path, Path)) or path == STDIN:
+            return iter(())
+        begin, end = self.pieces[numbers[0]].begin, self.pieces[numbers[-1]].end
+        block_bytes = BLOCK_BYTES if is_divisible(path) else max(end, 1)
+        begins = range(begin, end, block_bytes)
+        return pool.map(lambda first: hash_file(path, None, first, min(first + block_bytes, end)), begins)
+
+    def _describe_source(self, path: Source, numbers: Sequence[int], blocks: Iterator[str]) -> dict[str, Any]:
         """Return the entry of one file.
 
         of_bytes      size of the file, if only a part of it was read
         from_byte     begin of this part, if it is not the begin of the file
         block_bytes   the hash is one of the hashes of blocks (megatron/data/block_hash.py)
-        version       of a remote file; its sha256 is null if it was not read in order
+        version       of a remote file, in place of its sha256
         """
         n_documents = sum(self.used[number] for number in numbers)
         if path == STDIN:
             return {"path": "-", "documents_read": n_documents}
-        pieces, records = [self.pieces[i] for i in numbers], [self.records[i] for i in numbers]
-        digests = [digest for record in records for digest in record.source_sha256]
-        n_bytes, begin = sum(piece.end - piece.begin for piece in pieces), 0
-        if pieces and isinstance(path, Path):
-            begin, end = pieces[0].source_begin, pieces[-1].source_end
-            if pieces[-1].is_plain and end is not None and pieces[-1].end < end:
-                # the last block was hashed beyond the end of what was used
-                n_last = (n_bytes - 1) // BLOCK_BYTES
-                last = begin + n_last * BLOCK_BYTES
-                digests[n_last:] = [hash_file(path, None, last, begin + n_bytes)]
+        pieces, digests = [self.pieces[i] for i in numbers], list(blocks)
+        begin, n_bytes = pieces[0].begin if pieces else 0, sum(piece.end - piece.begin for piece in pieces)
         size, version = stat_source(path)
-        entry: dict[str, Any] = {"path": path.name if isinstance(path, Path) else str(path)}
-        entry |= {} if isinstance(path, Path) else {"version": version}
-        sha256 = combine_digests(digests) if isinstance(path, Path) or all(digests) else None
-        entry |= {"sha256": sha256, "bytes": n_bytes}
+        if isinstance(path, Path):
+            entry: dict[str, Any] = {"path": path.name, "sha256": combine_digests(digests)}
+        else:
+            entry = {"path": str(path), "version": version, "sha256": None}
+        entry["bytes"] = n_bytes
         entry |= {"block_bytes": BLOCK_BYTES} if len(digests) > 1 else {}
         entry |= {"from_byte": begin} if begin else {}
         entry |= {"of_bytes": size} if n_bytes < size else {}
         entry["documents_read"] = n_documents
-        damage = records[-1].damage if records else None
+        damage = self.records[numbers[-1]].damage if numbers else None
         return entry if damage is None else entry | {"damage": damage}
 
     def _iter_rejects(self) -> Iterator[str]:
         """Yield the rejects as JSON lines: file, line number in the file from 1, reason.
 
-        A skipped file has the line null, and the byte up to which it was read, in the file as stored.
+        A skipped file has the line null.
         """
-        n_before: dict[Source, int] = {}  # lines of the pieces before, by file
+        n_before = Counter[Source]()  # lines of the pieces before, by file
+        first_pieces: dict[Source, InputPiece] = {}
         count_lines = functools.cache(count_lines_before)
         for number, n_documents in enumerate(self.used):
             piece, record = self.pieces[number], self.records[number]
-            n_lines = n_before.get(piece.path, 0)
-            n_before[piece.path] = n_lines + record.n_lines
-            if not record.rejects:
-                continue
-            n_lines += count_lines(InputPiece(piece.path, piece.source_begin, 0))
+            first = first_pieces.setdefault(piece.path, piece)
+            if record.damage is not None:
+                yield _format_reject(piece.path, None, record.damage)
+            # counted from the first piece of this part, which may begin within the file
+            n_lines = n_before[piece.path] + (count_lines(first) if record.rejects else 0)
+            n_before[piece.path] += record.n_lines
             # the last piece is used only up to the document that reaches max_tokens, the others as a whole
             is_cut = self.has_enough and number == len(self.used) - 1
             for reject in record.rejects:
                 if is_cut and reject["documents_before"] >= n_documents:
                     break
-                line = None if reject["line"] is None else reject["line"] + 1 + n_lines
-                place = {"byte": reject["byte"]} if "byte" in reject else {}
-                entry = {"file": str(piece.path), "line": line, **place, "reason": reject["reason"]}
-                yield json.dumps(entry) + "\n"
+                yield _format_reject(piece.path, reject["line"] + 1 + n_lines, reject["reason"])
+
+
+def _format_reject(path: Source, line: int | None, reason: str) -> str:
+    return json.dumps({"file": str(path), "line": line, "reason": reason}) + "\n"

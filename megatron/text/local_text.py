@@ -19,16 +19,15 @@ LOCAL_SOURCES = (PYTHON, *PACKAGES)
 # Longer files are mostly tables and generated code; a few of them would make the mean loss of
 # held-out text depend on the draw. Shorter files are empty __init__.py or a licence line.
 MIN_BYTES, MAX_BYTES = 256, 65_536
-REASONS = ("too_large", "too_small", "unreadable", "copies")
 TEST_FOLDERS = {"test", "tests", "idle_test"}  # some distributions of Python omit these
 
 
 @dataclass(frozen=True)
 class LocalText:
-    """Documents as (source, text) in a fixed order, and skipped files by source."""
+    """Documents as (source, text) in a fixed order, and the number of skipped files by source."""
 
     documents: Iterable[tuple[str, str]]
-    skipped: dict[str, dict[str, int]]  # source -> one of REASONS -> files
+    skipped: dict[str, int]
     missing: dict[str, str]  # source -> why it has no text
 
 
@@ -41,19 +40,17 @@ def read_local_text(sources: Sequence[str] = LOCAL_SOURCES) -> LocalText:
     `missing`.
     """
     entries: dict[bytes, tuple[str, str]] = {}  # digest -> (source, text)
-    skipped: dict[str, dict[str, int]] = {}
+    skipped: dict[str, int] = {}
     missing: dict[str, str] = {}
     for source in sources:
-        counts, n_before = dict.fromkeys(REASONS, 0), len(entries)
+        n_before, n_files = len(entries), 0
         for path in _iter_standard_library() if source == PYTHON else _iter_package_files(source):
-            text, reason = _read_source_file(path)
-            digest = hashlib.sha256(text.encode()).digest()
-            if reason or digest in entries:
-                counts[reason or "copies"] += 1
-            else:
-                entries[digest] = source, text
-        skipped[source] = counts
-        if len(entries) == n_before:
+            n_files += 1
+            if (text := _read_source_file(path)) is not None:
+                entries.setdefault(hashlib.sha256(text.encode()).digest(), (source, text))
+        n_documents = len(entries) - n_before
+        skipped[source] = n_files - n_documents
+        if not n_documents:
             missing[source] = "no usable Python file" if installed_version(source) else "not installed"
     # bytes 0 to 7 select the side of the split
     documents = [entries[digest] for digest in sorted(entries, key=lambda digest: digest[8:])]
@@ -83,18 +80,17 @@ def describe_sources(sources: Sequence[str]) -> str:
     return " and ".join(parts)
 
 
-def _read_source_file(path: Path) -> tuple[str, str]:
-    """Return the text and "", or "" and one of REASONS."""
+def _read_source_file(path: Path) -> str | None:
+    """Return the text of a file within the limits, None for any other."""
     try:
-        if not path.is_file():  # a folder named x.py, a pipe that would block
-            return "", "unreadable"
-        if path.stat().st_size > MAX_BYTES:
-            return "", "too_large"
+        # is_file: a folder may have the name x.py, and a pipe would block
+        if not path.is_file() or path.stat().st_size > MAX_BYTES:
+            return None
         raw = path.read_bytes()
         # stripped: a file of line ends is as empty as a file without bytes
-        return (raw.decode(), "") if len(raw.strip()) >= MIN_BYTES else ("", "too_small")
+        return raw.decode() if len(raw.strip()) >= MIN_BYTES else None
     except (OSError, ValueError):  # ValueError: not UTF-8, or a name with a NUL byte
-        return "", "unreadable"
+        return None
 
 
 def _iter_standard_library() -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""Inputs of a merge: datasets by name, pattern or list, and whether they fit together."""
+"""Inputs of a merge: datasets by name or pattern, and whether they fit together."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from megatron.data.sidecar import (
     strip_suffix,
 )
 from megatron.log import get_logger
-from megatron.plan.datapaths import compare_eod_uses, compare_tokenizers, read_lines
+from megatron.plan.datapaths import compare_eod_uses, compare_tokenizers
 
 log = get_logger(__name__)
 SAMPLED_DOCUMENTS = 1000  # whose last tokens `detect_eod` compares
@@ -31,37 +31,26 @@ def natural_key(name: str) -> list[tuple[int, int | str]]:
     return [(0, int(word)) if i % 2 else (1, word) for i, word in enumerate(DIGITS.split(name))]
 
 
-def expand_prefixes(names: Sequence[str], lists: Sequence[Path] = ()) -> list[str]:
-    """Return the dataset prefixes of names, then of list files.
+def expand_prefixes(names: Sequence[str]) -> list[str]:
+    """Return the dataset prefixes of names and patterns, those of a pattern in natural order.
 
-    Patterns are expanded, in natural order. A list has one prefix or pattern a line, and `#` begins
-    a comment. A prefix is relative to the working directory, or else to the folder of the list.
-
-    Raises FileNotFoundError for a name without a dataset, ValueError for an unusable list and for a
-    dataset that is named twice.
+    Raises FileNotFoundError for a name without a dataset, ValueError for a dataset
+    that is named twice.
     """
-    named = [(name, name) for name in names]
-    for path in lists:
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such list of datasets")
-        for location, name in read_lines(path):
-            named.append((name if find_prefixes(name) else str(path.parent / name), location))
-    prefixes: dict[str, tuple[str, str]] = {}
-    for name, origin in named:
+    prefixes: dict[str, str] = {}
+    for name in names:
         matches = find_prefixes(name)
         if not matches:
-            raise FileNotFoundError(f"{origin}: no dataset matches, expected prefixes of .bin/.idx datasets")
+            raise FileNotFoundError(f"{name}: no dataset matches, expected prefixes of .bin/.idx datasets")
         for prefix in matches:
             location = locate_dataset(prefix).location
             if location in prefixes:
                 raise ValueError(
-                    f"{origin}: got {prefix} twice, also as {prefixes[location][1]}. Give each dataset once; "
+                    f"{name}: got {prefix} twice, also as {prefixes[location]}. Give each dataset once; "
                     "to repeat text in training, use weights in a data-path file."
                 )
-            prefixes[location] = prefix, origin
-    if not prefixes:
-        raise ValueError("no datasets: got empty lists, expected a prefix, a pattern or --list")
-    return [prefix for prefix, _ in prefixes.values()]
+            prefixes[location] = prefix
+    return list(prefixes.values())
 
 
 def find_prefixes(name: str) -> list[str]:
@@ -79,8 +68,8 @@ def open_inputs(
 ) -> tuple[list[IndexedTokens], dict[str, Any]]:
     """Open datasets that are to be merged. Raises as `merge_datasets`.
 
-    Returns the datasets, with the parts of a dataset of parts in its place, and the entries of the sidecar
-    that hold for all of them.
+    Returns the datasets, with the parts of a dataset of parts in its place, and the
+    entries of the sidecar that hold for all of them.
     """
     datasets: list[IndexedTokens] = []
     for prefix in prefixes:

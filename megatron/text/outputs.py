@@ -1,6 +1,8 @@
 """Outputs of a job that exist already: complete and from the same job, or of another one."""
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,35 +10,30 @@ from typing import Any
 import numpy as np
 
 from megatron.data.indexed_writer import DATASET_SUFFIXES
-from megatron.data.sidecar import HEADER, read_sidecar
+from megatron.data.sidecar import HEADER
+from megatron.text.inputs import Source, open_source, stat_source
 from megatron.text.join import OutputDataset, RejectSummary, dataset_prefix, rejects_path
 
 
-class OutputFolder:
-    """Folder of outputs on this machine."""
+def locate_output(folder: Path | str, name: str) -> Path | str:
+    """Return a file or a dataset in a folder, which is local or at a URL without a last slash."""
+    return folder / name if isinstance(folder, Path) else f"{folder}/{name}"
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
 
-    def read_sidecar(self, name: str) -> dict[str, Any] | None:
-        """Return the sidecar of a dataset, None if it is missing or invalid."""
-        try:
-            return read_sidecar(self.folder / name)
-        except (FileNotFoundError, ValueError):
-            return None
+def find_output(folder: Path | str, name: str) -> "Source | None":
+    """Return a file of an output, None if it is missing."""
+    location = locate_output(folder, name)
+    if isinstance(location, Path):
+        return location if location.is_file() else None
+    from megatron.data.remote import RemoteMissingError, find_file
 
-    def find_size(self, name: str) -> int | None:
-        """Return the bytes of a file, None if it is missing."""
-        path = self.folder / name
-        return path.stat().st_size if path.is_file() else None
-
-    def locate(self, name: str) -> Path | str:
-        """Return the path or the URL of a file."""
-        return self.folder / name
+    with suppress(RemoteMissingError):
+        return find_file(location)
+    return None
 
 
 def find_finished(
-    folder: OutputFolder, prefix: Path, keys: Sequence[str], job: str | None, may_replace: bool
+    folder: Path | str, prefix: Path, keys: Sequence[str], job: str | None, may_replace: bool
 ) -> tuple[list[OutputDataset], RejectSummary] | None:
     """Return (outputs, rejects) if they exist completely and are from the same job; else None.
 
@@ -46,32 +43,43 @@ def find_finished(
     outputs: list[OutputDataset] = []
     rejected = RejectSummary()
     for name in (dataset_prefix(prefix, key).name for key in keys):
-        sidecar = folder.read_sidecar(name)
-        if job is None or sidecar is None or sidecar.get("job") != job:
+        sidecar = _read_sidecar(folder, name)
+        if job is None or sidecar.get("job") != job:
             if not may_replace:
                 _refuse_existing(folder, name)
             continue
         n, n_tokens = sidecar["documents"], sidecar["tokens"]
         # int32 length, int64 position and int64 boundary per document, and one boundary more
         sizes = {".bin": n_tokens * np.dtype(sidecar["dtype"]).itemsize, ".idx": HEADER.size + 20 * n + 8}
-        if all(folder.find_size(name + suffix) == size for suffix, size in sizes.items()):
+        files = {suffix: find_output(folder, name + suffix) for suffix in sizes}
+        if all(file is not None and stat_source(file)[0] == sizes[suffix] for suffix, file in files.items()):
             counts = sidecar["empty_documents"], sidecar["longest_document"]
-            outputs.append(OutputDataset(folder.locate(name), n, n_tokens, *counts))
-            rejected = RejectSummary(sidecar["rejected_lines"], sidecar.get("rejected_files", 0))
+            outputs.append(OutputDataset(locate_output(folder, name), n, n_tokens, *counts))
+            rejected = RejectSummary(sidecar["rejected_lines"], sidecar["rejected_files"])
     if len(outputs) < len(keys):
         return None
     if not rejected.n_lines and not rejected.n_files:
         return outputs, rejected
     name = rejects_path(prefix).name
-    if folder.find_size(name) is None:
+    if find_output(folder, name) is None:
         return None
-    return outputs, replace(rejected, path=folder.locate(name))
+    return outputs, replace(rejected, path=locate_output(folder, name))
 
 
-def _refuse_existing(folder: OutputFolder, name: str) -> None:
+def _read_sidecar(folder: Path | str, name: str) -> dict[str, Any]:
+    """Return the sidecar of a dataset, empty if it is missing or not one."""
+    file = find_output(folder, f"{name}.json")
+    if file is not None:
+        with suppress(ValueError), open_source(file) as content:
+            sidecar = json.load(content)
+            return sidecar if isinstance(sidecar, dict) else {}
+    return {}
+
+
+def _refuse_existing(folder: Path | str, name: str) -> None:
     for suffix in DATASET_SUFFIXES:
-        if folder.find_size(name + suffix) is not None:
+        if find_output(folder, name + suffix) is not None:
             raise ValueError(
-                f"{folder.locate(name + suffix)}: exists already, from other files or settings. "
+                f"{locate_output(folder, name + suffix)}: exists already, from other files or settings. "
                 "Choose another name, or replace it with --overwrite."
             )

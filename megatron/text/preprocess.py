@@ -1,8 +1,9 @@
 """Resumable parallel tokenisation of text to datasets on disk, in the order of the input.
 
-The input is split into pieces. Each piece is encoded to one unit in a folder beside the output: in a thread
-if the C++ encoder is exact for the tokenizer, else in a process. A restart encodes the pieces that have no
-unit. At the end the units are joined in order. Ids are never sent between processes.
+The input is split into pieces. A thread encodes each piece to one unit in a folder
+beside the output: in C++ if that is exact for the tokenizer, else in its library. A
+restart encodes the pieces that have no unit. At the end the units are joined in
+order.
 """
 
 import hashlib
@@ -10,17 +11,16 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from megatron.cli import format_si
+from megatron.cli import ProgressBar, format_si
 from megatron.data.indexed_writer import dtype_for
-from megatron.io import DISK_FULL_ERRNOS
 from megatron.log import get_logger
 from megatron.text.encode import encode_piece
 from megatron.text.inputs import (
@@ -35,9 +35,9 @@ from megatron.text.inputs import (
     stat_source,
 )
 from megatron.text.join import OutputDataset, RejectSummary, UnitJoiner, dataset_prefix, rejects_path
-from megatron.text.outputs import OutputFolder, find_finished
+from megatron.text.outputs import find_finished
 from megatron.text.text_readers import DamagedFileError, split_into_pieces
-from megatron.text.units import EncodeSettings, UnitFolder, UnitRecord
+from megatron.text.units import EncodeSettings, UnitFolder
 from megatron.text.workers import EncoderRecipe, PieceProgress, encode_pieces
 from megatron.tokenizer.encoder import NO_EOD, build_fast_bpe
 from megatron.tokenizer.fast_bpe import FastBpe
@@ -47,7 +47,6 @@ PIECE_BYTES = 8 << 20
 # a sample of --dry-run
 SAMPLE_BYTES = 2 << 20  # of a plain file
 SAMPLE_TOKENS = 2_000_000  # of a packed file
-INDEX_BYTES = 24  # per document: 20 in the index, 4 in a unit
 
 log = get_logger(__name__)
 
@@ -82,21 +81,22 @@ class PreprocessResult:
 
 def preprocess(
     inputs: Sequence[str], prefix: Path, tokenizer: TokenizerSpec | str, options: PreprocessOptions,
-    published: OutputFolder | None = None,
+    published: str | None = None,
 ) -> PreprocessResult:  # fmt: skip
     """Tokenise the documents of `inputs` to `<prefix>_<key>_document.bin/.idx/.json`, a dataset per key.
 
-    After a kill at any moment, the same call resumes with the pieces that are not finished, and the outputs
-    are byte for byte those of an uninterrupted call. `max_tokens` uses the smallest number of first documents
-    with at least so many tokens of the first key. A blank line is not a document. An empty text is a document
-    without tokens, or with the end-of-document token only; the sidecar counts these.
+    After a kill at any moment, the same call resumes with the pieces that are not
+    finished, and the outputs are byte for byte those of an uninterrupted call.
+    `max_tokens` uses the smallest number of first documents with at least so many
+    tokens of the first key. A blank line is not a document. An empty text is a
+    document without tokens, or with the end-of-document token only; the sidecar
+    counts these.
 
-    published   the folder where the outputs of this job exist already, or will be: nothing is done if so
+    published   URL of the folder where the outputs exist already, or will be: nothing is done if so
 
-    Raises FileNotFoundError. Raises ValueError with file, line and reason for a line that is not JSON, lacks
-    the key or has no string under it, unless bad lines are skipped; also if there is no document, or if a
-    file changes while it is read. Raises OSError for a full disk. After an error no new output exists, and
-    existing outputs are unchanged.
+    Raises FileNotFoundError; ValueError with file, line and reason for a bad line,
+    unless bad lines are skipped, for inputs without documents, and for a file that
+    changes meanwhile; OSError for a full disk. Existing outputs are then unchanged.
     """
     cpu_s = {"start": time.process_time()}
     paths = find_inputs(inputs)
@@ -106,53 +106,52 @@ def preprocess(
     selection = select_part(paths, options.part)
     loaded = load_tokenizer(tokenizer)
     settings = make_settings(loaded, options)
-    job = _describe_job(selection, loaded, settings, options)
+    job = _hash_job(selection, loaded, settings, options)
     units = UnitFolder(prefix.with_name(f".{prefix.name}.shards"), settings)
-    with units.lock(prefix), _keep_useful_units(units, job):
-        # under the lock, so that no other process replaces the outputs after this check
-        for folder in filter(None, (OutputFolder(prefix.parent), published)):
-            # an interrupted call of this job has perhaps published a part of its outputs
-            may_replace = options.overwrite or units.read_job() == job
-            finished = find_finished(folder, prefix, options.keys, job["job"], may_replace)
-            if finished:
-                log.info("%s: exists already, from the same files and settings", prefix)
-                break
-        else:
-            joiner = UnitJoiner(
-                split_into_pieces(selection.paths, PIECE_BYTES, selection.ranges), units, prefix,
-                _describe_part(loaded, options, selection), options.max_tokens, options.n_workers,
-            )  # fmt: skip
-            recipe = EncoderRecipe(tokenizer, load_fast_bpe(loaded), options.special_text)
-            records = units.find_finished(job)
-            end_stage(cpu_s, "tokenizer")
-            try:
-                _encode_missing(joiner, recipe, records, options)
-            finally:  # instead of the error of a line that was read while it was written
-                if _describe_job(selection, loaded, settings, options) != job:
-                    raise ValueError(
-                        f"{describe_inputs(inputs)}: a file changed while it was read. Run it again."
-                    )
-            _check_documents(joiner, inputs, options)
-            end_stage(cpu_s, "encoding")
-            finished = joiner.join(selection.paths, job["job"])
+    with units.lock(prefix):
+        # an interrupted call of this job has perhaps published a part of its outputs
+        is_begun = units.is_begun(job, prefix, options.overwrite)
+        try:
+            may_replace = is_begun or options.overwrite
+            finished = _find_existing(prefix, published, options.keys, job, may_replace)
+            if finished is None:
+                if not is_begun:
+                    units.begin(job)
+                joiner = UnitJoiner(
+                    split_into_pieces(selection.paths, PIECE_BYTES, selection.ranges), units, prefix,
+                    _describe_part(loaded, options, selection), options.max_tokens, options.n_workers,
+                )  # fmt: skip
+                recipe = EncoderRecipe(tokenizer, load_fast_bpe(loaded), options.special_text)
+                end_stage(cpu_s, "tokenizer")
+                try:
+                    _encode_missing(joiner, recipe, options)
+                    sources = joiner.describe_sources(selection.paths)
+                finally:  # instead of the error of a line that was read while it was written
+                    if _hash_job(selection, loaded, settings, options) != job:
+                        names = describe_inputs(inputs)
+                        raise ValueError(f"{names}: a file changed while it was read. Run it again.")
+                _check_documents(joiner, inputs, options)
+                end_stage(cpu_s, "encoding")
+                finished = joiner.join(sources, job)
+        except ValueError:
+            units.remove()  # the same call fails again
+            raise
         units.remove()
     end_stage(cpu_s, "joining and sums")
     return PreprocessResult(*finished, cpu_s)
 
 
-@contextmanager
-def _keep_useful_units(units: UnitFolder, job: dict[str, Any]) -> Iterator[None]:
-    """Delete the units after an exception, unless the same call can resume with them."""
-    try:
-        yield
-    except BaseException as error:
-        # After a ValueError the same call fails again; others keep the finished units for it. The units of
-        # another job stay if this one was refused.
-        if (isinstance(error, ValueError) and units.read_job() == job) or not units.has_units():
-            units.remove()
-        if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
-            error.filename = error.filename or str(units.folder)
-        raise
+def _find_existing(
+    prefix: Path, published: str | None, keys: Sequence[str], job: str | None, may_replace: bool
+) -> tuple[list[OutputDataset], RejectSummary] | None:
+    """Return the finished outputs of the job, on this machine or in the store. Raises as `find_finished`."""
+    # under the lock of the units, so that no other process replaces them afterwards
+    for folder in (prefix.parent, published):
+        finished = find_finished(folder, prefix, keys, job, may_replace) if folder else None
+        if finished is not None:
+            log.info("%s: exists already, from the same files and settings", prefix)
+            return finished
+    return None
 
 
 def end_stage(cpu_s: dict[str, float], stage: str) -> None:
@@ -208,14 +207,17 @@ def _check_options(options: PreprocessOptions, prefix: Path, paths: Sequence[Sou
             )
 
 
-def _describe_job(
+def _hash_job(
     selection: Selection, loaded: Tokenizer, settings: EncodeSettings, options: PreprocessOptions
-) -> dict[str, Any]:
-    """Return what the outputs depend on; jobs with equal `job` have equal outputs.
+) -> str | None:
+    """Return the hash of what the outputs depend on: jobs with equal hashes have equal outputs.
 
-    `job` is None if standard input is read, whose content is not known in advance. The number of workers and
-    --quiet are not included: a call with other workers may resume this one.
+    None if standard input is read, whose content is not known in advance. The
+    number of workers and --quiet are not included: a call with other workers may
+    resume this one.
     """
+    if STDIN in selection.paths:
+        return None
     words: list[Any] = [loaded.sha256, settings.eod, settings.dtype]
     words += [options.special_text, options.skip_bad_lines]
     if loaded.eod is not None and loaded.eod.source.startswith("--"):
@@ -230,9 +232,7 @@ def _describe_job(
     # the time instead of a hash: a hash would read terabytes before the first token
     files = [[locate_source(path), *stat_source(path)] for path in selection.paths]
     # JSON, not str: it quotes strings, so that no two lists have the same text
-    job = hashlib.sha256(json.dumps([words, files]).encode()).hexdigest()
-    is_known = STDIN not in selection.paths
-    return {"job": job if is_known else None, "inputs": files, "settings": words, "piece_bytes": PIECE_BYTES}
+    return hashlib.sha256(json.dumps([words, files]).encode()).hexdigest()
 
 
 def describe_settings(loaded: Tokenizer, append_eod: bool, special_text: bool) -> dict[str, Any]:
@@ -266,9 +266,10 @@ def estimate_job(
 ) -> str:
     """Return the size of the input and of the output; warn if the disk is too small.
 
-    Encodes a piece from the middle of the input and writes nothing. Raises the errors of `preprocess` for the
-    inputs and the tokenizer, and ValueError for inputs without bytes, such as standard input, and for a
-    sample without documents.
+    Encodes a piece from the middle of the input and writes nothing. Raises the
+    errors of `preprocess` for the inputs and the tokenizer, and ValueError for
+    inputs without bytes, such as standard input, and for a sample without
+    documents.
     """
     selection = select_part(find_inputs(inputs), options.part)
     pieces = split_into_pieces(selection.paths, SAMPLE_BYTES, selection.ranges)
@@ -282,19 +283,16 @@ def estimate_job(
     encoder = EncoderRecipe(tokenizer, load_fast_bpe(loaded), options.special_text).build()
     n_read = [piece.end - piece.begin]
     with tempfile.TemporaryDirectory(prefix="dry-run") as scratch:
-        record = encode_piece(
-            piece, Path(scratch, "sample"), settings, encoder, lambda *counts: n_read.append(counts[0])
-        )
+        record = encode_piece(piece, Path(scratch, "sample"), settings, encoder, n_read.append)
     if not record.n_documents:
         raise ValueError(record.error or f"{piece.path}: got no document in a sample, expected some")
     # a packed file reports how far it was read; a plain piece was read as a whole
     share = n_bytes / (n_read[0] if piece.is_plain else n_read[-1])
     if options.max_tokens is not None:  # the job ends when it has them
         share = min(share, options.max_tokens / max(1, record.n_tokens[0]))
-    n_tokens, n_documents = round(sum(record.n_tokens) * share), round(record.n_documents * share)
+    n_tokens = round(sum(record.n_tokens) * share)
     output_bytes = n_tokens * np.dtype(settings.dtype).itemsize
-    # the units exist until the outputs are complete
-    disk_bytes = 2 * output_bytes + INDEX_BYTES * n_documents * len(options.keys)
+    disk_bytes = 2 * output_bytes  # the units exist until the outputs are complete
     folder = next(parent for parent in prefix.absolute().parents if parent.is_dir())
     free_bytes = shutil.disk_usage(folder).free
     if disk_bytes > free_bytes:
@@ -309,27 +307,27 @@ def estimate_job(
     )
 
 
-def _encode_missing(
-    joiner: UnitJoiner, recipe: EncoderRecipe, records: dict[int, UnitRecord], options: PreprocessOptions
-) -> None:
+def _encode_missing(joiner: UnitJoiner, recipe: EncoderRecipe, options: PreprocessOptions) -> None:
     """Encode the pieces that have no record, and show progress.
 
-    With max_tokens no piece is begun after the first pieces with enough tokens. Raises ValueError for the
-    error of the first piece that has one.
+    With max_tokens no piece is begun after the first pieces with enough tokens.
+    Raises ValueError for the error of the first piece that has one.
     """
-    pieces = joiner.pieces
+    pieces, records = joiner.pieces, joiner.units.read_records()
     if records:
         log.info("resuming: %d of %d pieces are done already", len(records), len(pieces))
     sizes = [piece.end - piece.begin for piece in pieces]
     title = "tokenising" if options.part is None else f"tokenising part {options.part}"
-    with PieceProgress(title, sizes, records, options.quiet) as progress:
+    n_finished = sum(sizes[number] for number in records)
+    with ProgressBar(title, sum(sizes) or None, "B", n_finished, options.quiet) as bar:
+        progress = PieceProgress(bar)
         for number, record in records.items():
             joiner.add_record(number, record)
         missing = {i: piece for i, piece in enumerate(pieces) if i not in records and not joiner.has_enough}
         with closing(encode_pieces(missing, joiner.units, recipe, options.n_workers, progress)) as encoded:
             for number, record in encoded:
                 if pieces[number].path != STDIN:
-                    progress.update(number, sizes[number], record.n_documents, sum(record.n_tokens))
+                    progress.update(number, sizes[number])
                 joiner.add_record(number, record)
                 if joiner.has_enough:
                     break
@@ -338,7 +336,8 @@ def _encode_missing(
 def _check_documents(joiner: UnitJoiner, inputs: Sequence[str], options: PreprocessOptions) -> None:
     """Raise ValueError if the inputs have neither a document nor a rejected line.
 
-    A part may be empty, for example if there are fewer packed files than parts: a warning is logged.
+    A part may be empty, for example if there are fewer packed files than parts: a
+    warning is logged.
     """
     if options.max_tokens is not None and not joiner.has_enough:
         log.warning(
@@ -346,7 +345,7 @@ def _check_documents(joiner: UnitJoiner, inputs: Sequence[str], options: Preproc
             describe_inputs(inputs), f"{options.max_tokens:,}",
         )  # fmt: skip
     records = sorted(joiner.records.items())
-    if any(record.n_documents or record.rejects and not record.damage for _, record in records):
+    if any(record.n_documents or record.rejects for _, record in records):
         return
     for number, record in records:
         if record.damage is not None:

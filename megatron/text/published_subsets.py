@@ -1,7 +1,8 @@
 """Published tokenised subsets of C4 on the Hugging Face hub: .bin/.idx datasets, checked by their counts.
 
-Prabhudesai et al. (arXiv 2507.15857) published their 100 million tokens and validation set as datasets of
-GPT-2's tokenizer, and other subsets as text. utils/epoch_tokens.yaml has the tokens of one epoch of each.
+Prabhudesai et al. (arXiv 2507.15857) published their 100 million tokens and
+validation set as datasets of GPT-2's tokenizer, and other subsets as text.
+utils/epoch_tokens.yaml has the tokens of one epoch of each.
 """
 
 import hashlib
@@ -37,8 +38,9 @@ def locate_subset(name: str, repo: str | None, prefix: str | None) -> tuple[str,
 def fetch_subset(repository: HubRepository, name: str, prefix: str, folder: Path) -> tuple[Path, int]:
     """Download a dataset and write its sidecar; return its local prefix and its tokens.
 
-    The index arrives first. If it does not list the tokens of the subset, it is deleted and ValueError is
-    raised, before the tokens are downloaded. Raises FileNotFoundError if the repository has no such dataset.
+    The index arrives first. If it does not list the tokens of the subset, it is
+    deleted and ValueError is raised, before the tokens are downloaded. Raises
+    FileNotFoundError if the repository has no such dataset.
     """
     from megatron.data.indexed import IndexedTokens, count_index_tokens  # numpy and the C++ helper
     from megatron.text.merge_inputs import detect_eod

@@ -1,34 +1,24 @@
 """Outputs of preprocessing in object storage: written to a local work folder, then uploaded.
 
-The order of the upload makes a dataset visible completely or not at all: .bin, .idx, rejects, and the sidecar
-last. An older dataset is deleted in the opposite order before. A file of a multipart upload appears when the
-upload is complete. A killed upload is repeated by the same command: the complete outputs in the work folder
-show that the store was checked before.
+The order of the upload makes a dataset visible completely or not at all: .bin,
+.idx, rejects, and the sidecar last. An older dataset is deleted in the opposite
+order before. A file of a multipart upload appears when the upload is complete. A
+killed upload is repeated by the same command: the complete outputs in the work
+folder show that the store was checked before.
 """
 
-import json
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from megatron.cli import ProgressBar
 from megatron.data.indexed_writer import DATASET_SUFFIXES
-from megatron.data.remote import (
-    RemoteMissingError,
-    check_url,
-    find_file,
-    open_remote,
-    redact,
-    remove_file,
-    upload_file,
-)
+from megatron.data.remote import check_url, redact, remove_file, upload_file
 from megatron.io import open_exclusive
+from megatron.text.inputs import REJECTS_SUFFIX
 from megatron.text.join import dataset_prefix
-from megatron.text.outputs import OutputFolder
 from megatron.text.preprocess import PreprocessOptions, PreprocessResult, preprocess
 from megatron.tokenizer.kinds import TokenizerSpec
 
@@ -36,41 +26,17 @@ STORES = ("s3", "gs", "gcs")
 LOCK_FILE = "lock"  # in the work folder
 
 
-class StoreFolder(OutputFolder):
-    """Folder of outputs in a store. `url`: without a last slash."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def locate(self, name: str) -> str:
-        return f"{self.url}/{name}"
-
-    def find_size(self, name: str) -> int | None:
-        with suppress(RemoteMissingError):
-            return find_file(self.locate(name)).size
-        return None
-
-    def read_sidecar(self, name: str) -> dict[str, Any] | None:
-        with (
-            suppress(RemoteMissingError, ValueError),
-            open_remote(find_file(self.locate(f"{name}.json"))) as file,
-        ):
-            sidecar = json.load(file)
-            return sidecar if isinstance(sidecar, dict) else None
-        return None
-
-
 def preprocess_to_store(
     inputs: Sequence[str], prefix: str, work: Path, tokenizer: TokenizerSpec | str, options: PreprocessOptions
 ) -> PreprocessResult:
     """Preprocess to the folder `work`, upload the outputs to `<prefix>_<key>_document`, delete them locally.
 
-    A call that has finished before does nothing; one that was killed resumes, and repeats the upload. The
-    folder must have room for the complete outputs. Raises as `preprocess`, and RemoteError.
+    A call that has finished before does nothing; one that was killed resumes, and
+    repeats the upload. The folder must have room for the complete outputs. Raises
+    as `preprocess`, and RemoteError.
     """
     check_output_url(prefix)
-    url, _, name = prefix.rpartition("/")
-    store = StoreFolder(url)
+    store, _, name = prefix.rpartition("/")
     # each part has its own folder, so that several jobs of a machine can share `work`
     label = Path(name) if options.part is None else options.part.add_to(Path(name))
     folder = work / f".{label.name}.upload"
@@ -85,10 +51,10 @@ def preprocess_to_store(
         if any(isinstance(output.prefix, Path) for output in result.outputs):
             _upload_outputs(store, folder / label.name, result, options)
         shutil.rmtree(folder)
-    outputs = [replace(o, prefix=store.locate(str(o.prefix).rpartition("/")[2])) for o in result.outputs]
+    outputs = [replace(o, prefix=f"{store}/{str(o.prefix).rpartition('/')[2]}") for o in result.outputs]
     rejected = result.rejected
     if rejected.path is not None:
-        rejected = replace(rejected, path=store.locate(str(rejected.path).rpartition("/")[2]))
+        rejected = replace(rejected, path=f"{store}/{label.name}{REJECTS_SUFFIX}")
     return PreprocessResult(outputs, rejected, result.cpu_s)
 
 
@@ -103,17 +69,15 @@ def check_output_url(url: str) -> None:
         )
 
 
-def _upload_outputs(
-    store: StoreFolder, prefix: Path, result: PreprocessResult, options: PreprocessOptions
-) -> None:
+def _upload_outputs(store: str, prefix: Path, result: PreprocessResult, options: PreprocessOptions) -> None:
     """Upload the files of the outputs, the sidecars last. An older dataset is deleted before."""
     prefixes = [dataset_prefix(prefix, key) for key in options.keys]
     files = [Path(f"{local}{suffix}") for suffix in DATASET_SUFFIXES[:2] for local in prefixes]
     files += [] if result.rejected.path is None else [Path(result.rejected.path)]
     files += [Path(f"{local}{DATASET_SUFFIXES[2]}") for local in prefixes]
     for path in reversed(files):  # the sidecars first: from then on no dataset is visible
-        remove_file(store.locate(path.name))
+        remove_file(f"{store}/{path.name}")
     total = sum(path.stat().st_size for path in files)
     with ProgressBar("uploading", total, "B", quiet=options.quiet) as bar:
         for path in files:
-            upload_file(path, store.locate(path.name), bar.update)
+            upload_file(path, f"{store}/{path.name}", bar.update)

@@ -1,12 +1,11 @@
 """Subsets of a corpus: the first documents, those with a number of tokens, or a random sample.
 
-Text stays text: the selected lines are copied unchanged. A subset of a dataset is a dataset.
+Text stays text: the selected lines are copied unchanged. A subset of a dataset is a
+dataset.
 """
 
 import gzip
-import heapq
 import json
-import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -64,7 +63,8 @@ class DocumentSelection:
 
     documents   number of first documents
     tokens      the smallest number of first documents with at least so many tokens
-    sample      number of random documents, or a share in (0, 1): independent probability of each document
+    sample      probability of each document, in (0, 1); of a dataset also a number of random
+                documents
     seed        of the sample; a larger sample contains a smaller one of the same seed
     skip        of a dataset: `documents` are counted after this many
     """
@@ -121,14 +121,14 @@ def subset_text(
 ) -> SubsetResult:  # fmt: skip
     """Write the selected lines of `inputs` to `output` in their order.
 
-    The suffix of the output selects its compression. Lines stay unchanged except for the line end,
-    which becomes a newline. Blank lines are not documents. Rows of parquet and arrow files become
-    {key: text}. Memory: a batch of documents, and about 200 bytes for each document of a sample of
-    fixed size K. Such a sample spools an expected K (1 + ln(n / K)) of n lines beside the output.
+    The suffix of the output selects its compression. Lines stay unchanged except
+    for the line end, which becomes a newline. Blank lines are not documents. Rows
+    of parquet and arrow files become {key: text}. Memory: a batch of documents.
 
-    Raises FileNotFoundError. Raises ValueError with file and line for an invalid line that is read
-    (unless bad lines are skipped), and for fewer documents or tokens than requested. Raises OSError
-    for a full disk. After an error no new output exists, and an existing one is unchanged.
+    Raises FileNotFoundError. Raises ValueError with file and line for an invalid
+    line that is read (unless bad lines are skipped), and for fewer documents or
+    tokens than requested. Raises OSError for a full disk. After an error no new
+    output exists, and an existing one is unchanged.
     """
     paths = find_inputs(inputs)
     if not output.name.endswith(OUTPUT_SUFFIXES):
@@ -137,18 +137,20 @@ def subset_text(
         raise ValueError(f"{output}: is one of the inputs. Choose another name.")
     if not overwrite:
         check_not_exists(output)
+    if isinstance(selection.sample, int):
+        raise ValueError(
+            f"sample: got {selection.sample} documents of text, expected a share such as 0.1. Tokenize the "
+            "text first: a dataset has samples of a number of documents."
+        )
     if selection.tokens is not None and counter is None:
         raise ValueError("tokens: got no tokenizer to count with. Give --tokenizer-model.")
     source = DocumentReader(paths, key, skip_bad_lines)
     n_documents = n_tokens = 0
-    n_expected, unit = (
-        selection.tokens or selection.n_documents,
-        "tokens" if selection.tokens else "documents",
-    )
+    n_expected, unit = selection.tokens or selection.documents, "tokens" if selection.tokens else "documents"
     with (
         ProgressBar("subset", n_expected, unit, quiet=quiet) as bar,
         _open_output(output) as file,
-        closing(_select_documents(source, selection, output)) as selected,
+        closing(_select_documents(source, selection)) as selected,
     ):
         for line, n in _count_tokens(selected, counter):
             file.write(line + b"\n")
@@ -166,7 +168,8 @@ def subset_dataset(
 ) -> SubsetResult:
     """Write the selected documents of a dataset. A sample equals the sample of the text of the dataset.
 
-    Memory: the index of the dataset, and 24 bytes per document for a sample. Raises as `subset_text`.
+    Memory: the index of the dataset, and 24 bytes per document for a sample. Raises
+    as `subset_text`.
     """
     dataset = open_dataset(prefix)
     if output.resolve() == prefix.resolve():
@@ -225,42 +228,32 @@ class DocumentReader:
                 self.n_damaged += 1
                 log.warning("%s: skipped, it is damaged (%s)", path, error.reason)
 
-    def parse_document(self, path: Source, number: int, value: Any) -> Document | None:
-        """Convert a line or value to a document; None for a bad line that is skipped."""
-        is_row = _is_columnar(path)
-        location = _describe_line(path, number)
-        try:
-            text = check_text(value, self.key) if is_row else parse_text(value, self.key)
-        except ValueError as error:
-            if not self.skip:
-                raise ValueError(f"{location}: {error}") from error
-            self.n_rejected += 1
-            return None
-        line = json.dumps({self.key: text}, ensure_ascii=False).encode() if is_row else value
-        return Document(location, line, text)
-
     def parse_documents(self, lines: Iterator[Line]) -> Iterator[Document]:
-        """Yield the documents of lines."""
-        return (document for line in lines if (document := self.parse_document(*line)) is not None)
+        """Yield the documents of lines and rows."""
+        for path, number, value in lines:
+            is_row = _is_columnar(path)
+            location = f"{path}, {'row' if is_row else 'line'} {number}"
+            try:
+                text = check_text(value, self.key) if is_row else parse_text(value, self.key)
+            except ValueError as error:
+                if not self.skip:
+                    raise ValueError(f"{location}: {error}") from error
+                self.n_rejected += 1
+                continue
+            line = json.dumps({self.key: text}, ensure_ascii=False).encode() if is_row else value
+            yield Document(location, line, text)
 
 
 def _is_columnar(path: Source) -> bool:
     return path.name.endswith(COLUMN_SUFFIXES)
 
 
-def _describe_line(path: Source, number: int) -> str:
-    return f"{path}, {'row' if _is_columnar(path) else 'line'} {number}"
-
-
 def _select_documents(
-    source: DocumentReader, selection: DocumentSelection, output: Path
+    source: DocumentReader, selection: DocumentSelection
 ) -> Generator[Document, None, None]:
     """Yield the selected documents in order; for `tokens` all documents, as the caller counts."""
     lines: Iterator[Line] = source.iter_lines()
-    if isinstance(selection.sample, int):
-        yield from _sample_documents(source, selection.sample, selection.seed, output)
-        return
-    if selection.sample is not None:
+    if isinstance(selection.sample, Fraction):
         most = _threshold(selection.sample)
         keyed = zip(lines, _iter_priorities(selection.seed), strict=False)
         lines = (line for line, priority in keyed if priority < most)
@@ -282,37 +275,6 @@ def _iter_priorities(seed: int) -> Iterator[int]:
     raw = PCG64(seed)
     while True:
         yield from raw.random_raw(PRIORITY_BATCH).tolist()
-
-
-def _sample_documents(source: DocumentReader, n: int, seed: int, output: Path) -> Iterator[Document]:
-    """Yield the n documents of lowest priority, in order.
-
-    Documents that are among the lowest n so far are spooled to disk; a heap holds their positions.
-    """
-    # Min-heap of (-priority, -number, offset in the spool, size, file, line). The root is the worst of the
-    # best n: highest priority value, and among equal ones the latest document.
-    best: list[tuple[int, int, int, int, Source, int]] = []
-    with tempfile.TemporaryFile(dir=output.parent) as spool:
-        keyed = zip(source.iter_lines(), _iter_priorities(seed), strict=False)
-        for number, (line, priority) in enumerate(keyed):
-            # Reject by priority before parsing: most lines are not in the sample, and need no JSON
-            # parser. Every line consumes one priority, whether it is selected, parsed or neither.
-            if len(best) == n and -priority < best[0][0]:
-                continue
-            document = source.parse_document(*line)
-            if document is None:
-                continue
-            entry = (-priority, -number, spool.tell(), len(document.line), *line[:2])
-            spool.write(document.line)
-            # The replaced document stays in the spool: line i of n is among the lowest K so far with
-            # probability K / i, which sums to the expected number of lines in the docstring of
-            # `subset_text`.
-            heapq.heappush(best, entry) if len(best) < n else heapq.heappushpop(best, entry)
-        # entry[1] is -number: ascending document number
-        for _, _, offset, size, path, line_number in sorted(best, key=lambda entry: -entry[1]):
-            spool.seek(offset)
-            raw = spool.read(size)
-            yield Document(_describe_line(path, line_number), raw, parse_text(raw, source.key))
 
 
 def _count_tokens(
@@ -362,7 +324,7 @@ def _select_dataset_documents(dataset: IndexedTokens, selection: DocumentSelecti
     priorities = PCG64(selection.seed).random_raw(n)
     if isinstance(selection.sample, Fraction):
         return np.flatnonzero(priorities < np.uint64(_threshold(selection.sample)))
-    # the documents of lowest priority; stable: ties go to earlier documents, as in _sample_documents
+    # the documents of lowest priority; stable: ties go to earlier documents
     return np.sort(np.argsort(priorities, kind="stable")[: selection.sample])
 
 

@@ -1,12 +1,12 @@
 """Readers of documents in text files, with the position of each document.
 
-Formats: JSON lines (.jsonl, .json), plain or compressed with gzip, zstandard, bzip2 or xz; parquet; folders
-saved by Hugging Face `datasets`; standard input. A local plain file is split into byte ranges that are read
-independently. Any other file is a single piece. A file may be remote (megatron/data/remote.py).
+Formats: JSON lines (.jsonl, .json), plain or compressed with gzip, zstandard, bzip2
+or xz; parquet; folders saved by Hugging Face `datasets`; standard input. A local
+plain file is split into byte ranges that are read independently. Any other file is
+a single piece. A file may be remote (megatron/data/remote.py).
 """
 
 import gzip
-import hashlib
 import io
 import json
 import lzma
@@ -14,7 +14,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
@@ -39,30 +39,40 @@ PARQUET_MAGIC = b"PAR1"
 MAX_PARSED_LINE = 16 << 20  # bytes; a longer line must be plain JSON, which C++ streams
 SURROGATE = re.compile("[\ud800-\udfff]")
 
+ReadCallback = Callable[[int], object]  # takes the bytes of a file, as stored, that were read so far
+
+
+def ignore_progress(n_bytes: int) -> None:
+    """Do nothing: a `ReadCallback` for callers that do not show progress."""
+
 
 class DamagedFileError(ValueError):
-    """A compressed or columnar file that cannot be read to its end. `reason`: message of the library.
+    """A compressed or columnar file that cannot be read to its end. `reason`: message of the library."""
 
-    `hint`: an alternative to a new file that the command offers, appended to the message.
-    """
-
-    def __init__(self, path: Source, reason: str, hint: str = "") -> None:
-        super().__init__(path, reason, hint)
-        self.path, self.reason, self.hint = path, reason, hint
+    def __init__(self, path: Source, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
 
     def __str__(self) -> str:
         return (
             f"{self.path}: got damaged content ({self.reason}), expected an intact file. Write or download "
-            f"it again{self.hint}."
+            "it again, or skip it with --on-error skip."
         )
+
+
+def is_lost(error: OSError) -> bool:
+    """Return whether a remote file is missing or cannot be downloaded."""
+    # compared by attribute: only URLs import the module of RemoteError
+    is_temporary = getattr(error, "is_temporary", None)
+    return is_temporary is not None and (is_temporary or isinstance(error, FileNotFoundError))
 
 
 @contextmanager
 def translate_read_errors(path: Source) -> Iterator[None]:
     """Convert exceptions that libraries raise for damaged content to DamagedFileError.
 
-    An error of the system (no permission, a failing disk) or of the network is not damage: it stays an
-    OSError, so that --on-error skip does not drop intact files.
+    An error of the system (no permission, a failing disk) or of the network is not
+    damage: it stays an OSError, so that --on-error skip does not drop intact files.
     """
     try:
         yield
@@ -79,30 +89,16 @@ def translate_read_errors(path: Source) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class InputPiece:
-    """A byte range of a plain local file, delimited by line ends, or a whole file of another kind.
-
-    source_begin, source_end   the range of the file that the job reads, in one or several pieces
-    """
+    """A byte range of a plain local file, delimited by line ends, or a whole file of another kind."""
 
     path: Source
     begin: int
     end: int
-    source_begin: int = 0
-    source_end: int | None = None  # None: the end of this piece
 
     @property
     def is_plain(self) -> bool:
         """True if the file is local and consists of lines: it can be read from any byte."""
         return is_divisible(self.path)
-
-
-@dataclass
-class ReadPosition:
-    """Progress in a file: bytes as stored, compressed or not; and the hash of the bytes read in order."""
-
-    offset: int = 0
-    n_hashed: int = 0
-    digest: Any = field(default_factory=hashlib.sha256)
 
 
 def split_into_pieces(
@@ -118,101 +114,71 @@ def split_into_pieces(
         if not is_divisible(path):
             pieces.append(InputPiece(path, 0, size))
             continue
-        begin, source_end = source_range = (ranges or {}).get(path, (0, size))
+        begin, last = (ranges or {}).get(path, (0, size))
         with open_source(path) as file:
-            while begin < source_end:
+            while begin < last:
                 # one byte earlier: a cut directly after a line feed must not add the next line
-                file.seek(min(source_end, begin + piece_bytes) - 1)
+                file.seek(min(last, begin + piece_bytes) - 1)
                 end = find_line_end(file)  # extend the piece to the end of the line at the cut
-                pieces.append(InputPiece(path, begin, end, *source_range))
+                pieces.append(InputPiece(path, begin, end))
                 begin = end
     return pieces
 
 
-def iter_lines(piece: InputPiece, position: ReadPosition | None = None) -> Iterator[tuple[int, bytes]]:
+def iter_lines(piece: InputPiece, on_read: ReadCallback = ignore_progress) -> Iterator[tuple[int, bytes]]:
     """Yield (line number within the piece, from 0; line without its end). Raises as `iter_blocks`."""
-    with translate_read_errors(piece.path), open_decompressed(piece.path, position) as file:
+    with translate_read_errors(piece.path), open_decompressed(piece.path, on_read, piece.begin) as file:
         left, i = piece.end - piece.begin, 0
-        if piece.is_plain:
-            file.seek(piece.begin)
         while (left > 0 or not piece.is_plain) and (line := file.readline()):
             left -= len(line)
             yield i, line.rstrip(b"\r\n")
             i += 1
 
 
-def iter_blocks(path: Source, position: ReadPosition | None = None) -> Iterator[bytes]:
+def iter_blocks(path: Source, on_read: ReadCallback = ignore_progress) -> Iterator[bytes]:
     """Yield the decompressed bytes of a file, or the bytes of standard input, in blocks.
 
     Raises DamagedFileError for a file that cannot be read to its end.
     """
-    with translate_read_errors(path), open_decompressed(path, position) as file:
+    with translate_read_errors(path), open_decompressed(path, on_read) as file:
         # a pipe may deliver less than a block for a long time
         read = getattr(file, "read1", file.read) if path == STDIN else file.read
         while block := read(READ_BYTES):
             yield block
 
 
-class _TrackedReader(io.RawIOBase):
-    """Raw file that counts and hashes what is read in order."""
+class _CountingReader(io.RawIOBase):
+    """Raw file that reports how far it was read."""
 
-    def __init__(self, file: IO[bytes], position: ReadPosition) -> None:
-        self._file, self._position = file, position
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        n = cast(Any, self._file).readinto1(buffer)
-        self._position.digest.update(memoryview(buffer)[:n])
-        self._position.n_hashed += n
-        self._position.offset += n
-        return int(n)
-
-
-class _XzReader(io.RawIOBase):
-    """Raw file of decompressed xz streams. lzma.LZMAFile drops what follows padding or a damaged header."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._decoder = file, lzma.LZMADecompressor()
+    def __init__(self, file: IO[bytes], on_read: ReadCallback) -> None:
+        self._file, self._on_read, self._n_read = file, on_read, 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = b""
-        while not data:
-            packed = b""
-            if self._decoder.eof:
-                packed = self._decoder.unused_data.lstrip(b"\0")
-                while not packed and (block := self._file.read(READ_BYTES)):
-                    packed = block.lstrip(b"\0")  # padding between streams
-                if not packed:
-                    return 0
-                self._decoder = lzma.LZMADecompressor()
-            elif self._decoder.needs_input and not (packed := self._file.read(READ_BYTES)):
-                raise EOFError("the file ends within a compressed stream")
-            data = self._decoder.decompress(packed, len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+        n = int(cast(Any, self._file).readinto1(buffer))
+        self._n_read += n
+        self._on_read(self._n_read)
+        return n
 
 
 @contextmanager
-def open_decompressed(path: Source, position: ReadPosition | None = None) -> Iterator[IO[bytes]]:
-    """Open the decompressed content of a file, or standard input."""
+def open_decompressed(
+    path: Source, on_read: ReadCallback = ignore_progress, begin: int = 0
+) -> Iterator[IO[bytes]]:
+    """Open the decompressed content of a file, or standard input. `begin`: first byte of a plain file."""
     packing = "" if path == STDIN or path.name.endswith(PLAIN_SUFFIXES) else path.name.rpartition(".")[2]
     if packing and not stat_source(path)[0]:
         raise DamagedFileError(path, "0 bytes")
     with open_source(path) as raw:
-        if is_divisible(path) and path != STDIN:
-            yield raw
-            return
-        tracked = _TrackedReader(raw, position or ReadPosition())
-        stored = cast(IO[bytes], io.BufferedReader(tracked, READ_BYTES))
-        if packing == "gz":
-            yield cast(IO[bytes], gzip.GzipFile(fileobj=stored))
-        elif packing == "xz":
-            yield cast(IO[bytes], io.BufferedReader(_XzReader(stored), READ_BYTES))
+        if begin:
+            raw.seek(begin)
+        stored = cast(IO[bytes], io.BufferedReader(_CountingReader(raw, on_read), READ_BYTES))
+        if packing in ("gz", "xz"):
+            opener: Any = gzip.open if packing == "gz" else lzma.open
+            with opener(stored) as content:
+                yield content
         elif packing:
             import pyarrow  # slow to import, and only zstandard and bzip2 require it
 
@@ -237,16 +203,17 @@ def _open_for_arrow(path: Source) -> Iterator[Any]:
 
 
 def iter_columns(
-    path: Source, keys: Sequence[str], n_rows: int = 256, position: ReadPosition | None = None
+    path: Source, keys: Sequence[str], n_rows: int = 256, on_read: ReadCallback = ignore_progress
 ) -> Iterator[list[Any]]:
     """Yield columns of a parquet file, or of an .arrow file of `datasets`, as one arrow array per key.
 
-    Raises ValueError for a file without a column, and DamagedFileError for one that cannot be read to its
-    end. Arrays of a parquet file have up to `n_rows` rows, those of an .arrow file the size of its batches.
+    Raises ValueError for a file without a column, and DamagedFileError for one that
+    cannot be read to its end. Arrays of a parquet file have up to `n_rows` rows,
+    those of an .arrow file the size of its batches.
     """
     read = _read_parquet if path.name.endswith(".parquet") else _read_arrow
     with translate_read_errors(path), _open_for_arrow(path) as source:
-        for batch in read(source, path, keys, n_rows, position or ReadPosition()):
+        for batch in read(source, path, keys, n_rows, on_read):
             columns = [batch.column(key) for key in keys]
             for column in columns:
                 check_structure(column)
@@ -254,7 +221,7 @@ def iter_columns(
 
 
 def _read_parquet(
-    source: Any, path: Source, keys: Sequence[str], n_rows: int, position: ReadPosition
+    source: Any, path: Source, keys: Sequence[str], n_rows: int, on_read: ReadCallback
 ) -> Iterator[Any]:
     import pyarrow.parquet  # slow to import, and only columnar files require it
 
@@ -265,21 +232,22 @@ def _read_parquet(
     with pyarrow.parquet.ParquetFile(source, **options) as file:
         _check_columns(path, keys, file.schema_arrow.names)
         # parquet has no read offset: estimate progress by rows
-        row_bytes = stat_source(path)[0] / max(1, file.metadata.num_rows)
+        row_bytes, n_read = stat_source(path)[0] / max(1, file.metadata.num_rows), 0
         for batch in file.iter_batches(n_rows, columns=list(keys), use_threads=False):
-            position.offset += int(row_bytes * len(batch))
+            n_read += len(batch)
+            on_read(int(row_bytes * n_read))
             yield batch
 
 
 def _read_arrow(
-    source: Any, path: Source, keys: Sequence[str], n_rows: int, position: ReadPosition
+    source: Any, path: Source, keys: Sequence[str], n_rows: int, on_read: ReadCallback
 ) -> Iterator[Any]:
     import pyarrow
 
     with pyarrow.ipc.open_stream(source) as stream:
         _check_columns(path, keys, stream.schema.names)
         for batch in stream:
-            position.offset = source.tell()
+            on_read(source.tell())
             yield batch
 
 
@@ -343,7 +311,8 @@ def find_text(record: dict[str, Any], key: str) -> str:
 def check_text(text: Any, key: str) -> str:
     """Return the text with each unpaired surrogate, which encodes no character, replaced by U+FFFD.
 
-    Raises ValueError for a value that is not a string, and for bytes that are not UTF-8.
+    Raises ValueError for a value that is not a string, and for bytes that are not
+    UTF-8.
     """
     if isinstance(text, bytes):  # a value of a column that is not UTF-8, see decode_values
         try:

@@ -5,12 +5,12 @@
                                           00000012.0.lengths  int32 length of each of its documents
                                           00000012.unit       the record as JSON, written last
 
-The files are not synced. After a crash of the system their sizes may differ from the record: such a piece is
-encoded again.
+The files are not synced. After a crash of the system their sizes may differ from
+the record: such a piece is encoded again.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,11 +19,8 @@ from typing import IO, Any
 import numpy as np
 
 from megatron.io import PARTIAL, open_exclusive, read_json, write_json
-from megatron.log import get_logger
 
 JOB_FILE, LOCK_FILE, SUFFIX = "job.json", ".lock", ".unit"
-
-log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,17 +41,15 @@ class EncodeSettings:
 class UnitRecord:
     """Result of one piece. `n_tokens`: by key.
 
-    rejects         skipped lines: `line` within the piece, `reason`, `documents_before`; `byte` of a file
-    source_sha256   digest of each block of the input that begins in the piece
-    error           the error that ended the piece early
-    damage          why a whole file was skipped
+    rejects   skipped lines: `line` within the piece, from 0, `reason` and `documents_before`
+    error     the error that ended the piece early
+    damage    why a whole file was skipped
     """
 
     n_lines: int
     n_documents: int
     n_tokens: Sequence[int]
     rejects: Sequence[dict[str, Any]] = ()
-    source_sha256: Sequence[str] = ()
     error: str | None = None
     damage: str | None = None
 
@@ -66,7 +61,6 @@ class TokenWriter:
         self.ids, self.lengths, self.settings = ids, lengths, settings
         self.dtype = np.dtype(settings.dtype)
         self.n_documents = self.n_tokens = 0
-        self.on_write: Callable[[], object] = lambda: None  # called after documents are appended
 
     def write(self, ids: np.ndarray, lengths: np.ndarray) -> None:
         """Append documents: concatenated ids, and the length of each document."""
@@ -78,23 +72,17 @@ class TokenWriter:
         self.count_documents(len(lengths), len(ids))
 
     def count_documents(self, n_documents: int, n_tokens: int) -> None:
-        """Count documents that were appended, and call `on_write`."""
+        """Count documents that were appended."""
         self.n_documents += n_documents
         self.n_tokens += n_tokens
-        self.on_write()
 
     def clear(self) -> None:
         """Discard all documents."""
         self.n_documents = self.n_tokens = 0
-        self.rewind()
-
-    def rewind(self) -> None:
-        """Discard appended documents that are not counted yet."""
-        # C++ writes through the same descriptors, so the offset must move back together with the size
-        sizes = self.n_tokens * self.dtype.itemsize, 4 * self.n_documents
-        for file, size in zip((self.ids, self.lengths), sizes, strict=True):
-            file.truncate(size)
-            file.seek(size)
+        for file in (self.ids, self.lengths):
+            # C++ writes through the same descriptors, so the offset must move back together with the size
+            file.truncate(0)
+            file.seek(0)
 
     @property
     def has_enough(self) -> bool:
@@ -152,34 +140,34 @@ class UnitFolder:
             with suppress(FileNotFoundError):  # the previous owner has removed the folder in between
                 return open_exclusive(self.folder / LOCK_FILE, name)
 
-    def read_job(self) -> dict[str, Any] | None:
-        """Return the description of the job in the folder, None for an empty folder."""
-        return read_json(self.folder / JOB_FILE)
+    def is_begun(self, job: str | None, name: Path, may_discard: bool) -> bool:
+        """Return whether the folder is from an interrupted call of this job.
 
-    def has_units(self) -> bool:
-        """Return whether the folder has finished units."""
-        return any(self.folder.glob(f"*{SUFFIX}"))
+        job   hash of all that the units depend on; None: unknown, so that nothing can be resumed
 
-    def find_finished(self, job: dict[str, Any]) -> dict[int, UnitRecord]:
-        """Return the records of the finished units of this job, by number.
-
-        Units of other inputs or settings are discarded with a warning.
+        Raises ValueError, which contains `name`, for units of another job, unless
+        `may_discard`.
         """
-        existing = self.read_job()
-        numbers = sorted(int(path.stem) for path in self.folder.glob(f"*{SUFFIX}"))
-        if existing == job:
-            records = {number: self._read_record(number) for number in numbers}
-            return {number: record for number, record in records.items() if record is not None}
-        if numbers and existing is not None:
-            changed = [name for name in job if existing.get(name) != job[name] and name != "job"]
-            log.warning(
-                "%s: discarding %d finished pieces of an interrupted job: it had other %s",
-                self.folder, len(numbers), " and ".join(changed),
-            )  # fmt: skip
+        existing = (read_json(self.folder / JOB_FILE) or {}).get("job")
+        has_units = any(self.folder.glob(f"*{SUFFIX}"))
+        if has_units and existing not in (None, job) and not may_discard:
+            raise ValueError(
+                f"{name}: got an interrupted job of other inputs or settings. Run that job again to finish "
+                "it, or discard its work with --overwrite."
+            )
+        return job is not None and existing == job
+
+    def begin(self, job: str | None) -> None:
+        """Assign the folder to a job, and discard the units of another one."""
         self._delete_files()
         # after the deletion: a kill between the two leaves no unit of the other job
-        write_json(self.folder / JOB_FILE, job)
-        return {}
+        write_json(self.folder / JOB_FILE, {"job": job})
+
+    def read_records(self) -> dict[int, UnitRecord]:
+        """Return the records of the finished units, by number."""
+        numbers = sorted(int(path.stem) for path in self.folder.glob(f"*{SUFFIX}"))
+        records = {number: self._read_record(number) for number in numbers}
+        return {number: record for number, record in records.items() if record is not None}
 
     def _read_record(self, number: int) -> UnitRecord | None:
         """Return the record of a unit, None if the unit is missing or incomplete."""

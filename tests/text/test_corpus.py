@@ -13,7 +13,7 @@ import pytest
 from megatron.io import open_partial_folder
 from megatron.text import corpus
 from megatron.text.corpus import CorpusLimits, choose_source, find_paths, prepare_corpus
-from megatron.text.local_text import MAX_BYTES, MIN_BYTES, PACKAGES, REASONS, LocalText, read_local_text
+from megatron.text.local_text import MAX_BYTES, MIN_BYTES, PACKAGES, LocalText, read_local_text
 from tests.tool_modules import load_tool
 
 LIMITS = CorpusLimits(10**6)
@@ -41,7 +41,7 @@ def test_the_split_is_by_text_and_copies_are_never_on_both_sides(tmp_path: Path)
         content, _ = prepare_corpus(source, tmp_path / "out", limits)
         train, held_out = (read_texts(tmp_path / "out" / f"{side}.jsonl") for side in ("train", "held_out"))
         assert len(train) + len(held_out) == len(set(train) | set(held_out)) == content["documents"] == 4000
-        assert content["copies_dropped"] == 1000 and least <= len(held_out) <= most
+        assert content["n_skipped"] == 1000 and least <= len(held_out) <= most
         sides.append(set(held_out))
     assert sides[0] < sides[1]
     # a document's side depends on its own text alone
@@ -78,20 +78,11 @@ def test_sources_are_the_sample_then_the_hub_then_local_text(tmp_path: Path, mon
     assert read("auto") == ["y"]
 
 
-def test_paragraphs_of_one_plain_text_or_several_whole_ones_are_the_documents(tmp_path: Path) -> None:
-    (tmp_path / "book.txt").write_text("one\ntwo\n\n \nthree\n\n")
-    assert read(tmp_path / "book.txt") == ["one\ntwo", "three", ""]
-    (tmp_path / "poem.txt").write_text("four\n\nfive")
-    for words in (tmp_path, tmp_path / "*.txt"):
-        assert read(words) == ["one\ntwo\n\n \nthree\n\n", "four\n\nfive"]
-
-
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """100 documents of 1,000 bytes instead of the installed text."""
     texts = [f"{i:04} " + "x" * 995 for i in range(100)]
-    skipped = {"python": dict.fromkeys(REASONS, 0) | {"too_large": 3}}
-    text = LocalText([("python", text) for text in texts], skipped, {"torch": "not installed"})
+    text = LocalText([("python", text) for text in texts], {"python": 3}, {"torch": "not installed"})
     monkeypatch.setattr(corpus, "read_local_text", lambda sources: text)
     return texts
 
@@ -108,7 +99,7 @@ def test_a_small_corpus_is_filled_with_local_text_only_on_request_and_this_is_de
     first, second = content["sources"]
     names = ("name", "version", "documents", "bytes")
     assert [first[name] for name in names] == [source, None, 200, 20_000]
-    assert (second["name"], second["documents"], second["skipped"]["too_large"]) == ("python", 41, 3)
+    assert (second["name"], second["documents"], second["n_skipped"]) == ("python", 41, 3)
     digests = [hashlib.sha256(text.encode()).digest() for text in local[:41]]
     assert second["sha256"] == hashlib.sha256(b"".join(digests)).hexdigest()
     written = [read_texts(out / f"{side}.jsonl") for side in ("train", "held_out")]
@@ -129,6 +120,7 @@ def test_a_small_corpus_is_filled_with_local_text_only_on_request_and_this_is_de
         (["--min-mb", "9"], "", "Raise --max-mb or lower --min-mb"),
         (["--max-mb", "inf"], "", "got inf MB, expected a finite size"),
         (["--corpus", "nowhere.jsonl"], "", "nowhere.jsonl: no such file"),
+        (["--corpus", "book.txt"], "", "book.txt: got .txt, expected JSON lines. Write a document per line"),
         (["--corpus", "c4"], "", "not available from the Hugging Face hub (http://127.0.0.1:9: Connection"),
         (["--corpus", "in.jsonl.gz"], '{"text": "only one"}\n', "got 1 documents and none in held_out.jsonl"),
         (["--corpus", "in.jsonl.gz"], '{"text": "one"}\noops\n', "in.jsonl.gz, line 2: not JSON"),
@@ -172,7 +164,7 @@ def test_usable_files_of_packages_are_read_in_an_order_that_is_independent_of_th
     texts = [document for _, document in text.documents]
     expected = [*map(make_body, range(400)), "y" * MAX_BYTES, "z" * MIN_BYTES]
     assert set(texts) == set(expected) and texts != sorted(texts)
-    assert text.skipped["some"] == {"too_large": 1, "too_small": 1, "unreadable": 3, "copies": 1}
+    assert text.skipped["some"] == 6  # too large, too small, not UTF-8, a pipe, a missing file, a copy
     assert text.missing == {"absent": "not installed"}
     # in the first quarter of this order 5 % are held out, not all: 5 of 100, +- 4 standard deviations of 2.2
     monkeypatch.setattr(corpus, "LOCAL_SOURCES", ("some",))

@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from datatrove.data import Document
 from datatrove.executor import LocalPipelineExecutor
 from datatrove.pipeline.filters import LambdaFilter
 
-from megatron.text.datatrove_step import EncodeToMegatron, StrictJsonlReader, order_for_tasks
+from megatron.text.datatrove_step import EncodeToMegatron, StrictJsonlReader
 
 LIMIT_S = 120
 N_FILES = 5
@@ -91,9 +90,9 @@ def read_bytes(prefix: Path) -> bytes:
     return Path(f"{prefix}.bin").read_bytes() + Path(f"{prefix}.idx").read_bytes()
 
 
-def encode_with_tool(source: Path, out: Path, **options: object) -> bytes:
+def encode_with_tool(sources: list[Path], out: Path, **options: object) -> bytes:
     """Return .bin and .idx of the preprocessing tool."""
-    preprocess([str(source)], out, "gpt2", PreprocessOptions(quiet=True, **options))
+    preprocess([str(path) for path in sources], out, "gpt2", PreprocessOptions(quiet=True, **options))
     return read_bytes(out.with_name(f"{out.name}_text_document"))
 
 
@@ -107,19 +106,19 @@ def write_part(step: EncodeToMegatron, *texts: str) -> None:
 
 
 @pytest.mark.parametrize("n_tasks", [1, 2, 3, 8])
-def test_any_number_of_tasks_gives_the_bytes_of_the_tool_with_an_ordered_paths_file(
+def test_any_number_of_tasks_gives_the_bytes_of_the_tool_for_the_files_in_their_order(
     corpus: Path, tmp_path: Path, n_tasks: int
 ) -> None:
-    names = sorted(path.name for path in corpus.iterdir())
-    paths = tmp_path / "paths.txt"
-    paths.write_text("".join(f"{name}\n" for name in order_for_tasks(names, n_tasks)))
+    files = sorted(corpus.iterdir())
     prefix = tmp_path / "out" / "c4"
-    steps = [StrictJsonlReader(str(corpus), str(paths)), EncodeToMegatron(prefix, append_eod=True)]
+    steps = [StrictJsonlReader(str(corpus)), EncodeToMegatron(prefix, append_eod=True)]
     if n_tasks == 3:
         run_pipeline(tmp_path, steps, n_tasks, workers=2)
     else:
         run_tasks(steps, n_tasks)
-    assert merge_parts(prefix, n_tasks) == encode_with_tool(corpus, tmp_path / "ours", append_eod=True)
+    # task r reads the files r, r + n_tasks, r + 2 n_tasks, ...
+    ordered = [path for rank in range(n_tasks) for path in files[rank::n_tasks]]
+    assert merge_parts(prefix, n_tasks) == encode_with_tool(ordered, tmp_path / "ours", append_eod=True)
 
 
 def test_only_documents_that_pass_a_filter_are_encoded_and_they_are_passed_on(
@@ -144,41 +143,6 @@ def test_only_documents_that_pass_a_filter_are_encoded_and_they_are_passed_on(
     assert stats[2]["stats"]["tokens"]["total"] == tokens.n_tokens
 
 
-def test_a_killed_task_leaves_no_part_and_its_second_run_writes_the_same_bytes(
-    corpus: Path, tmp_path: Path, root: Path
-) -> None:
-    script = tmp_path / "run.py"
-    script.write_text(
-        "import sys, time\n"
-        "from datatrove.executor import LocalPipelineExecutor\n"
-        "from megatron.text.datatrove_step import EncodeToMegatron, StrictJsonlReader\n"
-        "def stop(data, rank, world_size):\n"
-        "    for i, document in enumerate(data):\n"
-        "        yield document\n"
-        "    if rank == 2 and sys.argv[1] == 'stop':\n"
-        "        print('stopped', flush=True)\n"
-        "        time.sleep(600)\n"
-        f"steps = [StrictJsonlReader('{corpus}'), stop, EncodeToMegatron('out/c4', append_eod=True)]\n"
-        "LocalPipelineExecutor(steps, tasks=5, workers=1, logging_dir='logs').run()\n"
-    )
-    command = [sys.executable, str(script)]
-    variables = {**os.environ, "PYTHONPATH": str(root)}
-    with subprocess.Popen(
-        [*command, "stop"], cwd=tmp_path, env=variables, stdout=subprocess.PIPE, start_new_session=True
-    ) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"stopped\n"
-        os.killpg(process.pid, signal.SIGKILL)  # the executor and the process of its task
-    prefix = tmp_path / "out" / "c4"
-    existing = [any(Path(f"{part}{s}").exists() for s in (".bin", ".idx", ".json"))
-                for part in read_parts(prefix, 5)]  # fmt: skip
-    assert existing == [True, True, False, False, False]
-    first = Path(f"{read_parts(prefix, 5)[0]}.bin").stat().st_mtime_ns
-    subprocess.run([*command, "go"], cwd=tmp_path, env=variables, check=True, timeout=LIMIT_S)
-    assert merge_parts(prefix, 5) == encode_with_tool(corpus, tmp_path / "ours", append_eod=True)
-    assert Path(f"{read_parts(prefix, 5)[0]}.bin").stat().st_mtime_ns == first, "a completed task ran again"
-    assert {path.suffix for path in prefix.parent.iterdir()} == {".bin", ".idx", ".json"}
-
-
 def test_a_failing_step_leaves_no_part(tmp_path: Path) -> None:
     def documents() -> Iterator[Document]:
         yield from make_documents(*["fish"] * 500)
@@ -198,13 +162,15 @@ def test_an_existing_part_is_replaced_by_an_equal_one_only(tmp_path: Path) -> No
     write_part(EncodeToMegatron(prefix), "red fish", "blue fish")
     before = read_bytes(part)
     write_part(EncodeToMegatron(prefix), "red fish", "blue fish")
-    with pytest.raises(ValueError, match="exists already, from other documents. Choose another output_pre"):
+    with pytest.raises(ValueError, match="exists already, from other documents or settings. Choose another"):
         write_part(EncodeToMegatron(prefix), "red fish", "green fish")
-    with pytest.raises(ValueError, match="exists already, from other settings"):
+    with pytest.raises(ValueError, match="exists already, from other documents or settings"):
         write_part(EncodeToMegatron(prefix, append_eod=True), "red fish", "blue fish")
     assert read_bytes(part) == before
     assert {path.suffix for path in tmp_path.iterdir()} == {".bin", ".idx", ".json"}
-    write_part(EncodeToMegatron(prefix, append_eod=True, overwrite=True), "one fish")
+    for suffix in (".bin", ".idx", ".json"):
+        Path(f"{part}{suffix}").unlink()
+    write_part(EncodeToMegatron(prefix, append_eod=True), "one fish")
     assert IndexedTokens(part).get_document(0)[-1] == 50256
 
 
@@ -271,7 +237,7 @@ def test_the_program_of_the_guide_gives_the_parts_of_a_folder(
     command = [sys.executable, program, str(corpus), str(tmp_path / "c4"), "--glob"]
     options: dict[str, Any] = {"env": variables, "timeout": LIMIT_S, "capture_output": True, "text": True}
     subprocess.run([*command, "*.jsonl*"], check=True, **options)
-    assert merge_parts(tmp_path / "c4", 5) == encode_with_tool(corpus, tmp_path / "ours", append_eod=True)
+    assert merge_parts(tmp_path / "c4", 5) == encode_with_tool([corpus], tmp_path / "ours", append_eod=True)
     done = subprocess.run(
         [*command, "*.parquet"], env=variables, timeout=LIMIT_S, capture_output=True, text=True
     )

@@ -254,7 +254,7 @@ def test_a_missing_or_repeated_part_of_a_job_is_refused(tmp_path: Path) -> None:
     ).is_new
 
 
-def test_patterns_are_in_natural_order_and_lists_and_words_in_theirs(tmp_path: Path) -> None:
+def test_patterns_are_in_natural_order_and_words_in_theirs(tmp_path: Path) -> None:
     prefixes = write_parts_of(tmp_path / "d", 12)
     (tmp_path / "d" / "part-3_text_document.rejects.jsonl").touch()
     for ending in ("", ".bin", ".idx"):
@@ -262,40 +262,28 @@ def test_patterns_are_in_natural_order_and_lists_and_words_in_theirs(tmp_path: P
     assert expand_prefixes([prefixes[5], str(tmp_path / "d" / "part-[12]_*")]) == [
         prefixes[i] for i in (5, 1, 2)
     ]
-    listed = tmp_path / "d" / "list.txt"
-    listed.write_text(f"# parts\n\npart-4_text_document  # beside the list\n{prefixes[2]}.bin\npart-1*\n")
-    assert expand_prefixes([prefixes[0]], [listed]) == [prefixes[i] for i in (0, 4, 2, 1, 10, 11)]
     write_parts_list(prefixes, tmp_path / "d" / "all")
     assert expand_prefixes([str(tmp_path / "d" / "a*")]) == [str(tmp_path / "d" / "all")]
     assert sorted(["b10", "b9", "a", "10", "9"], key=natural_key) == ["9", "10", "a", "b9", "b10"]
 
 
-def test_wrong_words_and_lists_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_and_missing_datasets_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_parts_of(tmp_path, 3)
     monkeypatch.chdir(tmp_path)
     for suffix in (".bin", ".idx"):
         Path(f"link{suffix}").symlink_to(f"part-0_text_document{suffix}")
-    first, listed = "part-0_text_document", Path("list.txt")
-    for names, content, sentence in (
-        ([first, "part-*"], b"", "twice, also as"),
-        ([first, "link"], b"", "twice, also as"),
-        (["absent-*"], b"", "absent-\\*: no dataset matches"),
-        (
-            [],
-            f"# parts\n0.7 {first}\n".encode(),
-            "list.txt:2: no dataset matches",
-        ),  # weights are of data paths
-        ([], b"\xff\n", "not UTF-8"),
-        ([], b"# nothing\n", "empty lists"),
-        ([], None, "no such list"),
+    for names, sentence in (
+        (["part-0_text_document", "part-*"], "twice, also as"),
+        (["part-0_text_document", "link"], "twice, also as"),
+        (["absent-*"], "absent-\\*: no dataset matches"),
     ):
-        listed.write_bytes(content or b"")
         with pytest.raises((ValueError, FileNotFoundError), match=sentence):
-            expand_prefixes(names, [listed if content is not None else Path("absent")])
+            expand_prefixes(names)
 
 
 def test_the_tool_refuses_wrong_options_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--output", "x", "--hash"], ["--output", "x", "--remove"], []):
+    removed = (["--parts", "x", "--hash"], ["--output", "x", "--remove"], ["--list", "f"])
+    for words in (*removed, []):
         with pytest.raises(SystemExit) as stop:
             main(["a", *words])
         assert stop.value.code == 2

@@ -73,9 +73,7 @@ def test_the_bytes_are_equal_for_any_number_of_workers_and_end_with_the_eod(
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_a_tokenizer_without_cpp_code_is_used_by_its_library_in_processes(
-    tmp_path: Path, n_workers: int
-) -> None:
+def test_a_tokenizer_without_cpp_code_is_used_by_its_library(tmp_path: Path, n_workers: int) -> None:
     texts = [" ".join(str((i * j) % 70_000) for j in range(i % 60)) for i in range(400)]
     (tmp_path / "n.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     run([tmp_path / "n.jsonl"], tmp_path / "x", NULL, n_workers=n_workers)

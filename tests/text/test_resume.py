@@ -2,10 +2,7 @@
 
 import errno
 import json
-import multiprocessing
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -18,9 +15,8 @@ import pytest
 from megatron.data import indexed_writer
 from megatron.io import open_exclusive
 from megatron.text import preprocess as module
-from megatron.text import units, workers
+from megatron.text import workers
 from megatron.text.inspect_dataset import find_faults
-from megatron.tokenizer.kinds import TokenizerSpec
 from tests.text import preprocessing
 
 LIMIT_S = 240  # for work that takes seconds on an idle machine
@@ -146,27 +142,22 @@ def test_a_restart_encodes_only_what_is_not_finished(
 
 
 @pytest.mark.parametrize("change", ["inputs", "settings"])
-def test_work_of_another_job_is_discarded_with_a_warning(
+def test_work_of_another_job_is_kept_unless_it_is_overwritten(
     tmp_path: Path, source: Path, tokenizer: str, change: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    sentences: list[str] = []
-    monkeypatch.setattr(units.log, "warning", lambda text, *words: sentences.append(text % words))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(module.UnitJoiner, "join", stop_before_join)
         run(source, tmp_path / "out", tokenizer)
-    n_units = len(list((tmp_path / ".out.shards").glob("*.unit")))
-    (tmp_path / "out_text_document.idx").touch()
-    with pytest.raises(ValueError, match="out_text_document.idx: exists already"):  # keeps the units
-        run(source, tmp_path / "out", tokenizer, max_tokens=7)
-    (tmp_path / "out_text_document.idx").unlink()
+    units = sorted((tmp_path / ".out.shards").iterdir())
     if change == "inputs":
         source.write_bytes(source.read_bytes() + b'\n{"text": "fish", "url": ""}')
     options = {"append_eod": change == "settings"}
-    run(source, tmp_path / "out", tokenizer, **options)
+    with pytest.raises(ValueError, match="out: got an interrupted job of other inputs or settings"):
+        run(source, tmp_path / "out", tokenizer, **options)
+    assert sorted((tmp_path / ".out.shards").iterdir()) == units
+    run(source, tmp_path / "out", tokenizer, overwrite=True, **options)
     run(source, tmp_path / "whole", tokenizer, **options)
     assert read_outputs(tmp_path / "out") == read_outputs(tmp_path / "whole")
-    (sentence,) = sentences
-    assert f"discarding {n_units} finished pieces of an interrupted job: it had other {change}" in sentence
 
 
 def test_a_finished_job_is_not_repeated_and_another_is_refused(
@@ -232,41 +223,3 @@ def test_a_full_disk_leaves_no_output_and_the_same_call_resumes(
     assert encoded == []  # the units are smaller than the limit, the output is not
     outputs = [(tmp_path / f"{name}_text_document.bin").read_bytes() for name in ("out", "whole")]
     assert outputs[0] == outputs[1]
-
-
-def test_a_killed_worker_is_one_sentence_and_the_same_call_finishes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    null = TokenizerSpec("NullTokenizer", vocab_size=70_000)
-    (tmp_path / "n.jsonl").write_text(
-        "".join(json.dumps({"text": "1 22 333 " * 400}) + "\n" for _ in range(500))
-    )
-    update = workers.PieceProgress.update
-
-    def kill_workers(*arguments: Any) -> None:
-        for process in multiprocessing.active_children():
-            os.kill(process.pid, signal.SIGKILL)
-        update(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(workers.PieceProgress, "update", kill_workers)
-        with pytest.raises(ChildProcessError, match="a worker ended before it finished"):
-            run(tmp_path / "n.jsonl", tmp_path / "out", null)
-    result = run(tmp_path / "n.jsonl", tmp_path / "out", null)
-    assert result.outputs[0].n_tokens == 500 * 1200
-
-
-def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
-    (tmp_path / "n.jsonl").write_text((json.dumps({"text": "1 22 333 " * 400}) + "\n") * 8000)
-    tool = Path(module.__file__).parents[2] / "tools/preprocess_data_many_cores.py"
-    words = ["--input", tmp_path / "n.jsonl", "--output-prefix", "x", "--root", tmp_path, "--workers", "2"]
-    words += ["--tokenizer-type", "NullTokenizer", "--vocab-size", "70000"]
-    with subprocess.Popen([sys.executable, tool, *words], stderr=subprocess.DEVNULL) as process:
-        children, end = [], time.monotonic() + LIMIT_S
-        while len(children) < 3 and time.monotonic() < end:  # two workers and the resource tracker
-            time.sleep(0.02)
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        process.kill()
-    while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert len(children) >= 3 and not any(Path(f"/proc/{child}").exists() for child in children)

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from megatron.config import presets
@@ -66,29 +64,21 @@ def count_contents(served: FakeHub) -> int:
     return sum(request.startswith("GET") and "/resolve/" in request for request in served.requests)
 
 
-def test_text_arrives_up_to_a_number_of_documents_and_is_downloaded_once(run, c4, tmp_path) -> None:
-    words = ("c4", "--documents", "150", "--out", "c4")
+def test_shards_are_stored_as_on_the_hub_and_downloaded_once(run, c4, tmp_path) -> None:
+    words = ("c4", "--shards", "2", "--format", "packed", "--out", "c4")
     status, out, _ = run(c4, *words)
     assert status == 0
-    for i, n in enumerate((100, 50)):
-        assert out.splitlines()[i + 1] == f"c4/train-0000{i}.jsonl: {n} documents"
-        assert (tmp_path / "c4" / f"train-0000{i}.jsonl").read_bytes() == make_lines(100 * i, n)
+    for i, (path, content) in enumerate(list(c4.files["datasets/allenai/c4"].items())[:2]):
+        assert out.splitlines()[i + 1] == f"c4/train-0000{i}.json.gz: {len(content)} bytes", path
+        assert (tmp_path / "c4" / f"train-0000{i}.json.gz").read_bytes() == content
     assert len(list((tmp_path / "c4").iterdir())) == 3
     n_before = count_contents(c4)
     assert run(c4, *words)[1].count("already there") == 2 and count_contents(c4) == n_before
-    status, _, errors = run(c4, "c4", "--documents", "151", "--out", "c4")
-    assert status == 1 and "got train with other documents" in errors
-
-
-def test_packed_shards_equal_those_of_the_hub_and_parquet_becomes_json_lines(run, c4, tmp_path) -> None:
-    assert run(c4, "c4", "--shards", "2", "--format", "packed", "--out", "packed")[0] == 0
-    packed = c4.files["datasets/allenai/c4"]["en/c4-train.00001-of-00003.json.gz"]
-    assert (tmp_path / "packed" / "train-00001.json.gz").read_bytes() == packed
-    assert run(c4, "c4", "--documents", "2", "--format", "packed", "--out", "none")[0] == 1
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(make_documents(0, 9)), tmp_path / "rows")
-    slim = {"data/train-00000-of-00001-ab.parquet": (tmp_path / "rows").read_bytes()}
+    status, _, errors = run(c4, "c4", "--files", "en/c4-{split}.0*", "--out", "c4")
+    assert status == 1 and "got train with other files" in errors
+    slim = {"data/train-00000-of-00001-ab.parquet": b"rows"}
     assert run(FakeHub({"datasets/DKYoon/SlimPajama-6B": slim}), "slimpajama", "--out", "b")[0] == 0
-    assert (tmp_path / "b" / "train-00000.jsonl").read_bytes() == make_lines(0, 9)
+    assert (tmp_path / "b" / "train-00000.parquet").read_bytes() == b"rows"
 
 
 def test_a_folder_gets_a_tokenizer_or_safetensors_and_no_pickle(run, tmp_path) -> None:
@@ -113,7 +103,7 @@ def test_what_the_hub_lacks_or_refuses_is_reported_in_one_line(run, monkeypatch)
     ):
         status, _, errors = run(served, *words, "--out", "t")
         assert status == 1 and sentence in errors and errors.count("\n") == 1
-    for words in (["c4", "--format", "parquet"], ["c4", "--max-bytes", "9"], ["tasks"]):
+    for words in (["c4", "--format", "jsonl"], ["c4", "--documents", "9"], ["tasks"]):
         with pytest.raises(SystemExit):
             run(pickled, *words, "--out", "t")
 

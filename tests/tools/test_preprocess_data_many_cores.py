@@ -36,7 +36,7 @@ def test_a_signal_ends_with_status_75_and_the_same_command_resumes(
     assert process.returncode == 75 and "Traceback" not in errors
     assert not list(tmp_path.glob("x*"))
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-    assert "resuming: " in done.stderr and "tokenising: 32,000 documents, " in done.stderr
+    assert "resuming: " in done.stderr
     assert "tokens per epoch, 32,000 documents (0 empty)" in done.stdout
 
 

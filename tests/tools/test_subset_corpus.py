@@ -66,7 +66,7 @@ def test_invalid_options_are_reported_in_one_line(
 
 
 def test_stopped_half_way_leaves_nothing(root: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(root / "tools" / "subset_corpus.py"), "--input", "-", "--sample", "9"]
+    command = [sys.executable, str(root / "tools" / "subset_corpus.py"), "--input", "-", "--sample", "0.5"]
     with subprocess.Popen(
         [*command, "--output", str(tmp_path / "out.jsonl")], stdin=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
