@@ -233,7 +233,7 @@ def open_full(folder: Path) -> FileCase:
 
 
 def open_sharded(folder: Path) -> FileCase:
-    """Open index, chunks and meta.json of the sharded layout."""
+    """Open the shards and meta.json of the sharded layout."""
     from megatron.checkpoint import reshard, store
     from megatron.checkpoint.model_weights import load_weights
 
@@ -245,10 +245,8 @@ def open_sharded(folder: Path) -> FileCase:
         _check_weights(load_weights(path))
         store.load_checkpoint(path)
 
-    # .metadata is a plain pickle; the .distcp files contain the tensors at the offsets that it lists
-    mutators: dict[str, Any] = {".metadata": mutate_pickle, "meta.json": mutate_meta}
-    mutators |= {part.name: mutate_bytes for part in path.glob("*.distcp")}
-    mutators |= {part.name: mutate_torch for part in path.glob("*.pt")}
+    mutators: dict[str, Any] = {"meta.json": mutate_meta}
+    mutators |= {part.name: mutate_safetensors for part in path.glob("*.safetensors")}
     return CheckpointCase(path, mutators, read)
 
 
