@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import FileSystemWriter, save
 
 from megatron.checkpoint.convert.formats import read_any
-from megatron.checkpoint.convert.megatron_export import export_megatron_names
-from megatron.checkpoint.model_weights import Weights
+from megatron.checkpoint.convert.names import MEGATRON, export_names
 from megatron.evaluation.scored_models import find_models
 from megatron.model.transformer import Gpt
 from tests.checkpoint.test_megatron_layouts import GPT2, LLAMA, UNTIED, make_args
@@ -21,7 +20,7 @@ from tests.checkpoint.test_megatron_objective import EVERYTHING, FORK
 
 def write_torch_dist(model: Gpt, folder: Path, stacked: bool, **args: Any) -> Path:
     """Write iter_0000005; `stacked`: one tensor over all layers, as for layers that are alike."""
-    named = export_megatron_names(Weights(config=model.config, objective="", state=model.state_dict()))
+    named = export_names(MEGATRON, model.state_dict(), model.config)
     state: dict[str, Any] = {}
     layers: dict[str, list[Tensor]] = {}
     for name, tensor in named.items():

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from megatron.checkpoint.convert.megatron_names import name_pipeline_module
 from megatron.checkpoint.convert.pickled_tensors import read_pickled_tensors
 
 PARAMETERS, WEIGHTS = "zero", "fp32.pt"
@@ -56,23 +57,19 @@ def _check_gate_order(entry: Path, record: dict[str, Any], args: Namespace) -> N
 
 
 def _number_pipeline_layers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the modules of a pipeline: blocks to layers.0 on, the final norm and the head to their names."""
-    parts: dict[int, dict[str, Tensor]] = {}
+    """Name the modules of a pipeline, which are numbered, by their kind."""
+    modules: dict[int, dict[str, Tensor]] = {}
     named: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         number, _, rest = name.partition(".")
         if number.isascii() and number.isdigit():
-            parts.setdefault(int(number), {})[rest] = tensor
+            modules.setdefault(int(number), {})[rest] = tensor
         else:
             named[name] = tensor
     n_blocks = 0
     # numbers count modules without parameters too: only their order is used
-    for _, part in sorted(parts.items()):
-        if any(name.startswith(("self_attention.", "attention.")) for name in part):
-            named |= {f"layers.{n_blocks}.{name}": tensor for name, tensor in part.items()}
-            n_blocks += 1
-        elif set(part) <= {"weight", "bias"}:
-            named |= {f"final_layernorm.{name}": tensor for name, tensor in part.items()}
-        else:  # an embedding that is not tied, or the head
-            named |= {name.replace("lm_head.", "output_layer."): tensor for name, tensor in part.items()}
+    for _, module in sorted(modules.items()):
+        renamed = name_pipeline_module(module, n_blocks)
+        n_blocks += any(name.startswith("layers.") for name in renamed)
+        named |= renamed
     return named

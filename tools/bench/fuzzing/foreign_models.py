@@ -108,13 +108,13 @@ def open_torch_dist(folder: Path) -> FileCase:
     import torch
     from torch.distributed.checkpoint import FileSystemWriter, save
 
-    from megatron.checkpoint.convert.megatron_export import export_megatron_names
     from megatron.checkpoint.convert.megatron_layouts import read_megatron
+    from megatron.checkpoint.convert.names import MEGATRON, export_names
 
     weights = _build_weights()
     state: dict[str, Any] = {
         name.replace("layers.0.", "layers."): tensor[None] if ".layers." in name else tensor
-        for name, tensor in export_megatron_names(weights).items()
+        for name, tensor in export_names(MEGATRON, weights.state, weights.config).items()
     }
     state["decoder.layers.mlp.linear_fc1._extra_state/shard_0_1"] = io.BytesIO(b"x")
     save(state, storage_writer=FileSystemWriter(folder), no_dist=True)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from megatron.checkpoint.convert.huggingface import export_llama_names
+from megatron.checkpoint.convert.names import LLAMA, export_names
 from megatron.config.schema import ModelConfig, OptimConfig
 from megatron.model.transformer import Gpt
 from megatron.objective.task import Task
@@ -69,7 +69,9 @@ def load_our_weights(network: nn.Module, ours_model: Gpt) -> None:
     """Copy the weights of our model to a baseline with the same shape."""
     state = ours_model.state_dict()
     if not isinstance(network, NanoGpt):
-        state = {"lm_head.weight": ours_model.embedding.weight} | export_llama_names(state, ours_model.config)
+        state = {"lm_head.weight": ours_model.embedding.weight} | export_names(
+            LLAMA, state, ours_model.config
+        )
     network.load_state_dict(state)
 
 
