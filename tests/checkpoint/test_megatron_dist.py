@@ -75,14 +75,3 @@ def test_damaged_folders_are_refused(tiny_of: Callable[..., Gpt], tmp_path: Path
     data.write_bytes(data.read_bytes()[:-2000])
     with pytest.raises(ValueError, match="distcp: cannot be read"):
         read_any(tmp_path / "ck")
-
-
-def test_no_code_of_an_index_is_executed(tiny_of: Callable[..., Gpt], tmp_path: Path) -> None:
-    """Other programs' names are accepted in the index, as inert records."""
-    step = write_torch_dist(tiny_of(**LLAMA), tmp_path / "ck", True)
-    mark = tmp_path / "executed"
-    call = f"cos\nsystem\n(S'touch {mark}'\ntR.".encode()
-    (step / ".metadata").write_bytes(call)
-    with pytest.raises(ValueError, match="cannot be read"):
-        read_any(tmp_path / "ck")
-    assert not mark.exists()

@@ -5,7 +5,7 @@
     global_step100/mp_rank_TT_model_states.pt             Megatron-DeepSpeed without pipeline
     global_step100/layer_LL-model_TT-model_states.pt      ... with its pipeline, one file per layer
 
-and torch_dist folders (megatron_dist.py) and universal checkpoints (megatron_universal.py).
+and torch_dist folders (megatron_dist.py).
 
 The settings are in `args` of the rank files. Megatron-LM has two families of names, legacy and core; both are
 supported (megatron_names.py). Tensor parallelism splits the rows of the embedding, of query_key_value and of
@@ -37,10 +37,8 @@ from megatron.checkpoint.convert.megatron_dist import is_torch_dist_checkpoint, 
 from megatron.checkpoint.convert.megatron_names import (
     UNKNOWN,
     convert_names,
-    name_pipeline_module,
     normalize_names,
 )
-from megatron.checkpoint.convert.megatron_universal import is_universal_checkpoint, read_universal
 from megatron.checkpoint.convert.pickled_tensors import read_pickled_tensors
 from megatron.checkpoint.model_weights import Weights
 from megatron.config.schema import ModelConfig
@@ -146,9 +144,11 @@ def _read_shards(step: Path) -> tuple[Namespace, RankTensors]:
     paths = list(_iter_rank_paths(step))
     if not paths:
         raise FileNotFoundError(f"{step}: got no mp_rank_* files, expected a Megatron checkpoint")
-    if is_universal_checkpoint(step):
-        args = _get_args(read_pickled_tensors(paths[0]), paths[0])
-        return args, {0: normalize_names(read_universal(step, args))}
+    if (step / "zero").is_dir():
+        raise ValueError(
+            f"{step}: got a universal checkpoint of DeepSpeed, expected one of Megatron-DeepSpeed. "
+            "Convert the global_step folder that it was made from."
+        )
     # With DeepSpeed's pipeline, rank files contain args but no tensors; those are in the layer files.
     if any(LAYER_FILE.fullmatch(path.name) for path in step.iterdir()):
         return _get_args(read_pickled_tensors(paths[0]), paths[0]), _read_layer_files(step)
@@ -234,7 +234,13 @@ def _read_layer_files(step: Path) -> RankTensors:
         tensors, shard = read_pickled_tensors(path), shards.setdefault(tensor_rank, {})
         # blocks of this tensor rank so far: each rank has its own file of every layer
         n_before = len({name.split(".")[1] for name in shard if name.startswith("layers.")})
-        for name, tensor in normalize_names(name_pipeline_module(tensors, n_before)).items():
+        if any(name.startswith("self_attention.") for name in tensors):
+            named = {f"layers.{n_before}.{name}": tensor for name, tensor in tensors.items()}
+        elif set(tensors) <= {"weight", "bias"}:
+            named = {f"final_layernorm.{name}": tensor for name, tensor in tensors.items()}
+        else:  # the embedding (a second time at the end if it is tied), or a separate head
+            named = {name.replace("lm_head.", "output_layer."): tensor for name, tensor in tensors.items()}
+        for name, tensor in normalize_names(named).items():
             _add_tensor(shard, name, tensor, step)
     return shards
 

@@ -68,19 +68,6 @@ def normalize_names(stage: dict[str, Any]) -> dict[str, Tensor]:
     return named
 
 
-def name_pipeline_module(module: dict[str, Tensor], n_blocks: int) -> dict[str, Tensor]:
-    """Return the tensors of a module of DeepSpeed's pipeline under names that show its kind.
-
-    n_blocks   blocks before it
-    """
-    if any(name.startswith(("self_attention.", "attention.")) for name in module):
-        return {f"layers.{n_blocks}.{name}": tensor for name, tensor in module.items()}
-    if set(module) <= {"weight", "bias"}:
-        return {f"final_layernorm.{name}": tensor for name, tensor in module.items()}
-    # an embedding, a second time at the end if it is tied, or a separate head
-    return {name.replace("lm_head.", "output_layer."): tensor for name, tensor in module.items()}
-
-
 def convert_names(merged: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Return merged tensors under this model's names. Raises ValueError for unknown ones."""
     core = {}
