@@ -91,7 +91,7 @@ def write_meta(partial: Path, meta: dict[str, Any]) -> None:
 def encode_state(value: Any, name: str = STATE) -> Any:
     """Return numbers, text, lists, dictionaries and small tensors as JSON.
 
-    Raises TypeError for other values.
+    Raises ValueError for other values.
     """
     if isinstance(value, Tensor):
         # flat and as bytes: numpy has no bfloat16
@@ -104,7 +104,7 @@ def encode_state(value: Any, name: str = STATE) -> Any:
         return [encode_state(item, f"{name}.{i}") for i, item in enumerate(value)]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"{name}: got {type(value).__name__}, expected a tensor or a value of JSON")
+    raise ValueError(f"{name}: got {type(value).__name__}, expected a tensor or a value of JSON")
 
 
 def decode_state(value: Any) -> Any:
