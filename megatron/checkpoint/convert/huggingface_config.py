@@ -71,7 +71,7 @@ def resolve_shape(config: ModelConfig) -> dict[str, Any]:
     """Return the options that determine the logits, with their defaults resolved."""
     shape = {key: value for key, value in asdict(config).items() if key not in TRAINING_KEYS}
     shape |= {"n_kv_heads": config.kv_heads, "rotary_dims": config.rotary_channels}
-    unused = ("rope_", "rotary_") if config.positions == "learned" else ()
+    unused: tuple[str, ...] = ("rope_", "rotary_") if config.positions == "learned" else ()
     if config.rope_scaling == "none":
         unused += ("rope_factor", "rope_low", "rope_high", "rope_original")
     if config.positions == "rotary":
