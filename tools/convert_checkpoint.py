@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=parse_target,
         metavar="{" + ",".join(TARGETS) + "}",
         help="native: weights for checkpoint.init_from; megatron: for Megatron-LM, one tensor rank; "
-        "full, sharded: a run's whole state in that layout",
+        "full, sharded: a run's whole state in that layout; also from earlier versions' sharded layout",
     )
     what.add_argument(
         "--dtype", choices=TARGET_DTYPES, default="float32", help="dtype of the Hugging Face weights"

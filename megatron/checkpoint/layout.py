@@ -15,7 +15,7 @@ FILES = {
     "iter": "iter_state_dict.pt",
 }
 META = "meta.json"
-METADATA = ".metadata"  # the index of torch's distributed checkpoint
+METADATA = ".metadata"  # pickled index of torch's distributed checkpoints, read for conversion only
 RESTORE = "restore it from a copy, or delete the checkpoint"
 NAME = re.compile(r"(?P<prefix>.+)\.(?P<timestamp>\d{8}-\d{6}-\d{6})(?P<preempt>\.preempt)?")
 META_CHECKSUM = "sha256"  # key of meta.json: sha256 of all its other keys

@@ -31,14 +31,8 @@ from megatron.plan.run_dir import CHECKPOINTS
 log = get_logger(__name__)
 VOCABULARY_TENSORS = ("embedding.weight", "unembedding.weight")  # tensors with one row per vocabulary row
 START_FILE = "start.yaml"  # a run configuration that starts from the weights, without data and length
-FREE_KEYS = (
-    "size",
-    "vocab_rows",
-    "attention_dropout",
-    "hidden_dropout",
-    "document_mask",
-    "eod_id",
-)  # keys that may differ between the weights and the model initialized from them
+# keys that may differ between the weights and the model initialized from them
+FREE_KEYS = ("size", "vocab_rows", "attention_dropout", "hidden_dropout", "document_mask", "eod_id")
 
 
 @dataclass(frozen=True, kw_only=True)

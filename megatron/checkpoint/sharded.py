@@ -1,54 +1,28 @@
-"""The sharded layout: weights and moments in torch's distributed checkpoint (DCP), written by all ranks."""
+"""The sharded layout: all ranks write weights and moments as safetensors, through torch's DCP."""
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from mmap import ACCESS_READ, mmap
+from math import prod
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
-from megatron.checkpoint.dcp_metadata import read_metadata
-from megatron.checkpoint.layout import METADATA as METADATA  # re-exported for callers
-from megatron.checkpoint.torch_file import check_records, preserve_os_error, wrap_read_errors
+from megatron.checkpoint.torch_file import preserve_os_error
 
 DcpState = dict[str, dict[str, Any]]
-
-
-class _Reader(FileSystemReader):
-    """torch's reader with an index that is already parsed; checks each chunk before torch unpickles it."""
-
-    def __init__(self, folder: Path, metadata: Metadata) -> None:
-        super().__init__(folder)
-        # torch's own read_metadata would unpickle the file, which can run code; see dcp_metadata.py
-        self.metadata = metadata
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return self.metadata
-
-    def _slice_file(self, file: IO[bytes], sinfo: Any) -> IO[bytes]:
-        # A .distcp file is a row of torch.save archives, one per chunk: [0, offset) other chunks,
-        # [offset, end) this one. A map can begin only at a multiple of the page size, so it begins at 0.
-        # `zipfile` accepts other bytes before an archive.
-        end = sinfo.offset + sinfo.length
-        with (
-            wrap_read_errors(Path(self.path) / sinfo.relative_path),
-            mmap(file.fileno(), end, access=ACCESS_READ) as before_end,
-        ):
-            # A zip file's directory is at its end. A map that ends where the chunk ends therefore makes
-            # `zipfile` find the directory of this chunk.
-            check_records(before_end, sinfo.length)
-        return super()._slice_file(file, sinfo)
 
 
 class _FileSystem(FileSystem):
@@ -64,8 +38,9 @@ class _FileSystem(FileSystem):
                     yield watched
 
 
-def _make_writer(folder: Path) -> FileSystemWriter:
-    writer = FileSystemWriter(folder)
+def _make_writer(folder: Path) -> HuggingFaceStorageWriter:
+    # every rank writes one file, shard-RANK-model-00001-of-00001.safetensors
+    writer = HuggingFaceStorageWriter(path=str(folder), save_distributed=True)
     writer.fs = _FileSystem()
     return writer
 
@@ -121,48 +96,41 @@ def read_sharded(folder: Path, state: DcpState) -> None:
     Raises ValueError for a checkpoint of another model.
     """
     named = flatten_state(state)
-    metadata = read_metadata(folder)
-    entries = _list_tensors(metadata)
+    entries = _list_tensors(folder)
     for key, tensor in named.items():
         entry = entries.get(key)
         if entry is None or entry.size != tensor.shape:
             got = "nothing" if entry is None else f"shape {tuple(entry.size)}"
             raise ValueError(f"{folder}: {key}: got {got}, expected shape {tuple(tensor.shape)}")
     with _translate_errors(folder):
-        load(named, storage_reader=_Reader(folder, metadata))
+        load(named, storage_reader=HuggingFaceStorageReader(str(folder)))
 
 
 def read_all_shards(folder: Path) -> DcpState:
     """Load a whole sharded checkpoint in this process, for any number of ranks that wrote it."""
-    metadata = read_metadata(folder)
     named = {
         key: torch.zeros(entry.size, dtype=entry.properties.dtype)
-        for key, entry in _list_tensors(metadata).items()
+        for key, entry in _list_tensors(folder).items()
     }
     with _translate_errors(folder):
-        load(named, storage_reader=_Reader(folder, metadata), no_dist=True)
+        load(named, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     return unflatten_state(named)
 
 
-def read_selected_tensors(folder: Path, select: Callable[[str], bool]) -> dict[str, Tensor]:
-    """Load the tensors whose names `select` chooses from another program's DCP folder, in this process."""
-    metadata = read_metadata(folder, select)
-    named: dict[str, Any] = {
-        key: torch.zeros(entry.size, dtype=entry.properties.dtype)
-        for key, entry in _list_tensors(metadata).items()
-    }
-    with _translate_errors(folder):
-        load(named, storage_reader=_Reader(folder, metadata), no_dist=True)
-    return named
-
-
-def _list_tensors(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
-    """Return the entries of the result of `read_metadata`, which refuses other objects than tensors."""
-    return {
-        key: entry
-        for key, entry in metadata.state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
+def _list_tensors(folder: Path) -> dict[str, TensorStorageMetadata]:
+    """Return the shape and chunks of each tensor. Raises ValueError for damaged files."""
+    try:
+        entries: dict[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        for key, entry in entries.items():
+            n_stored = sum(prod(chunk.sizes) for chunk in entry.chunks)
+            # torch derives the size from the last chunk, so a missing one in the middle would be a hole
+            if n_stored != prod(entry.size):
+                raise ValueError(f"{key}: got {n_stored} elements in chunks, expected {prod(entry.size)}")
+    except (SafetensorError, ValueError, TypeError, LookupError, RecursionError) as error:
+        raise ValueError(
+            f"{folder}: cannot be read ({str(error)[:300]}); the checkpoint is damaged"
+        ) from error
+    return entries
 
 
 @contextmanager

@@ -1,11 +1,15 @@
 """Save checkpoints atomically, verify them when loading, and skip damaged ones."""
 
+import base64
 import json
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from megatron.checkpoint.layout import (
     FILES,
@@ -27,7 +31,13 @@ from megatron.log import get_logger
 from megatron.plan.run_dir import CHECKPOINTS
 
 log = get_logger(__name__)
-SHARED_PARTS = ("lr", "iter")  # parts stored as separate files in both layouts
+SHARED_PARTS = ("lr", "iter")  # small parts; the sharded layout stores them in meta.json
+STATE, SAFETENSORS = "state", ".safetensors"  # the sharded layout: key of meta.json, suffix of its files
+TENSOR = "tensor_base64"  # key of an encoded tensor in meta.json
+
+
+class OldLayoutError(ValueError):
+    """A sharded checkpoint with a pickled index, which has to be converted once."""
 
 
 def save_checkpoint(
@@ -78,6 +88,40 @@ def write_meta(partial: Path, meta: dict[str, Any]) -> None:
     (partial / META).write_text(json.dumps({**meta, META_CHECKSUM: compute_meta_checksum(meta)}, indent=1))
 
 
+def encode_state(value: Any, name: str = STATE) -> Any:
+    """Return numbers, text, lists, dictionaries and small tensors as JSON.
+
+    Raises ValueError for other values.
+    """
+    if isinstance(value, Tensor):
+        # flat and as bytes: numpy has no bfloat16
+        content = value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {TENSOR: base64.b64encode(content).decode(), "dtype": dtype, "shape": list(value.shape)}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: encode_state(item, f"{name}.{key}") for key, item in value.items()}
+    if isinstance(value, list):
+        return [encode_state(item, f"{name}.{i}") for i, item in enumerate(value)]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ValueError(f"{name}: got {type(value).__name__}, expected a tensor or a value of JSON")
+
+
+def decode_state(value: Any) -> Any:
+    """Invert `encode_state`. Raises ValueError for an invalid tensor."""
+    if isinstance(value, list):
+        return [decode_state(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if TENSOR not in value:
+        return {key: decode_state(item) for key, item in value.items()}
+    try:
+        content = bytearray(base64.b64decode(value[TENSOR]))
+        return torch.frombuffer(content, dtype=getattr(torch, value["dtype"])).reshape(value["shape"])
+    except (RuntimeError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(f"got an invalid tensor in {STATE} ({error})") from error
+
+
 def load_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (parts, meta) of a complete checkpoint of either layout, with every file's checksum verified.
 
@@ -87,9 +131,14 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return read_parts(path, meta), meta
 
 
-def verify_checkpoint(path: Path) -> dict[str, Any]:
-    """Return meta.json after checking every file's size and sha256. Errors as in `load_checkpoint`."""
-    meta = read_meta(path)
+def verify_checkpoint(path: Path, *, accept_old: bool = False) -> dict[str, Any]:
+    """Return meta.json after checking every file's size and sha256.
+
+    accept_old   accept a sharded checkpoint with a pickled index, for its conversion
+
+    Errors as in `load_checkpoint`.
+    """
+    meta = read_meta(path, accept_old=accept_old)
     for name, record in meta["files"].items():
         file = path / name
         if not file.is_file():
@@ -100,6 +149,9 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
             raise ValueError(f"{file}: got {size:,} bytes, expected {record['bytes']:,}; {RESTORE}")
         if compute_sha256(file) != record["sha256"]:
             raise ValueError(f"{file}: got content with another sha256 than was saved; {RESTORE}")
+    # torch reads every safetensors file of the folder
+    if unlisted := sorted({file.name for file in path.glob("*" + SAFETENSORS)} - set(meta["files"])):
+        raise ValueError(f"{path / unlisted[0]}: not a file of the checkpoint; delete it")
     return meta
 
 
@@ -110,26 +162,36 @@ def is_sharded_checkpoint(meta: dict[str, Any]) -> bool:
 
 def read_parts(path: Path, meta: dict[str, Any], names: tuple[str, ...] = tuple(FILES)) -> dict[str, Any]:
     """Load the given parts of a verified checkpoint on the CPU. Raises ValueError for other files."""
-    full_parts = [part for part in names if not is_sharded_checkpoint(meta) or part in SHARED_PARTS]
-    try:
-        parts = {part: load_torch_file(path / FILES[part]) for part in full_parts}
-    except ValueError as error:
-        raise ValueError(f"{path}: not a checkpoint of this project ({error})") from error
-    for part, content in parts.items():
-        if not isinstance(content, dict) or not isinstance(content.get("engine", {}), dict):
+    if is_sharded_checkpoint(meta):
+        return _read_sharded_parts(path, meta, names)
+    parts = {}
+    for part in names:
+        try:
+            content = load_torch_file(path / FILES[part])
+        except ValueError as error:
+            raise ValueError(f"{path}: not a checkpoint of this project ({error})") from error
+        if not isinstance(content, dict):
             raise ValueError(
                 f"{path / FILES[part]}: got {type(content).__name__}, expected values by name. "
                 "Load another checkpoint of the run."
             )
-    # Sharded layout: model and optimizer are in DCP files. Values of the engine that are no tensors (loss
-    # scale, counters) are in the file of part `iter`.
-    if len(full_parts) < len(names):
+        parts[part] = content
+    return parts
+
+
+def _read_sharded_parts(path: Path, meta: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    try:
+        parts = {part: decode_state(meta[STATE][part]) for part in SHARED_PARTS}
+        engine = dict(parts["iter"].get("engine", {}))
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(f"{path / META}: {STATE}: got invalid content ({error}); {RESTORE}") from error
+    if not set(names) <= set(SHARED_PARTS):
         from megatron.checkpoint import sharded  # import takes a second; full checkpoints skip it
 
-        whole = sharded.read_all_shards(path)
-        whole["optim"] |= parts["iter"].get("engine", {})
-        parts |= {part: whole[part] for part in names if part not in SHARED_PARTS}
-    return parts
+        parts |= sharded.read_all_shards(path)
+        # values of the optimizer that are no moments, such as the loss scale
+        parts["optim"] |= engine
+    return {part: parts[part] for part in names}
 
 
 def reject_folder_of_checkpoints(path: Path) -> None:
@@ -145,7 +207,7 @@ def reject_folder_of_checkpoints(path: Path) -> None:
         )
 
 
-def read_meta(path: Path) -> dict[str, Any]:
+def read_meta(path: Path, *, accept_old: bool = False) -> dict[str, Any]:
     """Return the validated meta.json of a checkpoint. Errors as in `load_checkpoint`."""
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such checkpoint")
@@ -157,12 +219,19 @@ def read_meta(path: Path) -> dict[str, Any]:
     ):
         raise ValueError(f"{path / META}: expected `files` with a size and a sha256 for each file; {RESTORE}")
     files = set(records)
-    # full: exactly the four files of FILES. Sharded: lr, iter, the index, and any number of .distcp files,
-    # which depends on the number of ranks that wrote them.
-    expected = {FILES[part] for part in (SHARED_PARTS if is_sharded_checkpoint(meta) else FILES)}
-    expected |= {METADATA} if is_sharded_checkpoint(meta) else set()
-    if not expected <= files or not is_sharded_checkpoint(meta) and files != expected:
-        raise ValueError(f"{path / META}: got files {sorted(files)}, expected {sorted(expected)}")
+    if METADATA in files and not accept_old:
+        raise OldLayoutError(
+            f"{path}: got a sharded checkpoint with a pickled index, expected {SAFETENSORS} files. "
+            "Convert it once with tools/convert_checkpoint.py CHECKPOINT NEW --to sharded."
+        )
+    if is_sharded_checkpoint(meta):
+        # any number of files, which depends on the number of ranks that wrote them
+        is_valid = bool(files) and (METADATA in files or all(name.endswith(SAFETENSORS) for name in files))
+    else:
+        is_valid = files == set(FILES.values())
+    if not is_valid:
+        expected = [SAFETENSORS] if is_sharded_checkpoint(meta) else sorted(FILES.values())
+        raise ValueError(f"{path / META}: got files {sorted(files)}, expected {expected}")
     return meta
 
 
@@ -175,10 +244,15 @@ def is_file_record(name: str, record: Any) -> bool:
 
 
 def find_newest_valid(directory: Path, prefix: str) -> tuple[Path, dict[str, Any]] | None:
-    """Return (path, meta) of the newest valid checkpoint. Damaged ones are skipped with a warning."""
+    """Return (path, meta) of the newest valid checkpoint. Damaged ones are skipped with a warning.
+
+    Raises OldLayoutError for a sharded checkpoint that has to be converted.
+    """
     for info in reversed(find_checkpoints(directory, prefix)):
         try:
             return info.path, verify_checkpoint(info.path)
+        except OldLayoutError:  # intact: skipping it would lose steps
+            raise
         except ValueError as error:
             log.warning("%s; falling back to the previous checkpoint", error)
     return None

@@ -95,22 +95,22 @@ class Saver:
         error: OSError | None = None
         state_dict = self.run.engine.sharded_state()
         partial = final.with_name(final.name + PARTIAL)
+        meta: dict[str, Any] = {}
         if self.run.world.is_first:
             small = _build_small_parts(self.run, state)
             small["iter"]["engine"] = {
                 key: value for key, value in state_dict["optim"].items() if key != "state"
             }
+            # before anything is written: it refuses values that the layout cannot store
+            meta = {"state_dict_type": "sharded", store.STATE: store.encode_state(small)}
             try:
                 create_partial_folder(final)
-                store.write_parts(partial, small, store.SHARED_PARTS)
             except OSError as failed:
-                shutil.rmtree(partial, ignore_errors=True)
                 error = failed
         # also a barrier: the folder exists before any other rank writes to it
         self._raise_on_any_rank(error, f"of step {state.step}")
-        meta: dict[str, Any] = {}
         if self.run.world.is_first:
-            meta = {**_build_meta(self.run, state), "state_dict_type": "sharded"}
+            meta |= _build_meta(self.run, state)
         from megatron.checkpoint import sharded  # imports for a second; full checkpoints do without
 
         # asynchronous: the state is copied before this returns, so the next step may change the weights

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
-from megatron.checkpoint.convert.megatron_export import export_megatron_names
+from megatron.checkpoint.convert.names import MEGATRON, export_names
 from megatron.checkpoint.model_weights import Weights, save_weights
 from megatron.model.transformer import Gpt
 from tests.checkpoint.test_megatron_layouts import GPT2, LLAMA, shard_layer, to_core_name
@@ -57,7 +57,8 @@ def test_tensors_have_the_names_and_rows_of_megatron_core(
 ) -> None:
     """The other direction of the layouts that the reader's tests build layer by layer."""
     model = tiny_of(**SHAPES[name])
-    exported = export_megatron_names(save(model, tmp_path / "native"))
+    weights = save(model, tmp_path / "native")
+    exported = export_names(MEGATRON, weights.state, weights.config)
     for layer in range(model.config.n_layers):
         for old, tensor in shard_layer(model, layer, 0, 1).items():
             assert torch.equal(
@@ -83,10 +84,10 @@ def test_a_diffusion_model_keeps_its_objective(tiny_of: Callable[..., Gpt], tmp_
 @pytest.mark.parametrize(
     ("shape", "sentence"),
     [
-        ({"parallel_residual": True}, "it sets parallel_residual"),
+        ({"parallel_residual": True}, "no such model .parallel_residual."),
         ({"norm": "layernorm"}, "LayerNorm has biases there"),
         ({"feed_forward": "gelu"}, "its tanh GELU is fused with a bias"),
-        (LLAMA31 | {"rope_original_positions": 4096}, "its llama3 scaling has the constants"),
+        (LLAMA31 | {"rope_original_positions": 4096}, "no such model .rope_original_positions."),
     ],
 )
 def test_a_model_that_megatron_core_does_not_have_is_refused(

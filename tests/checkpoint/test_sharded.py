@@ -1,17 +1,20 @@
 """The sharded layout stores the same state, is verified, and runs no code when read."""
 
-import pickle
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from megatron.checkpoint import layout, reshard, sharded, store
 from megatron.checkpoint.convert.formats import convert_checkpoint
 from tests.conftest import load_newest
 
 META = {"identity": "abc", "step": 3}
+SHARD = "shard-00001-model-00001-of-00001.safetensors"
 
 
 def make_parts() -> dict[str, Any]:
@@ -66,7 +69,7 @@ def test_full_to_sharded_to_full_loses_nothing(in_shards: Path, tmp_path: Path) 
         reshard.reshard_to_full(in_shards, again)
 
 
-@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "meta.json"])
+@pytest.mark.parametrize("name", [SHARD, "meta.json"])
 def test_a_flipped_bit_anywhere_is_detected(in_shards: Path, name: str) -> None:
     content = bytearray((in_shards / name).read_bytes())
     content[len(content) // 2] ^= 1
@@ -93,15 +96,46 @@ def test_another_models_shapes_are_refused_by_name(in_shards: Path) -> None:
         sharded.read_sharded(in_shards, other)
 
 
-def test_metadata_that_would_run_code_is_refused(in_shards: Path, tmp_path: Path) -> None:
-    class Evil:
-        def __reduce__(self) -> tuple:
-            return (Path.touch, (tmp_path / "touched",))
+def write_old_layout(path: Path) -> None:
+    """Write a checkpoint as earlier versions did: with torch's pickled index, and small parts as files."""
+    parts = make_parts()
+    path.mkdir(parents=True)
+    parts["iter"]["engine"] = {"loss_scale": parts["optim"]["loss_scale"]}
+    store.write_parts(path, parts, store.SHARED_PARTS)
+    dcp.save(sharded.flatten_state(parts), checkpoint_id=path, no_dist=True)
+    store.write_meta(path, {**META, "state_dict_type": "sharded"})
 
-    (in_shards / sharded.METADATA).write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(ValueError, match="not allowed in a checkpoint"):
-        sharded.read_metadata(in_shards)
-    assert not (tmp_path / "touched").exists()
+
+def test_a_pickled_index_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    old, new = tmp_path / "old" / "run.20250101-000000-000000", tmp_path / "new"
+    write_old_layout(old)
+    for read in (store.load_checkpoint, lambda path: store.find_newest_valid(path.parent, "run")):
+        with pytest.raises(
+            ValueError, match=r"Convert it once with tools/convert_checkpoint.py .* sharded\."
+        ):
+            read(old)
+    convert_checkpoint(old, new, to="sharded")
+    assert {path.name for path in new.iterdir()} == {"meta.json", SHARD}
+    convert_checkpoint(old, tmp_path / "full", to="full")
+    for path in (new, tmp_path / "full"):
+        parts, meta = store.load_checkpoint(path)
+        assert_same(parts, make_parts())
+        assert (meta["identity"], meta["step"]) == ("abc", 3)
+
+
+def test_state_that_json_cannot_store_is_refused_by_name() -> None:
+    state = {"a": [1, 2.5, None, "x", True], "rng": torch.arange(5, dtype=torch.uint8)}
+    state |= {"half": torch.ones(2, 3, dtype=torch.bfloat16), "scalar": torch.tensor(8.0)}
+    assert_same(store.decode_state(json.loads(json.dumps(store.encode_state(state)))), state)
+    for value, name in (({"a": {1: 2}}, "state.a"), ({"b": [{1, 2}]}, "state.b.0"), ((1,), "state")):
+        with pytest.raises(ValueError, match=f"{name}: got"):
+            store.encode_state(value)
+
+
+def test_a_file_beside_the_listed_ones_is_refused(in_shards: Path) -> None:
+    shutil.copy(in_shards / SHARD, in_shards / "shard-00002-model-00001-of-00001.safetensors")
+    with pytest.raises(ValueError, match="not a file of the checkpoint"):
+        store.load_checkpoint(in_shards)
 
 
 def test_the_tool_reshapes_a_checkpoint_and_weights_are_read_from_shards(

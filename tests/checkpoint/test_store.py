@@ -160,7 +160,7 @@ def test_a_full_disk_is_an_oserror_in_both_layouts(tmp_path: Path) -> None:
     # the system's error and file, not the error of torch's writer
     assert whole.value.errno == shards.value.errno == errno.EFBIG
     assert str(whole.value.filename).endswith(f"{PARTIAL}/{layout.FILES['model']}")
-    assert shards.value.filename == str(partial / "__0_0.distcp")
+    assert shards.value.filename == str(partial / "shard-00001-model-00001-of-00001.safetensors")
 
 
 def save_at(directory: Path, step: int, time: str, **meta: object) -> Path:

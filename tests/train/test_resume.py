@@ -154,7 +154,7 @@ def test_a_full_disk_error_names_the_file_and_a_fix(words, tmp_path, kind) -> No
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
-    file = layout.FILES["model"] if kind == "full" else "__0_0.distcp"
+    file = layout.FILES["model"] if kind == "full" else "shard-00001-model-00001-of-00001.safetensors"
     expected = rf"checkpoint of step 3 not saved \(.*\.partial/{file}: File too large\); make room and run"
     assert re.search(expected, str(caught.value)), caught.value
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []

@@ -19,10 +19,8 @@ from megatron.log import get_logger
 
 log = get_logger(__name__)
 
-RESHARD_FUNCTIONS = {
-    "full": reshard_to_full,
-    "sharded": reshard_to_sharded,
-}  # these keep the optimizer state, so a run can resume
+# these keep the optimizer state, so a run can resume
+RESHARD_FUNCTIONS = {"full": reshard_to_full, "sharded": reshard_to_sharded}
 DTYPES = {name: getattr(torch, name) for name in TARGET_DTYPES}
 
 

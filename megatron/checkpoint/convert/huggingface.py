@@ -19,25 +19,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.checkpoint.convert.diffusion_names import import_llada_names, import_mdlm_names
-from megatron.checkpoint.convert.gpt2_names import BUFFER, export_gpt2_names, import_gpt2_names
 from megatron.checkpoint.convert.huggingface_config import (
     DIFFUSION_SHAPES,
     build_hf_config,
     choose_model_type,
+    parse_hf_config,
 )
-from megatron.checkpoint.convert.llama_names import export_llama_names, import_llama_names
-from megatron.checkpoint.convert.neox_names import BUFFER as NEOX_BUFFER
-from megatron.checkpoint.convert.neox_names import export_neox_names, import_neox_names
+from megatron.checkpoint.convert.mdlm_names import import_mdlm_names
+from megatron.checkpoint.convert.names import MASK, choose_family, export_names, import_names
 from megatron.checkpoint.convert.redundant_tensors import check_tied_head
 from megatron.checkpoint.model_weights import Weights, clone_if_view
 from megatron.config.hf import (
     DIFFUSION_TYPE,
     DIFFUSION_TYPES,
-    LLADA,
     MDLM,
     find_model_type,
-    read_hf_config,
 )
 from megatron.config.schema import ModelConfig
 from megatron.io import atomic_folder
@@ -45,18 +41,12 @@ from megatron.log import get_logger
 
 log = get_logger(__name__)
 
-CONFIG_FILE, GENERATION, INDEX, SINGLE = (
-    "config.json",
-    "generation_config.json",
-    "model.safetensors.index.json",
-    "model.safetensors",
-)
+CONFIG_FILE, GENERATION = "config.json", "generation_config.json"
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 # one name in the same folder: no "/", no NUL, and no leading dot, as in "../model.safetensors"
 SHARD = re.compile(r"(?!\.)[^/\\\0]+\.safetensors")
-PROJECT_KEYS = (
-    "n_tokens",
-    "objective",
-)  # keys of this project in config.json; transformers preserves and ignores them
+# keys of this project in config.json; transformers preserves and ignores them
+PROJECT_KEYS = ("n_tokens", "objective")
 CODE = "modeling_masked_diffusion.py"
 
 
@@ -69,17 +59,10 @@ def read_huggingface(folder: Path) -> Weights:
     Raises FileNotFoundError if it is not a model folder, ValueError for an unsupported model.
     """
     hf_config = _read_json(folder / CONFIG_FILE)
-    project_values = {key: hf_config.pop(key) for key in PROJECT_KEYS if key in hf_config}
     try:
-        # vocab_size counts all rows, with [MASK] and padding; only PROJECT_KEYS record how many are ids
-        hf_config["model_type"] = kind = find_model_type(hf_config)
-        shape, n_positions, ignored = read_hf_config(hf_config)
-        objective = _read_objective(project_values, kind)
-        rows = shape["n_tokens"]
-        n_tokens = project_values.get("n_tokens", rows)
-        if type(n_tokens) is not int or not 0 < n_tokens <= rows:
-            raise ValueError(f"n_tokens: got {n_tokens!r}, expected 1 to vocab_size {rows}")
-        config = ModelConfig(**{"vocab_rows": rows, **shape, "n_tokens": n_tokens})
+        kind = find_model_type(hf_config)
+        objective = _read_objective(hf_config.pop("objective", None), kind)
+        config, n_positions, ignored = parse_hf_config(hf_config)
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG_FILE}: {error}") from error
     if ignored:
@@ -89,10 +72,8 @@ def read_huggingface(folder: Path) -> Weights:
     tensors = _read_tensors(folder)
     try:
         state = _convert_names(tensors, config, kind)
-    except (
-        ValueError,
-        RuntimeError,
-    ) as error:  # RuntimeError: tensors of other shapes than the configuration
+    # RuntimeError: tensors of other shapes than the configuration
+    except (ValueError, RuntimeError) as error:
         raise ValueError(f"{folder}: {' '.join(str(error).split())[:300]}") from error
     weights = Weights(
         config=config,
@@ -114,29 +95,25 @@ def _find_tokenizer(folder: Path) -> str | None:
     return str(folder) if is_of_gpt2 else None
 
 
-def _read_objective(own_keys: dict[str, Any], kind: str) -> str:
+def _read_objective(exported: Any, kind: str) -> str:
     """Return the objective by model_type. Raises ValueError if an exported `objective` contradicts it."""
-    diffusion = kind in DIFFUSION_TYPES
-    expected = "masked_diffusion" if diffusion else "autoregressive"
-    objective = own_keys.get("objective", expected)
-    if objective != expected:
-        raise ValueError(f"objective: got {objective!r}, expected {expected!r} for this model_type")
+    expected = "masked_diffusion" if kind in DIFFUSION_TYPES else "autoregressive"
+    if exported not in (None, expected):
+        raise ValueError(f"objective: got {exported!r}, expected {expected!r} for this model_type")
     return expected
 
 
 def _convert_names(tensors: dict[str, Tensor], config: ModelConfig, kind: str) -> dict[str, Tensor]:
     """Return tensors under this model's names, without redundant ones. Raises ValueError for others."""
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point() and not BUFFER.search(name) and not NEOX_BUFFER.search(name):
+        if not tensor.is_floating_point() and not MASK.search(name):
             raise ValueError(
                 f"{name}: got {tensor.dtype}, expected floating point; quantised models are not supported"
             )
-    if kind in (LLADA, MDLM):
-        state = (import_llada_names if kind == LLADA else import_mdlm_names)(tensors, config)
-    elif config.positions == "learned":
-        state = import_gpt2_names(tensors)
+    if kind == MDLM:
+        state = import_mdlm_names(tensors, config)
     else:
-        state = (import_llama_names if config.norm == "rmsnorm" else import_neox_names)(tensors, config)
+        state = import_names(choose_family(kind, config), tensors, config)
     head = state.get("unembedding.weight")
     if config.tied_embedding and head is not None and "embedding.weight" in state:
         check_tied_head(head, state["embedding.weight"], "lm_head.weight")
@@ -160,9 +137,7 @@ def write_huggingface(
     `write_tokenizer` writes the tokenizer's files into the folder and returns keys for config.json.
     Raises ValueError if transformers has no class for the model, and FileExistsError if the folder exists.
     """
-    kind, reason = choose_model_type(weights.config)
-    if kind is None:
-        raise ValueError(f"{weights.source}: transformers has no class for this model ({reason})")
+    kind = choose_model_type(weights)
     diffusion = weights.objective == "masked_diffusion"
     if diffusion and kind not in DIFFUSION_SHAPES:
         raise ValueError(
@@ -175,8 +150,7 @@ def write_huggingface(
         )
     from huggingface_hub import save_torch_state_dict  # slow import
 
-    rename = {"gpt2": export_gpt2_names, "gpt_neox": export_neox_names}.get(kind, export_llama_names)
-    renamed = rename(weights.state, weights.config)
+    renamed = export_names(choose_family(kind, weights.config), weights.state, weights.config)
     state = {name: clone_if_view(tensor).to(dtype) for name, tensor in renamed.items()}
     hf_config = build_hf_config(weights, kind, dtype)
     if diffusion:

@@ -1,22 +1,18 @@
 """The class of transformers for a model, and the content of its config.json."""
 
-from dataclasses import fields
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from megatron.checkpoint.model_weights import Weights
-from megatron.config.hf import SHAPE_KEYS
+from megatron.config.hf import SHAPE_KEYS, find_model_type, read_hf_config
 from megatron.config.schema import ModelConfig
 
-# options of a model that a folder describes, or that change only its training; the others are refused
-EXPORTED_KEYS = {
-    "size", "d_model", "d_ff", "d_head", "n_heads", "n_layers", "n_tokens", "vocab_rows", "rope_theta",
-    "norm_eps", "n_kv_heads", "norm", "feed_forward", "positions", "n_positions", "biases", "tied_embedding",
-    "qk_norm", "document_mask", "eod_id", "attention_dropout", "init_std", "parametrization", "base_d_model",
-    "base_n_layers", "base_d_head", "qkv_biases", "qk_norm_all_heads", "norm_placement", "parallel_residual",
-    "attention_window", "rotary_dims", "rope_scaling", "rope_factor", "rope_low_factor", "rope_high_factor",
-    "rope_original_positions",
+# options that change only the training
+TRAINING_KEYS = {
+    "size", "document_mask", "eod_id", "attention_dropout", "init_std", "base_d_model", "base_n_layers",
+    "base_d_head", "vocab_multiple",
 }  # fmt: skip
 CLASSES = {
     "llama": "LlamaForCausalLM",
@@ -31,54 +27,56 @@ DIFFUSION_SHAPES = ("llama", "qwen2", "qwen3")  # of exported/modeling_masked_di
 ACTIVATION_NAMES = {"gelu": "gelu_new", "gelu_exact": "gelu"}
 
 
-def choose_model_type(config: ModelConfig) -> tuple[str | None, str]:
-    """Return (model_type, ""), or (None, reason) if no class of transformers matches the model."""
-    # a new option of the model is refused here until it is exported, so that it is never dropped
-    unknown = [
-        key.name
-        for key in fields(config)
-        if key.name not in EXPORTED_KEYS and getattr(config, key.name) != key.default
-    ]
-    if unknown:
-        return None, f"it sets {', '.join(unknown)}"
-    if config.parametrization != "standard":
-        return None, f"it has the multipliers of {config.parametrization}"
-    shape = (config.norm, config.feed_forward, config.positions)
-    if shape == ("rmsnorm", "swiglu", "rotary"):
-        return _choose_llama_type(config)
-    if config.norm == "layernorm" and config.feed_forward in ACTIVATION_NAMES:
-        if not config.biases or config.qk_norm or config.kv_heads != config.n_heads:
-            return None, "GPT-2 and GPT-NeoX have biases, n_kv_heads = n_heads, no norms on queries and keys"
-        if config.n_heads * config.d_head != config.d_model:
-            return None, "GPT-2 and GPT-NeoX have n_heads x d_head = d_model"
-        if config.norm_placement == "output" or config.attention_window is not None:
-            return None, "GPT-2 and GPT-NeoX have norms of inputs and no attention window"
-        if config.positions == "rotary":
-            return "gpt_neox", ""
-        return ("gpt2", "") if not config.parallel_residual else (None, "GPT-2 has no parallel residual")
-    return None, f"{', '.join(shape)} are a combination of neither Llama nor GPT-2"
+def parse_hf_config(content: dict[str, Any]) -> tuple[ModelConfig, int, list[str]]:
+    """Return (shape, positions, ignored keys) of a config.json without the project's `objective`.
+
+    Raises ValueError for an unsupported model.
+    """
+    content = dict(content)
+    n_tokens = content.pop("n_tokens", None)
+    content["model_type"] = find_model_type(content)
+    # vocab_size counts all rows, with [MASK] and padding; only n_tokens records how many are ids
+    shape, n_positions, ignored = read_hf_config(content)
+    rows = shape["n_tokens"]
+    n_tokens = rows if n_tokens is None else n_tokens
+    if type(n_tokens) is not int or not 0 < n_tokens <= rows:
+        raise ValueError(f"n_tokens: got {n_tokens!r}, expected 1 to vocab_size {rows}")
+    return ModelConfig(**{"vocab_rows": rows, **shape, "n_tokens": n_tokens}), n_positions, ignored
 
 
-def _choose_llama_type(config: ModelConfig) -> tuple[str | None, str]:
-    """Return (model_type, "") or (None, reason) for a model with RMSNorm, SwiGLU and rotary positions."""
-    # of these options, each class has at most one; Llama has none or `biases`
-    options = {
-        "olmo2": config.norm_placement == "output",
-        "qwen3": config.qk_norm and not config.qk_norm_all_heads,
-        "qwen2": config.qkv_biases,
-        "llama": config.biases,
-    }
-    kinds = [kind for kind, is_set in options.items() if is_set]
-    if len(kinds) > 1:
-        return None, f"it combines the options of {' and '.join(kinds)}"
-    kind = kinds[0] if kinds else "llama"
-    if config.parallel_residual or config.rotary_dims not in (None, config.d_head):
-        return None, "parallel residuals and partly rotated heads are those of GPT-NeoX, which has LayerNorm"
-    if config.qk_norm_all_heads != (kind == "olmo2"):
-        return None, "OLMo 2 has both qk_norm_all_heads and norm_placement output, this model one of them"
-    if config.attention_window is None or kind in ("qwen2", "qwen3"):
-        return kind, ""
-    return ("mistral", "") if not kinds else (None, f"{kind} has no attention window")
+def choose_model_type(weights: Weights) -> str:
+    """Return the model_type whose config.json, read back, describes this model.
+
+    An option that a class lacks, or that is not exported, differs after reading and is never dropped.
+    Raises ValueError that lists the differing options of the nearest class.
+    """
+    expected = resolve_shape(weights.config)
+    nearest: list[tuple[int, str]] = []
+    for kind in CLASSES:
+        content = build_hf_config(weights, kind, torch.float32)
+        del content["objective"]
+        try:
+            actual = resolve_shape(parse_hf_config(content)[0])
+        except ValueError as error:
+            nearest.append((len(expected), f"{kind}: {error}"))
+            continue
+        differ = [key for key, value in expected.items() if actual.get(key) != value]
+        if not differ:
+            return kind
+        nearest.append((len(differ), f"{kind} has another {', '.join(differ)}"))
+    raise ValueError(f"{weights.source}: transformers has no class for this model ({min(nearest)[1]})")
+
+
+def resolve_shape(config: ModelConfig) -> dict[str, Any]:
+    """Return the options that determine the logits, with their defaults resolved."""
+    shape = {key: value for key, value in asdict(config).items() if key not in TRAINING_KEYS}
+    shape |= {"n_kv_heads": config.kv_heads, "rotary_dims": config.rotary_channels}
+    unused: tuple[str, ...] = ("rope_", "rotary_") if config.positions == "learned" else ()
+    if config.rope_scaling == "none":
+        unused += ("rope_factor", "rope_low", "rope_high", "rope_original")
+    if config.positions == "rotary":
+        unused += ("n_positions",)
+    return {key: value for key, value in shape.items() if not key.startswith(unused)}
 
 
 def build_hf_config(weights: Weights, kind: str, dtype: torch.dtype) -> dict[str, Any]:
@@ -90,7 +88,7 @@ def build_hf_config(weights: Weights, kind: str, dtype: torch.dtype) -> dict[str
     hf_config |= {"vocab_size": config.vocab_rows, "dtype": str(dtype).removeprefix("torch.")}
     if kind == "gpt2":
         hf_config |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0}
-        hf_config["activation_function"] = ACTIVATION_NAMES[config.feed_forward]
+        hf_config["activation_function"] = ACTIVATION_NAMES.get(config.feed_forward)
     else:
         hf_config |= {"max_position_embeddings": weights.seq_len or 2048, "attention_bias": config.biases}
         # read by transformers 5; version 4 reads rope_theta and rope_scaling
@@ -98,7 +96,7 @@ def build_hf_config(weights: Weights, kind: str, dtype: torch.dtype) -> dict[str
         if rope["rope_type"] != "default":
             hf_config["rope_scaling"] = rope
     if kind == "gpt_neox":
-        hf_config["hidden_act"] = ACTIVATION_NAMES[config.feed_forward]
+        hf_config["hidden_act"] = ACTIVATION_NAMES.get(config.feed_forward)
         hf_config |= {"rotary_emb_base": config.rope_theta, "rotary_pct": rope["partial_rotary_factor"]}
         hf_config |= {"hidden_dropout": 0.0}
     elif kind != "gpt2":

@@ -19,11 +19,8 @@ from torch import Tensor
 from megatron.config.yaml_file import is_finite
 
 AUTOREGRESSIVE, MASKED_DIFFUSION = "autoregressive", "masked_diffusion"
-FORK = (
-    "low_noise_start",
-    "ar_ratio",
-    "randmask_ratio",
-)  # in every version of the fork, and in no other project
+# in every version of the fork, and in no other project
+FORK = ("low_noise_start", "ar_ratio", "randmask_ratio")
 DIFFUSION_ONLY = ("low_noise_start", "ar_ratio", "untie_with_additional_mask")
 CAUSAL_ONLY = ("randmask_ratio", "use_order_list", "target_random_ratio")
 FORK_RATE_MIN = 1e-3  # `eps` of its pretrain_diff_gpt.py

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from megatron.checkpoint.convert.dcp_folder import read_dcp_tensors
 from megatron.checkpoint.convert.pickled_tensors import read_pickled_tensors
 from megatron.checkpoint.layout import METADATA
 
@@ -33,9 +34,6 @@ def read_torch_dist(step: Path) -> tuple[Namespace, dict[str, Tensor]]:
 
     Raises ValueError for a damaged checkpoint and for one without args.
     """
-    # slow import: torch.distributed.checkpoint takes a second, which the other layouts do not need
-    from megatron.checkpoint.sharded import read_selected_tensors
-
     common: Any = read_pickled_tensors(step / COMMON)
     args = common.get("args") if isinstance(common, dict) else None
     if not isinstance(args, Namespace) or not hasattr(args, "num_attention_heads"):
@@ -43,7 +41,7 @@ def read_torch_dist(step: Path) -> tuple[Namespace, dict[str, Tensor]]:
             f"{step / COMMON}: got no args with num_attention_heads, expected those of Megatron-LM"
         )
     tensors: dict[str, Tensor] = {}
-    for name, tensor in read_selected_tensors(step, _is_model_tensor).items():
+    for name, tensor in read_dcp_tensors(step, _is_model_tensor).items():
         match = STACKED.fullmatch(name)
         if match is None:
             tensors[name] = tensor

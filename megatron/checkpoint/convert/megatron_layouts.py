@@ -5,7 +5,7 @@
     global_step100/mp_rank_TT_model_states.pt             Megatron-DeepSpeed without pipeline
     global_step100/layer_LL-model_TT-model_states.pt      ... with its pipeline, one file per layer
 
-and torch_dist folders (megatron_dist.py) and universal checkpoints (megatron_universal.py).
+and torch_dist folders (megatron_dist.py).
 
 The settings are in `args` of the rank files. Megatron-LM has two families of names, legacy and core; both are
 supported (megatron_names.py). Tensor parallelism splits the rows of the embedding, of query_key_value and of
@@ -36,13 +36,10 @@ from megatron.checkpoint.convert.megatron_args import (
 from megatron.checkpoint.convert.megatron_dist import is_torch_dist_checkpoint, read_torch_dist
 from megatron.checkpoint.convert.megatron_names import (
     UNKNOWN,
-    convert_block_tensor,
+    convert_names,
     normalize_names,
-    rename_outer_tensor,
 )
-from megatron.checkpoint.convert.megatron_universal import is_universal_checkpoint, read_universal
 from megatron.checkpoint.convert.pickled_tensors import read_pickled_tensors
-from megatron.checkpoint.convert.redundant_tensors import check_inverse_frequencies
 from megatron.checkpoint.model_weights import Weights
 from megatron.config.schema import ModelConfig
 from megatron.config.yaml_file import is_finite
@@ -101,18 +98,11 @@ def read_megatron(folder: Path, n_tokens: int | None = None, objective: str | No
     if objective == MASKED_DIFFUSION:
         move_mask_row(args, merged, ids, step)
         log.info("%s: masked diffusion, row %d of the embedding is [MASK]", step, ids)
-    config = _build_config(args, merged, ids, step)
-    state: dict[str, Tensor] = {}
-    for name, tensor in merged.items():
-        if name.endswith("inv_freq"):
-            check_inverse_frequencies(f"{step}: {name}", tensor, config)
-            continue
-        block = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
-        if block is None:
-            state |= rename_outer_tensor(name, tensor)
-        else:
-            converted = convert_block_tensor(block[2], tensor, config)
-            state |= {f"blocks.{block[1]}.{ours}": value for ours, value in converted.items()}
+    config = build_config(args, merged, ids, step)
+    try:
+        state = convert_names(merged, config)
+    except ValueError as error:
+        raise ValueError(f"{step}: {error}") from error
     weights = Weights(
         config=config,
         objective=objective,
@@ -154,9 +144,11 @@ def _read_shards(step: Path) -> tuple[Namespace, RankTensors]:
     paths = list(_iter_rank_paths(step))
     if not paths:
         raise FileNotFoundError(f"{step}: got no mp_rank_* files, expected a Megatron checkpoint")
-    if is_universal_checkpoint(step):
-        args = _get_args(read_pickled_tensors(paths[0]), paths[0])
-        return args, {0: normalize_names(read_universal(step, args))}
+    if (step / "zero").is_dir():
+        raise ValueError(
+            f"{step}: got a universal checkpoint of DeepSpeed, expected one of Megatron-DeepSpeed. "
+            "Convert the global_step folder that it was made from."
+        )
     # With DeepSpeed's pipeline, rank files contain args but no tensors; those are in the layer files.
     if any(LAYER_FILE.fullmatch(path.name) for path in step.iterdir()):
         return _get_args(read_pickled_tensors(paths[0]), paths[0]), _read_layer_files(step)
@@ -240,18 +232,16 @@ def _read_layer_files(step: Path) -> RankTensors:
     for number, (_, tensor_rank, path) in enumerate(paths):
         log.info("reading %s (%d of %d)", path, number + 1, len(paths))
         tensors, shard = read_pickled_tensors(path), shards.setdefault(tensor_rank, {})
+        # blocks of this tensor rank so far: each rank has its own file of every layer
+        n_before = len({name.split(".")[1] for name in shard if name.startswith("layers.")})
         if any(name.startswith("self_attention.") for name in tensors):
-            # blocks of this tensor rank so far: each rank has its own file of every layer
-            n_before = len({name.split(".")[1] for name in shard if name.startswith("layers.")})
-            shard |= normalize_names(
-                {f"layers.{n_before}.{name}": tensor for name, tensor in tensors.items()}
-            )
+            named = {f"layers.{n_before}.{name}": tensor for name, tensor in tensors.items()}
         elif set(tensors) <= {"weight", "bias"}:
-            shard |= {f"final_norm.{name}": tensor for name, tensor in tensors.items()}
+            named = {f"final_layernorm.{name}": tensor for name, tensor in tensors.items()}
         else:  # the embedding (a second time at the end if it is tied), or a separate head
             named = {name.replace("lm_head.", "output_layer."): tensor for name, tensor in tensors.items()}
-            for name, tensor in normalize_names(named).items():
-                _add_tensor(shard, name, tensor, step)
+        for name, tensor in normalize_names(named).items():
+            _add_tensor(shard, name, tensor, step)
     return shards
 
 
@@ -276,8 +266,9 @@ def _merge_ranks(name: str, parts: list[Tensor], args: Namespace) -> Tensor:
     # Shapes on one of T tensor ranks, of a matrix [out, in]: rows split [out / T, in], columns split
     # [out, in / T]. The split axis may have any size, all other axes must be equal on all ranks.
     is_matrix = name.endswith(".weight") and "norm" not in name
-    are_columns = name.endswith(("self_attention.out.weight", "mlp.second.weight"))
-    is_gated = name.endswith(("mlp.first.weight", "mlp.first.bias")) and getattr(args, "swiglu", False)
+    are_columns = name.endswith(("self_attention.linear_proj.weight", "mlp.linear_fc2.weight"))
+    is_first = name.endswith(("mlp.linear_fc1.weight", "mlp.linear_fc1.bias"))
+    is_gated = is_first and getattr(args, "swiglu", False)
     if name.startswith(("layers.", "word_embeddings", "output_layer", "position_embeddings")) and (
         any(part.ndim != 1 + is_matrix for part in parts)
         or len({part.shape[:1] if are_columns else part.shape[1:] for part in parts}) > 1
@@ -295,7 +286,8 @@ def _merge_ranks(name: str, parts: list[Tensor], args: Namespace) -> Tensor:
         # [gate 0; gate 1; up 0; up 1]
         gates, ups = zip(*(part.chunk(2) for part in parts), strict=True)
         return torch.cat([*gates, *ups])
-    if ".qkv." in name or ".first." in name or name in ("word_embeddings.weight", "output_layer.weight"):
+    is_qkv = name.endswith(("linear_qkv.weight", "linear_qkv.bias"))
+    if is_qkv or is_first or name in ("word_embeddings.weight", "output_layer.weight"):
         return torch.cat(parts)
     # Norms, the biases of the output projections and positions are on every rank. Unequal replicas are, for
     # example, files of different steps.
@@ -305,14 +297,14 @@ def _merge_ranks(name: str, parts: list[Tensor], args: Namespace) -> Tensor:
     return parts[0]
 
 
-def _build_config(args: Namespace, merged: dict[str, Tensor], n_tokens: int, step: Path) -> ModelConfig:
+def build_config(args: Namespace, merged: dict[str, Tensor], n_tokens: int, step: Path) -> ModelConfig:
     """Return the model configuration given by args and tensor shapes. Raises ValueError without an MLP."""
 
     def get_arg(name: str, default: Any) -> Any:
         value = getattr(args, name, None)
         return default if value is None else value
 
-    if "layers.0.mlp.second.weight" not in merged:
+    if "layers.0.mlp.linear_fc2.weight" not in merged:
         raise ValueError(f"{step}: got no MLP in its first layer, expected a Megatron transformer")
     rows, d_model = merged["word_embeddings.weight"].shape
     n_heads = args.num_attention_heads
@@ -327,7 +319,7 @@ def _build_config(args: Namespace, merged: dict[str, Tensor], n_tokens: int, ste
     return ModelConfig(
         d_model=d_model,
         # [D, F] in both kinds of MLP; the rows of the first matrix are F or, if gated, 2 F
-        d_ff=merged["layers.0.mlp.second.weight"].shape[1],
+        d_ff=merged["layers.0.mlp.linear_fc2.weight"].shape[1],
         d_head=d_head,
         n_heads=n_heads,
         n_kv_heads=min(groups, get_arg("num_key_value_heads", groups)),
@@ -340,6 +332,6 @@ def _build_config(args: Namespace, merged: dict[str, Tensor], n_tokens: int, ste
         positions="rotary" if rotary_is_used(args) else "learned",
         n_positions=None if positions is None else len(positions),
         tied_embedding="output_layer.weight" not in merged,
-        qk_norm="layers.0.q_norm.weight" in merged,
+        qk_norm="layers.0.self_attention.q_layernorm.weight" in merged,
         **options,
     )

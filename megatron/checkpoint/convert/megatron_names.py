@@ -7,27 +7,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron.checkpoint.convert.names import MEGATRON, import_names
 from megatron.config.schema import ModelConfig
 
-# names in a block, of legacy, of core, and of core with Transformer Engine -> one plain name
-MEGATRON_BLOCK_NAMES = {
-    "input_layernorm": "norm1",
-    "self_attention.linear_qkv.layer_norm_": "norm1",
-    "self_attention.query_key_value": "self_attention.qkv",
-    "attention.query_key_value": "self_attention.qkv",
-    "self_attention.linear_qkv": "self_attention.qkv",
-    "self_attention.dense": "self_attention.out",
-    "attention.dense": "self_attention.out",
-    "self_attention.linear_proj": "self_attention.out",
-    "post_attention_layernorm": "norm2",
-    "pre_mlp_layernorm": "norm2",
-    "mlp.linear_fc1.layer_norm_": "norm2",
-    "mlp.dense_h_to_4h": "mlp.first",
-    "mlp.linear_fc1": "mlp.first",
-    "mlp.dense_4h_to_h": "mlp.second",
-    "mlp.linear_fc2": "mlp.second",
-    "self_attention.q_layernorm": "q_norm",
-    "self_attention.k_layernorm": "k_norm",
+# names in a block -> the names of Megatron core with Transformer Engine, which has a table in names.py
+CORE_BLOCK_NAMES = {
+    "input_layernorm": "self_attention.linear_qkv.layer_norm_",
+    "self_attention.query_key_value": "self_attention.linear_qkv",
+    "attention.query_key_value": "self_attention.linear_qkv",
+    "self_attention.dense": "self_attention.linear_proj",
+    "attention.dense": "self_attention.linear_proj",
+    "post_attention_layernorm": "mlp.linear_fc1.layer_norm_",
+    "pre_mlp_layernorm": "mlp.linear_fc1.layer_norm_",
+    "mlp.dense_h_to_4h": "mlp.linear_fc1",
+    "mlp.dense_4h_to_h": "mlp.linear_fc2",
+}
+# plain names outside the blocks -> the names of Megatron core
+CORE_OUTER_NAMES = {
+    "word_embeddings": "embedding.word_embeddings",
+    "position_embeddings": "embedding.position_embeddings",
+    "final_norm": "decoder.final_layernorm",
 }
 # (?:.*\.)? skips the enclosing modules, as in "language_model.encoder.final_layernorm.weight". With pipeline
 # parallelism the last stage has a copy of a tied embedding, "word_embeddings_for_head.weight".
@@ -39,21 +38,6 @@ UNKNOWN = "unknown:"  # prefix for tensors that this model does not have
 # The dot before the kind is optional: Transformer Engine stores a norm inside the next matrix, as
 # "linear_qkv.layer_norm_weight". It splits into "linear_qkv.layer_norm_" and "weight".
 BLOCK_PATTERN = re.compile(r"(?:.*\.)?layers\.(\d+)\.(.+?)\.?(weight|bias)")
-BLOCK_NAMES = {
-    "norm1": "attention_norm",
-    "norm2": "mlp_norm",
-    "self_attention.out": "attention.out",
-    "mlp.second": "mlp.down",
-    "q_norm": "attention.query_norm",
-    "k_norm": "attention.key_norm",
-}
-OUTER_NAMES = {
-    "word_embeddings.weight": "embedding.weight",
-    "position_embeddings.weight": "position_embedding.weight",
-    "output_layer.weight": "unembedding.weight",
-    "final_norm.weight": "norm.weight",
-    "final_norm.bias": "norm.bias",
-}
 
 
 def normalize_names(stage: dict[str, Any]) -> dict[str, Tensor]:
@@ -67,8 +51,8 @@ def normalize_names(stage: dict[str, Any]) -> dict[str, Tensor]:
         if name.endswith("_extra_state"):
             continue
         if match := BLOCK_PATTERN.fullmatch(name):
-            part = MEGATRON_BLOCK_NAMES.get(match[2], match[2])
-            plain = f"layers.{match[1]}.{part}.{match[3]}"
+            part = CORE_BLOCK_NAMES.get(match[2], match[2])
+            plain = f"layers.{match[1]}.{part}{'' if part.endswith('_') else '.'}{match[3]}"
         elif match := OUTER_PATTERN.fullmatch(name):
             plain = f"{match[1].replace('layernorm', 'norm')}.{match[2]}"
         # a buffer of the rotary embedding, checked by the caller
@@ -84,44 +68,14 @@ def normalize_names(stage: dict[str, Any]) -> dict[str, Tensor]:
     return named
 
 
-def rename_outer_tensor(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Return a tensor outside the blocks under this model's name."""
-    return {OUTER_NAMES.get(name, name): tensor}
-
-
-def convert_block_tensor(name: str, tensor: Tensor, config: ModelConfig) -> dict[str, Tensor]:
-    """Return a Megatron tensor of a block as one or more tensors of this model.
-
-    An unknown name is kept, so that loading the model rejects it.
-    """
-    part, _, kind = name.rpartition(".")
-    if part == "self_attention.qkv":
-        shared = config.n_heads // config.kv_heads
-        n_rows = config.kv_heads * (shared + 2) * config.d_head
-        if len(tensor) != n_rows:
-            raise ValueError(
-                f"{name}: got {len(tensor)} rows, expected {n_rows}: {config.n_heads} query heads, "
-                f"{config.kv_heads} key heads, d_head {config.d_head}"
-            )
-        # G groups, each with its H / G query heads, then its key head, then its value head
-        # Example: 8 query heads and 2 key heads are 2 groups of 4 + 1 + 1 heads. A plain chunk(3) over the
-        # rows would mix the three kinds.
-        groups = tensor.unflatten(0, (config.kv_heads, shared + 2, config.d_head))  # [G, H / G + 2, K, ...]
-        # [G, H / G, K, ...], [G, K, ...], [G, K, ...]; flattening restores the order of heads, 0 to H - 1
-        query, key, value = groups[:, :shared], groups[:, shared], groups[:, shared + 1]
-        return {
-            f"attention.query.{kind}": query.flatten(0, 2),
-            f"attention.key.{kind}": key.flatten(0, 1),
-            f"attention.value.{kind}": value.flatten(0, 1),
-        }
-    if part == "mlp.first":
-        if config.feed_forward != "swiglu":
-            return {f"mlp.up.{kind}": tensor}
-        # fused [gate; up] over rows
-        # [2 F, D] -> 2 x [F, D]; _merge_ranks has put the gates of all tensor ranks first
-        gate, up = tensor.chunk(2)
-        return {f"mlp.gate.{kind}": gate, f"mlp.up.{kind}": up}
-    return {f"{BLOCK_NAMES.get(part, part)}.{kind}": tensor}
+def convert_names(merged: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Return merged tensors under this model's names. Raises ValueError for unknown ones."""
+    core = {}
+    for name, tensor in merged.items():
+        module, _, kind = name.rpartition(".")
+        outer = f"{CORE_OUTER_NAMES.get(module, module)}.{kind}"
+        core[f"decoder.{name}" if name.startswith("layers.") else outer] = tensor
+    return import_names(MEGATRON, core, config)
 
 
 def _flatten_tables(tables: dict[str, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:

@@ -10,8 +10,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
+
+# keys of this file, which the configuration of a body does not have
+KEYS_OF_CODE = ("model_type", "architectures", "auto_map", "qk_norm", "qkv_bias", "n_tokens", "objective")
 
 
 class MaskedDiffusionConfig(PretrainedConfig):
@@ -51,110 +54,12 @@ class MaskedDiffusionConfig(PretrainedConfig):
         super().__init__(**kwargs)
 
 
-class Norm(nn.Module):
-    """RMSNorm: x / rms(x) * weight."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        # float32 also in a bfloat16 model: bfloat16 has only 8 significant bits
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
-
-
-class Attention(nn.Module):
-    """Bidirectional self-attention, [B, S, D] -> [B, S, D]; `visible` [B, 1, 1, S]: keys to attend to."""
-
-    def __init__(self, config: MaskedDiffusionConfig) -> None:
-        super().__init__()
-        width, head, bias = config.hidden_size, config.head_dim, config.attention_bias
-        self.head_dim = head
-        # heads H, key heads G, head width K: each key head serves H / G neighbouring query heads
-        self.n_sharing = config.num_attention_heads // config.num_key_value_heads
-        qkv_bias = bias or config.qkv_bias
-        self.q_proj = nn.Linear(width, config.num_attention_heads * head, bias=qkv_bias)
-        self.k_proj = nn.Linear(width, config.num_key_value_heads * head, bias=qkv_bias)
-        self.v_proj = nn.Linear(width, config.num_key_value_heads * head, bias=qkv_bias)
-        self.o_proj = nn.Linear(config.num_attention_heads * head, width, bias=bias)
-        self.q_norm = Norm(head, config.rms_norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = Norm(head, config.rms_norm_eps) if config.qk_norm else nn.Identity()
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, visible: Tensor | None) -> Tensor:
-        def split_heads(projected: Tensor) -> Tensor:
-            # [B, S, H K] -> [B, S, H, K] -> [B, H, S, K]
-            return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-
-        def rotate(tensor: Tensor) -> Tensor:
-            # Channels i and i + K / 2 are one pair (a, b), rotated to (a cos - b sin, b cos + a sin). cos and
-            # sin [S, K] broadcast over [B, H, S, K].
-            first, second = tensor.chunk(2, dim=-1)
-            return (tensor * cos + torch.cat([-second, first], dim=-1) * sin).to(tensor.dtype)
-
-        q, k = (
-            rotate(self.q_norm(split_heads(self.q_proj(x)))),
-            rotate(self.k_norm(split_heads(self.k_proj(x)))),
-        )
-        # [B, G, S, K] -> [B, H, S, K]: head h reads key head h // n_sharing
-        k, v = (
-            tensor.repeat_interleave(self.n_sharing, dim=1) for tensor in (k, split_heads(self.v_proj(x)))
-        )
-        # [B, H, S, K]; no causal mask: every position attends to all visible ones
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
-        return self.o_proj(mixed.transpose(1, 2).flatten(-2))
-
-
-class Mlp(nn.Module):
-    """SwiGLU feed-forward layer."""
-
-    def __init__(self, config: MaskedDiffusionConfig) -> None:
-        super().__init__()
-        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(width, inner, bias=bias)
-        self.up_proj = nn.Linear(width, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, width, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class Layer(nn.Module):
-    """Pre-norm transformer block: norm, attention, norm, feed-forward."""
-
-    def __init__(self, config: MaskedDiffusionConfig) -> None:
-        super().__init__()
-        self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config)
-        self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = Mlp(config)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, visible: Tensor | None) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, visible)
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class Body(nn.Module):
-    """The model without its head: token ids [B, S] -> hidden states [B, S, D]."""
-
-    def __init__(self, config: MaskedDiffusionConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
-        self.norm = Norm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(self, tokens: Tensor, visible: Tensor | None) -> Tensor:
-        width, theta = self.config.head_dim, self.config.rope_theta
-        # angles in float64: in float32 their error grows with the position
-        pair = torch.arange(0, width, 2, dtype=torch.float64, device=tokens.device)
-        positions = torch.arange(tokens.shape[1], dtype=torch.float64, device=tokens.device)
-        # [S, 1] * [K / 2] -> [S, K / 2], repeated for both halves of a head -> [S, K]
-        angle = (positions[:, None] * theta ** -(pair / width)).repeat(1, 2)
-        cos, sin = angle.cos().float(), angle.sin().float()
-        x = self.embed_tokens(tokens)
-        for layer in self.layers:
-            x = layer(x, cos, sin, visible)
-        return self.norm(x)
+def build_body(config: MaskedDiffusionConfig) -> nn.Module:
+    """Return the body of Llama, Qwen2 or Qwen3: token ids [B, S] -> hidden states [B, S, D]."""
+    kind = "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias else "llama"
+    keys = {key: value for key, value in config.to_dict().items() if key not in KEYS_OF_CODE}
+    # eager or sdpa: these implementations accept a mask [B, 1, S, S] in place of the causal one
+    return AutoModel.from_config(AutoConfig.for_model(kind, **keys), attn_implementation="sdpa")
 
 
 class MaskedDiffusionLm(PreTrainedModel):
@@ -167,7 +72,7 @@ class MaskedDiffusionLm(PreTrainedModel):
 
     def __init__(self, config: MaskedDiffusionConfig) -> None:
         super().__init__(config)
-        self.model = Body(config)
+        self.model = build_body(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()  # type: ignore[no-untyped-call]  # without annotations in transformers
 
@@ -185,9 +90,12 @@ class MaskedDiffusionLm(PreTrainedModel):
         **kwargs: object,
     ) -> MaskedLMOutput:
         """Return logits [B, S, V]. attention_mask [B, S]: 0 at positions to ignore; labels: -100 ignored."""
-        # [B, S] -> [B, 1, 1, S], broadcast over heads and queries
-        visible = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
-        logits = self.lm_head(self.model(input_ids, visible))
+        n, length = input_ids.shape
+        keys = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        # [B, S] -> [B, 1, S, S]: every position attends to all visible ones
+        visible = keys.bool()[:, None, None, :].expand(n, 1, length, length)
+        states = self.model(input_ids, attention_mask=visible, use_cache=False).last_hidden_state
+        logits = self.lm_head(states)
         # mean over the labels that are not -100, cross_entropy's default ignore_index
         loss = None if labels is None else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
         return MaskedLMOutput(loss=loss, logits=logits)
