@@ -37,8 +37,7 @@ from megatron.mixture.properties import PRESETS, TYPES, read_properties
 from megatron.mixture.records import RecordFunction
 from megatron.mixture.tars import MAX_SAMPLE_BYTES
 from megatron.text.token_counts import TokenCounter
-from megatron.tokenizer.cli_options import add_tokenizer_options, parse_tokenizer_spec
-from megatron.tokenizer.kinds import TokenizerSpec
+from megatron.tokenizer.kinds import TokenizerSpec, add_tokenizer_options, parse_tokenizer_spec
 
 BAR = 40
 FORMER_ACTIONS = {

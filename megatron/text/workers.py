@@ -22,7 +22,7 @@ from megatron.text.encode import encode_piece, ignore_progress
 from megatron.text.inputs import STDIN
 from megatron.text.text_readers import InputPiece
 from megatron.text.units import UnitFolder, UnitRecord
-from megatron.tokenizer.encoder import Encoder, FastEncoder, LibraryEncoder, log_library_speed
+from megatron.tokenizer.encoder import Encoder, FastEncoder, LibraryEncoder
 from megatron.tokenizer.fast_bpe import FastBpe
 from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer
 
@@ -107,12 +107,10 @@ def _start_process(recipe: EncoderRecipe) -> None:
 
 
 def _encode_number(
-    number: int, piece: InputPiece, units: UnitFolder, progress: PieceProgress | None, is_measured: bool
+    number: int, piece: InputPiece, units: UnitFolder, progress: PieceProgress | None
 ) -> tuple[int, UnitRecord]:
-    """Encode a piece in a worker. `is_measured`: log the speed of the tokenizer's library."""
+    """Encode a piece in a worker."""
     on_progress = ignore_progress if progress is None else functools.partial(progress.update, number)
-    if isinstance(_worker.encoder, LibraryEncoder):
-        _worker.encoder.on_speed = log_library_speed if is_measured else None
     return number, encode_piece(piece, units.path(number), units.settings, _worker.encoder, on_progress)
 
 
@@ -125,11 +123,11 @@ def encode_pieces(
     Raises the exception of a piece, or ChildProcessError if a process was killed. Then, and when the
     generator is closed, workers are stopped.
     """
-    n_workers, first = min(n_workers, len(pieces)), next(iter(pieces), None)
+    n_workers = min(n_workers, len(pieces))
     if n_workers < 2 or any(piece.path == STDIN for piece in pieces.values()):
         _start_thread(recipe)  # in the main thread: only there a signal interrupts a read of a pipe
         for number, piece in pieces.items():
-            yield _encode_number(number, piece, units, progress, number == first)
+            yield _encode_number(number, piece, units, progress)
         return
     pool: Executor
     others = set(multiprocessing.active_children())
@@ -142,8 +140,7 @@ def encode_pieces(
     reported = None if recipe.fast is None else progress  # it has a lock, which processes cannot share
     try:
         futures = [
-            pool.submit(_encode_number, number, piece, units, reported, number == first)
-            for number, piece in pieces.items()
+            pool.submit(_encode_number, number, piece, units, reported) for number, piece in pieces.items()
         ]
         for future in as_completed(futures):
             yield future.result()
