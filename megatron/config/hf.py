@@ -412,12 +412,12 @@ def _pop_window(kind: str, remaining: Raw) -> Raw:
         first = remaining.pop("max_window_layers", 28)  # layers before it attend to everything
     if not kinds:
         n_layers = remaining.get("num_hidden_layers")
-        if window is not None and is_used and type(first) is not int:
+        if type(first) is not int:
             raise _refuse("max_window_layers", first, "a whole number")
         is_full = window is None or not is_used or isinstance(n_layers, int) and first >= n_layers
         kinds = {"full_attention"} if is_full or first else {"sliding_attention"}
         kinds |= set() if is_full else {"sliding_attention"}
-    if window is None or kind in WINDOW_SWITCH and kinds == {"full_attention"}:
+    if window is None or kinds == {"full_attention"}:
         return {}
     if not is_used or kinds != {"sliding_attention"}:
         raise ValueError(
