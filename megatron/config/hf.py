@@ -7,7 +7,7 @@ logits unnoticed. transformers ignores keys that its classes do not
 have. This module reports such a key, and raises ValueError if its name
 stands for a change of the computation (`logit_scale`, `num_experts`,
 ...) and its value enables it. Code of the hub is not executed: LLaDA,
-and Dream are shapes of this project's model.
+MDLM and Dream are shapes of this project's model.
 """
 
 import json
@@ -22,7 +22,12 @@ from megatron.config.presets import suggest_nearest
 DIFFUSION_TYPE = "megatron_masked_diffusion"  # of this project's exported diffusion models
 DREAM = "Dream"  # Qwen2's shape, whose output at a position predicts the next one (arXiv 2508.15487)
 LLADA = "llada"  # Llama's block without a causal mask (arXiv 2502.09992)
-DIFFUSION_TYPES = (DIFFUSION_TYPE, DREAM, LLADA)
+# LayerNorm, GELU and rotary positions (arXiv 2406.07524); [MASK] is the
+# last row. Without time conditioning its adaptive norms have constant
+# gains, shifts and gates.
+MDLM = "mdlm"
+CODE_OF_HUB = (LLADA, MDLM)  # read by other code than the classes of transformers
+DIFFUSION_TYPES = (DIFFUSION_TYPE, DREAM, LLADA, MDLM)
 
 Raw = dict[str, Any]
 # a link to utils/hf_families.tsv; a copy of it in a wheel
@@ -87,13 +92,13 @@ GELU_FAMILIES = ("gpt_neox", "gpt2")
 # effect for finished weights
 UNSUPPORTED_DROPOUT = ("resid_pdrop", "embd_pdrop", "hidden_dropout")
 NULLABLE = ("num_key_value_heads", "head_dim", "rope_theta")  # as if they were omitted
-POSITIONS = {"gpt2": "n_positions", LLADA: "max_sequence_length"}
+POSITIONS = {"gpt2": "n_positions", LLADA: "max_sequence_length", MDLM: "model_length"}
 DEFAULT_WINDOW = {"mistral": 4096, "qwen2": 4096, "qwen3": 4096}
 _CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "olmo2": "Olmo2",
             "gpt_neox": "GPTNeoX"}  # fmt: skip
 ARCHITECTURES = {kind: (f"{name}ForCausalLM", f"{name}Model") for kind, name in _CLASSES.items()} | {
     "gpt2": ("GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel"),
-    DIFFUSION_TYPE: ("MaskedDiffusionLm",), DREAM: ("DreamModel",), LLADA: ("LLaDAModelLM",),
+    DIFFUSION_TYPE: ("MaskedDiffusionLm",), DREAM: ("DreamModel",), LLADA: ("LLaDAModelLM",), MDLM: ("MDLM",),
 }  # fmt: skip
 KNOWN_TYPES = (*SHAPE_KEYS, *DIFFUSION_TYPES[1:])
 # names of metadata, token ids, outputs, summaries, and of generation:
@@ -183,8 +188,8 @@ def read_hf_config(hf_config: Raw) -> tuple[Raw, int, list[str]]:
             ignored.append(f"{key} {value!r:.40}")
 
     shape = _read_shape(shape_kind, content, FAMILIES[kind].names, judge_other)
-    if kind == LLADA:
-        _complete_llada_shape(shape)
+    if kind in CODE_OF_HUB:
+        _complete_diffusion_shape(shape)
     if kind == DREAM:
         shape["predicts_next"] = True
     if shape.get("mask_id", 0) >= shape["n_tokens"]:
@@ -266,15 +271,18 @@ def _complete_heads(shape: Raw, names: dict[str, str]) -> None:
     if shape.get("positions") != "learned" and shape["d_head"] % 2:
         key = theirs.get("d_head", theirs["n_heads"])
         raise ValueError(f"{key}: got heads of width {shape['d_head']}, expected an even number")
-    shape.setdefault("d_ff", 4 * width)  # of GPT-2 and LLaDA; the others have a default
+    shape.setdefault("d_ff", 4 * width)  # of GPT-2, LLaDA and MDLM; the others have a default
 
 
-def _complete_llada_shape(shape: Raw) -> None:
-    """Set the omitted keys of a LLaDA. Raises ValueError for rows that contradict the ids."""
-    shape["rope_theta"] = float(_read_number("rope_theta", shape["rope_theta"]))
-    _read_number("rms_norm_eps", shape["norm_eps"])
-    shape.setdefault("n_kv_heads", shape["n_heads"])
-    shape.setdefault("vocab_rows", shape["n_tokens"])
+def _complete_diffusion_shape(shape: Raw) -> None:
+    """Set the omitted keys of a LLaDA or an MDLM. Raises ValueError for rows that contradict the ids."""
+    if "n_tokens" not in shape:  # MDLM: its vocab_size counts [MASK]
+        shape["n_tokens"] = shape["vocab_rows"] - 1
+    else:
+        shape["rope_theta"] = float(_read_number("rope_theta", shape["rope_theta"]))
+        _read_number("rms_norm_eps", shape["norm_eps"])
+        shape.setdefault("n_kv_heads", shape["n_heads"])
+        shape.setdefault("vocab_rows", shape["n_tokens"])
     if not 0 < shape["n_tokens"] <= shape["vocab_rows"]:
         raise ValueError(f"vocab_size: got {shape['n_tokens']} ids, expected 1 to {shape['vocab_rows']}")
 
@@ -291,7 +299,7 @@ def _is_ignored(key: str, value: Any, kind: str) -> bool:
     """
     if key == "rope_theta" or key in FAMILIES[kind].defaults or _has_no_effect(key):
         return key.startswith("_") and key not in ("_name_or_path", "_attn_implementation_autoset")
-    if kind == LLADA and key in DIFFUSION_WITHOUT_EFFECT:
+    if kind in CODE_OF_HUB and key in DIFFUSION_WITHOUT_EFFECT:
         return False
     if "dropout" in key or key.endswith("_pdrop"):
         return bool(value)
@@ -314,7 +322,7 @@ def _pop_linked_keys(kind: str, remaining: Raw) -> Raw:
     Raises ValueError, "key: got X, expected Y", for a computation that
     this model does not have.
     """
-    if kind == LLADA:
+    if kind in CODE_OF_HUB:
         return {}
     shape = {} if kind == "gpt2" else _pop_rotary(kind, remaining)
     if kind == "llama":
@@ -405,24 +413,28 @@ def _pop_window(kind: str, remaining: Raw) -> Raw:
     if kind not in DEFAULT_WINDOW:
         if kinds - {"full_attention"}:
             raise _refuse("layer_types", layers, "full_attention in every layer")
+        if remaining.get("sliding_window") is None:
+            remaining.pop("sliding_window", None)
         return {}
-    window, is_used, first = remaining.pop("sliding_window", None), True, 0
+    window, is_used = remaining.pop("sliding_window", None), True
     if kind in WINDOW_SWITCH:
         is_used = remaining.pop("use_sliding_window", False)
         first = remaining.pop("max_window_layers", 28)  # layers before it attend to everything
-    if not kinds:
         n_layers = remaining.get("num_hidden_layers")
-        if type(first) is not int:
-            raise _refuse("max_window_layers", first, "a whole number")
-        is_full = window is None or not is_used or isinstance(n_layers, int) and first >= n_layers
-        kinds = {"full_attention"} if is_full or first else {"sliding_attention"}
-        kinds |= set() if is_full else {"sliding_attention"}
-    if window is None or kinds == {"full_attention"}:
+        if not kinds and is_used and type(n_layers) is type(first) is int:
+            kinds = {"full_attention"} if first >= n_layers else {"sliding_attention"}
+            kinds |= {"full_attention"} if first > 0 else set()
+        is_used = bool(is_used) and kinds != {"full_attention"}
+    if window is None:
         return {}
-    if not is_used or kinds != {"sliding_attention"}:
+    if not is_used:
+        if "sliding_attention" in kinds:
+            raise _refuse("layer_types", layers, "none without use_sliding_window")
+        return {}
+    if type(window) is not int or window < 1:
+        raise _refuse("sliding_window", window, "a whole number above 0")
+    if kinds - {"sliding_attention"}:
         raise ValueError(
             f"sliding_window: got {window} in some of the layers, expected it in all layers or in none"
         )
-    if type(window) is not int or window < 1:
-        raise _refuse("sliding_window", window, "a whole number above 0")
     return {"attention_window": window}

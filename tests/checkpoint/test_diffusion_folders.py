@@ -1,6 +1,7 @@
-"""Folders of LLaDA and Dream equal twins after their papers and public configurations.
+"""Folders of LLaDA, Dream and MDLM equal twins after their papers and public configurations.
 
-Their own code is remote. The twins are transformers' Llama and Qwen2 under a full attention mask.
+Their own code is remote. The twins of LLaDA and Dream are transformers' Llama and Qwen2 under a full
+attention mask; that of MDLM is written out below.
 """
 
 import itertools
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -122,9 +124,88 @@ def save_dream(folder: Path) -> Logits:
     return shift
 
 
+class MdlmTwin(nn.Module):
+    """MDLM of arXiv 2406.07524 without time conditioning: a DiT with rotary positions, adaptive norms."""
+
+    def __init__(self, width: int = 32, n_heads: int = 4, n_blocks: int = 2, condition: int = 9) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        tensors = {"vocab_embed.embedding": (51, width), "sigma_map.mlp.0.weight": (condition, 256)}
+        tensors |= {"sigma_map.mlp.0.bias": (condition,), "sigma_map.mlp.2.weight": (condition, condition)}
+        tensors |= {"sigma_map.mlp.2.bias": (condition,)}
+        for i in range(n_blocks):
+            shapes: dict[str, tuple[int, ...]] = {
+                "norm1.weight": (width,), "attn_qkv.weight": (3 * width, width),
+                "attn_out.weight": (width, width), "norm2.weight": (width,),
+                "mlp.0.weight": (4 * width, width), "mlp.0.bias": (4 * width,),
+                "mlp.2.weight": (width, 4 * width), "mlp.2.bias": (width,),
+                "adaLN_modulation.weight": (6 * width, condition), "adaLN_modulation.bias": (6 * width,),
+            }  # fmt: skip
+            tensors |= {f"blocks.{i}.{name}": shape for name, shape in shapes.items()}
+        tensors |= {"output_layer.norm_final.weight": (width,), "output_layer.linear.weight": (51, width)}
+        tensors |= {"output_layer.linear.bias": (51,), "output_layer.adaLN_modulation.bias": (2 * width,)}
+        tensors |= {"output_layer.adaLN_modulation.weight": (2 * width, condition)}
+        generator = torch.Generator().manual_seed(2)
+        self.tensors = {
+            name: 0.3 * torch.randn(shape, generator=generator) + ("norm" in name) * 1.0
+            for name, shape in tensors.items()
+        }
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        return F.linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
+
+    def norm(self, x: Tensor, name: str, shift: Tensor, scale: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        normed = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        return normed * self.tensors[f"{name}.weight"] * (1 + scale[:, None]) + shift[:, None]
+
+    def rotate(self, x: Tensor) -> Tensor:
+        n, width = x.shape[-2:]
+        angle = torch.arange(n)[:, None] * 10000.0 ** -(torch.arange(0, width, 2) / width)
+        first, second = x.chunk(2, -1)
+        return torch.cat(
+            [first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], dim=-1
+        )
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor) -> Tensor:
+        frequencies = torch.exp(-math.log(10000) * torch.arange(128) / 128)
+        angles = torch.zeros(len(tokens), 1) * frequencies  # time 0
+        time = torch.cat([angles.cos(), angles.sin()], -1)
+        condition = F.silu(self.linear(F.silu(self.linear(time, "sigma_map.mlp.0")), "sigma_map.mlp.2"))
+        x = self.tensors["vocab_embed.embedding"][tokens]
+        for i in range(2):
+            block = f"blocks.{i}"
+            parts = self.linear(condition, f"{block}.adaLN_modulation").chunk(6, -1)
+            qkv = self.linear(self.norm(x, f"{block}.norm1", parts[0], parts[1]), f"{block}.attn_qkv")
+            q, k, v = qkv.unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)  # [B, H, S, K] each
+            scores = self.rotate(q) @ self.rotate(k).transpose(-1, -2) / math.sqrt(q.shape[-1])
+            mixed = (scores.softmax(-1) @ v).transpose(1, 2).flatten(-2)
+            x = x + parts[2][:, None] * self.linear(mixed, f"{block}.attn_out")
+            hidden = self.linear(self.norm(x, f"{block}.norm2", parts[3], parts[4]), f"{block}.mlp.0")
+            x = x + parts[5][:, None] * self.linear(F.gelu(hidden, approximate="tanh"), f"{block}.mlp.2")
+        shift, scale = self.linear(condition, "output_layer.adaLN_modulation").chunk(2, -1)
+        logits = self.linear(self.norm(x, "output_layer.norm_final", shift, scale), "output_layer.linear")
+        logits[..., 50] = -torch.inf  # [MASK] is never predicted
+        return logits
+
+
+def save_mdlm(folder: Path) -> Logits:
+    twin = MdlmTwin()
+    config = {
+        "model_type": "mdlm", "architectures": ["MDLM"], "vocab_size": 51, "model_length": 64,
+        "hidden_dim": 32, "cond_dim": 9, "n_blocks": 2, "n_heads": 4, "dropout": 0.1,
+        "time_conditioning": False, "return_dict": False,
+        "auto_map": {"AutoModelForMaskedLM": "modeling_mdlm.MDLM"},
+    }  # fmt: skip
+    save(folder, config, {f"backbone.{name}": tensor for name, tensor in twin.tensors.items()})
+    return twin
+
+
 FAMILIES: dict[str, tuple[Callable[[Path], Logits], int]] = {
     "llada": (save_llada, MASK),
     "dream": (save_dream, MASK),
+    "mdlm": (save_mdlm, 50),
 }
 
 
@@ -197,6 +278,9 @@ def test_it_writes_text_without_its_mask(family: str, tmp_path: Path) -> None:
         ("llada", {"mask_token_id": None}, "mask_token_id: got None, expected int"),
         ("llada", {"d_model": 30}, "n_heads: got 4, expected a divisor of d_model 30"),
         ("llada", {"n_layers": 3}, "weights do not match the model configuration"),
+        ("mdlm", {"time_conditioning": True}, "time_conditioning: got True, expected False"),
+        ("mdlm", {"n_blocks": 1}, "blocks.1.adaLN_modulation.bias"),
+        ("mdlm", {"n_blocks": 3}, "blocks.2.adaLN_modulation.weight: missing"),
         ("dream", {"mask_token_id": 50}, "mask_token_id: got 50, expected below 50"),
         ("dream", {"objective": "autoregressive"}, "expected 'masked_diffusion' for this model_type"),
     ],

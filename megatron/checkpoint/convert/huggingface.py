@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.checkpoint.convert.diffusion_names import import_llada_names
+from megatron.checkpoint.convert.diffusion_names import import_llada_names, import_mdlm_names
 from megatron.checkpoint.convert.gpt2_names import BUFFER, export_gpt2_names, import_gpt2_names
 from megatron.checkpoint.convert.huggingface_config import (
     DIFFUSION_SHAPES,
@@ -35,6 +35,7 @@ from megatron.config.hf import (
     DIFFUSION_TYPE,
     DIFFUSION_TYPES,
     LLADA,
+    MDLM,
     find_model_type,
     read_hf_config,
 )
@@ -130,8 +131,8 @@ def _convert_names(tensors: dict[str, Tensor], config: ModelConfig, kind: str) -
             raise ValueError(
                 f"{name}: got {tensor.dtype}, expected floating point; quantised models are not supported"
             )
-    if kind == LLADA:
-        state = import_llada_names(tensors, config)
+    if kind in (LLADA, MDLM):
+        state = (import_llada_names if kind == LLADA else import_mdlm_names)(tensors, config)
     elif config.positions == "learned":
         state = import_gpt2_names(tensors)
     else:

@@ -26,6 +26,14 @@ LLADA = {
     "n_layers": 1, "vocab_size": 50, "embedding_size": 64, "mask_token_id": 44, "layer_norm_type": "rms",
     "rope": True, "include_bias": False, "weight_tying": False, "mlp_hidden_size": 32, "rope_theta": 1e4,
 }  # fmt: skip
+MDLM = {
+    "model_type": "mdlm",
+    "vocab_size": 51,
+    "hidden_dim": 16,
+    "n_heads": 2,
+    "n_blocks": 1,
+    "model_length": 8,
+}
 
 
 def _build_weights(**more: Any) -> Any:
@@ -56,7 +64,7 @@ def open_architectures(folder: Path) -> FileCase:
 
 
 def open_diffusion(folder: Path) -> FileCase:
-    """Open a folder of LLaDA."""
+    """Open folders of LLaDA and MDLM."""
     import torch
     from safetensors.torch import save_file
 
@@ -69,14 +77,29 @@ def open_diffusion(folder: Path) -> FileCase:
     llada = {f"model.transformer.blocks.0.{name}.weight": shape for name, shape in block.items()}
     llada |= {"model.transformer.wte.weight": [64, 16], "model.transformer.ff_out.weight": [64, 16]}
     llada |= {"model.transformer.ln_f.weight": [16]}
-    (folder / "config.json").write_text(json.dumps(LLADA))
-    tensors = {key: torch.ones(shape) for key, shape in llada.items()}
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    mdlm = {
+        "vocab_embed.embedding": [51, 16], "sigma_map.mlp.0.weight": [3, 256], "sigma_map.mlp.0.bias": [3],
+        "sigma_map.mlp.2.weight": [3, 3], "sigma_map.mlp.2.bias": [3], "blocks.0.norm1.weight": [16],
+        "blocks.0.attn_qkv.weight": [48, 16], "blocks.0.attn_out.weight": [16, 16],
+        "blocks.0.norm2.weight": [16], "blocks.0.mlp.0.weight": [64, 16], "blocks.0.mlp.0.bias": [64],
+        "blocks.0.mlp.2.weight": [16, 64], "blocks.0.mlp.2.bias": [16],
+        "blocks.0.adaLN_modulation.weight": [96, 3], "blocks.0.adaLN_modulation.bias": [96],
+        "output_layer.norm_final.weight": [16], "output_layer.linear.weight": [51, 16],
+        "output_layer.linear.bias": [51], "output_layer.adaLN_modulation.weight": [32, 3],
+        "output_layer.adaLN_modulation.bias": [32],
+    }  # fmt: skip
+    for name, config, shapes in (("llada", LLADA, llada), ("mdlm", MDLM, mdlm)):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+        tensors = {key: torch.ones(shape) for key, shape in shapes.items()}
+        save_file(tensors, folder / name / "model.safetensors", {"format": "pt"})
 
     def read() -> None:
-        _check_weights(read_any(folder))
+        _check_weights(read_any(folder / "llada"))
+        _check_weights(read_any(folder / "mdlm"))
 
-    mutators = {"config.json": mutate_json, "model.safetensors": mutate_safetensors}
+    mutators: dict[str, Any] = {"llada/config.json": mutate_json, "mdlm/config.json": mutate_json}
+    mutators |= dict.fromkeys(("llada/model.safetensors", "mdlm/model.safetensors"), mutate_safetensors)
     return FileCase(folder, mutators, read)
 
 
