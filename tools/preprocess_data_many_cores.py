@@ -34,8 +34,7 @@ from megatron.log import get_logger
 from megatron.text.arguments import parse_count, parse_output_prefix
 from megatron.text.inputs import add_root, parse_part
 from megatron.text.preprocess import PreprocessOptions, estimate_job, preprocess
-from megatron.tokenizer.cli_options import add_tokenizer_options, parse_tokenizer_spec
-from megatron.tokenizer.kinds import TOKENIZER_FILES
+from megatron.tokenizer.kinds import TOKENIZER_FILES, add_tokenizer_options, parse_tokenizer_spec
 
 FORMATS = ("mmap", "lazy", "cached")  # of --dataset-impl; the first is written
 FLAGS = [row for row in load_rows() if "preprocessing" in row.conversion]

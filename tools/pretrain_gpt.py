@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.cli import ToolParser, create_parser, report_error, run_main
-from megatron.config.megatron_args import Translation, explain_unknown, find_argument, parse_arguments
+from megatron.config.megatron_args import PAGE, Translation, find_argument, parse_arguments
 from megatron.config.megatron_rules import split_overrides, translate_command, write_translation
 from megatron.parallel.rank_env import ranks_from_environment
 
@@ -37,7 +37,7 @@ class MegatronParser(ToolParser):
             self.error(str(error))
         for name in given:
             if find_argument(name) is None:
-                self.error(f"--{name}: {explain_unknown(name)}")
+                self.error(f"--{name}: not supported, see {PAGE}")
         return argparse.Namespace(arguments=words), []
 
 

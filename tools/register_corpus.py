@@ -38,8 +38,7 @@ from megatron.mixture.properties import PRESETS, TYPES, read_properties
 from megatron.mixture.records import RecordFunction
 from megatron.mixture.registration import RegistrationResult
 from megatron.text.token_counts import TokenCounter
-from megatron.tokenizer.cli_options import add_tokenizer_options, parse_tokenizer_spec
-from megatron.tokenizer.kinds import TokenizerSpec
+from megatron.tokenizer.kinds import TokenizerSpec, add_tokenizer_options, parse_tokenizer_spec
 
 BAR = 40
 FORMER_ACTIONS = {

@@ -27,9 +27,8 @@ from megatron.text.subset import (
     subset_dataset,
     subset_text,
 )
-from megatron.tokenizer.cli_options import add_tokenizer_options, parse_tokenizer_spec
 from megatron.tokenizer.encoder import NO_EOD, FastEncoder, LibraryEncoder, build_fast_bpe
-from megatron.tokenizer.kinds import load_tokenizer
+from megatron.tokenizer.kinds import add_tokenizer_options, load_tokenizer, parse_tokenizer_spec
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -3,21 +3,18 @@
 A row of the table is an argument, the form of its value, Megatron's default, the keys that it sets (with
 `=value` for a constant), its conversion, and a note. Words of a conversion, in the order of their effect:
 
-    as:NAME       another name of NAME
-    needs:X       ignored without X: an argument, key=value, objective=NAME, !X, or several of these with |
+    needs:X       ignored without X: an argument, key, or key=value
     requires:X    refused without X
-    old->new      a value here; * is any other value there, or the same value here; null sets nothing
-    *60 /60 +1    a number, another argument, or `head`, the width of a head; * rounds down
+    old->new      a value here; * is any other value there
+    *60 /lr       a number or another argument; * rounds down
     set_...       a rule of megatron_rules.py
     ignored, unsupported, preprocessing
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from fractions import Fraction
 from functools import cache
-from operator import add, mul, truediv
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +26,12 @@ PAGE = "examples_scaling/MIGRATE.md"
 # a link to utils/megatron_arguments.tsv; a copy of it in a wheel
 TABLE_FILE = Path(__file__).with_name("megatron_arguments.tsv")
 REQUIRED = "required"
-# argparse's type=bool: every text except the empty one is true, also
-# "False"
-READERS = {"int": int, "float": float, "text": str, "bool": bool}
-OPERATIONS = {"*": mul, "/": truediv, "+": add}
+READERS = {"int": int, "float": float, "text": str}
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A row of the table. A name that ends in `*` stands for all arguments that begin so.
-
-    default  value of an argument that is not given; of an unsupported one: values that change nothing
-    """
+    """A row of the table."""
 
     section: str
     name: str
@@ -101,18 +92,7 @@ def load_table() -> Mapping[str, Argument]:
 
 def find_argument(name: str) -> Argument | None:
     """Return the row of an argument, by its name without dashes at the start."""
-    table, name = load_table(), name.replace("_", "-")
-    families = (row for row in table.values() if row.name.endswith("*") and name.startswith(row.name[:-1]))
-    argument = table.get(name) or next(families, None)
-    for other in argument.list_conditions("as") if argument else ():
-        return table[other]
-    return argument
-
-
-def explain_unknown(name: str) -> str:
-    """Return why an argument is refused that is not in the table, with the nearest one."""
-    nearest = get_close_matches(name.replace("_", "-"), load_table(), 1)
-    return f"not supported, see {PAGE}" + (f"; did you mean --{nearest[0]}?" if nearest else "")
+    return load_table().get(name.replace("_", "-"))
 
 
 def parse_arguments(words: list[str]) -> dict[str, Any]:
@@ -135,7 +115,7 @@ def parse_arguments(words: list[str]) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for name, values in groups:
         argument = find_argument(name)
-        if argument is None or argument.name.endswith("*"):
+        if argument is None:
             given[name] = values
         else:
             given[argument.name] = argument.read_value(values)
@@ -150,9 +130,9 @@ class Translation:
     texts      absolute path -> content of files that a launch script writes, such as its DeepSpeed JSON
     ignored    given arguments without effect here
     refused    argument -> why it cannot be met
-    files      key -> (name, content) of a file to write beside the configuration, which the key names
     commands   commands that make the datasets that the settings name, to be run before training
     notes      sentences on arguments without effect, and on a split of the model that is replaced
+    deepspeed_json   content of a file to write beside the configuration
     """
 
     given: Mapping[str, Any]
@@ -161,9 +141,9 @@ class Translation:
     settings: dict[str, Any] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
-    files: dict[str, tuple[str, str]] = field(default_factory=dict)
     commands: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    deepspeed_json: str | None = None
 
     def explain_refusal(self) -> str:
         """Return a line with all refused arguments and the reasons; empty if there are none."""
@@ -194,19 +174,11 @@ class Translation:
             (self.settings.setdefault(section, {}) if section else self.settings)[name] = value
 
     def holds(self, condition: str) -> bool:
-        """Return whether one of the conditions holds that `|` separates; `!` negates one."""
-        return any(
-            self._holds(word.removeprefix("!")) != word.startswith("!") for word in condition.split("|")
-        )
-
-    def _holds(self, condition: str) -> bool:
+        """Return whether an argument is given, or a key is set; `key=value`: whether it has this value."""
         name, _, expected = condition.partition("=")
-        if name == "objective":
-            return self.objective == expected
-        if "." in name:
-            state = self.get(name)
-            return state == yaml.safe_load(expected) if expected else bool(state)
-        return self.has(name) and self.value(name) != load_table()[name].default_value
+        if "." not in name:
+            return self.has(name)
+        return self.get(name) == expected if expected else bool(self.get(name))
 
     def apply(self, argument: Argument) -> None:
         """Set the keys of an argument whose conversion is data."""
@@ -216,17 +188,15 @@ class Translation:
             return
         value = self.value(name)
         unmet = [x for x in argument.list_conditions("requires") if not self.holds(x)]
-        if unmet and self.has(name) and value:
-            verb = "excludes --" if unmet[0].startswith("!") else "requires "
-            self.refused[name] = f"it {verb}{unmet[0].removeprefix('!').replace('|', ' or ')}"
+        if unmet and self.has(name):
+            self.refused[name] = f"it requires {unmet[0]}"
             value = argument.default_value
         if argument.values and value is not None:
-            word = str(value[0] if isinstance(value, list) else value).lower()
-            translated = argument.values.get(word, argument.values.get("*"))
+            translated = argument.values.get(str(value).lower(), argument.values.get("*"))
             if translated is None:
                 self.refused[name] = f"use {' or '.join(argument.values)}"
                 return
-            value = value if translated == "*" else yaml.safe_load(translated)
+            value = yaml.safe_load(translated)
         if value in (None, "") or value is False and not argument.values:
             return
         for entry in argument.keys:
@@ -239,13 +209,9 @@ class Translation:
     def _calculate(self, argument: Argument, value: Any) -> Any:
         """Return the value after the operations of the conversion, exactly: 2e-5 / 2e-4 is 0.1."""
         for word in argument.conversion:
-            if word[0] in OPERATIONS and "->" not in word:
-                operand = Fraction(str(self._read_operand(word[1:])))
-                exact = OPERATIONS[word[0]](Fraction(str(value)), operand)
-                value = float(exact) if word[0] == "/" else int(exact)
+            sign, operand = word[0], word[1:]
+            if sign in "*/" and "->" not in word:
+                number = Fraction(str(self.value(operand) if operand in load_table() else operand))
+                exact = Fraction(str(value))
+                value = int(exact * number) if sign == "*" else float(exact / number)
         return value
-
-    def _read_operand(self, word: str) -> Any:
-        if word == "head":
-            return self.value("kv-channels") or self.value("hidden-size") // self.value("num-attention-heads")
-        return self.value(word) if word in load_table() else word

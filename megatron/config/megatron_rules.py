@@ -15,13 +15,7 @@ from typing import Any
 
 import yaml
 
-from megatron.config.megatron_args import (
-    Translation,
-    explain_unknown,
-    find_argument,
-    load_table,
-    parse_arguments,
-)
+from megatron.config.megatron_args import PAGE, Translation, find_argument, load_table, parse_arguments
 from megatron.config.read import build_config
 from megatron.config.schema import RunConfig
 from megatron.io import PARTIAL, atomic_path
@@ -29,11 +23,6 @@ from megatron.io import PARTIAL, atomic_path
 DIFFUSION_SCRIPTS = ("pretrain_diff_gpt.py", "finetune_diff_gpt.py")
 # an override such as optim.lr=1e-3, which a data path never looks like
 OVERRIDE = re.compile(rf"({'|'.join(RunConfig.__dataclass_fields__)})\.\w+=")
-SPLIT_KEYS = (
-    "tensor_parallel", "pipeline_parallel", "pipeline_schedule", "pipeline_chunks", "context_parallel",
-    "context_method",
-)  # fmt: skip
-CORPUS_FILES = {"dataset.path_train": "train_data.txt", "dataset.path_eval": "valid_data.txt"}
 
 
 def translate_command(
@@ -54,8 +43,7 @@ def translate_command(
     _sort_others(draft)
     if draft.ignored:
         draft.notes.append(f"no effect here: {' '.join(f'--{name}' for name in draft.ignored)}")
-    if reason := _replace_split(draft.settings):
-        draft.notes.append(f"dist.sharding_stage=zero3 replaces the split of the model over ranks: {reason}")
+    _replace_split(draft)
     return draft
 
 
@@ -80,40 +68,32 @@ def _apply_table(draft: Translation) -> None:
 
 def _sort_others(draft: Translation) -> None:
     """Sort the given arguments that set nothing into ignored and refused ones."""
-    for name, words in draft.given.items():
+    for name in draft.given:
         argument = find_argument(name)
         if argument is None:
-            draft.refused[name] = explain_unknown(name)
+            draft.refused[name] = f"not supported, see {PAGE}"
+        elif "unsupported" in argument.conversion:
+            draft.refused[name] = f"not supported, {argument.note}"
         elif "ignored" in argument.conversion:
             draft.ignored.append(name)
-        elif "unsupported" in argument.conversion:
-            if argument.default and " ".join(words) in argument.default.split(","):
-                draft.ignored.append(name)
-            else:
-                draft.refused[name] = f"not supported, {argument.note}"
 
 
-def _replace_split(settings: dict[str, Any]) -> str:
-    """Shard by ZeRO 3 if training refuses to split the model over ranks, and return why; else return ""."""
-
-    def find_refusal(parts: dict[str, Any]) -> str:
-        try:
-            build_config(parts, vocabulary=lambda key, data: int(key == "n_tokens"))
-        except ValueError as error:
-            return str(error).partition(": ")[2].partition(". ")[0]
-        return ""
-
-    dist = settings.get("dist", {})
-    whole = {key: value for key, value in dist.items() if key not in SPLIT_KEYS}
-    reason = find_refusal(settings) if whole != dist else ""
-    # a micro-batch need not divide the share of a rank without the
-    # split
-    data = {key: value for key, value in settings["dataset"].items() if key != "microbatch_size"}
-    unsplit = {**settings, "dist": {**whole, "sharding_stage": "zero3"}, "dataset": data}
-    if not reason or find_refusal(unsplit):
-        return ""
-    settings.update(unsplit)
-    return reason
+def _replace_split(draft: Translation) -> None:
+    """Shard by ZeRO 3 if training refuses to split the model over ranks."""
+    settings = draft.settings
+    dist = settings["dist"]
+    whole = {key: value for key, value in dist.items() if not key.endswith("_parallel")}
+    if whole == dist:
+        return
+    try:
+        build_config(settings, vocabulary=lambda key, data: int(key == "n_tokens"))
+    except ValueError as error:
+        reason = str(error).partition(": ")[2].partition(". ")[0]
+        draft.notes.append(f"dist.sharding_stage=zero3 replaces the split of the model over ranks: {reason}")
+        settings["dist"] = {**whole, "sharding_stage": "zero3"}
+        # a micro-batch need not divide the share of a rank without the
+        # split
+        settings["dataset"].pop("microbatch_size", None)
 
 
 def set_vocabulary(draft: Translation) -> None:
@@ -139,10 +119,6 @@ def set_length(draft: Translation) -> None:
     # as in Megatron, samples are rounded down, tokens up, and the run
     # ends with the first that is reached
     n_steps = min(math.ceil(n) if name == "train-tokens" else math.floor(n) for name, n in train.items())
-    if n_steps < 1:
-        raise ValueError(
-            f"--{min(train)}: got less than one step of {draft.value('global-batch-size')} samples"
-        )
     draft.set("lr_scheduler.total_iterations", n_steps, *train)
     # the whole run in samples is rounded down to steps, so its decay
     # must be too
@@ -155,24 +131,18 @@ def set_length(draft: Translation) -> None:
         draft.set("lr_scheduler.warmup_fraction", share, "lr-warmup-fraction")
     elif n_warmup:
         draft.set("lr_scheduler.warmup_iterations", n_warmup)
-    kind = draft.get("lr_scheduler.kind")
-    if n_decay != n_steps and kind in ("linear", "cosine"):
+    if n_decay != n_steps and draft.get("lr_scheduler.kind") != "constant":
         draft.set("lr_scheduler.decay_iterations", max(1, n_decay - n_warmup), *decay)
-    elif n_decay != n_steps and kind == "wsd":
-        draft.refused[min(decay)] = "WSD decays at the end of the run; omit it"
 
 
 def set_data(draft: Translation) -> None:
-    """Set training and held-out data that are given by prefixes, and Megatron's order of samples."""
-    for kind, key in (("train", "dataset.path_train"), ("valid", "dataset.path_eval")):
-        if draft.has(f"{kind}-data-path") and draft.get(key) is None:
-            _set_corpora(draft, key, draft.value(f"{kind}-data-path"))
+    """Set training and held-out data, and Megatron's order of samples."""
     if draft.has("data-path") and draft.get("dataset.path_train") is None:
-        _set_cut_corpora(draft)
+        _set_cut_corpus(draft)
     if draft.get("dataset.path_train") is None:
         # a fork may name its data by an argument of its own, which is
         # refused too
-        draft.refused["data-path"] = "missing; give it, --train-data-path or --train-data-path-file"
+        draft.refused["data-path"] = "missing; give it or --train-data-path-file"
     elif draft.get("dataset.path_train") != "synthetic":
         # Megatron shuffles the documents of all epochs together, and
         # then their samples, from the seed
@@ -181,59 +151,37 @@ def set_data(draft: Translation) -> None:
         draft.settings["dataset"].pop("path_eval", None)
 
 
-def _set_cut_corpora(draft: Translation) -> None:
-    """Set the datasets of --data-path, cut by --split such as 949,50,1, and the commands that cut them."""
-    # published scripts pass it with quotes inside, as in '99,1,0'
-    split = ",".join(re.findall(r"[^,/'\" ]+", draft.value("split")))
-    shares = (
-        [float(share) for share in split.split(",")] if re.fullmatch(r"[\d.]+(,[\d.]+){0,2}", split) else [0]
-    )
-    if not shares[0]:
+def _set_cut_corpus(draft: Translation) -> None:
+    """Set the parts of --data-path, cut by --split such as 949,50,1, and the command that cuts them."""
+    *weight, prefix = draft.value("data-path") or [""]
+    # the weight of a single prefix has no effect
+    if not prefix or not re.fullmatch(r"[\d.]*", " ".join(weight)):
         raise ValueError(
-            f"--split: got {draft.value('split')!r}, expected up to three numbers such as 949,50,1"
+            f"--data-path: got {' '.join([*weight, prefix])!r}, expected one prefix. Write lines of "
+            "`weight prefix` to a .txt file, and give it as --train-data-path-file."
         )
-    tag = f"_{split.replace(',', '_')}" if any(shares[1:]) else ""
-    words = draft.value("data-path")
-    prefixes = _set_corpora(draft, "dataset.path_train", words, f"{tag}_train" if tag else "")
-    if tag and shares[1]:
-        _set_corpora(draft, "dataset.path_eval", words, f"{tag}_valid")
-    for prefix in prefixes if tag else ():
-        options = f"--input {prefix} --split {split} --output {prefix}{tag}"
-        draft.commands.append(f"python tools/subset_corpus.py {options}")
-
-
-def _set_corpora(draft: Translation, key: str, words: list[str], suffix: str = "") -> list[str]:
-    """Set the prefix of one corpus, or a data-path file of several, and return their prefixes."""
-    weights, prefixes = (["1"], words) if len(words) == 1 else (words[::2], words[1::2])
-    are_weights = all(re.fullmatch(r"[\d.]+(e-?\d+)?", word) for word in weights)
-    if not words or len(weights) != len(prefixes) or not are_weights:
-        got = " ".join(words[:4])
-        raise ValueError(f"--data-path: got {got!r}, expected a prefix, or pairs of weight and prefix")
-    path = prefixes[0] + suffix
-    if len(prefixes) > 1:
-        path = CORPUS_FILES[key]
-        lines = [f"{w} {p}{suffix}\n" for w, p in zip(weights, prefixes, strict=True)]
-        draft.files[key] = (path, "".join(lines))
-    draft.set(key, path)
-    return prefixes
+    # published scripts pass it with quotes inside, as in '99,1,0'
+    split = draft.value("split").translate(str.maketrans("/", ",", "'\" "))
+    if not re.fullmatch(r"[\d.]+(,[\d.]+){0,2}", split):
+        raise ValueError(f"--split: got {split!r}, expected up to three numbers such as 949,50,1")
+    shares = [float(share) for share in split.split(",")]
+    if not any(shares[1:]):
+        draft.set("dataset.path_train", prefix)
+        return
+    part = f"{prefix}_{split.replace(',', '_')}"
+    draft.set("dataset.path_train", f"{part}_train")
+    if shares[1]:
+        draft.set("dataset.path_eval", f"{part}_valid")
+    options = f"--input {prefix} --split {split} --output {part}"
+    draft.commands.append(f"python tools/subset_corpus.py {options}")
 
 
 def set_loading(draft: Translation) -> None:
     """Set the checkpoint from which the run starts."""
     load, tag = draft.value("load"), draft.value("load-tag")
-    if load is not None and draft.has("finetune"):
-        draft.set("checkpoint.init_from", load)
-        return
     is_own = draft.has("save") and load == draft.value("save")
     resume = "never" if load is None else f"{load}/{tag}" if tag else "auto" if is_own else load
     draft.set("checkpoint.resume", resume, "load")
-
-
-def set_profile(draft: Translation) -> None:
-    """Set the steps that are profiled; they are counted from 1 here."""
-    if draft.has("profile"):
-        steps = [max(1, draft.value(f"profile-step-{end}")) for end in ("start", "end")]
-        draft.set("logging.profile_steps", steps)
 
 
 def set_deepspeed(draft: Translation) -> None:
@@ -245,10 +193,7 @@ def set_deepspeed(draft: Translation) -> None:
     has_file = path is not None and (text is not None or Path(path).is_file())
     if has_file:
         zero = _read_object(path, draft.texts).get("zero_optimization")
-        in_file = zero.get("stage") if isinstance(zero, dict) else None
-        if None not in (stage, in_file) and stage != in_file:
-            draft.refused["zero-stage"] = f"the DeepSpeed JSON has stage {in_file}; make them equal"
-        stage = in_file if isinstance(in_file, int) else stage
+        stage = zero.get("stage", stage) if isinstance(zero, dict) else stage
     draft.set("dist.sharding_stage", f"zero{stage or 0}", "zero-stage", "deepspeed-config")
     sizes = [draft.get(f"dist.{axis}_parallel") for axis in ("tensor", "pipeline", "context")]
     # only this engine supports the layout or float8
@@ -256,8 +201,9 @@ def set_deepspeed(draft: Translation) -> None:
     draft.set("dist.engine", "torch" if is_torch else "deepspeed", "deepspeed")
     if has_file and not is_torch:
         draft.set("dist.deepspeed_config", path)
-        if text is not None:  # the script writes this file when it runs, so it comes with the configuration
-            draft.files["dist.deepspeed_config"] = ("deepspeed.json", text)
+        # the script writes this file when it runs, so it comes with the
+        # configuration
+        draft.deepspeed_json = text
     if draft.has("cpu-optimizer") and stage:
         draft.set(f"dist.{'cpu_offload' if is_torch else 'offload_optimizer'}", True)
 
@@ -275,24 +221,22 @@ def _read_object(path: str, texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 RULES: dict[str, Callable[[Translation], None]] = {
-    rule.__name__: rule
-    for rule in (set_vocabulary, set_length, set_data, set_loading, set_profile, set_deepspeed)
+    rule.__name__: rule for rule in (set_vocabulary, set_length, set_data, set_loading, set_deepspeed)
 }
 
 
 def write_translation(translation: Translation, path: Path | None, writer: int = 0) -> str:
-    """Write the configuration, with its files beside it, and return its YAML.
+    """Write the configuration, with its DeepSpeed JSON beside it, and return its YAML.
 
     path    the YAML file; None: write nothing, and files are named as they would be beside run.yaml
     writer  number of this process among those that write the same content at the same time
     """
     target, settings = path or Path("run.yaml"), dict(translation.settings)
     contents = {}
-    for key, (name, content) in translation.files.items():
-        file = target.with_name(f"{target.stem}.{name}")
-        section, _, name = key.partition(".")
-        settings[section] = {**settings[section], name: str(file)}
-        contents[file] = content
+    if translation.deepspeed_json is not None:
+        file = target.with_name(f"{target.stem}.deepspeed.json")
+        settings["dist"] = {**settings["dist"], "deepspeed_config": str(file)}
+        contents[file] = translation.deepspeed_json
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     for file, content in {**contents, target: text}.items() if path is not None else ():
         # a temporary name for each writer: the ranks of a run write one

@@ -66,17 +66,14 @@ def _check_size_label(path: str | Path, overrides: Sequence[str]) -> None:
     """Raise ValueError if `model.size=NAME` on the command line would only rename the shape of the file.
 
     A name that is not in the table of sizes is a label for an explicit
-    shape. Label and shape must both be in the file or both on the
-    command line: a misspelt size must not train the file's shape.
+    shape, which must be on the command line too: a misspelt size must
+    not train the file's shape.
     """
     words = parse_overrides(overrides).get("model")
     size = words.get("size") if isinstance(words, dict) else None
     if not isinstance(words, dict) or size is None or str(size) in load_model_sizes():
         return
-    if words.get("hf_config") is not None or all(words.get(key) for key in REQUIRED_SHAPE_KEYS):
-        return
-    model = read_yaml(path).get("model")  # the file before overrides: its own label may be repeated
-    if str(size) != str(model.get("size", "custom") if isinstance(model, dict) else "custom"):
+    if words.get("hf_config") is None and not all(words.get(key) for key in REQUIRED_SHAPE_KEYS):
         hint = suggest_nearest(str(size), list(load_model_sizes()))
         raise ValueError(
             f"{path}: model.size: '{size}' is not in {SIZES_FILE.name}; {hint} "

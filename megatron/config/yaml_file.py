@@ -1,7 +1,7 @@
 """Reader of YAML files: `yaml.SafeLoader` without aliases, with a limit on the size.
 
 A file is data: tags of plain values alone, no environment variables, no functions. `${key}` and
-`${section.key}` refer to words and numbers of the same file.
+`${section.key}` refer to words and numbers of the same file, which have no references themselves.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 MAX_BYTES = 4 << 20  # of a file
-MAX_WORD = 4096  # letters of a value with references
+MAX_WORD = 4096  # letters of a value that is referred to
 MAX_INT = 2**63 - 1
 REFERENCE = re.compile(r"\$\{([\w-]+(?:\.[\w-]+)*)\}")
 
@@ -82,9 +82,8 @@ def read_yaml(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]
     tree = merge_sections(tree or {}, parse_overrides(overrides))
     try:
         return _resolve_references(tree, tree, "")
-    except (ValueError, RecursionError) as error:
-        message = "a reference refers to itself" if isinstance(error, RecursionError) else error
-        raise ValueError(f"{path}: {message}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def load_yaml_text(text: str, where: str) -> Any:
@@ -132,10 +131,10 @@ def _resolve_references(value: Any, tree: dict[str, Any], place: str) -> Any:
     # a reference alone keeps the type of its target; inside other text
     # it becomes a string
     if whole := REFERENCE.fullmatch(value):
-        resolved = _find_target(whole[1], tree, place)
+        resolved = _find_target(whole[1], tree)
     else:
-        resolved = REFERENCE.sub(lambda match: str(_find_target(match[1], tree, place)), value)
-    if "${" in str(resolved) or len(str(resolved)) > MAX_WORD:
+        resolved = REFERENCE.sub(lambda match: str(_find_target(match[1], tree)), value)
+    if "${" in str(resolved):
         key = place.lstrip(".")
         raise ValueError(
             f"{key}: got {value!r:.200}, expected ${{key}} with a key of this file that has a short word or "
@@ -144,14 +143,13 @@ def _resolve_references(value: Any, tree: dict[str, Any], place: str) -> Any:
     return resolved
 
 
-def _find_target(name: str, tree: dict[str, Any], place: str) -> Any:
-    """Return the word or number at a dotted name, or "${", which no reference may have, if there is none."""
+def _find_target(name: str, tree: dict[str, Any]) -> Any:
+    """Return the word or number at a dotted name, or "${", which no word may have, if there is none."""
     target: Any = tree
     for key in name.split("."):
         target = target.get(key) if isinstance(target, dict) else None
-    if target is None or isinstance(target, dict | list):
-        return "${"
-    return _resolve_references(target, tree, place)
+    is_word = target is not None and not isinstance(target, dict | list) and len(str(target)) <= MAX_WORD
+    return target if is_word else "${"
 
 
 def is_single_line(text: str) -> bool:

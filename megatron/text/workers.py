@@ -15,7 +15,7 @@ from megatron.text.encode import encode_piece
 from megatron.text.inputs import STDIN
 from megatron.text.text_readers import InputPiece
 from megatron.text.units import UnitFolder, UnitRecord
-from megatron.tokenizer.encoder import Encoder, FastEncoder, LibraryEncoder, log_library_speed
+from megatron.tokenizer.encoder import Encoder, FastEncoder, LibraryEncoder
 from megatron.tokenizer.fast_bpe import FastBpe
 from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer
 
@@ -65,12 +65,10 @@ def _start_worker(recipe: EncoderRecipe) -> None:
 
 
 def _encode_number(
-    number: int, piece: InputPiece, units: UnitFolder, progress: PieceProgress, is_measured: bool
+    number: int, piece: InputPiece, units: UnitFolder, progress: PieceProgress
 ) -> tuple[int, UnitRecord]:
-    """Encode a piece in a worker. `is_measured`: log the speed of the tokenizer's library."""
+    """Encode a piece in a worker."""
     on_read = functools.partial(progress.update, number)
-    if isinstance(_worker.encoder, LibraryEncoder):
-        _worker.encoder.on_speed = log_library_speed if is_measured else None
     return number, encode_piece(piece, units.path(number), units.settings, _worker.encoder, on_read)
 
 
@@ -82,16 +80,16 @@ def encode_pieces(
 
     Raises the exception of a piece. Then, and when the generator is closed, workers are stopped.
     """
-    n_workers, first = min(n_workers, len(pieces)), next(iter(pieces), None)
+    n_workers = min(n_workers, len(pieces))
     if n_workers < 2 or any(piece.path == STDIN for piece in pieces.values()):
         _start_worker(recipe)  # in the main thread: only there a signal interrupts a read of a pipe
         for number, piece in pieces.items():
-            yield _encode_number(number, piece, units, progress, number == first)
+            yield _encode_number(number, piece, units, progress)
         return
     with ThreadPoolExecutor(n_workers, "encode", _start_worker, (recipe,)) as pool:
         try:
             futures = [
-                pool.submit(_encode_number, number, piece, units, progress, number == first)
+                pool.submit(_encode_number, number, piece, units, progress)
                 for number, piece in pieces.items()
             ]
             for future in as_completed(futures):

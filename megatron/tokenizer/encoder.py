@@ -1,24 +1,19 @@
 """Encoders of texts: in C++ if it gives exactly the library's ids, otherwise the tokenizer's library."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from time import process_time
 from typing import Protocol
 
 import numpy as np
 
 from megatron import _csrc
-from megatron.log import get_logger
 from megatron.tokenizer.bpe import GPT2_EOD, BpeTokenizer, Gpt2Tokenizer
 from megatron.tokenizer.code_points import clear_tables
 from megatron.tokenizer.eod import Tokenizer
 from megatron.tokenizer.fast_bpe import FastBpe, compile_fast_bpe, compile_gpt2_bpe, compile_model
 
-log = get_logger(__name__)
 NO_EOD = -1
-MEASURED_BYTES = 1 << 18  # enough for a rate within a few percent; 0.1 to 1 CPU seconds
-FAST_MB_PER_CPU_S = 100  # what C++ encodes of English text with 128,000 pieces, at least (benchmarks.md)
 
 
 class Encoder(Protocol):
@@ -87,15 +82,10 @@ class FastEncoder:
 
 
 class LibraryEncoder:
-    """Encoder of the tokenizer's library. `special` as in FastEncoder.
-
-    on_speed  is called once with the MB of text per CPU second of the first batches, if not None
-    """
+    """Encoder of the tokenizer's library. `special` as in FastEncoder."""
 
     def __init__(self, tokenizer: Tokenizer, special: bool = True) -> None:
         self.tokenizer = tokenizer
-        self.on_speed: Callable[[float], None] | None = None
-        self._n_measured, self._cpu_s = 0, 0.0
         if not isinstance(tokenizer, BpeTokenizer):
             return  # the other kinds have no special tokens in texts
         # True: the library passes the special token's text to the
@@ -103,30 +93,12 @@ class LibraryEncoder:
         tokenizer.inner.encode_special_tokens = not special
 
     def encode(self, texts: Sequence[str], eod: int = NO_EOD) -> tuple[np.ndarray, np.ndarray]:
-        begin = process_time()
         # the library has no option for an end-of-document token
         tail = [] if eod == NO_EOD else [eod]
         encoded = [ids + tail for ids in self.tokenizer.encode_batch(texts)]
         lengths = np.array([len(ids) for ids in encoded], dtype=np.int32)
         ids = np.fromiter(chain.from_iterable(encoded), dtype=np.uint32, count=int(lengths.sum()))
-        if self.on_speed is not None:
-            self._measure(texts, process_time() - begin)
         return ids, lengths
-
-    def _measure(self, texts: Sequence[str], cpu_s: float) -> None:
-        self._n_measured += sum(len(text.encode(errors="replace")) for text in texts)
-        self._cpu_s += cpu_s
-        if self.on_speed is not None and self._n_measured >= MEASURED_BYTES:
-            self.on_speed(self._n_measured / 1e6 / max(self._cpu_s, 1e-9))
-            self.on_speed = None
-
-
-def log_library_speed(mb_per_cpu_s: float) -> None:
-    """Log the measured speed of a LibraryEncoder, and how much faster C++ is."""
-    log.info(
-        "the library encodes %.2f MB of this text per CPU second, C++ would encode %d or more: factor %d",
-        mb_per_cpu_s, FAST_MB_PER_CPU_S, round(FAST_MB_PER_CPU_S / mb_per_cpu_s),
-    )  # fmt: skip
 
 
 def encode_with_location(

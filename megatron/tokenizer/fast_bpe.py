@@ -1,6 +1,7 @@
 """C++ encoder of BPE for tokenizers for which it gives exactly the ids of `tokenizers`."""
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -8,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megatron import _csrc
+from megatron.tokenizer.automaton import Automaton, compile_automaton
 from megatron.tokenizer.code_points import load_gpt2_classes, load_table
 from megatron.tokenizer.split_pattern import UnsupportedPatternError
-from megatron.tokenizer.stages import compile_stages, ends_with_bytes, find_blank_rules, flatten_parts
 
 if TYPE_CHECKING:
     from megatron.tokenizer.bpe import BpeTokenizer
 
 NEVER_IN_UTF8 = [0xC0, 0xC1, *range(0xF5, 0x100)]
+BLANK = "\u2581"
+METASPACE_PREFIXES = {"always": "missing", "first": "first", "never": "none"}
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,8 @@ def _compile_bytes(
         n_missing = int((byte_ids < 0).sum())
         raise UnsupportedPatternError(f"the vocabulary lacks {n_missing} of the bytes of UTF-8")
     compiled = _csrc.bpe_vocabulary(byte_ids, model.merge_ids())
-    for stage in stages:
-        compiled.add_stage(stage.automaton.classes, stage.automaton.transitions, stage.drops_gaps)
+    for automaton, drops_gaps in stages:
+        compiled.add_stage(automaton.classes, automaton.transitions, drops_gaps)
     if is_gpt2:
         compiled.use_gpt2_pattern(load_gpt2_classes())
     if needs_nfc:
@@ -184,3 +187,87 @@ def _find_unsupported_feature(model: dict[str, Any]) -> str:
         if model.get(key):
             return f"its model has {key}"
     return ""
+
+
+@dataclass(frozen=True)
+class BlankRules:
+    """Use of U+2581 in place of blanks, as in SentencePiece. See `_csrc.character_vocabulary`."""
+
+    prefix: str = "none"
+    splits_words: bool = False
+    normalizes: bool = False
+
+
+def ends_with_bytes(pre_tokenizer: dict[str, Any] | None) -> bool:
+    """Return whether words become characters that stand for bytes."""
+    parts = flatten_parts(pre_tokenizer, "pretokenizers")
+    return bool(parts) and parts[-1]["type"] == "ByteLevel"
+
+
+def find_blank_rules(normalizer: dict[str, Any] | None, pre_tokenizer: dict[str, Any] | None) -> BlankRules:
+    """Return how a tokenizer replaces blanks. Raises UnsupportedPatternError for other steps."""
+    rules = BlankRules()
+    blank = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
+    for part in flatten_parts(normalizer, "normalizers"):
+        if part == {"type": "Prepend", "prepend": BLANK} and rules == BlankRules():
+            rules = BlankRules(prefix="every")
+        elif part == blank and not rules.normalizes:
+            rules = BlankRules(rules.prefix, normalizes=True)
+        else:
+            raise UnsupportedPatternError(f"its normalizer has {part['type']} of another form")
+    if rules.prefix == "every" and not rules.normalizes:
+        raise UnsupportedPatternError("its normalizer adds U+2581, but does not replace blanks")
+    parts = flatten_parts(pre_tokenizer, "pretokenizers")
+    if rules.normalizes:  # a split at blanks, of which there are none (Gemma)
+        parts = [part for part in parts if part["type"] != "Split" or part["pattern"] != {"String": " "}]
+    for part in parts:
+        is_metaspace = part["type"] == "Metaspace" and part["replacement"] == BLANK
+        if not is_metaspace or rules.prefix == "every" or len(parts) > 1:
+            raise UnsupportedPatternError(f"its pre-tokenizer has {part['type']}")
+        prefix = METASPACE_PREFIXES.get(str(part.get("prepend_scheme")))
+        if prefix is None:
+            raise UnsupportedPatternError("its Metaspace has an unknown prepend_scheme")
+        return BlankRules(prefix, bool(part.get("split", True)), rules.normalizes)
+    if not rules.normalizes:
+        raise UnsupportedPatternError("it has neither byte-level words nor U+2581 in place of blanks")
+    return rules
+
+
+def compile_stages(pre_tokenizer: dict[str, Any] | None) -> tuple[list[tuple[Automaton, bool]], bool]:
+    """Return (stages, whether GPT-2's pattern follows them) of a pre-tokenizer that ends with ByteLevel.
+
+    The pieces of a stage are the matches of its automaton and the text
+    between them, which is dropped if the second value is True. Raises
+    UnsupportedPatternError.
+    """
+    parts = flatten_parts(pre_tokenizer, "pretokenizers")
+    if not parts or parts[-1]["type"] != "ByteLevel":
+        raise UnsupportedPatternError("its pre-tokenizer does not end with ByteLevel")
+    last = parts.pop()
+    if last.get("add_prefix_space"):
+        raise UnsupportedPatternError("its pre-tokenizer adds a blank before a text")
+    return [_compile_stage(part) for part in parts], bool(last.get("use_regex", True))
+
+
+def flatten_parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+    """Return the parts of a pre-tokenizer or normalizer; those of a Sequence are under `key`."""
+    if part is None:
+        return []
+    if part["type"] != "Sequence":
+        return [part]
+    return [inner for outer in part[key] for inner in flatten_parts(outer, key)]
+
+
+def _compile_stage(part: dict[str, Any]) -> tuple[Automaton, bool]:
+    if part["type"] == "Digits":
+        pattern = r"\p{numeric}" if part["individual_digits"] else r"\p{numeric}+"
+        return compile_automaton(pattern, {"numeric": load_table("numeric") == 1}), False
+    if part["type"] != "Split":
+        raise UnsupportedPatternError(f"its pre-tokenizer has {part['type']}")
+    # inverted, the text between matches is removed
+    drops_gaps = part["behavior"] == "Removed" and bool(part["invert"])
+    if part["behavior"] != "Isolated" and not drops_gaps:
+        raise UnsupportedPatternError(f"its pre-tokenizer splits with {part['behavior']}")
+    pattern = part["pattern"]
+    text = pattern["Regex"] if "Regex" in pattern else re.escape(pattern["String"])
+    return compile_automaton(text), drops_gaps

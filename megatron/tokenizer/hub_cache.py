@@ -18,8 +18,7 @@ def find_hub_error(timeout_s: float = 3.0) -> str | None:
     except urllib.error.HTTPError:
         return None  # an HTTP error is a response too
     except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        return f"{address}: {getattr(reason, 'strerror', None) or reason}"
+        return f"{address}: {getattr(error, 'reason', error)}"
 
 
 def get_hub_cache() -> Path:

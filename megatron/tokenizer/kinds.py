@@ -1,12 +1,14 @@
-"""Kinds of tokenizers supported by preprocessing, with Megatron's names."""
+"""Kinds of tokenizers supported by preprocessing, with Megatron's names, and their command-line options."""
 
+import argparse
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatron.cli import non_negative_int, positive_int
 from megatron.tokenizer.bpe import BpeTokenizer, load_bpe_files, load_hf_tokenizer
-from megatron.tokenizer.eod import Eod
+from megatron.tokenizer.eod import EOD_NAMES, Eod
 from megatron.tokenizer.eod import Tokenizer as Tokenizer
 
 # kind of tokenizer -> the options that name its files
@@ -44,6 +46,56 @@ class TokenizerSpec:
     eod_id: int | None = None
 
 
+def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
+    """Add the group of options that `parse_tokenizer_spec` reads."""
+    group = parser.add_argument_group("tokenizer")
+    kinds = "{" + ",".join(KINDS) + "}"
+    add = group.add_argument
+    add("--tokenizer-type", type=parse_kind, default=KINDS[0], metavar=kinds, help="kind of tokenizer")
+    add(
+        "--tokenizer-model",
+        metavar="NAME",
+        help="HFTokenizer: a tokenizer.json, a folder with one or with vocab.json and merges.txt, or a name "
+        "on the Hugging Face hub (gpt2 needs no network); SentencePieceTokenizer: a .model file",
+    )
+    add("--vocab-file", metavar="PATH", help="GPT2BPETokenizer: vocab.json; Bert*: vocab.txt")
+    add("--merge-file", metavar="PATH", help="GPT2BPETokenizer: its merges.txt")
+    text = "NullTokenizer: the text is numbers from 0 to N - 1"
+    add("--vocab-size", type=positive_int, metavar="N", help=text)
+    add("--append-eod", action="store_true", help="end each document with the end-of-document token")
+    end = group.add_mutually_exclusive_group()
+    end.add_argument(
+        "--eod-token",
+        metavar="TOKEN",
+        help="the end-of-document token; default: eos_token of the tokenizer_config.json beside the "
+        f"tokenizer, else the only one that its vocabulary has of {', '.join(EOD_NAMES)}",
+    )
+    end.add_argument("--eod-id", type=non_negative_int, metavar="ID", help="the same, by its id")
+    add(
+        "--special-text",
+        choices=["token", "text"],
+        default="token",
+        help="encoding of a special token's text such as <|endoftext|> within a document: token, its id, as "
+        "in the tokenizers library; text, ordinary characters, as in tiktoken",
+    )
+
+
+def parse_kind(text: str) -> str:
+    """Return a kind of tokenizer. Raises argparse's error, which names a replacement for a removed kind."""
+    if text not in KINDS:
+        hint = " Convert the file to a tokenizer.json for HFTokenizer." if text == "Llama2cTokenizer" else ""
+        raise argparse.ArgumentTypeError(f"got {text}, expected {', '.join(KINDS)}.{hint}")
+    return text
+
+
+def parse_tokenizer_spec(args: argparse.Namespace) -> TokenizerSpec:
+    """Return the tokenizer that the options describe."""
+    return TokenizerSpec(
+        args.tokenizer_type, args.tokenizer_model, args.vocab_file, args.merge_file, args.vocab_size,
+        args.eod_token, args.eod_id,
+    )  # fmt: skip
+
+
 def load_tokenizer(spec: TokenizerSpec | str) -> Tokenizer:
     """Load the tokenizer of a spec, or of the name of a Hugging Face tokenizer.
 
@@ -59,9 +111,12 @@ def load_tokenizer(spec: TokenizerSpec | str) -> Tokenizer:
 
 def _load_kind(spec: TokenizerSpec) -> Tokenizer:
     _check_options(spec)
-    model, vocab = Path(str(spec.model)), Path(str(spec.vocab_file))
     if spec.kind == "HFTokenizer":
         return load_hf_tokenizer(str(spec.model))
+    model, vocab, merges = Path(spec.model or ""), Path(spec.vocab_file or ""), Path(spec.merge_file or "")
+    for path in (model, vocab, merges):
+        if path.name and not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file of a {spec.kind}")
     if spec.kind in ("SentencePieceTokenizer", "GPTSentencePieceTokenizer"):
         return SentencePieceTokenizer(model)
     if spec.kind in ("BertWordPieceLowerCase", "BertWordPieceCase"):
@@ -69,10 +124,6 @@ def _load_kind(spec: TokenizerSpec) -> Tokenizer:
     if spec.kind == "NullTokenizer":
         assert spec.vocab_size is not None, "_check_options requires it"
         return NullTokenizer(spec.vocab_size)
-    merges = Path(str(spec.merge_file))
-    for path in (vocab, merges):
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file of a GPT2BPETokenizer")
     return load_bpe_files(vocab, merges, vocab.stem)
 
 
@@ -112,10 +163,8 @@ class NullTokenizer(Tokenizer):
     """Tokenizer of texts that already are ids: numbers separated by spaces."""
 
     def __init__(self, vocab_size: int) -> None:
-        if vocab_size < 1:
-            raise ValueError(f"--vocab-size: got {vocab_size}, expected 1 or more")
-        if vocab_size > MAX_NULL_IDS:
-            raise ValueError(f"--vocab-size: got {vocab_size}, expected at most {MAX_NULL_IDS} (int32)")
+        if not 1 <= vocab_size <= MAX_NULL_IDS:  # int32
+            raise ValueError(f"--vocab-size: got {vocab_size}, expected 1 to {MAX_NULL_IDS}")
         self.name = f"null-{vocab_size}"
         # one id more than the text can contain, for the end of document
         self.vocab_size, self.n_tokens = vocab_size, vocab_size + 1
@@ -153,12 +202,10 @@ class WordPieceTokenizer(BpeTokenizer):
     """
 
     def __init__(self, vocab: Path, lower_case: bool) -> None:
-        """`lower_case`: also strip accents. Raises FileNotFoundError, or ValueError for another file."""
+        """`lower_case`: also strip accents. Raises ValueError for another file."""
         import tokenizers
         from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-        if not vocab.is_file():
-            raise FileNotFoundError(f"{vocab}: no such vocabulary of a BERT tokenizer")
         try:
             # the id of a token is the number of its line; of a repeated
             # token, that of the last line
@@ -181,9 +228,7 @@ class SentencePieceTokenizer(Tokenizer):
     """Tokenizer of a SentencePiece .model file, through the sentencepiece library."""
 
     def __init__(self, path: Path) -> None:
-        """Raises FileNotFoundError, or ValueError for another file."""
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such SentencePiece model")
+        """Raises ValueError for another file."""
         import sentencepiece  # an optional dependency of this kind only
 
         raw = path.read_bytes()

@@ -4,21 +4,19 @@ import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
-from megatron.config.reference import PAGE, render_reference
 from megatron.config.schema import RunConfig
+from tests.tool_modules import load_tool
 
 
 def test_the_page_in_the_tree_is_current(root: Path) -> None:
-    assert (root / PAGE).read_text() == render_reference(), "run make docs"
+    tool = load_tool(root / "tools" / "config_reference.py")
+    assert (root / tool.PAGE).read_text() == tool.render_reference(), "run make docs"
 
 
-def test_every_key_has_a_row_with_its_default_and_numbers_have_a_unit() -> None:
-    rows = {
-        row[0]: row
-        for row in re.findall(
-            r"^\| `([\w.]+)` \| (.+?) \| (.*?) \| (.*?) \| (.+) \|$", render_reference(), re.M
-        )
-    }
+def test_every_key_has_a_row_with_its_default_and_numbers_have_a_unit(root: Path) -> None:
+    page = load_tool(root / "tools" / "config_reference.py").render_reference()
+    cells = re.findall(r"^\| `([\w.]+)` \| (.+?) \| (.*?) \| (.*?) \| (.+) \|$", page, re.M)
+    rows = {row[0]: row for row in cells}
     keys = {f"{s.name}.{k.name}" for s in fields(RunConfig) if is_dataclass(s.type) for k in fields(s.type)}
     assert rows.keys() == keys | {"name"}
     assert rows["optim.lr"][1:4] == ("number", "`0.0003`", "-")

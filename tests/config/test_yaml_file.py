@@ -29,7 +29,7 @@ REFUSED = [
     ("- a\n", "got list, expected sections with keys"),
     ("x" * (5 << 20), "more than 4 MiB"),
     (CHAIN, "with a key of this file that has a short word or a number"),
-    ("a: ${b}\nb: ${a}\n", "refers to itself"),
+    ("a: ${b}\nb: ${a}\n", "a: got '${b}', expected ${key}"),
     ("a: ${nowhere}\n", "a: got '${nowhere}', expected ${key}"),
     ("a: ${b.c}\nb: 1\n", "a: got '${b.c}', expected ${key}"),
     ("a: x${b}\nb: {c: 1}\n", "a: got 'x${b}', expected ${key}"),
@@ -86,9 +86,9 @@ def test_bytes_that_are_not_utf8_and_a_missing_file_are_refused(tmp_path: Path) 
 
 
 def test_references_are_resolved_after_overrides(tmp_path: Path) -> None:
-    text = "directory: /d\nn: 3\ns: {x: 1.5}\nt: '${directory}/a-${n}'\nu: ['${n}']\nv: ${s.x}\ny: '${t}/b'\n"
+    text = "directory: /d\nn: 3\ns: {x: 1.5}\nt: '${directory}/a-${n}'\nu: ['${n}']\nv: ${s.x}\n"
     values = read_yaml(write_yaml(tmp_path, text + "z: $HOME\n"), ["directory=/e", "s.x=2"])
-    assert (values["t"], values["y"], values["z"]) == ("/e/a-3", "/e/a-3/b", "$HOME")
+    assert (values["t"], values["z"]) == ("/e/a-3", "$HOME")
     assert values["u"] == [3] and values["v"] == 2  # a reference alone keeps the type
 
 

@@ -87,10 +87,7 @@ def test_an_unsupported_argument_ends_the_command_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
     done = run(root, "tools/pretrain_gpt.py", "--num-layer", "3")
     assert done.returncode == 2
-    assert (
-        "--num-layer: not supported, see examples_scaling/MIGRATE.md; did you mean --num-layers?"
-        in done.stderr
-    )
+    assert "--num-layer: not supported, see examples_scaling/MIGRATE.md" in done.stderr
 
 
 def test_tokens_without_a_sidecar_train_after_the_hint_of_the_error(root: Path, tmp_path: Path) -> None:

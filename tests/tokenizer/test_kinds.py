@@ -161,20 +161,3 @@ def test_a_vocabulary_with_merges_of_another_causes_a_warning(
     matching_vocab = scaling_data / "megatron_openwebtext" / "gpt2-tiny-vocab.json"
     load_tokenizer(TokenizerSpec("GPT2BPETokenizer", vocab_file=str(matching_vocab), merge_file=str(merges)))
     assert caplog.text == ""
-
-
-def test_the_speed_of_the_library_is_measured_on_the_first_texts_and_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    train_bpe(["some words"] * 20, 260, tmp_path / "tokenizer")
-    saved = json.loads((tmp_path / "tokenizer" / "tokenizer.json").read_text())
-    saved["normalizer"] = {"type": "NFKC"}
-    (tmp_path / "tokenizer" / "tokenizer.json").write_text(json.dumps(saved))
-    lines = [json.dumps({"text": f"some words {i} " * 60}) for i in range(900)]
-    (tmp_path / "in.jsonl").write_text("\n".join(lines))
-    with caplog.at_level(logging.INFO, "megatron"):
-        name, options = str(tmp_path / "tokenizer"), PreprocessOptions(quiet=True)
-        preprocess([str(tmp_path / "in.jsonl")], tmp_path / "out", name, options)
-    measured = {record.args for record in caplog.records if "of this text per CPU second" in record.message}
-    ((mb_per_cpu_s, _, factor),) = measured
-    assert factor == round(100 / mb_per_cpu_s) > 1
