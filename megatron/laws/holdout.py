@@ -52,8 +52,8 @@ def extrapolate_law(
     if not fitted:
         return law
     compute = float(6 * (columns["N"] * columns["D"]).max())
-    found = Extrapolation(estimate_growth(fitted), float(len(fitted)), compute)
-    return replace(law, extrapolation=asdict(found))
+    growth = Extrapolation(estimate_growth(fitted), float(len(fitted)), compute)
+    return replace(law, extrapolation=asdict(growth))
 
 
 def _predict_largest(

@@ -275,8 +275,8 @@ class Catalog:
         listed = {"path": [file.path for file in files], "file": [file.id for file in files]}
         self.connection.register("listed_files", import_pyarrow().table(listed))
         self.connection.register("given_rows", rows)
-        kept = set(make_schema(corpus).names) - {KIND, META, added.name}
-        columns = ", ".join(f"d.{quote_identifier(name)}" for name in sorted(kept))
+        names = set(make_schema(corpus).names) - {KIND, META, added.name}
+        columns = ", ".join(f"d.{quote_identifier(name)}" for name in sorted(names))
         given = f"SELECT file, row, {column} AS value FROM given_rows JOIN listed_files USING (path)"
         return self.connection.sql(
             f"SELECT {columns}, CAST(value AS {added.sql_type}) AS {column}, "

@@ -136,7 +136,7 @@ def make_side(cell: pd.DataFrame) -> Side:
     stem = os.path.commonprefix(names).rstrip("-_").removesuffix("seed").rstrip("-_")
     if len(names) == 1:  # names may end with the first 8 digits of the identity
         stem = names[0].removesuffix(f"-{str(columns['identity'][0])[:8]}")
-    known = [n for n in columns["n_tokens_scored"] if n > 0]
+    counts = [n for n in columns["n_tokens_scored"] if n > 0]
     errors = columns["loss_se"]
     flops = columns["train_flops"][0]
     return Side(
@@ -145,7 +145,7 @@ def make_side(cell: pd.DataFrame) -> Side:
         runs=names,
         losses=np.array(columns["loss"], dtype=float),
         error=max(errors) if all(error > 0 for error in errors) else math.nan,
-        n_tokens=known[0] if known else math.nan,
+        n_tokens=counts[0] if counts else math.nan,
         flops=flops if flops > 0 else math.inf,
         paths=tuple(columns["path"]),
         trunks=tuple(

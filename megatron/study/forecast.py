@@ -275,7 +275,7 @@ def _is_line(value: Any) -> bool:
 
 
 def _is_positive(value: Any) -> bool:
-    # type(), so that true is no number
+    # type(), so that true is refused
     return type(value) in (int, float) and 0 < value < math.inf
 
 
@@ -316,9 +316,9 @@ def score_forecasts(forecasts: Sequence[Forecast], table: pd.DataFrame) -> list[
 
 
 def _score(forecast: Forecast, table: pd.DataFrame) -> Outcome:
-    from megatron.study.measured import find_text_runs, measure_forecast  # slow import
-
     if forecast.runs is None and not forecast.identity:  # first version of the format: all runs on the text
+        from megatron.study.measured import find_text_runs  # slow import
+
         runs = find_text_runs(table, forecast.U or math.nan)
     else:
         runs = table[table["identity"].isin(forecast.list_identities())]
@@ -332,11 +332,31 @@ def _score(forecast: Forecast, table: pd.DataFrame) -> Outcome:
     if len(runs) < n_expected or not has_ended.all():
         return Outcome(forecast, order=order)
     if forecast.quantity != RUN:
-        return Outcome(forecast, *measure_forecast(forecast, runs), order)
+        return Outcome(forecast, *_measure(forecast, runs), order)
     loss, error = (float(runs[name].iloc[0]) for name in ("loss", "loss_se"))
     if math.isnan(loss):
         return Outcome(forecast, order=order)
     return Outcome(forecast, loss, None if math.isnan(error) else error, order)
+
+
+def _measure(forecast: Forecast, runs: pd.DataFrame) -> tuple[float | None, float | None]:
+    """Return the observed best loss or crossing of ended runs on one text, and its error; None if unknown.
+
+    Where the objectives do not cross up to the largest compute of masked
+    diffusion and that is above every interval, the crossing is inf.
+    """
+    from megatron.study.measured import FIRST, SECOND, measure_study  # slow import
+
+    try:
+        (at, *_), _ = measure_study(runs)
+    except ValueError:
+        return None, None
+    if forecast.quantity == BEST_LOSS:
+        best = at.first if forecast.objective == FIRST else at.second
+        return best.loss, best.seed_se
+    largest = runs.loc[runs["objective"] == SECOND, "train_flops"].max()
+    is_beyond = largest > max(high for _, high in forecast.intervals)
+    return at.C if at.C is not None else math.inf if is_beyond else None, None
 
 
 def _find_order(sha256: str, runs: pd.DataFrame, seals: Mapping[str, list[str] | None]) -> str:

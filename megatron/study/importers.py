@@ -354,8 +354,8 @@ def read_facts(path: Path) -> dict[str, dict[str, Any]]:
         raise ValueError(f"{path}: no column 'run'; {suggest_nearest('run', list(table))}")
     facts: dict[str, dict[str, Any]] = {}
     for cells in table.to_dict("records"):
-        known = {str(name): cell for name, cell in cells.items() if name != "run" and not pd.isna(cell)}
-        facts[str(cells["run"])] = {name: parse_fact(name, str(cell)) for name, cell in known.items()}
+        present = {str(name): cell for name, cell in cells.items() if name != "run" and not pd.isna(cell)}
+        facts[str(cells["run"])] = {name: parse_fact(name, str(cell)) for name, cell in present.items()}
     return facts
 
 

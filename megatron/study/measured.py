@@ -1,6 +1,5 @@
 """The measured crossover of a study: settings of finished runs by unique text, and the comparison on each."""
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,7 +17,6 @@ from megatron.laws.measured_crossover import (
     fit_crossover_law,
     measure_crossover,
 )
-from megatron.study.forecast import BEST_LOSS, Forecast
 from megatron.study.format import OBJECTIVE_NAMES, format_count
 
 CROSSOVER = "crossover.json"
@@ -66,24 +64,6 @@ def measure_study(table: pd.DataFrame) -> tuple[list[MeasuredCrossover], Crossov
             "and unique_tokens in the study, and run tools/sweep.py."
         )
     return measured, fit_crossover_law(measured)
-
-
-def measure_forecast(forecast: Forecast, runs: pd.DataFrame) -> tuple[float | None, float | None]:
-    """Return the observed best loss or crossing of ended runs on one text, and its error; None if unknown.
-
-    Where the objectives do not cross up to the largest compute of masked
-    diffusion and that is above every interval, the crossing is inf.
-    """
-    try:
-        (at, *_), _ = measure_study(runs)
-    except ValueError:
-        return None, None
-    if forecast.quantity == BEST_LOSS:
-        best = at.first if forecast.objective == FIRST else at.second
-        return best.loss, best.seed_se
-    largest = runs.loc[runs["objective"] == SECOND, "train_flops"].max()
-    is_beyond = largest > max(high for _, high in forecast.intervals)
-    return at.C if at.C is not None else math.inf if is_beyond else None, None
 
 
 def find_text_runs(table: pd.DataFrame, U: float) -> pd.DataFrame:

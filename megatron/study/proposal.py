@@ -113,6 +113,6 @@ def read_timed_runs(table: pd.DataFrame, N: str = "n_params", D: str = "train_to
     for (n, d, epochs, wall_s), branch in zip(numbers.to_numpy(float), is_branch, strict=True):
         if n > 0 and d > 0:
             # NaN is unknown
-            known = [None if math.isnan(value) else value for value in (epochs, wall_s)]
-            trained.append(TimedRun(n, d, known[0], known[1], bool(branch)))
+            values = [None if math.isnan(value) else value for value in (epochs, wall_s)]
+            trained.append(TimedRun(n, d, values[0], values[1], bool(branch)))
     return trained

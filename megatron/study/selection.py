@@ -287,8 +287,8 @@ def _find_groups(
     if name is not None:
         _require_column(path, runs, name, "--group")
     for column in [name] if name else [column for column in (TRUNK, "run") if column in runs]:
-        own = pd.Series([f"row {i}" for i in runs.index], index=runs.index)
-        labels = runs[column].astype(object).where(runs[column].notna(), own).astype(str).to_numpy()
+        numbered = pd.Series([f"row {i}" for i in runs.index], index=runs.index)
+        labels = runs[column].astype(object).where(runs[column].notna(), numbered).astype(str).to_numpy()
         n_repeated = len(labels) - len(np.unique(labels))
         # trunks that are all different group nothing; a group column that the
         # caller names is used in any case

@@ -163,6 +163,33 @@ class _CountingReader(io.RawIOBase):
         return n
 
 
+class _XzReader(io.RawIOBase):
+    """Raw file of decompressed xz streams. lzma.LZMAFile drops what follows padding or a damaged header."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._decoder = file, lzma.LZMADecompressor()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = b""
+        while not data:
+            packed = b""
+            if self._decoder.eof:
+                packed = self._decoder.unused_data.lstrip(b"\0")
+                while not packed and (block := self._file.read(READ_BYTES)):
+                    packed = block.lstrip(b"\0")  # padding between streams
+                if not packed:
+                    return 0
+                self._decoder = lzma.LZMADecompressor()
+            elif self._decoder.needs_input and not (packed := self._file.read(READ_BYTES)):
+                raise EOFError("the file ends within a compressed stream")
+            data = self._decoder.decompress(packed, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
 @contextmanager
 def open_decompressed(
     path: Source, on_read: ReadCallback = ignore_progress, begin: int = 0
@@ -175,10 +202,11 @@ def open_decompressed(
         if begin:
             raw.seek(begin)
         stored = cast(IO[bytes], io.BufferedReader(_CountingReader(raw, on_read), READ_BYTES))
-        if packing in ("gz", "xz"):
-            opener: Any = gzip.open if packing == "gz" else lzma.open
-            with opener(stored) as content:
-                yield content
+        if packing == "gz":
+            with gzip.open(stored) as content:
+                yield cast(IO[bytes], content)
+        elif packing == "xz":
+            yield cast(IO[bytes], io.BufferedReader(_XzReader(stored), READ_BYTES))
         elif packing:
             import pyarrow  # slow to import, and only zstandard and bzip2 require it
 

@@ -137,9 +137,9 @@ def test_the_order_is_proven_by_the_hash_in_the_folder_of_the_run_and_not_by_its
     write_results([early, late])
     path = early.folder / SEALS
     hashes = json.loads(path.read_text())["sha256"]
-    own = next(f.sha256() for f in read_forecasts(study.directory) if f.name == early.folder.name)
+    sealed = next(f.sha256() for f in read_forecasts(study.directory) if f.name == early.folder.name)
     # a run that was started when its forecast did not exist yet
-    path.write_text(json.dumps({"sha256": [sha for sha in hashes if sha != own]}))
+    path.write_text(json.dumps({"sha256": [sha for sha in hashes if sha != sealed]}))
     outcomes = {o.forecast.name: o for o in score(study)}
     assert (outcomes[early.folder.name].order, outcomes[late.folder.name].order) == ("after", "before")
     assert calibrate(list(outcomes.values())).n_scored == 1
@@ -327,7 +327,7 @@ def test_a_candidate_that_cannot_be_trained_is_refused_before_any_run(tmp_path: 
 def test_the_seed_of_a_study_is_added_to_every_seed(tmp_path: Path) -> None:
     path = write_study_file(tmp_path)
     runs = [expand_study(read_study_plan(path, words)) for words in ([], ["seed=10"])]
-    seeds = [sorted(run.plan.seed for run in each) for each in runs]
+    seeds = [sorted(run.plan.seed for run in group) for group in runs]
     assert seeds[1] == [10 + seed for seed in seeds[0]] and set(seeds[0]) == {0, 1, 2}
     assert not {r.plan.identity for r in runs[0]} & {r.plan.identity for r in runs[1]}
     study = write_finished_study(tmp_path, "seed=10")
