@@ -142,7 +142,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             else f"  95 % confidence [{result.ends[0][i]:.3g}, {result.ends[1][i]:.3g}]"
         )
         print(f"U {u:.3g} tokens: " + (f"C_crit {c:.4g} FLOPs{ends}" if math.isfinite(c) else "no crossover"))
-    print(result.words)
     return 0
 
 
