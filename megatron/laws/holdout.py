@@ -34,13 +34,11 @@ def extrapolate_law(
 
     Intervals of the law beyond the largest 6 N D include that error. SHARES of the runs are held
     out in turn; a share without which the form cannot be fitted is skipped. Without a bootstrap,
-    or where every share is skipped, nothing is added. `options` are further ones of `fit_law`
-    but `weights`. Raises ValueError as `fit_law`.
+    or where every share is skipped, nothing is added. `options` are further ones of `fit_law`.
+    Raises ValueError as `fit_law`.
     """
     given = {"N": N, "D": D, "L": L, "U": U, "groups": groups}
     columns = {name: np.asarray(values).ravel() for name, values in given.items() if values is not None}
-    if "weights" in options:
-        raise ValueError("weights: got some, expected none. Use fit_law, without the extrapolation.")
     law = fit_law(**columns, loss_se=loss_se, n_bootstrap=n_bootstrap, **options)
     if not law.replicates:
         return law
