@@ -102,17 +102,14 @@ def measure(args: argparse.Namespace) -> int:
     for at in crossovers:
         print(measured.format_measured(at))
     if law is not None:
-        low, high = law.power.interval
+        low, high = law.interval
         # two crossings whose own noise is not bounded leave no degree of freedom
         confidence = (
             f"95 % confidence of the exponent [{low:.3g}, {high:.3g}]"
             if math.isfinite(low) and math.isfinite(high)
             else "confidence of the exponent not determined"
         )
-        print(
-            f"C_crit = {law.power.coefficient:.3g} U^{law.power.exponent:.3g}, {confidence}, "
-            f"{len(law.U)} crossings"
-        )
+        print(f"C_crit = {law.coefficient:.3g} U^{law.exponent:.3g}, {confidence}, {law.dof + 2} crossings")
     if not args.without and not is_table:
         print(f"{measured.write_crossover(args.first, crossovers, law)}: {len(crossovers)} texts")
     return 0
@@ -142,7 +139,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             else f"  95 % confidence [{result.ends[0][i]:.3g}, {result.ends[1][i]:.3g}]"
         )
         print(f"U {u:.3g} tokens: " + (f"C_crit {c:.4g} FLOPs{ends}" if math.isfinite(c) else "no crossover"))
-    print(result.words)
     return 0
 
 

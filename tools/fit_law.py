@@ -259,9 +259,7 @@ def format_comparison(args: argparse.Namespace, runs: Selection) -> str:
     marked = runs.held_out()
     is_held_out = runs.held_out(args.hold_out if args.hold_out or marked.any() else max(1, len(runs.N) // 5))
     forms = args.compare.split(",")
-    results = compare_forms(
-        runs.N, runs.D, runs.L, runs.U, forms, is_held_out, seed=args.seed, huber_delta=args.huber_delta
-    )
+    results = compare_forms(runs.N, runs.D, runs.L, runs.U, forms, is_held_out, huber_delta=args.huber_delta)
     return format_comparisons(results, int(is_held_out.sum()))
 
 

@@ -232,11 +232,7 @@ class ComputeLaw:
         """Return a plotly figure of the best N and its loss against C, with intervals."""
         from megatron.laws.plots import plot_optima
 
-        table = self.to_frame(C)
-        titles = {"N": "N*, parameters", "loss": "loss, nats per token"}
-        ends = {"N": ("N_low", "N_high"), "loss": ("predictive_low", "predictive_high")}
-        bands = {titles[name]: tuple(table[end] for end in pair) for name, pair in ends.items()}
-        return plot_optima(table["C"], {title: table[name] for name, title in titles.items()}, bands)
+        return plot_optima(self.to_frame(C))
 
     def _theta_vector(self) -> np.ndarray:
         return np.array([self.params[name] for name in CONSTANTS])

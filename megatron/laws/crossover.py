@@ -1,4 +1,4 @@
-"""Critical compute C_crit(U) above which one objective beats another on U unique tokens, and its power law.
+"""Critical compute C_crit(U) above which one objective beats another on U unique tokens.
 
 At compute C and U unique tokens each objective has the N that is optimal by
 its own law, and D = C / (6 N) tokens, with repetition where D > U. C_crit is
@@ -13,7 +13,6 @@ import numpy as np
 
 from megatron.laws.frontier import search_frontier
 from megatron.laws.law import Law, expanded_level
-from megatron.laws.power_law import PowerLaw, fit_power
 
 SEARCH_SPAN = (1e-2, 1e6)  # range of the search, in multiples of the compute of one epoch
 N_STEPS = 60
@@ -22,7 +21,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Crossover:
-    """C_crit [n] (FLOPs; NaN if there is none) at U [n] unique tokens, and its power law.
+    """C_crit [n] (FLOPs; NaN if there is none) at U [n] unique tokens.
 
     `ends` are (low, high) of confidence intervals of the
     crossing of the two laws, not of two single runs.
@@ -31,8 +30,6 @@ class Crossover:
     U: np.ndarray
     C: np.ndarray
     ends: tuple[np.ndarray, np.ndarray] | None
-    power: PowerLaw | None
-    words: str
 
 
 def critical_compute(first: Law, second: Law, U: float) -> float:
@@ -62,7 +59,7 @@ def critical_compute(first: Law, second: Law, U: float) -> float:
 
 
 def crossover(first: Law, second: Law, U: Sequence[float], n_replicates: int = 50) -> Crossover:
-    """Compute C_crit at each U, its percentiles over pairs of replicates, and the power law through them."""
+    """Compute C_crit at each U, and its percentiles over pairs of replicates."""
     unique_tokens = np.asarray(U, dtype=float)
     C = np.array([critical_compute(first, second, u) for u in unique_tokens])
     ends = None
@@ -77,14 +74,4 @@ def crossover(first: Law, second: Law, U: Sequence[float], n_replicates: int = 5
         # `nearest`, since interpolation between two Inf gives NaN
         low, high = np.quantile(replicate_C, [(1 - level) / 2, (1 + level) / 2], axis=0, method="nearest")
         ends = (low, high)
-    has_crossover = np.isfinite(C)
-    power = fit_power(unique_tokens[has_crossover], C[has_crossover]) if has_crossover.sum() > 1 else None
-    return Crossover(unique_tokens, C, ends, power, _describe_crossover(has_crossover, power))
-
-
-def _describe_crossover(has_crossover: np.ndarray, power: PowerLaw | None) -> str:
-    if not has_crossover.any():
-        return "The laws do not cross within the range of the search: one objective is better throughout."
-    if power is None:
-        return "The laws cross for only one amount of unique text: no power law."
-    return f"C_crit = {power.coefficient:.3g} U^{power.exponent:.3g}."
+    return Crossover(unique_tokens, C, ends)

@@ -12,7 +12,7 @@ also those of a caller, and Chinchilla's with fixed
 constants or residuals in nats, are fitted by fit_form.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 import numpy as np
@@ -53,7 +53,6 @@ def fit_law(
     huber_delta: float = 1e-3,
     n_bootstrap: int = 1000,
     seed: int = 0,
-    weights: np.ndarray | None = None,
     groups: ArrayLike | None = None,
     loss_se: ArrayLike | None = None,
     residual: str = "log",
@@ -73,8 +72,6 @@ def fit_law(
     start         of such a function: {constant: value near which the fit starts}; a constant that starts
                   above 0 stays above 0
     huber_delta   width of the Huber loss; a very large one gives least squares
-    weights       [replicates, n] weightings to use instead of random ones, such as counts of how often each
-                  run was drawn; their percentiles are not expanded
     groups        [n] labels of rows that share a model, a trunk or a seed: such rows have one bootstrap
                   weight, and their noise has a common part. None: rows that share N are grouped, with a
                   warning, if their residuals correlate. range(n): every row is independent
@@ -99,15 +96,11 @@ def fit_law(
     best, params = _fit_constants(problem, runs, fixed)
     scatter, slopes = _linearize(problem, params, fixed)
     labels = None if groups is None else _validate_groups(groups, len(N), n_free)
-    dependent = groups is None and weights is None and is_dependent(scatter, slopes, N)
+    dependent = groups is None and is_dependent(scatter, slopes, N)
     if dependent and len(np.unique(N)) > n_free:
         labels = np.unique(N, return_inverse=True)[1]
-    boot_weights = (
-        _draw_weights(len(N), n_bootstrap, seed, labels)
-        if weights is None
-        else _validate_weights(weights, len(N))
-    )
-    boot, replicates = _bootstrap(problem, runs, best, boot_weights, fixed)
+    weights = _draw_weights(len(N), n_bootstrap, seed, labels)
+    boot, replicates = _bootstrap(problem, runs, best, weights, fixed)
     points, columns = problem.points, {"N": N, "D": D, "L": L} | ({} if unique is None else {"U": unique})
     # the scatter is of log L also for a fit in nats
     noise = estimate_noise(scatter, slopes, labels, points.x + points.y)
@@ -124,9 +117,7 @@ def fit_law(
         huber_delta=huber_delta,
         n_runs=len(N),
         ranges={name: [float(v.min()), float(v.max())] for name, v in columns.items()},
-        interval=_compute_interval(
-            replicates, bool(derived), noise.n_groups, len(N), seed if weights is None else None
-        ),
+        interval=_compute_interval(replicates, bool(derived), noise.n_groups, len(N), seed),
         standard_error={name: float(v.std(ddof=1)) for name, v in replicates.items() if len(v) > 1},
         derived={name: float(value) for name, value in derived.items()},
         replicates={name: v.tolist() for name, v in replicates.items()},
@@ -260,20 +251,6 @@ def _validate_groups(groups: ArrayLike, n_runs: int, n_free: int) -> np.ndarray:
     return group_indices
 
 
-def _validate_weights(weights: ArrayLike | Sequence[ArrayLike], n_runs: int) -> np.ndarray:
-    weights = np.asarray(weights, dtype=float)
-    if weights.ndim != 2 or weights.shape[1] != n_runs:
-        raise ValueError(
-            f"weights: got shape {weights.shape}, expected [replicates, {n_runs}], one column per run"
-        )
-    if not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any(axis=1).all():
-        raise ValueError(
-            "weights: got a negative or infinite weight or a replicate of zeros, expected 0 or more, one "
-            "above 0"
-        )
-    return weights
-
-
 def _check_design(n_free: int, **design: np.ndarray) -> None:
     """Raise ValueError unless there are more distinct runs than free constants."""
     n_distinct = len(np.unique(np.stack(list(design.values())), axis=1).T)
@@ -285,16 +262,14 @@ def _check_design(n_free: int, **design: np.ndarray) -> None:
 
 
 def _compute_interval(
-    replicates: dict[str, np.ndarray], has_optimum: bool, n_groups: int | None, n_runs: int, seed: int | None
+    replicates: dict[str, np.ndarray], has_optimum: bool, n_groups: int | None, n_runs: int, seed: int
 ) -> dict[str, object]:
-    """Return percentiles of replicates, not expanded for given weights (`seed` None)."""
+    """Return percentiles of replicates, expanded for the number of runs or groups."""
     if not replicates:
         return {}
-    n_units = n_groups or (None if seed is None else n_runs)  # None: the level is not expanded
-    method = "bootstrap by the weights given, percentiles"
-    if n_units is not None:
-        units = f"{n_units} {'groups of ' if n_groups else ''}runs"
-        method = f"bootstrap of weights over {units}, percentiles expanded for their number"
+    n_units = n_groups or n_runs
+    units = f"{n_units} {'groups of ' if n_groups else ''}runs"
+    method = f"bootstrap of weights over {units}, percentiles expanded for their number"
     level = expanded_level(LEVEL, n_units)
     derived = optimum_exponents_from(replicates) if has_optimum else {}
     params, ends = (

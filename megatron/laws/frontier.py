@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,14 +28,6 @@ class Frontier:
         from pandas import DataFrame  # slow import
 
         return DataFrame(vars(self))
-
-    def plot(self) -> Any:
-        """Return a plotly figure of N, D and L against C."""
-        from megatron.laws.plots import plot_optima
-
-        return plot_optima(
-            self.C, {"N, parameters": self.N, "D, tokens": self.D, "L, nats per token": self.L}
-        )
 
 
 def optimal_frontier(law: Law, C: ArrayLike) -> Frontier:

@@ -34,13 +34,11 @@ def extrapolate_law(
 
     Intervals of the law beyond the largest 6 N D include that error. SHARES of the runs are held
     out in turn; a share without which the form cannot be fitted is skipped. Without a bootstrap,
-    or where every share is skipped, nothing is added. `options` are further ones of `fit_law`
-    but `weights`. Raises ValueError as `fit_law`.
+    or where every share is skipped, nothing is added. `options` are further ones of `fit_law`.
+    Raises ValueError as `fit_law`.
     """
     given = {"N": N, "D": D, "L": L, "U": U, "groups": groups}
     columns = {name: np.asarray(values).ravel() for name, values in given.items() if values is not None}
-    if "weights" in options:
-        raise ValueError("weights: got some, expected none. Use fit_law, without the extrapolation.")
     law = fit_law(**columns, loss_se=loss_se, n_bootstrap=n_bootstrap, **options)
     if not law.replicates:
         return law
@@ -148,15 +146,14 @@ def select_largest(N: np.ndarray, D: np.ndarray, n_selected: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FormComparison:
-    """RMS log errors of one form on held-out runs, and in cross-validation over all runs.
+    """RMS log error of one form on held-out runs.
 
     `refused` is the reason for which the form could not be fitted.
     """
 
     form: str
     n_constants: int
-    largest_rms: float
-    folds_rms: float
+    rms: float
     refused: str = ""
 
 
@@ -167,34 +164,23 @@ def compare_forms(
     U: np.ndarray | None,
     forms: Sequence[str],
     held_out: np.ndarray,
-    n_folds: int = 5,
-    seed: int = 0,
     huber_delta: float = 1e-3,
 ) -> list[FormComparison]:
     """Fit each form without the runs `held_out` [n] bool and score it on them; best first.
 
-    `folds_rms` is the error of cross-validation over all runs in `n_folds` random
-    parts. A form that is good there and bad on the largest runs interpolates well
-    and extrapolates badly. Forms that cannot be fitted are last.
+    Forms that cannot be fitted are last.
     """
-    # 10 runs, 3 folds: parts of 4, 3 and 3 runs
-    part = np.random.default_rng(seed).permutation(len(N)) % n_folds
-    unique = np.full(len(N), np.inf) if U is None else U
-
-    def score_form(form: str, is_out: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return the log errors of the runs of mask `is_out`, without which the form is fitted."""
-        fitted_unique = None if U is None else U[~is_out]
-        columns = (v[~is_out] for v in (N, D, L))
-        law = fit_law(*columns, U=fitted_unique, form=form, n_bootstrap=0, huber_delta=huber_delta)
-        return np.log(law.loss(N[is_out], D[is_out], unique[is_out]) / L[is_out]), len(law.params)
-
+    columns = {"N": N, "D": D, "L": L} | ({} if U is None else {"U": U})
+    inner = {name: values[~held_out] for name, values in columns.items()}
+    outer = {name: values[held_out] for name, values in columns.items()}
+    measured = outer.pop("L")
     comparisons = []
     for form in forms:
         try:
-            largest, n_constants = score_form(form, held_out)
-            folds = np.concatenate([score_form(form, part == i)[0] for i in range(n_folds)])
-            rms, folds_rms = (float(np.sqrt((errors**2).mean())) for errors in (largest, folds))
-            comparisons.append(FormComparison(form, n_constants, rms, folds_rms))
+            law = fit_law(**inner, form=form, n_bootstrap=0, huber_delta=huber_delta)
         except ValueError as error:
-            comparisons.append(FormComparison(form, 0, np.inf, np.inf, str(error)))
-    return sorted(comparisons, key=lambda comparison: comparison.largest_rms)
+            comparisons.append(FormComparison(form, 0, np.inf, str(error)))
+            continue
+        errors = np.log(law.loss(**outer) / measured)
+        comparisons.append(FormComparison(form, len(law.params), float(np.sqrt((errors**2).mean()))))
+    return sorted(comparisons, key=lambda comparison: comparison.rms)

@@ -68,14 +68,11 @@ def _describe_trend(law: Law) -> list[str]:
 
 
 def format_comparisons(results: Sequence[FormComparison], n_held_out: int) -> str:
-    """Format the errors of forms on held-out runs and in cross-validation, one line for each."""
-    lines = [f"{'form':<18}{'constants':>9}  {f'{n_held_out} held out':>12}  {'5 folds':>9}"]
+    """Format the errors of forms on held-out runs, one line for each."""
+    lines = [f"{'form':<18}{'constants':>9}  {f'{n_held_out} held out':>12}"]
     for result in results:
         if result.refused:
             lines.append(f"{result.form:<18}{result.refused}")
         else:
-            lines.append(
-                f"{result.form:<18}{result.n_constants:>9}  {100 * result.largest_rms:>10.2f} %"
-                f"  {100 * result.folds_rms:>7.2f} %"
-            )
+            lines.append(f"{result.form:<18}{result.n_constants:>9}  {100 * result.rms:>10.2f} %")
     return "\n".join(lines)

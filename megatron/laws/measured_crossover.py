@@ -90,14 +90,6 @@ class MeasuredCrossover:
     draws: np.ndarray
 
 
-@dataclass(frozen=True)
-class CrossoverLaw:
-    """C_crit = coefficient U^exponent through measured crossings, with the interval of the exponent."""
-
-    power: PowerLaw
-    U: tuple[float, ...]
-
-
 def measure_crossover(U: float, first: Sequence[Setting], second: Sequence[Setting]) -> MeasuredCrossover:
     """Compare two objectives on U unique tokens, by the settings of `list_reported`.
 
@@ -255,8 +247,8 @@ def _find_interval(draws: np.ndarray, level: float) -> tuple[float | None, float
     return float(low) if math.isfinite(low) else None, float(high) if math.isfinite(high) else None
 
 
-def fit_crossover_law(crossovers: Sequence[MeasuredCrossover]) -> CrossoverLaw | None:
-    """Fit a power law through the measured crossings; None with fewer than two of them.
+def fit_crossover_law(crossovers: Sequence[MeasuredCrossover]) -> PowerLaw | None:
+    """Fit C_crit = coefficient U^exponent through the measured crossings; None with fewer than two of them.
 
     Each crossing has half the distance of the 15.9 and 84.1 % quantiles
     of its draws in log C as its error, where both are crossings: one
@@ -271,4 +263,4 @@ def fit_crossover_law(crossovers: Sequence[MeasuredCrossover]) -> CrossoverLaw |
         ends = np.array([_find_interval(draws, ONE_SD) for _, _, draws in measured], dtype=float)  # None: nan
         spread = np.log(ends[:, 1] / ends[:, 0]) / 2
         log_se = spread if np.isfinite(spread).all() and (spread > 0).all() else None
-    return CrossoverLaw(fit_power(U, C, log_se), tuple(float(u) for u in U))
+    return fit_power(U, C, log_se)

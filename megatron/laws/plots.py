@@ -1,13 +1,17 @@
 """Figures of laws: the loss against compute, and the optima along a frontier."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 N_POINTS, N_SIZES = 60, 6  # points of a line, sizes drawn
 BAND = {"fill": "toself", "line": {"width": 0}, "opacity": 0.3, "hoverinfo": "skip"}
+# column of the optima, stem of its interval's columns, title
+PANELS = (("N", "N", "N*, parameters"), ("loss", "predictive", "loss, nats per token"))
 
 
 def plot_law(
@@ -16,7 +20,7 @@ def plot_law(
     """Return a plotly figure of the loss of several sizes of a `Law` against compute.
 
     N, D, L [n] are runs to draw as points. Sizes and compute are from the ranges of
-    the fitted runs. The best size of each budget is the figure of `Frontier.plot`.
+    the fitted runs.
     """
     from plotly.graph_objects import Figure  # slow import
 
@@ -35,22 +39,21 @@ def plot_law(
     return figure
 
 
-def plot_optima(
-    C: ArrayLike,
-    columns: Mapping[str, ArrayLike],
-    bands: Mapping[str, tuple[ArrayLike, ArrayLike]] | None = None,
-) -> Any:
-    """Return a plotly figure: a panel for each of `columns` [n] against C [n], with `bands` (low, high)."""
+def plot_optima(optima: "DataFrame") -> Any:
+    """Return a plotly figure of the best N and its loss against C, from `ComputeLaw.to_frame`.
+
+    Bands are the confidence interval of N and the predictive interval of the loss.
+    """
     from plotly.subplots import make_subplots  # slow import
 
-    figure = make_subplots(rows=len(columns), shared_xaxes=True)
-    for row, (title, values) in enumerate(columns.items(), 1):
-        if bands and title in bands:
-            low, high = (np.asarray(end) for end in bands[title])
-            x, y = np.concatenate([C, np.asarray(C)[::-1]]), np.concatenate([low, high[::-1]])
-            figure.add_scatter(x=x, y=y, row=row, col=1, **BAND)
-        figure.add_scatter(x=np.asarray(C), y=np.asarray(values), mode="lines", row=row, col=1)
+    figure = make_subplots(rows=len(PANELS), shared_xaxes=True)
+    C = optima["C"].to_numpy()
+    for row, (name, interval, title) in enumerate(PANELS, 1):
+        low, high = (optima[f"{interval}_{end}"].to_numpy() for end in ("low", "high"))
+        x, y = np.concatenate([C, C[::-1]]), np.concatenate([low, high[::-1]])
+        figure.add_scatter(x=x, y=y, row=row, col=1, **BAND)
+        figure.add_scatter(x=C, y=optima[name].to_numpy(), mode="lines", row=row, col=1)
         figure.update_yaxes(type="log", title=title, row=row)
     figure.update_xaxes(type="log")
-    figure.update_xaxes(title="C, FLOPs", row=len(columns))
+    figure.update_xaxes(title="C, FLOPs", row=len(PANELS))
     return figure.update_layout(showlegend=False, template="plotly_white")

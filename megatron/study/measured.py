@@ -11,12 +11,12 @@ import pandas as pd
 from megatron.io import replace_nonfinite, write_json
 from megatron.laws.measured_crossover import (
     LEVEL,
-    CrossoverLaw,
     MeasuredCrossover,
     Setting,
     fit_crossover_law,
     measure_crossover,
 )
+from megatron.laws.power_law import PowerLaw
 from megatron.study.format import OBJECTIVE_NAMES, format_count
 
 CROSSOVER = "crossover.json"
@@ -47,7 +47,7 @@ def collect_settings(table: pd.DataFrame) -> dict[float, dict[str, list[Setting]
     return settings
 
 
-def measure_study(table: pd.DataFrame) -> tuple[list[MeasuredCrossover], CrossoverLaw | None]:
+def measure_study(table: pd.DataFrame) -> tuple[list[MeasuredCrossover], PowerLaw | None]:
     """Return the comparison of both objectives on each text, by U, and the power law through its crossings.
 
     Texts with runs of one objective only are left out. Raises ValueError if
@@ -71,7 +71,7 @@ def find_text_runs(table: pd.DataFrame, U: float) -> pd.DataFrame:
     return table[((table["unique_tokens"] / U - 1).abs() < SAME_U) & (table["status"] != "stale")]
 
 
-def write_crossover(study_dir: Path, measured: Sequence[MeasuredCrossover], law: CrossoverLaw | None) -> Path:
+def write_crossover(study_dir: Path, measured: Sequence[MeasuredCrossover], law: PowerLaw | None) -> Path:
     """Write <study>/crossover.json atomically; null stands for a crossing that was not measured."""
     path = study_dir / CROSSOVER
     points = []
@@ -81,8 +81,9 @@ def write_crossover(study_dir: Path, measured: Sequence[MeasuredCrossover], law:
         points.append(fields)
     power: dict[str, Any] | None = None
     if law is not None:
-        power = {name: getattr(law.power, name) for name in ("coefficient", "exponent", "dof")}
-        power |= {"exponent_interval": list(law.power.interval), "U": list(law.U)}
+        power = {name: getattr(law, name) for name in ("coefficient", "exponent", "dof")}
+        crossed = [at.U for at in measured if at.C is not None]
+        power |= {"exponent_interval": list(law.interval), "U": crossed}
     write_json(path, replace_nonfinite({"level": LEVEL, "crossovers": points, "C_crit": power}))
     return path
 

@@ -245,7 +245,7 @@ def seal_text(study_dir: Path, U: float) -> list[Forecast]:
         power = fit_power(texts, losses, log_se)
         forecasts.append(_predict_by_power(BEST_LOSS, objective, power, U, about | {"data_sha256": data}))
     if law is not None:
-        forecasts.append(_predict_by_power(CROSSING, "", law.power, U, about | {"data_sha256": data}))
+        forecasts.append(_predict_by_power(CROSSING, "", law, U, about | {"data_sha256": data}))
     return seal_forecasts(study_dir, forecasts)
 
 

@@ -6,6 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
+from megatron.laws.fitting.huber import CentredRuns
+from megatron.laws.fitting.varpro import bootstrap_chinchilla, fit_all_runs
+
+
+def refit_weighted(N: np.ndarray, D: np.ndarray, L: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the constants of form chinchilla, each [R], fitted to runs [n] with each of `weights` [R, n]."""
+    runs = CentredRuns.from_columns(N, D, L)
+    best = fit_all_runs(runs, np.ones((1, len(N))), 1e-3)
+    return runs.to_constants(bootstrap_chinchilla(runs, best.phi[0], weights.astype(float), 1e-3).phi)
+
 
 def read_columns(path: Path, *names: str) -> list[np.ndarray]:
     """Return columns of a CSV file as numbers; NaN for empty cells."""

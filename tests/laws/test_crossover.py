@@ -47,20 +47,15 @@ def test_at_the_crossover_both_are_equal_and_below_it_the_first_is_better() -> N
     assert search_least_loss(AR, C * 3, U) > search_least_loss(DIFFUSION, C * 3, U)
 
 
-def test_more_unique_text_moves_the_crossover_up_by_a_power_law() -> None:
+def test_more_unique_text_moves_the_crossover_up() -> None:
     U = np.array([1e7, 1e8, 1e9, 1e10])
     result = crossover(AR, DIFFUSION, U)
-    assert (np.diff(result.C) > 0).all()
-    slopes = np.diff(np.log(result.C)) / np.diff(np.log(U))
-    assert slopes.min() <= result.power.exponent <= slopes.max()
-    assert "C_crit =" in result.words and result.ends is None
+    assert (np.diff(result.C) > 0).all() and result.ends is None
 
 
-def test_laws_that_never_cross_are_reported() -> None:
+def test_laws_that_never_cross_have_no_critical_compute() -> None:
     worse = make_law(params=AR.params | {"E": 2.5})
-    result = crossover(AR, worse, [1e8])
-    assert np.isnan(result.C).all() and result.power is None
-    assert "do not cross" in result.words
+    assert np.isnan(crossover(AR, worse, [1e8]).C).all()
 
 
 def test_the_interval_of_the_crossover_is_that_of_its_replicates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,8 +92,6 @@ def test_without_a_bootstrap_or_enough_runs_nothing_is_added() -> None:
     assert extrapolate_law(n, d, loss, n_bootstrap=0).extrapolation == {}
     few = slice(0, 24, 4)
     assert extrapolate_law(n[few], d[::4] * np.arange(1, 7), loss[few], n_bootstrap=5).extrapolation == {}
-    with pytest.raises(ValueError, match="weights: got some, expected none"):
-        extrapolate_law(n, d, loss, weights=np.ones((2, 24)))
 
 
 @pytest.mark.slow

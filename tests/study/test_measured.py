@@ -100,7 +100,7 @@ def test_crossings_and_their_exponent_are_those_of_the_runs(folder) -> None:
         assert crossing_of(at.U) == pytest.approx(at.C, rel=0.15)
         assert at.interval[0] < at.C < at.interval[1]
         assert at.first.n_seeds == 3 and at.first.is_fresh
-    assert law is not None and law.power.exponent == pytest.approx(EXPONENT, abs=0.2)
+    assert law is not None and law.exponent == pytest.approx(EXPONENT, abs=0.2)
 
 
 def test_forecasts_for_the_next_text_are_sealed_before_it_and_scored_when_all_its_runs_ended(folder) -> None:
