@@ -231,7 +231,7 @@ def check_overrides(where: str, tool: str, args: argparse.Namespace) -> None:
             check_key(where, key.removeprefix("run."))
 
 
-STUDY_KEYS = ("name", "directory", "run", "sizes", "grids", "share_trunks")
+STUDY_KEYS = ("name", "directory", "run", "sizes", "cells", "share_trunks")
 
 
 def check_key(where: str, key: str) -> None:

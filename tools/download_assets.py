@@ -58,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
         )
         part.add_argument("--shards", type=parse_count, metavar="N", help="the first N files; default: all")
         for option in ("--documents", "--max-bytes"):  # removed options
-            part.add_argument(option, type=refuse_limit, help=argparse.SUPPRESS)
+            part.add_argument(option, type=refuse_limit, metavar="N", help=argparse.SUPPRESS)
         where = text.add_argument_group("source and format")
         where.add_argument("--repo", default=repo, metavar="OWNER/NAME", help="data set on the hub")
         where.add_argument(
@@ -67,7 +67,9 @@ def build_parser() -> argparse.ArgumentParser:
             metavar="PATTERN",
             help="files of the data set; {split} is replaced by the split",
         )
-        where.add_argument("--format", type=check_style, help=argparse.SUPPRESS)  # removed option
+        where.add_argument(
+            "--format", type=check_style, metavar="NAME", help=argparse.SUPPRESS
+        )  # removed option
         _add_common(text)
     for name, what in (
         ("tokenizer", "download the files of a tokenizer"),

@@ -31,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="a .bin/.idx dataset without its suffix, or a quoted pattern of them in natural order (part-2 "
         "before part-10); all of the same tokenizer and dtype",
     )
-    inputs.add_argument("--list", type=refuse_list, help=argparse.SUPPRESS)  # removed option
+    inputs.add_argument("--list", type=refuse_list, metavar="FILE", help=argparse.SUPPRESS)  # removed option
     inputs.add_argument(
         "--mixed-eod", action="store_true", help="accept datasets even if their documents end differently"
     )

@@ -50,7 +50,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="read and register only files below this folder; may be repeated",
     )  # fmt: skip
     for option in ("--metrics-port", "--metrics-host", "--prometheus"):
-        serving.add_argument(option, dest="former", nargs="?", const=True, help=argparse.SUPPRESS)
+        serving.add_argument(
+            option, dest="former", nargs="?", const=True, metavar="X", help=argparse.SUPPRESS
+        )
     status = parser.add_argument_group("status of a server")
     status.add_argument("--status", metavar="LOCATION", help="print the status of a running server")
     status.add_argument(

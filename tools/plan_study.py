@@ -78,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--unique", type=float, metavar="TOKENS", help="unique tokens; training beyond them repeats text"
     )
     for option in REMOVED:
-        runs.add_argument(option, nargs="*", help=argparse.SUPPRESS)
+        runs.add_argument(option, nargs="*", metavar="X", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, metavar="RUNS.csv", help="also write the runs to this file")
     return parser
 
