@@ -114,10 +114,10 @@ def measure_crossover(U: float, first: Sequence[Setting], second: Sequence[Setti
     noise = [_pool_errors(settings) for settings in reported]
     best = [_select_best(*side) for side in zip(reported, noise, strict=True)]
     rng, draws = np.random.default_rng(0), np.empty(0)
-    known = [errors for errors in noise if errors is not None]
-    if len(known) == len(noise):
+    errors_of = [errors for errors in noise if errors is not None]
+    if len(errors_of) == len(noise):
         dof = [min(MIN_DOF, sum(len(s.fresh) - 1 for s in settings)) for settings in reported]
-        shifts = [rng.standard_t(n, (N_DRAWS, 1)) * se for n, se in zip(dof, known, strict=True)]
+        shifts = [rng.standard_t(n, (N_DRAWS, 1)) * se for n, se in zip(dof, errors_of, strict=True)]
         # the fresh seeds did not select: the validation losses stay
         redrawn = [means + shift for means, shift in zip(test, shifts, strict=True)]
         draws, _ = find_crossings(C, validation, redrawn)
