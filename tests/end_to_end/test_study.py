@@ -83,7 +83,7 @@ def test_the_dry_run_prices_every_run_and_trains_nothing(walk: Walk) -> None:
     # 16 wide, 1 layer, 501 ids padded to 512: 512*16 + 4*256 + 3*16*64 + 3*16
     assert "12,336" in output
     assert "7 of 7 runs to do, 41k tokens" in output.splitlines()[0]
-    assert "240 steps of small and 240 steps of large timed on this machine" in output.replace("\n", " ")
+    assert "steps of small and large timed on this machine" in output.replace("\n", " ")
     assert not (walk.out / "runs").exists()
 
 
@@ -93,7 +93,7 @@ def test_the_walk_ends_in_a_law_and_a_page_and_a_second_sweep_trains_nothing(wal
     results = {path: path.stat().st_mtime_ns for path in walk.out.glob("runs/*/result.json")}
     assert len(results) == 7
     again = walk.run("sweep", walk.study)
-    assert "7 of 7 runs are done already" in again
+    assert "nothing to do: 7 of 7 runs are done" in again
     assert {path: path.stat().st_mtime_ns for path in walk.out.glob("runs/*/result.json")} == results
     walk.run("collect", walk.out)
     with (walk.out / "table.csv").open() as file:
@@ -118,7 +118,7 @@ def test_the_walk_ends_in_a_law_and_a_page_and_a_second_sweep_trains_nothing(wal
 def test_a_changed_study_keeps_runs_that_are_still_planned_and_marks_the_others_stale(walk: Walk) -> None:
     words = ["cells=[{size: [small], tokens: [2560, 20480]}]"]
     output = walk.run("sweep", walk.study, *words)
-    assert "1 of 2 runs are done already" in output
+    assert "1 of 2 runs to do" in output
     walk.run("collect", walk.out)
     with (walk.out / "table.csv").open() as file:
         statuses = [row["status"] for row in csv.DictReader(file)]

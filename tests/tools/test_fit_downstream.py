@@ -50,7 +50,7 @@ def test_the_crossover_of_two_laws_is_printed(root: Path, tmp_path: Path) -> Non
     words = (tmp_path / "ar.json", tmp_path / "md.json", "--unique", 1e8, 1e9)
     done = run_tool(root, "find_crossover.py", *words)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("C_crit ") == 3 and "95 % confidence [" in done.stdout
+    assert done.stdout.count("C_crit ") == 2 and "95 % confidence [" in done.stdout
     assert run_tool(root, "find_crossover.py", tmp_path / "ar.json", tmp_path / "none.json").returncode == 1
     assert "expected a number of tokens above 0" in run_tool(root, "find_crossover.py", *words[:3], -1).stderr
 
