@@ -90,7 +90,6 @@ GROUPS = {  # in the order of a study: sub-command -> file in tools/
         "code-points": "derive_code_points",
     },
     "prepare text": {
-        "download": "download_assets",
         "corpus": "prepare_corpus",
         "tokenizer": "train_tokenizer",
         "prepare": "preprocess_data_many_cores",
@@ -128,6 +127,7 @@ GROUPS = {  # in the order of a study: sub-command -> file in tools/
     },
     "report": {"report": "make_report"},
 }
+REMOVED = dict.fromkeys(("download", "download_assets"), "`hf download`, as in DATA.md")
 SUBCOMMANDS = {name: tool for group in GROUPS.values() for name, tool in group.items()}
 
 
@@ -708,8 +708,10 @@ def report_unknown(word: str) -> int:
     """Print the nearest sub-command to an unknown one, and return the exit status of wrong usage."""
     # people who know the files in tools/ type their names
     names = {name: name for name in SUBCOMMANDS} | {tool: name for name, tool in SUBCOMMANDS.items()}
-    nearest = get_close_matches(word.lower().removesuffix(".py"), names, 1)
+    name = word.lower().removesuffix(".py")
+    nearest = get_close_matches(name, names, 1)
     hint = f"; did you mean {names[nearest[0]]}?" if nearest else ""
+    hint = f"; it is replaced by {REMOVED[name]}" if name in REMOVED else hint
     message = f"got '{escape_controls(word)}', expected a sub-command{hint} (see {PROGRAM} --help)"
     print(f"{PROGRAM}: error: {message}", file=sys.stderr)
     return 2

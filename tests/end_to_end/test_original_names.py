@@ -34,8 +34,9 @@ printf '%s\\n' "$@"
 @pytest.fixture(scope="module")
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bin")
-    (folder / "python").write_text(RECORDER.format(python=sys.executable))
-    (folder / "python").chmod(0o755)
+    for name in ("python", "hf"):
+        (folder / name).write_text(RECORDER.format(python=sys.executable))
+        (folder / name).chmod(0o755)
     return folder
 
 
@@ -244,13 +245,11 @@ def test_variables_of_evaluation_become_options(root: Path, record) -> None:
     assert read_scored(root, "evaluate_downstream", words)["models"] == [Path("theirs/global_step5")]
 
 
-def test_download_fetches_the_two_published_datasets(root: Path, record) -> None:
+def test_download_fetches_the_two_published_datasets(record) -> None:
     words = record("examples_scaling/download.sh", "--revision", "v1")
-    parser = load_tool(root / "tools" / "download_assets.py").build_parser()
-    half = len(words) // 2
-    for name, part in zip(("100M", "validation"), (words[:half], words[half:]), strict=True):
-        args = parser.parse_args(part[1:])
-        assert (args.what, args.name, args.out, args.revision) == ("subset", name, Path("data"), "v1")
+    names = [f"gpt2tok_c4_{name}_text_document{suffix}" for name in ("100", "val") for suffix in (".bin", ".idx")]
+    assert words[:6] == ["download", "ZahlenReal/diffusion_data_constraint_quickstart", *names]
+    assert words[6:] == ["--repo-type", "dataset", "--local-dir", "data", "--revision", "v1"]
 
 
 def test_install_uses_the_active_environment_or_makes_one(root: Path, recorder: Path, record) -> None:
