@@ -53,13 +53,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     files.add_argument("--overwrite", action="store_true", help="replace an existing output")
     files.add_argument("--json-key", default="text", metavar="KEY", help="key of the text")
-    files.add_argument(
-        "--on-error",
-        choices=["fail", "skip"],
-        default="fail",
-        help="for a line that is not JSON or has no string under the key, and for a damaged compressed or "
-        "columnar file: fail prints its position and stops; skip omits the line, or the rest of the file",
-    )
     files.add_argument("--quiet", action="store_true", help="no progress bar")
     which = parser.add_argument_group("selection of documents (K, M, B, T are 10^3, 10^6, 10^9, 10^12)")
     exclusive = which.add_mutually_exclusive_group(required=True)
@@ -136,10 +129,7 @@ def take_subset(args: argparse.Namespace) -> SubsetResult:
         # the C++ encoder where it is exact for this tokenizer, else the library
         encoder = LibraryEncoder(tokenizer, special) if fast is None else FastEncoder(fast, special)
         counter = CountingEncoder(encoder, tokenizer.eod_id if args.append_eod else NO_EOD)
-    return subset_text(
-        args.input, args.output, selection, counter, args.json_key, args.on_error == "skip", args.quiet,
-        args.overwrite,
-    )  # fmt: skip
+    return subset_text(args.input, args.output, selection, counter, args.json_key, args.quiet, args.overwrite)
 
 
 def take_split(args: argparse.Namespace) -> SubsetResult:
@@ -172,10 +162,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if subset.n_tokens is not None:
         tokens = f"{subset.n_tokens:,} tokens"
     print(f"{args.output}: {subset.n_documents:,} documents, {tokens}")
-    if subset.n_rejected:
-        print(f"{subset.n_rejected:,} bad lines skipped")
-    if subset.n_damaged:
-        print(f"{subset.n_damaged:,} damaged files skipped")
     return 0
 
 

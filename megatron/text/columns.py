@@ -1,4 +1,4 @@
-"""Arrow arrays of text: validation, values and bytes."""
+"""Arrow arrays of text as bytes and offsets."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,43 +6,16 @@ from typing import Any
 import numpy as np
 
 
-def check_structure(column: Any) -> None:
-    """Raise pyarrow.ArrowInvalid if offsets point outside the text, as in a damaged file."""
-    as_bytes = {"string": "binary", "large_string": "large_binary"}
-    # Full validation also checks UTF-8. Invalid UTF-8 is an error of a single row: check the array as binary.
-    if str(column.type) in as_bytes:
-        column = column.view(as_bytes[str(column.type)])
-    column.validate(full=True)
-
-
-def decode_values(column: Any) -> list[Any]:
-    """Return the values of an arrow array; a string that is not UTF-8 becomes bytes."""
-    try:
-        return column.to_pylist()
-    except UnicodeDecodeError:
-        return [_decode_value(cell) for cell in column]
-
-
-def _decode_value(cell: Any) -> Any:
-    try:
-        return cell.as_py()
-    except UnicodeDecodeError:
-        return cell.as_buffer().to_pybytes()
-
-
 def concat_texts(column: Any) -> tuple[np.ndarray, np.ndarray] | None:
     """Return (UTF-8 bytes, int64 end offset of each text) of an arrow array of strings, without a copy.
 
-    Returns None for an array of another type, with nulls, or with a string that is
-    not UTF-8.
+    Returns None for an array of another type or with nulls. Raises pyarrow.ArrowInvalid for offsets outside
+    the text, as in a damaged file, and for a string that is not UTF-8.
     """
     offset = {"string": np.int32, "large_string": np.int64}.get(str(column.type))
     if offset is None or column.null_count or not len(column):
         return None
-    try:
-        column.validate(full=True)
-    except ValueError:  # pyarrow.ArrowInvalid
-        return None
+    column.validate(full=True)
     # Layout: offsets [n + 1], text i is bytes offsets[i] to offsets[i + 1]. A slice shares the buffers of its
     # parent and begins at element column.offset. Offsets are valid only because of the validation above.
     _, offsets, text = column.buffers()

@@ -19,7 +19,7 @@ from megatron.text.local_text import (
     installed_version,
     read_local_text,
 )
-from megatron.text.subset import DocumentReader
+from megatron.text.subset import iter_documents
 from megatron.tokenizer.hub_cache import find_hub_error
 
 HELD_OUT_SHARE = 0.05
@@ -307,9 +307,7 @@ def iter_texts(paths: Sequence[Source], key: str = "text") -> Iterator[str]:
 
     Raises ValueError with file and line for a line without text under the key.
     """
-    for path in paths:
-        reader = DocumentReader([path], key)
-        yield from (document.text for document in reader.parse_documents(reader.iter_lines()))
+    yield from (document.text for document in iter_documents(paths, key))
 
 
 def train_tokenizer(path: Path, key: str, n_tokens: int, folder: Path) -> bool:

@@ -8,7 +8,7 @@ from typing import IO, Any
 
 from megatron import _csrc
 from megatron.io import DISK_FULL_ERRNOS
-from megatron.text.columns import concat_texts, decode_values, iter_slices
+from megatron.text.columns import concat_texts, iter_slices
 from megatron.text.inputs import COLUMN_SUFFIXES, find_line_end
 from megatron.text.text_readers import (
     MAX_PARSED_LINE,
@@ -90,11 +90,9 @@ class _PieceEncoder:
 
     def run(self) -> None:
         """Encode all documents. Raises ValueError for a bad line, unless bad lines are skipped."""
-        piece, encoder = self.piece, self.encoder
-        # C++ reads one key of lines and columns; texts of several keys are parsed here
-        is_fast = isinstance(encoder, FastEncoder) and len(self.writers) == 1
+        piece, is_fast = self.piece, isinstance(self.encoder, FastEncoder)
         if piece.path.name.endswith(COLUMN_SUFFIXES):
-            if is_fast:
+            if is_fast and len(self.writers) == 1:
                 self._encode_column()
             else:
                 self._encode_batches(self._iter_rows())
@@ -131,7 +129,7 @@ class _PieceEncoder:
 
     def _iter_rows(self) -> Iterator[tuple[int, Callable[[str], str]]]:
         for columns in iter_columns(self.piece.path, list(self.writers), on_read=self.on_read):
-            for values in zip(*map(decode_values, columns), strict=True):
+            for values in zip(*(column.to_pylist() for column in columns), strict=True):
                 row = dict(zip(self.writers, values, strict=True))
                 self.n_lines += 1
                 yield self.n_lines - 1, lambda key, row=row: check_text(row[key], key)  # type: ignore[misc]
@@ -184,7 +182,7 @@ class _PieceEncoder:
             self.writers[key].write(ids, lengths)
 
     def _encode_column(self) -> None:
-        """Encode one column from arrow's buffers; arrays with invalid values are read row by row."""
+        """Encode one column from arrow's buffers; arrays with nulls are read row by row."""
         encoder, ((key, writer),) = self.encoder, self.writers.items()
         assert isinstance(encoder, FastEncoder), "only C++ encodes arrow's buffers"
         for (column,) in iter_columns(self.piece.path, [key], on_read=self.on_read):
@@ -192,7 +190,7 @@ class _PieceEncoder:
                 if (joined := concat_texts(texts)) is not None:
                     writer.write(*encoder.encode_concatenated(*joined, self.settings.eod))
                     continue
-                values = enumerate(decode_values(texts), self.n_lines + first)
+                values = enumerate(texts.to_pylist(), self.n_lines + first)
                 self._encode_batches((i, functools.partial(check_text, value)) for i, value in values)
             self.n_lines += len(column)
             if writer.has_enough:
@@ -200,17 +198,8 @@ class _PieceEncoder:
 
     def _encode_range(self, file: IO[bytes], begin: int, end: int) -> None:
         """Encode the lines in bytes [begin, end) of a plain file in C++."""
-        encoder, ((key, writer),) = self.encoder, self.writers.items()
-        assert isinstance(encoder, FastEncoder), "only C++ reads lines by descriptor"
-        is_wide = writer.dtype.itemsize == 4
-        outputs = writer.ids.fileno(), writer.lengths.fileno()
-        settings = key, encoder.special, self.settings.eod, is_wide, *outputs
         while begin < end:
-            begin, n_documents, n_tokens, n_lines, is_refused = _csrc.encode_lines(
-                encoder.worker, file.fileno(), begin, end, *settings
-            )
-            writer.count_documents(n_documents, n_tokens)
-            self.n_lines += n_lines
+            begin, is_refused = self._encode_accepted(file, begin, end)
             if is_refused:
                 # C++ reads by descriptor with pread, so the position of `file` is free
                 file.seek(begin)
@@ -219,6 +208,35 @@ class _PieceEncoder:
                 line_end = find_line_end(file) if is_cut else file.tell()
                 self._encode_refused_line(line, line_end - begin)
                 begin = line_end
+
+    def _encode_accepted(self, file: IO[bytes], begin: int, end: int) -> tuple[int, bool]:
+        """Encode lines for all keys, up to the first line that C++ refuses for any of them.
+
+        Returns (offset of this line or `end`, whether a line was refused).
+        """
+        # Lines 0 to 9: key a encodes all, b refuses line 6, c refuses line 4. Then a and b are rewound, and
+        # encode lines 0 to 3 again: no line has documents for some keys only.
+        stop, is_refused = end, False
+        results = {}
+        for key in self.writers:
+            results[key] = self._encode_key(file, begin, stop, key)
+            stop, is_refused = results[key][0], is_refused or results[key][4]
+        for key, writer in self.writers.items():
+            if results[key][0] > stop:
+                writer.rewind()
+                results[key] = self._encode_key(file, begin, stop, key)
+            _, n_documents, n_tokens, n_lines, _ = results[key]
+            writer.count_documents(n_documents, n_tokens)
+        self.n_lines += n_lines
+        return stop, is_refused
+
+    def _encode_key(self, file: IO[bytes], begin: int, end: int, key: str) -> tuple[int, int, int, int, bool]:
+        """Encode lines for one key as `_csrc.encode_lines`: (next, documents, tokens, lines, refused)."""
+        encoder, writer = self.encoder, self.writers[key]
+        assert isinstance(encoder, FastEncoder), "only C++ reads lines by descriptor"
+        is_wide, outputs = writer.dtype.itemsize == 4, (writer.ids.fileno(), writer.lengths.fileno())
+        settings = key, encoder.special, self.settings.eod, is_wide, *outputs
+        return _csrc.encode_lines(encoder.worker, file.fileno(), begin, end, *settings)
 
     def _encode_blocks(self, blocks: Iterator[bytes]) -> None:
         """Encode the lines of a stream through a file, for C++ and for lines that are too long for memory."""

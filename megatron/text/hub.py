@@ -59,7 +59,7 @@ def _download_model(repo: str, revision: str) -> Path:
     endpoint = os.environ.get("HF_ENDPOINT")
     try:
         return Path(
-            snapshot_download(repo, revision=revision, allow_patterns=MODEL_FILES, endpoint=endpoint)
+            snapshot_download(repo, revision=revision, allow_patterns=[*MODEL_FILES], endpoint=endpoint)
         )
     except (OSError, HTTPError) as error:
         if isinstance(error, OSError) and error.errno is not None:

@@ -29,11 +29,10 @@ from megatron.text.inputs import COLUMN_SUFFIXES, Source, describe_inputs, find_
 from megatron.text.merge import copy_documents, is_finished
 from megatron.text.merge_inputs import describe_origin
 from megatron.text.text_readers import (
-    DamagedFileError,
-    check_intact,
+    InputPiece,
     check_text,
+    iter_columns,
     iter_lines,
-    iter_rows,
     parse_text,
     split_into_pieces,
 )
@@ -41,12 +40,9 @@ from megatron.tokenizer.encoder import Encoder, encode_with_location
 
 log = get_logger(__name__)
 OUTPUT_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst")
-BATCH_DOCUMENTS, BATCH_CHARACTERS = 128, 1 << 20
 PRIORITY_BATCH = 4096  # priorities drawn at a time
 # entries copied from the sidecar of a dataset
 COPIED_META = ("tokenizer", "append_eod", "special_text", "json_key")
-
-Line = tuple[Source, int, Any]  # file, number from 1, and a line that is not blank or the value of a row
 
 
 class Document(NamedTuple):
@@ -96,8 +92,6 @@ class SubsetResult:
 
     n_documents: int
     n_tokens: int | None
-    n_rejected: int = 0
-    n_damaged: int = 0  # skipped files
 
 
 @dataclass(frozen=True)
@@ -106,6 +100,10 @@ class CountingEncoder:
 
     encoder: Encoder
     eod: int
+
+    def count(self, document: Document) -> int:
+        """Return the tokens of a document. Raises ValueError with its location if it cannot be encoded."""
+        return len(encode_with_location(self.encoder, [document.text], [document.location], self.eod)[0])
 
 
 def find_dataset_prefix(word: str) -> Path | None:
@@ -117,18 +115,18 @@ def find_dataset_prefix(word: str) -> Path | None:
 
 def subset_text(
     inputs: Sequence[str], output: Path, selection: DocumentSelection, counter: CountingEncoder | None = None,
-    key: str = "text", skip_bad_lines: bool = False, quiet: bool = False, overwrite: bool = False,
+    key: str = "text", quiet: bool = False, overwrite: bool = False,
 ) -> SubsetResult:  # fmt: skip
     """Write the selected lines of `inputs` to `output` in their order.
 
     The suffix of the output selects its compression. Lines stay unchanged except
     for the line end, which becomes a newline. Blank lines are not documents. Rows
-    of parquet and arrow files become {key: text}. Memory: a batch of documents.
+    of parquet and arrow files become {key: text}. Memory: a document.
 
     Raises FileNotFoundError. Raises ValueError with file and line for an invalid
-    line that is read (unless bad lines are skipped), and for fewer documents or
-    tokens than requested. Raises OSError for a full disk. After an error no new
-    output exists, and an existing one is unchanged.
+    line that is read, and for fewer documents or tokens than requested. Raises
+    OSError for a full disk. After an error no new output exists, and an existing
+    one is unchanged.
     """
     paths = find_inputs(inputs)
     if not output.name.endswith(OUTPUT_SUFFIXES):
@@ -144,23 +142,23 @@ def subset_text(
         )
     if selection.tokens is not None and counter is None:
         raise ValueError("tokens: got no tokenizer to count with. Give --tokenizer-model.")
-    source = DocumentReader(paths, key, skip_bad_lines)
     n_documents = n_tokens = 0
     n_expected, unit = selection.tokens or selection.documents, "tokens" if selection.tokens else "documents"
     with (
         ProgressBar("subset", n_expected, unit, quiet=quiet) as bar,
         _open_output(output) as file,
-        closing(_select_documents(source, selection)) as selected,
+        closing(_select_documents(iter_documents(paths, key), selection)) as selected,
     ):
-        for line, n in _count_tokens(selected, counter):
-            file.write(line + b"\n")
+        for document in selected:
+            n = 0 if counter is None else counter.count(document)
+            file.write(document.line + b"\n")
             n_documents += 1
             n_tokens += n
             bar.update(n if selection.tokens else 1)
             if selection.tokens is not None and n_tokens >= selection.tokens:
                 break
         _check_enough(selection, n_documents, n_tokens, describe_inputs(inputs))
-    return SubsetResult(n_documents, n_tokens if counter else None, source.n_rejected, source.n_damaged)
+    return SubsetResult(n_documents, n_tokens if counter else None)
 
 
 def subset_dataset(
@@ -199,65 +197,38 @@ def subset_dataset(
     return SubsetResult(len(numbers), n_tokens)
 
 
-class DocumentReader:
-    """Lines of the inputs, and their conversion to documents.
-
-    skip   bad lines are counted instead of raising ValueError
-    """
-
-    def __init__(self, paths: Sequence[Source], key: str, skip: bool = False) -> None:
-        self.paths, self.key, self.skip = paths, key, skip
-        self.n_rejected = self.n_damaged = 0
-
-    def iter_lines(self) -> Iterator[Line]:
-        """Yield all lines and rows in order, without validation."""
-        for piece in split_into_pieces(self.paths, piece_bytes=1 << 62):
-            path = piece.path
+def iter_documents(paths: Sequence[Source], key: str) -> Iterator[Document]:
+    """Yield the documents of files. Raises ValueError with file and line for a bad one."""
+    for piece in split_into_pieces(paths, piece_bytes=1 << 62):
+        is_columnar = piece.path.name.endswith(COLUMN_SUFFIXES)
+        for number, value in _iter_values(piece, key):
+            location = f"{piece.path}, {'row' if is_columnar else 'line'} {number}"
             try:
-                if self.skip and not piece.is_plain:
-                    # as preprocessing, which uses nothing of a damaged file
-                    check_intact(path, self.key)
-                if _is_columnar(path):
-                    values = chain.from_iterable(iter_rows(path, self.key))
-                    yield from ((path, number, value) for number, value in enumerate(values, 1))
-                else:
-                    yield from ((path, i + 1, line) for i, line in iter_lines(piece) if line.strip())
-            except DamagedFileError as error:
-                if not self.skip:
-                    raise
-                self.n_damaged += 1
-                log.warning("%s: skipped, it is damaged (%s)", path, error.reason)
-
-    def parse_documents(self, lines: Iterator[Line]) -> Iterator[Document]:
-        """Yield the documents of lines and rows."""
-        for path, number, value in lines:
-            is_row = _is_columnar(path)
-            location = f"{path}, {'row' if is_row else 'line'} {number}"
-            try:
-                text = check_text(value, self.key) if is_row else parse_text(value, self.key)
+                text = check_text(value, key) if is_columnar else parse_text(value, key)
             except ValueError as error:
-                if not self.skip:
-                    raise ValueError(f"{location}: {error}") from error
-                self.n_rejected += 1
-                continue
-            line = json.dumps({self.key: text}, ensure_ascii=False).encode() if is_row else value
+                raise ValueError(f"{location}: {error}") from error
+            line = json.dumps({key: text}, ensure_ascii=False).encode() if is_columnar else value
             yield Document(location, line, text)
 
 
-def _is_columnar(path: Source) -> bool:
-    return path.name.endswith(COLUMN_SUFFIXES)
+def _iter_values(piece: InputPiece, key: str) -> Iterator[tuple[int, Any]]:
+    """Yield (number from 1, line that is not blank) of a text file, or (number, value) of a column."""
+    if piece.path.name.endswith(COLUMN_SUFFIXES):
+        columns = iter_columns(piece.path, [key])
+        yield from enumerate(chain.from_iterable(column.to_pylist() for (column,) in columns), 1)
+    else:
+        yield from ((i + 1, line) for i, line in iter_lines(piece) if line.strip())
 
 
 def _select_documents(
-    source: DocumentReader, selection: DocumentSelection
+    documents: Iterator[Document], selection: DocumentSelection
 ) -> Generator[Document, None, None]:
     """Yield the selected documents in order; for `tokens` all documents, as the caller counts."""
-    lines: Iterator[Line] = source.iter_lines()
     if isinstance(selection.sample, Fraction):
         most = _threshold(selection.sample)
-        keyed = zip(lines, _iter_priorities(selection.seed), strict=False)
-        lines = (line for line, priority in keyed if priority < most)
-    yield from islice(source.parse_documents(lines), selection.documents)
+        keyed = zip(documents, _iter_priorities(selection.seed), strict=False)
+        documents = (document for document, priority in keyed if priority < most)
+    yield from islice(documents, selection.documents)
 
 
 def _threshold(share: Fraction) -> int:
@@ -275,39 +246,6 @@ def _iter_priorities(seed: int) -> Iterator[int]:
     raw = PCG64(seed)
     while True:
         yield from raw.random_raw(PRIORITY_BATCH).tolist()
-
-
-def _count_tokens(
-    documents: Iterator[Document], counter: CountingEncoder | None
-) -> Iterator[tuple[bytes, int]]:
-    """Yield (line, tokens), encoded in batches; 0 tokens without a counter."""
-    if counter is None:
-        yield from ((document.line, 0) for document in documents)
-        return
-    for batch in _iter_batches(documents):
-        lines, texts = [document.line for document in batch], [document.text for document in batch]
-        locations = [document.location for document in batch]
-        _, lengths = encode_with_location(counter.encoder, texts, locations, counter.eod)
-        yield from zip(lines, lengths.tolist(), strict=True)
-
-
-def _iter_batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    n_characters = 0
-    try:
-        for document in documents:
-            batch.append(document)
-            n_characters += len(document.text)
-            if len(batch) >= BATCH_DOCUMENTS or n_characters >= BATCH_CHARACTERS:
-                yield batch
-                batch, n_characters = [], 0
-    except ValueError:
-        # the documents before the bad line may suffice
-        if batch:
-            yield batch
-        raise
-    if batch:
-        yield batch
 
 
 def _select_dataset_documents(dataset: IndexedTokens, selection: DocumentSelection) -> np.ndarray:

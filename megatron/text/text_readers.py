@@ -22,9 +22,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from megatron.io import write_atomic_bytes
-from megatron.text.columns import check_structure, decode_values
 from megatron.text.inputs import (
-    COLUMN_SUFFIXES,
     PLAIN_SUFFIXES,
     READ_BYTES,
     STDIN,
@@ -56,7 +54,7 @@ class DamagedFileError(ValueError):
     def __str__(self) -> str:
         return (
             f"{self.path}: got damaged content ({self.reason}), expected an intact file. Write or download "
-            "it again, or skip it with --on-error skip."
+            "it again, or preprocess with --on-error skip."
         )
 
 
@@ -163,33 +161,6 @@ class _CountingReader(io.RawIOBase):
         return n
 
 
-class _XzReader(io.RawIOBase):
-    """Raw file of decompressed xz streams. lzma.LZMAFile drops what follows padding or a damaged header."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._decoder = file, lzma.LZMADecompressor()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = b""
-        while not data:
-            packed = b""
-            if self._decoder.eof:
-                packed = self._decoder.unused_data.lstrip(b"\0")
-                while not packed and (block := self._file.read(READ_BYTES)):
-                    packed = block.lstrip(b"\0")  # padding between streams
-                if not packed:
-                    return 0
-                self._decoder = lzma.LZMADecompressor()
-            elif self._decoder.needs_input and not (packed := self._file.read(READ_BYTES)):
-                raise EOFError("the file ends within a compressed stream")
-            data = self._decoder.decompress(packed, len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-
 @contextmanager
 def open_decompressed(
     path: Source, on_read: ReadCallback = ignore_progress, begin: int = 0
@@ -202,11 +173,9 @@ def open_decompressed(
         if begin:
             raw.seek(begin)
         stored = cast(IO[bytes], io.BufferedReader(_CountingReader(raw, on_read), READ_BYTES))
-        if packing == "gz":
-            with gzip.open(stored) as content:
+        if packing in ("gz", "xz"):
+            with (gzip if packing == "gz" else lzma).open(stored) as content:
                 yield cast(IO[bytes], content)
-        elif packing == "xz":
-            yield cast(IO[bytes], io.BufferedReader(_XzReader(stored), READ_BYTES))
         elif packing:
             import pyarrow  # slow to import, and only zstandard and bzip2 require it
 
@@ -244,7 +213,8 @@ def iter_columns(
         for batch in read(source, path, keys, n_rows, on_read):
             columns = [batch.column(key) for key in keys]
             for column in columns:
-                check_structure(column)
+                # offsets outside the text would read other memory; a string that is not UTF-8 is damage, too
+                column.validate(full=True)
             yield columns
 
 
@@ -283,21 +253,6 @@ def _check_columns(path: Source, keys: Sequence[str], names: Sequence[str]) -> N
     for key in keys:
         if key not in names:
             raise ValueError(f"{path}: no column '{key}'; it has {', '.join(names)}")
-
-
-def iter_rows(path: Source, key: str) -> Iterator[list[Any]]:
-    """Yield the values of `iter_columns` as lists."""
-    for (column,) in iter_columns(path, [key]):
-        yield decode_values(column)
-
-
-def check_intact(path: Source, key: str) -> None:
-    """Read a compressed or columnar file to its end. Raises DamagedFileError."""
-    if path == STDIN:  # is never packed, and cannot be read twice
-        return
-    is_columnar = path.name.endswith(COLUMN_SUFFIXES)
-    for _ in iter_columns(path, [key]) if is_columnar else iter_blocks(path):
-        pass
 
 
 def parse_text(line: bytes, key: str) -> str:
@@ -339,15 +294,8 @@ def find_text(record: dict[str, Any], key: str) -> str:
 def check_text(text: Any, key: str) -> str:
     """Return the text with each unpaired surrogate, which encodes no character, replaced by U+FFFD.
 
-    Raises ValueError for a value that is not a string, and for bytes that are not
-    UTF-8.
+    Raises ValueError for a value that is not a string.
     """
-    if isinstance(text, bytes):  # a value of a column that is not UTF-8, see decode_values
-        try:
-            text.decode()
-        except UnicodeDecodeError as error:
-            byte = f"0x{text[error.start]:02x}"
-            raise ValueError(f"'{key}' is not UTF-8 (byte {error.start + 1} is {byte})") from error
     if not isinstance(text, str):
         raise ValueError(f"'{key}' is {_json_type(text)}, expected a string")
     return text if text.isascii() else SURROGATE.sub("\ufffd", text)
@@ -372,13 +320,10 @@ def _multiline_hint(line: bytes) -> str:
 
 
 def _json_type(value: Any) -> str:
-    """Return the JSON name of a value's type, with an article."""
-    if value is None:
-        return "null"
-    words = {str: "a string", bool: "true or false", dict: "an object", list: "an array"}
-    if type(value) in words:
-        return words[type(value)]
-    return "a number" if isinstance(value, int | float) else type(value).__name__
+    """Return the JSON name of a value's type."""
+    names = {"NoneType": "null", "bool": "a boolean", "dict": "an object", "list": "an array"}
+    name = type(value).__name__
+    return names.get(name, "a number" if name in ("int", "float") else name)
 
 
 def count_lines_before(piece: InputPiece) -> int:

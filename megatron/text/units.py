@@ -79,10 +79,15 @@ class TokenWriter:
     def clear(self) -> None:
         """Discard all documents."""
         self.n_documents = self.n_tokens = 0
-        for file in (self.ids, self.lengths):
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Discard what was written after the counted documents."""
+        sizes = self.n_tokens * self.dtype.itemsize, 4 * self.n_documents
+        for file, size in zip((self.ids, self.lengths), sizes, strict=True):
             # C++ writes through the same descriptors, so the offset must move back together with the size
-            file.truncate(0)
-            file.seek(0)
+            file.truncate(size)
+            file.seek(size)
 
     @property
     def has_enough(self) -> bool:

@@ -247,7 +247,8 @@ def test_variables_of_evaluation_become_options(root: Path, record) -> None:
 
 def test_download_fetches_the_two_published_datasets(record) -> None:
     words = record("examples_scaling/download.sh", "--revision", "v1")
-    names = [f"gpt2tok_c4_{name}_text_document{suffix}" for name in ("100", "val") for suffix in (".bin", ".idx")]
+    prefixes = ("gpt2tok_c4_100_text_document", "gpt2tok_c4_val_text_document")
+    names = [prefix + suffix for prefix in prefixes for suffix in (".bin", ".idx")]
     assert words[:6] == ["download", "ZahlenReal/diffusion_data_constraint_quickstart", *names]
     assert words[6:] == ["--repo-type", "dataset", "--local-dir", "data", "--revision", "v1"]
 

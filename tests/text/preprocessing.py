@@ -40,7 +40,7 @@ FILES = {  # of the same documents; packed files of several streams
     "a.json.gz": gzip.compress(PLAIN[:CUT]) + gzip.compress(PLAIN[CUT:]),
     "a.jsonl.zst": zstandard.compress(PLAIN[:CUT]) + zstandard.compress(PLAIN[CUT:]),
     "a.jsonl.bz2": bz2.compress(PLAIN[:CUT]) + bz2.compress(PLAIN[CUT:]),
-    "a.jsonl.xz": lzma.compress(PLAIN[:CUT]) + bytes(8) + lzma.compress(PLAIN[CUT:]) + bytes(4),
+    "a.jsonl.xz": lzma.compress(PLAIN[:CUT]) + lzma.compress(PLAIN[CUT:]),
     "a.parquet": pack_table("a.parquet"),
     "a.arrow": pack_table("a.arrow"),
 }

@@ -17,7 +17,6 @@ from megatron.text import preprocess as module
 from megatron.text.inputs import Part, find_inputs, parse_part, select_part
 from megatron.text.preprocess import PreprocessOptions, estimate_job, preprocess
 from megatron.text.split import split_dataset, split_documents
-from megatron.text.subset import DocumentSelection, subset_text
 from megatron.text.text_readers import iter_lines, parse_text, split_into_pieces
 from megatron.tokenizer.bpe import load_hf_tokenizer
 from megatron.tokenizer.kinds import TokenizerSpec
@@ -60,6 +59,25 @@ def test_every_kind_of_input_gives_the_ids_of_the_library_for_one_and_for_two_ke
             assert read_documents(prefix, key) == encode_by_library(tokenizer, key)
             assert output.n_empty == sum(not record[key] for record in RECORDS)
     assert not list(inputs.glob(".out*"))
+
+
+def test_a_line_without_one_of_two_keys_is_rejected_for_both(tmp_path: Path, tokenizer: str) -> None:
+    faults = [
+        "{}",
+        "[",
+        '{"text": "a"}',
+        '{"url": "a"}',
+        '{"text": 1, "url": "a"}',
+        '{"text": "a", "url": 1}',
+    ]
+    lines = [RNG.choice([line, line, RNG.choice(faults)]) for line in LINES]
+    (tmp_path / "f.jsonl").write_text("\n".join(lines))
+    result = run([tmp_path / "f.jsonl"], tmp_path / "x", tokenizer, keys=("url", "text"), skip_bad_lines=True)
+    assert result.rejected.n_lines == sum(line in faults for line in lines) > 200
+    for key in ("text", "url"):
+        documents = encode_by_library(tokenizer, key)
+        kept = [ids for line, ids in zip(lines, documents, strict=True) if line not in faults]
+        assert read_documents(tmp_path / "x", key) == kept
 
 
 @pytest.mark.parametrize("n_workers", [1, 2, 5])
@@ -157,19 +175,15 @@ def test_a_damaged_file_fails_or_is_skipped_as_a_whole(inputs: Path, tokenizer: 
     content, path = FILES[name], inputs / f"damaged-{name}"
     for damaged in (content[: len(content) // 2], content[: len(content) // 2] + b"\x55" * 40, b""):
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=rf"damaged-{name}: got damaged content .* --on-error skip\."):
+        with pytest.raises(
+            ValueError, match=rf"damaged-{name}: got damaged content .* with --on-error skip\."
+        ):
             run([path, inputs / "a.jsonl"], inputs / "y", tokenizer)
         result = run([path, inputs / "a.jsonl"], inputs / "x", tokenizer, skip_bad_lines=True, overwrite=True)
         assert (result.rejected.n_lines, result.rejected.n_files) == (0, 1)
         assert read_documents(inputs / "x") == encode_by_library(tokenizer)
         (reject,) = map(json.loads, (inputs / "x.rejects.jsonl").read_text().splitlines())
         assert reject["file"] == str(path) and reject["line"] is None
-        # the subset of text omits the same documents
-        words, first = [str(path), str(inputs / "a.jsonl")], DocumentSelection(documents=len(LINES))
-        subset = subset_text(
-            words, inputs / "y.jsonl", first, skip_bad_lines=True, quiet=True, overwrite=True
-        )
-        assert subset.n_damaged == 1 and (inputs / "y.jsonl").read_bytes() == PLAIN
 
 
 def test_a_line_is_parsed_as_json_does_and_surrogates_are_replaced() -> None:
