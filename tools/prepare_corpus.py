@@ -4,7 +4,7 @@ python tools/prepare_corpus.py --out text
 python tools/prepare_corpus.py --corpus my_documents.jsonl --out text
 python tools/prepare_corpus.py --max-mb 24 --min-mb 24 --out text
 
-corpus.json in the folder records the documents, bytes and sha256 of each source, to compare with those of
+corpus.json in the folder records the source, counts, and the sha256 of both files, to compare with those of
 another machine.
 """
 
@@ -95,7 +95,7 @@ def to_bytes(number: float) -> int:
 
 
 def format_counts(content: dict[str, Any]) -> Iterator[str]:
-    """Format corpus.json line by line: added text, the split, each source, and missing sources."""
+    """Format corpus.json line by line: added text, and the split."""
     if "added" in content:
         size = f"{content['added_documents']:,} documents ({content['added_bytes'] / 1e6:.1f} MB)"
         yield f"{size} added because the text is too small: {content['added']}"
@@ -103,14 +103,6 @@ def format_counts(content: dict[str, Any]) -> Iterator[str]:
     size = f"{(content['train_bytes'] + content['held_out_bytes']) / 1e6:.1f} MB"
     held_out = f"{content['held_out_bytes'] / 1e6:.2f} MB"
     yield f"{n_train:,} training documents, {n_held_out:,} held out ({held_out}), {size}"
-    for source in content["sources"]:
-        name = f"{source['name']} {source['version'] or ''}".rstrip()
-        size = f"{source['documents']:,} documents, {source['bytes'] / 1e6:.1f} MB"
-        # corpora of earlier versions have no such number
-        skipped = f"; {n:,} skipped" if (n := source.get("n_skipped")) else ""
-        yield f"{name}: {size}, sha256 {source['sha256'][:16]}{skipped}"
-    for name, why in content["missing"].items():
-        yield f"no text of {name}: {why}"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from megatron.text.inputs import Source, find_inputs, locate_source, stat_source
 from megatron.text.local_text import (
     LOCAL_SOURCES,
     PYTHON,
-    LocalText,
     describe_sources,
     installed_version,
     read_local_text,
@@ -30,22 +29,15 @@ JSON_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 C4 = "the first documents of C4 (allenai/c4, en)"
 REQUESTED = "it was requested"
 FILLED = ("auto", "c4", "local")  # the last has all local text already
-NO_TEXT = LocalText([], {}, {})
 
 
 @dataclass(frozen=True)
 class CorpusSource:
-    """A text, its name, and the reason for choosing it.
-
-    documents   (source, text) in a fixed order
-    local       what local text reports; empty for other text
-    installed   sources of local text that it has
-    """
+    """A text, its name, and the reason for choosing it. `installed`: sources of local text that it has."""
 
     name: str
     reason: str
-    documents: Iterable[tuple[str, str]]
-    local: LocalText = NO_TEXT
+    documents: Iterable[str]
     installed: tuple[str, ...] = ()
 
 
@@ -75,56 +67,39 @@ class CorpusLimits:
 
 
 class SplitWriter:
-    """Write each text once, to the side that the first 8 bytes of its sha256 select.
-
-    sources   counts and sha256 of each source: over the digests of its texts, in the order of writing
-    """
+    """Write each text once, to the side that the first 8 bytes of its sha256 select."""
 
     def __init__(self, train: Any, held_out: Any, held_out_share: float) -> None:
-        self.n_documents = self.n_bytes = 0
-        self.sources: dict[str, tuple[Counter[str], Any]] = {}
+        self.counts: Counter[str] = Counter()
         self._files = {"train": train, "held_out": held_out}
         self._limit = held_out_share * 2**64  # first 8 bytes of sha256 are uniform on 0..2^64 - 1
         self._digests: set[bytes] = set()  # 32 bytes per document
 
-    def add(self, source: str, text: str) -> None:
+    def add(self, text: str) -> None:
         """Write a document, or count it as skipped if it is blank or a copy of an earlier one."""
-        counts, source_digest = self.sources.setdefault(source, (Counter(), hashlib.sha256()))
         # an unpaired surrogate becomes "?"; the digest is of the bytes that are written
         raw = text.encode("utf-8", "replace")
         digest = hashlib.sha256(raw).digest()
         if not text.strip() or digest in self._digests:
-            counts["skipped"] += 1
+            self.counts["n_skipped"] += 1
             return
         self._digests.add(digest)
         side = "held_out" if int.from_bytes(digest[:8]) < self._limit else "train"
         # no ASCII escapes: the file is then about as large as the text, in any script
         line = json.dumps({"text": raw.decode()}, ensure_ascii=False) + "\n"
         self._files[side].write(line.encode())
-        source_digest.update(digest)
-        counts[f"{side}_documents"] += 1
-        counts[f"{side}_bytes"] += len(raw)
-        self.n_documents += 1
-        self.n_bytes += len(raw)
+        self.counts[f"{side}_documents"] += 1
+        self.counts[f"{side}_bytes"] += len(raw)
 
-    def count_sides(self) -> dict[str, int]:
-        """Return the documents and bytes of both sides, of all sources."""
-        names = ("train_documents", "held_out_documents", "train_bytes", "held_out_bytes")
-        return {name: sum(counts[name] for counts, _ in self.sources.values()) for name in names}
+    @property
+    def n_documents(self) -> int:
+        """Number of documents on both sides."""
+        return self.counts["train_documents"] + self.counts["held_out_documents"]
 
-    def describe_source(self, name: str, n_skipped: int | None) -> dict[str, Any]:
-        """Return the entry of corpus.json. `n_skipped`: files of a local source; None: other text."""
-        counts, digest = self.sources[name]
-        return {
-            "name": name,
-            "documents": counts["train_documents"] + counts["held_out_documents"],
-            "bytes": counts["train_bytes"] + counts["held_out_bytes"],
-            "held_out_documents": counts["held_out_documents"],
-            "held_out_bytes": counts["held_out_bytes"],
-            "n_skipped": counts["skipped"] + (n_skipped or 0),
-            "sha256": digest.hexdigest(),
-            "version": None if n_skipped is None else installed_version(name),
-        }
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of text on both sides."""
+        return self.counts["train_bytes"] + self.counts["held_out_bytes"]
 
 
 def prepare_corpus(which: str, folder: Path, limits: CorpusLimits) -> tuple[dict[str, Any], bool]:
@@ -177,55 +152,43 @@ def _hash_file(path: Path) -> str:
 
 def _write_split(source: CorpusSource, folder: Path, limits: CorpusLimits) -> dict[str, Any]:
     """Write both files, with local text added as `limits` allows; return the content of corpus.json."""
-    added = NO_TEXT
+    others = [name for name in LOCAL_SOURCES if name not in source.installed]
     with (folder / "train.jsonl").open("wb") as train, (folder / "held_out.jsonl").open("wb") as held_out:
         writer = SplitWriter(train, held_out, limits.held_out_share)
-        for name, document in source.documents:
-            writer.add(name, document)
+        for text in source.documents:
+            writer.add(text)
             if writer.n_bytes >= limits.max_bytes or writer.n_documents == limits.max_documents:
                 break
-        # of the source, before local text is added
-        n_bytes, n_documents = writer.n_bytes, writer.n_documents
-        others = [name for name in LOCAL_SOURCES if name not in source.installed]
-        if others and limits.fill and n_bytes < limits.min_bytes:
-            added = read_local_text(others)
-        for name, document in added.documents:
-            if writer.n_bytes >= limits.min_bytes:
-                break
-            writer.add(name, document)
+        n_bytes, n_documents = writer.n_bytes, writer.n_documents  # before local text is added
+        if limits.fill and n_bytes < limits.min_bytes:
+            for text in read_local_text(others):
+                if writer.n_bytes >= limits.min_bytes:
+                    break
+                writer.add(text)
     for side in ("train", "held_out"):
         fsync_path(folder / f"{side}.jsonl")  # before the renames in prepare_corpus
-    missing = source.local.missing | added.missing
-    skipped = source.local.skipped | added.skipped
-    _check_enough(source, writer, limits, missing)
-    sources = [writer.describe_source(name, skipped.get(name)) for name in writer.sources]
-    content: dict[str, Any] = {"corpus": source.name, "why": source.reason, "documents": writer.n_documents}
-    content["n_skipped"] = sum(entry["n_skipped"] for entry in sources)
-    content |= writer.count_sides()
+    _check_enough(source, writer, limits)
+    content = {"corpus": source.name, "why": source.reason, "documents": writer.n_documents, **writer.counts}
     if writer.n_bytes > n_bytes:
-        content["added"] = describe_sources([name for name in others if name not in missing])
+        content["added"] = describe_sources(others)
         content["added_documents"] = writer.n_documents - n_documents
         content["added_bytes"] = writer.n_bytes - n_bytes
-    return content | {"sources": sources, "missing": missing}
+    return content
 
 
-def _check_enough(
-    source: CorpusSource, writer: SplitWriter, limits: CorpusLimits, missing: dict[str, str]
-) -> None:
+def _check_enough(source: CorpusSource, writer: SplitWriter, limits: CorpusLimits) -> None:
     """Raise ValueError for an empty side of the split, and for less than `min_bytes` of text."""
-    without = "".join(f", without {name}: {reason}" for name, reason in missing.items())
     if writer.n_bytes < limits.min_bytes:
         hint = "" if limits.fill else ", or add local text with --fill (make quickstart: FILL=1)"
         raise ValueError(
-            f"{source.name}: got {writer.n_bytes:,} bytes ({writer.n_bytes / 1e6:,.1f} MB) of text without "
-            f"copies{' and with all local text' if limits.fill else ''}{without}, expected at least "
+            f"{source.name}: got {writer.n_bytes:,} bytes of text without copies"
+            f"{' and with all local text' if limits.fill else ''}, expected at least "
             f"{limits.min_bytes / 1e6:,.1f} MB. Give more text, lower --min-mb{hint}."
         )
-    sides = writer.count_sides()
     for side in ("train", "held_out"):
-        if not sides[f"{side}_documents"]:
+        if not writer.counts[f"{side}_documents"]:
             raise ValueError(
-                f"{source.name}: got {writer.n_documents} documents and none in {side}.jsonl{without}, "
+                f"{source.name}: got {writer.n_documents} documents and none in {side}.jsonl, "
                 "expected some on both sides. Give more text."
             )
 
@@ -268,14 +231,14 @@ def choose_source(which: str, paths: Sequence[Source]) -> CorpusSource:
         if which == "auto":
             name = f"a sample of C4 ({', '.join(path.name for path in paths)})"
             reason = "it is in $SCALING_DATA"
-        return CorpusSource(name, reason, ((name, text) for text in iter_texts(paths)))
+        return CorpusSource(name, reason, iter_texts(paths))
     reason = REQUESTED
     if which in ("auto", "c4"):
         error = find_hub_error()
         if error is None:
             if which == "auto":
                 reason = "no sample is in $SCALING_DATA, and the hub is reachable"
-            return CorpusSource(C4, reason, ((C4, text) for text in _stream_c4()))
+            return CorpusSource(C4, reason, _stream_c4())
         if which == "c4":
             raise ConnectionError(
                 f"allenai/c4: not available from the Hugging Face hub ({error}). "
@@ -284,9 +247,7 @@ def choose_source(which: str, paths: Sequence[Source]) -> CorpusSource:
         reason = "no C4 sample is in $SCALING_DATA, and the Hugging Face hub returns none "
         reason += f"({error})"
     sources = (PYTHON,) if which == "stdlib" else LOCAL_SOURCES
-    text = read_local_text(sources)
-    name = describe_sources([source for source in sources if source not in text.missing])
-    return CorpusSource(name, reason, text.documents, text, sources)
+    return CorpusSource(describe_sources(sources), reason, read_local_text(sources), sources)
 
 
 def _stream_c4() -> Iterator[str]:

@@ -4,8 +4,7 @@ import hashlib
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -22,39 +21,19 @@ MIN_BYTES, MAX_BYTES = 256, 65_536
 TEST_FOLDERS = {"test", "tests", "idle_test"}  # some distributions of Python omit these
 
 
-@dataclass(frozen=True)
-class LocalText:
-    """Documents as (source, text) in a fixed order, and the number of skipped files by source."""
+def read_local_text(sources: Sequence[str] = LOCAL_SOURCES) -> list[str]:
+    """Return the .py files of `sources` without copies. "python" is the standard library, others a package.
 
-    documents: Iterable[tuple[str, str]]
-    skipped: dict[str, int]
-    missing: dict[str, str]  # source -> why it has no text
-
-
-def read_local_text(sources: Sequence[str] = LOCAL_SOURCES) -> LocalText:
-    """Read the .py files of `sources`: "python" is the standard library, others are packages.
-
-    Documents are sorted by bytes 8 to 31 of their sha256: a pseudorandom order, equal on all
-    machines with the same versions, and independent of the first 8 bytes, which decide whether a
-    document is held out. Equal texts count for the first source. A source without any text is in
-    `missing`.
+    The order is that of bytes 8 to 31 of their sha256: pseudorandom, equal on all machines with the
+    same versions, and independent of the first 8 bytes, which decide whether a document is held out.
+    A package that is not installed has no files.
     """
-    entries: dict[bytes, tuple[str, str]] = {}  # digest -> (source, text)
-    skipped: dict[str, int] = {}
-    missing: dict[str, str] = {}
+    texts: dict[bytes, str] = {}
     for source in sources:
-        n_before, n_files = len(entries), 0
         for path in _iter_standard_library() if source == PYTHON else _iter_package_files(source):
-            n_files += 1
             if (text := _read_source_file(path)) is not None:
-                entries.setdefault(hashlib.sha256(text.encode()).digest(), (source, text))
-        n_documents = len(entries) - n_before
-        skipped[source] = n_files - n_documents
-        if not n_documents:
-            missing[source] = "no usable Python file" if installed_version(source) else "not installed"
-    # bytes 0 to 7 select the side of the split
-    documents = [entries[digest] for digest in sorted(entries, key=lambda digest: digest[8:])]
-    return LocalText(documents, skipped, missing)
+                texts[hashlib.sha256(text.encode()).digest()] = text
+    return [texts[digest] for digest in sorted(texts, key=lambda digest: digest[8:])]
 
 
 def installed_version(source: str) -> str | None:
@@ -68,16 +47,12 @@ def installed_version(source: str) -> str | None:
 
 
 def describe_sources(sources: Sequence[str]) -> str:
-    """Describe sources: 'the standard library of Python 3.11.7 and the sources of torch 2.13.0'."""
-    names = [f"{name} {installed_version(name)}" for name in sources if name != PYTHON]
-    parts = []
-    if PYTHON in sources:
-        parts.append(f"the standard library of Python {installed_version(PYTHON)}")
-    if names:
-        *first, last = names
-        listed = f"{', '.join(first)} and {last}" if first else last
-        parts.append(f"the sources of {listed}")
-    return " and ".join(parts)
+    """Describe the installed ones of `sources`: 'Python 3.11.7's library, torch 2.13.0, numpy 2.4.1'."""
+    names = [
+        f"{name} {version}" for name in sources if name != PYTHON and (version := installed_version(name))
+    ]
+    library = [f"Python {installed_version(PYTHON)}'s library"] if PYTHON in sources else []
+    return ", ".join(library + names)
 
 
 def _read_source_file(path: Path) -> str | None:

@@ -76,8 +76,8 @@ def test_a_line_without_one_of_two_keys_is_rejected_for_both(tmp_path: Path, tok
     assert result.rejected.n_lines == sum(line in faults for line in lines) > 200
     for key in ("text", "url"):
         documents = encode_by_library(tokenizer, key)
-        kept = [ids for line, ids in zip(lines, documents, strict=True) if line not in faults]
-        assert read_documents(tmp_path / "x", key) == kept
+        expected = [ids for line, ids in zip(lines, documents, strict=True) if line not in faults]
+        assert read_documents(tmp_path / "x", key) == expected
 
 
 @pytest.mark.parametrize("n_workers", [1, 2, 5])
