@@ -99,29 +99,6 @@ py::tuple encode_texts(bpe::Worker& w, const Bytes& texts, const Ints& ends, boo
     return py::make_tuple(ids, lengths);
 }
 
-// Add the number of occurrences of each id in `ids` to counts[id].
-template <typename T>
-void count_ids(const py::array_t<T, py::array::c_style>& ids, Ints& counts) {
-    const T* id = ids.data();
-    const int64_t n = ids.size(), n_counts = counts.size();
-    int64_t* count = counts.mutable_data();
-    bool within = true;
-    {
-        py::gil_scoped_release release;
-        int64_t i = 0;
-        // A 16-bit id is below n_counts here, so no check is needed; one load reads four ids.
-        for (uint64_t four; sizeof(T) == 2 && n_counts > 0xFFFF && i + 4 <= n; i += 4) {
-            std::memcpy(&four, id + i, 8);
-            ++count[four & 0xFFFF], ++count[four >> 16 & 0xFFFF], ++count[four >> 32 & 0xFFFF], ++count[four >> 48];
-        }
-        for (; i < n && within; ++i) {
-            within = id[i] >= 0 && static_cast<int64_t>(id[i]) < n_counts;
-            if (within) ++count[id[i]];
-        }
-    }
-    if (!within) throw std::invalid_argument("ids: got an id that counts has no element for");
-}
-
 }  // namespace
 
 void bind_encode(py::module_& m) {
@@ -136,7 +113,4 @@ void bind_encode(py::module_& m) {
           py::arg("special"), py::arg("eod"), py::arg("is_normalized") = false,
           "Ids (uint32) and int32 lengths of concatenated UTF-8 texts; text i ends at byte ends[i]. A text that may "
           "not be in NFC has the length -1 and no ids, if the vocabulary requires NFC and the texts are not normalized.");
-    m.def("count_ids", &count_ids<uint16_t>, py::arg("ids").noconvert(), py::arg("counts").noconvert(),
-          "Add the number of occurrences of each id in ids to counts[id].");
-    m.def("count_ids", &count_ids<int32_t>, py::arg("ids").noconvert(), py::arg("counts").noconvert());
 }

@@ -55,7 +55,6 @@ def encode_texts(
     eod: int,
     is_normalized: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]: ...
-def count_ids(ids: np.ndarray, counts: np.ndarray) -> None: ...
 
 # datasets and the order of samples
 def check_index(

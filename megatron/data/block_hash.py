@@ -26,14 +26,6 @@ class BlockHash:
         self.digests: list[str] = []
         self._block, self._room = hashlib.sha256(), self.block_bytes  # bytes that the block still takes
 
-    @classmethod
-    def join_blocks(cls, block_bytes: int, blocks: Sequence[Any]) -> "BlockHash":
-        """Return the hash of a stream from hashlib's objects of its blocks, at least one."""
-        joined = cls(block_bytes)
-        joined.digests = [block.hexdigest() for block in blocks[:-1]]
-        joined._block = blocks[-1]
-        return joined
-
     def update(self, data: Any) -> None:
         """Append bytes, or a contiguous array."""
         view = memoryview(data).cast("B")
@@ -46,9 +38,13 @@ class BlockHash:
             view = view[len(part) :]
             self._room -= len(part)
 
+    def list_digests(self) -> list[str]:
+        """Return the digests of all blocks so far, at least one."""
+        return [*self.digests, self._block.hexdigest()]
+
     def hexdigest(self) -> str:
         """Return the digest of all bytes so far."""
-        return combine_digests([*self.digests, self._block.hexdigest()])
+        return combine_digests(self.list_digests())
 
 
 def combine_digests(digests: Sequence[str]) -> str:
@@ -56,10 +52,10 @@ def combine_digests(digests: Sequence[str]) -> str:
     return digests[0] if len(digests) == 1 else hashlib.sha256(bytes.fromhex("".join(digests))).hexdigest()
 
 
-def describe_sums(data: BlockHash, index: BlockHash) -> dict[str, Any]:
-    """Return the entry `sha256` of a sidecar; without `block_bytes` both are plain SHA-256."""
-    sums = {"bin": data.hexdigest(), "idx": index.hexdigest()}
-    return sums | ({"block_bytes": data.block_bytes} if data.digests or index.digests else {})
+def describe_sums(data: Sequence[str], index: Sequence[str], block_bytes: int) -> dict[str, Any]:
+    """Return the entry `sha256` of a sidecar from the digests of the blocks of both files."""
+    sums = {"bin": combine_digests(data), "idx": combine_digests(index)}
+    return sums | ({"block_bytes": block_bytes} if max(len(data), len(index)) > 1 else {})
 
 
 def hash_file(path: Path, block_bytes: int | None = None, begin: int = 0, end: int | None = None) -> str:

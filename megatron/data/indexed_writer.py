@@ -12,14 +12,12 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-from megatron import _csrc
 from megatron.data.block_hash import BLOCK_BYTES, BlockHash, describe_sums
 from megatron.data.indexed import DTYPE_CODES, IndexedTokens
 from megatron.data.sidecar import HEADER, MAGIC, PARTS_SUFFIX, VERSION
 from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
 
 DATASET_SUFFIXES = (".bin", ".idx", ".json")  # renamed in this order: the sidecar appears last
-MAX_COUNTED_IDS = 1 << 22  # text vocabularies are smaller; counts take 8 bytes per id
 BLOCK = 1 << 20  # tokens processed at a time
 BLOCK_DOCUMENTS = 1 << 18  # processed at a time
 
@@ -27,34 +25,6 @@ BLOCK_DOCUMENTS = 1 << 18  # processed at a time
 def dtype_for(n_tokens: int) -> np.dtype:
     """Return the token dtype by Megatron's rule: uint16 for a vocabulary below 65,500, else int32."""
     return np.dtype("<u2") if n_tokens < 65500 else np.dtype("<i4")
-
-
-class IdCounts:
-    """Occurrences of each token id. `counts` None: an id above MAX_COUNTED_IDS occurred."""
-
-    def __init__(self) -> None:
-        self.counts: np.ndarray | None = np.zeros(1 << 16, dtype=np.int64)
-
-    def add(self, ids: np.ndarray) -> None:
-        """Count ids of any integer dtype."""
-        size = int(ids.max(initial=0)) + 1
-        if self.counts is None or size > MAX_COUNTED_IDS:
-            self.counts = None
-            return
-        if size > len(self.counts):
-            self.counts = np.pad(self.counts, (0, size - len(self.counts)))
-        if ids.dtype not in (np.dtype("<u2"), np.dtype("<i4")):
-            ids = ids.astype("<i4")
-        _csrc.count_ids(ids, self.counts)
-
-    def merge(self, other: "IdCounts") -> None:
-        """Add the counts of other ids."""
-        if self.counts is None or other.counts is None:
-            self.counts = None
-            return
-        size = max(len(self.counts), len(other.counts))
-        self.counts, counts = (np.pad(c, (0, size - len(c))) for c in (self.counts, other.counts))
-        self.counts += counts
 
 
 class IndexedWriter:
@@ -76,7 +46,6 @@ class IndexedWriter:
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.meta = meta or {}
         self.n_tokens = self.n_documents = self.n_empty = self.longest = 0
-        self._counts = IdCounts()
         self._hash = BlockHash(BLOCK_BYTES)
         self.sha256: dict[str, Any] = {}  # of .bin and .idx as in the sidecar, set by `prepare`
         self._files = list_partial_files(self.prefix, self.scratch)
@@ -139,7 +108,6 @@ class IndexedWriter:
         ids = np.ascontiguousarray(ids, dtype=self.dtype)
         self._bin.write(ids.data)
         self._hash.update(ids.data)
-        self._counts.add(ids)
 
     def _end_documents(self, lengths: np.ndarray) -> None:
         # int32 as in the index: a document has fewer than 2^31 tokens
@@ -154,8 +122,8 @@ class IndexedWriter:
         if self.sha256:
             return
         _, index, sidecar = [partial for partial, _ in self._files]
-        index_hash = write_index(index, self.dtype, self.n_documents, self._iter_lengths, BLOCK_BYTES)
-        self.sha256 = describe_sums(self._hash, index_hash)
+        index_digests = write_index(index, self.dtype, self.n_documents, self._iter_lengths, BLOCK_BYTES)
+        self.sha256 = describe_sums(self._digest_tokens(), index_digests, BLOCK_BYTES)
         content = {
             "format": "MMIDIDX",
             "version": VERSION,
@@ -164,7 +132,6 @@ class IndexedWriter:
             "tokens": self.n_tokens,
             "empty_documents": self.n_empty,
             "longest_document": self.longest,
-            "unigram_entropy_nats": unigram_entropy(self._counts.counts),
             # a caller's entry replaces a count: `empty_documents` counts EOD-only documents
             **self.meta,
             "sha256": self.sha256,
@@ -173,6 +140,10 @@ class IndexedWriter:
         self._bin.flush()
         for partial, _ in self._files:
             fsync_path(partial)
+
+    def _digest_tokens(self) -> list[str]:
+        """Return the digests of the blocks of the .bin."""
+        return self._hash.list_digests()
 
     def _iter_lengths(self) -> Iterator[np.ndarray]:
         # seek also flushes the write buffer of the spool
@@ -183,8 +154,8 @@ class IndexedWriter:
 
 def write_index(
     path: Path, dtype: np.dtype, n: int, iter_lengths: Callable[[], Iterable[np.ndarray]], block_bytes: int
-) -> BlockHash:
-    """Write the .idx file of n documents, each one sequence; return its hash.
+) -> list[str]:
+    """Write the .idx file of n documents, each one sequence; return the digests of its blocks.
 
     iter_lengths   returns the tokens of all documents in blocks [k]; called twice
     """
@@ -193,7 +164,7 @@ def write_index(
         for block in _iter_index(dtype, n, iter_lengths):
             digest.update(block)
             file.write(block)
-    return digest
+    return digest.list_digests()
 
 
 def _iter_index(dtype: np.dtype, n: int, iter_lengths: Callable[[], Iterable[np.ndarray]]) -> Iterator[bytes]:
@@ -226,15 +197,3 @@ def finish_publishing(files: Sequence[tuple[Path, Path]]) -> None:
         # the lock of a writer is on its first file: a running one is not disturbed
         with closing(open_exclusive(first)):
             publish_files(files)
-
-
-def unigram_entropy(counts: np.ndarray | None) -> float | None:
-    """Return the entropy of the unigram distribution in nats; None without counts.
-
-    It is the minimum loss of a model without context.
-    """
-    if counts is None or not counts.any():
-        return None
-    positive = counts[counts > 0]  # 0 log 0 counts as 0; in floating point it would be NaN
-    p = positive / positive.sum()
-    return float(-(p * np.log(p)).sum())

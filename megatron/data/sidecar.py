@@ -5,7 +5,6 @@ with the index <uri>.parts.idx (megatron/data/parts.py); or the three files at a
 local cache (megatron/data/remote.py). Nothing here requires numpy.
 """
 
-import math
 import os
 import struct
 from collections.abc import Callable
@@ -32,7 +31,6 @@ HOW = "expected the prefix of a .bin/.idx dataset, as tools/preprocess_data_many
 FIELDS: dict[str, dict[type, str]] = {
     "": {
         int: "documents tokens empty_documents longest_document rejected_lines rejected_files",
-        float: "unigram_entropy_nats",
         bool: "append_eod special_text",
         str: "dtype json_key job",
         dict: "tokenizer sha256 part subset_of",
@@ -47,7 +45,6 @@ FIELDS: dict[str, dict[type, str]] = {
 KINDS: dict[type, tuple[str, Callable[[Any], bool]]] = {
     # JSON does not separate counts from other numbers: 1.0, true, -1 and 10^30 are rejected
     int: ("a whole number", lambda x: type(x) is int and 0 <= x < 1 << 63),
-    float: ("a finite number", lambda x: type(x) in (int, float) and abs(x) < math.inf),
     bool: ("true or false", lambda x: isinstance(x, bool)),
     str: ("a string", lambda x: isinstance(x, str)),
     dict: ("an object", lambda x: isinstance(x, dict)),

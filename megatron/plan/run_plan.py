@@ -5,7 +5,7 @@ from typing import Any
 
 from megatron.config.schema import DatasetConfig, RunConfig
 from megatron.plan import count
-from megatron.plan.datapaths import compare_eods, compare_tokenizers, read_corpora, read_corpus_sidecar
+from megatron.plan.datapaths import compare_eods, compare_tokenizers, read_corpora
 from megatron.plan.exposure import CorpusUse, Exposure
 from megatron.plan.identity import cell_identity, run_identity, trunk_identity
 from megatron.plan.length import check_batch, count_decay_steps, count_steps, count_warmup_steps
@@ -39,8 +39,6 @@ class RunPlan:
     train_flops: float
     flops_6nd: float
     flops_convention: str
-    # entropy of the held-out tokens: the lowest loss of any unigram model
-    held_out_unigram_nats: float | None
     warnings: tuple[str, ...] = ()  # of the data, and of costs that are easily overlooked
     # samples per forward on a rank; None before the run has a device
     microbatch_size: int | None = None
@@ -112,7 +110,6 @@ def plan_run(config: RunConfig) -> RunPlan:
         # to compare with published numbers
         flops_6nd=6.0 * n * train_tokens,
         flops_convention=count.CONVENTION,
-        held_out_unigram_nats=_read_unigram_nats(config.dataset.path_eval),
         warnings=_collect_data_warnings(config, exposure) + warn_dense_dropout(config),
     )
 
@@ -135,10 +132,3 @@ def _list_held_out(data: DatasetConfig) -> list[tuple[str, str]]:
     """Return (key, path) of the texts that are scored."""
     named = (("dataset.path_eval", data.path_eval), ("dataset.path_test", data.path_test))
     return [(key, path) for key, path in named if path is not None]
-
-
-def _read_unigram_nats(path: str | None) -> float | None:
-    """Return the unigram entropy of a single corpus. That of a blend does not follow from its parts."""
-    corpora = () if path is None else read_corpora(path)
-    sidecar = read_corpus_sidecar(corpora[0].prefix) if len(corpora) == 1 else None
-    return (sidecar or {}).get("unigram_entropy_nats")

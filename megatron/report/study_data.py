@@ -39,7 +39,6 @@ CORPUS_NUMBERS = (
     "held_out_tokens",
     "train_bytes",
     "held_out_bytes",
-    "unigram_entropy_nats",
     "bytes_per_token",
     "added_documents",
     "added_bytes",

@@ -1,17 +1,15 @@
 """Join the finished units of a job to its datasets, in the order of the input.
 
-The ids are copied one unit after another. Then threads hash and count blocks of the
-output. The units are deleted after the outputs have their names: a killed join
-begins again from complete units.
+The ids are copied one unit after another. Then threads hash blocks of the output. The
+units are deleted after the outputs have their names: a killed join begins again from
+complete units.
 """
 
 import functools
-import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from megatron.data.block_hash import BLOCK_BYTES, BlockHash, combine_digests, hash_file
-from megatron.data.indexed_writer import IdCounts, IndexedWriter
+from megatron.data.block_hash import BLOCK_BYTES, combine_digests, hash_file
+from megatron.data.indexed_writer import IndexedWriter
 from megatron.io import atomic_path
 from megatron.text.inputs import REJECTS_SUFFIX, STDIN, Source, is_divisible, stat_source
 from megatron.text.text_readers import InputPiece, count_lines_before
@@ -78,30 +76,19 @@ class _JoinedWriter(IndexedWriter):
             raise ValueError(f"{path}: the unit ended early. Run the same command again.")
         self._end_documents(lengths)
 
-    def prepare(self) -> None:
-        """Hash and count the ids in threads, then write the other files."""
-        if self.sha256:
-            return
-        self._bin.flush()  # the threads read by the descriptor
-        block_bytes = self._hash.block_bytes
-        begins = range(0, max(1, self.n_tokens * self.dtype.itemsize), block_bytes)
-        blocks = []
+    def _digest_tokens(self) -> list[str]:
+        self._bin.flush()  # the threads read the file
+        path, n_bytes = self._files[0][0], self.n_tokens * self.dtype.itemsize
         with ThreadPoolExecutor(self.n_threads, "sum") as pool:
-            for digest, counts in pool.map(self._sum_block, begins):
-                blocks.append(digest)
-                self._counts.merge(counts)
-        self._hash = BlockHash.join_blocks(block_bytes, blocks)
-        super().prepare()
+            return list(digest_blocks(pool, path, 0, n_bytes, self._hash.block_bytes))
 
-    def _sum_block(self, begin: int) -> tuple[Any, IdCounts]:
-        """Return the hash of one block of the output, and the counts of its ids."""
-        digest, counts = hashlib.sha256(), IdCounts()
-        end = begin + self._hash.block_bytes
-        for offset in range(begin, end, READ_BYTES):
-            data = os.pread(self._bin.fileno(), min(READ_BYTES, end - offset), offset)
-            digest.update(data)
-            counts.add(np.frombuffer(data, self.dtype))
-        return digest, counts
+
+def digest_blocks(
+    pool: Executor, path: Path, begin: int, end: int, block_bytes: int = BLOCK_BYTES
+) -> Iterator[str]:
+    """Yield the digests of the blocks in bytes [begin, end) of a file, computed by the threads of a pool."""
+    begins = range(begin, max(end, begin + 1), block_bytes)
+    return pool.map(lambda first: hash_file(path, None, first, min(first + block_bytes, end)), begins)
 
 
 @dataclass
@@ -204,9 +191,9 @@ class UnitJoiner:
         if not (numbers and isinstance(path, Path)) or path == STDIN:
             return iter(())
         begin, end = self.pieces[numbers[0]].begin, self.pieces[numbers[-1]].end
-        block_bytes = BLOCK_BYTES if is_divisible(path) else max(end, 1)
-        begins = range(begin, end, block_bytes)
-        return pool.map(lambda first: hash_file(path, None, first, min(first + block_bytes, end)), begins)
+        if is_divisible(path):
+            return digest_blocks(pool, path, begin, end)
+        return pool.map(hash_file, [path])
 
     def _describe_source(self, path: Source, numbers: Sequence[int], blocks: Iterator[str]) -> dict[str, Any]:
         """Return the entry of one file.

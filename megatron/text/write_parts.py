@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from megatron.data import open_dataset
-from megatron.data.block_hash import BLOCK_BYTES, BlockHash, describe_sums
+from megatron.data.block_hash import BLOCK_BYTES, describe_sums
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import write_index
 from megatron.data.parts import describe_part
@@ -57,9 +57,9 @@ def write_parts_list(
         check_not_exists(listing)
     with open_partial_folder(listing, replace=True) as folder:
         partial_listing, partial_index = folder / listing.name, folder / index.name
-        content, index_hash = _write_index(datasets, result, partial_index)
+        content, index_digests = _write_index(datasets, result, partial_index)
         content |= {name: value for name, value in meta.items() if name != "merged_from"}
-        content |= _hash_parts(parts, index_hash)
+        content |= _hash_parts(parts, index_digests)
         write_json(partial_listing, content | {"parts": parts})
         fsync_path(partial_index)
         publish_files([(partial_index, index), (partial_listing, listing)])
@@ -80,8 +80,8 @@ def _is_written(output: Path, parts: list[dict[str, Any]]) -> bool:
 
 def _write_index(
     datasets: Sequence[IndexedTokens], counts: MergeResult, path: Path
-) -> tuple[dict[str, Any], BlockHash]:
-    """Write the index of all documents; return the entries of the sidecar that it gives, and its hash."""
+) -> tuple[dict[str, Any], list[str]]:
+    """Write the index of all documents; return the entries of the sidecar that it gives, and its digests."""
     dtype, n_empty, longest = datasets[0].dtype, 0, 0
 
     def iter_lengths() -> Iterator[np.ndarray]:
@@ -105,11 +105,11 @@ def _write_index(
     return content, digest
 
 
-def _hash_parts(parts: list[dict[str, Any]], index_hash: BlockHash) -> dict[str, Any]:
+def _hash_parts(parts: list[dict[str, Any]], index_digests: list[str]) -> dict[str, Any]:
     """Return the entries of the hashes of the whole, which identify it by the hashes of its parts."""
     if not all("bin" in part["sha256"] for part in parts):
         return {}  # the prefix is then the identity
     sums = json.dumps([[part["sha256"]["bin"], part["sha256"].get("block_bytes")] for part in parts])
-    content = describe_sums(index_hash, index_hash)
+    content = describe_sums(index_digests, index_digests, BLOCK_BYTES)
     del content["bin"]
     return {"sha256": content | {"parts": hashlib.sha256(sums.encode()).hexdigest()}}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from megatron.data.indexed import DTYPES, IndexedTokens
-from megatron.data.indexed_writer import IndexedWriter, dtype_for, unigram_entropy
+from megatron.data.indexed_writer import IndexedWriter, dtype_for
 from megatron.data.sidecar import DTYPE_NAMES, HEADER, MAGIC, VERSION, count_token_bytes
 from megatron.tokenizer.bpe import BpeTokenizer, build_gpt2_tokenizer
 
@@ -143,11 +143,8 @@ def test_a_short_data_file_and_a_missing_one_are_reported(pair: Path) -> None:
         IndexedTokens(pair)
 
 
-def test_dtype_and_entropy_follow_their_definitions() -> None:
+def test_the_dtype_follows_megatrons_rule() -> None:
     assert [dtype_for(65_499), dtype_for(65_500)] == [np.uint16, np.int32]
-    assert unigram_entropy(np.array([5, 5, 0, 5, 5])) == pytest.approx(np.log(4))
-    assert unigram_entropy(np.array([0, 9])) == 0.0
-    assert unigram_entropy(np.array([0])) is None
 
 
 def test_the_header_has_the_34_bytes_that_megatron_writes() -> None:

@@ -1,7 +1,6 @@
 """Tests of the complete workflow at a small scale: text, tokens, ladder, law and report."""
 
 import csv
-import json
 import os
 import signal
 import subprocess
@@ -100,8 +99,6 @@ def test_the_walk_ends_in_a_law_and_a_page_and_a_second_sweep_trains_nothing(wal
         rows = list(csv.DictReader(file))
     assert [row["status"] for row in rows] == ["done"] * 7
     longest = [row for row in rows if row["train_tokens"] == "10240"]
-    plan = json.loads(next(walk.out.glob("runs/*/plan.json")).read_text())
-    assert plan["held_out_unigram_nats"] > 3
     assert max(float(row["loss"]) for row in longest) < 6.0  # an untrained model has log 512 = 6.24
     words = ["--objective", "autoregressive", "--out", walk.out / "law.json", "--n-bootstrap", 50]
     law = walk.run("fit_law", walk.out / "table.csv", *words)

@@ -178,7 +178,6 @@ def write_study(study_dir: Path, with_law: bool = True) -> Path:
                 "documents": 2000,
                 "train_tokens": UNIQUE_TOKENS,
                 "held_out_tokens": 65_536,
-                "unigram_entropy_nats": 6.91,
                 "bytes_per_token": 3.6,
             }
         )

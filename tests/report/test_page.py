@@ -159,7 +159,7 @@ def test_a_table_alone_is_a_study(root: Path) -> None:
         ("compute_law.json", "{}", "compute_law.json cannot be used"),
         ("scores.csv", "run,score\na,b\n", "scores.csv cannot be used"),
         ("references.csv", "x\n1\n", "references.csv cannot be used"),
-        ("corpus.json", '{"unigram_entropy_nats": "x"}', "corpus.json: unigram_entropy_nats is"),
+        ("corpus.json", '{"bytes_per_token": "x"}', "corpus.json: bytes_per_token is"),
         ("corpus.json", '{"train_tokens": []}', "corpus.json: train_tokens is"),
         ("corpus.json", '{"held_out_tokens": 1e309}', "corpus.json: held_out_tokens is"),
         ("corpus.json", '{"corpus": 5}', "corpus.json: corpus is"),

@@ -54,8 +54,6 @@ def test_wrong_arguments_are_refused(scaling_data: Path) -> None:
             _csrc.encode_texts(worker, texts, np.array(ends), True, -1)
     with pytest.raises(TypeError):
         _csrc.encode_texts(worker, text_bytes, np.array([3], dtype=np.int32), True, -1)
-    with pytest.raises(ValueError, match="counts has no element"):
-        _csrc.count_ids(np.array([5], dtype=np.uint16), np.zeros(5, dtype=np.int64))
 
 
 def test_a_missing_end_of_document_token_is_an_error_if_one_is_required() -> None:
