@@ -157,26 +157,19 @@ def _find_engine_errors(dist: DistConfig) -> Iterator[str]:
             f"dist.sharding_stage: {dist.sharding_stage} would gather the weights for every microbatch of "
             f"pipeline_parallel {dist.pipeline_parallel}. Use zero0 or zero1."
         )
-    if dist.context_method == "ring" and dist.dtype == "float32" and not dist.cpu_only:
-        yield (
-            "dist.context_method: got ring with dist.dtype=float32, expected bfloat16 or float16 on a GPU. "
-            "Use ulysses."
-        )
 
 
 def _find_parallel_errors(config: RunConfig) -> Iterator[str]:
     """Yield messages for sizes of the axes that do not divide the shape, for any number of ranks."""
     dist, model = config.dist, config.model
     axes = f"dist.tensor_parallel {dist.tensor_parallel} x context_parallel {dist.context_parallel}"
-    # ulysses splits the heads of a tensor rank again over the context
-    # ranks; ring keeps them
-    heads = dist.tensor_parallel * (dist.context_parallel if dist.context_method == "ulysses" else 1)
-    # sequence parallelism: outside attention and MLP, the positions of
-    # a context rank are split over tensor ranks
+    # the heads of a tensor rank are split again over the context ranks, and
+    # outside attention and MLP the positions of a context rank over tensor
+    # ranks (sequence parallelism)
     split = dist.tensor_parallel * dist.context_parallel
     for name, size, n in (
-        ("model.n_heads", model.n_heads, heads),
-        ("model.n_kv_heads", model.kv_heads, heads),
+        ("model.n_heads", model.n_heads, split),
+        ("model.n_kv_heads", model.kv_heads, split),
         ("model.d_ff", model.d_ff, dist.tensor_parallel),
         ("model.vocab_rows", model.vocab_rows, dist.tensor_parallel),
         ("dataset.seq_len", config.dataset.seq_len, split),

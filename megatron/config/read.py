@@ -40,6 +40,12 @@ REQUIRED_SHAPE_KEYS = ("d_model", "n_heads", "n_layers")  # keys that every name
 # (n_tokens or eod_id, section `dataset`) -> the number that the corpus
 # records
 VocabularyReader = Callable[[str, Mapping[str, Any]], int]
+# Keys of `dist` in the configurations of earlier runs: values without effect, and the fix of others.
+REMOVED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "cuda_graphs": (("auto", False), "Omit it: dist.compile compiles the blocks on a GPU."),
+    "attention_backend": (("auto",), "Omit it: torch chooses the kernel."),
+    "context_method": (("ulysses",), "Omit it, and use at most as many context ranks as heads."),
+}
 OBJECTIVE_ALIASES = {"ar": "autoregressive", "mdm": "masked_diffusion"}
 
 
@@ -94,7 +100,7 @@ def build_config(
     if not isinstance(raw, dict):
         raise ValueError(f"{where}: got {type(raw).__name__}, expected sections with keys")
     try:
-        raw = _expand_objective_alias(adopt_stub_keys(raw))
+        raw = _drop_removed_keys(_expand_objective_alias(adopt_stub_keys(raw)))
         # the order matters: all names of keys, then types and bounds,
         # then values that follow from others
         _check_keys(RunConfig, raw, "")
@@ -122,6 +128,16 @@ def _expand_objective_alias(raw: dict[str, Any]) -> dict[str, Any]:
     if isinstance(objective, dict) and str(objective.get("name")) in OBJECTIVE_ALIASES:
         return {**raw, "objective": {**objective, "name": OBJECTIVE_ALIASES[objective["name"]]}}
     return raw
+
+
+def _drop_removed_keys(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return settings without keys of earlier versions. Raises ValueError for one that has an effect."""
+    if not isinstance(raw.get("dist"), dict):
+        return raw
+    for key, (neutral, fix) in REMOVED_KEYS.items():
+        if raw["dist"].get(key) not in (None, *neutral):
+            raise ValueError(f"dist.{key}: got {raw['dist'][key]}, but this key was removed. {fix}")
+    return {**raw, "dist": {key: raw["dist"][key] for key in raw["dist"].keys() - REMOVED_KEYS}}
 
 
 def _refuse_vocabulary(key: str, data: Mapping[str, Any]) -> int:

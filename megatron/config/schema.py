@@ -14,7 +14,6 @@ SYNTHETIC = "synthetic"  # replaces the prefix of a dataset: random tokens witho
 ObjectiveName = Literal["autoregressive", "masked_diffusion"]
 OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
 AUTOREGRESSIVE, DIFFUSION = "objective.name=autoregressive", "objective.name=masked_diffusion"
-AttentionBackend = Literal["auto", "cudnn", "flash", "flash3", "flash4", "efficient", "math"]
 Stage = Literal["zero0", "zero1", "zero2", "zero3", "zero2_hybrid", "zero3_hybrid"]
 SHARDED = "dist.sharding_stage=zero1|zero2|zero3|zero2_hybrid|zero3_hybrid"
 TORCH, DEEPSPEED = "dist.engine=torch", "dist.engine=deepspeed"
@@ -60,17 +59,11 @@ class DistConfig:
     pipeline_schedule: schedule of the microbatches
     pipeline_chunks: interleaved: model stages on each rank
     context_parallel: ranks over which the positions of a sample are
-        split
-    context_method: ulysses: exchange positions for heads
-        (all-to-all); ring: pass keys and values around the ranks
+        split, and exchanged for heads in attention
     cpu_offload: offload weights and optimizer states to CPU memory
     activation_checkpointing: recomputed in backward: nothing, whole
         blocks, or all except matrix products and attention
     compile: apply torch.compile to each block; auto: on GPUs
-    cuda_graphs: record steps as CUDA graphs; auto: on one GPU, up
-        to 150 million parameters
-    attention_backend: kernel of attention on a GPU; auto: the
-        fastest for the shape, measured before the first step
     float8: matrix products in float8 through torchao, on GPUs that
         support it
     offload_optimizer: deepspeed: offload AdamW's state and update
@@ -95,12 +88,9 @@ class DistConfig:
     pipeline_schedule: Literal["1f1b", "interleaved"] = option("1f1b", needs="dist.pipeline_parallel>1")
     pipeline_chunks: int = option(2, above=1, unit="stages per rank", needs=INTERLEAVED)
     context_parallel: int = positive(1, "ranks", needs=AXIS)
-    context_method: Literal["ulysses", "ring"] = option("ulysses", needs="dist.context_parallel>1")
     cpu_offload: bool = option(False, needs=f"dist.engine=torch {SHARDED} dist.pipeline_parallel=1")
     activation_checkpointing: Literal["none", "full", "selective"] = option("none")
     compile: bool | None = option(None, read=read_switch, needs=TORCH)
-    cuda_graphs: bool | None = option(None, read=read_switch, needs=TORCH)
-    attention_backend: AttentionBackend = option("auto")
     float8: bool = option(False, identity=ALWAYS, needs=f"{TORCH} dist.dtype=bfloat16")
     offload_optimizer: bool = option(False, needs=f"{DEEPSPEED} dist.sharding_stage=zero1|zero2|zero3")
     offload_parameters: bool = option(False, needs="dist.engine=deepspeed dist.sharding_stage=zero3")

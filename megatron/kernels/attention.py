@@ -3,13 +3,10 @@
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from megatron.kernels.attention_backend import supports_shared_heads
 from megatron.kernels.cpu_attention import cpu_attention, is_cpu_attention_faster
-from megatron.kernels.document_mask import DocumentMask, can_use_triton_attention
-from megatron.kernels.softmax_nll import has_triton
+from megatron.kernels.range_mask import RangeMask, attend_in_ranges
 
 # Queries per block in `attend_in_query_blocks`: small enough to skip many masked keys, large enough for an
 # efficient matrix product.
@@ -24,17 +21,9 @@ ATTENTION_OPERATORS = (
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.higher_order.flex_attention,
     torch.ops.megatron.cpu_attention.default,  # registered by the import above
 )
-
-
-def list_attention_operators() -> tuple[OpOverload, ...]:
-    """Return the operators of torch's dispatcher that compute attention, for modes that save results."""
-    if not has_triton():
-        return ATTENTION_OPERATORS
-    import megatron.kernels.triton_attention  # noqa: F401  # registers its operator
-
-    return *ATTENTION_OPERATORS, torch.ops.megatron.triton_attention.default
 
 
 def scaled_dot_product_attention(
@@ -42,7 +31,7 @@ def scaled_dot_product_attention(
     k: Tensor,
     v: Tensor,
     causal: bool,
-    mask: Tensor | DocumentMask | None = None,
+    mask: Tensor | RangeMask | None = None,
     *,
     scale: float,
 ) -> Tensor:
@@ -53,16 +42,11 @@ def scaled_dot_product_attention(
     causal                   position p attends to positions 0..p only
     mask  [B, 1, S, S] bool  keys visible to each query, causality included; None: `causal` alone decides
     """
-    if q.device.type == "cuda" and mask is None:
-        # the kernels of flash attention and cuDNN read a shared head several times instead of copying it
-        shares = q.shape[1] != k.shape[1]
-        if not shares or supports_shared_heads(q.dtype, q.shape[3]):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=shares)
+    if isinstance(mask, RangeMask):
+        return attend_in_ranges(q, k, v, mask, scale)
+    if mask is None and q.shape[1] != k.shape[1] and _can_share_heads(q):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=True)
     k, v = repeat_shared_heads(q, k, v)
-    if isinstance(mask, DocumentMask):
-        if can_use_triton_attention(q.device, q.shape[3]):
-            return _attend_within_documents(q, k, v, causal, mask, scale)
-        mask = mask.to_dense()
     # On a CPU: blocks of queries without gradients, this project's kernels with gradients. Otherwise torch's
     # fused kernels.
     if causal and _should_split_queries(q, k):
@@ -77,6 +61,12 @@ def scaled_dot_product_attention(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
 
+def _can_share_heads(q: Tensor) -> bool:
+    """Return whether torch's kernels read a shared key and value head several times instead of a copy."""
+    # those of FlashAttention and cuDNN do; others need float32 or wider heads, and would store all scores
+    return q.device.type == "cuda" and q.dtype in (torch.bfloat16, torch.float16) and q.shape[3] <= 128
+
+
 def _attend_with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Return attention with a dense mask by the kernels of a GPU that read one correctly."""
     with sdpa_kernel(MASKED_BACKENDS):
@@ -89,15 +79,6 @@ def repeat_shared_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor
     if n_sharing == 1:
         return k, v
     return k.repeat_interleave(n_sharing, dim=1), v.repeat_interleave(n_sharing, dim=1)
-
-
-def _attend_within_documents(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: DocumentMask, scale: float
-) -> Tensor:
-    from megatron.kernels.triton_attention import triton_attention  # imported on demand: slow
-
-    # rate 0: the keys of the samples are not read
-    return triton_attention(q, k, v, mask.first, mask.first, mask.last, causal, scale, 0.0)
 
 
 def _should_split_queries(q: Tensor, k: Tensor) -> bool:

@@ -4,8 +4,10 @@ import math
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from megatron.kernels.document_mask import DocumentMask, can_use_triton_attention
+from megatron.kernels.range_mask import RangeMask
+from megatron.plan.memory import ATTENTION_PER_BLOCK
 
 MASK32 = 0xFFFFFFFF
 
@@ -27,14 +29,17 @@ def derive_layer_key(key: Tensor, layer: int) -> Tensor:
     return scramble_bits(scramble_bits(key >> 32) ^ scramble_bits(key + 0x9E3779B9 * (layer + 1)))
 
 
-def draw_keep_mask(key: Tensor, n_heads: int, n_queries: int, n_keys: int, rate: float) -> Tensor:
+def draw_keep_mask(
+    key: Tensor, n_heads: int, n_queries: int, n_keys: int, rate: float, queries: slice = slice(None)
+) -> Tensor:
     """Return which attention weights to keep, bool [B, H, S, S]; each is dropped with probability `rate`.
 
-    Each weight has a draw of its own: a hash of (sample key, head and query, key position).
+    Each weight has a draw of its own: a hash of (sample key, head and query, key position). `queries` selects
+    some of the `n_queries` rows.
     """
     device = key.device
     # two rounds of hashing: (sample key, head and query), then the key position
-    rows = torch.arange(n_heads * n_queries, device=device).view(1, n_heads, n_queries, 1)
+    rows = torch.arange(n_heads * n_queries, device=device).view(1, n_heads, n_queries, 1)[:, :, queries]
     columns = torch.arange(n_keys, device=device)
     # int64: 8 bytes per weight, twice the memory of the float32 weights
     draws = scramble_bits(
@@ -65,30 +70,38 @@ def attend_with_dropout(
     v: Tensor,
     scale: float,
     causal: bool,
-    mask: Tensor | DocumentMask | None,
+    mask: Tensor | RangeMask | None,
     key: Tensor,
     rate: float,
 ) -> Tensor:
     """Return attention with dropout after the softmax; remaining weights are scaled by 1 / (1 - rate).
 
-    q, k, v [B, H, S, K]; mask as in Attention.forward. torch's fused kernels draw from the device's
-    generator, which other ranks and devices cannot reproduce. On a GPU this project's kernel hashes the
-    numbers of `draw_keep_mask`. On a CPU or with a dense mask the [B, H, S, S] weights are materialized.
+    q, k, v [B, H, S, K]; mask as in Attention.forward. The fused kernels of torch draw from the device's
+    generator, which other ranks and devices cannot reproduce; FlexAttention has no dropout. Here the weights
+    are materialized, for as many queries at a time as have ATTENTION_PER_BLOCK of them; of more,
+    the backward computes each block of queries again.
     """
-    if not isinstance(mask, Tensor) and can_use_triton_attention(q.device, q.shape[3]):
-        from megatron.kernels.triton_attention import triton_attention  # imported on demand: slow
-
-        first, last = (None, None) if mask is None else (mask.first, mask.last)
-        return triton_attention(q, k, v, key, first, last, causal, scale, rate)
-    if isinstance(mask, DocumentMask):
+    n_samples, n_heads, n, _ = q.shape
+    if isinstance(mask, RangeMask):
         mask = mask.to_dense()
-    scores = (q @ k.transpose(-1, -2)).float() * scale  # float32 softmax, as in fused kernels
     if mask is None and causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
-    weights = scores.softmax(-1)
-    # a weight is kept with probability 1 - rate: after the division its expectation is that without dropout
-    _, n_heads, n_queries, n_keys = weights.shape
-    weights = weights * draw_keep_mask(key, n_heads, n_queries, n_keys, rate) / (1 - rate)
-    return weights.to(v.dtype) @ v
+        mask = torch.ones(n, n, dtype=torch.bool, device=q.device).tril()[None, None]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, queries: slice) -> Tensor:
+        scores = (q[:, :, queries] @ k.transpose(-1, -2)).float() * scale  # float32 softmax, as fused kernels
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, :, queries], -math.inf)
+        # a weight is kept with probability 1 - rate: after the division its expectation is that without
+        # dropout
+        keep = draw_keep_mask(key, n_heads, n, n, rate, queries)
+        return (scores.softmax(-1) * keep / (1 - rate)).to(v.dtype) @ v
+
+    size = ATTENTION_PER_BLOCK // (n_samples * n_heads * n)
+    if size >= n:
+        return attend(q, k, v, slice(None))
+    blocks = [slice(begin, begin + max(1, size)) for begin in range(0, n, max(1, size))]
+    # no generator is used, so no state of one must be restored
+    parts = [
+        checkpoint(attend, q, k, v, block, use_reentrant=False, preserve_rng_state=False) for block in blocks
+    ]
+    return torch.cat(parts, dim=2)

@@ -1,4 +1,9 @@
-"""Fused linear cross-entropy: the logits of the whole batch are never in memory."""
+"""Fused linear cross-entropy: the logits of the whole batch are never in memory.
+
+`torch.nn.functional.linear_cross_entropy` (2.13, with `options`) has no vocabulary shards, and returns losses
+of the dtype of the hidden states: in bfloat16 the weight of a row is rounded by up to 0.4 % in the gradient.
+Here losses and weights are float32.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,64 +14,39 @@ from torch import Tensor
 
 from megatron.kernels.softmax_nll import (
     VocabularyShard,
-    can_use_triton,
-    compute_log_total,
     compute_target_nll,
     replace_with_gradient,
 )
-from megatron.plan.memory import count_head_rows
+from megatron.plan.memory import LOGITS_PER_CHUNK
 
 # Logits processed by softmax and its gradient at a time. On a CPU 1 MiB of float32, which stays in the L2
-# cache of a core. On a GPU without Triton 256 MiB, since torch's operations copy them several times.
+# cache of a core. On a GPU LOGITS_PER_CHUNK, 256 MiB.
 CHUNK_ELEMENTS_CPU = 1 << 18
-CHUNK_ELEMENTS_GPU = 1 << 26
-# Minimum rows of a matrix product on a CPU; with fewer rows it is inefficient. In half precision the gradient
+# Minimum rows of a matrix product; with fewer rows it is inefficient. In half precision the gradient
 # of the head is accumulated in float32 in a separate pass over [V, D] per chunk: 512 rows took 0.5 to 0.8 of
 # the time of 128 rows.
 MIN_ROWS = 128
 MIN_ROWS_HALF = 512
-ROWS_OF_TILE = 128  # a GPU multiplies tiles of 128 rows: chunks are multiples of it
 
 
 def _rows_per_softmax(hidden: Tensor, n_rows: int) -> int:
     """Return the rows of logits to process at a time for a head with `n_rows` rows."""
-    elements = CHUNK_ELEMENTS_CPU if hidden.device.type == "cpu" else CHUNK_ELEMENTS_GPU
-    # a head of 50,304 rows: 5 rows of logits at a time on a CPU, 1334 on a GPU without Triton
+    elements = CHUNK_ELEMENTS_CPU if hidden.device.type == "cpu" else LOGITS_PER_CHUNK
+    # a head of 50,304 rows: 5 rows of logits at a time on a CPU, 1334 on a GPU
     return max(1, elements // n_rows)
 
 
-def _rows_per_product(hidden: Tensor, n_rows: int) -> int:
-    """Return the rows of hidden to multiply at a time without gradients."""
-    if can_use_triton(hidden):
-        return _balance_rows(len(hidden), n_rows)
-    return max(MIN_ROWS, _rows_per_softmax(hidden, n_rows))
-
-
-def _rows_per_gradient(hidden: Tensor, n_rows: int) -> int:
-    """Return the rows of hidden to multiply at a time with gradients."""
-    if can_use_triton(hidden):
-        return _balance_rows(len(hidden), n_rows)
-    least = MIN_ROWS if hidden.dtype == torch.float32 or hidden.device.type != "cpu" else MIN_ROWS_HALF
+def _rows_per_product(hidden: Tensor, n_rows: int, has_gradient: bool = False) -> int:
+    """Return the rows of hidden to multiply at a time."""
+    least = MIN_ROWS_HALF if has_gradient and hidden.dtype != torch.float32 else MIN_ROWS
     return max(least, _rows_per_softmax(hidden, n_rows))
-
-
-def _balance_rows(n: int, n_rows: int) -> int:
-    """Return the rows per chunk on a GPU: as few chunks as the memory allows, of nearly equal size."""
-    # 20,000 rows and at most 16,384: 10,112 and 9,888 rather than 16,384 and 3,616, which occupy a GPU less
-    n_chunks = max(1, -(-n // count_head_rows(n_rows)))
-    return max(ROWS_OF_TILE, -(-n // (n_chunks * ROWS_OF_TILE)) * ROWS_OF_TILE)
-
-
-def can_add_wide_product() -> bool:
-    """Return whether torch adds products of half precision to a float32 sum; 2.8 and 2.9 raise instead."""
-    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 10)
 
 
 def _accumulate_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     """Return total + left^T right in float32, in place; left [n, V], right [n, D], total [V, D], None: 0."""
     if left.dtype == torch.float32:
         return left.t() @ right if total is None else total.addmm_(left.t(), right)
-    if left.device.type == "cuda" and can_add_wide_product():
+    if left.device.type == "cuda":
         # The sum inside a product is float32 and is not rounded to half precision before it is added: one
         # pass over [V, D] instead of three.
         if total is None:
@@ -108,7 +88,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             return (nll if scale is None else nll * scale).sum(dtype=torch.float64)
         # `chunk` rows per matrix product, `rows` per softmax: a product needs many rows to be efficient, the
         # softmax few rows to stay in the cache
-        chunk = _rows_per_gradient(hidden, n_rows)
+        chunk = _rows_per_product(hidden, n_rows, has_gradient=True)
         # with a vocabulary shard each part costs collectives, so a chunk is processed in one part
         rows = _rows_per_softmax(hidden, n_rows) if shard is None else chunk
         grad_hidden = torch.empty_like(hidden)
@@ -166,7 +146,7 @@ def linear_cross_entropy(
     hidden  [N, D]  input of the head, in the precision of the products
     weight  [V, D]  weight of the head
     targets [N]     int64
-    scale   [N]     float32, weight of each row; None: 1. On a GPU rows of scale 0 are ignored, even NaN
+    scale   [N]     float32, weight of each row; None: 1
 
     With a shard, V counts the rows of this rank. All ranks of the shard call with the same hidden and get the
     same sum. The gradient of hidden is the part through this rank's rows and must be summed over the ranks.
@@ -216,10 +196,6 @@ def linear_log_p(hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor) 
             continue
         logits = F.linear(part, weight)
         row, target = rows[selected] - i * chunk, targets[selected]
-        if can_use_triton(logits):  # 4 bytes read a bf16 logit; float32 copies would take 14
-            log_p[selected] = logits[row, target].float() - compute_log_total(logits)[row]
-            best[selected] = logits.argmax(-1)[row] == target
-            continue
         row_log_p = torch.log_softmax(logits.float(), dim=-1)
         log_p[selected] = row_log_p[row, target]
         best[selected] = row_log_p.argmax(-1)[row] == target

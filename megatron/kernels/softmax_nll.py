@@ -1,10 +1,8 @@
-"""-log softmax(logits)[target] and its gradient: by C++ on a CPU, by Triton on a GPU.
+"""-log softmax(logits)[target] and its gradient: by C++ on a CPU, by torch elsewhere.
 
 With a vocabulary shard, the logits are the columns of this rank's rows of the head; see `VocabularyShard`.
 """
 
-from functools import cache
-from importlib.util import find_spec
 from typing import Protocol
 
 import numpy as np
@@ -31,36 +29,11 @@ class VocabularyShard(Protocol):
         ...
 
 
-@cache
-def has_triton() -> bool:
-    """Return whether Triton is installed."""
-    return find_spec("triton") is not None  # the CUDA and ROCm builds of torch for Linux bring it along
-
-
-def can_use_triton(tensor: Tensor) -> bool:
-    """Return whether the Triton kernels support the device and dtype of a tensor."""
-    dtypes = (torch.bfloat16, torch.float16, torch.float32)
-    return tensor.device.type == "cuda" and tensor.dtype in dtypes and has_triton()
-
-
-def compute_log_total(logits: Tensor) -> Tensor:
-    """Return log(sum of exp(logits)) of each row of logits [N, V], float32 [N]."""
-    if not can_use_triton(logits):
-        return torch.logsumexp(logits.float(), dim=-1)
-    from megatron.kernels.triton_softmax import softmax_sums
-
-    peak, total, _ = softmax_sums(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device))
-    return peak + total.log()
-
-
 def compute_target_nll(logits: Tensor, targets: Tensor, shard: VocabularyShard | None) -> Tensor:
     """Return -log softmax(logits [N, V])[targets int64 [N]], float32 [N]."""
     if shard is None and logits.device.type == "cpu":
         rows = logits.detach().float().contiguous().numpy()
         return _copy_to_tensor(_csrc.softmax_nll(rows, targets.contiguous().numpy(), torch.get_num_threads()))
-    if can_use_triton(logits):
-        log_total, target_logit = _reduce_with_triton(logits, targets, shard)
-        return log_total - target_logit
     return -_gather_target(_log_softmax(logits, shard), targets, shard)[0]
 
 
@@ -69,10 +42,8 @@ def replace_with_gradient(
 ) -> Tensor:
     """Overwrite contiguous logits [N, V] with scale * (softmax - onehot); return the sum of scale * nats.
 
-    rows   rows to process at a time, except on a GPU, where the kernel needs no memory for a row
+    rows   rows to process at a time
     """
-    if can_use_triton(logits):
-        return _write_gradient_triton(logits, targets, scale, shard).sum(dtype=torch.float64)
     total = torch.zeros((), dtype=torch.float64, device=logits.device)
     write = _write_gradient_cpu if shard is None and logits.device.type == "cpu" else _write_gradient
     for begin in range(0, len(logits), rows):
@@ -108,36 +79,6 @@ def _write_gradient(
     grad = log_p.exp_().scatter_add_(1, column, -is_local)
     logits.copy_(grad if scale is None else grad.mul_(scale[:, None]))
     return -target_log_p
-
-
-def _reduce_with_triton(
-    logits: Tensor, targets: Tensor, shard: VocabularyShard | None
-) -> tuple[Tensor, Tensor]:
-    """Return (log of the sum of exp(logits) over the vocabulary, logit of the target), float32 [N] each."""
-    from megatron.kernels.triton_softmax import softmax_sums  # imported on demand: Triton is slow to import
-
-    if shard is None:
-        peak, total, target_logit = softmax_sums(logits, targets)
-        return peak + total.log(), target_logit
-    # a target on another rank is outside this rank's columns, and its logit is 0 before the sum
-    peak, total, target_logit = softmax_sums(logits, targets - shard.first_row)
-    highest = shard.max_over_shards(peak)
-    log_total = highest + shard.sum_over_shards(total * (peak - highest).exp()).log()
-    return log_total, shard.sum_over_shards(target_logit)
-
-
-def _write_gradient_triton(
-    logits: Tensor, targets: Tensor, scale: Tensor | None, shard: VocabularyShard | None
-) -> Tensor:
-    """Overwrite the logits with their gradient; return scale * nats of each row, float32 [N]."""
-    from megatron.kernels import triton_softmax
-
-    if shard is None:
-        return triton_softmax.overwrite_with_gradient(logits, targets, scale)
-    log_total, target_logit = _reduce_with_triton(logits, targets, shard)
-    triton_softmax.overwrite_with_shard_gradient(logits, targets - shard.first_row, log_total, scale)
-    nll = log_total - target_logit
-    return nll if scale is None else torch.where(scale == 0, 0.0, nll * scale)
 
 
 def _copy_to_tensor(numbers: np.ndarray) -> Tensor:

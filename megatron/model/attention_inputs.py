@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from megatron.kernels.document_mask import DocumentMask
+from megatron.kernels.range_mask import RangeMask
 from megatron.kernels.rotary import Rotary
 from megatron.model.kv_cache import LayerCache
 
@@ -22,7 +22,7 @@ class AttentionInputs:
 
     causal: bool  # position p attends to positions 0..p only
     rotary: Rotary | None = None  # cos and sin of the positions; None: x contains learned positions
-    mask: Tensor | DocumentMask | None = None  # bool [B, 1, S, S], causality included; None: `causal` decides
+    mask: Tensor | RangeMask | None = None  # bool [B, 1, S, S], causality included; None: `causal` decides
     dropout_key: Tensor | None = None  # int64 [B], key of each sample in this block; enables dropout
     cache: LayerCache | None = None  # earlier positions, which x continues and attends to as well
     query_positions: Tensor | None = None  # int64 [B, Q], positions to compute; None: all
@@ -37,7 +37,7 @@ class AttentionInputs:
             cos, sin = (gather_positions(table, query_positions)[:, None] for table in tables)  # [B, 1, Q, K]
             rotary = cos, sin
         # the mask of Q rows contains causality: row i is query_positions[i], not i
-        if isinstance(mask, DocumentMask):
+        if isinstance(mask, RangeMask):
             mask = mask.select_rows(query_positions)
         elif mask is not None:
             mask = gather_positions(mask[:, 0], query_positions)[:, None]

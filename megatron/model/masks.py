@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from megatron.kernels.document_mask import DocumentMask, build_document_mask, can_use_triton_attention
+from megatron.config.schema import ModelConfig
+from megatron.kernels.range_mask import RangeMask, build_range_mask, can_use_ranges
 
 
 def document_numbers(tokens: Tensor, eod_id: int) -> Tensor:
@@ -36,35 +37,44 @@ def build_window_mask(n_queries: int, n_keys: int, window: int, device: torch.de
     return seen.tril(last).triu(last - window + 1)
 
 
-def find_window(tokens: Tensor, positions: Tensor | None, width: int | None) -> Tensor | None:
-    """Return the keys in the window of each position of tokens [B, S], bool [B, S, S]; None: all.
+def find_window(tokens: Tensor, positions: Tensor | None, width: int) -> Tensor:
+    """Return the keys in the window of each position of tokens [B, S], bool [B, S, S].
 
     With explicit positions [B, S] distances are those of the positions: rows with a shared beginning have
     later continuations further away than their text is.
     """
     n_samples, n = tokens.shape
-    if width is None or (positions is None and n <= width):
-        return None
     if positions is None:
         return build_window_mask(n, n, width, tokens.device).expand(n_samples, n, n)
     return positions[:, :, None] - positions[:, None, :] < width
 
 
 def build_attention_mask(
-    causal: bool, documents: Tensor | None, visible: Tensor | None, window: Tensor | None, d_head: int
-) -> Tensor | DocumentMask | None:
-    """Return the keys visible to each query, bool [B, 1, S, S]; None if `causal` alone describes them.
+    tokens: Tensor,
+    causal: bool,
+    documents: Tensor | None,
+    visible: Tensor | None,
+    positions: Tensor | None,
+    config: ModelConfig,
+) -> Tensor | RangeMask | None:
+    """Return the keys of each position of tokens [B, S], bool [B, 1, S, S]; None if `causal` describes them.
 
     documents [B, S]     document numbers; a position attends to its own document only
     visible   [B, S, S]  a position attends only where this is True
-    window    [B, S, S]  the same, from `find_window`
+    positions [B, S]     positions given by the caller, which the distances of a window refer to
     """
+    window = config.attention_window
+    if window is not None and positions is None and tokens.shape[1] <= window:
+        window = None
+    assert causal or window is None, "the configuration check refuses a window without causal attention"
+    has_range = visible is None and (window is None or positions is None)
+    has_range = has_range and (documents is not None or window is not None)
+    if has_range and can_use_ranges(tokens.device, config.d_head):
+        return build_range_mask(tokens.shape, tokens.device, causal, documents, window)
     if window is not None:
-        assert causal, "the configuration check refuses a window without causal attention"
-        visible = window if visible is None else visible & window
+        near = find_window(tokens, positions, window)
+        visible = near if visible is None else visible & near
     if documents is not None:
-        if visible is None and can_use_triton_attention(documents.device, d_head):
-            return build_document_mask(documents, causal)
         # two documents of 2 and 1 tokens: rows 110, 110, 001; `tril` then removes the key after each position
         same = documents[:, :, None] == documents[:, None, :]  # [B, S, S]
         visible = same if visible is None else visible & same

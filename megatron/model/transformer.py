@@ -19,7 +19,7 @@ from megatron.kernels.rotary import Rotary, apply_rotary, rotary_at_positions, r
 from megatron.kernels.swiglu import swiglu
 from megatron.model.attention_inputs import AttentionInputs, gather_positions
 from megatron.model.kv_cache import KvCache
-from megatron.model.masks import build_attention_mask, document_numbers, find_window, positions_in_document
+from megatron.model.masks import build_attention_mask, document_numbers, positions_in_document
 from megatron.model.precision import Precision
 from megatron.plan.parametrization import attention_multiplier, logit_multiplier, residual_multiplier
 
@@ -253,7 +253,9 @@ class Gpt(nn.Module):
         if self.config.document_mask:
             assert self.config.eod_id is not None, "set by read.py"
             documents = document_numbers(tokens, self.config.eod_id)
-            positions = positions_in_document(documents) if positions is None else positions
+        mask = build_attention_mask(tokens, causal, documents, visible, positions, self.config)
+        if documents is not None and positions is None:
+            positions = positions_in_document(documents)
         drops = self.training and max(self.config.attention_dropout, self.config.hidden_dropout) > 0
         assert dropout_key is not None or not drops, "dropout requires the samples' keys"
         shifts = self.config.predicts_next  # the output of position p - 1 predicts position p, as in Dream
@@ -265,8 +267,6 @@ class Gpt(nn.Module):
             # the key of the layer after the last block, which no block uses
             last = derive_layer_key(dropout_key, len(self.blocks))
             x = drop_hidden(x, last, 0, self.config.hidden_dropout)
-        window = find_window(tokens, positions, self.config.attention_window)
-        mask = build_attention_mask(causal, documents, visible, window, self.config.d_head)
         inputs = AttentionInputs(causal, rotary, mask)
         for i, block in enumerate(self.blocks):
             if drops and dropout_key is not None:

@@ -5,22 +5,17 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch._ops import OpOverload
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from megatron.kernels.attention import list_attention_operators
+from megatron.kernels.attention import ATTENTION_OPERATORS
 
-# matrix products: with attention they take nearly all of the forward's time
-SAVED_PRODUCTS = (
+# Operators whose results `selective` saves: products and attention take nearly all of the forward's time.
+SAVED_OPERATORS = [
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten._scaled_mm.default,  # float8's
-)
-
-
-def list_saved_operators() -> list[OpOverload]:
-    """Return the operators whose results `selective` saves."""
-    return [*SAVED_PRODUCTS, *list_attention_operators()]
+    *ATTENTION_OPERATORS,
+]
 
 
 def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: str) -> None:
@@ -30,7 +25,7 @@ def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: str) -> No
     recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     if mode == "selective":
         recompute = partial(
-            recompute, context_fn=partial(create_selective_checkpoint_contexts, list_saved_operators())
+            recompute, context_fn=partial(create_selective_checkpoint_contexts, SAVED_OPERATORS)
         )
     for block in blocks:
         # `forward` is replaced instead of the module, so that the parameters keep their names. Only the

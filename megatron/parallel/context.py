@@ -10,20 +10,13 @@ from torch.distributed import ProcessGroup
 
 from megatron.kernels.attention import repeat_shared_heads
 from megatron.model.transformer import Block, Gpt
-from megatron.parallel.ring import RingAttention
 
 
-def apply_context_parallel(model: Gpt, group: ProcessGroup, method: str) -> None:
-    """Replace the attention of every block, in place, by one over the positions of all ranks of the group.
-
-    method: `ring` for ring attention, otherwise an all-to-all of heads (Ulysses).
-    """
+def apply_context_parallel(model: Gpt, group: ProcessGroup) -> None:
+    """Replace the attention of every block, in place, by one over the positions of all ranks of the group."""
     for block in model.blocks:
         assert isinstance(block, Block)
-        local_attention = block.attention.core_attention
-        block.attention.core_attention = (
-            RingAttention(group) if method == "ring" else UlyssesAttention(group, local_attention)
-        )
+        block.attention.core_attention = UlyssesAttention(group, block.attention.core_attention)
 
 
 class _AllToAll(torch.autograd.Function):

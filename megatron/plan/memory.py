@@ -7,25 +7,20 @@ from megatron.plan.count import n_params
 
 PROCESS_BYTES = 0.6e9  # interpreter and libraries; on a GPU also the context and kernel workspaces
 MEMORY_SHARE = 0.85  # of a device's memory that a microbatch may fill by the estimate; the rest is fragments
-# Logits in memory at a time on a GPU, overwritten by their gradient: 2 GiB in
-# half precision. More rows would not make the products faster, fewer than
-# MIN_HEAD_ROWS leave multiprocessors idle.
-MAX_LOGITS = 1 << 30
-MIN_HEAD_ROWS, MAX_HEAD_ROWS = 8192, 16384
-LARGE_DROPOUT_BYTES = 1e9  # of a sample, from which a run is warned
-MAX_FUSED_D_HEAD = 256  # of the attention kernel with dropout on a GPU
+LOGITS_PER_CHUNK = 1 << 26  # of the loss on a GPU, which are in memory at a time
+CHUNK_COPIES = 3  # in float32, by the operations of the softmax and its gradient
+ATTENTION_PER_BLOCK = 1 << 24  # attention weights that dropout has in memory at a time
 
 
 def estimate_memory(
-    config: RunConfig, n_ranks: int = 1, rows: int | None = None, compiled: bool = False, n_sets: int = 1
+    config: RunConfig, n_ranks: int = 1, rows: int | None = None, compiled: bool = False
 ) -> float:
     """Return the bytes on one device of a run over `n_ranks` ranks.
 
     rows       samples per forward; None: dataset.microbatch_size, by default all samples of the rank
     compiled   whether the blocks are compiled; False gives an upper bound
-    n_sets     how many times the activations are in memory
     """
-    activations = n_sets * activation_bytes(config, n_ranks, rows, compiled)
+    activations = activation_bytes(config, n_ranks, rows, compiled)
     return _state_bytes(config, n_ranks) + activations + PROCESS_BYTES
 
 
@@ -34,18 +29,10 @@ def _count_data_ranks(config: RunConfig, n_ranks: int) -> int:
     return max(1, n_ranks // (dist.tensor_parallel * dist.pipeline_parallel * dist.context_parallel))
 
 
-def count_head_rows(vocab_rows: int) -> int:
-    """Return the maximum rows of logits in memory at a time on a GPU, a multiple of 128."""
-    # V = 50,304: 16,384 rows, 1.6 GB in bfloat16. V = 131,072: 8,192 rows, 2.1
-    # GB.
-    rows = MAX_LOGITS // vocab_rows // 128 * 128
-    return max(MIN_HEAD_ROWS, min(rows, MAX_HEAD_ROWS))
-
-
 def _head_bytes(model: ModelConfig, dist: DistConfig, tokens: float) -> float:
     """Return the bytes of the loss: a chunk of logits, and the gradients of the head and of its input."""
     logit_bytes = 4.0 if dist.dtype == "float32" else 2.0
-    logits = min(tokens, count_head_rows(model.vocab_rows)) * model.vocab_rows * logit_bytes
+    logits = min(tokens * model.vocab_rows, LOGITS_PER_CHUNK) * (logit_bytes + 4.0 * CHUNK_COPIES)
     # the forward computes both gradients, and the backward reads them; that of
     # the head is float32
     return logits + logit_bytes * tokens * model.d_model + 4.0 * model.vocab_rows * model.d_model
@@ -103,8 +90,7 @@ def activation_bytes(
         per_token = model.n_layers * stream_bytes(dist) * model.d_model + block_bytes(model, dist)
     # outside the blocks: two float32 vectors of width d_model per token
     blocks = tokens * (per_token + 8.0 * model.d_model)
-    dropout = rows * dense_dropout_bytes(config) if explain_dense_dropout(config) else 0.0
-    return blocks + dropout + _head_bytes(model, dist, tokens)
+    return blocks + dropout_bytes(config, rows) + _head_bytes(model, dist, tokens)
 
 
 def stream_bytes(dist: DistConfig) -> float:
@@ -139,18 +125,16 @@ def choose_rows(
     candidates: Sequence[int],
     memory: float,
     compiled: bool = False,
-    n_sets: int = 1,
 ) -> tuple[int, str | None]:
     """Return the most samples per forward that fit into `memory` bytes, and a warning if none does.
 
     candidates   allowed numbers of samples, largest first
-    n_sets       how many times the activations are in memory
     """
     for rows in candidates:
-        if estimate_memory(config, n_ranks, rows, compiled, n_sets) <= MEMORY_SHARE * memory:
+        if estimate_memory(config, n_ranks, rows, compiled) <= MEMORY_SHARE * memory:
             return rows, None
     rows = candidates[-1]
-    need = estimate_memory(config, n_ranks, rows, compiled, n_sets)
+    need = estimate_memory(config, n_ranks, rows, compiled)
     return rows, (
         f"dataset.microbatch_size: {rows} sample(s) of {config.dataset.seq_len} tokens of a model of "
         f"{n_params(config.model) / 1e6:,.0f}M parameters need about {need / 1e9:,.0f} GB on each of "
@@ -159,37 +143,15 @@ def choose_rows(
     )
 
 
-def dense_dropout_bytes(config: RunConfig) -> float:
-    """Return the bytes that a sample saves for the backward of attention dropout without a fused kernel."""
+def dropout_bytes(config: RunConfig, rows: int) -> float:
+    """Return the bytes that attention dropout saves for the backward, or those of one block of queries."""
+    if config.model.attention_dropout == 0:
+        return 0.0
     # per weight: the softmax in float32, whether it is kept, and the operand
     # of the product with the values
     weight_bytes = 4.0 + 1.0 + (4.0 if config.dist.dtype == "float32" else 2.0)
-    n_weights = float(config.model.n_heads) * config.dataset.seq_len**2
+    n_weights = float(rows) * config.model.n_heads * config.dataset.seq_len**2
+    if n_weights > ATTENTION_PER_BLOCK:  # the backward computes each block again
+        return ATTENTION_PER_BLOCK * weight_bytes
     n_layers = 1 if config.dist.activation_checkpointing == "full" else config.model.n_layers
     return n_layers * n_weights * weight_bytes
-
-
-def explain_dense_dropout(config: RunConfig) -> str | None:
-    """Return why attention dropout stores every attention weight; None if there is none or it is fused."""
-    if config.model.attention_dropout == 0:
-        return None
-    if config.dist.cpu_only:
-        return "on a CPU"
-    # orders and random masks need an arbitrary mask, which the fused kernel
-    # does not read
-    if config.objective.orders > 1 or config.objective.randmask_ratio > 0:
-        return "with masks of orders"
-    return "with wide heads" if config.model.d_head > MAX_FUSED_D_HEAD else None
-
-
-def warn_dense_dropout(config: RunConfig) -> tuple[str, ...]:
-    """Return a warning if attention dropout stores every weight and that is large."""
-    reason = explain_dense_dropout(config)
-    n_bytes = dense_dropout_bytes(config)
-    if reason is None or n_bytes < LARGE_DROPOUT_BYTES:
-        return ()
-    return (
-        f"model.attention_dropout: {reason} every attention weight is stored, {n_bytes / 1e9:.1f} GB for "
-        "each sample of a microbatch, and attention is several times slower. Lower dataset.microbatch_size, "
-        "or set dist.activation_checkpointing=full.",
-    )

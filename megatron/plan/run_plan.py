@@ -9,7 +9,6 @@ from megatron.plan.datapaths import compare_eods, compare_tokenizers, read_corpo
 from megatron.plan.exposure import CorpusUse, Exposure
 from megatron.plan.identity import cell_identity, run_identity, trunk_identity
 from megatron.plan.length import check_batch, count_decay_steps, count_steps, count_warmup_steps
-from megatron.plan.memory import warn_dense_dropout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +109,7 @@ def plan_run(config: RunConfig) -> RunPlan:
         # to compare with published numbers
         flops_6nd=6.0 * n * train_tokens,
         flops_convention=count.CONVENTION,
-        warnings=_collect_data_warnings(config, exposure) + warn_dense_dropout(config),
+        warnings=_collect_data_warnings(config, exposure),
     )
 
 

@@ -21,7 +21,6 @@ from megatron.study.scoring import scoring_flops
 
 GPU_STARTUP_S = 30.0  # assumed: imports, context of the GPU, compilation or its cache
 GPU_STEP_S = 0.02  # minimum time of a step; small models are limited by kernel launches
-GRAPH_PARAMS = 150_000_000  # up to which steps are replayed from a graph
 MAX_MICROBATCH_TOKENS = 65536  # assumed if no microbatch is set: the largest that fits is chosen
 PROBE_FLOPS = 8e10  # per probe: one or two seconds of a CPU core
 MIN_STEPS, MAX_STEPS = 10, 240
@@ -106,23 +105,21 @@ def predict_rate(run: PlannedRun, device: DeviceSpec) -> tuple[float, float]:
         plan.seq_len,
         plan.objective == "autoregressive",
         device,
-        choose_settings(run.config, plan.n_params),
+        choose_settings(run.config),
         microbatch_tokens=min(rows, data.batch_size) * data.seq_len,
         tokens_per_step=plan.tokens_per_step,
     )
     return plan.flops_per_token / step.seconds_per_token, step.mfu
 
 
-def choose_settings(config: RunConfig, n_params: int) -> StepSettings:
+def choose_settings(config: RunConfig) -> StepSettings:
     """Return the roofline settings of a run on a GPU; None of a switch stands for auto."""
     dist = config.dist
     stream = getattr(dist, "residual_dtype", "float32") or dist.dtype
-    graph = getattr(dist, "cuda_graphs", False)
     on_torch = dist.engine == "torch"
     return StepSettings(
         compiled=on_torch and dist.compile in (None, True),
         stream="float32" if stream == "float32" else "bfloat16",
-        graph=on_torch and (n_params <= GRAPH_PARAMS if graph is None else bool(graph)),
         recompute=dist.activation_checkpointing == "full",
     )
 

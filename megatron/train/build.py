@@ -1,6 +1,5 @@
 """Builds all components of a run from its configuration."""
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,6 @@ from megatron.engine.deepspeed.deepspeed_config import build_deepspeed_config, m
 from megatron.engine.interface import Engine
 from megatron.engine.torch.compilation import is_compilation_requested, set_cache_folder
 from megatron.engine.torch.torch_native import TorchEngine
-from megatron.kernels.attention_backend import (
-    AttentionChoice,
-    AttentionShape,
-    choose_attention_backend,
-    use_attention_backend,
-)
-from megatron.kernels.document_mask import can_use_triton_attention
 from megatron.mixture.source import MixtureSamples
 from megatron.model.initialization import init_weights
 from megatron.model.precision import choose_precision
@@ -38,7 +30,6 @@ from megatron.objective.task import Objective
 from megatron.optim.adamw import build_adamw
 from megatron.optim.schedule import LearningRateSchedule, build_lr_schedule
 from megatron.parallel.activation_checkpointing import apply_activation_checkpointing
-from megatron.parallel.collectives import broadcast_string
 from megatron.parallel.world import World
 from megatron.plan.datapaths import SYNTHETIC, read_corpora
 from megatron.plan.exposure import Exposure
@@ -46,8 +37,6 @@ from megatron.plan.run_dir import CHECKPOINTS
 from megatron.plan.run_plan import RunPlan
 from megatron.plan.weighted_round_robin import WeightedRoundRobin
 from megatron.train.microbatch import choose_microbatch_rows, confirm_microbatch_rows
-
-PROBED_SAMPLES = 8  # of a microbatch: enough to fill a GPU, and the order of the backends is that of all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +50,6 @@ class Run:
     checkpoints: Path
     objective: Objective
     engine: Engine
-    attention: AttentionChoice
     train_samples: SampleSource
     held_out: SampleSource | None
     test: SampleSource | None
@@ -88,7 +76,6 @@ def build_run(config: RunConfig, plan: RunPlan, world: World) -> Run:
     # one to all runs of its study.
     if world.device.type == "cuda" and is_compilation_requested(config.dist, world.device):
         set_cache_folder(folder)
-    attention = choose_run_attention(config, objective, world, rows)  # before the model is compiled
     model = Gpt(config.model)
     init_weights(model, config.misc.seed)
     if config.checkpoint.init_from is not None:
@@ -114,54 +101,10 @@ def build_run(config: RunConfig, plan: RunPlan, world: World) -> Run:
         checkpoints=folder / CHECKPOINTS if directory is None else Path(directory),
         objective=objective,
         engine=engine,
-        attention=attention,
         train_samples=open_train_samples(config, n_samples),
         held_out=held_out,
         test=test,
     )
-
-
-def choose_run_attention(config: RunConfig, objective: Objective, world: World, rows: int) -> AttentionChoice:
-    """Choose the attention kernel of a run by a measurement on rank 0, and use it on all ranks. Collective.
-
-    rows   samples per forward
-
-    Raises ValueError on all ranks if the requested backend does not run.
-    """
-    model, layout = config.model, world.layout
-    special = model.document_mask or model.attention_dropout > 0
-    if world.device.type == "cuda" and special and can_use_triton_attention(world.device, model.d_head):
-        requested, warning = config.dist.attention_backend, None
-        if requested != "auto":
-            warning = f"dist.attention_backend: {requested} has no effect with documents or dropout."
-        choice = AttentionChoice("triton", "this project's kernel for documents and dropout", {}, warning)
-        use_attention_backend(choice)  # undoes that of an earlier run in this process
-        return choice
-    # Ulysses exchanges positions for heads; the blocks of a ring are shorter, but compared equally
-    parts = layout.tensor * layout.context
-    shape = AttentionShape(
-        n_samples=min(rows, PROBED_SAMPLES),
-        n_heads=max(1, model.n_heads // parts),
-        n_kv_heads=max(1, model.kv_heads // parts),
-        n_positions=config.dataset.seq_len,
-        d_head=model.d_head,
-        causal=objective.causal,
-    )
-    dtype, requested = getattr(torch, config.dist.dtype), config.dist.attention_backend
-    if world.device.type != "cuda":
-        return choose_attention_backend(shape, dtype, world.device)
-    record: dict[str, Any] = {}
-    if world.is_first:
-        try:
-            record = choose_attention_backend(shape, dtype, world.device, requested).as_dict()
-        except ValueError as error:  # raised below on every rank: the others wait for the broadcast
-            record = {"error": str(error)}
-    record = json.loads(broadcast_string(json.dumps(record), world))
-    if "error" in record:
-        raise ValueError(record["error"])
-    choice = AttentionChoice(**record)
-    use_attention_backend(choice)
-    return choice
 
 
 def build_schedule(config: RunConfig, plan: RunPlan) -> LearningRateSchedule:

@@ -51,10 +51,7 @@ def train(run: Run, stop: StopMonitor) -> bool:
         record = MetricsLogger(run.config, run.plan, run.world, run.folder, state.step)
         for line in (describe_run(run, state), *describe_corpora(run.plan)):
             log.info(line)
-        if run.world.device.type == "cuda":
-            log.info(run.attention.describe())
-        warnings = (*run.plan.warnings, *filter(None, (run.attention.warning,)))
-        for warning in warnings if run.world.is_first else ():
+        for warning in run.plan.warnings if run.world.is_first else ():
             log.warning("%s", warning)
         if run.plan.warmup_steps > run.plan.n_steps and run.world.is_first:
             log.warning(
@@ -275,7 +272,6 @@ def _build_result(
         "train_flops": run.plan.train_flops,
         "tps_mean": state.tokens_seen / max(state.elapsed_s, 1e-9),
         "hardware": torch.cuda.get_device_name(device) if gpu else f"CPU, {torch.get_num_threads()} threads",
-        "attention": run.attention.as_dict(),
         "n_ranks": run.world.n_ranks,
         "torch": torch.__version__,
         "git": code_revision(),

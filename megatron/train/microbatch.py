@@ -9,7 +9,6 @@ import torch
 from megatron.config.schema import RunConfig
 from megatron.engine.interface import Engine
 from megatron.engine.torch.compilation import is_compilation_requested
-from megatron.engine.torch.static_step import find_graph_obstacle
 from megatron.engine.torch.torch_native import TorchEngine
 from megatron.log import get_logger
 from megatron.objective.task import Objective, Task
@@ -38,23 +37,11 @@ def choose_microbatch_rows(config: RunConfig, world: World, memory: float | None
         free = torch.cuda.mem_get_info(world.device)[0] + torch.cuda.memory_reserved(world.device)
         memory = float(free)
     compiled = is_compilation_requested(config.dist, world.device)
-    n_sets = count_activation_sets(config, world)
-    rows, warning = choose_rows(config, world.n_ranks, candidates, memory, compiled, n_sets)
+    rows, warning = choose_rows(config, world.n_ranks, candidates, memory, compiled)
     if warning is not None and world.is_first:
         log.warning("%s", warning)
     # GPUs may have different free memory: all ranks take the smallest choice
     return min_over_ranks(rows, world)
-
-
-def count_activation_sets(config: RunConfig, world: World) -> int:
-    """Return how many times the activations of a microbatch are in memory: 2 in recorded masked diffusion.
-
-    The pool of the graphs retains those of the first recorded number of predicted rows. Every other number
-    runs unrecorded at first, in ordinary memory.
-    """
-    if config.objective.name != "masked_diffusion":
-        return 1
-    return 2 if find_graph_obstacle(config.dist, config.model, config.optim, world) is None else 1
 
 
 def list_microbatches(config: RunConfig, world: World) -> list[int]:
@@ -104,15 +91,11 @@ def confirm_microbatch_rows(
         return rows
     limit = torch.cuda.get_device_properties(world.device).total_memory * MAX_MEASURED_SHARE
 
-    n_sets = count_activation_sets(config, world)
-
     def measure(n: int) -> float:
         torch.cuda.reset_peak_memory_stats(world.device)
-        static = float(torch.cuda.memory_allocated(world.device))
         engine.probe(build_largest_task(objective, config, n).pin_memory())
         peak = float(torch.cuda.max_memory_allocated(world.device))
-        peak += (n_sets - 1) * (peak - static)
-        estimate = estimate_memory(config, world.n_ranks, n, engine.is_compiled, n_sets)
+        estimate = estimate_memory(config, world.n_ranks, n, engine.is_compiled)
         log.info(
             "dataset.microbatch_size: %d samples per forward need %.1f GB, estimated %.1f GB",
             n,

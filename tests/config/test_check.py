@@ -82,12 +82,16 @@ def read(words: str):
         (f"{DEEPSPEED} dist.sharding_stage=zero3_hybrid", "got zero3_hybrid, expected zero0"),
         ("dist.tensor_parallel=4", "got 6, expected a multiple of 4 for dist.tensor_parallel 4"),
         ("dist.context_parallel=4", "model.n_heads: got 6, expected a multiple of 4"),
-        ("dist.context_parallel=5 dist.context_method=ring", "got 24, expected a multiple of 5"),
+        ("dist.context_method=ring", "dist.context_method: got ring, but this key was removed. Omit it, and"),
+        (
+            "dist.cuda_graphs=true",
+            "dist.cuda_graphs: got True, but this key was removed. Omit it: dist.compile",
+        ),
+        ("dist.attention_backend=flash", "dist.attention_backend: got flash, but this key was removed."),
         ("dist.tensor_parallel=3", "model.vocab_rows: got 64, expected a multiple of 3"),
         (f"dist.pipeline_parallel=2 {ZERO3}", "zero3 would gather the weights"),
         ("dist.pipeline_parallel=5", "5 stages for model.n_layers 4 blocks"),
         ("dist.pipeline_parallel=4 dist.pipeline_schedule=interleaved", "8 stages for model.n_layers 4"),
-        ("dist.context_parallel=2 dist.context_method=ring dist.dtype=float32", "got ring with"),
     ],
     ids=str,
 )
@@ -134,7 +138,6 @@ def test_a_key_without_a_setting_that_it_needs_is_refused(name: str, need: str) 
     "words",
     [
         "dist.tensor_parallel=2 dist.context_parallel=3",
-        "dist.context_parallel=4 dist.context_method=ring",
         "dist.pipeline_parallel=2 dist.sharding_stage=zero1",
         f"{DEEPSPEED} {ZERO3} dist.offload_optimizer=true dist.offload_parameters=true",
         "dist.sharding_stage=zero3_hybrid dist.shard_size=2 dist.cpu_offload=true",
@@ -147,3 +150,7 @@ def test_a_supported_combination_is_read(words: str) -> None:
         (section, key), value = word.partition("=")[0].split("."), word.partition("=")[2]
         written = str(getattr(getattr(config, section), key)).lower()
         assert written == {"mdm": "masked_diffusion"}.get(value, value)
+
+
+def test_a_configuration_of_an_earlier_run_keeps_its_meaning() -> None:
+    assert read("dist.cuda_graphs=auto dist.attention_backend=auto dist.context_method=ulysses") == read("")

@@ -1,12 +1,9 @@
 """Compiled blocks: one graph for all of them, when they are compiled, and where the code is stored."""
 
 import os
-import sys
 from collections.abc import Iterator
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +11,6 @@ import torch
 from torch.distributed import HashStore, destroy_process_group, init_process_group
 from torch.nn.parallel import DistributedDataParallel
 
-import megatron.kernels
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.task_loss import TaskLoss
 from megatron.engine.torch import compilation
@@ -118,30 +114,6 @@ def test_ddp_does_not_cut_the_graph_at_its_buckets(counters) -> None:
         destroy_process_group()
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_the_operator_of_triton_is_registered_before_blocks_are_compiled(monkeypatch, installed) -> None:
-    name, module = "megatron.kernels.triton_attention", ModuleType("triton_attention")
-    imported = []
-
-    class Finder(MetaPathFinder):
-        def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
-            if fullname != name:
-                return None
-            imported.append(fullname)
-            return ModuleSpec(
-                name, SimpleNamespace(create_module=lambda _: module, exec_module=lambda _: None)
-            )
-
-    # the real module stays as it is, since an operator can be registered once per process
-    monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(megatron.kernels, "triton_attention", module, raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
-    monkeypatch.setattr(compilation, "has_triton", lambda: installed)
-    compile_blocks(Gpt(SHAPE), has_tensor_ranks=False, has_context_ranks=False)
-    assert bool(imported) == installed
-
-
 def test_the_default_is_eager_on_a_cpu_and_compiled_on_a_gpu(monkeypatch) -> None:
     gpu = SimpleNamespace(device=torch.device("cuda", 0), n_ranks=1)
     monkeypatch.setattr(compilation, "find_compiler_problem", lambda device: None)
@@ -189,11 +161,9 @@ def test_runs_of_a_study_share_the_folder_of_compiled_code(monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize(("written", "setting"), [("auto", None), (True, True), (False, False), (None, None)])
-def test_compile_and_graphs_are_auto_true_or_false(written, setting) -> None:
-    switches = {"compile": written, "cuda_graphs": written}
+def test_compile_is_auto_true_or_false(written, setting) -> None:
     model, length = {"size": "7M", "n_tokens": 100}, {"total_iterations": 1}
-    settings = {"dist": switches, "model": model, "lr_scheduler": length}
-    dist = resolve_config(settings).dist
-    assert (dist.compile, dist.cuda_graphs) == (setting, setting)
+    settings = {"dist": {"compile": written}, "model": model, "lr_scheduler": length}
+    assert resolve_config(settings).dist.compile == setting
     with pytest.raises(ValueError, match="dist.compile: got 'sometimes', expected auto, true or false"):
         resolve_config(settings | {"dist": {"compile": "sometimes"}})

@@ -162,14 +162,3 @@ def test_logits_of_the_whole_batch_are_never_in_memory(dtype: torch.dtype, monke
     assert hidden.grad is not None and weight.grad is not None
     # 50 rows of 40 logits: three rows at a time in float32, four where the head's gradient costs a pass
     assert seen.n_rows_of_logits == (3 if dtype == torch.float32 else 4)
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [("2.7.1", False), ("2.9.1+cu128", False), ("2.10.0", True), ("2.13.0+cpu", True)],
-)
-def test_half_precision_is_added_to_float32_in_one_product_since_torch_2_10(
-    monkeypatch: pytest.MonkeyPatch, version: str, expected: bool
-) -> None:
-    monkeypatch.setattr(torch, "__version__", version)
-    assert module.can_add_wide_product() is expected

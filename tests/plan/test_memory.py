@@ -10,13 +10,13 @@ from megatron.config.presets import load_model_sizes
 from megatron.config.schema import RunConfig
 from megatron.kernels.dropout import attend_with_dropout
 from megatron.plan.memory import (
+    ATTENTION_PER_BLOCK,
+    LOGITS_PER_CHUNK,
     MEMORY_SHARE,
     activation_bytes,
     choose_rows,
-    count_head_rows,
-    dense_dropout_bytes,
+    dropout_bytes,
     estimate_memory,
-    warn_dense_dropout,
 )
 from megatron.plan.resolve import resolve_config
 
@@ -86,30 +86,23 @@ def test_dense_dropout_saves_the_estimated_bytes(dtype: str) -> None:
     q, k, v = (torch.randn(1, 4, n, 8).to(getattr(torch, dtype)).requires_grad_() for _ in range(3))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         attend_with_dropout(q, k, v, 0.3, True, None, torch.tensor([1]), 0.1)
-    assert dense_dropout_bytes(config) == 3 * sum(sizes.values())  # three blocks
+    assert dropout_bytes(config, 1) == 3 * sum(sizes.values())  # three blocks
 
 
-def test_a_run_is_warned_about_dense_dropout_where_no_kernel_covers_it() -> None:
-    assert not warn_dense_dropout(make_dropout_config(seq_len=16384))  # a GPU has the kernel
-    assert not warn_dense_dropout(make_dropout_config(seq_len=64, cpu_only=True))  # 442 KB
-    (warning,) = warn_dense_dropout(make_dropout_config(seq_len=16384, cpu_only=True))
-    assert "on a CPU" in warning and "29.0 GB for each sample" in warning  # 3 x 4 x 16384^2 x 9 bytes
-    orders = make_dropout_config(seq_len=16384, objective={"randmask_ratio": 0.5})
-    assert "with masks of orders" in warn_dense_dropout(orders)[0]
+def test_dropout_of_long_samples_has_one_block_of_queries_in_memory() -> None:
+    # 2 samples of 4 heads of 16,384^2 weights, in float32 with 9 bytes each
+    assert dropout_bytes(make_dropout_config(seq_len=16384), 2) == 9 * ATTENTION_PER_BLOCK
 
 
-@pytest.mark.parametrize("n_rows", [128, 50304, 131072, 262144])
-def test_a_chunk_of_logits_has_8_to_16_thousand_rows_in_whole_tiles(n_rows: int) -> None:
-    rows = count_head_rows(n_rows)
-    assert 8192 <= rows <= 16384 and rows % 128 == 0
-
-
-def test_the_loss_counts_one_chunk_of_logits_in_the_dtype_of_the_products() -> None:
+def test_the_loss_counts_one_chunk_of_logits() -> None:
     sizes = []
-    for seq_len in (1024, 2048, 65536):  # 2,048, 4,096 and 131,072 tokens
+    for seq_len in (1024, 2048, 1 << 19):
         config = make_dropout_config(seq_len=seq_len, dtype="bfloat16")
+        config = replace(config, model=replace(config.model, attention_dropout=0.0))
         n_rows = config.model.vocab_rows
         head = 4 * n_rows * 32  # its gradient in float32
-        sizes.append(activation_bytes(config) - head - min(2 * seq_len, count_head_rows(n_rows)) * n_rows * 2)
+        # in the dtype of the products, and three copies in float32
+        chunk = min(2 * seq_len * n_rows, LOGITS_PER_CHUNK) * (2 + 12)
+        sizes.append(activation_bytes(config) - head - chunk)
     # the rest is proportional to the tokens
-    assert sizes[1] == pytest.approx(2 * sizes[0]) and sizes[2] == pytest.approx(64 * sizes[0])
+    assert sizes[1] == pytest.approx(2 * sizes[0]) and sizes[2] == pytest.approx(512 * sizes[0])

@@ -20,7 +20,6 @@ Result = dict[str, Any]
 
 ZERO3, HYBRID = {"sharding_stage": "zero3"}, {"shard_size": 2}
 INTERLEAVED = {"pipeline_parallel": 2, "pipeline_schedule": "interleaved"}
-RING = {"context_parallel": 4, "context_method": "ring"}
 
 # (name, ranks): settings of `dist`
 LAYOUTS: dict[tuple[str, int], Job] = {
@@ -46,7 +45,6 @@ SLOW: dict[tuple[str, int], Job] = {
     ("tensor_zero0", 4): {"tensor_parallel": 2},
     ("context", 4): {"context_parallel": 4},
     ("context_zero2", 4): {"context_parallel": 2, "sharding_stage": "zero2"},
-    ("ring", 4): RING,
     ("tensor_context", 4): {"tensor_parallel": 2, "context_parallel": 2},
     ("pipeline", 4): {"pipeline_parallel": 4},
     ("pipeline_zero1", 4): {"pipeline_parallel": 2, "sharding_stage": "zero1"},

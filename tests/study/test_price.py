@@ -131,7 +131,7 @@ def test_smaller_microbatches_and_recomputed_blocks_need_less() -> None:
     again = make_config(8, "float32", activation_checkpointing="full")
     head = 4 * plain.model.vocab_rows * plain.model.d_model  # its gradient in float32, for any microbatch
     assert activation_bytes(small) - head == pytest.approx((activation_bytes(plain) - head) / 3)
-    assert activation_bytes(again) < activation_bytes(plain) / 3
+    assert activation_bytes(again) < activation_bytes(plain) / 2  # the chunk of logits is the same
 
 
 STUDY = """
@@ -179,7 +179,7 @@ def test_each_size_is_priced_at_its_predicted_mfu(tmp_path: Path) -> None:
     assert "unmeasured, probably high" in speed.basis
     for run in sized:
         step = predict_step(
-            run.config.model, 2048, True, DEVICES["H100"], choose_settings(run.config, run.plan.n_params),
+            run.config.model, 2048, True, DEVICES["H100"], choose_settings(run.config),
             microbatch_tokens=16384, tokens_per_step=524288,
         )  # fmt: skip
         assert speed.seconds(run) == pytest.approx(GPU_STARTUP_S + 100 * 524288 / step.tokens_per_s)
@@ -191,16 +191,15 @@ def test_each_size_is_priced_at_its_predicted_mfu(tmp_path: Path) -> None:
 
 def test_settings_of_a_run_are_those_of_its_configuration() -> None:
     dist = SimpleNamespace(
-        engine="torch", compile=None, dtype="bfloat16", residual_dtype=None, cuda_graphs=None,
+        engine="torch", compile=None, dtype="bfloat16", residual_dtype=None,
         activation_checkpointing="full",
     )  # fmt: skip
     config: Any = SimpleNamespace(dist=dist)
-    settings = choose_settings(config, 425_000_000)
+    settings = choose_settings(config)
     assert settings.compiled and settings.stream == "bfloat16" and settings.recompute
-    assert not settings.graph and choose_settings(config, 7_000_000).graph
     dist.residual_dtype, dist.compile, dist.engine = "float32", False, "deepspeed"
-    settings = choose_settings(config, 7_000_000)
-    assert not settings.compiled and settings.stream == "float32" and not settings.graph
+    settings = choose_settings(config)
+    assert not settings.compiled and settings.stream == "float32"
 
 
 def test_the_table_begins_with_the_total_and_trunks_are_paid_once(runs) -> None:

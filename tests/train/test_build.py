@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from megatron.config.parallelism import ParallelLayout
-from megatron.kernels.attention_backend import AttentionChoice, AttentionShape
 from megatron.parallel.world import World
 from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import plan_run
 from megatron.train import build as module
-from megatron.train.build import build_objective, build_run, choose_run_attention
+from megatron.train.build import build_run
 from megatron.train.microbatch import choose_microbatch_rows
 
 
@@ -94,48 +93,6 @@ def test_a_conflicting_deepspeed_json_is_refused_before_the_model_is_built(
     monkeypatch.setattr(module, "Gpt", too_early)
     with pytest.raises(ValueError, match="train_batch_size: got 3, expected 4"):
         build_run(config, plan_run(config), World(0, 1, 0, torch.device("cpu")))
-
-
-def choose_attention(device: str = "cuda", **model: object) -> AttentionChoice:
-    """Choice for 16 samples of 32 positions and 8 heads on 2 key and value heads, as on a GPU."""
-    config = resolve_config(
-        {
-            "model": {"d_model": 32, "n_heads": 8, "n_kv_heads": 2, "n_layers": 1, "n_tokens": 10, **model},
-            "dataset": {"batch_size": 16, "seq_len": 32},
-            "dist": {"attention_backend": "flash3"},
-            "lr_scheduler": {"total_iterations": 1},
-        }
-    )
-    world = World(0, 1, 0, torch.device(device))
-    return choose_run_attention(config, build_objective(config), world, 16)
-
-
-def test_the_attention_of_a_run_is_chosen_for_its_shape_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen, used = AttentionChoice("flash3", "fastest measured", {"flash3": 1.0, "cudnn": 1.5}), []
-
-    def choose(*arguments: object) -> AttentionChoice:
-        expected = AttentionShape(8, 8, 2, 32, 4, True), torch.bfloat16, torch.device("cuda"), "flash3"
-        assert arguments == expected
-        return chosen
-
-    monkeypatch.setattr(module, "choose_attention_backend", choose)
-    monkeypatch.setattr(module, "use_attention_backend", used.append)
-    assert choose_attention() == chosen and used == [chosen]
-
-    def refuse(*_: object) -> AttentionChoice:
-        raise ValueError("dist.attention_backend: got flash3")
-
-    monkeypatch.setattr(module, "choose_attention_backend", refuse)
-    with pytest.raises(ValueError, match="got flash3"):
-        choose_attention()
-    monkeypatch.setattr(module, "can_use_triton_attention", lambda *_: True)
-    documents = choose_attention(document_mask=True, eod_id=1)
-    assert documents.name == "triton" and "flash3 has no effect" in str(documents.warning)
-    assert used == [chosen, documents]
-
-
-def test_a_cpu_run_keeps_its_kernels() -> None:
-    assert choose_attention("cpu").name == "cpu"
 
 
 def test_partly_recomputed_blocks_are_refused_under_deepspeeds_zero3() -> None:

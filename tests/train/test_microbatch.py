@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,11 +11,10 @@ from megatron.config.schema import RunConfig
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.world import World
-from megatron.plan.memory import MEMORY_SHARE, activation_bytes, estimate_memory
+from megatron.plan.memory import MEMORY_SHARE, estimate_memory
 from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import plan_run
-from megatron.train import microbatch as module
-from megatron.train.build import build_engine, build_objective, build_run
+from megatron.train.build import build_engine, build_run
 from megatron.train.loop import _prepare_folder
 from megatron.train.microbatch import (
     build_largest_task,
@@ -97,51 +95,6 @@ def make_gpu_config(name: str, **dist: object) -> RunConfig:
     config = make_config()
     objective, dist_config = replace(config.objective, name=name), replace(config.dist, **dist)
     return replace(config, objective=objective, dist=replace(dist_config, cpu_only=False))
-
-
-@pytest.mark.parametrize(
-    ("name", "dist", "world", "n_sets"),
-    [
-        ("masked_diffusion", {}, GPU, 2),
-        ("masked_diffusion", {"cuda_graphs": False}, GPU, 1),
-        ("masked_diffusion", {}, CPU, 1),
-        ("autoregressive", {}, GPU, 1),
-    ],
-)
-def test_recorded_diffusion_needs_its_activations_twice(monkeypatch, name, dist, world, n_sets) -> None:
-    config = make_gpu_config(name, **dist)
-    monkeypatch.setattr(module, "min_over_ranks", lambda rows, world: rows)
-    states = estimate_memory(config, 1, 12) - activation_bytes(config, 1, 12)
-    twelve = states + n_sets * activation_bytes(config, 1, 12)
-    assert estimate_memory(config, 1, 12, n_sets=n_sets) == twelve
-    config = replace(config, dist=replace(config.dist, compile=False))
-    memory = twelve / MEMORY_SHARE
-    assert choose_microbatch_rows(config, world, memory * 1.000001) == 12
-    assert choose_microbatch_rows(config, world, memory * 0.999999) == 8
-
-
-@pytest.mark.parametrize(("name", "expected"), [("masked_diffusion", 6), ("autoregressive", 12)])
-def test_the_trial_counts_the_activations_of_the_graphs_too(monkeypatch, name: str, expected: int) -> None:
-    """1000 bytes of weights and 100 per sample in a memory of 2300: 12 samples fit once, 6 twice."""
-    config = make_gpu_config(name)
-    trials = []
-    monkeypatch.setattr(module, "TorchEngine", SimpleNamespace)
-    monkeypatch.setattr(module, "any_rank", lambda flag, world: flag)
-    monkeypatch.setattr(
-        module, "build_largest_task", lambda objective, config, n: SimpleNamespace(pin_memory=lambda: n)
-    )
-    properties = SimpleNamespace(total_memory=2300 / module.MAX_MEASURED_SHARE)
-    for function, result in (
-        ("get_device_properties", lambda device: properties),
-        ("memory_allocated", lambda device: 1000),
-        ("max_memory_allocated", lambda device: 1000 + 100 * trials[-1]),
-        ("reset_peak_memory_stats", lambda device: None),
-        ("empty_cache", lambda: None),
-    ):
-        monkeypatch.setattr(torch.cuda, function, result)
-    engine = SimpleNamespace(can_probe=True, is_compiled=False, probe=trials.append)
-    assert confirm_microbatch_rows(24, engine, build_objective(config), config, GPU) == expected
-    assert trials == [24, 12, 6][: 3 if expected == 6 else 2]
 
 
 def test_a_trial_changes_no_weight_and_leaves_no_gradient() -> None:

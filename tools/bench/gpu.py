@@ -70,8 +70,7 @@ def measure_cell(cell: Any, args: argparse.Namespace, device: Any) -> dict[str, 
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         seconds = time_steps(step, args.steps, device)
-        # the activations of a graph are in its own pool, which counts as reserved only
-        peak = torch.cuda.max_memory_reserved if cell.uses_graph else torch.cuda.max_memory_allocated
+        peak = torch.cuda.max_memory_allocated
         memory = peak() / 2**30 if device.type == "cuda" else None
         kernels = profile_kernels(step, device)
     tokens = cell.rows * args.seq_len * args.accumulate

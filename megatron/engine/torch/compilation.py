@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from megatron.config.schema import DistConfig
-from megatron.kernels.softmax_nll import has_triton
 from megatron.log import get_logger
 from megatron.model.transformer import Block, Gpt
 from megatron.parallel.collectives import any_rank
@@ -90,9 +89,6 @@ def compile_blocks(model: Gpt, *, has_tensor_ranks: bool, has_context_ranks: boo
     # has between blocks anyway
     torch._dynamo.config.optimize_ddp = False
     torch._dynamo.config.recompile_limit = max(MAX_GRAPHS, torch._dynamo.config.recompile_limit)
-    if has_triton():
-        # The module registers an operator when it is imported, which the compiler cannot trace in a block.
-        import megatron.kernels.triton_attention  # noqa: F401  # imported on demand: slow
     for block in model.blocks:
         assert isinstance(block, Block)
         # the compiler of torch 2.13 cannot trace a whole block under sequence parallelism

@@ -68,7 +68,7 @@ def build_passes(
     if mesh.context is not None:
         from megatron.parallel.context import apply_context_parallel
 
-        apply_context_parallel(model, mesh.context, config.context_method)
+        apply_context_parallel(model, mesh.context)
     # checkpointing inside compilation: the compiler then sees the recomputation and can fuse it
     apply_activation_checkpointing(model.blocks, config.activation_checkpointing)
     if compiled:

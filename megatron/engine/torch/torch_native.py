@@ -14,9 +14,7 @@ from megatron.engine.torch import full_state
 from megatron.engine.torch.compilation import choose_compilation
 from megatron.engine.torch.passes import build_passes
 from megatron.engine.torch.rank_weights import RankWeights
-from megatron.engine.torch.static_step import StaticStep, choose_static_step
 from megatron.engine.torch.unpipelined import UnpipelinedModel
-from megatron.kernels.rotary import rotary_table
 from megatron.model.transformer import Gpt
 from megatron.objective.task import Task
 from megatron.optim.adamw import build_fused_adamw, set_lr, step_optimizer
@@ -49,9 +47,6 @@ class TorchEngine:
         self.weights = RankWeights(self.passes.named_parameters(), world, self.passes.duplicated)
         self.optimizer = build_fused_adamw(self.weights.local_tensors, optim, model.config)
         self.loss_scale = LossScale(world.device) if dist.dtype == "float16" else None
-        self.records_steps = choose_static_step(dist, model.config, optim, world)
-        self.requires_graphs = bool(dist.cuda_graphs)
-        self.static_step: StaticStep | None = None
 
     def _autocast_context(self) -> AbstractContextManager[None]:
         dtype = self.passes.autocast
@@ -77,11 +72,6 @@ class TorchEngine:
         if self.loss_scale is not None:
             share = share * self.loss_scale.scale
         set_lr(self.optimizer, lr)
-        if self.records_steps:
-            self.static_step = self.static_step or self.build_static_step(record=True)
-        if self.static_step is not None:
-            total, grad_norm = self.static_step.run(microbatches, share)
-            return StepReport(loss_sum=total, count=count, grad_norm=grad_norm)
         with self._autocast_context():
             total = self.passes.backward([self._slice_task(task) for task in microbatches], share)
         grad_norm = self._apply_gradients(self.weights.move_gradients())
@@ -91,36 +81,6 @@ class TorchEngine:
         return StepReport(
             loss_sum=total * counted, count=count if self.passes.has_loss else 0, grad_norm=grad_norm
         )
-
-    def build_static_step(self, record: bool) -> StaticStep:
-        """Return the step on static buffers; `record` False: without CUDA graphs."""
-        passes, shape = self.passes, self.shape
-        assert isinstance(passes, UnpipelinedModel) and self.world.n_ranks == 1, "find_graph_obstacle"
-
-        def accumulate(task: Task, share: Tensor) -> Tensor:
-            with self._autocast_context():
-                return passes.backward([task], share)
-
-        def retain(task: Task) -> object:
-            # the arguments of Gpt.hidden_states: the cache of tables may drop them while a graph reads them
-            n, device = task.inputs.shape[1], task.inputs.device
-            return rotary_table(n, shape, device, 0)
-
-        parameters = list(self.weights.parameters.values())
-        step = StaticStep(
-            parameters,
-            self.world.device,
-            accumulate=accumulate,
-            update=lambda: self._apply_gradients(step.gradients),
-            retain=retain,
-            record=record,
-            required=self.requires_graphs,
-        )
-        # the optimizer reads the gradients of `local_tensors`, which share the memory of the parameters
-        self.weights.refresh()
-        for (_, tensor), gradient in zip(self.weights, step.gradients, strict=True):
-            tensor.grad = gradient
-        return step
 
     def _apply_gradients(self, gradients: list[Tensor]) -> Tensor:
         """Clip and update; return the norm before clipping. A gradient with NaN or Inf changes no weight."""

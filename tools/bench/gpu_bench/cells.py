@@ -15,17 +15,11 @@ from gpu_bench.baselines import NanoGpt, build_llama, build_plain_step
 from megatron.config.presets import load_named_shape, padded_rows
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch.torch_native import TorchEngine
-from megatron.kernels.attention_backend import (
-    AttentionShape,
-    choose_attention_backend,
-    use_attention_backend,
-)
 from megatron.model.transformer import Gpt
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.objective.task import Objective, Task
 from megatron.parallel.world import World
-from megatron.plan.count import n_params
 from megatron.plan.hardware import find_device
 from megatron.plan.roofline import StepSettings, StepTime, predict_step
 
@@ -35,7 +29,6 @@ ROWS = 8
 N_TOKENS = 50257  # GPT-2's vocabulary: 50,304 rows
 N_BATCHES = 4  # different batches that the steps use in turn
 OPTIM = OptimConfig(lr=3e-4)
-GRAPH_PARAMS = 150_000_000  # up to which steps are graphs by default
 ATTENTION = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -70,12 +63,6 @@ class Cell:
         return "/".join((self.side, self.size, SHORT[self.objective], self.setting))
 
     @property
-    def uses_graph(self) -> bool:
-        """Return whether its steps are replayed from CUDA graphs on a GPU."""
-        is_small = n_params(make_model(self.size)) <= GRAPH_PARAMS
-        return self.side == "ours" and self.dist.get("cuda_graphs", is_small)
-
-    @property
     def predicted(self) -> StepSettings:
         """Settings of the roofline's prediction."""
         if self.side != "ours":
@@ -83,7 +70,6 @@ class Cell:
         return StepSettings(
             compiled=self.dist.get("compile", True),
             stream=self.dist.get("residual_dtype", "bfloat16"),
-            graph=self.uses_graph,
             attention="flash2" if self.attention in ("flash", "efficient") else "cudnn",
         )
 
@@ -105,11 +91,10 @@ def list_cells(sizes: list[str] | None = None) -> list[Cell]:
     cells += [Cell("ours", "425M", MD, "attention flash", attention="flash")]
     cells += [replace(largest, setting="microbatch 16", rows=16), replace(largest, **eager)]
     cells += [Cell("ours", size, objective) for size in ("106M", "44M", "7M") for objective in (AR, MD)]
-    graphs_off = {"setting": "graph off", "dist": {"cuda_graphs": False}}
-    cells += [Cell("ours", size, AR, **graphs_off) for size in ("7M", "44M", "106M")]
+    cells += [Cell("ours", size, AR, **eager) for size in ("7M", "44M", "106M")]
     cells += [
-        Cell("ours", "7M", MD, **graphs_off),
-        Cell("ours", "7M", AR, **eager),
+        Cell("ours", "7M", MD, **eager),
+        Cell("nanogpt-compiled", "44M", AR),
         Cell("ours", "7M", AR, "microbatch 32", rows=32),
         Cell("nanogpt-compiled", "7M", AR),
     ]
@@ -163,7 +148,7 @@ Step = Callable[[int], Tensor]  # number of the step -> loss, on the device
 
 def build_step(cell: Cell, device: torch.device, seq_len: int, accumulate: int) -> Step:
     """Build the function that takes one optimizer step of a cell. Raises SkippedCellError with a reason."""
-    if device.type != "cuda" and (cell.attention or "cuda_graphs" in cell.dist):
+    if device.type != "cuda" and cell.attention:
         raise SkippedCellError("needs CUDA")
     tasks = make_tasks(cell, seq_len, device)
     if cell.side == "ours":
@@ -180,14 +165,13 @@ def build_step(cell: Cell, device: torch.device, seq_len: int, accumulate: int) 
 
 
 class EngineStep:
-    """The step of the torch engine. A failed recording of a graph that it should have is an error."""
+    """The step of the torch engine."""
 
     def __init__(self, cell: Cell, tasks: list[Task], device: torch.device, accumulate: int) -> None:
         with device:
             network = Gpt(make_model(cell.size))
         fill_weights(network)
-        required = {"cuda_graphs": True} if cell.uses_graph and device.type == "cuda" else {}
-        dist = DistConfig(cpu_only=device.type != "cuda", **required | cell.dist)
+        dist = DistConfig(cpu_only=device.type != "cuda", **cell.dist)
         world = World(0, 1, 0, device)
         causal = cell.objective == AR
         self.engine = TorchEngine(network, causal=causal, dist=dist, optim=OPTIM, world=world)
@@ -202,18 +186,10 @@ class EngineStep:
 
 @contextlib.contextmanager
 def use_attention(cell: Cell, device: torch.device, seq_len: int) -> Iterator[str | None]:
-    """Allow only the attention of a cell, and yield its name; ours chooses it as a run of training does."""
+    """Allow only the attention of a cell, and yield its name; None: torch chooses."""
     if cell.attention is not None:
         with sdpa_kernel([ATTENTION[cell.attention]]):
             yield cell.attention
-        return
-    if cell.side == "ours":
-        m, causal = make_model(cell.size), cell.objective == AR
-        # samples, heads, heads of keys, positions, channels of a head
-        shape = AttentionShape(cell.rows, m.n_heads, m.kv_heads, seq_len, m.d_head, causal)
-        choice = choose_attention_backend(shape, torch.bfloat16, device)
-        use_attention_backend(choice)
-        yield choice.name
         return
     yield None
 

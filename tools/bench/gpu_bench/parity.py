@@ -1,4 +1,4 @@
-"""Checks of the GPU bench: results on a device against float64 on a CPU, resuming, graphs and two ranks.
+"""Checks of the GPU bench: results on a device against float64 on a CPU, resuming and two ranks.
 
 Each check returns a dictionary with status (passed, failed or skipped) and a detail.
 """
@@ -40,8 +40,6 @@ DOCUMENT = 61  # positions of a document of SPECIAL
 OPTIM = OptimConfig(lr=1e-3)
 # relative error of the loss, and of the gradient of each matrix as |difference| / |gradient|
 TOLERANCES = {"float32": (1e-5, 1e-3), "bfloat16": (2e-3, 4e-2)}
-# The 768 rows are padded to one of 6 sizes, each of which runs twice before its recording: 16 > 6 x 2.
-GRAPH_STEPS = 16
 RANK_TOLERANCE = 1e-5
 RANK_TIMEOUT_S = 120
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
@@ -64,7 +62,6 @@ def list_checks(device: torch.device) -> dict[str, Callable[[], Check]]:
         checks[f"{name} dropout and documents against float64"] = check
     for objective, short in cells.SHORT.items():
         checks[f"{short} resumed equals uninterrupted"] = partial(check_resume, objective, device)
-        checks[f"{short} graph replay equals unrecorded steps"] = partial(check_graph, objective, device)
     checks["two ranks equal one"] = partial(check_ranks, device)
     return checks
 
@@ -171,28 +168,6 @@ def check_resume(objective: str, device: torch.device) -> Check:
         return {"status": PASSED, "detail": "equal bits after 2 + 2 steps"}
     cause = "two uninterrupted runs are equal" if is_equal(*runs) else "two uninterrupted runs differ as well"
     return {"status": FAILED, "detail": f"other bits; {cause}"}
-
-
-def check_graph(objective: str, device: torch.device) -> Check:
-    """Compare steps replayed from CUDA graphs with the same padded steps without graphs: bit for bit."""
-    if device.type != "cuda":
-        return {"status": SKIPPED, "detail": "needs CUDA"}
-    world, n_graphs, outcomes = World(0, 1, 0, device), [], []
-    with use_deterministic_kernels():
-        for record in (True, False):
-            engine = build_engine(objective, world, cuda_graphs=record)
-            # both pad the predicted rows to the same sizes, so that the products have equal shapes
-            engine.static_step = engine.build_static_step(record=record)
-            outcomes.append(take_steps(engine, objective, range(GRAPH_STEPS)))
-            n_graphs.append(len(engine.static_step.graphs))
-    # graphs of the update and of at least one size
-    if n_graphs[0] < 2 or n_graphs[1]:
-        return {"status": FAILED, "detail": f"got {n_graphs} graphs, expected at least 2 and 0"}
-    (losses, weights), (expected_losses, expected) = outcomes
-    if is_equal(weights, expected) and losses == expected_losses:
-        return {"status": PASSED, "detail": f"equal bits after {GRAPH_STEPS} steps, {n_graphs[0]} graphs"}
-    error = max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True))
-    return {"status": FAILED, "detail": f"other bits, largest difference of losses {error:.1e}"}
 
 
 def check_ranks(device: torch.device) -> Check:
