@@ -6,11 +6,10 @@ python tools/inspect_data.py tokens/train_text_document --verify
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
-from megatron.cli import ProgressBar, create_parser, positive_int, report_error, run_main
+from megatron.cli import ProgressBar, create_parser, report_error, run_main
 from megatron.data import open_dataset
 from megatron.data.sidecar import strip_suffix
 from megatron.text.inspect_dataset import LengthSummary, find_faults, summarize_lengths
@@ -43,12 +42,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="read both files completely and check sums and counts against the sidecar, ids against the "
         "vocabulary, and the ends of documents",
     )
-    what.add_argument(
-        "--workers",
-        type=positive_int,
-        metavar="N",
-        help="with --verify: parts of a dataset of parts verified at a time (default: the number of cores)",
-    )
     return parser
 
 
@@ -65,12 +58,11 @@ def format_summary(summary: LengthSummary) -> str:
     return "\n".join(lines)
 
 
-def verify(prefix: str, n_workers: int | None) -> list[str]:
-    """Return the faults of a dataset, in an order that does not depend on the number of workers."""
+def verify(prefix: str) -> list[str]:
+    """Return the faults of a dataset."""
     dataset = open_dataset(prefix)
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ProgressBar("verifying", dataset.n_tokens * dataset.dtype.itemsize, "B") as bar:
-        return list(find_faults(prefix, bar.update, n_workers or n_cores))
+        return list(find_faults(prefix, bar.update))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.prefix = strip_suffix(args.prefix)
     try:
         if args.verify:
-            problems = verify(args.prefix, args.workers)
+            problems = verify(args.prefix)
             for sentence in problems:
                 print(f"error: {sentence}", file=sys.stderr)
             if not problems:

@@ -4,9 +4,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from megatron.objective.sample_noise import Purpose, make_generator
-from megatron.text.text_readers import read_parquet_columns
 
 UNLIKE = 0.1  # largest share of documents with different numbers of scored tokens
 ENDS = 2  # first and last document of a domain, which may always differ
@@ -50,7 +50,9 @@ def compare_documents(a: Path, b: Path, *, n_bootstrap: int = 10_000, seed: int 
     first token of a corpus. Raises ValueError if these are more than the first and last documents of the
     domains and more than a tenth of all, or if the documents differ.
     """
-    first, second = read_parquet_columns(a), read_parquet_columns(b)
+    first, second = (
+        {str(name): column.to_numpy() for name, column in pd.read_parquet(path).items()} for path in (a, b)
+    )
     for name in ("domain", "document"):
         if name not in first or name not in second or not np.array_equal(first[name], second[name]):
             raise ValueError(

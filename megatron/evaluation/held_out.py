@@ -33,14 +33,13 @@ from megatron.evaluation.foreign_model import ForeignModel, read_scored_model
 from megatron.evaluation.scored_models import ScoredModel, compute_fingerprint, hash_json
 from megatron.generation.nonfinite_scores import CAUSE, NonFiniteError
 from megatron.generation.trained_length import check_trained_length
-from megatron.io import read_json, write_json
+from megatron.io import atomic_path, read_json, write_json
 from megatron.log import get_logger
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.collectives import barrier
 from megatron.parallel.world import World
 from megatron.plan.datapaths import SUFFIX, WeightedCorpus, read_corpora
 from megatron.plan.run_dir import TENSORBOARD
-from megatron.text.text_readers import write_parquet_columns
 from megatron.tokenizer.kinds import Tokenizer
 
 log = get_logger(__name__)
@@ -247,7 +246,10 @@ def _write_results(
         # an old result beside new documents would describe other text, if this process were killed in between
         path.unlink(missing_ok=True)
     if scoring.per_document:
-        write_parquet_columns(documents, _build_document_table(losses))
+        import pandas as pd  # slow to import, and only this option requires it
+
+        with atomic_path(documents) as partial:
+            pd.DataFrame(_build_document_table(losses)).to_parquet(partial, index=False)
     elif not keep:
         documents.unlink(missing_ok=True)  # they belong to the replaced result
     # last: the result marks the per-document file as complete, so a process killed in between scores again

@@ -1,7 +1,6 @@
 """Statistics and verification of a .bin/.idx dataset."""
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,54 +70,44 @@ def _count_lengths(dataset: IndexedTokens) -> tuple[np.ndarray, np.ndarray]:
     return lengths, counts
 
 
-def find_faults(
-    prefix: str | Path, advance: Callable[[int], object] = lambda n_bytes: None, n_workers: int = 1
-) -> Iterator[str]:
+def find_faults(prefix: str | Path, advance: Callable[[int], object] = lambda n_bytes: None) -> Iterator[str]:
     """Yield a message for every violated invariant; none for an intact dataset.
 
     Opening checks the index and the size of the data. This function reads both files completely.
     It checks hashes and counts against the sidecar, every id against the tokenizer's vocabulary,
     and the last token of every document. `advance` is called with the number of bytes read.
 
-    `n_workers` threads verify a part of a dataset of parts each: hashing and reading release the
-    interpreter lock. The messages do not depend on their number. An error of opening a part is a
-    message. Raises the errors of `open_dataset` for the whole.
+    An error of opening a part of a dataset of parts is a message. Raises the errors of
+    `open_dataset` for the whole.
     """
     dataset = open_dataset(prefix)
     if not dataset.parts:
         yield from _find_own_faults(dataset, dataset.sidecar, advance)
         return
-    pool = ThreadPoolExecutor(n_workers, thread_name_prefix="verify")
-    try:
-        verified = pool.map(lambda part: _verify_part(part, dataset), dataset.parts)
-        for part, faults in zip(dataset.parts, verified, strict=True):
-            advance(part.n_tokens * dataset.dtype.itemsize)
-            yield from faults
-    finally:
-        pool.shutdown(cancel_futures=True)
+    for part in dataset.parts:
+        yield from _verify_part(part, dataset, advance)
     sidecar = dataset.sidecar or {}
     yield from _find_wrong_index(dataset, sidecar, ["idx"])
     yield from find_wrong_counts(dataset, sidecar)
 
 
-def _verify_part(part: DatasetPart, whole: IndexedTokens) -> list[str]:
-    """Return the messages for one part; it is read completely."""
-    faults = []
+def _verify_part(part: DatasetPart, whole: IndexedTokens, advance: Callable[[int], object]) -> Iterator[str]:
+    """Yield the messages for one part; it is read completely."""
     if not part.matches_record():
-        faults.append(f"{part.prefix}: got another sidecar or index than in {whole.files.sidecar}")
+        yield f"{part.prefix}: got another sidecar or index than in {whole.files.sidecar}"
     try:
         dataset = open_dataset(part.prefix)
         is_recorded = part.sidecar_sha256 is None and "bin" in part.sha256
-        faults += _find_own_faults(dataset, {"sha256": part.sha256} if is_recorded else dataset.sidecar)
+        sidecar = {"sha256": part.sha256} if is_recorded else dataset.sidecar
+        yield from _find_own_faults(dataset, sidecar, advance)
     except (OSError, ValueError) as error:
-        faults.append(str(error))
-    return faults
+        yield str(error)
 
 
 def _find_own_faults(
     dataset: IndexedTokens,
     sidecar: dict[str, Any] | None,
-    advance: Callable[[int], object] = lambda n_bytes: None,
+    advance: Callable[[int], object],
 ) -> Iterator[str]:
     """Yield the messages for a dataset without parts."""
     if sidecar is None:

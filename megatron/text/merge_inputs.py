@@ -6,8 +6,6 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from megatron.data import open_dataset
 from megatron.data.indexed import IndexedTokens
 from megatron.data.sidecar import (
@@ -21,7 +19,6 @@ from megatron.log import get_logger
 from megatron.plan.datapaths import compare_eod_uses, compare_tokenizers
 
 log = get_logger(__name__)
-SAMPLED_DOCUMENTS = 1000  # whose last tokens `detect_eod` compares
 DIGITS = re.compile(r"([0-9]+)")
 
 
@@ -165,39 +162,10 @@ def _find_common_eod(datasets: Sequence[IndexedTokens], mixed_eod: bool) -> EodU
     None: it differs (with `mixed_eod`) or is unknown.
     Raises ValueError if it differs without `mixed_eod`.
     """
-    eod_ids = (_tokenizer_meta(dataset).get("eod_id") for dataset in datasets)
-    likely = next((eod_id for eod_id in eod_ids if eod_id is not None), None)
-    uses = []
-    for dataset in datasets:
-        # what the sidecar records, and without a record what the last tokens show
-        uses.append((dataset.prefix, parse_eod_use(dataset.sidecar) or detect_eod(dataset, likely)))
-        dataset.unmap()  # the maps of 1,000 datasets would be too many open files
+    uses = [(dataset.prefix, parse_eod_use(dataset.sidecar)) for dataset in datasets]
     for warning in compare_eod_uses(uses, mixed_eod, "give --mixed-eod"):
         log.warning("%s", warning)
     return uses[0][1] if len({use for _, use in uses}) == 1 else None
-
-
-def detect_eod(dataset: IndexedTokens, likely: int | None) -> EodUse | None:
-    """Detect how documents end without a sidecar, from their last tokens.
-
-    Reads up to SAMPLED_DOCUMENTS documents.
-
-    likely   the expected end id. None: the id that ends all of several documents, if there is one.
-    """
-    n = dataset.n_documents
-    if not n:
-        return None
-    begins, lengths = dataset.document_spans(
-        np.unique(np.linspace(0, n - 1, SAMPLED_DOCUMENTS).astype(np.int64))
-    )
-    # an empty document has no last token: begin - 1 is the last token of the document before it
-    last = dataset.tokens[(begins + lengths - 1)[lengths > 0]]
-    if not len(last):
-        return None
-    if likely is not None:
-        return EodUse(likely if bool((last == likely).all()) else None)
-    # a single document proves nothing: any last token ends all of one document
-    return EodUse(int(last[0])) if len(last) > 1 and bool((last == last[0]).all()) else None
 
 
 def _tokenizer_meta(dataset: IndexedTokens) -> dict[str, Any]:

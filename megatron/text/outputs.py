@@ -7,11 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from megatron.data.indexed_writer import DATASET_SUFFIXES
-from megatron.data.sidecar import HEADER
-from megatron.text.inputs import Source, open_source, stat_source
+from megatron.text.inputs import Source, open_source
 from megatron.text.join import OutputDataset, RejectSummary, dataset_prefix, rejects_path
 
 
@@ -48,13 +45,11 @@ def find_finished(
             if not may_replace:
                 _refuse_existing(folder, name)
             continue
-        n, n_tokens = sidecar["documents"], sidecar["tokens"]
-        # int32 length, int64 position and int64 boundary per document, and one boundary more
-        sizes = {".bin": n_tokens * np.dtype(sidecar["dtype"]).itemsize, ".idx": HEADER.size + 20 * n + 8}
-        files = {suffix: find_output(folder, name + suffix) for suffix in sizes}
-        if all(file is not None and stat_source(file)[0] == sizes[suffix] for suffix, file in files.items()):
-            counts = sidecar["empty_documents"], sidecar["longest_document"]
-            outputs.append(OutputDataset(locate_output(folder, name), n, n_tokens, *counts))
+        if all(find_output(folder, name + suffix) is not None for suffix in DATASET_SUFFIXES):
+            counts = [
+                sidecar[count] for count in ("documents", "tokens", "empty_documents", "longest_document")
+            ]
+            outputs.append(OutputDataset(locate_output(folder, name), *counts))
             rejected = RejectSummary(sidecar["rejected_lines"], sidecar["rejected_files"])
     if len(outputs) < len(keys):
         return None

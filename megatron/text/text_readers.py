@@ -19,9 +19,6 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
 
-import numpy as np
-
-from megatron.io import write_atomic_bytes
 from megatron.text.inputs import (
     PLAIN_SUFFIXES,
     READ_BYTES,
@@ -337,27 +334,3 @@ def count_lines_before(piece: InputPiece) -> int:
             n += block.count(b"\n")
             left -= len(block)
     return n
-
-
-def write_parquet_columns(path: Path, columns: dict[str, np.ndarray | list[str]]) -> None:
-    """Write columns of equal length to a parquet file, atomically."""
-    import pyarrow
-    import pyarrow.parquet
-
-    sink = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(pyarrow.table(columns), sink)
-    write_atomic_bytes(path, sink.getvalue().to_pybytes())
-
-
-def read_parquet_columns(path: Path) -> dict[str, np.ndarray]:
-    """Read the columns of a parquet file. Raises FileNotFoundError, or ValueError for another format."""
-    import pyarrow
-    import pyarrow.parquet
-
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such parquet file")
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"{path}: got a file that is not parquet ({str(error).splitlines()[0]})") from error
-    return {name: table[name].to_numpy() for name in table.column_names}

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import norm
 
 from megatron.evaluation.compare import compare_documents, paired_bootstrap
-from megatron.text.text_readers import write_parquet_columns
 
 N = 400
 RNG = np.random.default_rng(0)
@@ -44,7 +44,7 @@ def test_documents_are_weighted_by_their_tokens() -> None:
 def test_only_scores_of_the_same_documents_are_compared(tmp_path: Path) -> None:
     def write(name: str, tokens: list[int]) -> Path:
         columns = {"domain": ["a", "a", "a"], "document": np.arange(3), "tokens": np.array(tokens)}
-        write_parquet_columns(tmp_path / name, {**columns, "nats": np.array([1.0, 2.0, 0.0])})
+        pd.DataFrame({**columns, "nats": np.array([1.0, 2.0, 0.0])}).to_parquet(tmp_path / name)
         return tmp_path / name
 
     same = compare_documents(write("a", [3, 4, 0]), write("b", [3, 4, 0]), n_bootstrap=10)
@@ -55,10 +55,10 @@ def test_only_scores_of_the_same_documents_are_compared(tmp_path: Path) -> None:
         compare_documents(tmp_path / "a", write("c", [4, 5, 1]))
     with pytest.raises(ValueError, match="^got 1 documents, expected at least 2"):
         compare_documents(tmp_path / "a", write("d", [3, 5, 0]))
-    with pytest.raises(FileNotFoundError, match="no such parquet file"):
+    with pytest.raises(FileNotFoundError, match="none"):
         compare_documents(tmp_path / "a", tmp_path / "none")
     (tmp_path / "text").write_text("no parquet")
-    with pytest.raises(ValueError, match="not parquet"):
+    with pytest.raises(ValueError, match="not a parquet"):
         compare_documents(tmp_path / "a", tmp_path / "text")
 
 
@@ -69,6 +69,6 @@ def test_a_document_with_different_numbers_of_scored_tokens_is_skipped(tmp_path:
             tokens = np.full(n, 5)
             tokens[0] = first
             columns = {"domain": ["a"] * n, "document": np.arange(n), "tokens": tokens}
-            write_parquet_columns(tmp_path / name, {**columns, "nats": np.arange(float(n))})
+            pd.DataFrame({**columns, "nats": np.arange(float(n))}).to_parquet(tmp_path / name)
         result = compare_documents(tmp_path / "ar", tmp_path / "diffusion", n_bootstrap=10)
         assert (result.n_documents, result.loss_a) == (n - 1, pytest.approx(n / 2 / 5))

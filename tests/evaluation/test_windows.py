@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -30,7 +31,6 @@ from megatron.evaluation.windows import (
 from megatron.model.transformer import Gpt
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.world import World
-from megatron.text.text_readers import read_parquet_columns
 from megatron.tokenizer.kinds import load_tokenizer_by_name
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
@@ -192,7 +192,7 @@ def test_documents_alone_have_lm_evals_rolling_log_likelihoods_and_bits_per_byte
     result, path, _ = score_held_out(
         find_models([stories["hf"]])[0], scoring, ALONE, tokenizer=stories["tokenizer"]
     )
-    documents = read_parquet_columns(path.with_suffix(".documents.parquet"))
+    documents = pd.read_parquet(path.with_suffix(".documents.parquet"))
     assert documents["tokens"][0] > seq_len  # several windows
     assert documents["nats"] == pytest.approx([-value for value in log_p], rel=1e-5, abs=1e-3)
     pairs = [(value, len(text.encode())) for value, text in zip(log_p, stories["texts"], strict=True)]

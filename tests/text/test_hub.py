@@ -2,7 +2,6 @@
 
 import pytest
 
-from megatron.text import hub
 from megatron.text.hub import open_hub_model, parse_hub_name
 from tests.tools.fake_hub import COMMIT, FakeHub, serve_hub
 
@@ -11,6 +10,7 @@ def test_models_by_name_are_opened_from_the_cache_or_downloaded_into_it(tmp_path
     assert parse_hub_name("EleutherAI/pythia-70m@step1000") == ("EleutherAI/pythia-70m", "step1000")
     for text in ("/tmp/gpt2", "./gpt2", "../gpt2", "a/b/c", "a/../b", "gpt2@", "gpt2@../main", ".hidden", ""):
         assert parse_hub_name(text) is None, text
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").mkdir()  # a mistyped run of an existing folder is not sent to the hub
     assert parse_hub_name("experiments/rnu") is None
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
@@ -23,7 +23,6 @@ def test_models_by_name_are_opened_from_the_cache_or_downloaded_into_it(tmp_path
         snapshot = open_hub_model("acme/tiny")
     assert snapshot == tmp_path / "hub" / "models--acme--tiny" / "snapshots" / COMMIT
     assert {path.name for path in snapshot.iterdir()} == set(files) - {"evil.py"}
-    monkeypatch.setattr(hub, "find_hub_error", lambda: "no network")
     assert open_hub_model("acme/tiny") == open_hub_model(f"acme/tiny@{COMMIT}") == snapshot
-    with pytest.raises(FileNotFoundError, match=r"^acme/none: .*no model in the hub.*\(no network\)"):
+    with pytest.raises(FileNotFoundError, match=r"^acme/none: .*no model of the hub .*HF_TOKEN"):
         open_hub_model("acme/none")

@@ -171,9 +171,7 @@ def test_a_finished_job_is_not_repeated_and_another_is_refused(
         run(source, tmp_path / "out", tokenizer, append_eod=True)
     assert read_outputs(tmp_path / "out") == before
     for suffix in ("_text_document.bin", "_text_document.idx", ".rejects.jsonl"):
-        Path(f"{tmp_path}/out{suffix}").write_bytes(b"")
-        if suffix == ".rejects.jsonl":
-            Path(f"{tmp_path}/out{suffix}").unlink()
+        Path(f"{tmp_path}/out{suffix}").unlink()
         run(source, tmp_path / "out", tokenizer)
         assert read_outputs(tmp_path / "out") == before
     run(source, tmp_path / "out", tokenizer, append_eod=True, overwrite=True)

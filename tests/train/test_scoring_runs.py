@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from megatron.data.indexed import IndexedTokens
 from megatron.plan.run_dir import read_metrics
-from megatron.text.text_readers import read_parquet_columns
 from tests.conftest import free_port
 
 RunTool = Callable[..., subprocess.CompletedProcess[str]]
@@ -77,7 +77,7 @@ def test_a_study_is_scored_once_and_gives_the_losses_of_training(
     assert [result["step"] for result in results] == [6, 12]
     assert [result["loss"] for result in results] == pytest.approx(written, rel=1e-6)
     name = f"seed0/validation/*/{label}.documents.parquet"
-    documents = read_parquet_columns(min(study.glob(name)))
+    documents = pd.read_parquet(min(study.glob(name)))
     assert documents["tokens"].sum() == 32 * n_windows
     assert documents["nats"].sum() / documents["tokens"].sum() == pytest.approx(results[0]["loss"])
     assert list((study / "seed0" / "tensorboard").iterdir())
