@@ -11,7 +11,7 @@ complete.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import megatron.cli  # noqa: F401  # before slow imports, so that a signal during them is handled
@@ -20,15 +20,21 @@ from megatron.io import explain_disk_full
 from megatron.text.arguments import parse_count, parse_count_or_fraction, parse_output_prefix
 from megatron.text.split import SPLIT_NAMES, split_dataset
 from megatron.text.subset import (
-    CountingEncoder,
+    Document,
     DocumentSelection,
     SubsetResult,
     find_dataset_prefix,
     subset_dataset,
     subset_text,
 )
-from megatron.tokenizer.encoder import NO_EOD, FastEncoder, LibraryEncoder, build_fast_bpe
-from megatron.tokenizer.kinds import add_tokenizer_options, load_tokenizer, parse_tokenizer_spec
+from megatron.text.workers import EncoderRecipe
+from megatron.tokenizer.encoder import NO_EOD, build_fast_bpe, encode_with_location
+from megatron.tokenizer.kinds import (
+    TokenizerSpec,
+    add_tokenizer_options,
+    load_tokenizer,
+    parse_tokenizer_spec,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -122,14 +128,16 @@ def take_subset(args: argparse.Namespace) -> SubsetResult:
         if has_tokenizer or args.append_eod:
             raise ValueError(f"{pairs[0]}: already tokenized. Omit the tokenizer's options.")
         return subset_dataset(pairs[0], args.output, selection, args.quiet, args.overwrite)
-    counter = None
-    if has_tokenizer:
-        tokenizer, special = load_tokenizer(spec), args.special_text == "token"
-        fast, _ = build_fast_bpe(tokenizer)
-        # the C++ encoder where it is exact for this tokenizer, else the library
-        encoder = LibraryEncoder(tokenizer, special) if fast is None else FastEncoder(fast, special)
-        counter = CountingEncoder(encoder, tokenizer.eod_id if args.append_eod else NO_EOD)
-    return subset_text(args.input, args.output, selection, counter, args.json_key, args.quiet, args.overwrite)
+    count = build_counter(args, spec) if has_tokenizer else None
+    return subset_text(args.input, args.output, selection, count, args.json_key, args.quiet, args.overwrite)
+
+
+def build_counter(args: argparse.Namespace, spec: TokenizerSpec) -> Callable[[Document], int]:
+    """Return the function that counts the tokens of a document."""
+    tokenizer = load_tokenizer(spec)
+    eod = tokenizer.eod_id if args.append_eod else NO_EOD
+    encoder = EncoderRecipe(spec, build_fast_bpe(tokenizer)[0], args.special_text == "token").build()
+    return lambda d: len(encode_with_location(encoder, [d.text], [d.location], eod)[0])
 
 
 def take_split(args: argparse.Namespace) -> SubsetResult:

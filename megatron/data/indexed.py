@@ -153,11 +153,6 @@ class IndexedTokens:
         return starts
 
 
-def count_index_tokens(index: Path) -> int:
-    """Return the tokens that a .idx file lists. Raises ValueError if it is inconsistent."""
-    return check_index(index, *read_header(index))[0]
-
-
 def check_ids(ids: np.ndarray, n_ids: int, name: str) -> None:
     """Raise ValueError if any of int64 `ids` is outside 0..n_ids - 1."""
     # as unsigned, a negative id is very large: one comparison covers both ends

@@ -70,9 +70,9 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
             )
         self.output_prefix = Path(word).absolute()
         spec = TokenizerSpec(model=tokenizer) if isinstance(tokenizer, str) else tokenizer
-        names = ("model", "vocab_file", "merge_file")
-        paths = {name: Path(word) for name in names if (word := getattr(spec, name))}
         # a name that is no file or folder here is one of the hub
+        names = [name for name in ("model", "vocab_file", "merge_file") if getattr(spec, name)]
+        paths = {name: Path(getattr(spec, name)) for name in names}
         local: dict[str, Any] = {name: str(path.absolute()) for name, path in paths.items() if path.exists()}
         self.tokenizer = replace(spec, **local)
         self.special_text, loaded = special_text, load_tokenizer(tokenizer)

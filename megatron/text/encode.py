@@ -112,8 +112,7 @@ class _PieceEncoder:
             number = line + 1 + (count_lines_before(self.piece) if self.piece.is_plain else 0)
             label = "row" if self.piece.path.name.endswith(COLUMN_SUFFIXES) else "line"
             raise ValueError(f"{self.piece.path}, {label} {number}: {error}") from error
-        n_before = self.first_writer.n_documents
-        self.rejects.append({"line": line, "reason": str(error), "documents_before": n_before})
+        self.rejects.append({"line": line, "reason": str(error)})
 
     def clear(self) -> None:
         """Discard all documents and rejected lines."""

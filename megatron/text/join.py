@@ -224,12 +224,13 @@ class UnitJoiner:
     def _iter_rejects(self) -> Iterator[str]:
         """Yield the rejects as JSON lines: file, line number in the file from 1, reason.
 
-        A skipped file has the line null.
+        A skipped file has the line null. Lines after the document that reaches `max_tokens` may be
+        among them.
         """
         n_before = Counter[Source]()  # lines of the pieces before, by file
         first_pieces: dict[Source, InputPiece] = {}
         count_lines = functools.cache(count_lines_before)
-        for number, n_documents in enumerate(self.used):
+        for number in range(len(self.used)):
             piece, record = self.pieces[number], self.records[number]
             first = first_pieces.setdefault(piece.path, piece)
             if record.damage is not None:
@@ -237,11 +238,7 @@ class UnitJoiner:
             # counted from the first piece of this part, which may begin within the file
             n_lines = n_before[piece.path] + (count_lines(first) if record.rejects else 0)
             n_before[piece.path] += record.n_lines
-            # the last piece is used only up to the document that reaches max_tokens, the others as a whole
-            is_cut = self.has_enough and number == len(self.used) - 1
             for reject in record.rejects:
-                if is_cut and reject["documents_before"] >= n_documents:
-                    break
                 yield _format_reject(piece.path, reject["line"] + 1 + n_lines, reject["reason"])
 
 

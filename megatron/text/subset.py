@@ -4,9 +4,8 @@ Text stays text: the selected lines are copied unchanged. A subset of a dataset 
 dataset.
 """
 
-import gzip
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -36,7 +35,6 @@ from megatron.text.text_readers import (
     parse_text,
     split_into_pieces,
 )
-from megatron.tokenizer.encoder import Encoder, encode_with_location
 
 log = get_logger(__name__)
 OUTPUT_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst")
@@ -94,18 +92,6 @@ class SubsetResult:
     n_tokens: int | None
 
 
-@dataclass(frozen=True)
-class CountingEncoder:
-    """Encoder for counting tokens; `eod` is counted once per document unless it is NO_EOD."""
-
-    encoder: Encoder
-    eod: int
-
-    def count(self, document: Document) -> int:
-        """Return the tokens of a document. Raises ValueError with its location if it cannot be encoded."""
-        return len(encode_with_location(self.encoder, [document.text], [document.location], self.eod)[0])
-
-
 def find_dataset_prefix(word: str) -> Path | None:
     """Return the prefix of the dataset that a word names, with or without a suffix; None: no dataset."""
     path = Path(strip_suffix(word))
@@ -114,14 +100,16 @@ def find_dataset_prefix(word: str) -> Path | None:
 
 
 def subset_text(
-    inputs: Sequence[str], output: Path, selection: DocumentSelection, counter: CountingEncoder | None = None,
+    inputs: Sequence[str], output: Path, selection: DocumentSelection,
+    count: Callable[[Document], int] | None = None,
     key: str = "text", quiet: bool = False, overwrite: bool = False,
 ) -> SubsetResult:  # fmt: skip
     """Write the selected lines of `inputs` to `output` in their order.
 
     The suffix of the output selects its compression. Lines stay unchanged except
     for the line end, which becomes a newline. Blank lines are not documents. Rows
-    of parquet and arrow files become {key: text}. Memory: a document.
+    of parquet and arrow files become {key: text}. Memory: a document. `count` returns the
+    tokens of a document.
 
     Raises FileNotFoundError. Raises ValueError with file and line for an invalid
     line that is read, and for fewer documents or tokens than requested. Raises
@@ -140,7 +128,7 @@ def subset_text(
             f"sample: got {selection.sample} documents of text, expected a share such as 0.1. Tokenize the "
             "text first: a dataset has samples of a number of documents."
         )
-    if selection.tokens is not None and counter is None:
+    if selection.tokens is not None and count is None:
         raise ValueError("tokens: got no tokenizer to count with. Give --tokenizer-model.")
     n_documents = n_tokens = 0
     n_expected, unit = selection.tokens or selection.documents, "tokens" if selection.tokens else "documents"
@@ -150,7 +138,7 @@ def subset_text(
         closing(_select_documents(iter_documents(paths, key), selection)) as selected,
     ):
         for document in selected:
-            n = 0 if counter is None else counter.count(document)
+            n = 0 if count is None else count(document)
             file.write(document.line + b"\n")
             n_documents += 1
             n_tokens += n
@@ -158,7 +146,7 @@ def subset_text(
             if selection.tokens is not None and n_tokens >= selection.tokens:
                 break
         _check_enough(selection, n_documents, n_tokens, describe_inputs(inputs))
-    return SubsetResult(n_documents, n_tokens if counter else None)
+    return SubsetResult(n_documents, n_tokens if count else None)
 
 
 def subset_dataset(
@@ -278,15 +266,12 @@ def _check_enough(selection: DocumentSelection, n_documents: int, n_tokens: int,
 def _open_output(path: Path) -> Iterator[IO[bytes]]:
     """Open an output that is renamed to its name at a normal exit; the suffix selects the compression."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    packing = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix)
     with atomic_path(path, exclusive=True) as partial, partial.open("wb") as file:
-        if path.name.endswith(".gz"):
-            # no file name and mtime 0 in the header: equal subsets are equal files
-            with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
-                yield packed  # type: ignore[misc]  # typeshed: a GzipFile is no IO
-        elif path.name.endswith(".zst"):
-            import zstandard  # only this suffix requires it
-
-            with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as packed:
-                yield packed
-        else:
+        if packing is None:
             yield file
+            return
+        import pyarrow  # slow to import
+
+        with pyarrow.CompressedOutputStream(pyarrow.PythonFile(file, mode="w"), packing) as packed:
+            yield packed

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import IO, Any, cast
 
 from megatron.text.inputs import (
@@ -183,19 +182,6 @@ def open_decompressed(
             yield stored
 
 
-@contextmanager
-def _open_for_arrow(path: Source) -> Iterator[Any]:
-    import pyarrow
-
-    if isinstance(path, Path):
-        # no memory map: pages read of a mapped file count as memory of the process
-        with pyarrow.OSFile(str(path)) as source:
-            yield source
-    else:
-        with open_source(path) as raw, pyarrow.PythonFile(raw, mode="r") as source:
-            yield source
-
-
 def iter_columns(
     path: Source, keys: Sequence[str], n_rows: int = 256, on_read: ReadCallback = ignore_progress
 ) -> Iterator[list[Any]]:
@@ -205,8 +191,10 @@ def iter_columns(
     cannot be read to its end. Arrays of a parquet file have up to `n_rows` rows,
     those of an .arrow file the size of its batches.
     """
+    import pyarrow  # slow to import, and only columnar files require it
+
     read = _read_parquet if path.name.endswith(".parquet") else _read_arrow
-    with translate_read_errors(path), _open_for_arrow(path) as source:
+    with translate_read_errors(path), open_source(path) as raw, pyarrow.PythonFile(raw, mode="r") as source:
         for batch in read(source, path, keys, n_rows, on_read):
             columns = [batch.column(key) for key in keys]
             for column in columns:
@@ -218,7 +206,7 @@ def iter_columns(
 def _read_parquet(
     source: Any, path: Source, keys: Sequence[str], n_rows: int, on_read: ReadCallback
 ) -> Iterator[Any]:
-    import pyarrow.parquet  # slow to import, and only columnar files require it
+    import pyarrow.parquet
 
     if (magic := source.read(len(PARQUET_MAGIC))) != PARQUET_MAGIC:  # pyarrow checks only the footer
         raise DamagedFileError(path, f"it begins with {magic!r}")

@@ -41,7 +41,7 @@ class EncodeSettings:
 class UnitRecord:
     """Result of one piece. `n_tokens`: by key.
 
-    rejects   skipped lines: `line` within the piece, from 0, `reason` and `documents_before`
+    rejects   skipped lines: `line` within the piece, from 0, and `reason`
     error     the error that ended the piece early
     damage    why a whole file was skipped
     """

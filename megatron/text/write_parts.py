@@ -40,11 +40,7 @@ def write_parts_list(
         raise ValueError(
             f"{output}: got a dataset twice, expected each part once. Use weights to repeat text."
         )
-    for suffix in (".bin", ".idx"):
-        if Path(f"{output}{suffix}").exists():
-            raise ValueError(
-                f"{output}{suffix}: exists already. Choose another name for the dataset of parts."
-            )
+    check_not_exists(Path(f"{output}.bin"), Path(f"{output}.idx"))
     parts = [
         describe_part(dataset.files, dataset.n_documents, dataset.n_tokens, output.parent)
         for dataset in datasets

@@ -4,6 +4,7 @@ import functools
 import gzip
 import json
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,15 @@ from megatron.io import atomic_path
 from megatron.text import subset as module
 from megatron.text.inspect_dataset import find_faults
 from megatron.text.preprocess import PreprocessOptions, preprocess
-from megatron.text.subset import CountingEncoder, DocumentSelection
-from megatron.tokenizer.encoder import NO_EOD, FastEncoder, LibraryEncoder, build_fast_bpe
+from megatron.text.subset import Document, DocumentSelection
+from megatron.tokenizer.encoder import (
+    NO_EOD,
+    Encoder,
+    FastEncoder,
+    LibraryEncoder,
+    build_fast_bpe,
+    encode_with_location,
+)
 from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer
 
 subset_text = functools.partial(
@@ -45,15 +53,17 @@ def lengths(scaling_data: Path, c4: Path) -> list[int]:
     return [len(encoding.ids) for encoding in reference.encode_batch(texts)]
 
 
+def make_counter(encoder: Encoder, eod: int) -> Callable[[Document], int]:
+    return lambda document: len(encode_with_location(encoder, [document.text], [document.location], eod)[0])
+
+
 @pytest.fixture(scope="module")
-def counters(scaling_data: Path) -> dict[bool, CountingEncoder]:
+def counters(scaling_data: Path) -> dict[bool, Callable[[Document], int]]:
     """Counters without and with the end-of-document token."""
     loaded = load_tokenizer(str(scaling_data / "gpt2_tokenizer"))
     fast, _ = build_fast_bpe(loaded)
     assert fast is not None
-    return {
-        eod: CountingEncoder(FastEncoder(fast), loaded.eod_id if eod else NO_EOD) for eod in (False, True)
-    }
+    return {eod: make_counter(FastEncoder(fast), loaded.eod_id if eod else NO_EOD) for eod in (False, True)}
 
 
 def write_documents(path: Path, n: int) -> list[bytes]:
@@ -74,7 +84,7 @@ def read_lines(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines()
 
 
-def select(source: Path, counter: CountingEncoder | None = None, **selection: Any) -> list[bytes]:
+def select(source: Path, counter: Callable[[Document], int] | None = None, **selection: Any) -> list[bytes]:
     """Return the selected lines of a file."""
     out = source.with_name("out.jsonl")
     subset_text([str(source)], out, DocumentSelection(**selection), counter)
@@ -223,7 +233,7 @@ def test_a_document_that_its_tokenizer_cannot_encode_is_named(tmp_path: Path) ->
     texts = ["1 2 3"] * 200 + ["4 five"] + ["6"] * 5
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    counter = CountingEncoder(
+    counter = make_counter(
         LibraryEncoder(load_tokenizer(TokenizerSpec("NullTokenizer", vocab_size=10))), NO_EOD
     )
     with pytest.raises(ValueError, match=r"in.jsonl, line 201: NullTokenizer: got 'five'"):
