@@ -111,11 +111,11 @@ def _write_recorders(folder: Path, record: Path) -> dict[str, str]:
 def _run(words: list[str], cwd: Path, environment: dict[str, str], path: Path) -> None:
     """Run a script, and end all processes that it leaves behind."""
     process = subprocess.Popen(
-        words, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        words, cwd=cwd, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
         start_new_session=True,
     )  # fmt: skip
     try:
-        process.wait(LIMIT_S)
+        process.communicate(timeout=LIMIT_S)  # with an empty standard input
     except subprocess.TimeoutExpired:
         raise ValueError(f"{path}: did not end within {LIMIT_S} s. Translate its command instead.") from None
     finally:

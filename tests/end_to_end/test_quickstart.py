@@ -34,7 +34,7 @@ def test_a_text_below_12_mb_ends_the_quickstart_before_any_work_unless_it_may_be
     started = "train_tokenizer" in done.stdout
     if fill == "0":
         assert (done.returncode, started) == (1, False) and list(out.iterdir()) == []
-        assert "tiny.jsonl: got 32 bytes (0.0 MB)" in done.stderr and "at least 12.0 MB" in done.stderr
+        assert "tiny.jsonl: got 32 bytes of text" in done.stderr and "at least 12.0 MB" in done.stderr
     else:
         assert (done.returncode, started) == (3, True)
 
