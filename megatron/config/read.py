@@ -11,7 +11,7 @@ import and suggests no nearest key.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -28,7 +28,7 @@ from megatron.config.presets import (
     swiglu_width,
 )
 from megatron.config.schema import DatasetConfig, ModelConfig, ObjectiveConfig, RunConfig
-from megatron.config.section import convert_value
+from megatron.config.section import check_known_keys, convert_keys, read_section
 from megatron.config.stub_keys import adopt_stub_keys
 from megatron.config.yaml_file import parse_overrides, read_yaml
 from megatron.io import write_atomic
@@ -101,17 +101,12 @@ def build_config(
         raise ValueError(f"{where}: got {type(raw).__name__}, expected sections with keys")
     try:
         raw = _drop_removed_keys(_expand_objective_alias(adopt_stub_keys(raw)))
-        # the order matters: all names of keys, then types and bounds,
-        # then values that follow from others
-        _check_keys(RunConfig, raw, "")
-        classes = {key.name: key.type for key in fields(RunConfig) if is_dataclass(key.type)}
-        for key in raw.keys() & classes.keys() - {"model"}:
-            _check_keys(classes[key], raw[key] or {}, f"{key}.")
-        values = _convert_keys(RunConfig, {key: raw[key] for key in raw.keys() - classes.keys()}, "")
-        for key, cls in classes.items():
+        sections = {key.name: key.type for key in fields(RunConfig) if is_dataclass(key.type)}
+        check_known_keys(raw, ["name", *sections], "")
+        values = convert_keys(RunConfig, {key: raw[key] for key in raw.keys() - sections.keys()}, "", "")
+        for key, cls in sections.items():
             if key != "model":
-                section = _convert_keys(cls, raw.get(key) or {}, f"{key}.")
-                values[key] = cls(**section)  # type: ignore[operator]  # a class, no instance
+                values[key] = read_section(cls, raw.get(key) or {}, key)  # type: ignore[arg-type]  # a class
         values["model"] = _build_model(
             raw.get("model") or {}, values["dataset"], values["objective"], vocabulary or _refuse_vocabulary
         )
@@ -159,7 +154,7 @@ def _build_model(
         shape = shape_from_hf(raw["hf_config"]) | shape
     if "size" in shape:
         shape = _resolve_named_shape(str(shape["size"]), shape)
-    shape = _convert_keys(ModelConfig, shape, "model.")
+    shape = convert_keys(ModelConfig, shape, "model")
     if "d_model" not in shape:
         raise ValueError(
             "model: no shape; set model.size (a name in utils/model_sizes.yaml), "
@@ -221,20 +216,3 @@ def config_to_dict(config: Any) -> dict[str, Any]:
 def write_config(config: RunConfig, path: Path) -> None:
     """Write the resolved configuration as YAML, atomically."""
     write_atomic(path, OmegaConf.to_yaml(OmegaConf.create(config_to_dict(config))))
-
-
-def _check_keys(cls: Any, raw: Any, path: str) -> None:
-    """Raise ValueError unless `raw` is a dictionary with keys of the section `cls`."""
-    if not isinstance(raw, dict):
-        raise ValueError(f"{path.rstrip('.')}: got {raw!r}, expected keys")
-    known_keys = [f.name for f in fields(cls)]
-    for key in raw:
-        if key not in known_keys:
-            raise ValueError(f"unknown key '{path}{key}'; {suggest_nearest(str(key), known_keys)}")
-
-
-def _convert_keys(cls: Any, raw: Any, path: str) -> dict[str, Any]:
-    """Return the values of a section's keys in the types of its fields, after a check of names and bounds."""
-    _check_keys(cls, raw, path)
-    hints, by_name = get_type_hints(cls), {f.name: f for f in fields(cls)}
-    return {key: convert_value(value, hints[key], by_name[key], f"{path}{key}") for key, value in raw.items()}

@@ -25,7 +25,8 @@ def check_known_keys(raw: Any, known_keys: Sequence[str], where: str) -> None:
         raise ValueError(f"{where}: got {raw!r}, expected the keys {', '.join(known_keys)}")
     for key in raw:
         if key not in known_keys:
-            raise ValueError(f"{where}: unknown key '{key}'; {suggest_nearest(str(key), list(known_keys))}")
+            place = f"{where}: " if where else ""
+            raise ValueError(f"{place}unknown key '{key}'; {suggest_nearest(str(key), list(known_keys))}")
 
 
 def list_keys(cls: Any) -> list[str]:
@@ -35,18 +36,23 @@ def list_keys(cls: Any) -> list[str]:
 
 def read_section(cls: type[Section], raw: Any, where: str, separator: str = ".") -> Section:
     """Build a section from a dictionary; null is not set. Raises ValueError with the key, from `where` on."""
-    check_known_keys(raw, list_keys(cls), where)
-    by_name: dict[str, Field[Any]] = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]  # a dataclass
-    hints = get_type_hints(cls)
-    values = {
-        key: convert_value(value, hints[key], by_name[key], f"{where}{separator}{key}")
-        for key, value in raw.items()
-        if value is not None
-    }
+    values = convert_keys(cls, raw, where, separator)
+    by_name, hints = {f.name: f for f in fields(cls)}, get_type_hints(cls)  # type: ignore[arg-type]  # a dataclass
     for key in list_keys(cls):
         if key not in values and by_name[key].default is by_name[key].default_factory is MISSING:
             raise _refuse_value(f"{where}{separator}{key}", None, by_name[key], _describe_type(hints[key]))
     return cls(**values)
+
+
+def convert_keys(cls: Any, raw: Any, where: str, separator: str = ".") -> dict[str, Any]:
+    """Return the values of a dictionary in the types of a section. Raises as `read_section`."""
+    check_known_keys(raw, list_keys(cls), where)
+    by_name, hints = {f.name: f for f in fields(cls)}, get_type_hints(cls)
+    return {
+        key: convert_value(value, hints[key], by_name[key], f"{where}{separator}{key}")
+        for key, value in raw.items()
+        if value is not None
+    }
 
 
 def convert_value(value: Any, hint: Any, field: Field[Any], name: str) -> Any:

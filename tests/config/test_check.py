@@ -30,7 +30,7 @@ def read(words: str):
     ("words", "sentence"),
     [
         ("optm.lr=1", "unknown key 'optm'; did you mean 'optim'?"),
-        ("optim.wieght_decay=1", "unknown key 'optim.wieght_decay'; did you mean 'weight_decay'?"),
+        ("optim.wieght_decay=1", "optim: unknown key 'wieght_decay'; did you mean 'weight_decay'?"),
         ("optim.lr=fast", "optim.lr: got 'fast', expected float"),
         ("optim.beta1=1.0", "optim.beta1: got 1.0, expected 0 or more and less than 1"),
         ("optim.grad_clip=.nan", "optim.grad_clip: got nan, expected a finite number"),
@@ -46,7 +46,6 @@ def read(words: str):
         ("dist.compile=1", "dist.compile: got 1, expected auto, true or false"),
         *((f"{section}=3", f"{section}: got 3, expected keys") for section in ("optim", "dataset", "model")),
         # checkpoints and logs
-        ("checkpoint.prefix=", "checkpoint.prefix: got None, expected str"),
         ("checkpoint.prefix=a/b", "Set folders with checkpoint.directory"),
         ("checkpoint.chkpt_at=[5,0]", "checkpoint.chkpt_at: got 0, expected 1 or more"),
         ("logging.profile_steps=[3,2]", "logging.profile_steps: got [3, 2], expected [first, last]"),

@@ -76,7 +76,7 @@ WSD = {"kind": "wsd", "total_iterations": 10, "warmup_iterations": 6, "decay_fra
         ({"model": {"size": "7M", "hf_config": {"hidden_size": 1280}}}, "'7M' has d_model 128, but the"),
         ({"model": {"size": "7M", "n_layers": 4}}, "has n_layers 3, but the explicit shape has 4"),
         ({"model": {"size": "7M"}, "dataset": {}}, "dataset.path_train: missing; set a .bin/.idx prefix"),
-        ({"dataset": {"path_trian": "x"}}, "unknown key 'dataset.path_trian'; did you mean 'path_train'?"),
+        ({"dataset": {"path_trian": "x"}}, "dataset: unknown key 'path_trian'; did you mean 'path_train'?"),
         # 1,001 tokens hold 100 windows of 10 + 1
         ({"dataset": {"seq_len": 2000}}, "expected at least one window of 2000 + 1"),
         ({"dataset": {"seq_len": 10, "batch_size": 101}}, "101 samples a step, expected 100 or less"),

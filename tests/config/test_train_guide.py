@@ -32,7 +32,7 @@ def test_the_table_of_failures_is_found(messages: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "key"),
     [
-        (["model.n_tokens=300", "optim.lrr=1"], "optim.lrr"),
+        (["model.n_tokens=300", "optim.lrr=1"], "lrr"),
         (["model.n_tokens=300", "lr_scheduler.total_epochs=2"], "give the length"),
         (["dataset.path_train=data/nowhere"], "data/nowhere"),
         (["model.n_tokens=300", "model.size=425"], "'425'"),

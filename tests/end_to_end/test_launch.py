@@ -84,7 +84,7 @@ def test_a_script_trains_for_the_requested_epochs_without_editing(root, tmp_path
 def test_a_wrong_setting_is_reported_by_one_rank_only(root, tmp_path, corpus) -> None:
     failed = run_launcher(root, "train", corpus, tmp_path / "run", "optim.lrr=1")
     assert (failed.returncode, failed.stdout) == (1, "")
-    assert failed.stderr.endswith("unknown key 'optim.lrr'; did you mean 'lr'?\n")
+    assert failed.stderr.endswith("optim: unknown key 'lrr'; did you mean 'lr'?\n")
     assert failed.stderr.count("\n") == 1
 
 

@@ -121,5 +121,5 @@ def test_a_job_that_fails_stays_failed(slurm, root, tmp_path) -> None:
     number = submit_job(slurm, root, tmp_path / "run", log, ["optim.lrr=1"], nodes=1)
     wait_for_state(slurm, number, ("COMPLETED", "FAILED"), log)
     assert slurm.show_job(number)["ExitCode"] == "1:0"
-    assert "error: examples_scaling/training/train.yaml: unknown key 'optim.lrr'" in log.read_text()
+    assert "error: examples_scaling/training/train.yaml: optim: unknown key 'lrr'" in log.read_text()
     assert slurm.show_job(number)["Restarts"] == "0"

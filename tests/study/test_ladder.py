@@ -124,7 +124,7 @@ def test_a_wrong_run_is_named(study: Path) -> None:
         expand_study(plan)
     with pytest.raises(ValueError, match="optim: got 5, expected keys"):
         expand_study(read_study_plan(study, ["run.optim=5"]))
-    with pytest.raises(ValueError, match="unknown key 'optim.lrr'"):
+    with pytest.raises(ValueError, match="optim: unknown key 'lrr'"):
         expand_study(read_study_plan(study, ["run.optim.lrr=1"]))
     with pytest.raises(FileNotFoundError, match="no such configuration file"):
         read_study_plan(study.with_name("none.yaml"))

@@ -228,7 +228,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_not_modified(pretrain, wor
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
-        ("optim.lrr=1", "unknown key 'optim.lrr'; did you mean 'lr'?"),
+        ("optim.lrr=1", "optim: unknown key 'lrr'; did you mean 'lr'?"),
         ("dataset.path_train=nowhere/text", "nowhere/text.idx: no such file"),
         ("dataset.batch_size=5", ""),
     ],
