@@ -22,7 +22,7 @@ Section = TypeVar("Section")
 def check_known_keys(raw: Any, known_keys: Sequence[str], where: str) -> None:
     """Raise ValueError unless `raw` is a dictionary with known keys. Suggests the nearest known key."""
     if not isinstance(raw, dict):
-        raise ValueError(f"{where}: got {raw!r}, expected the keys {', '.join(known_keys)}")
+        raise ValueError(f"{where}: got {raw!r}, expected keys such as {', '.join(known_keys[:3])}")
     for key in raw:
         if key not in known_keys:
             place = f"{where}: " if where else ""

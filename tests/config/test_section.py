@@ -50,7 +50,7 @@ def test_values_are_converted_to_the_declared_types_and_null_is_not_set() -> Non
     ("raw", "message"),
     [
         ({"rte": 1}, "s: unknown key 'rte'; did you mean 'rate'?"),
-        ([1], "s: got [1], expected the keys rate, folder"),
+        ([1], "s: got [1], expected keys such as rate, folder"),
         ({"rate": 0}, "s.rate: got 0, expected more than 0"),
         ({"rate": 2}, "s.rate: got 2, expected more than 0 and 1 or less"),
         ({"rate": float("nan")}, "s.rate: got nan, expected a finite number. Remove the key for"),

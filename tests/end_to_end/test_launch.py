@@ -56,7 +56,7 @@ def run_launcher(
 
 def test_a_section_that_is_not_a_mapping_is_reported_in_one_line(root) -> None:
     pretrain = load_tool(root / "tools" / "pretrain.py")
-    with pytest.raises(ValueError, match="dataset: got 3, expected keys"):
+    with pytest.raises(ValueError, match="dataset: got 3, expected keys such as"):
         pretrain.load_plan(str(root / "examples_scaling" / "training" / "small.yaml"), ["dataset=3"])
 
 
