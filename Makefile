@@ -48,9 +48,7 @@ bench-gpu: $(READY)
 	python tools/bench/gpu.py --out build/gpu_bench --minutes 8
 
 docs: $(READY)
-	python tools/config_reference.py
-	python tools/model_sizes.py --shell >utils/model_params.sh
-	python tools/migration_page.py
+	python tools/make_docs.py
 
 # mkdocs is installed only here: nothing else needs it
 site: $(READY)

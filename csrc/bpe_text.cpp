@@ -1,6 +1,6 @@
 // Text to words. Most patterns run as automata; GPT-2's is written by hand, with vector instructions. It is
 //   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-// The classes of code points are derived from the `tokenizers` library (tools/derive_code_points.py).
+// The classes of code points are derived from the `tokenizers` library (csrc/derive_code_points.py).
 #include <algorithm>
 #include <bit>
 

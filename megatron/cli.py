@@ -83,12 +83,7 @@ Train models on a budget of text, and fit scaling laws to their losses."""
 FOOT = f"""{PROGRAM} SUB-COMMAND --help lists its arguments and examples.
 {STATUSES}, {STOPPED} stopped by a signal."""
 GROUPS = {  # in the order of a study: sub-command -> file in tools/
-    "setup": {
-        "check": "check_environment",
-        "reference": "config_reference",
-        "migration": "migration_page",
-        "code-points": "derive_code_points",
-    },
+    "setup": {"check": "check_environment", "docs": "make_docs"},
     "prepare text": {
         "corpus": "prepare_corpus",
         "tokenizer": "train_tokenizer",
@@ -127,7 +122,9 @@ GROUPS = {  # in the order of a study: sub-command -> file in tools/
     },
     "report": {"report": "make_report"},
 }
-REMOVED = dict.fromkeys(("download", "download_assets"), "`hf download`, as in DATA.md")
+REMOVED = dict.fromkeys(("download", "download_assets"), "`hf download`, as in DATA.md") | dict.fromkeys(
+    ("reference", "config_reference", "migration", "migration_page"), "`make docs`"
+)
 SUBCOMMANDS = {name: tool for group in GROUPS.values() for name, tool in group.items()}
 
 

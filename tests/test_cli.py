@@ -180,7 +180,7 @@ NEEDS = "error: {}: not installed. This needs pip install 'megatron-scaling[{}]'
 @pytest.mark.parametrize(
     ("module", "words", "errors"),
     [("yaml", ["fit", "table.csv"], NEEDS.format("yaml", "laws")),
-     ("tokenizers", ["code-points"], NEEDS.format("tokenizers", "train")),
+     ("tokenizers", ["tokenizer", "x.jsonl", "--out", "t"], NEEDS.format("tokenizers", "train")),
      ("megatron._csrc", ["inspect", "absent"], "error: megatron._csrc: not compiled when this package was "),
      # a module of no extra: a fault of the program, not of the installation
      ("megatron.plan", ["fit", "table.csv"], "Traceback")],

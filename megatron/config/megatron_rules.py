@@ -241,6 +241,7 @@ def write_translation(translation: Translation, path: Path | None, writer: int =
     for file, content in {**contents, target: text}.items() if path is not None else ():
         # a temporary name for each writer: the ranks of a run write one
         # file, and one would rename another's
-        with atomic_path(file, partial_name=f"{file.name}.{writer}{PARTIAL}") as partial_file:
+        name = f"{file.name}.{writer}{PARTIAL}" if writer else None
+        with atomic_path(file, partial_name=name) as partial_file:
             partial_file.write_text(content, encoding="utf-8")
     return text

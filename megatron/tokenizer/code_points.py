@@ -1,4 +1,4 @@
-"""Tables of code points, as `tokenizers` classifies them (tools/derive_code_points.py)."""
+"""Tables of code points, as `tokenizers` classifies them (csrc/derive_code_points.py)."""
 
 import json
 from functools import cache

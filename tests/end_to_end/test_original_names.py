@@ -292,9 +292,7 @@ def test_a_wrong_size_or_subset_is_reported(root: Path, recorder: Path) -> None:
     )
 
 
-def test_the_sourced_tables_are_current_and_have_the_originals_names(root: Path) -> None:
-    tables = load_tool(root / "tools" / "model_sizes.py").format_shell_tables()
-    assert (root / "utils" / "model_params.sh").read_text() == tables, "run make docs"
+def test_the_sourced_tables_have_the_originals_names(root: Path) -> None:
     script = 'source utils/epoch_tokens.sh; echo "${PARAM_425M[@]}" "${PARAM_16183M[4]}" "$DATA_100M"'
     shown = subprocess.run(["bash", "-c", script], cwd=root, capture_output=True, text=True, timeout=60)
     assert shown.stdout.split() == ["1280", "5120", "128", "10", "18", "47", "99952399"]

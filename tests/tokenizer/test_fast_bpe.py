@@ -14,7 +14,7 @@ from megatron.tokenizer.fast_bpe import compile_fast_bpe
 
 
 def test_classes_are_those_of_the_installed_library() -> None:
-    # a sample of code points and every boundary of a run; tools/derive_code_points.py checks all of them
+    # a sample of code points and every boundary of a run; csrc/derive_code_points.py checks all of them
     split = pre_tokenizers.ByteLevel(add_prefix_space=False)
     classes = load_gpt2_classes()
     borders = np.flatnonzero(np.diff(classes.astype(int)))

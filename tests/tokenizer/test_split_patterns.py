@@ -221,7 +221,7 @@ def test_a_refused_pattern_is_the_reason_for_the_fallback() -> None:
 
 
 def test_tables_are_those_of_the_installed_library() -> None:
-    # a sample of code points and every boundary; tools/derive_code_points.py checks all of them
+    # a sample of code points and every boundary; csrc/derive_code_points.py checks all of them
     points = {*range(0, N_CODE_POINTS, 997)}
     for name in ("categories", "space"):
         borders = np.flatnonzero(np.diff(load_table(name).astype(int)))

@@ -125,13 +125,16 @@ def test_an_error_of_the_system_is_reported_with_its_path_and_a_fix(
 ) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
-    reference = load_tool(ROOT / "tools" / "config_reference.py").main
+    translate = load_tool(ROOT / "tools" / "from_megatron.py").main
+    shape = "--num-layers 2 --hidden-size 64 --num-attention-heads 2 --max-position-embeddings 8"
+    length = "--seq-length 8 --global-batch-size 8 --train-iters 9"
+    command = f"{shape} {length} --lr 1e-3 --split 100 --data-path x".split()
     for out, message in (
         ("file/out", "got a file, expected a folder; choose another place"),
         ("folder", "got a folder, expected a file; choose another name"),
         ("absent/out", "no such file or folder"),
     ):
-        assert reference(["--out", str(tmp_path / out)]) == 1
+        assert translate(["--out", str(tmp_path / out), "--", *command]) == 1
         assert capsys.readouterr().err == f"error: {tmp_path / out}: {message}\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
     assert report_error(ValueError("a sentence of ours")) == 1

@@ -1,6 +1,6 @@
 """Write megatron/tokenizer/code_points.json: what `tokenizers` knows about every code point.
 
-    python tools/derive_code_points.py
+    python csrc/derive_code_points.py
 
 Split patterns use general categories, white space and case; added tokens use word characters and white space
 of another engine; normalizers use combining classes. Libraries disagree on thousands of code points because
@@ -8,17 +8,15 @@ they follow different versions of Unicode. This tool derives the tables from `to
 minute.
 """
 
-import argparse
 import json
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from megatron.cli import create_parser, run_main
 from megatron.tokenizer.code_points import CATEGORIES, N_CODE_POINTS, UNSTABLE
 
 OUT = Path(__file__).resolve().parents[1] / "megatron" / "tokenizer" / "code_points.json"
@@ -156,14 +154,8 @@ def derive_categories() -> np.ndarray:
     return table
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the argument parser, which takes no options."""
-    return create_parser(__doc__)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> None:
     """Derive all tables, and write them as runs of [first code point, value]."""
-    build_parser().parse_args(argv)
     tables = {
         "categories": derive_categories(),
         "space": find_members(r"\s"),
@@ -176,8 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     content = {"about": f"code points in tokenizers {tokenizers.__version__}", "folds": find_folds(), **runs}
     OUT.write_text(json.dumps(content, separators=(",", ":")) + "\n")
     print(f"{OUT}: {', '.join(f'{name} {len(table)}' for name, table in runs.items())} runs")
-    return 0
 
 
 if __name__ == "__main__":
-    run_main(main)
+    main()
