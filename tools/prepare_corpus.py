@@ -70,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the text, and print which corpus was used and why."""
+    """Prepare the text, and print which corpus was used."""
     args = build_parser().parse_args(argv)
     try:
         min_bytes = to_bytes(args.min_mb)
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         return report_error(error)
     note = "" if is_new else " (already there)"
-    print(f"{args.out}{note}: {content['corpus']}, because {content['why']}")
+    print(f"{args.out}{note}: {content['corpus']}")
     print("\n".join(f"  {line}" for line in format_counts(content)))
     return 0
 

@@ -43,7 +43,7 @@ CORPUS_NUMBERS = (
     "added_documents",
     "added_bytes",
 )
-CORPUS_TEXTS = ("corpus", "why", "added")
+CORPUS_TEXTS = ("corpus", "added")
 SCORE_COLUMNS = ["run", "task", "score", "kind", "se"]
 # of a forecast: what is predicted, and for which run or text; `is_late`: its
 # run began before it was stored

@@ -229,11 +229,10 @@ def _drop_nan(value: float) -> float | None:
 def list_facts(study: Study, tariff: Tariff | None = None) -> list[tuple[str, str]]:
     """Return (name, value) of the text, software, hardware, cost and seeds of the runs."""
     done, corpus = study.finished, study.corpus
-    text = ": ".join(str(corpus[name]).rstrip(".") for name in ("corpus", "why") if corpus.get(name))
     total = corpus.get("train_bytes", 0) + corpus.get("held_out_bytes", 0)
     share = f", {100 * corpus.get('added_bytes', 0) / total:.0f} % of all text" if total else ""
     facts = [
-        ("text", text),
+        ("text", str(corpus.get("corpus", ""))),
         ("added to it", f"{corpus['added']}{share}" if "added" in corpus else ""),
     ]
     held_out = corpus.get("held_out_tokens")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.io import fsync_path, open_partial_folder, publish_files, read_json, write_json
+from megatron.log import get_logger
 from megatron.text.inputs import Source, find_inputs, locate_source, stat_source
 from megatron.text.local_text import (
     LOCAL_SOURCES,
@@ -21,24 +22,14 @@ from megatron.text.local_text import (
 from megatron.text.subset import iter_documents
 from megatron.tokenizer.hub_cache import find_hub_error
 
+log = get_logger(__name__)
 HELD_OUT_SHARE = 0.05
 # below: too few held-out documents for a score; above: too little text to train on
 HELD_OUT_SHARE_RANGE = (0.001, 0.5)
 META_FILE, TRAINING_RECORD = "corpus.json", "training.json"
 JSON_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 C4 = "the first documents of C4 (allenai/c4, en)"
-REQUESTED = "it was requested"
 FILLED = ("auto", "c4", "local")  # the last has all local text already
-
-
-@dataclass(frozen=True)
-class CorpusSource:
-    """A text, its name, and the reason for choosing it. `installed`: sources of local text that it has."""
-
-    name: str
-    reason: str
-    documents: Iterable[str]
-    installed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,7 +119,7 @@ def prepare_corpus(which: str, folder: Path, limits: CorpusLimits) -> tuple[dict
     if existing and existing.get("asked") == request and existing.get("files") == _hash_sides(folder):
         return existing, False
     with open_partial_folder(folder, replace=True) as partial:
-        content = _write_split(choose_source(which, paths), partial, limits)
+        content = _write_split(*choose_source(which, paths), partial, limits)
         content |= {"files": _hash_sides(partial), "asked": request}
         write_json(partial / META_FILE, content)
         folder.mkdir(parents=True, exist_ok=True)
@@ -150,45 +141,44 @@ def _hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write_split(source: CorpusSource, folder: Path, limits: CorpusLimits) -> dict[str, Any]:
+def _write_split(name: str, documents: Iterable[str], folder: Path, limits: CorpusLimits) -> dict[str, Any]:
     """Write both files, with local text added as `limits` allows; return the content of corpus.json."""
-    others = [name for name in LOCAL_SOURCES if name not in source.installed]
     with (folder / "train.jsonl").open("wb") as train, (folder / "held_out.jsonl").open("wb") as held_out:
         writer = SplitWriter(train, held_out, limits.held_out_share)
-        for text in source.documents:
+        for text in documents:
             writer.add(text)
             if writer.n_bytes >= limits.max_bytes or writer.n_documents == limits.max_documents:
                 break
         n_bytes, n_documents = writer.n_bytes, writer.n_documents  # before local text is added
         if limits.fill and n_bytes < limits.min_bytes:
-            for text in read_local_text(others):
+            for text in read_local_text(LOCAL_SOURCES):
                 if writer.n_bytes >= limits.min_bytes:
                     break
                 writer.add(text)
     for side in ("train", "held_out"):
         fsync_path(folder / f"{side}.jsonl")  # before the renames in prepare_corpus
-    _check_enough(source, writer, limits)
-    content = {"corpus": source.name, "why": source.reason, "documents": writer.n_documents, **writer.counts}
+    _check_enough(name, writer, limits)
+    content = {"corpus": name, "documents": writer.n_documents, **writer.counts}
     if writer.n_bytes > n_bytes:
-        content["added"] = describe_sources(others)
+        content["added"] = describe_sources(LOCAL_SOURCES)
         content["added_documents"] = writer.n_documents - n_documents
         content["added_bytes"] = writer.n_bytes - n_bytes
     return content
 
 
-def _check_enough(source: CorpusSource, writer: SplitWriter, limits: CorpusLimits) -> None:
+def _check_enough(name: str, writer: SplitWriter, limits: CorpusLimits) -> None:
     """Raise ValueError for an empty side of the split, and for less than `min_bytes` of text."""
     if writer.n_bytes < limits.min_bytes:
         hint = "" if limits.fill else ", or add local text with --fill (make quickstart: FILL=1)"
         raise ValueError(
-            f"{source.name}: got {writer.n_bytes:,} bytes of text without copies"
+            f"{name}: got {writer.n_bytes:,} bytes of text without copies"
             f"{' and with all local text' if limits.fill else ''}, expected at least "
             f"{limits.min_bytes / 1e6:,.1f} MB. Give more text, lower --min-mb{hint}."
         )
     for side in ("train", "held_out"):
         if not writer.counts[f"{side}_documents"]:
             raise ValueError(
-                f"{source.name}: got {writer.n_documents} documents and none in {side}.jsonl, "
+                f"{name}: got {writer.n_documents} documents and none in {side}.jsonl, "
                 "expected some on both sides. Give more text."
             )
 
@@ -216,8 +206,8 @@ def find_paths(which: str) -> list[Source]:
         raise FileNotFoundError(f"{error} It is none of auto, c4, local and stdlib either.") from error
 
 
-def choose_source(which: str, paths: Sequence[Source]) -> CorpusSource:
-    """Open the text. `paths`: as `find_paths` returns them.
+def choose_source(which: str, paths: Sequence[Source]) -> tuple[str, Iterable[str]]:
+    """Return the name of a text and its documents. `paths`: as `find_paths` returns them.
 
     auto     the C4 sample of $SCALING_DATA, else C4 from the hub, else local text
     local    the standard library and the sources of some installed packages (local_text)
@@ -227,27 +217,20 @@ def choose_source(which: str, paths: Sequence[Source]) -> CorpusSource:
     Raises ConnectionError if c4 is not available.
     """
     if paths:
-        name, reason = which, REQUESTED
-        if which == "auto":
-            name = f"a sample of C4 ({', '.join(path.name for path in paths)})"
-            reason = "it is in $SCALING_DATA"
-        return CorpusSource(name, reason, iter_texts(paths))
-    reason = REQUESTED
+        name = f"a sample of C4 ({', '.join(path.name for path in paths)})" if which == "auto" else which
+        return name, iter_texts(paths)
     if which in ("auto", "c4"):
         error = find_hub_error()
         if error is None:
-            if which == "auto":
-                reason = "no sample is in $SCALING_DATA, and the hub is reachable"
-            return CorpusSource(C4, reason, _stream_c4())
+            return C4, _stream_c4()
         if which == "c4":
             raise ConnectionError(
                 f"allenai/c4: not available from the Hugging Face hub ({error}). "
                 "Use local, stdlib or a path instead."
             )
-        reason = "no C4 sample is in $SCALING_DATA, and the Hugging Face hub returns none "
-        reason += f"({error})"
+        log.info("no C4 sample is in $SCALING_DATA, and the Hugging Face hub has none (%s)", error)
     sources = (PYTHON,) if which == "stdlib" else LOCAL_SOURCES
-    return CorpusSource(describe_sources(sources), reason, read_local_text(sources), sources)
+    return describe_sources(sources), read_local_text(sources)
 
 
 def _stream_c4() -> Iterator[str]:

@@ -10,7 +10,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -22,7 +21,6 @@ from datatrove.pipeline.readers.jsonl import JsonlReader
 from datatrove.utils.logging import logger
 
 from megatron.data.indexed_writer import IndexedWriter, dtype_for
-from megatron.data.sidecar import read_sidecar
 from megatron.text.encode import BATCH_DOCUMENTS
 from megatron.text.join import dataset_prefix
 from megatron.text.preprocess import describe_settings, load_fast_bpe
@@ -85,9 +83,8 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
     def run(self, data: Iterator[Document] | None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         """Write part `rank` of `world_size`, and yield its documents.
 
-        Raises ValueError for a document that cannot be encoded, and for a part that
-        another process writes or that exists from other documents or settings. No
-        part is written then.
+        An existing part is replaced when the new one is complete. Raises ValueError for a document that
+        cannot be encoded, and for a part that another process writes; no part is written then.
         """
         name = f"{self.output_prefix.name}-part-{rank:05d}-of-{world_size:05d}"
         part = dataset_prefix(self.output_prefix.with_name(name), KEY)
@@ -110,22 +107,12 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
                     ids, lengths = encode_with_location(encoder, texts, places, self.eod)
                     writer.add_documents(ids, lengths)
                 n_empty += int((lengths == int(self.eod != NO_EOD)).sum())
-                sources.update(paths)
+                sources.update(path if "://" in path else Path(path).name for path in paths)
                 self.stat_update("documents", value=len(batch), unit="batch")
                 self.stat_update("tokens", value=len(ids), unit="batch")
                 yield from batch
-            # as for local files of the other tools, a name without its folders; a URL is kept
-            names = {path: path if "://" in path else Path(path).name for path in sources}
-            read = [{"path": names[path], "documents_read": n} for path, n in sources.items()]
+            read = [{"path": path, "documents_read": n} for path, n in sources.items()]
             writer.meta |= {"empty_documents": n_empty, "sources": read}
-            writer.prepare()
-            with suppress(FileNotFoundError):  # absent, or killed during the renames: the sidecar comes last
-                existing = read_sidecar(part)
-                if (existing.get("job"), existing.get("sha256")) != (self.meta["job"], writer.sha256):
-                    raise ValueError(
-                        f"{part}: exists already, from other documents or settings. Choose another "
-                        "output_prefix, or delete the part."
-                    )
         logger.info(f"{part}: {writer.n_documents:,} documents, {writer.n_tokens:,} tokens")
 
 

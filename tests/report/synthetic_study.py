@@ -174,7 +174,6 @@ def write_study(study_dir: Path, with_law: bool = True) -> Path:
         json.dumps(
             {
                 "corpus": "2,000 documents of C4 (English web pages)",
-                "why": "the sample was found beside the checkout",
                 "documents": 2000,
                 "train_tokens": UNIQUE_TOKENS,
                 "held_out_tokens": 65_536,

@@ -201,7 +201,7 @@ def test_facts_name_the_text_and_the_share_that_was_added(folder: Path) -> None:
     bytes_of = {"train_bytes": 22_000_000, "held_out_bytes": 2_000_000, "added_bytes": 18_000_000}
     edit_json(folder / "corpus.json", added="the sources of numpy", **bytes_of)
     facts = dict(tables.list_facts(read_study(folder)))
-    assert facts["text"].startswith("2,000 documents of C4 (English web pages): ")
+    assert facts["text"].startswith("2,000 documents of C4 (English web pages)")
     assert facts["added to it"] == "the sources of numpy, 75 % of all text"
     assert facts["hardware"] == "2 CPU cores" and facts["seeds"] == "0"
 

@@ -24,7 +24,7 @@ def write_lines(path: Path, texts: list[str]) -> str:
 
 
 def read(which: str | Path) -> list[str]:
-    return list(choose_source(str(which), find_paths(str(which))).documents)
+    return list(choose_source(str(which), find_paths(str(which)))[1])
 
 
 def read_texts(path: Path) -> list[str]:
@@ -66,9 +66,7 @@ def test_only_a_changed_source_limit_or_output_is_written_again(tmp_path: Path) 
 def test_sources_are_the_sample_then_the_hub_then_local_text(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("SCALING_DATA", str(tmp_path))
     monkeypatch.setattr(corpus, "find_hub_error", lambda: "no network")
-    source = choose_source("auto", find_paths("auto"))
-    assert "numpy" in source.name and "no network" in source.reason
-    assert source.installed == corpus.LOCAL_SOURCES
+    assert "numpy" in choose_source("auto", find_paths("auto"))[0]
     monkeypatch.setattr(corpus, "find_hub_error", lambda: None)
     monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: iter([{"text": "streamed"}]))
     assert read("auto") == read("c4") == ["streamed"]
