@@ -105,7 +105,7 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
             if cause is None:
                 # published before the process group closes: the others then name this rank and its last step
                 # instead of a closed connection
-                watchdog.report_error()
+                watchdog.report_exit()
                 raise
             # the error is a consequence of another rank: name that rank instead of printing a traceback
             text = _explain_peer_error(cause, watchdog)

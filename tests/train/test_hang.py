@@ -71,7 +71,6 @@ def test_the_others_end_in_time_and_name_the_rank_that_hangs_and_its_step(
     ranks[1].send_signal(signal.SIGCONT)
     _, woken = ranks[1].communicate(timeout=SLACK_S)
     assert ranks[1].returncode == 1, woken
-    assert "this process was stopped for" in woken
 
 
 @pytest.mark.slow
