@@ -21,35 +21,23 @@ def find_hub_error(timeout_s: float = 3.0) -> str | None:
         return f"{address}: {getattr(error, 'reason', error)}"
 
 
-def get_hub_cache() -> Path:
-    """Return the folder of the hub's local cache, by the same environment variables as huggingface_hub."""
+def find_cached_file(repo: str, name: str) -> Path | None:
+    """Return the path of a file of a model repository, revision `main`, in the hub's local cache, or None.
+
+    The folder of the cache depends on the same environment variables as in huggingface_hub, and has
+    models--<owner>--<name>/{refs/main, snapshots/<commit>/<file>}.
+    """
     default_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     home = Path(os.environ.get("HF_HOME") or default_cache / "huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub")
-
-
-def find_cached_snapshot(repo: str, revision: str = "main") -> Path | None:
-    """Return the cached folder of a model repository at a branch, tag or commit, or None.
-
-    Layout of huggingface_hub's cache:
-    models--<owner>--<name>/{refs/<revision>,
-    snapshots/<commit>/<file>}.
-    """
-    folder = get_hub_cache() / f"models--{repo.replace('/', '--')}"
+    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub"
+    folder = Path(cache) / f"models--{repo.replace('/', '--')}"
     try:
-        # refs/main names the commit of the last download; the hub may
-        # have a newer one
-        commit = (folder / "refs" / revision).read_text().strip()
+        # the commit of the last download; the hub may have a newer one
+        commit = (folder / "refs" / "main").read_text().strip()
     except OSError:
-        commit = revision
-    path = folder / "snapshots" / commit
-    return path if path.is_dir() else None
-
-
-def find_cached_file(repo: str, name: str) -> Path | None:
-    """Return the path of a file of a model repository, revision `main`, in the hub's local cache, or None."""
-    snapshot = find_cached_snapshot(repo)
-    return snapshot / name if snapshot is not None and (snapshot / name).is_file() else None
+        return None
+    path = folder / "snapshots" / commit / name
+    return path if path.is_file() else None
 
 
 def download_file(repo: str, name: str) -> Path | None:
