@@ -1,6 +1,5 @@
 """Table of a study's runs and their cost, printed before anything is trained."""
 
-import math
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -16,8 +15,7 @@ from megatron.study.tariff import Tariff
 WIDTH = 100  # columns of a terminal
 MIN_NAME_WIDTH = 12
 SHORT_OBJECTIVES = {"autoregressive": "AR", "masked_diffusion": "MD"}  # prefixes of run names
-HEAD = ("run", "N", "tokens", "epochs", "steps", "FLOPs", "GiB")
-UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+HEAD = ("run", "N", "tokens", "epochs", "steps", "FLOPs", "GiB", "time", "status")
 
 
 def format_price_table(
@@ -37,13 +35,7 @@ def format_price_table(
     """
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
     lines = [*format_total(runs, waiting, speed, jobs, gpus_per_run, tariff), ""]
-    longest = max((speed.seconds(run) for run in runs), default=0.0)
-    # the largest unit in which the longest run takes at least 2
-    # 1.5 h is shown as 90.0 min, 2 h as 2.0 h; one unit for the whole column,
-    # so that rows are comparable
-    scale, unit = next(((size, name) for size, name in UNITS if longest >= 2 * size), UNITS[-1])
-    head = (*HEAD, f"time ({unit})", "status")
-    lines += _align_columns(head, [_format_row(run, speed, gpus_per_run, scale) for run in runs])
+    lines += _align_columns(HEAD, [_format_row(run, speed, gpus_per_run) for run in runs])
     lines += _format_legend(runs)
     return "\n".join(lines)
 
@@ -68,46 +60,37 @@ def format_total(
         f"{flops:.2e} FLOPs",
         f"({format_duration(sum(seconds), estimate=True)} one after another; expected from {speed.basis})",
     ]
-    if tariff is not None and tariff.is_known and (cost := tariff.describe(sum(seconds) * gpus_per_run)):
-        lines.append(cost)
-    lines += _format_seeds(runs)
+    lines += [(tariff or Tariff()).describe(sum(seconds) * gpus_per_run), *_format_seeds(runs)]
     return [part for line in lines for part in textwrap.wrap(line, WIDTH)]
 
 
 def _format_seeds(runs: Sequence[PlannedRun]) -> list[str]:
     """Return a line with the number of cells by number of seeds; empty if every cell has one seed."""
-    seeds: dict[str, set[int]] = {}
-    for run in runs:
-        # cell_identity is the hash without the seed
-        seeds.setdefault(run.plan.cell_identity, set()).add(run.plan.seed)
-    numbers = Counter(len(cell_seeds) for cell_seeds in seeds.values())
-    if set(numbers) <= {1}:
+    # cell_identity is the hash without the seed
+    n_seeds = Counter(cell for cell, _ in {(run.plan.cell_identity, run.plan.seed) for run in runs})
+    if max(n_seeds.values(), default=1) == 1:
         return []
-    shown = [f"{n} of {len(seeds)} cells with {format_plural(k, 'seed')}" for k, n in sorted(numbers.items())]
+    numbers = sorted(Counter(n_seeds.values()).items())
+    shown = [f"{n} of {len(n_seeds)} cells with {format_plural(k, 'seed')}" for k, n in numbers]
     return [f"seeds: {', '.join(shown)}"]
 
 
-def _format_row(run: PlannedRun, speed: Speed, gpus_per_run: int, scale: float) -> tuple[str, ...]:
+def _format_row(run: PlannedRun, speed: Speed, gpus_per_run: int) -> tuple[str, ...]:
     plan = run.plan
-    seconds = speed.seconds(run)
     done = is_done(run.folder, plan.identity)
     marks = ("H" if run.held_out else "") + ("B" if run.branch and not done else "")
+    objective, dash, rest = run.config.name.partition("-")
     return (
-        _short_name(run),
+        f"{SHORT_OBJECTIVES.get(objective, objective)}{dash}{rest}",
         f"{plan.n_params:,}",
         format_short(plan.train_tokens),
         f"{plan.epochs:.2f}",
         f"{plan.n_steps:,}",
         f"{plan.train_flops:.2e}",
         f"{estimate_memory(run.config, gpus_per_run) / 2**30:.1f}",
-        f"{seconds / scale:{'.1f' if seconds < 1e5 * scale else '.3g'}}" if math.isfinite(seconds) else "?",
+        format_duration(speed.seconds(run), estimate=True),
         f"{'done' if done else 'to run'} {marks}".strip(),
     )
-
-
-def _short_name(run: PlannedRun) -> str:
-    objective, dash, rest = run.config.name.partition("-")
-    return f"{SHORT_OBJECTIVES.get(objective, objective)}{dash}{rest}"
 
 
 def _align_columns(head: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -115,27 +98,18 @@ def _align_columns(head: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list
     # only the name column can shrink: numbers are never cut
     # every column but the first is preceded by two spaces
     used = sum(max(map(len, column)) + GAP for column in list(zip(head, *rows, strict=True))[1:])
-    room = max(WIDTH - used, MIN_NAME_WIDTH)
-    shortened = [(_shorten_name(escape_controls(row[0]), room), *row[1:]) for row in rows]
+    half = max(WIDTH - used, MIN_NAME_WIDTH) // 2 - 1
+    # half = 5: "AR-s48-250ktok-seed0" becomes "AR-s4..seed0"
+    names = [escape_controls(row[0]) for row in rows]
+    names = [name if len(name) <= 2 * half + 2 else f"{name[:half]}..{name[-half:]}" for name in names]
+    shortened = [(name, *row[1:]) for name, row in zip(names, rows, strict=True)]
     return format_table(head, shortened, ("run", "status"))
 
 
-def _shorten_name(name: str, width: int) -> str:
-    """Shorten a name to `width` characters: its beginning and end, with .. in the middle."""
-    # width 12: 5 letters, "..", 5 letters: "AR-s48-250ktok-seed0" becomes
-    # "AR-s4..seed0"
-    head = (width - 2) // 2
-    return name if len(name) <= width else f"{name[:head]}..{name[len(name) - (width - 2 - head) :]}"
-
-
 def _format_legend(runs: Sequence[PlannedRun]) -> list[str]:
-    words = []
-    names = [run.config.name for run in runs]
-    words += [
-        f"{short}: {long.replace('_', ' ')}"
-        for long, short in SHORT_OBJECTIVES.items()
-        if any(name.startswith(f"{long}-") for name in names)
-    ]
+    objectives = {run.plan.objective for run in runs}
+    shorts = [(short, name) for name, short in SHORT_OBJECTIVES.items() if name in objectives]
+    words = [f"{short}: {name.replace('_', ' ')}" for short, name in shorts]
     if any(run.held_out for run in runs):
         words.append("H: held out of the fit")
     if any(run.branch for run in runs):

@@ -20,10 +20,10 @@ from megatron.study.ladder import (
     select_runs_of_part,
 )
 from megatron.study.launchers.launch import Job, Launcher
-from megatron.study.launchers.local import MAX_MEMORY_SHARE, Device, LocalLauncher
+from megatron.study.launchers.local import MAX_MEMORY_SHARE, Device, LocalLauncher, query_gpus
 from megatron.study.launchers.scheduler import SweepState, run_all
 from megatron.study.launchers.slurm import SlurmLauncher
-from megatron.study.price import Speed, flops_per_step, makespan, query_gpus, time_steps
+from megatron.study.price import Speed, flops_per_step, makespan, time_steps
 from megatron.study.price_table import format_price_table, format_total
 
 JOBS_PER_GPU = 4  # default; a small run uses only part of a GPU

@@ -39,6 +39,23 @@ class Device:
     memory: float
 
 
+def query_gpus() -> list[tuple[str, float]]:
+    """Return (name, bytes of memory) of this machine's NVIDIA GPUs; empty if nvidia-smi fails.
+
+    The memory of a GPU that shares the host's memory is not reported: it is 0,
+    and the GPU gets one run at a time.
+    """
+    words = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        result = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    # names can contain commas, so the split is at the last one
+    # "[N/A]" instead of a number of MiB: a GPU that shares the host's memory
+    fields = [line.rpartition(",") for line in result.stdout.splitlines() if "," in line]
+    return [(name.strip(), float(mib) * 2**20 if mib.strip().isdigit() else 0.0) for name, _, mib in fields]
+
+
 class LocalLauncher:
     """Starts each run as a process on the least occupied device with room for it."""
 
