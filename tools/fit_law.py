@@ -33,6 +33,7 @@ from megatron.study.selection import (
 from megatron.study.table import read_table
 
 REMOVED = {  # options of earlier versions -> replacement
+    "--max-loss": "--where 'loss <= NATS'",
     "--prior": "--fix NAME=VALUE, or a form of your own in Python (LIBRARY.md)",
     "--profile": "the bootstrap interval of the constant, or --fix NAME=VALUE at several values",
     "--stack": "a fit without it, which measures the error of extrapolation",
@@ -100,7 +101,6 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="only runs of this objective; default: the only objective in the table",
     )
-    runs.add_argument("--max-loss", type=float, metavar="NATS", help="skip runs with a loss above this")
     runs.add_argument("--n-column", default="n_params", metavar="NAME", help="column of the parameters")
     runs.add_argument(
         "--d-column", default="train_tokens", metavar="NAME", help="column of the training tokens"
@@ -300,7 +300,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.table,
             columns,
             args.objective,
-            args.max_loss,
             requires_unique_tokens(args),
             args.group,
             args.where,

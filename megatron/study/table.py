@@ -21,13 +21,10 @@ Numbers are float64 with NaN for unknown ones, text is None where it is unknown.
 hashes of the forecasts before each run, for `forecast.score_forecasts`.
 """
 
-import csv
-import gzip
 import io
 import json
 import math
 import time
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -294,7 +291,7 @@ def _read_object(path: Path, needs: Sequence[str]) -> tuple[dict[str, Any], str]
 
 def _find_fault(name: str, value: Any) -> str:
     """Return what a value of plan.json or result.json should be; empty if it is valid."""
-    if name in NUMBERS | {"tps_mean", "held_out_unigram_nats"} and not _is_computable(value):
+    if name in NUMBERS | {"tps_mean"} and not _is_computable(value):
         return "a number"
     if name in AMOUNTS and not 1 / MAX_NUMBER < value < MAX_NUMBER:
         return "a number above 0"
@@ -324,21 +321,18 @@ def write_table(table: pd.DataFrame, path: str | Path) -> Path:
         table.to_parquet(buffer, index=False)
     else:
         for name, kind in COLUMNS.items():
-            if kind is int and name in table:  # 10, not 10.0; fractions keep their digits
-                table[name] = [_format_integer(value) for value in table[name]]
+            # 10, not 10.0; a column with fractions keeps them
+            if kind is int and name in table and (table[name].dropna() % 1 == 0).all():
+                table[name] = table[name].astype("Int64")
         table.to_csv(buffer, index=False, lineterminator="\n")
     write_atomic_bytes(path, buffer.getvalue())
     return path
 
 
-def _format_integer(value: float) -> int | float | None:
-    if math.isnan(value):
-        return None
-    return int(value) if float(value).is_integer() else value
-
-
-def read_table(path: str | Path) -> pd.DataFrame:
+def read_table(path: str | Path, columns: Mapping[str, str] | None = None) -> pd.DataFrame:
     """Read a .csv, .csv.gz or .parquet table with a header, of this project or any other program.
+
+    columns   new name -> name in the file, of columns to rename before they are typed
 
     Columns are typed as above. Of columns with other names, those with numbers
     only are float64. A cell of a column of numbers that is not a finite number
@@ -353,8 +347,9 @@ def read_table(path: str | Path) -> pd.DataFrame:
 
     try:
         cells = pd.read_parquet(path) if path.suffix == ".parquet" else _read_cells(path)
-    except (csv.Error, EOFError, OSError, UnicodeError, zlib.error, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException) as error:
         raise ValueError(f"{path}: not a CSV or parquet table ({error}). {WRITE_HINT}") from error
+    cells = cells.rename(columns={header: name for name, header in (columns or {}).items()})
     warnings: list[str] = []
     table = pd.DataFrame({name: _convert_column(cells[name], warnings) for name in cells})
     table.attrs["warnings"] = warnings
@@ -362,27 +357,21 @@ def read_table(path: str | Path) -> pd.DataFrame:
 
 
 def _read_cells(path: Path) -> pd.DataFrame:
-    """Return the cells of a CSV as text. Raises ValueError for a wrong shape, and errors of csv and gzip."""
-    opened = gzip.open if path.suffix == ".gz" else open
-    # utf-8-sig removes a byte order mark, which spreadsheets write
-    with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-        lines = csv.reader(file)
-        header = next(lines, None)
-        if not header:
-            raise ValueError(f"{path}: got an empty file, expected a line of column names. {WRITE_HINT}")
-        for name in header:
-            if header.count(name) > 1:
-                raise ValueError(f"{path}: got the column {name!r} twice, expected unique names. Rename one.")
-        rows = []
-        for cells in lines:
-            # csv.reader returns [] for an empty line
-            if cells and len(cells) != len(header):
-                raise ValueError(
-                    f"{path}, line {lines.line_num}: got {len(cells)} cells, expected {len(header)}. "
-                    "Correct or remove the line."
-                )
-            rows += [cells] if cells else []
-    return pd.DataFrame(rows, columns=header, dtype=object)
+    """Return the cells of a CSV as text. Raises ValueError for a wrong shape, and errors of pyarrow."""
+    from pyarrow import csv, string  # slow import
+
+    if not path.stat().st_size:
+        raise ValueError(f"{path}: got an empty file, expected a line of column names. {WRITE_HINT}")
+    # pyarrow decompresses .gz, and refuses lines of another length with their
+    # number. The header is read as the first row, so that all columns are text.
+    options = csv.ReadOptions(autogenerate_column_names=True, use_threads=False)
+    rows = csv.read_csv(path, options, csv.ParseOptions(newlines_in_values=True))
+    header, *cells = zip(*(column.cast(string()).to_pylist() for column in rows.columns), strict=True)
+    names = [str(name) for name in header]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{path}: got the column {name!r} twice, expected unique names. Rename one.")
+    return pd.DataFrame(cells, columns=names, dtype=object)
 
 
 def _convert_column(cells: pd.Series, warnings: list[str]) -> pd.Series:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from megatron.study.references import (
+from megatron.study.downstream_scores import (
     ReferenceScore,
     count_suite_tokens,
     load_references,
