@@ -22,7 +22,7 @@ from megatron.laws.holdout import compare_forms, extrapolate_law, score_holdout
 from megatron.laws.isoflop import fit_isoflop
 from megatron.laws.law import Law
 from megatron.laws.law_text import format_comparisons, summarise_law
-from megatron.study.proposal import propose_runs, read_timed_runs
+from megatron.study.frontier import suggest_plan
 from megatron.study.selection import (
     Columns,
     Selection,
@@ -318,10 +318,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report_error(error)
     print(f"{args.out}: {summarise_law(law)}")
     if law.identified is False:
-        fitted = runs.subset(~runs.held_out(args.hold_out)).frame
-        trained = read_timed_runs(fitted, law.columns["N"], law.columns["D"])
-        if (proposal := propose_runs(law, trained)) is not None:
-            print(f"  to do: {proposal.describe()}")
+        fitted = runs.subset(~runs.held_out(args.hold_out))
+        print(f"  to do: {suggest_plan(float(6 * fitted.N @ fitted.D), args.table, law.filter)}")
     return 0
 
 

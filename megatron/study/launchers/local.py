@@ -13,8 +13,7 @@ from megatron.cli import STOPPED, TOOLS, die_with_parent
 from megatron.plan.memory import estimate_memory
 from megatron.plan.run_dir import CONFIG, is_done
 from megatron.study.ladder import PlannedRun
-from megatron.study.launchers.launch import LOG, STOP_WAIT_S, Job, prepare_run
-from megatron.study.launchers.run_locks import RunLocks
+from megatron.study.launchers.launch import LOG, STOP_WAIT_S, Job, RunLocks, prepare_run
 
 PRETRAIN = TOOLS / "pretrain.py"
 START_RANKS = TOOLS / "start_ranks.py"  # exits with 75 if its ranks were preempted; torchrun exits with 1

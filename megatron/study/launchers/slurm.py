@@ -15,8 +15,7 @@ from megatron.io import write_atomic
 from megatron.log import get_logger
 from megatron.plan.run_dir import CHECKPOINTS, is_done
 from megatron.study.ladder import PlannedRun
-from megatron.study.launchers.launch import ROOT, STOP_WAIT_S, Job, prepare_run
-from megatron.study.launchers.run_locks import RunLocks
+from megatron.study.launchers.launch import ROOT, STOP_WAIT_S, Job, RunLocks, prepare_run
 
 PRETRAIN = TOOLS / "pretrain.py"
 # a wheel has the script beside its tools
