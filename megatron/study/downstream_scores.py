@@ -2,7 +2,6 @@
 
 import io
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,10 +16,6 @@ from megatron.study.table import SCORE_PREFIX, read_table, select_finished
 
 REFERENCES = "references.csv"  # in the study's directory
 HARNESS_RESULTS = "results_*.json"  # files of lm-evaluation-harness
-# Suites whose models all read equally many tokens: (name, tokens per step,
-# last step). Pythia: 2,097,152 tokens per step, 143,000 steps (Biderman et
-# al. 2023, arXiv 2304.01373), revisions stepN.
-SUITES = ((re.compile(r"EleutherAI/pythia-[\w.-]+?(?:@step(\d+))?", re.ASCII), 2_097_152, 143_000),)
 # the first of these that a task has is its score; all are shares of correct
 # answers
 METRICS = ("acc_norm", "acc", "exact_match", "em", "f1")
@@ -196,7 +191,7 @@ def _read_file(path: Path, facts: Mapping[str, Mapping[str, Any]]) -> list[Refer
     model = str(content.get("model_name") or config.get("model") or path.stem)
     about = {
         "n_params": config.get("model_num_parameters"),
-        "train_tokens": count_suite_tokens(model),
+        "train_tokens": None,
         "note": "",
         **facts.get(model, {}),
     }
@@ -204,14 +199,6 @@ def _read_file(path: Path, facts: Mapping[str, Mapping[str, Any]]) -> list[Refer
         ReferenceScore(model, task, score, kind, se, metric, **about)
         for task, score, kind, se, metric in read_task_scores(path)
     ]
-
-
-def count_suite_tokens(model: str) -> int | None:
-    """Return the training tokens of NAME or NAME@stepN of a suite in SUITES, else None."""
-    for pattern, tokens_per_step, last_step in SUITES:
-        if match := pattern.fullmatch(model):
-            return tokens_per_step * int(match[1] or last_step)
-    return None
 
 
 def read_reference_facts(path: Path) -> dict[str, dict[str, Any]]:
