@@ -114,12 +114,15 @@ def read_runs(study_dir: str | Path, now: float | None = None) -> pd.DataFrame:
         )
     now = time.time() if now is None else now
     rows = [_read_run(path, study_dir, now) for path in sorted(runs.iterdir()) if path.is_dir()]
-    planned, warnings = _read_planned_runs(study_dir)
-    if planned is None:
-        rows = _add_table_columns(rows, study_dir / "table.csv")
-    else:
+    planned, is_complete, warnings = _read_planned_runs(study_dir)
+    for row in rows:
+        planned_row = planned.get(str(row.get("identity")))
+        if planned_row is not None:
+            row |= {name: planned_row[name] for name in STUDY_COLUMNS}
+        elif is_complete:
+            row |= {"status": "stale", NOTE: STALE_NOTE}
+    if is_complete:
         identities = {row.get("identity") for row in rows}
-        rows = [_add_study_columns(row, planned.get(str(row.get("identity")))) for row in rows]
         rows += [row for identity, row in planned.items() if identity not in identities]
     table = make_frame(sorted(rows, key=_sort_key))
     table.attrs["warnings"] = warnings
@@ -127,21 +130,25 @@ def read_runs(study_dir: str | Path, now: float | None = None) -> pd.DataFrame:
     return table
 
 
-def _read_planned_runs(study_dir: Path) -> tuple[dict[str, dict[str, Any]] | None, list[str]]:
-    """Return the rows of the runs of `<study_dir>/study.yaml` by identity, and warnings.
+def _read_planned_runs(study_dir: Path) -> tuple[dict[str, dict[str, Any]], bool, list[str]]:
+    """Return rows of the runs of `<study_dir>/study.yaml` by identity, whether these are all, and warnings.
 
-    None without that file, or if the study cannot be expanded, for example
-    because its corpus was moved or it has the keys of an earlier version:
-    missing and stale runs are then unknown.
+    Missing and stale runs are unknown without that file, or if the study cannot
+    be expanded, for example because its corpus was moved or it has the keys of
+    an earlier version. Then STUDY_COLUMNS are those of an earlier table.csv.
     """
-    path = study_dir / STUDY
-    if not path.is_file():
-        return None, []
+    path, warnings = study_dir / STUDY, []
+    if path.is_file():
+        try:
+            runs = expand_study(read_study_plan(path, [f"directory={study_dir}"]))
+            return {run.plan.identity: _planned_row(run) for run in runs}, True, []
+        except (OSError, ValueError) as error:
+            warnings = [f"{path}: missing runs cannot be listed: {error}"]
     try:
-        runs = expand_study(read_study_plan(path, [f"directory={study_dir}"]))
-    except (OSError, ValueError) as error:
-        return None, [f"{path}: missing runs cannot be listed: {error}"]
-    return {run.plan.identity: _planned_row(run) for run in runs}, []
+        table = read_table(study_dir / "table.csv").drop_duplicates("identity").set_index("identity")
+        return table[STUDY_COLUMNS].to_dict("index"), False, warnings
+    except (OSError, ValueError, KeyError):  # without a table, or without these columns
+        return {}, False, warnings
 
 
 def _planned_row(run: PlannedRun) -> dict[str, Any]:
@@ -154,29 +161,6 @@ def _planned_row(run: PlannedRun) -> dict[str, Any]:
         "trunk": (run.folder if run.branch is None else run.branch.trunk).name,
         "cell": run.plan.cell_identity,
     }
-
-
-def _add_study_columns(row: dict[str, Any], planned: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the row of a run on disk with the columns from the study's plan; stale if it is not planned."""
-    if planned is None:
-        return row | {"status": "stale", NOTE: STALE_NOTE}
-    return row | {name: planned[name] for name in STUDY_COLUMNS}
-
-
-def _add_table_columns(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
-    """Return rows with the columns from the study's plan as in an earlier table, if there is one.
-
-    A study that was planned by an earlier version of the format cannot be
-    expanded, but it was collected.
-    """
-    try:
-        table = read_table(path)
-    except (OSError, ValueError):
-        return rows
-    if not {"identity", *STUDY_COLUMNS} <= set(table):
-        return rows
-    earlier = table.drop_duplicates("identity").set_index("identity")[STUDY_COLUMNS].to_dict("index")
-    return [row | earlier.get(row.get("identity"), {}) for row in rows]
 
 
 def _sort_key(row: Mapping[str, Any]) -> tuple[str | float, ...]:

@@ -32,10 +32,10 @@ from megatron.study.price import (
     choose_settings,
     estimate_speed,
     flops_per_step,
+    format_price_table,
     scoring_flops,
     time_steps,
 )
-from megatron.study.price_table import format_price_table
 from megatron.study.tariff import Tariff, fill_watts, sum_device_seconds
 from megatron.train.build import build_objective
 
@@ -324,7 +324,7 @@ class FakeClock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     clock = FakeClock()
-    for module in ("price", "launchers.scheduler"):
+    for module in ("price", "launchers.launch"):
         monkeypatch.setattr(f"megatron.study.{module}.time", clock)
     return clock
 

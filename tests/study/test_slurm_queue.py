@@ -14,8 +14,7 @@ from megatron.cli import STOPPED
 from megatron.plan.run_dir import RESULT, lock_run
 from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
 from megatron.study.launchers import slurm
-from megatron.study.launchers.launch import Job, RunLocks
-from megatron.study.launchers.scheduler import SweepState, run_all
+from megatron.study.launchers.launch import Job, RunLocks, SweepState, run_all
 from megatron.study.launchers.slurm import SlurmLauncher
 
 STUDY = """

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.cli import INSTALLED, STOPPED, TOOLS
-from megatron.config.yaml_file import is_single_line
 from megatron.io import write_atomic
 from megatron.log import get_logger
 from megatron.plan.run_dir import CHECKPOINTS, is_done
@@ -65,11 +64,6 @@ class SlurmLauncher:
         return [*jobs, *(Job(run, None, is_external=True) for run in runs if run not in free)]
 
     def _submit_array(self, runs: list[PlannedRun]) -> list[Job]:
-        for run in runs:  # task i reads line i of the list, so a folder must be a single line
-            if not is_single_line(str(run.folder.resolve())):
-                raise ValueError(
-                    f"{str(run.folder.resolve())!r}: got a line break, expected none. Rename the folder."
-                )
         for run in runs:
             prepare_run(run)
         self.folder.mkdir(parents=True, exist_ok=True)
