@@ -299,9 +299,6 @@ class FakeLauncher:
             os.utime(result, (self.ends[job.run.folder], self.ends[job.run.folder]))
         return [(job, int(self.fails)) for job in ended]
 
-    def find_running(self, runs):
-        return []
-
     def detach(self, jobs):
         self.stopped += len(jobs)
 

@@ -59,12 +59,10 @@ class FakeLauncher:
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
         for run in runs:
-            prepare_run(run)
-            self.started.append(run.plan.n_steps)
+            if run not in [job.run for job in self.alive]:
+                prepare_run(run)
+                self.started.append(run.plan.n_steps)
         return [Job(run, None) for run in runs]
-
-    def find_running(self, runs: Sequence[PlannedRun]) -> list[Job]:
-        return self.alive
 
     def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
         over = []

@@ -151,7 +151,7 @@ def test_the_next_call_follows_the_tasks_and_submits_a_lost_one_again(runs, clus
     cluster.end("1_0")  # without a result
     cluster.fail("squeue")
     second = SlurmLauncher(cluster.folder / "lists", None)
-    assert second.find_running(runs) is None, "without an answer no run may be submitted"
+    assert second.start(runs) == [], "without an answer no run may be submitted"
     cluster.heal("squeue")
 
     def at_tick(n: int, state: SweepState) -> None:

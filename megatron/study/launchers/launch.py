@@ -84,14 +84,11 @@ class Launcher(Protocol):
     """Starts and follows runs. Methods raise OSError if the backend does not respond."""
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
-        """Prepare and start those of `runs` that fit now, in order.
+        """Prepare and start those of `runs` that fit now, in order; none while the backend does not respond.
 
-        A run that belongs to another process is returned as an external job.
+        A run that an earlier sweep started is followed, and one that belongs to
+        another process is returned as an external job.
         """
-        ...
-
-    def find_running(self, runs: Sequence[PlannedRun]) -> list[Job] | None:
-        """Return the jobs of `runs` that another sweep started and that still run; None while unknown."""
         ...
 
     def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
@@ -292,15 +289,6 @@ def run_all(
     # it.
     with _collect_signals() as signals:
         try:
-            # None means that the backend is unreachable: starting runs now
-            # could start them twice
-            while (jobs := launcher.find_running(runs)) is None and not signals:
-                time.sleep(poll_s)
-            # only after the start: a job of an earlier sweep must not be
-            # started again
-            for job in jobs or ():
-                state.waiting.remove(job.run)
-                state.running.append(job)
             while (state.waiting or state.running) and not signals and not state.has_stop_file():
                 _start_ready(state, launcher)
                 time.sleep(poll_s)

@@ -113,10 +113,6 @@ class LocalLauncher:
                 return [k]
         return None
 
-    def find_running(self, runs: Sequence[PlannedRun]) -> list[Job]:
-        """See Launcher: runs that another process is training, for example after their sweep was killed."""
-        return [Job(run, None, is_external=True) for run in runs if self.locks.is_training(run)]
-
     def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
         """See Launcher."""
         over = []
