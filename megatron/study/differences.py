@@ -343,13 +343,12 @@ def _compute_difference(
     )  # fmt: skip
     if undecided.reason:
         return undecided
-    noise = [(floors[side.objective].sigma ** 2, side) for side in (a, b)]
     # sides of one objective share its sigma^2: variances of their means add to
     # sigma^2 (1/n_a + 1/n_b), with the degrees of freedom of sigma^2
-    variances: dict[str, float] = {}
-    for sigma2, side in noise:
-        variances[side.objective] = variances.get(side.objective, 0.0) + sigma2 / side.n_seeds
-    parts = [(variance, floors[objective].dof) for objective, variance in variances.items()]
+    weights: dict[str, float] = {}
+    for side in (a, b):
+        weights[side.objective] = weights.get(side.objective, 0.0) + 1 / side.n_seeds
+    parts = [(floors[name].sigma ** 2 * weight, floors[name].dof) for name, weight in weights.items()]
     # d log L = dL / L: an error in nats is divided by a loss
     text = 0.0 if paired is None else (paired[0] / math.sqrt(a.loss * b.loss)) ** 2
     parts += [] if paired is None else [(text, paired[1])]
@@ -365,7 +364,8 @@ def _compute_difference(
     p_value = float(2 * stdtr(min(dof, 1e9), -abs(ratio) / se)) if se else float(ratio == 0)
     # seeds n with t^2 (sum sigma^2 / n + text) < ratio^2
     room = (ratio / t) ** 2 - text
-    n_seeds = math.floor(sum(sigma2 for sigma2, _ in noise) / room) + 1 if room > 0 else MAX_SEEDS + 1
+    single = sum(floors[side.objective].sigma ** 2 for side in (a, b))
+    n_seeds = math.floor(single / room) + 1 if room > 0 else MAX_SEEDS + 1
     n_seeds = max(n_seeds, a.n_seeds + 1, b.n_seeds + 1)
     ends = (ratio - t * se, ratio + t * se)
     # L_a - L_b = 2 sqrt(L_a L_b) sinh(log(L_a / L_b) / 2) is antisymmetric in A
