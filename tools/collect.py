@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatron.cli import create_parser, print_table, report_error, run_main
-from megatron.study.downstream_scores import add_score_columns, read_scores, write_scores
+from megatron.study.downstream_scores import (
+    REFERENCES,
+    add_score_columns,
+    read_reference_facts,
+    read_references,
+    read_scores,
+    write_references,
+    write_scores,
+)
 from megatron.study.forecast import (
     FORECASTS,
     calibrate,
@@ -35,12 +43,6 @@ from megatron.study.format import (
     join_list,
 )
 from megatron.study.importers import FACTS, KINDS, parse_fact, read_external_logs, read_facts
-from megatron.study.references import (
-    REFERENCES,
-    read_reference_facts,
-    read_references,
-    write_references,
-)
 from megatron.study.table import read_runs, write_table
 
 

@@ -22,7 +22,7 @@ from megatron.laws.holdout import compare_forms, extrapolate_law, score_holdout
 from megatron.laws.isoflop import fit_isoflop
 from megatron.laws.law import Law
 from megatron.laws.law_text import format_comparisons, summarise_law
-from megatron.study.proposal import propose_runs, read_timed_runs
+from megatron.study.frontier import suggest_plan
 from megatron.study.selection import (
     Columns,
     Selection,
@@ -33,6 +33,7 @@ from megatron.study.selection import (
 from megatron.study.table import read_table
 
 REMOVED = {  # options of earlier versions -> replacement
+    "--max-loss": "--where 'loss <= NATS'",
     "--prior": "--fix NAME=VALUE, or a form of your own in Python (LIBRARY.md)",
     "--profile": "the bootstrap interval of the constant, or --fix NAME=VALUE at several values",
     "--stack": "a fit without it, which measures the error of extrapolation",
@@ -100,7 +101,6 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="only runs of this objective; default: the only objective in the table",
     )
-    runs.add_argument("--max-loss", type=float, metavar="NATS", help="skip runs with a loss above this")
     runs.add_argument("--n-column", default="n_params", metavar="NAME", help="column of the parameters")
     runs.add_argument(
         "--d-column", default="train_tokens", metavar="NAME", help="column of the training tokens"
@@ -300,7 +300,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.table,
             columns,
             args.objective,
-            args.max_loss,
             requires_unique_tokens(args),
             args.group,
             args.where,
@@ -319,10 +318,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report_error(error)
     print(f"{args.out}: {summarise_law(law)}")
     if law.identified is False:
-        fitted = runs.subset(~runs.held_out(args.hold_out)).frame
-        trained = read_timed_runs(fitted, law.columns["N"], law.columns["D"])
-        if (proposal := propose_runs(law, trained)) is not None:
-            print(f"  to do: {proposal.describe()}")
+        fitted = runs.subset(~runs.held_out(args.hold_out))
+        print(f"  to do: {suggest_plan(float(6 * fitted.N @ fitted.D), args.table, law.filter)}")
     return 0
 
 

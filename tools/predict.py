@@ -22,7 +22,6 @@ from megatron.laws.law import Law
 from megatron.laws.prediction import (
     OptimumPrediction,
     Prediction,
-    check_positive,
     predict_optimum,
     predict_run,
 )
@@ -268,8 +267,7 @@ def predict_hyperparameters(args: argparse.Namespace, law: HyperparameterLaw) ->
     """Predict learning rate and batch size with a law of hyperparameters, and format the result."""
     if args.N is None or args.flops is not None or args.unique is not None:
         raise ValueError(f"{law.name}: got --flops or --unique, expected N and D. It is not a law of loss.")
-    check_positive(N=args.N, D=args.D)
-    rate, batch = (float(f(args.N, args.D)) for f in (law.learning_rate, law.batch_tokens))
+    rate, batch = law.predict(args.N, args.D)
     if args.json:
         record = {"law": law.name, "source": law.source, "N_counts": law.counts, "note": law.note}
         return format_json(record | {"N": args.N, "D": args.D, "lr": rate, "batch_tokens": batch})

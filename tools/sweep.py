@@ -26,8 +26,7 @@ from megatron.study.ladder import (
     read_study_plan,
     select_runs_of_part,
 )
-from megatron.study.price import Speed, estimate_speed
-from megatron.study.price_table import format_price_table
+from megatron.study.price import Speed, estimate_speed, format_price_table
 from megatron.study.sweep import SweepOptions, count_jobs, run_sweep, time_study
 from megatron.study.tariff import add_tariff_options, fill_watts, read_tariff
 

@@ -21,6 +21,6 @@ python tools/collect.py "$out"
 # context of a masked token. This limit was chosen after a law of all runs had mispredicted the held-out run (STUDY.md).
 fit=(python tools/fit_law.py "$out/table.csv")
 "${fit[@]}" --objective autoregressive --form over_repetition --out "$out/law.json"
-"${fit[@]}" --objective masked_diffusion --form repeated_data --max-loss 5.37 --out "$out/law_masked_diffusion.json"
+"${fit[@]}" --objective masked_diffusion --form repeated_data --where 'loss <= 5.37' --out "$out/law_masked_diffusion.json"
 python tools/find_crossover.py "$out/law.json" "$out/law_masked_diffusion.json" --unique 1e4 1e5 1e6
 python tools/make_report.py "$out"

@@ -26,8 +26,7 @@ from megatron.study.format import (
     format_with_interval,
     join_list,
 )
-from megatron.study.frontier import FrontierRuns, suggest_next_steps
-from megatron.study.proposal import propose_runs, read_timed_runs
+from megatron.study.frontier import FrontierRuns, suggest_next_steps, suggest_plan
 
 STEPS = (4.0, LARGEST_STEP)  # next budgets, times the largest fitted one
 STALE = "stale"  # status of a run that the study no longer contains
@@ -310,5 +309,5 @@ def suggest_runs(study: Study) -> str:
         return f"To do: {' '.join(suggest_next_steps(study.frontier, fitted))}" if len(runs) else ""
     if study.law is None:
         return "To do: fit runs at equal compute with tools/fit_frontier.py, others with tools/fit_law.py."
-    proposal = propose_runs(study.law, read_timed_runs(study.main_runs))
-    return f"To do: train {proposal.describe()}." if proposal is not None else ""
+    flops = float(study.main_runs["flops_6nd"].sum())
+    return f"To do: {suggest_plan(flops, study.folder / 'table.csv', study.law.filter)}." if flops else ""

@@ -21,7 +21,7 @@ from megatron.study.format import (
     format_count,
     format_exponent,
     format_loss,
-    format_tick,
+    format_short,
 )
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def ramp_colour(i: int, n: int) -> str:
 
 
 def log_axis(
-    title: str, values: Iterable[float], write: Callable[[float], str] = format_tick
+    title: str, values: Iterable[float], write: Callable[[float], str] = format_short
 ) -> dict[str, Any]:
     """Return a logarithmic axis around `values`, with ticks at 1, 2 and 5, or fewer over many decades."""
     shown = list(values)

@@ -14,11 +14,11 @@ from megatron.io import read_json
 from megatron.laws.compute_law import ComputeLaw
 from megatron.laws.law import Law
 from megatron.laws.measured_crossover import MeasuredCrossover
+from megatron.study.downstream_scores import REFERENCES, ReferenceScore, load_references
 from megatron.study.forecast import LEVELS, calibrate, read_forecasts, score_forecasts
 from megatron.study.frontier import COMPUTE_LAW
 from megatron.study.ladder import STUDY, read_study_plan
 from megatron.study.measured import measure_study
-from megatron.study.references import REFERENCES, ReferenceScore, load_references
 from megatron.study.table import (
     COLUMNS,
     MAX_NUMBER,

@@ -254,7 +254,7 @@ def describe_cost(study: Study, tariff: Tariff) -> str:
     """
     seconds, hardware = sum_device_seconds(map(dict, study.results))
     tariff = fill_watts(tariff, hardware)
-    if not tariff.is_known or not seconds:
+    if not seconds:
         return ""
     # a GPU that no option names is listed with its power limit
     return tariff.describe(seconds, "device" if (hardware or "CPU").startswith("CPU") else "GPU")

@@ -120,10 +120,9 @@ def _read_seeds(value: Any, where: str) -> list[int]:
             f"{where}: got {value!r}, expected a list of seeds, or a number of seeds from 1 to {MAX_SEEDS:,}."
         )
     seeds = [to_integer(seed) for seed in value]
-    for seed in seeds:
-        # type() instead of isinstance: True is an int
-        if type(seed) is not int:
-            raise ValueError(f"{where}: got {seed!r}, expected integers.")
+    # type() instead of isinstance: True is an int
+    if any(type(seed) is not int for seed in seeds):
+        raise ValueError(f"{where}: got {seeds}, expected integers.")
     return list(dict.fromkeys(seeds))
 
 

@@ -10,7 +10,7 @@ degrees of freedom of Welch and Satterthwaite.
 
 Two runs scored on the same text share its sampling error: `loss_se`, the error
 over samples of text, is no part of their difference, and does not measure the
-scatter between seeds. Where the texts differ it is added.
+scatter between seeds. Runs scored on different texts are not compared.
 """
 
 import math
@@ -23,13 +23,13 @@ import numpy as np
 import pandas as pd
 
 from megatron.laws.fitting.noise import pool_cells
+from megatron.laws.isoflop import split_budgets
 from megatron.laws.law import Law
 from megatron.study.table import COLUMNS, select_finished
 
 LEVEL = 0.95
 MAX_SEEDS = 50  # largest number of seeds per cell that is proposed
 CELL_COLUMNS = ["objective", "n_params", "train_tokens", "unique_tokens", "seq_len"]
-MAX_COMPUTE_RATIO = 1.05  # ratio of FLOPs within a group: budgets are rounded to whole steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,21 +37,18 @@ class Side:
     """A run, or all runs of one cell: runs that differ only in their seed.
 
     losses         [seeds] nats per token
-    error          largest standard error of a loss over samples of text, nats; NaN if one is unknown
     n_tokens       tokens of the held-out text; NaN: unknown
     flops          of one run; Inf if unknown
-    paths, trunks, seeds  of the runs
+    paths, seeds   of the runs
     """
 
     name: str
     objective: str
     runs: tuple[str, ...]
     losses: np.ndarray = field(repr=False)
-    error: float
     n_tokens: float
     flops: float
     paths: tuple[str | None, ...]
-    trunks: tuple[str, ...]
     seeds: tuple[float, ...]
 
     @property
@@ -130,29 +127,21 @@ def find_side(table: pd.DataFrame, name: str) -> Side:
 
 def make_side(cell: pd.DataFrame) -> Side:
     """Return a cell with its name: a run's name without the hash, or the common prefix of all seeds."""
-    columns = cell.to_dict("list")
-    names = tuple(columns["run"])
+    names = tuple(cell["run"])
+    first = cell.iloc[0]
     # "...-seed0" and "...-seed1" share "...-seed": the suffix is removed
     stem = os.path.commonprefix(names).rstrip("-_").removesuffix("seed").rstrip("-_")
     if len(names) == 1:  # names may end with the first 8 digits of the identity
-        stem = names[0].removesuffix(f"-{str(columns['identity'][0])[:8]}")
-    counts = [n for n in columns["n_tokens_scored"] if n > 0]
-    errors = columns["loss_se"]
-    flops = columns["train_flops"][0]
+        stem = names[0].removesuffix(f"-{str(first['identity'])[:8]}")
     return Side(
         name=stem or names[0],
-        objective=str(columns["objective"][0]),
+        objective=str(first["objective"]),
         runs=names,
-        losses=np.array(columns["loss"], dtype=float),
-        error=max(errors) if all(error > 0 for error in errors) else math.nan,
-        n_tokens=counts[0] if counts else math.nan,
-        flops=flops if flops > 0 else math.inf,
-        paths=tuple(columns["path"]),
-        trunks=tuple(
-            trunk if isinstance(trunk, str) else run
-            for trunk, run in zip(columns["trunk"], names, strict=True)
-        ),
-        seeds=tuple(columns["seed"]),
+        losses=cell["loss"].to_numpy(float),
+        n_tokens=float(cell["n_tokens_scored"].max()),
+        flops=float(first["train_flops"]) if first["train_flops"] > 0 else math.inf,
+        paths=tuple(cell["path"]),
+        seeds=tuple(cell["seed"]),
     )
 
 
@@ -165,21 +154,10 @@ def group_sides(table: pd.DataFrame, same: str) -> list[list[Side]]:
         if same == "objective":
             groups.append(of_objective)
             continue
-        # greedy groups over ascending FLOPs: a group ends where FLOPs exceed
-        # MAX_COMPUTE_RATIO of its first cell
-        start = math.nan
-        for side in sorted(of_objective, key=lambda side: side.flops):
-            if not side.flops <= MAX_COMPUTE_RATIO * start:
-                start = side.flops
-                groups.append([])
-            if math.isfinite(side.flops):
-                groups[-1].append(side)
+        sized = [side for side in of_objective if math.isfinite(side.flops)]
+        budgets = split_budgets(np.array([side.flops for side in sized])) if sized else []
+        groups += [[sized[i] for i in budget] for budget in budgets]
     return [group for group in groups if len(group) > 1]
-
-
-def is_same_text(a: Side, b: Side) -> bool:
-    """Return whether both sides were scored on the same number of tokens; unknown numbers are ignored."""
-    return not (a.n_tokens < b.n_tokens or a.n_tokens > b.n_tokens)
 
 
 @dataclass(frozen=True)
@@ -251,22 +229,21 @@ def estimate_noise_floor(
     """
     of_objective = table[table["objective"] == objective]
     cells = [cell for cell in group_cells(of_objective) if cell.n_seeds > 1]
-    text = of_objective["loss_se"] if "loss_se" in of_objective else pd.Series(dtype=float)
-    text = text[text > 0]
+    text = of_objective.reindex(columns=["loss_se"]).query("loss_se > 0")["loss_se"]
     text_se = float(text.median()) if len(text) else None
     if cells:
         log_loss = np.log(np.concatenate([cell.losses for cell in cells]))
-        pooled = pool_cells(log_loss, np.repeat(np.arange(len(cells)), [cell.n_seeds for cell in cells]))
+        labels = np.repeat(np.arange(len(cells)), [cell.n_seeds for cell in cells])
+        pooled = pool_cells(log_loss, labels)
         if pooled.sum_squares > pooled.dof * 1e-24:  # equal losses are copies of a run, not repeats
             sigma = math.sqrt(pooled.variance)
-            dof: float = _independent_dof(cells)
+            dof: float = _independent_dof(of_objective, labels, [run for cell in cells for run in cell.runs])
             ends = _sigma_interval(sigma, dof, level)
             return NoiseFloor(sigma, dof, ends, "seeds", pooled.n_cells, pooled.n_runs, text_se, level)
     if law is not None and law.spread > 0:
         dof = float(law.noise["dof"]) if law.noise else math.inf
-        return NoiseFloor(
-            law.spread, dof, _sigma_interval(law.spread, dof, level), "law", 0, law.n_runs, text_se, level
-        )
+        ends = _sigma_interval(law.spread, dof, level)
+        return NoiseFloor(law.spread, dof, ends, "law", 0, law.n_runs, text_se, level)
     return None
 
 
@@ -282,28 +259,26 @@ def estimate_noise_floors(
     return floors
 
 
-def _independent_dof(cells: Sequence[Side]) -> int:
-    """Return the degrees of freedom of the pooled variance, where cells may share trunks.
+def _independent_dof(table: pd.DataFrame, cells: np.ndarray, runs: Sequence[str]) -> int:
+    """Return the degrees of freedom of the pooled variance of runs [n] of cells [n], which may share trunks.
 
     Branches of one trunk share most of its scatter. Cells that share trunks are
     counted together as trunks minus 1, the degrees of freedom if branches share
     all of it.
     """
-    # Trunks {a, b}, {b, c} and {x, y} of three cells of two runs: clusters
-    # {a, b, c} and {x, y}, so 2 + 1 degrees of freedom. Trunks are merged
-    # transitively.
-    clusters: list[set[str]] = []
-    alone = 0
-    for cell in cells:
-        trunks = set(cell.trunks)
-        if len(trunks) < cell.n_seeds:  # a table without names
-            alone += cell.n_seeds - 1
-            continue
-        # merge all clusters that share a trunk with this cell
-        touching = [cluster for cluster in clusters if cluster & trunks]
-        clusters = [cluster for cluster in clusters if not cluster & trunks]
-        clusters.append(trunks.union(*touching))
-    return alone + sum(len(cluster) - 1 for cluster in clusters)
+    from scipy.sparse import coo_array  # slow import
+    from scipy.sparse.csgraph import connected_components
+
+    trunk_of = table.reindex(columns=["run", "trunk"]).set_index("run")["trunk"].to_dict()
+    names = [trunk_of[run] if isinstance(trunk_of[run], str) else run for run in runs]
+    # Cells and trunks are nodes of a graph, each run an edge. Trunks {a, b},
+    # {b, c} and {x, y} of three cells of two runs: components {a, b, c} and
+    # {x, y}, so 5 trunks - 2 components = 3 degrees of freedom.
+    trunks, labels = np.unique(names, return_inverse=True)
+    n_cells = int(cells.max()) + 1
+    n_nodes = n_cells + len(trunks)
+    graph = coo_array((np.ones(len(runs)), (cells, n_cells + labels)), shape=(n_nodes, n_nodes))
+    return len(trunks) - int(connected_components(graph, directed=False)[0])
 
 
 def _sigma_interval(sigma: float, dof: float, level: float) -> tuple[float, float]:
@@ -317,52 +292,6 @@ def _sigma_interval(sigma: float, dof: float, level: float) -> tuple[float, floa
     # the smaller p gives the lower end
     low, high = (sigma * math.sqrt(dof / float(chdtri(dof, tail))) for tail in tails)
     return low, high
-
-
-def estimate_error(
-    a: Side, b: Side, floors: Mapping[str, NoiseFloor], paired: tuple[float, float] | None = None, n: int = 0
-) -> tuple[float, float] | None:
-    """Estimate (standard error, degrees of freedom) of mean log loss of `a` minus that of `b`.
-
-    Returns None if it is unknown.
-
-    paired   (standard error in nats of the difference over documents of text, its degrees of freedom)
-    n        seeds of each side in place of those that it has
-    """
-    parts: list[tuple[float, float]] = []  # (variance, degrees of freedom)
-    weights: dict[str, float] = {}
-    # sides of one objective share its sigma^2: variances of their means add
-    # to sigma^2 (1/n_a + 1/n_b)
-    for side in (a, b):
-        weights[side.objective] = weights.get(side.objective, 0.0) + 1 / (n or side.n_seeds)
-    for objective, weight in weights.items():
-        floor = floors.get(objective)
-        if floor is None:
-            return None
-        parts.append((floor.sigma**2 * weight, floor.dof))
-    # d log L = dL / L: an error in nats is divided by a loss
-    if paired is not None:
-        parts.append(((paired[0] / math.sqrt(a.loss * b.loss)) ** 2, paired[1]))
-    elif not is_same_text(a, b):
-        for side in (a, b):
-            if math.isnan(side.error):
-                return None
-            # Seeds of one side share their text, so its error does not shrink
-            # with their number. It is a mean over many samples of text: its
-            # degrees of freedom count as Inf.
-            parts.append(((side.error / side.loss) ** 2, math.inf))
-    # Welch and Satterthwaite: dof = (sum v)^2 / sum(v^2 / dof_v)
-    variance = sum(part for part, _ in parts)
-    spread = sum(part**2 / dof for part, dof in parts)
-    return math.sqrt(variance), variance**2 / spread if spread else math.inf
-
-
-def bonferroni_quantile(level: float, dof: float, n_comparisons: int = 1) -> float:
-    """Return the two-sided t quantile for `n_comparisons` simultaneous intervals (Bonferroni)."""
-    from scipy.special import stdtrit  # slow import
-
-    # 1e9 degrees of freedom are numerically normal; dof may be Inf
-    return float(stdtrit(min(dof, 1e9), 1 - (1 - level) / 2 / n_comparisons))
 
 
 def compare_runs(
@@ -404,76 +333,71 @@ def _compute_difference(
     n_comparisons: int = 1,
     paired: tuple[float, float] | None = None,
 ) -> Difference:
-    from scipy.special import stdtr  # slow import
+    from scipy.special import stdtr, stdtrit  # slow import
 
     ratio = a.log_loss - b.log_loss
     undecided = Difference(
         a=a.name, b=b.name, n_a=a.n_seeds, n_b=b.n_seeds, loss_a=a.loss, loss_b=b.loss,
         difference=a.loss - b.loss, relative=math.expm1(ratio), verdict="undecided", level=level,
-        n_comparisons=n_comparisons,
+        n_comparisons=n_comparisons, reason=_explain_missing_interval(a, b, floors),
     )  # fmt: skip
-    error = estimate_error(a, b, floors, paired)
-    if error is None:
-        return replace(undecided, reason=_explain_missing_interval(a, b, floors))
-    se, dof = error
-    half = bonferroni_quantile(level, dof, n_comparisons) * se
-    verdict = "undecided" if abs(ratio) <= half else "better" if ratio < 0 else "worse"
+    if undecided.reason:
+        return undecided
+    # sides of one objective share its sigma^2: variances of their means add to
+    # sigma^2 (1/n_a + 1/n_b), with the degrees of freedom of sigma^2
+    weights: dict[str, float] = {}
+    for side in (a, b):
+        weights[side.objective] = weights.get(side.objective, 0.0) + 1 / side.n_seeds
+    parts = [(floors[name].sigma ** 2 * weight, floors[name].dof) for name, weight in weights.items()]
+    # d log L = dL / L: an error in nats is divided by a loss
+    text = 0.0 if paired is None else (paired[0] / math.sqrt(a.loss * b.loss)) ** 2
+    parts += [] if paired is None else [(text, paired[1])]
+    # Welch and Satterthwaite: dof = (sum v)^2 / sum(v^2 / dof_v)
+    variance = sum(part for part, _ in parts)
+    spread = sum(part**2 / dof for part, dof in parts)
+    dof = variance**2 / spread if spread else math.inf
+    # 1e9 degrees of freedom are numerically normal. Bonferroni: each of
+    # n_comparisons intervals has a share of 1 - level.
+    t = float(stdtrit(min(dof, 1e9), 1 - (1 - level) / 2 / n_comparisons))
+    se = math.sqrt(variance)
+    is_decided = abs(ratio) > t * se
     p_value = float(2 * stdtr(min(dof, 1e9), -abs(ratio) / se)) if se else float(ratio == 0)
+    # seeds n with t^2 (sum sigma^2 / n + text) < ratio^2
+    room = (ratio / t) ** 2 - text
+    single = sum(floors[side.objective].sigma ** 2 for side in (a, b))
+    n_seeds = math.floor(single / room) + 1 if room > 0 else MAX_SEEDS + 1
+    n_seeds = max(n_seeds, a.n_seeds + 1, b.n_seeds + 1)
+    ends = (ratio - t * se, ratio + t * se)
+    # L_a - L_b = 2 sqrt(L_a L_b) sinh(log(L_a / L_b) / 2) is antisymmetric in A
+    # and B also at the ends of an interval, unlike L_b (exp(ratio) - 1)
+    low, high = (2 * math.sqrt(a.loss * b.loss) * math.sinh(end / 2) for end in ends)
     return replace(
         undecided,
-        verdict=verdict,
-        interval=(log_ratio_to_nats(a, b, ratio - half), log_ratio_to_nats(a, b, ratio + half)),
-        relative_interval=(math.expm1(ratio - half), math.expm1(ratio + half)),
+        verdict="undecided" if not is_decided else "better" if ratio < 0 else "worse",
+        interval=(low, high),
+        relative_interval=(math.expm1(ends[0]), math.expm1(ends[1])),
         se=se,
         dof=dof,
         p_value=min(1.0, p_value * n_comparisons),
         text_se=None if paired is None else paired[0],
-        n_seeds_to_decide=None
-        if verdict != "undecided"
-        else _seeds_to_decide(a, b, ratio, floors, bonferroni_quantile(level, dof, n_comparisons), paired),
+        n_seeds_to_decide=None if is_decided or n_seeds > MAX_SEEDS else n_seeds,
     )
 
 
-def log_ratio_to_nats(a: Side, b: Side, ratio: float) -> float:
-    """Convert log(L_a / L_b) to nats: L_a - L_b = 2 sqrt(L_a L_b) sinh(log(L_a / L_b) / 2)."""
-    # L_b (exp(ratio) - 1) is equal at the estimate but not at the ends of an
-    # interval: it is not antisymmetric in A and B, and this is.
-    return 2 * math.sqrt(a.loss * b.loss) * math.sinh(ratio / 2)
-
-
-def _seeds_to_decide(
-    a: Side,
-    b: Side,
-    ratio: float,
-    floors: Mapping[str, NoiseFloor],
-    t: float,
-    paired: tuple[float, float] | None,
-) -> int | None:
-    """Return the seeds per side that would decide a difference of this size, at the present t quantile."""
-    if not is_same_text(a, b):
-        return None
-    for n in range(max(a.n_seeds, b.n_seeds) + 1, MAX_SEEDS + 1):
-        error = estimate_error(a, b, floors, paired, n)
-        if error is not None and t * error[0] < abs(ratio):
-            return n
-    return None
-
-
 def _explain_missing_interval(a: Side, b: Side, floors: Mapping[str, NoiseFloor]) -> str:
-    """Return the reason for a missing interval, and the runs that would give one."""
-    without_floor = [side for side in (a, b) if side.objective not in floors]
-    if not without_floor:
-        return "The runs were scored on different texts, and the error of each score (loss_se) is unknown."
+    """Return why there is no interval, and the runs that would give one; empty if there is one."""
+    if a.n_tokens < b.n_tokens or a.n_tokens > b.n_tokens:  # false for NaN, unknown
+        return "The runs were scored on different texts. Score both on one with tools/validate.py."
     words = []
-    # The last value of a key remains: of two sides of one objective, seeds of
-    # the one with fewer FLOPs are named.
-    for side in {
-        side.objective: side for side in sorted(without_floor, key=lambda side: side.flops, reverse=True)
-    }.values():
-        used_seeds = set(side.seeds)
-        new_seeds = [seed for seed in range(len(used_seeds) + 2) if seed not in used_seeds][:2]
-        words.append(f"seeds {new_seeds[0]} and {new_seeds[1]} of {side.name}")
-    return f"There is no noise floor: no cell has several seeds. Train {' and '.join(words)}."
+    for objective in {a.objective, b.objective} - set(floors):
+        # of two sides of one objective, seeds of the one with fewer FLOPs
+        sides = [side for side in (a, b) if side.objective == objective]
+        side = min(sides, key=lambda side: side.flops)
+        first, second = [seed for seed in range(len(side.seeds) + 2) if seed not in side.seeds][:2]
+        words.append(f"seeds {first} and {second} of {side.name}")
+    if not words:
+        return ""
+    return f"There is no noise floor: no cell has several seeds. Train {' and '.join(sorted(words))}."
 
 
 def compare_best(

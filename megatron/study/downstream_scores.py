@@ -1,8 +1,8 @@
-"""Downstream scores of a study's runs: reading them, scores.csv, and columns of the study's table."""
+"""Downstream scores of a study's runs (scores.csv, the table) and of published models (references.csv)."""
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from megatron.io import read_json, write_atomic_bytes
 from megatron.plan.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS, RESULT
 from megatron.study.table import SCORE_PREFIX, read_table, select_finished
 
+REFERENCES = "references.csv"  # in the study's directory
+HARNESS_RESULTS = "results_*.json"  # files of lm-evaluation-harness
 # the first of these that a task has is its score; all are shares of correct
 # answers
 METRICS = ("acc_norm", "acc", "exact_match", "em", "f1")
@@ -35,6 +37,29 @@ class Score:
     se: float | None
     metric: str
     checkpoint: str
+
+
+@dataclass(frozen=True)
+class ReferenceScore:
+    """Score of a model outside the study on one task.
+
+    task          as in scores.csv: the name with the settings that change scores, such as sciq-first200
+    n_params, train_tokens   None: unknown
+    note          a caveat for readers, for example that its weights are random
+    """
+
+    model: str
+    task: str
+    score: float
+    kind: str
+    se: float | None
+    metric: str
+    n_params: int | None
+    train_tokens: int | None
+    note: str = ""
+
+
+FACTS = ("n_params", "train_tokens", "note")
 
 
 def read_scores(study_dir: Path, table: pd.DataFrame) -> list[Score]:
@@ -131,3 +156,85 @@ def write_scores(scores: Sequence[Any], path: Path, kind: type[Any] = Score) -> 
     pd.DataFrame(rows, columns=columns, dtype=object).to_csv(buffer, index=False, lineterminator="\n")
     write_atomic_bytes(path, buffer.getvalue())
     return True
+
+
+def read_references(
+    paths: Sequence[Path], facts: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[ReferenceScore]:
+    """Return the scores under the paths: folders or files of tools/evaluate_downstream.py or of lm-eval.
+
+    facts   {model: {"n_params", "train_tokens", "note"}}, where the results lack them or are wrong
+
+    Raises FileNotFoundError for a path without results, ValueError for other
+    content.
+    """
+    scores: dict[tuple[str, str], ReferenceScore] = {}
+    for path in paths:
+        files = [path] if path.is_file() else sorted(path.rglob(DOWNSTREAM_RESULTS))
+        # lm-eval's files are a copy of results.json where both exist
+        files = files or sorted(path.rglob(HARNESS_RESULTS))
+        if not files:
+            raise FileNotFoundError(
+                f"{path}: got no {DOWNSTREAM_RESULTS} or {HARNESS_RESULTS}, expected scores of a model. "
+                "Run tools/evaluate_downstream.py first."
+            )
+        for file in files:
+            for score in _read_file(file, facts or {}):
+                scores[score.model, score.task] = score
+    return list(scores.values())
+
+
+def _read_file(path: Path, facts: Mapping[str, Mapping[str, Any]]) -> list[ReferenceScore]:
+    content = read_json(path) or {}
+    config = content.get("config")
+    config = config if isinstance(config, dict) else {}
+    model = str(content.get("model_name") or config.get("model") or path.stem)
+    about = {
+        "n_params": config.get("model_num_parameters"),
+        "train_tokens": None,
+        "note": "",
+        **facts.get(model, {}),
+    }
+    return [
+        ReferenceScore(model, task, score, kind, se, metric, **about)
+        for task, score, kind, se, metric in read_task_scores(path)
+    ]
+
+
+def read_reference_facts(path: Path) -> dict[str, dict[str, Any]]:
+    """Read a CSV with columns model and any of n_params, train_tokens, note; empty cells are omitted.
+
+    Raises ValueError for other columns or values.
+    """
+    table = read_table(path)
+    if "model" not in table or not set(table) <= {"model", *FACTS}:
+        raise ValueError(
+            f"{path}: got columns {', '.join(table)}, expected model and n_params, train_tokens or note."
+        )
+    if table.attrs["warnings"]:
+        raise ValueError(f"{path}: {table.attrs['warnings'][0]} Expected counts.")
+    rows = table.set_index("model").to_dict("index")
+    return {str(model): _select_known(row) for model, row in rows.items()}
+
+
+def _select_known(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the values of a row that are not empty, counts as integers."""
+    values = {str(name): value for name, value in row.items() if not pd.isna(value)}
+    return values | {name: int(values[name]) for name in FACTS[:2] if name in values}
+
+
+def write_references(scores: Sequence[ReferenceScore], path: Path) -> None:
+    """Write references.csv atomically."""
+    if not write_scores(scores, path, ReferenceScore):
+        raise ValueError(f"{path}: got other columns, expected those of references. Move the file away.")
+
+
+def load_references(path: Path) -> list[ReferenceScore]:
+    """Read references.csv. Raises ValueError for other columns or values."""
+    table, names = read_table(path), [f.name for f in fields(ReferenceScore)]
+    if list(table) != names or table["score"].dtype != float or table.attrs["warnings"]:
+        raise ValueError(
+            f"{path}: got columns {', '.join(table)}, expected {', '.join(names)}. Collect it again."
+        )
+    empty: dict[str, Any] = dict.fromkeys(names) | {"note": ""}
+    return [ReferenceScore(**empty | _select_known(row)) for row in table.to_dict("records")]

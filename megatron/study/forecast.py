@@ -39,7 +39,6 @@ QUANTITIES = {
     CROSSING: "compute at which masked diffusion reaches autoregression on U unique tokens, FLOPs",
 }
 TEXTS = ("name", "quantity", "objective", "identity", "method", "law", "law_sha256", "data_sha256", "time")
-MAY_BE_EMPTY = ("objective", "identity", "data_sha256")
 ADDED = ("study", "runs")  # fields that the first version of the format did not have
 REMEDY = "Restore the file, or move it and the folders of its runs away."
 SAME_ALWAYS = ("time", "commit", "study")  # may differ between two equal forecasts
@@ -222,13 +221,11 @@ def read_forecasts(study_dir: str | Path) -> list[Forecast]:
 
 def _load(path: Path) -> Forecast:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("it is not a JSON object")
+        content = read_json(path) or {}
         # the hash cannot contain itself
         stored = content.pop("sha256", None)
         forecast = _read_fields(content)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: got an invalid forecast ({error}). {REMEDY}") from error
     if stored != forecast.sha256() or path.stem != forecast.name:
         raise ValueError(f"{path}: got fields or a name that differ from the sealed ones. {REMEDY}")
@@ -240,43 +237,22 @@ def _read_fields(content: dict[str, Any]) -> Forecast:
     names = {f.name for f in fields(Forecast)}
     if set(content) not in (names, names - set(ADDED)):
         raise ValueError(f"its keys differ in {', '.join(sorted(names ^ set(content))[:3])}")
-    for name in TEXTS:
-        is_text = _is_line(content[name]) and (content[name] or name in MAY_BE_EMPTY)
-        _check(is_text, f"{name} is not a line of text")
-    # the name becomes a file
-    name = content["name"]
-    _check(Path(name).name == name and not name.startswith("."), "name is not the name of a file")
-    _check(content["quantity"] in QUANTITIES, f"quantity is not one of {', '.join(QUANTITIES)}")
-    _check((content["quantity"] == RUN) == bool(content["identity"]), "a run alone has an identity")
-    for name in ("N", "D", "U"):
-        _check(content[name] is None or _is_positive(content[name]), f"{name} is not a number above 0")
-    _check(_is_positive(content["predicted"]), "predicted is not a number above 0")
-    pairs = content["intervals"]
-    _check(isinstance(pairs, list) and len(pairs) == len(LEVELS), f"intervals are not {len(LEVELS)} pairs")
-    for pair in pairs:
-        is_pair = isinstance(pair, list) and len(pair) == 2 and all(map(_is_positive, pair))
-        _check(is_pair and pair[0] <= pair[1], "an interval is not a pair of numbers above 0 in order")
-    _check(content["commit"] is None or _is_line(content["commit"]), "commit is not a line of text")
-    _check(datetime.fromisoformat(content["time"]).tzinfo is not None, "time has no time zone")
-    if "study" in content:
-        runs = content["runs"]
-        are_runs = isinstance(runs, dict) and all(_is_line(run) and runs[run] in (0, 1) for run in runs)
-        _check(are_runs and isinstance(content["study"], str), "study or runs have another type")
-    return Forecast(**content | {"intervals": tuple((pair[0], pair[1]) for pair in pairs)})
-
-
-def _check(is_valid: object, fault: str) -> None:
-    if not is_valid:
-        raise ValueError(fault)
-
-
-def _is_line(value: Any) -> bool:
-    return isinstance(value, str) and is_single_line(value)
-
-
-def _is_positive(value: Any) -> bool:
+    pairs = [tuple(pair) for pair in content["intervals"]]
+    if [len(pair) for pair in pairs] != [2] * len(LEVELS):
+        raise ValueError(f"intervals are not {len(LEVELS)} pairs")
+    sizes = [content[name] for name in ("N", "D", "U") if content[name] is not None]
+    numbers = [content["predicted"], *sizes, *(end for pair in pairs for end in pair)]
     # type(), so that true is refused
-    return type(value) in (int, float) and 0 < value < math.inf
+    if not all(type(number) in (int, float) and 0 < number < math.inf for number in numbers):
+        raise ValueError("a number is not above 0")
+    if any(low > high for low, high in pairs):
+        raise ValueError("the ends of an interval are not in order")
+    texts = [*(content[name] for name in TEXTS), content["commit"] or "", *content.get("runs", {})]
+    if not all(isinstance(text, str) and is_single_line(text) for text in texts):
+        raise ValueError("a text is not one line")
+    if content["quantity"] not in QUANTITIES:
+        raise ValueError(f"quantity is not one of {', '.join(QUANTITIES)}")
+    return Forecast(**content | {"intervals": tuple(pairs)})
 
 
 def list_started_files(run_dir: Path) -> str:
@@ -333,10 +309,8 @@ def _score(forecast: Forecast, table: pd.DataFrame) -> Outcome:
         return Outcome(forecast, order=order)
     if forecast.quantity != RUN:
         return Outcome(forecast, *_measure(forecast, runs), order)
-    loss, error = (float(runs[name].iloc[0]) for name in ("loss", "loss_se"))
-    if math.isnan(loss):
-        return Outcome(forecast, order=order)
-    return Outcome(forecast, loss, None if math.isnan(error) else error, order)
+    loss, error = (None if pd.isna(value) else float(value) for value in runs[["loss", "loss_se"]].iloc[0])
+    return Outcome(forecast, loss, error, order)
 
 
 def _measure(forecast: Forecast, runs: pd.DataFrame) -> tuple[float | None, float | None]:
@@ -382,8 +356,7 @@ def write_forecast_table(outcomes: Sequence[Outcome], study_dir: str | Path) -> 
     rows = []
     for outcome in outcomes:
         forecast = outcome.forecast
-        row: dict[str, Any] = {"name": forecast.name, "quantity": forecast.quantity}
-        row["predicted"] = outcome.prediction
+        row: dict[str, Any] = {name: getattr(forecast, name) for name in ("name", "quantity", "predicted")}
         for level, (low, high) in outcome.intervals.items():
             row |= {f"low_{level:g}": low, f"high_{level:g}": high}
         row |= {"measured": outcome.observed, "measured_se": outcome.observed_se}

@@ -32,12 +32,14 @@ def format_count(value: float | None, n: int = 2) -> str:
     return f"{value:.0f}"
 
 
-def format_tick(value: float) -> str:
-    """Format a round count without trailing zeros: 500k, 1M."""
-    for scale, suffix in SUFFIXES:
-        if value >= scale:
-            return f"{value / scale:g}{suffix}"
-    return f"{value:g}"
+def format_short(n: float) -> str:
+    """Format 250000 as 250k and 1500000 as 1.5M: three digits at most, for names, tables, axes."""
+    for size, letter in SUFFIXES:
+        # 999,600 is 1M, not 1e+03k: from 0.9995 on, three digits round up to
+        # the next suffix
+        if n >= size * 0.9995:
+            return f"{n / size:.3g}{letter}"
+    return f"{n:.3g}"
 
 
 def format_ratio(ratio: float) -> str:

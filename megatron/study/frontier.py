@@ -1,9 +1,10 @@
 """Compute-optimal frontier of a study: its runs, the fit of their law, and the terminal output about it."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,7 @@ EXACT = FLOPS_COLUMN["exact"]
 HEAD = ("C (FLOPs)", "N*", "95 % confidence", "D*", "L*", "95 % of one new run", "")
 MAX_NAMED_BUDGETS = 5  # budgets that a sentence names
 WIDTH = 100  # columns of a terminal
+PLAN_SHARE, PLAN_RUNS = 0.5, 3  # runs to add: share of the FLOPs of the study so far, and number
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,16 @@ def _describe_noise(law: ComputeLaw) -> str:
         f"noise of seeds: {100 * tested['noise']:.2g} %; {verdict} "
         f"(lack of fit: p = {tested['p_value']:.2g}, misfit {100 * tested['misfit']:.2g} %)"
     )
+
+
+def suggest_plan(flops: float, table: Path, about: Mapping[str, Any]) -> str:
+    """Return the command that chooses runs for a law that is not identified, at half of the FLOPs so far.
+
+    about: `filter` of the law, for its objective
+    """
+    options = f"--budget {PLAN_SHARE * flops:.2g} --runs {PLAN_RUNS} --criterion D --done {table}"
+    options += f" --objective {about['objective']}" if about.get("objective") else ""
+    return f"choose runs to add with `python tools/plan_study.py {options}`"
 
 
 def suggest_next_steps(law: ComputeLaw, runs: FrontierRuns) -> list[str]:

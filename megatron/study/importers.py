@@ -125,7 +125,7 @@ def make_row(trail: RunLog, facts: Mapping[str, Mapping[str, Any]]) -> dict[str,
     # facts of a run override those of all runs, and both override values from
     # the log
     merged = trail.facts | dict(facts.get("", {})) | dict(facts.get(trail.run, {}))
-    values = {name: merged[name] for name in FACTS if name in merged and name in COLUMNS}
+    values = {name: value for name, value in merged.items() if name in COLUMNS}
     last = max([*trail.train, *trail.held_out])
     notes = []
     if trail.held_out:
@@ -181,7 +181,7 @@ def _run_name(path: Path) -> str:
 
 def _read_torchtitan(path: Path) -> Iterator[RunLog]:
     """Read one torchtitan log."""
-    trail, batch = RunLog(_run_name(path), path), None
+    trail, numbers = RunLog(_run_name(path), path), dict[str, int]()
     for line in _read_lines(path):
         line = ANSI_COLOURS.sub("", line)
         # a step that is logged again after a restart replaces the earlier
@@ -189,16 +189,13 @@ def _read_torchtitan(path: Path) -> Iterator[RunLog]:
         for kind, losses in (("train", trail.train), ("validation", trail.held_out)):
             if match := TITAN[kind].search(line):
                 losses[int(match[1])] = parse_number(match[2])
-        if match := TITAN["n_params"].search(line):
-            trail.facts["n_params"] = int(parse_number(match[1]))
-        if match := TITAN["seq_len"].search(line):
-            trail.facts["seq_len"] = int(match[1])
-        if match := TITAN["batch"].search(line):
-            batch = int(match[1])
-        if match := TITAN["n_steps"].search(line):
-            trail.n_steps = int(match[1])
-    if batch and "seq_len" in trail.facts:
-        trail.facts["tokens_per_step"] = batch * trail.facts["seq_len"]
+        for name in ("n_params", "seq_len", "batch", "n_steps"):
+            if match := TITAN[name].search(line):
+                numbers[name] = int(parse_number(match[1]))
+    trail.n_steps = numbers.pop("n_steps", None)
+    if "batch" in numbers and "seq_len" in numbers:
+        numbers["tokens_per_step"] = numbers["batch"] * numbers["seq_len"]
+    trail.facts |= numbers
     yield trail
 
 
@@ -278,20 +275,16 @@ def _read_wandb(path: Path) -> Iterator[RunLog]:
         if name.endswith(("__MIN", "__MAX")) or "loss" not in metric.lower():
             continue
         points = table[[step, name]]
-        numbers = points.apply(pd.to_numeric, errors="coerce")
-        is_text = (points.notna() & ~(numbers.abs() < math.inf)).any(axis=1)
-        if is_text.any():
-            row = int(is_text.to_numpy().argmax())
+        if len(points.select_dtypes("number").columns) < 2:
             raise ValueError(
-                f"{path}, row {row + 1}: got step '{points[step][row]}' and {name} '{points[name][row]}', "
-                "expected numbers. Export the chart again."
+                f"{path}: got text in {step} or {name}, expected numbers. Export the chart again."
             )
         trail = trails.setdefault(run or path.stem, RunLog(run or path.stem, path))
         is_held_out = any(word in metric.lower() for word in ("val", "eval", "held", "test"))
         # a CSV of several runs interleaves their steps, so empty cells are
         # normal
-        numbers = numbers.dropna()
-        losses = zip(numbers[step].astype(int), numbers[name], strict=True)
+        points = points.dropna()
+        losses = zip(points[step].astype(int), points[name], strict=True)
         (trail.held_out if is_held_out else trail.train).update(losses)
     yield from trails.values()
 
@@ -308,43 +301,29 @@ def _read_csv_rows(
     path: Path, columns: Mapping[str, str], facts: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return one row per line of a CSV, with columns named by `columns` or by our own names."""
-    table = read_table(path)
+    headers = list(read_table(path))
     for column, header in columns.items():
         if column not in COLUMNS:
             raise ValueError(f"--map {column}: {suggest_nearest(column, list(COLUMNS))}")
-        if header not in table:
-            raise ValueError(f"{path}: no column '{header}'; {suggest_nearest(header, list(table))}")
-    # our column -> column of the file; columns that the file lacks are
-    # omitted and stay unknown
-    names = {name: columns.get(name, name) for name in COLUMNS if columns.get(name, name) in table}
-    if "loss" not in names:
+        if header not in headers:
+            raise ValueError(f"{path}: no column '{header}'; {suggest_nearest(header, headers)}")
+    # a column of ours that is mapped to another one is not read
+    table = read_table(path, {**{f"their {name}": name for name in columns}, **columns})
+    if "loss" not in table:
         raise ValueError(f"{path}: got no column of losses. Name it, for example with --map loss=val_loss.")
-    table = pd.DataFrame({name: _convert(path, table[header], name) for name, header in names.items()})
     rows = []
-    for i, cells in enumerate(table.to_dict("records"), 1):
+    for i, cells in enumerate(table[table.columns.intersection(list(COLUMNS))].to_dict("records"), 1):
         values: dict[str, Any] = {"run": f"{path.stem}-{i}", "path": str(path)}
+        # a diverged run has nan in its table: it becomes a row without a loss
         values |= {str(name): cell for name, cell in cells.items() if not pd.isna(cell)}
         # here facts override the cells of the table, as they override values
         # from a log in make_row
         merged = dict(facts.get("", {})) | dict(facts.get(values["run"], {}))
-        values |= {name: merged[name] for name in FACTS if name in merged and name in COLUMNS}
+        values |= {name: value for name, value in merged.items() if name in COLUMNS}
         has_loss = "loss" in values
         values["status"] = values.get("status") or ("done" if has_loss else "failed")
         rows.append(_fill_derived(values | {NOTE: "" if has_loss else "It has no loss."}))
     return rows
-
-
-def _convert(path: Path, cells: pd.Series, name: str) -> pd.Series:
-    """Return a column with the type of our column `name`; numbers that are not finite are unknown."""
-    if COLUMNS[name] is str:
-        return cells.map(lambda cell: f"{cell:g}" if isinstance(cell, float) and cell == cell else cell)
-    try:
-        # a diverged run has nan in its table: it becomes a row without a
-        # loss, not an error
-        numbers = pd.to_numeric(cells).astype(float)
-    except ValueError as error:
-        raise ValueError(f"{path}, {cells.name}: {error}. Expected numbers; correct the cell.") from None
-    return numbers.where(numbers.abs() < math.inf)
 
 
 def read_facts(path: Path) -> dict[str, dict[str, Any]]:

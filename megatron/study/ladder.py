@@ -19,6 +19,7 @@ from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import RunPlan, plan_run
 from megatron.study.cell import BEST, Cell, Entry, check_name, check_removed_keys, read_entry, read_rule
 from megatron.study.forecast import FORECASTS, read_forecasts
+from megatron.study.format import format_short
 
 STUDY = "study.yaml"  # in the study's directory
 CONVENTIONS = ("exact", "6nd", "kaplan", "palm", "megatron", "chinchilla")
@@ -366,13 +367,3 @@ def assign_trunks(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
         # its result
         changed[trunk.folder] = replace(trunk, config=replace(trunk.config, checkpoint=checkpoint))
     return [changed.get(run.folder, run) for run in runs]
-
-
-def format_short(n: float) -> str:
-    """Format 250000 as 250k and 1500000 as 1.5M: at most three digits and a suffix, for names and tables."""
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        # 999,600 is 1M, not 1e+03k: from 0.9995 on, three digits round up to
-        # the next suffix
-        if n >= size * 0.9995:
-            return f"{n / size:.3g}{letter}"
-    return f"{n:.3g}"

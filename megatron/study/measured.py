@@ -74,11 +74,7 @@ def find_text_runs(table: pd.DataFrame, U: float) -> pd.DataFrame:
 def write_crossover(study_dir: Path, measured: Sequence[MeasuredCrossover], law: PowerLaw | None) -> Path:
     """Write <study>/crossover.json atomically; null stands for a crossing that was not measured."""
     path = study_dir / CROSSOVER
-    points = []
-    for at in measured:
-        fields = asdict(at)
-        del fields["draws"]
-        points.append(fields)
+    points = [{key: value for key, value in asdict(at).items() if key != "draws"} for at in measured]
     power: dict[str, Any] | None = None
     if law is not None:
         power = {name: getattr(law, name) for name in ("coefficient", "exponent", "dof")}

@@ -1,23 +1,29 @@
-"""Expected wall time of runs: the roofline of a GPU, or a few timed steps on this machine."""
+"""Price of a study: the time of its runs by the roofline of a GPU or a few timed steps, and its table."""
 
+import contextlib
 import math
-import subprocess
 import tempfile
+import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from megatron.cli import GAP, escape_controls, format_table
 from megatron.config.presets import suggest_nearest
 from megatron.config.schema import CheckpointConfig, LrSchedulerConfig, RunConfig
-from megatron.plan.datapaths import SYNTHETIC
+from megatron.plan.datapaths import SYNTHETIC, read_corpora
+from megatron.plan.exposure import count_epoch_samples
 from megatron.plan.hardware import DEVICES, DeviceSpec, find_device
+from megatron.plan.memory import estimate_memory
 from megatron.plan.roofline import RATES, StepSettings, predict_step
-from megatron.plan.run_dir import read_metrics
+from megatron.plan.run_dir import CONFIG, RESULT, is_done, read_metrics
 from megatron.plan.run_plan import plan_run
+from megatron.study.format import format_duration, format_plural, format_short
 from megatron.study.ladder import PlannedRun
-from megatron.study.launchers.launch import Job, Launcher
-from megatron.study.scoring import scoring_flops
+from megatron.study.launchers.launch import Launcher, SweepState, run_all
+from megatron.study.tariff import Tariff
 
 GPU_STARTUP_S = 30.0  # assumed: imports, context of the GPU, compilation or its cache
 GPU_STEP_S = 0.02  # minimum time of a step; small models are limited by kernel launches
@@ -28,6 +34,12 @@ SKIPPED_STEPS = 2  # at the start: allocation and compilation
 MAX_PROBES = 8
 TIMEOUT_S = 90.0
 POLL_S = 0.05
+FORWARD_SHARE = 1 / 3  # of a training step's FLOPs
+SYNTHETIC_SAMPLES = 64  # number of held-out samples of random tokens
+WIDTH = 100  # columns of a terminal
+MIN_NAME_WIDTH = 12
+SHORT_OBJECTIVES = {"autoregressive": "AR", "masked_diffusion": "MD"}  # prefixes of run names
+HEAD = ("run", "N", "tokens", "epochs", "steps", "FLOPs", "GiB", "time", "status")
 
 
 @dataclass(frozen=True)
@@ -47,23 +59,6 @@ class Speed:
         """Return the expected wall time of a run; NaN if it is unknown."""
         flops = run.trained_flops + scoring_flops(run)
         return self.startup_s + run.trained_steps * self.step_s + flops / self.flops_per_s(run)
-
-
-def query_gpus() -> list[tuple[str, float]]:
-    """Return (name, bytes of memory) of this machine's NVIDIA GPUs; empty if nvidia-smi fails.
-
-    The memory of a GPU that shares the host's memory is not reported: it is 0,
-    and the GPU gets one run at a time.
-    """
-    words = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        result = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    # names can contain commas, so the split is at the last one
-    # "[N/A]" instead of a number of MiB: a GPU that shares the host's memory
-    fields = [line.rpartition(",") for line in result.stdout.splitlines() if "," in line]
-    return [(name.strip(), float(mib) * 2**20 if mib.strip().isdigit() else 0.0) for name, _, mib in fields]
 
 
 def estimate_speed(
@@ -86,14 +81,13 @@ def estimate_speed(
     device = find_device(hardware)
     if device is None:
         raise ValueError(f"--hardware {hardware}: unknown peak; {suggest_nearest(hardware, list(DEVICES))}")
-    where = f"{'each ' if gpus_per_run > 1 else ''}{hardware}"
     if mfu is not None:
         rate = mfu * device.peak_tflops * 1e12 * gpus_per_run
-        basis = f"{mfu:.0%} of the {device.peak_tflops:g} TFLOP/s of {where}, as given"
+        basis = f"{mfu:.0%} of the {device.peak_tflops:g} TFLOP/s of {hardware}, as given"
         return Speed(basis, lambda run: rate, GPU_STEP_S)
-    mfus = [predict_rate(run, device)[1] for run in runs]
-    span = f"{min(mfus):.0%} to {max(mfus):.0%} MFU" if mfus else "MFU by size"
-    return Speed(f"{span} on {where}: {RATES}", lambda run: gpus_per_run * predict_rate(run, device)[0])
+    mfus = [predict_rate(run, device)[1] for run in runs] or [0.0]
+    basis = f"{min(mfus):.0%} to {max(mfus):.0%} MFU on {hardware}: {RATES}"
+    return Speed(basis, lambda run: gpus_per_run * predict_rate(run, device)[0])
 
 
 def predict_rate(run: PlannedRun, device: DeviceSpec) -> tuple[float, float]:
@@ -148,17 +142,15 @@ def time_steps(
         return None
     startup_s = sum(startup for _, _, startup in timings) / len(timings)
     small, large = (min(timings), max(timings))
-    step_s = 0.0
-    if large[0] > small[0]:
-        # two equations: seconds = step_s + FLOPs / rate for the small and the
-        # large model Example: 1e9 FLOPs in 0.02 s and 1e10 in 0.11 s. Slope
-        # 0.09 / 9e9 = 1e-11 s per FLOP, intercept 0.02 - 0.01 = 0.01 s, rate
-        # 1e10 / (0.11 - 0.01) = 1e11 FLOP/s.
-        slope = (large[1] - small[1]) / (large[0] - small[0])
-        # the intercept is negative if the larger model is less efficient:
-        # then there is no fixed cost It is kept below the large model's step,
-        # so that the rate stays finite and positive.
-        step_s = min(max(0.0, small[1] - slope * small[0]), small[1], 0.999 * large[1])
+    # two equations: seconds = step_s + FLOPs / rate for the small and the large
+    # model. Example: 1e9 FLOPs in 0.02 s and 1e10 in 0.11 s. Slope 0.09 / 9e9
+    # = 1e-11 s per FLOP, intercept 0.02 - 0.01 = 0.01 s, rate 1e10 / (0.11 -
+    # 0.01) = 1e11 FLOP/s.
+    slope = (large[1] - small[1]) / max(large[0] - small[0], 1.0)
+    # the intercept is negative if the larger model is less efficient: then
+    # there is no fixed cost. It is below the large model's step, so that the
+    # rate stays finite and positive.
+    step_s = min(max(0.0, small[1] - slope * small[0]), 0.999 * large[1]) if slope else 0.0
     # the large model determines the rate: most of a study's FLOPs are in its
     # large models
     rate = large[0] / (large[1] - step_s)
@@ -192,33 +184,33 @@ def _make_probe(run: PlannedRun, folder: Path) -> PlannedRun:
 def _run_probes(
     probes: Sequence[PlannedRun], launcher: Launcher, timeout_s: float
 ) -> list[tuple[float, float, float]]:
-    """Return (FLOPs and seconds of a step, seconds outside the steps) of each probe that ended in time."""
-    waiting, jobs = list(probes), list[Job]()
-    began: dict[Path, float] = {}
-    timings = []
+    """Return (FLOPs and seconds of a step, seconds outside the steps) of each probe that ended in time.
+
+    Raises KeyboardInterrupt after a signal, when the probes are stopped.
+    """
     # monotonic clock: wall-clock adjustments must not end or extend the probe
     deadline = time.monotonic() + timeout_s
+
+    def check_time(state: SweepState) -> None:
+        if time.monotonic() > deadline:
+            raise TimeoutError
+
     try:
-        while (waiting or jobs) and time.monotonic() < deadline:
-            for job in launcher.start(waiting):
-                waiting.remove(job.run)
-                jobs.append(job)
-                began[job.run.folder] = time.monotonic()
-            time.sleep(POLL_S)
-            for job, status in launcher.collect_ended(jobs):
-                jobs.remove(job)
-                lines = [line for line in read_metrics(job.run.folder) if line["kind"] == "train"]
-                if status == 0 and len(lines) > SKIPPED_STEPS:
-                    # from the end of step SKIPPED_STEPS to that of the last
-                    first, last = lines[SKIPPED_STEPS - 1], lines[-1]
-                    step_s = (last["elapsed_s"] - first["elapsed_s"]) / (last["step"] - first["step"])
-                    outside_s = time.monotonic() - began[job.run.folder] - step_s * last["step"]
-                    timings.append((flops_per_step(job.run), step_s, max(0.0, outside_s)))
-    finally:
-        # also after KeyboardInterrupt; collect_ended then frees devices and
-        # locks of the stopped probes
-        launcher.stop(jobs)
-        launcher.collect_ended(jobs)
+        _, whole = run_all(probes, launcher, check_time, lambda *end: None, 0, POLL_S)
+        if not whole:
+            raise KeyboardInterrupt
+    except TimeoutError:  # run_all has stopped the others
+        pass
+    timings = []
+    for run in probes:
+        lines = [line for line in read_metrics(run.folder) if line["kind"] == "train"]
+        if (run.folder / RESULT).is_file() and len(lines) > SKIPPED_STEPS:
+            # from the end of step SKIPPED_STEPS to that of the last
+            first, last = lines[SKIPPED_STEPS - 1], lines[-1]
+            step_s = (last["elapsed_s"] - first["elapsed_s"]) / (last["step"] - first["step"])
+            # the configuration is written before the process starts
+            start, end = ((run.folder / name).stat().st_mtime for name in (CONFIG, RESULT))
+            timings.append((flops_per_step(run), step_s, max(0.0, end - start - step_s * last["step"])))
     return timings
 
 
@@ -232,3 +224,134 @@ def makespan(seconds: Sequence[float], jobs: int) -> float:
         # | 7: 8. At most 4/3 of the optimum (Graham 1969).
         lanes[lanes.index(min(lanes))] += run_s
     return max(lanes) if not any(map(math.isnan, lanes)) else math.nan
+
+
+def scoring_flops(run: PlannedRun) -> float:
+    """Return the FLOPs of a run's held-out losses: those during training, the final one, and the test."""
+    config, plan = run.config, run.plan
+    n_samples, n_test = (
+        _count_scored_samples(path, run) for path in (config.dataset.path_eval, config.dataset.path_test)
+    )
+    # one forward pass per mask sample for masked diffusion
+    n_masks = 1 if plan.objective == "autoregressive" else config.evaluation.num_mc
+    # the final loss is at n_steps; a set, since a checkpoint and a validation
+    # can coincide
+    at = {plan.n_steps, *(config.checkpoint.chkpt_at or ())}
+    for every in (config.evaluation.every_iterations, config.checkpoint.chkpt_saving_iterations):
+        # range stops before n_steps, which is in the set already
+        at |= set(range(every, plan.n_steps, every)) if every else set()
+    # a branch scores only after its branch point
+    # Example: a branch at 400 of 500 steps that scores every 100 steps scores
+    # at 500 only, not again at 100 ... 400.
+    n_times = sum(step > plan.n_steps - run.trained_steps for step in at)
+    n_scored = n_samples * n_times + n_test
+    return FORWARD_SHARE * plan.flops_per_token * n_scored * plan.seq_len * n_masks
+
+
+def _count_scored_samples(path: str | None, run: PlannedRun) -> int:
+    n_samples = SYNTHETIC_SAMPLES if path == SYNTHETIC else 0
+    if path not in (None, SYNTHETIC):
+        with contextlib.suppress(OSError, ValueError):  # missing text is reported by the run
+            n_samples = sum(
+                count_epoch_samples(corpus.prefix, run.plan.seq_len) for corpus in read_corpora(path)
+            )
+    return min(n_samples, run.config.evaluation.max_samples or n_samples)
+
+
+def format_price_table(
+    runs: Sequence[PlannedRun],
+    speed: Speed,
+    jobs: int,
+    gpus_per_run: int = 1,
+    tariff: Tariff | None = None,
+) -> str:
+    """Return the totals and one line per run, at most WIDTH columns wide.
+
+    With a tariff, the totals include the time, money and energy of all devices.
+
+    FLOPs are exact and for the whole training. Time and totals count only the
+    steps that are trained: a branch trains only the steps after its branch
+    point.
+    """
+    waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
+    lines = [*format_total(runs, waiting, speed, jobs, gpus_per_run, tariff), ""]
+    lines += _align_columns(HEAD, [_format_row(run, speed, gpus_per_run) for run in runs])
+    lines += _format_legend(runs)
+    return "\n".join(lines)
+
+
+def format_total(
+    runs: Sequence[PlannedRun],
+    waiting: Sequence[PlannedRun],
+    speed: Speed,
+    jobs: int,
+    gpus_per_run: int,
+    tariff: Tariff | None = None,
+) -> list[str]:
+    """Return time, runs, tokens and FLOPs of the remaining runs, the time's basis, and savings by trunks."""
+    seconds = [speed.seconds(run) for run in waiting]
+    tokens = sum(run.plan.tokens_per_step * run.trained_steps for run in waiting)
+    flops = sum(run.trained_flops for run in waiting)
+    wall_time = format_duration(makespan(seconds, jobs), estimate=True) if seconds else "0 s"
+    together = f"about {wall_time} with {jobs} at a time"
+    together += f" on {gpus_per_run} GPUs each" if gpus_per_run > 1 else ""
+    lines = [
+        f"{together}: {len(waiting)} of {len(runs)} runs to do, {format_short(tokens)} tokens, "
+        f"{flops:.2e} FLOPs",
+        f"({format_duration(sum(seconds), estimate=True)} one after another; expected from {speed.basis})",
+    ]
+    lines += [(tariff or Tariff()).describe(sum(seconds) * gpus_per_run), *_format_seeds(runs)]
+    return [part for line in lines for part in textwrap.wrap(line, WIDTH)]
+
+
+def _format_seeds(runs: Sequence[PlannedRun]) -> list[str]:
+    """Return a line with the number of cells by number of seeds; empty if every cell has one seed."""
+    # cell_identity is the hash without the seed
+    n_seeds = Counter(cell for cell, _ in {(run.plan.cell_identity, run.plan.seed) for run in runs})
+    if max(n_seeds.values(), default=1) == 1:
+        return []
+    numbers = sorted(Counter(n_seeds.values()).items())
+    shown = [f"{n} of {len(n_seeds)} cells with {format_plural(k, 'seed')}" for k, n in numbers]
+    return [f"seeds: {', '.join(shown)}"]
+
+
+def _format_row(run: PlannedRun, speed: Speed, gpus_per_run: int) -> tuple[str, ...]:
+    plan = run.plan
+    done = is_done(run.folder, plan.identity)
+    marks = ("H" if run.held_out else "") + ("B" if run.branch and not done else "")
+    objective, dash, rest = run.config.name.partition("-")
+    return (
+        f"{SHORT_OBJECTIVES.get(objective, objective)}{dash}{rest}",
+        f"{plan.n_params:,}",
+        format_short(plan.train_tokens),
+        f"{plan.epochs:.2f}",
+        f"{plan.n_steps:,}",
+        f"{plan.train_flops:.2e}",
+        f"{estimate_memory(run.config, gpus_per_run) / 2**30:.1f}",
+        format_duration(speed.seconds(run), estimate=True),
+        f"{'done' if done else 'to run'} {marks}".strip(),
+    )
+
+
+def _align_columns(head: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return lines of aligned columns. Names are shortened in the middle so that lines fit WIDTH."""
+    # only the name column can shrink: numbers are never cut
+    # every column but the first is preceded by two spaces
+    used = sum(max(map(len, column)) + GAP for column in list(zip(head, *rows, strict=True))[1:])
+    half = max(WIDTH - used, MIN_NAME_WIDTH) // 2 - 1
+    # half = 5: "AR-s48-250ktok-seed0" becomes "AR-s4..seed0"
+    names = [escape_controls(row[0]) for row in rows]
+    names = [name if len(name) <= 2 * half + 2 else f"{name[:half]}..{name[-half:]}" for name in names]
+    shortened = [(name, *row[1:]) for name, row in zip(names, rows, strict=True)]
+    return format_table(head, shortened, ("run", "status"))
+
+
+def _format_legend(runs: Sequence[PlannedRun]) -> list[str]:
+    objectives = {run.plan.objective for run in runs}
+    shorts = [(short, name) for name, short in SHORT_OBJECTIVES.items() if name in objectives]
+    words = [f"{short}: {name.replace('_', ' ')}" for short, name in shorts]
+    if any(run.held_out for run in runs):
+        words.append("H: held out of the fit")
+    if any(run.branch for run in runs):
+        words.append("B: branches from a longer run, time of its own steps")
+    return textwrap.wrap("; ".join(words), WIDTH)

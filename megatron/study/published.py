@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from megatron.config.presets import suggest_nearest
 from megatron.config.yaml_file import read_yaml
 from megatron.laws.law import Law
+from megatron.laws.prediction import check_positive
 
 LAWS_FILE = Path(__file__).with_name("published_laws.yaml")  # a link to utils/, a copy in a wheel
 
@@ -62,19 +60,11 @@ class HyperparameterLaw:
     counts: str
     note: str = ""
 
-    def learning_rate(self, N: ArrayLike, D: ArrayLike) -> np.ndarray:
-        """Return the peak learning rate for N parameters, D tokens; broadcasts.
-
-        Raises ValueError unless both are > 0.
-        """
-        return _evaluate_power(self.lr, N, D)
-
-    def batch_tokens(self, N: ArrayLike, D: ArrayLike) -> np.ndarray:
-        """Return the batch size in tokens for N parameters, D tokens; broadcasts.
-
-        Raises ValueError as `learning_rate`.
-        """
-        return _evaluate_power(self.batch, N, D)
+    def predict(self, N: float, D: float) -> tuple[float, float]:
+        """Return the peak learning rate and the batch in tokens for N parameters, D tokens, both above 0."""
+        check_positive(N=N, D=D)
+        rate, batch = (c * N**n * D**d for c, n, d in (self.lr, self.batch))
+        return rate, batch
 
     def formula(self) -> str:
         """Return both powers in one line."""
@@ -82,15 +72,6 @@ class HyperparameterLaw:
             f"{letter} = {c:g}" + "".join(f" {x}^{p:g}" for x, p in (("N", n), ("D", d)) if p)
             for letter, (c, n, d) in (("lr", self.lr), ("batch tokens", self.batch))
         )
-
-
-def _evaluate_power(constants: tuple[float, float, float], N: ArrayLike, D: ArrayLike) -> np.ndarray:
-    N, D = (np.asarray(v, dtype=float) for v in (N, D))
-    for name, values in (("N", N), ("D", D)):
-        if not (np.isfinite(values) & (values > 0)).all():
-            raise ValueError(f"{name}: got {values}, expected numbers above 0")
-    coefficient, n, d = constants
-    return coefficient * N**n * D**d
 
 
 @cache

@@ -65,13 +65,12 @@ def seal_runs(study: StudyPlan, law_path: str | Path, pattern: str | None = None
     for run in expand_study(study):
         if objective and run.plan.objective != objective:
             continue
-        started = _list_started(run)
         is_sealed = run.plan.identity in stored
-        if pattern is None and run.held_out and not started and not is_sealed:
+        if pattern is None and run.held_out and not is_sealed and not _list_started(run):
             chosen.append(run)
         # a sealed run is predicted again, and the forecast compared
         elif pattern is not None and fnmatch.fnmatchcase(run.config.name, pattern):
-            _check_not_started(run.folder, "" if is_sealed else started)
+            _check_not_started(run.folder, "" if is_sealed else _list_started(run))
             chosen.append(run)
     if not chosen:
         expected_run = "held-out run that has not been started" if pattern is None else f"run named {pattern}"
@@ -115,8 +114,7 @@ def _make_run_forecast(study: StudyPlan, run: PlannedRun, levels: Sequence[Any],
 
 def _predict_by_law(law: Law, run: PlannedRun, study: StudyPlan, path: Path) -> Forecast:
     plan = run.plan
-    forms = [law.form]
-    U = float(plan.unique_tokens) if any(FORM[form].needs_unique for form in forms) else None
+    U = float(plan.unique_tokens) if FORM[law.form].needs_unique else None
     levels = [predict_run(law, plan.n_params, plan.train_tokens, U, level) for level in LEVELS]
     if any(at.predictive is None for at in levels):
         raise ValueError(
@@ -171,10 +169,9 @@ def seal_best(study_dir: str | Path) -> Forecast:
 def _check_finished(folder: Path, runs: pd.DataFrame) -> None:
     lacking = runs[runs["status"] != "done"]
     if len(lacking):
-        named = lacking.head(MAX_NAMED_RUNS)
-        notes = [f"{run}: {status}" for run, status in zip(named["run"], named["status"], strict=True)]
+        notes = "; ".join((lacking["run"] + ": " + lacking["status"]).head(MAX_NAMED_RUNS))
         raise ValueError(
-            f"{folder}: got {len(lacking)} unfinished runs ({'; '.join(notes)}), expected all {len(runs)} "
+            f"{folder}: got {len(lacking)} unfinished runs ({notes}), expected all {len(runs)} "
             "done. Run tools/sweep.py again, or remove runs that cannot be trained from the cells."
         )
 

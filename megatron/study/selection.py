@@ -93,12 +93,7 @@ class Selection:
 
 def compute_of(path: Path, runs: Selection, by: str) -> np.ndarray:
     """Return C [n] FLOPs of the runs: 6 N D for `by` = "6nd", otherwise column `by` of the table."""
-    return 6 * runs.N * runs.D if by == "6nd" else column_of(path, runs, by)
-
-
-def column_of(path: Path, runs: Selection, name: str) -> np.ndarray:
-    """Return column `name` of the table as positive numbers [n]. Raises ValueError if there is none."""
-    return _parse_positive(path, runs.frame, name)
+    return 6 * runs.N * runs.D if by == "6nd" else _parse_positive(path, runs.frame, by)
 
 
 def optional_column_of(path: Path, runs: Selection, name: str) -> np.ndarray:
@@ -114,7 +109,6 @@ def select_runs(
     path: Path,
     columns: Columns,
     objective: str | None = None,
-    max_loss: float | None = None,
     needs_unique: bool = False,
     group: str | None = None,
     where: Sequence[str] = (),
@@ -123,7 +117,6 @@ def select_runs(
 
     With `needs_unique`, the unique tokens are read too.
 
-    max_loss  runs of a larger loss are omitted
     group     column whose equal cells mark rows that are not independent; "none": all rows are; None:
               `trunk` or `run` where several rows share one, the latter with a warning
     where     expressions of `pandas.DataFrame.query`, such as "dataset == 'c4' and loss < 3.4"
@@ -144,9 +137,6 @@ def select_runs(
         runs = _query(path, runs, condition)
     if where:
         applied["where"] = list(where)
-    if max_loss is not None:
-        runs, more = _limit_loss(path, runs, columns.L, max_loss)
-        applied["max_loss"], warnings = max_loss, warnings + more
     N, D, L = (_parse_positive(path, runs, name) for name in letters.values())
     D = D / (6 * N) if columns.C else D
     # billions (70.0), layers or epochs would fit as well as tokens and give a
@@ -160,7 +150,7 @@ def select_runs(
     if needs_unique:
         letters["U"] = columns.U
     warnings += _check_losses(runs, L, needs_unique)
-    marked = (_to_numbers(runs["held_out"]) > 0).to_numpy() if "held_out" in runs else np.zeros(len(N), bool)
+    marked = runs.reindex(columns=["held_out"])["held_out"].to_numpy(float) > 0
     column, groups, more = _find_groups(path, runs, group)
     if column is not None:
         letters["group"] = column
@@ -189,20 +179,6 @@ def _query(path: Path, runs: pd.DataFrame, condition: str) -> pd.DataFrame:
     if selected.empty:
         raise ValueError(f'{path}: no finished run is left by --where "{condition}".')
     return selected
-
-
-def _limit_loss(path: Path, runs: pd.DataFrame, name: str, max_loss: float) -> tuple[pd.DataFrame, list[str]]:
-    """Return the runs with a loss up to a limit, and a warning about the others."""
-    is_above = _parse_positive(path, runs, name) > max_loss
-    n = f"{int(is_above.sum())} of {len(is_above)} runs"
-    warnings = [f"{n} have a loss above {max_loss:g} and are omitted."] if is_above.any() else []
-    return runs[~is_above], warnings
-
-
-def _to_numbers(cells: pd.Series) -> pd.Series:
-    """Return cells as float64; NaN for other text. Other programs write true or yes for 1."""
-    words = cells.astype(str).str.strip().str.lower().map({"true": 1.0, "yes": 1.0})
-    return pd.to_numeric(cells, errors="coerce").astype(float).fillna(words)
 
 
 def _parse_positive(path: Path, runs: pd.DataFrame, name: str) -> np.ndarray:
@@ -256,18 +232,17 @@ def _filter_rows(
 
 def _check_losses(runs: pd.DataFrame, L: np.ndarray, needs_unique: bool) -> list[str]:
     """Return warnings about repeated text, losses of few digits, and rates that were not annealed."""
+    values = runs.reindex(columns=["epochs", "annealed"])
     warnings = []
     # 1.01: rounding to whole steps can exceed one epoch slightly
-    n_repeated = int((_to_numbers(runs["epochs"]) > 1.01).sum()) if "epochs" in runs else 0
+    n_repeated = int((values["epochs"] > 1.01).sum())
     if n_repeated and not needs_unique:
         warnings.append(
             f"{n_repeated} runs saw some text more than once, and this form has no term for repetition."
         )
     if len(L) and np.allclose(L, np.round(L / ROUNDED) * ROUNDED, rtol=0, atol=1e-9):
         warnings.append(f"Losses are rounded to {ROUNDED:g} nats, about the size of the noise between runs.")
-    annealed = runs["annealed"].dropna() if "annealed" in runs else pd.Series(dtype=float)
-    # false and no are not numbers for _to_numbers, and count as 0
-    if n_unannealed := int((~(_to_numbers(annealed) > 0)).sum()):
+    if n_unannealed := int((values["annealed"] <= 0).sum()):
         warnings.append(
             f"{n_unannealed} of {len(runs)} losses were measured before the learning rate was annealed: "
             "such points are above the law."

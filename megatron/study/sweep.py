@@ -19,12 +19,10 @@ from megatron.study.ladder import (
     expand_study,
     select_runs_of_part,
 )
-from megatron.study.launchers.launch import Job, Launcher
-from megatron.study.launchers.local import MAX_MEMORY_SHARE, Device, LocalLauncher
-from megatron.study.launchers.scheduler import SweepState, run_all
+from megatron.study.launchers.launch import Job, Launcher, SweepState, run_all
+from megatron.study.launchers.local import MAX_MEMORY_SHARE, Device, LocalLauncher, query_gpus
 from megatron.study.launchers.slurm import SlurmLauncher
-from megatron.study.price import Speed, flops_per_step, makespan, query_gpus, time_steps
-from megatron.study.price_table import format_price_table, format_total
+from megatron.study.price import Speed, flops_per_step, format_price_table, format_total, makespan, time_steps
 
 JOBS_PER_GPU = 4  # default; a small run uses only part of a GPU
 HEAD = ("running", "step", "of", "done", "loss", "tokens/s", "left")
@@ -156,21 +154,18 @@ def run_sweep(
         n_ended += not again
         if not again and not is_done(job.run.folder, job.run.plan.identity):
             failed.append(f"{job.run.folder.name}: {job.last_line()}")
-        live.print_line(_format_end(job, status, again, n_ended, len(runs)))
+        live.view.print_line(_format_end(job, status, again, n_ended, len(runs)))
 
     try:
         _, whole = run_all(waiting, _make_launcher(study, options), live.draw, report_end, options.retries)
     finally:
         # also after an exception: the traceback would be printed over the
         # table
-        live.clear()
+        live.view.close()
     # counted from the files: another sweep may have finished runs that this
     # one did not follow
-    return SweepOutcome(len(runs), _count_done(runs), failed, not whole)
-
-
-def _count_done(runs: Sequence[PlannedRun]) -> int:
-    return sum(is_done(run.folder, run.plan.identity) for run in runs)
+    n_done = sum(is_done(run.folder, run.plan.identity) for run in runs)
+    return SweepOutcome(len(runs), n_done, failed, not whole)
 
 
 def _format_end(job: Job, status: int, again: bool, n_ended: int, n_runs: int) -> str:
@@ -215,14 +210,6 @@ class LiveTable:
         left = [self.speed.seconds(job.run) * (1 - job.fraction_done()) for job in state.running]
         left += [self.speed.seconds(run) for run in state.waiting]
         return makespan(left, self.jobs)
-
-    def print_line(self, line: str) -> None:
-        """Print a permanent line above the table."""
-        self.view.print_line(line)
-
-    def clear(self) -> None:
-        """Erase the table from the screen."""
-        self.view.close()
 
 
 def format_counts(state: SweepState, n_runs: int, left_s: float) -> list[str]:

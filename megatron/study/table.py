@@ -21,13 +21,10 @@ Numbers are float64 with NaN for unknown ones, text is None where it is unknown.
 hashes of the forecasts before each run, for `forecast.score_forecasts`.
 """
 
-import csv
-import gzip
 import io
 import json
 import math
 import time
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,12 +114,15 @@ def read_runs(study_dir: str | Path, now: float | None = None) -> pd.DataFrame:
         )
     now = time.time() if now is None else now
     rows = [_read_run(path, study_dir, now) for path in sorted(runs.iterdir()) if path.is_dir()]
-    planned, warnings = _read_planned_runs(study_dir)
-    if planned is None:
-        rows = _add_table_columns(rows, study_dir / "table.csv")
-    else:
+    planned, is_complete, warnings = _read_planned_runs(study_dir)
+    for row in rows:
+        planned_row = planned.get(str(row.get("identity")))
+        if planned_row is not None:
+            row |= {name: planned_row[name] for name in STUDY_COLUMNS}
+        elif is_complete:
+            row |= {"status": "stale", NOTE: STALE_NOTE}
+    if is_complete:
         identities = {row.get("identity") for row in rows}
-        rows = [_add_study_columns(row, planned.get(str(row.get("identity")))) for row in rows]
         rows += [row for identity, row in planned.items() if identity not in identities]
     table = make_frame(sorted(rows, key=_sort_key))
     table.attrs["warnings"] = warnings
@@ -130,21 +130,25 @@ def read_runs(study_dir: str | Path, now: float | None = None) -> pd.DataFrame:
     return table
 
 
-def _read_planned_runs(study_dir: Path) -> tuple[dict[str, dict[str, Any]] | None, list[str]]:
-    """Return the rows of the runs of `<study_dir>/study.yaml` by identity, and warnings.
+def _read_planned_runs(study_dir: Path) -> tuple[dict[str, dict[str, Any]], bool, list[str]]:
+    """Return rows of the runs of `<study_dir>/study.yaml` by identity, whether these are all, and warnings.
 
-    None without that file, or if the study cannot be expanded, for example
-    because its corpus was moved or it has the keys of an earlier version:
-    missing and stale runs are then unknown.
+    Missing and stale runs are unknown without that file, or if the study cannot
+    be expanded, for example because its corpus was moved or it has the keys of
+    an earlier version. Then STUDY_COLUMNS are those of an earlier table.csv.
     """
-    path = study_dir / STUDY
-    if not path.is_file():
-        return None, []
+    path, warnings = study_dir / STUDY, []
+    if path.is_file():
+        try:
+            runs = expand_study(read_study_plan(path, [f"directory={study_dir}"]))
+            return {run.plan.identity: _planned_row(run) for run in runs}, True, []
+        except (OSError, ValueError) as error:
+            warnings = [f"{path}: missing runs cannot be listed: {error}"]
     try:
-        runs = expand_study(read_study_plan(path, [f"directory={study_dir}"]))
-    except (OSError, ValueError) as error:
-        return None, [f"{path}: missing runs cannot be listed: {error}"]
-    return {run.plan.identity: _planned_row(run) for run in runs}, []
+        table = read_table(study_dir / "table.csv").drop_duplicates("identity").set_index("identity")
+        return table[STUDY_COLUMNS].to_dict("index"), False, warnings
+    except (OSError, ValueError, KeyError):  # without a table, or without these columns
+        return {}, False, warnings
 
 
 def _planned_row(run: PlannedRun) -> dict[str, Any]:
@@ -157,29 +161,6 @@ def _planned_row(run: PlannedRun) -> dict[str, Any]:
         "trunk": (run.folder if run.branch is None else run.branch.trunk).name,
         "cell": run.plan.cell_identity,
     }
-
-
-def _add_study_columns(row: dict[str, Any], planned: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the row of a run on disk with the columns from the study's plan; stale if it is not planned."""
-    if planned is None:
-        return row | {"status": "stale", NOTE: STALE_NOTE}
-    return row | {name: planned[name] for name in STUDY_COLUMNS}
-
-
-def _add_table_columns(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
-    """Return rows with the columns from the study's plan as in an earlier table, if there is one.
-
-    A study that was planned by an earlier version of the format cannot be
-    expanded, but it was collected.
-    """
-    try:
-        table = read_table(path)
-    except (OSError, ValueError):
-        return rows
-    if not {"identity", *STUDY_COLUMNS} <= set(table):
-        return rows
-    earlier = table.drop_duplicates("identity").set_index("identity")[STUDY_COLUMNS].to_dict("index")
-    return [row | earlier.get(row.get("identity"), {}) for row in rows]
 
 
 def _sort_key(row: Mapping[str, Any]) -> tuple[str | float, ...]:
@@ -294,7 +275,7 @@ def _read_object(path: Path, needs: Sequence[str]) -> tuple[dict[str, Any], str]
 
 def _find_fault(name: str, value: Any) -> str:
     """Return what a value of plan.json or result.json should be; empty if it is valid."""
-    if name in NUMBERS | {"tps_mean", "held_out_unigram_nats"} and not _is_computable(value):
+    if name in NUMBERS | {"tps_mean"} and not _is_computable(value):
         return "a number"
     if name in AMOUNTS and not 1 / MAX_NUMBER < value < MAX_NUMBER:
         return "a number above 0"
@@ -324,21 +305,18 @@ def write_table(table: pd.DataFrame, path: str | Path) -> Path:
         table.to_parquet(buffer, index=False)
     else:
         for name, kind in COLUMNS.items():
-            if kind is int and name in table:  # 10, not 10.0; fractions keep their digits
-                table[name] = [_format_integer(value) for value in table[name]]
+            # 10, not 10.0; a column with fractions keeps them
+            if kind is int and name in table and (table[name].dropna() % 1 == 0).all():
+                table[name] = table[name].astype("Int64")
         table.to_csv(buffer, index=False, lineterminator="\n")
     write_atomic_bytes(path, buffer.getvalue())
     return path
 
 
-def _format_integer(value: float) -> int | float | None:
-    if math.isnan(value):
-        return None
-    return int(value) if float(value).is_integer() else value
-
-
-def read_table(path: str | Path) -> pd.DataFrame:
+def read_table(path: str | Path, columns: Mapping[str, str] | None = None) -> pd.DataFrame:
     """Read a .csv, .csv.gz or .parquet table with a header, of this project or any other program.
+
+    columns   new name -> name in the file, of columns to rename before they are typed
 
     Columns are typed as above. Of columns with other names, those with numbers
     only are float64. A cell of a column of numbers that is not a finite number
@@ -353,8 +331,9 @@ def read_table(path: str | Path) -> pd.DataFrame:
 
     try:
         cells = pd.read_parquet(path) if path.suffix == ".parquet" else _read_cells(path)
-    except (csv.Error, EOFError, OSError, UnicodeError, zlib.error, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException) as error:
         raise ValueError(f"{path}: not a CSV or parquet table ({error}). {WRITE_HINT}") from error
+    cells = cells.rename(columns={header: name for name, header in (columns or {}).items()})
     warnings: list[str] = []
     table = pd.DataFrame({name: _convert_column(cells[name], warnings) for name in cells})
     table.attrs["warnings"] = warnings
@@ -362,27 +341,21 @@ def read_table(path: str | Path) -> pd.DataFrame:
 
 
 def _read_cells(path: Path) -> pd.DataFrame:
-    """Return the cells of a CSV as text. Raises ValueError for a wrong shape, and errors of csv and gzip."""
-    opened = gzip.open if path.suffix == ".gz" else open
-    # utf-8-sig removes a byte order mark, which spreadsheets write
-    with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-        lines = csv.reader(file)
-        header = next(lines, None)
-        if not header:
-            raise ValueError(f"{path}: got an empty file, expected a line of column names. {WRITE_HINT}")
-        for name in header:
-            if header.count(name) > 1:
-                raise ValueError(f"{path}: got the column {name!r} twice, expected unique names. Rename one.")
-        rows = []
-        for cells in lines:
-            # csv.reader returns [] for an empty line
-            if cells and len(cells) != len(header):
-                raise ValueError(
-                    f"{path}, line {lines.line_num}: got {len(cells)} cells, expected {len(header)}. "
-                    "Correct or remove the line."
-                )
-            rows += [cells] if cells else []
-    return pd.DataFrame(rows, columns=header, dtype=object)
+    """Return the cells of a CSV as text. Raises ValueError for a wrong shape, and errors of pyarrow."""
+    from pyarrow import csv, string  # slow import
+
+    if not path.stat().st_size:
+        raise ValueError(f"{path}: got an empty file, expected a line of column names. {WRITE_HINT}")
+    # pyarrow decompresses .gz, and refuses lines of another length with their
+    # number. The header is read as the first row, so that all columns are text.
+    options = csv.ReadOptions(autogenerate_column_names=True, use_threads=False)
+    rows = csv.read_csv(path, options, csv.ParseOptions(newlines_in_values=True))
+    header, *cells = zip(*(column.cast(string()).to_pylist() for column in rows.columns), strict=True)
+    names = [str(name) for name in header]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{path}: got the column {name!r} twice, expected unique names. Rename one.")
+    return pd.DataFrame(cells, columns=names, dtype=object)
 
 
 def _convert_column(cells: pd.Series, warnings: list[str]) -> pd.Series:

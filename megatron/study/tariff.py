@@ -24,17 +24,13 @@ class Tariff:
     currency: str = ""
     watts: float | None = None
 
-    @property
-    def is_known(self) -> bool:
-        """Return whether there is a price or a power."""
-        return self.price_per_hour is not None or self.watts is not None
-
     def describe(self, device_seconds: float, word: str = "GPU") -> str:
         """Return hours, money and energy of one or more devices, such as `3.2 GPU-hours, 8.0 EUR at ...`.
 
-        Energy is an upper bound if `watts` is a power limit.
+        Energy is an upper bound if `watts` is a power limit. Empty without a
+        price or a power, or for no known time.
         """
-        if not math.isfinite(device_seconds):
+        if not math.isfinite(device_seconds) or self.price_per_hour is self.watts is None:
             return ""
         hours = device_seconds / 3600
         parts = [f"{format_digits(hours)} {word}-hours"]
@@ -86,7 +82,7 @@ def sum_device_seconds(results: Iterable[dict[str, Any]]) -> tuple[float, str | 
     seconds, names = 0.0, set()
     for result in results:
         wall_s, n_ranks = result.get("wall_s"), result.get("n_ranks") or 1
-        if isinstance(wall_s, int | float) and isinstance(n_ranks, int) and math.isfinite(wall_s):
+        if isinstance(wall_s, int | float) and math.isfinite(wall_s):
             seconds += wall_s * n_ranks
             names.add(str(result.get("hardware")))
     return seconds, names.pop() if len(names) == 1 else None

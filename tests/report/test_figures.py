@@ -13,7 +13,7 @@ import pytest
 from megatron.report import plot, plot_compare, plot_frontier, plot_runs, tables
 from megatron.report.report import make_figures
 from megatron.report.study_data import Study, make_references, read_study
-from megatron.study.references import ReferenceScore
+from megatron.study.downstream_scores import ReferenceScore
 from tests.report.frontier_study import BUDGETS, TIMES, fit_runs, make_forecast, make_runs, make_study
 from tests.report.synthetic_study import BUDGETS as TOKENS
 from tests.report.synthetic_study import SIZES, true_loss, write_study

@@ -10,7 +10,7 @@ import pytest
 from megatron.plan.conventions import training_flops_per_token
 from megatron.plan.count import flops_per_token, n_non_embedding, n_params
 from megatron.study.ladder import CONVENTIONS, PlannedRun, expand_study, read_study_plan
-from megatron.study.price_table import format_price_table
+from megatron.study.price import format_price_table
 
 STUDY = """
 name: tiny
@@ -113,7 +113,7 @@ def test_a_label_may_be_a_number(runs_of) -> None:
         ("tokens: 640, held_out: 3", "held_out: got 3, expected true or false"),
         ("tokens: 640, seeds: 0", "cells[0].seeds: got 0, expected a list of seeds"),
         ("tokens: 640, seeds: true", "cells[0].seeds: got True, expected a list"),
-        ("tokens: 640, seeds: [0.5]", "cells[0].seeds: got 0.5, expected integers"),
+        ("tokens: 640, seeds: [0.5]", "cells[0].seeds: got [0.5], expected integers"),
         ("tokens: 640, seeds: {default: 2}", "cells[0].seeds: got keys, expected seeds. List the cell again"),
         ("unique_tokens: 64, epochs: -1", "epochs: got -1, expected numbers above 0"),
         ("tokens: 1.5", "expected integers"),

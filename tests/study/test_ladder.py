@@ -1,15 +1,13 @@
 """Studies: the runs that they expand to, and the errors for invalid ones."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megatron.plan.count import flops_per_token
-from megatron.study.format import format_duration
-from megatron.study.ladder import expand_study, format_short, read_study_plan, select_runs_of_part
-from megatron.study.launchers.slurm import SlurmLauncher
+from megatron.study.format import format_duration, format_short
+from megatron.study.ladder import expand_study, read_study_plan, select_runs_of_part
 from megatron.study.price import makespan
 
 STUDY = """
@@ -166,11 +164,3 @@ def test_a_study_has_one_line_for_a_name_and_a_folder(study: Path, key: str) -> 
         read_study_plan(study, [f'{key}="a\\nb"'])
     with pytest.raises(ValueError, match=f"{key}: got .*expected one line"):
         read_study_plan(study, [f"{key}=[a]"])
-
-
-def test_a_folder_name_with_a_line_break_is_not_submitted_to_slurm(study: Path, tmp_path: Path) -> None:
-    run = expand_study(read_study_plan(study))[0]
-    launcher = SlurmLauncher(tmp_path / "slurm", None)
-    with pytest.raises(ValueError, match="got a line break"):
-        launcher.start([run, replace(run, folder=tmp_path / "a\nb")])
-    assert not (tmp_path / "slurm").exists()

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,17 +25,17 @@ from megatron.plan.run_plan import plan_run
 from megatron.study.format import format_duration
 from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
 from megatron.study.launchers.launch import Job
+from megatron.study.launchers.local import query_gpus
 from megatron.study.price import (
     GPU_STARTUP_S,
     Speed,
     choose_settings,
     estimate_speed,
     flops_per_step,
-    query_gpus,
+    format_price_table,
+    scoring_flops,
     time_steps,
 )
-from megatron.study.price_table import format_price_table
-from megatron.study.scoring import scoring_flops
 from megatron.study.tariff import Tariff, fill_watts, sum_device_seconds
 from megatron.train.build import build_objective
 
@@ -212,7 +213,7 @@ def test_the_table_begins_with_the_total_and_trunks_are_paid_once(runs) -> None:
         f"about {format_duration(total, estimate=True)} with 1 at a time: 2 of 2 runs to do, 3.2k tokens,"
     )
     assert lines[0].endswith(f"{flops:.2e} FLOPs") and "expected from a test" in lines[1]
-    assert lines[3].split()[:7] == ["run", "N", "tokens", "epochs", "steps", "FLOPs", "GiB"]
+    assert lines[3].split()[:8] == ["run", "N", "tokens", "epochs", "steps", "FLOPs", "GiB", "time"]
     # 16 wide, 1 layer, 384 rows: 384*16 + 4*256 + 3*16*64 + 3*16
     assert lines[4].split()[1:5] == ["10,288", "1.28k", "2.00", "20"]
     assert lines[4].endswith("to run HB") and lines[5].endswith("to run H")
@@ -228,7 +229,7 @@ def test_no_line_of_the_table_is_wider_than_100_columns_however_large_the_runs(r
             train_flops=1.2e29,
         )  # fmt: skip
         big.append(replace(run, config=config, plan=plan))
-    for speed in (Speed("a basis " * 30, lambda run: 1e15, 1e3), Speed("nothing", lambda run: math.nan)):
+    for speed in (Speed("a basis " * 30, lambda run: 1e19, 1e3), Speed("nothing", lambda run: math.nan)):
         text = format_price_table(big, speed, jobs=64, gpus_per_run=8)
         assert max(map(len, text.splitlines())) <= 100
         assert "MD-xx" in text and "12345" in text
@@ -284,13 +285,27 @@ class FakeLauncher:
             if not self.fails:
                 (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
             self.ends[run.folder] = self.clock.now + 3.0 + run.plan.n_steps * step_s
+            (run.folder / "config.yaml").touch()
+            os.utime(run.folder / "config.yaml", (self.clock.now, self.clock.now))
         return [Job(run, None) for run in runs]
 
     def collect_ended(self, jobs):
-        return [(job, int(self.fails)) for job in jobs if self.ends[job.run.folder] <= self.clock.now]
+        ended = [job for job in jobs if self.ends[job.run.folder] <= self.clock.now]
+        for job in [] if self.fails else ended:
+            result = job.run.folder / "result.json"
+            result.write_text(
+                json.dumps({"identity": job.run.plan.identity, "step": job.run.plan.n_steps, "loss": 1.0})
+            )
+            os.utime(result, (self.ends[job.run.folder], self.ends[job.run.folder]))
+        return [(job, int(self.fails)) for job in ended]
 
-    def stop(self, jobs):
+    def detach(self, jobs):
         self.stopped += len(jobs)
+
+    stop = detach
+
+    def close(self):
+        pass
 
 
 class FakeClock:
@@ -306,7 +321,8 @@ class FakeClock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     clock = FakeClock()
-    monkeypatch.setattr("megatron.study.price.time", clock)
+    for module in ("price", "launchers.launch"):
+        monkeypatch.setattr(f"megatron.study.{module}.time", clock)
     return clock
 
 

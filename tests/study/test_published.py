@@ -114,10 +114,10 @@ def test_step_law_is_the_formula_of_its_abstract() -> None:
     law = load_published()["step-law"]
     assert isinstance(law, HyperparameterLaw)
     N, D = 1e9, 1e11
-    assert float(law.learning_rate(N, D)) == pytest.approx(1.79 * N**-0.713 * D**0.307, rel=1e-12)
-    assert float(law.batch_tokens(N, D)) == pytest.approx(0.58 * D**0.571, rel=1e-12)
+    expected = (1.79 * N**-0.713 * D**0.307, 0.58 * D**0.571)
+    assert law.predict(N, D) == pytest.approx(expected, rel=1e-12)
     with pytest.raises(ValueError, match="D: got .*nan"):
-        law.batch_tokens(N, math.nan)
+        law.predict(N, math.nan)
 
 
 @pytest.mark.parametrize("name", load_published())

@@ -14,9 +14,8 @@ from megatron.cli import STOPPED
 from megatron.plan.memory import estimate_memory
 from megatron.plan.run_dir import EXIT, RESULT
 from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
-from megatron.study.launchers.launch import Job, find_checkpoint, prepare_run
+from megatron.study.launchers.launch import Job, SweepState, find_checkpoint, prepare_run, run_all
 from megatron.study.launchers.local import Device, LocalLauncher
-from megatron.study.launchers.scheduler import SweepState, run_all
 from megatron.study.price import Speed
 from megatron.study.sweep import LiveTable, format_job_row
 from tests.screen import TerminalStream, render_screen
@@ -60,12 +59,10 @@ class FakeLauncher:
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
         for run in runs:
-            prepare_run(run)
-            self.started.append(run.plan.n_steps)
+            if run not in [job.run for job in self.alive]:
+                prepare_run(run)
+                self.started.append(run.plan.n_steps)
         return [Job(run, None) for run in runs]
-
-    def find_running(self, runs: Sequence[PlannedRun]) -> list[Job]:
-        return self.alive
 
     def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
         over = []
@@ -250,9 +247,9 @@ def test_the_table_shows_the_progress_of_each_run_and_is_redrawn_in_place(runs, 
     head, row, last = render_screen(out.getvalue())
     assert head.split() == ["running", "step", "of", "done", "loss", "tokens/s", "left"]
     assert row.split() == [name, "10", "40", "25%", "3.5000", "64", "30", "s"] and last == counts
-    live.print_line("[1/3] done")
+    live.view.print_line("[1/3] done")
     assert render_screen(out.getvalue()) == ["[1/3] done", head, row, counts]
-    live.clear()
+    live.view.close()
     assert render_screen(out.getvalue()) == ["[1/3] done"]
     plain = StringIO()
     LiveTable(3, speed, 2, plain).draw(state)

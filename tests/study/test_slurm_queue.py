@@ -14,9 +14,7 @@ from megatron.cli import STOPPED
 from megatron.plan.run_dir import RESULT, lock_run
 from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
 from megatron.study.launchers import slurm
-from megatron.study.launchers.launch import Job
-from megatron.study.launchers.run_locks import RunLocks
-from megatron.study.launchers.scheduler import SweepState, run_all
+from megatron.study.launchers.launch import Job, RunLocks, SweepState, run_all
 from megatron.study.launchers.slurm import SlurmLauncher
 
 STUDY = """
@@ -153,7 +151,7 @@ def test_the_next_call_follows_the_tasks_and_submits_a_lost_one_again(runs, clus
     cluster.end("1_0")  # without a result
     cluster.fail("squeue")
     second = SlurmLauncher(cluster.folder / "lists", None)
-    assert second.find_running(runs) is None, "without an answer no run may be submitted"
+    assert second.start(runs) == [], "without an answer no run may be submitted"
     cluster.heal("squeue")
 
     def at_tick(n: int, state: SweepState) -> None:

@@ -207,9 +207,8 @@ def test_a_failed_write_keeps_the_old_table_and_leaves_no_other_file(whole, tmp_
     [
         ("", "got an empty file"),
         ("a,b,a\n1,2,3\n", "got the column 'a' twice"),
-        ("a,b\n1,2\n1\n", "line 3: got 1 cells, expected 2"),
-        ("a,b\n1,\xff\n", "t.csv: not a CSV or parquet table .*can't decode"),
-        (f"a,b\n1,{'2' * (1 << 18)}\n", "t.csv: not a CSV or parquet table .*field larger"),
+        ("a,b\n1,2\n1\n", "not a CSV or parquet table .*Row #3: Expected 2 columns, got 1"),
+        ("a,b\n1,\xff\n", "t.csv: not a CSV or parquet table .*[Ii]nvalid UTF8"),
     ],
 )
 def test_an_invalid_table_is_refused(tmp_path, text, message):
@@ -240,7 +239,6 @@ def test_a_published_table_is_read(laws):
         ("plan.json", "n_params", 0),
         ("plan.json", "epochs", 1e-320),
         ("plan.json", "unique_tokens", float("nan")),
-        ("plan.json", "held_out_unigram_nats", "x"),
         ("result.json", "wall_s", "x"),
         ("result.json", "tps_mean", [1]),
     ],

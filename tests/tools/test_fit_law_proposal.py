@@ -1,4 +1,4 @@
-"""fit_law.py on runs that do not identify a law: warnings, and the runs to train next."""
+"""fit_law.py on runs that do not identify a law: warnings, and the next command."""
 
 import subprocess
 import sys
@@ -24,22 +24,7 @@ def test_a_law_that_is_not_identified_is_printed_with_a_warning(root: Path, tmp_
     law = Law.load(tmp_path / "law.json")
     assert law.identified is False and "alpha" in law.not_identified
     assert "NOT IDENTIFIED by these runs: " in done.stdout.splitlines()[1]
-    assert "  to do: " in done.stdout and "more runs: N = " in done.stdout.splitlines()[-1]
+    assert "  to do: choose runs to add with `python tools/plan_study.py" in done.stdout.splitlines()[-1]
     assert any(
         line.startswith("  alpha") and line.endswith("not identified") for line in done.stdout.splitlines()
     )
-
-
-def test_runs_are_proposed_beside_the_fitted_ones_and_not_the_held_out_ones(
-    root: Path, tmp_path: Path
-) -> None:
-    n, d = np.repeat([1e7, 2e7, 4e7], 3), np.tile([1e9, 2e9, 4e9], 3)
-    loss = (1.8 + 300 / n**0.33 + 500 / d**0.3) * np.exp(0.01 * np.random.default_rng(1).standard_normal(9))
-    rows = [f"{a},{b},{c!r},0" for a, b, c in zip(n, d, loss.tolist(), strict=True)]
-    proposals = []
-    for more in ([], ["8e8,8e10,2.4,1"]):
-        table = tmp_path / "table.csv"  # without names of runs
-        table.write_text("\n".join(["n_params,train_tokens,loss,held_out", *rows, *more, ""]))
-        done = run_tool(root, table, "--out", tmp_path / "law.json", "--n-bootstrap", 50)
-        proposals.append([line for line in done.stdout.splitlines() if line.startswith("  to do: ")])
-    assert len(proposals[0]) == 1 and proposals[0] == proposals[1]

@@ -1,20 +1,29 @@
-"""Interface of launchers, and common steps: prepare a run's folder, read its progress and last output."""
+"""Run all runs of a study through a launcher: interface, locks, folders, retries, and stops on signals."""
 
+import contextlib
 import json
-from collections.abc import Sequence
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
+from megatron.cli import STOPPED, replace_lost_terminal, stop_signals
 from megatron.config.read import write_config
-from megatron.io import write_json
-from megatron.plan.run_dir import CHECKPOINTS, CONFIG, EXIT, METRICS, PLAN
+from megatron.io import LockedFile, acquire_lock, write_json
+from megatron.plan.run_dir import CHECKPOINTS, CONFIG, EXIT, METRICS, PLAN, is_done, lock_run
 from megatron.study.forecast import read_forecasts, record_seals
 from megatron.study.ladder import PlannedRun
 
 ROOT = Path(__file__).resolve().parents[3]
 LOG = "log.txt"
 STOP_WAIT_S = 60.0
+# Two locks, because they end at different times. After a sweep is killed,
+# `.sweep.lock` is free at once, but `.lock` only when the training has saved.
+# A new sweep must not start the run in between.
+SWEEP_LOCK = ".sweep.lock"
 
 
 @dataclass
@@ -75,14 +84,11 @@ class Launcher(Protocol):
     """Starts and follows runs. Methods raise OSError if the backend does not respond."""
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
-        """Prepare and start those of `runs` that fit now, in order.
+        """Prepare and start those of `runs` that fit now, in order; none while the backend does not respond.
 
-        A run that belongs to another process is returned as an external job.
+        A run that an earlier sweep started is followed, and one that belongs to
+        another process is returned as an external job.
         """
-        ...
-
-    def find_running(self, runs: Sequence[PlannedRun]) -> list[Job] | None:
-        """Return the jobs of `runs` that another sweep started and that still run; None while unknown."""
         ...
 
     def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
@@ -100,6 +106,77 @@ class Launcher(Protocol):
     def close(self) -> None:
         """Release all locks, so that other sweeps can take the runs."""
         ...
+
+
+class RunLocks:
+    """Locks of the runs of one sweep, which coordinate concurrent sweeps of one study.
+
+    A sweep locks a run (`.sweep.lock` in its folder) from before its start
+    until its end. The training process locks the folder too (`.lock`) and can
+    outlive its sweep while it saves a checkpoint. A run is free if neither lock
+    is taken.
+    """
+
+    def __init__(self) -> None:
+        self._locks: dict[str, LockedFile] = {}
+
+    def acquire(self, run: PlannedRun) -> bool:
+        """Lock a run that this process may start now. False if it is done or belongs to another process."""
+        if not self.lock_run(run):
+            return False
+        # the run may have finished between planning and this lock, so its
+        # result is checked while it is locked
+        if self.is_training(run) or is_done(run.folder, run.plan.identity):
+            self.release(run)
+            return False
+        return True
+
+    def lock_run(self, run: PlannedRun) -> bool:
+        """Lock a run against other sweeps, even while it is being trained. False if another sweep has it."""
+        identity = run.plan.identity
+        if identity not in self._locks:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            claim = acquire_lock(run.folder / SWEEP_LOCK)
+            if claim is None:
+                return False
+            # the lock file stays open: closing it releases the lock, also
+            # when the process is killed
+            self._locks[identity] = claim
+        return True
+
+    def is_training(self, run: PlannedRun) -> bool:
+        """Return whether a process is training the run."""
+        # a probe of the lock, released at once so that a training can take it
+        # A training process that starts during this probe finds the folder
+        # locked. It retries for LOCK_WAIT_S (train/loop.py), much longer than
+        # the probe takes.
+        training = lock_run(run.folder)
+        if training is not None:
+            training.close()
+        return training is None
+
+    def release(self, run: PlannedRun) -> None:
+        """Unlock a run; do nothing if it is not locked."""
+        if claim := self._locks.pop(run.plan.identity, None):
+            claim.close()
+
+    def release_all(self) -> None:
+        """Unlock all runs, at the end of a sweep."""
+        # a lock is popped before it is closed, so one that cannot be closed
+        # does not make this loop endless
+        while self._locks:
+            with contextlib.suppress(OSError):
+                self._locks.popitem()[1].close()
+
+    def has_ended(self, run: PlannedRun) -> bool:
+        """Return whether a run of another process has ended, successfully or not."""
+        if is_done(run.folder, run.plan.identity):
+            return True
+        # acquire succeeds only if no process trains or sweeps the run: then
+        # the other process is gone
+        free = self.acquire(run)
+        self.release(run)
+        return free
 
 
 def prepare_run(run: PlannedRun) -> None:
@@ -147,3 +224,142 @@ def find_checkpoint(run_dir: Path, last_step: int, exact: bool = False) -> Path 
     # and of that step the last generation
     steps = [key for key in checkpoints if key[0] == last_step or key[0] < last_step and not exact]
     return checkpoints[max(steps)] if steps else None
+
+
+@dataclass
+class SweepState:
+    """State of a sweep. Runs move from waiting to running, then to done or failed."""
+
+    waiting: list[PlannedRun]
+    running: list[Job] = field(default_factory=list)
+    done: list[PlannedRun] = field(default_factory=list)
+    failed: list[PlannedRun] = field(default_factory=list)
+    n_failures: dict[str, int] = field(default_factory=dict)  # by identity
+
+    def find_ready(self) -> list[PlannedRun]:
+        """Return the waiting runs that can start, most expensive first.
+
+        A branch can start when its trunk has the checkpoint of the branch
+        point, or has ended without it.
+        """
+        # A failed trunk is in neither list: its branches become ready, and
+        # start from its last checkpoint before the branch point or from
+        # scratch (launch.prepare_run).
+        alive = {run.folder for run in self.waiting} | {job.run.folder for job in self.running}
+
+        def can_start(run: PlannedRun) -> bool:
+            at = run.branch
+            # a trunk that is neither waiting nor running has ended: nothing
+            # to wait for
+            return at is None or at.trunk not in alive or find_checkpoint(at.trunk, at.step, True) is not None
+
+        # most expensive first: longest-processing-time scheduling keeps the
+        # last jobs short
+        return sorted(filter(can_start, self.waiting), key=lambda run: -run.trained_flops)
+
+    def has_stop_file(self) -> bool:
+        """Return whether the stop file of an unfinished run exists, which would stop every restart too."""
+        runs = [*self.waiting, *(job.run for job in self.running)]
+        stop_files = {run.config.misc.stop_file for run in runs} - {None}
+        return any(Path(str(file)).exists() for file in stop_files)
+
+
+def run_all(
+    runs: Sequence[PlannedRun],
+    launcher: Launcher,
+    on_poll: Callable[[SweepState], None],
+    on_end: Callable[[Job, int, bool], None],
+    retries: int = 1,
+    poll_s: float = 0.5,
+) -> tuple[SweepState, bool]:
+    """Run all runs, retrying each failed run up to `retries` times. Return (state, whether all runs ended).
+
+    A preempted run resumes without limit. A run that another process trains is
+    waited for, and started if that process ends without a result. All runs stop
+    when the stop file of an unfinished run appears.
+
+    on_poll  called every `poll_s` seconds with the state
+    on_end   called for each job that ends, with its exit status and whether it will be restarted
+    """
+    state = SweepState(list(runs))
+    # Handlers do not raise: they append to a list, which the loop tests
+    # between two steps. An exception raised inside a handler could interrupt
+    # the code between the start of a job and its entry in `state.running`: no
+    # list would contain the job, and neither `stop` nor `detach` would get
+    # it.
+    with _collect_signals() as signals:
+        try:
+            while (state.waiting or state.running) and not signals and not state.has_stop_file():
+                _start_ready(state, launcher)
+                time.sleep(poll_s)
+                for job, status in launcher.collect_ended(state.running):
+                    state.running.remove(job)
+                    _record_end(state, job, status, retries, on_end)
+                on_poll(state)
+        except BaseException:
+            # BaseException includes KeyboardInterrupt and SystemExit: an
+            # error in a callback, or a launcher that gives up, must not leave
+            # local processes behind
+            launcher.detach(state.running)
+            raise
+        else:
+            # after SIGHUP alone (a closed terminal), jobs that do not need
+            # the sweep keep running
+            end = launcher.detach if signals and set(signals) == {signal.SIGHUP} else launcher.stop
+            end(state.running)
+        finally:
+            # the locks are released last: until then no other sweep starts a
+            # run that is still being stopped here
+            launcher.close()
+    return state, not (state.waiting or state.running)
+
+
+def _start_ready(state: SweepState, launcher: Launcher) -> None:
+    for job in launcher.start(state.find_ready()):
+        state.waiting.remove(job.run)
+        state.running.append(job)
+
+
+def _record_end(
+    state: SweepState, job: Job, status: int, retries: int, on_end: Callable[[Job, int, bool], None]
+) -> None:
+    """Move the run of a job that ended to done, waiting or failed."""
+    run = job.run
+    # result.json decides, not the exit status: a run that wrote its result
+    # and then failed at exit is done
+    if is_done(run.folder, run.plan.identity):
+        state.done.append(run)
+        on_end(job, status, False)
+        return
+    # preemption (exit status 75) is no failure: the run has saved and resumes
+    tried = state.n_failures.get(run.plan.identity, 0) + (status != STOPPED)
+    state.n_failures[run.plan.identity] = tried
+    # retries = 1: the first failure gives tried = 1 and a restart, the second
+    # gives 2 and ends the run
+    again = tried <= retries
+    (state.waiting if again else state.failed).append(run)
+    # the file records the failure for read_runs; prepare_run deletes it when
+    # the run is started again
+    if not again:
+        write_json(run.folder / EXIT, {"status": status, "last_words": job.last_line()})
+    on_end(job, status, again)
+
+
+@contextlib.contextmanager
+def _collect_signals() -> Iterator[list[int]]:
+    """Yield a list to which received SIGINT, SIGTERM and SIGHUP are appended."""
+    signals: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+        # a later print to the closed terminal would raise EIO in the middle
+        # of stopping the runs
+        if number == signal.SIGHUP:
+            replace_lost_terminal()
+
+    before = {number: signal.signal(number, remember) for number in stop_signals()}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -13,8 +13,7 @@ from megatron.cli import STOPPED, TOOLS, die_with_parent
 from megatron.plan.memory import estimate_memory
 from megatron.plan.run_dir import CONFIG, is_done
 from megatron.study.ladder import PlannedRun
-from megatron.study.launchers.launch import LOG, STOP_WAIT_S, Job, prepare_run
-from megatron.study.launchers.run_locks import RunLocks
+from megatron.study.launchers.launch import LOG, STOP_WAIT_S, Job, RunLocks, prepare_run
 
 PRETRAIN = TOOLS / "pretrain.py"
 START_RANKS = TOOLS / "start_ranks.py"  # exits with 75 if its ranks were preempted; torchrun exits with 1
@@ -37,6 +36,23 @@ class Device:
 
     slots: int
     memory: float
+
+
+def query_gpus() -> list[tuple[str, float]]:
+    """Return (name, bytes of memory) of this machine's NVIDIA GPUs; empty if nvidia-smi fails.
+
+    The memory of a GPU that shares the host's memory is not reported: it is 0,
+    and the GPU gets one run at a time.
+    """
+    words = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        result = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    # names can contain commas, so the split is at the last one
+    # "[N/A]" instead of a number of MiB: a GPU that shares the host's memory
+    fields = [line.rpartition(",") for line in result.stdout.splitlines() if "," in line]
+    return [(name.strip(), float(mib) * 2**20 if mib.strip().isdigit() else 0.0) for name, _, mib in fields]
 
 
 class LocalLauncher:
@@ -96,10 +112,6 @@ class LocalLauncher:
             if not load[k] or fits and len(load[k]) < self.devices[k].slots:
                 return [k]
         return None
-
-    def find_running(self, runs: Sequence[PlannedRun]) -> list[Job]:
-        """See Launcher: runs that another process is training, for example after their sweep was killed."""
-        return [Job(run, None, is_external=True) for run in runs if self.locks.is_training(run)]
 
     def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
         """See Launcher."""

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.cli import INSTALLED, STOPPED, TOOLS
-from megatron.config.yaml_file import is_single_line
 from megatron.io import write_atomic
 from megatron.log import get_logger
 from megatron.plan.run_dir import CHECKPOINTS, is_done
 from megatron.study.ladder import PlannedRun
-from megatron.study.launchers.launch import ROOT, STOP_WAIT_S, Job, prepare_run
-from megatron.study.launchers.run_locks import RunLocks
+from megatron.study.launchers.launch import ROOT, STOP_WAIT_S, Job, RunLocks, prepare_run
 
 PRETRAIN = TOOLS / "pretrain.py"
 # a wheel has the script beside its tools
@@ -47,30 +45,40 @@ class SlurmLauncher:
         self.folder, self.jobs, self.sbatch_args = folder, jobs, list(sbatch_args)
         self.next_poll_s = 0.0
         self.queued: set[str] = set()
+        self.has_queue = False  # whether squeue has responded
         self.locks = RunLocks()
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
-        """See Launcher: submits all runs. Raises OSError with sbatch's message."""
-        free = [run for run in runs if self.locks.acquire(run)]
-        jobs = self._submit_array(free) if free else []
-        for job in jobs:
+        """See Launcher: submits all runs that are not in the queue. Raises OSError with sbatch's message."""
+        # without an answer of squeue, runs that are in the queue would be
+        # submitted again
+        if not self.has_queue and not self._poll_queue():
+            return []
+        jobs, free = list[Job](), list[PlannedRun]()
+        for run in runs:
+            task = self._read_task(run)
+            # a lock on a task from an earlier sweep means that this sweep
+            # follows it from now on
+            if task is not None and self.locks.lock_run(run):
+                jobs.append(Job(run, task))
+            elif task is None and self.locks.acquire(run):
+                free.append(run)
+            else:
+                jobs.append(Job(run, None, is_external=True))
+        submitted = self._submit_array(free) if free else []
+        for job in submitted:
             # The file lets the next sweep find the task. A sweep that is
             # killed before this line leaves tasks without it: the next sweep
             # then sees them only once they train and lock their folder.
             write_atomic(job.run.folder / TASK, job.handle + "\n")
         # The last poll of squeue was before the submission. Without this line
         # the tasks would seem to have left the queue, that is, to have ended.
-        self.queued |= {job.handle for job in jobs}
-        if jobs:  # a new array may be missing in squeue for a moment
+        self.queued |= {job.handle for job in submitted}
+        if submitted:  # a new array may be missing in squeue for a moment
             self.next_poll_s = time.monotonic() + POLL_INTERVAL_S
-        return [*jobs, *(Job(run, None, is_external=True) for run in runs if run not in free)]
+        return [*jobs, *submitted]
 
     def _submit_array(self, runs: list[PlannedRun]) -> list[Job]:
-        for run in runs:  # task i reads line i of the list, so a folder must be a single line
-            if not is_single_line(str(run.folder.resolve())):
-                raise ValueError(
-                    f"{str(run.folder.resolve())!r}: got a line break, expected none. Rename the folder."
-                )
         for run in runs:
             prepare_run(run)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -83,23 +91,6 @@ class SlurmLauncher:
         answer = _run_command([*words, str(SCRIPT), str(listed.resolve()), str(PRETRAIN)])
         array = answer.partition(";")[0].strip()
         return [Job(run, f"{array}_{i}") for i, run in enumerate(runs)]
-
-    def find_running(self, runs: Sequence[PlannedRun]) -> list[Job] | None:
-        """See Launcher: from the task ids in the runs' folders and the queue."""
-        # None, not []: with an empty list the caller would submit runs again
-        # that are in the queue
-        if not self._poll_queue():
-            return None
-        jobs = []
-        for run in runs:
-            task = self._read_task(run)
-            # a lock on a task from an earlier sweep means that this sweep
-            # follows it from now on
-            if task is not None and self.locks.lock_run(run):
-                jobs.append(Job(run, task))
-            elif task is not None or self.locks.is_training(run):
-                jobs.append(Job(run, None, is_external=True))
-        return jobs
 
     def _read_task(self, run: PlannedRun) -> str | None:
         """Return the id of a run's task if it is in the queue, else None."""
@@ -170,6 +161,7 @@ class SlurmLauncher:
             return False
         # "123_0 RUNNING": a line of other than two words is not a task
         self.queued = {line[0] for line in lines if len(line) == 2 and line[1] not in ENDED}
+        self.has_queue = True
         return True
 
 
