@@ -12,12 +12,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from megatron.mixture.adaptive import NotReadyError
 from megatron.mixture.catalog import CorpusSummary
 from megatron.mixture.files import import_flight, import_pyarrow
 from megatron.mixture.loaders import MixtureDataset
 from megatron.mixture.properties import Condition
 from megatron.mixture.registration import RegistrationResult
+from megatron.mixture.weights import NotReadyError
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 LOSSES_WAIT_S = 0.05  # between two requests for a chunk that waits for losses

@@ -17,7 +17,6 @@ import numpy as np
 from megatron.data import open_dataset
 from megatron.data.batches import SampleSource
 from megatron.data.indexed import IndexedTokens, check_ids
-from megatron.mixture.adaptive import WeightLog
 from megatron.mixture.distributor import ChunkUnits, Distributor, Position, UnitOrder
 from megatron.mixture.files import Pool
 from megatron.mixture.query import Selection
@@ -244,7 +243,7 @@ class MixtureSamples(SampleSource):
 
         Only every every_steps-th step counts; its weights begin delay_steps later.
         """
-        assert self.rule is not None and isinstance(self.weights, WeightLog), "adaptive"
+        assert self.rule is not None, "adaptive"
         weights = self.rule.observe((step + 1) * self.batch_size, nats, tokens)
         begin, known_to = self.weights.known_to, step + self.every_steps + self.delay_steps
         assert begin is not None, "the log of a rule has an end"
@@ -253,13 +252,13 @@ class MixtureSamples(SampleSource):
     def state(self, step: int) -> dict[str, Any]:
         """Return the state at a step, ready for JSON, from which `restore` resumes."""
         state: dict[str, Any] = {"position": self.distributor.find_position(step).as_dict()}
-        if isinstance(self.weights, WeightLog) and self.rule is not None:
+        if self.rule is not None:
             state |= {"log": self.weights.as_dict(step), "rule": self.rule.as_dict()}
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a state of `state`. Raises ValueError for the state of another mixture."""
-        if isinstance(self.weights, WeightLog) and self.rule is not None:
+        if self.rule is not None:
             self.weights.restore(state["log"])
             self.rule.restore(state["rule"])
         self.distributor.restore(Position.from_dict(state["position"]))

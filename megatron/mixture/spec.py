@@ -14,10 +14,10 @@ count: tokens                      unit of the weights' shares: tokens, or
                                    documents
 schedule: {unit: steps, change: linear, points: [{at: 0, weights: ...}, {at:
 1000, weights: ...}]}
-adaptive: {rule: ado, every_steps: 10, delay_steps: 8}     rule loss, or a
-                                                           custom module:Class;
-                                                           after the last point
-                                                           of a schedule
+adaptive: {rule: ado, every_steps: 10, delay_steps: 8}     or a custom
+                                                           module:Class; after
+                                                           the last point of a
+                                                           schedule
 dry: repeat                        or stop, redistribute
 shuffle: true                      documents within a domain
 chunk_size: 512                    documents of a chunk, for whole documents
@@ -41,22 +41,19 @@ from megatron.config.option import REQUIRED, option
 from megatron.config.section import check_known_keys, read_section, to_integer
 from megatron.config.yaml_file import read_yaml
 from megatron.io import wait_for_lock
-from megatron.mixture.adaptive import WeightLog, WeightRule, make_rule
+from megatron.mixture.adaptive import WeightRule, make_rule
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.distributor import DRY_POLICIES
 from megatron.mixture.query import LIST_DOMAINS, Query, Selection
 from megatron.mixture.table import is_object_url
 from megatron.mixture.weights import (
     ARBITRARY,
-    ConstantWeights,
     DomainWeights,
-    WeightSchedule,
     compute_weights,
     find_weighted_values,
 )
 from megatron.plan.mixture_use import mixture_folder
 
-RULES = ("ado", "loss")
 RULE_CLASS = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")  # custom rule: module:Class
 POINTS = "a list of {at: 0, weights: ...}"
 
@@ -73,9 +70,9 @@ def _read_words(value: Any, name: str) -> list[str]:
 
 def _read_rule_name(value: Any, name: str) -> str:
     """Read the name of a rule, or module:Class of the user."""
-    if value in RULES or isinstance(value, str) and RULE_CLASS.fullmatch(value):
-        return value
-    raise ValueError(f"{name}: got {value!r}, expected {' or '.join(RULES)}, or your module:Class.")
+    if value == "ado" or isinstance(value, str) and RULE_CLASS.fullmatch(value):
+        return str(value)
+    raise ValueError(f"{name}: got {value!r}, expected ado, or your module:Class.")
 
 
 def _read_snapshot(value: Any, name: str) -> dict[str, int]:
@@ -207,20 +204,19 @@ class MixtureSpec:
         def normalize(written: Any) -> np.ndarray:
             return self.normalize_shares(written, selection, natural, factors)
 
-        adaptive, written = self.settings.adaptive, self.settings.schedule
-        schedule = None
-        if written is not None:
+        adaptive, schedule = self.settings.adaptive, self.settings.schedule
+        if schedule is None:
+            points = [(0, normalize(self.settings.weights))]
+        else:
             # rounded up: weights change at the first step that begins at or
             # after the point
-            chunks = [-(-point.at // per_step) for point in written.points]
-            weights = [normalize(point.weights) for point in written.points]
-            schedule = WeightSchedule(chunks, weights, written.change == "linear")
+            points = [(-(-point.at // per_step), normalize(point.weights)) for point in schedule.points]
+        linear = schedule is not None and schedule.change == "linear"
         if adaptive is None:
-            return schedule or ConstantWeights(normalize(self.settings.weights)), None
+            return DomainWeights(points, linear), None
         # after a schedule the rule begins with the weights of its last point
-        first = normalize(self.settings.weights) if schedule is None else schedule.weights[-1]
-        rule = make_rule(adaptive.rule, first, sizes, str(self.path))
-        return WeightLog(first, adaptive.delay_steps, schedule), rule
+        rule = make_rule(adaptive.rule, points[-1][1], sizes, str(self.path))
+        return DomainWeights(points, linear, adaptive.delay_steps), rule
 
     def normalize_shares(
         self, written: Any, selection: Selection, natural: np.ndarray, factors: np.ndarray

@@ -20,8 +20,9 @@ and has no nested weights is divided among them by their size. A domain that no
 entry matches has weight 0.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -179,58 +180,80 @@ def find_weighted_values(written: Any, by: Sequence[str]) -> dict[str, set[Any]]
     return values_by_name
 
 
-class DomainWeights(Protocol):
-    """Weights of the domains over the chunks of a run.
+class NotReadyError(ValueError):
+    """The requested weights are not computed yet."""
 
+
+class DomainWeights:
+    """Weights of the domains over the chunks of a run: points of a schedule, then what a rule computed.
+
+    points    (first chunk, weights float64 [K]); constant weights are one point
+    computed  the same, of a rule, which hold from the last point on
     known_to  the first chunk whose weights are not computed yet; None: all are known
     """
 
-    known_to: int | None
+    def __init__(
+        self, points: Sequence[tuple[int, np.ndarray]], linear: bool = False, known_to: int | None = None
+    ) -> None:
+        """`linear`: from one point to the next. Raises ValueError unless they begin at 0 and rise."""
+        chunks = [chunk for chunk, _ in points]
+        if chunks[:1] != [0] or chunks != sorted(set(chunks)):
+            raise ValueError(f"schedule.points: got at {chunks}, expected 0 first and rising.")
+        self.points = [(chunk, np.asarray(weights, dtype=np.float64)) for chunk, weights in points]
+        # Weights of chunks before `known_to` are final. With every = 10 and
+        # delay = 8, weights from chunk 0 apply from chunk 8 on with known_to
+        # 18, and those from chunk 10 apply from chunk 18 on with 28.
+        self.linear, self.known_to = linear, known_to
+        self.computed = [(0, self.points[-1][1])]
+
+    def append(self, chunk: int, weights: np.ndarray, known_to: int) -> None:
+        """Add weights from a chunk on. No process may have requested the chunk before."""
+        assert self.known_to is not None and chunk >= self.known_to, "known weights must not change"
+        # weights first: a reader that gets the new known_to must also get them
+        self.computed.append((chunk, weights))
+        self.known_to = known_to
 
     def weights_at(self, chunk: int) -> tuple[np.ndarray, int | None]:
-        """Return (weights float64 [K] of a chunk, the first later chunk that may have other weights).
+        """Return (weights of a chunk, the first later chunk that may have other weights).
 
-        The second value is None if the weights do not change any more.
+        The second value is None if the weights do not change any more. Raises
+        NotReadyError if the weights of the chunk are not computed yet.
         """
-        ...
+        # Read in this order, because `append` of another thread writes in the
+        # opposite order. Weights that arrive in between begin at the old
+        # known_to: `until` is the same.
+        known_to, entries = (self.known_to, self.computed)
+        if known_to is not None and chunk >= known_to:
+            raise NotReadyError(
+                f"weights of chunk {chunk} are not known yet, only those before {known_to}. "
+                "Prefetch fewer batches (dataset.num_workers) or raise adaptive.delay_steps."
+            )
+        is_scheduled = chunk < self.points[-1][0]
+        if is_scheduled:
+            entries = self.points
+        index = _find_entry(entries, chunk)
+        begin, weights = entries[index]
+        until = entries[index + 1][0] if index + 1 < len(entries) else known_to
+        if is_scheduled and self.linear and until is not None:
+            # in [0, 1): the weights at `until` itself are those of the next point
+            part = (chunk - begin) / (until - begin)
+            weights, until = (1 - part) * weights + part * entries[index + 1][1], chunk + 1
+        return weights, until if known_to is None or until is None else min(until, known_to)
+
+    def as_dict(self, chunk: int) -> dict[str, Any]:
+        """Return the computed weights that are needed from a chunk on, ready for JSON."""
+        first = _find_entry(self.computed, chunk)
+        entries = [[begin, weights.tolist()] for begin, weights in self.computed[first:]]
+        return {"entries": entries, "known_to": self.known_to}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore a state that `as_dict` returned."""
+        self.computed = [(begin, np.array(weights)) for begin, weights in state["entries"]]
+        self.known_to = state["known_to"]
 
 
-class ConstantWeights:
-    """The same weights for all chunks."""
-
-    known_to: int | None = None
-
-    def __init__(self, weights: Sequence[float] | np.ndarray) -> None:
-        self.weights = np.asarray(weights, dtype=np.float64)
-
-    def weights_at(self, chunk: int) -> tuple[np.ndarray, int | None]:
-        """Return the weights, as in `DomainWeights`."""
-        return self.weights, None
-
-
-class WeightSchedule:
-    """Weights that change at given chunks, at once or linearly from one to the next."""
-
-    known_to: int | None = None
-
-    def __init__(self, chunks: Sequence[int], weights: Sequence[np.ndarray], linear: bool = False) -> None:
-        """Raises ValueError unless the chunks begin at 0 and increase."""
-        if not chunks or chunks[0] != 0 or any(b <= a for a, b in zip(chunks, chunks[1:], strict=False)):
-            raise ValueError(f"schedule.points: got at {list(chunks)}, expected 0 first and rising.")
-        self.chunks, self.weights, self.linear = (
-            list(chunks),
-            [np.asarray(w, np.float64) for w in weights],
-            linear,
-        )
-
-    def weights_at(self, chunk: int) -> tuple[np.ndarray, int | None]:
-        """Return the weights of a chunk, as in `DomainWeights`."""
-        index = int(np.searchsorted(self.chunks, chunk, side="right")) - 1
-        if index + 1 == len(self.chunks):
-            return self.weights[index], None
-        begin, end = self.chunks[index], self.chunks[index + 1]
-        if not self.linear:
-            return self.weights[index], end
-        # in [0, 1): the weights at `end` itself are those of the next point
-        part = (chunk - begin) / (end - begin)
-        return (1 - part) * self.weights[index] + part * self.weights[index + 1], chunk + 1
+def _find_entry(entries: Sequence[tuple[int, np.ndarray]], chunk: int) -> int:
+    """Return the index of the weights in force at a chunk."""
+    index = bisect_right(entries, chunk, key=lambda entry: entry[0]) - 1
+    assert index >= 0, "a restored state begins at its checkpoint"
+    return index

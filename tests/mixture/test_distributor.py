@@ -19,13 +19,13 @@ from megatron.mixture.distributor import (
     UnitOrder,
     quantize_weights,
 )
-from megatron.mixture.weights import ConstantWeights, WeightSchedule
+from megatron.mixture.weights import DomainWeights
 
 
 def make_distributor(
     n_units: list[int], weights: Any, size: int, dry: str = "repeat", seed: int = 0
 ) -> Distributor:
-    shares = weights if hasattr(weights, "weights_at") else ConstantWeights(np.asarray(weights, dtype=float))
+    shares = weights if hasattr(weights, "weights_at") else DomainWeights([(0, np.asarray(weights))])
     return Distributor(n_units, [f"domain {k}" for k in range(len(n_units))], shares, size, seed, dry)
 
 
@@ -114,7 +114,7 @@ def test_weights_that_change_at_every_chunk_carry_over_the_remainder() -> None:
 
 
 def test_a_linear_schedule_gives_the_mean_shares() -> None:
-    schedule = WeightSchedule([0, 100], [np.array([1.0, 0.0]), np.array([0.0, 1.0])], linear=True)
+    schedule = DomainWeights([(0, np.array([1.0, 0.0])), (100, np.array([0.0, 1.0]))], linear=True)
     done = make_distributor([10**6] * 2, schedule, 20).find_position(150).done
     # the mean of the first 100 chunks is 1/2 + 1/200
     assert done.tolist() == pytest.approx([1010, 1990], abs=2)

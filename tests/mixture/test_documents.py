@@ -13,12 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.mixture.adaptive import LossProportional, NotReadyError
+from megatron.mixture.adaptive import RULE_SAVE_INTERVAL
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.documents import DocumentChunks, OpenFiles
-from megatron.mixture.learner import RULE_SAVE_INTERVAL
 from megatron.mixture.loaders import MixtureDataset, hugging_face, pack_windows
+from megatron.mixture.weights import NotReadyError
 from tests.mixture.conftest import write_lines
+from tests.mixture.loss_rule import LossProportional
 from tests.mixture.test_tars import write_tar
 
 
@@ -222,7 +223,8 @@ def test_hugging_face_rows_resume_after_any_document_and_on_another_number_of_gr
         next(iter(halves[0]))
 
 
-ADAPTIVE = "adaptive: {rule: loss, every_steps: 2, delay_steps: 3}\n"
+RULE = "tests.mixture.loss_rule:LossProportional"
+ADAPTIVE = f"adaptive: {{rule: '{RULE}', every_steps: 2, delay_steps: 3}}\n"
 
 
 def simulate(source: DocumentChunks, chunks: range) -> list[list[int]]:
@@ -279,10 +281,10 @@ def test_a_rule_of_the_user_is_imported_and_its_error_reaches_the_reader(
         ("mix_rules:Empty", "got no observe, as_dict, restore"),
         ("mix_none:X", "cannot|No module"),
     ):
-        mixture.write_text(text + ADAPTIVE.replace("loss", name))
+        mixture.write_text(text + ADAPTIVE.replace(RULE, name))
         with pytest.raises(ValueError, match=reason):
             DocumentChunks(mixture)
-    mixture.write_text(text + ADAPTIVE.replace("loss", "mix_rules:Failing"))
+    mixture.write_text(text + ADAPTIVE.replace(RULE, "mix_rules:Failing"))
     with DocumentChunks(mixture) as source:
         with pytest.raises(ValueError, match=r"no weights could be computed from chunk 0 \(no\)"):
             source.report(0, np.ones(3), np.ones(3))
