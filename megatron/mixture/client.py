@@ -12,7 +12,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from megatron.mixture.catalog import CorpusSummary
 from megatron.mixture.files import import_flight, import_pyarrow
 from megatron.mixture.loaders import MixtureDataset
 from megatron.mixture.properties import Condition
@@ -261,20 +260,9 @@ class MixtureClient:
 
         return int(json.loads(self.connection.call(send))["answer"])
 
-    def list_corpora(self) -> list[CorpusSummary]:
-        """Return the totals of every corpus."""
-        return [
-            CorpusSummary(**{**corpus, "properties": tuple(corpus["properties"])})
-            for corpus in self.connection.request("corpora")
-        ]
-
-    def remove_corpus(self, corpus: str) -> None:
-        """Remove a corpus from the catalog. Its files stay, and mixtures too."""
-        self.connection.request("remove_corpus", {"corpus": corpus})
-
     def count(
         self, where: Where = (), by: Sequence[str] = (), corpora: Sequence[str] = (),
-        tokens: bool = False, list_domains: str = "once",
+        tokens: bool = False,
     ) -> dict[tuple[Any, ...], tuple[int, int | None]]:  # fmt: skip
         """Return (documents, tokens) of each combination of the properties `by`.
 
@@ -282,18 +270,17 @@ class MixtureClient:
                 all must hold
         tokens  also count tokens; otherwise they are None
         """
-        query = _format_query(where, by, corpora, list_domains)
+        query = _format_query(where, by, corpora)
         reply = self.connection.request("count", {"query": query, "tokens": tokens})
         n_tokens = reply["tokens"] or [None] * len(reply["documents"])
         counts = zip(reply["documents"], n_tokens, strict=True)
         return dict(zip(map(tuple, reply["domains"]), counts, strict=True))
 
     def find_documents(
-        self, where: Where = (), by: Sequence[str] = (), corpora: Sequence[str] = (),
-        list_domains: str = "once",
+        self, where: Where = (), by: Sequence[str] = (), corpora: Sequence[str] = ()
     ) -> Iterator[tuple[str, str, int]]:  # fmt: skip
         """Yield (domain, path on the server, row from 0) of the documents of a query."""
-        query = _format_query(where, by, corpora, list_domains)
+        query = _format_query(where, by, corpora)
         for piece in self.connection.read({"query": query}):
             yield from zip(*(column.to_pylist() for column in piece.data.columns), strict=True)
 
@@ -306,10 +293,6 @@ class MixtureClient:
         if "where" in spec:
             spec = spec | {"where": _format_conditions(spec["where"])}
         return str(self.connection.request("create_mixture", {"spec": spec, "name": name}))
-
-    def list_mixtures(self) -> list[str]:
-        """Return the names of the mixtures."""
-        return list(self.connection.request("mixtures"))
 
     def open_chunks(self, name: str, run: str = "main") -> RemoteChunks:
         """Return the chunks of a mixture, over a separate connection."""
@@ -342,8 +325,5 @@ def _format_conditions(where: Where) -> list[str]:
     return [str(where)] if isinstance(where, str | Condition) else list(map(str, where))
 
 
-def _format_query(
-    where: Where, by: Sequence[str], corpora: Sequence[str], list_domains: str
-) -> dict[str, Any]:
-    query = {"where": _format_conditions(where), "by": list(by), "corpora": list(corpora)}
-    return query | {"list_domains": list_domains}
+def _format_query(where: Where, by: Sequence[str], corpora: Sequence[str]) -> dict[str, Any]:
+    return {"where": _format_conditions(where), "by": list(by), "corpora": list(corpora)}

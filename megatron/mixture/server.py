@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ MAX_CHUNKS = 64  # of one request
 MAX_RUNS = 64  # with adaptive weights, open at a time
 PIECE_ROWS = 1 << 14  # rows of an answer to a query that are in memory
 COUNTED = ("requests", "chunks", "documents", "errors")
-SPEC_KEYS = ("corpora", "where", "by", "list_domains", "weights", "count", "schedule",
+SPEC_KEYS = ("corpora", "where", "by", "weights", "count", "schedule",
              "adaptive", "dry", "shuffle", "chunk_size")  # fmt: skip
 
 
@@ -111,10 +111,7 @@ class ServedFolder:
         self._counts, self._counting = Counter(dict.fromkeys(COUNTED, 0)), threading.Lock()
         self.actions: dict[str, Callable[[dict[str, Any]], Any]] = {
             "register": self._register,
-            "corpora": lambda _: list(map(asdict, self._read(Catalog.summarize_corpora))),
-            "remove_corpus": self._remove_corpus,
             "count": self._count_documents,
-            "mixtures": lambda _: self.list_mixtures(),
             "create_mixture": self._create_mixture,
             "describe": self._describe,
             "position": self._find_position,
@@ -205,9 +202,9 @@ class ServedFolder:
 
     def _select(self, query: Any, count_tokens: bool = False) -> Selection:
         if not isinstance(query, dict):
-            raise ValueError(f"query: got {query!r}, expected where, by, corpora and list_domains.")
+            raise ValueError(f"query: got {query!r}, expected where, by and corpora.")
         where, corpora, by = (tuple(map(str, query.get(key, []))) for key in ("where", "corpora", "by"))
-        described = Query(corpora, where, str(query.get("list_domains", "once")))
+        described = Query(corpora, where)
         return self._read(lambda catalog: described.run(catalog, by, count_tokens))
 
     def _count_documents(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -260,10 +257,6 @@ class ServedFolder:
         ):
             import_pyarrow().parquet.write_table(rows, file.name)
             return catalog.add_property(str(request["corpus"]), str(request["property"]), Path(file.name))
-
-    def _remove_corpus(self, request: dict[str, Any]) -> None:
-        with self._writing, Catalog(self.folder / "catalog") as catalog:
-            catalog.remove(str(request["corpus"]))
 
     def _create_mixture(self, request: dict[str, Any]) -> str:
         """Write a mixture with the documents that the catalog has now, and return its name."""

@@ -7,8 +7,6 @@ snapshot: {slim: 3}                versions of corpora; default: the current
 corpora: [slim]                    default: all
 where: "language = 'en'"           or a list: all of them
 by: [source]                       properties that define a domain
-list_domains: once                 or each: domains of a document with several
-                                   values of such a property
 weights: {Github: 0.7, C4: 0.3}    see weights.py
 count: tokens                      unit of the weights' shares: tokens, or
                                    documents
@@ -44,7 +42,7 @@ from megatron.io import wait_for_lock
 from megatron.mixture.adaptive import WeightRule, make_rule
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.distributor import DRY_POLICIES
-from megatron.mixture.query import LIST_DOMAINS, Query, Selection
+from megatron.mixture.query import Query, Selection
 from megatron.mixture.table import is_object_url
 from megatron.mixture.weights import (
     ARBITRARY,
@@ -133,7 +131,6 @@ class MixtureSettings:
     corpora: list[str] = option([], "corpora of the catalog; default: all", read=_read_words)
     where: list[str] = option([], "conditions that documents satisfy", read=_read_words)
     by: list[str] = option([], "properties that define a domain", read=_read_words)
-    list_domains: str = option("once", "domain of a document with several values", *LIST_DOMAINS)
     weights: Any = option(None, "weights, see weights.py; default: by size")
     count: str = option("tokens", "unit of the weights' shares", "tokens", "documents")
     schedule: ScheduleSettings | None = option(None, "weights that change at given points")
@@ -175,7 +172,7 @@ class MixtureSpec:
         for weights in [point.weights for point in points] or [settings.weights]:
             for name, values in find_weighted_values(weights, settings.by).items():
                 weighted.setdefault(name, set()).update(values)
-        query = Query(tuple(settings.corpora), tuple(settings.where), settings.list_domains, weighted)
+        query = Query(tuple(settings.corpora), tuple(settings.where), weighted)
         with self.open_catalog() as catalog:
             return query.run(catalog, settings.by, count_tokens)
 
