@@ -15,10 +15,15 @@ from megatron.data.indexed import IndexedTokens
 from megatron.io import atomic_path, wait_for_lock, write_json
 from megatron.log import get_logger
 from megatron.mixture.files import TAR_SUFFIXES, SourceFile, iter_samples, open_decompressed
-from megatron.mixture.query import Selection
+from megatron.mixture.query import Selection, documents_path
 from megatron.mixture.spec import MixtureSpec, build_step_weights, read_spec
 from megatron.plan.datapaths import compare_eods
-from megatron.plan.mixture_use import DOCUMENTS, RESOLVED, ResolvedMixture, mixture_folder, read_resolved
+from megatron.plan.mixture_use import (
+    RESOLVED,
+    ResolvedMixture,
+    mixture_folder,
+    read_resolved,
+)
 from megatron.text.preprocess import PreprocessOptions, preprocess
 
 TOKENS = "tokens"  # folder of the tokenized texts
@@ -63,12 +68,12 @@ def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False)
         sums = [selection.compute_identity(), spec.compute_sha256(), tokenizer.get("sha256")]
         identity = hashlib.sha256(json.dumps(sums).encode()).hexdigest()
         if not _is_prepared(path, identity):
-            located = replace(_locate_tokens(selection, tokenized), identity=identity)
+            located = _locate_tokens(selection, tokenized)
             ends = np.concatenate([[0], np.cumsum(located.column("size"), dtype=np.int64)])
             tokens = np.diff(ends[located.bounds])
             weights, _ = build_step_weights(spec, selection, tokens, 1)
-            located.save(folder / DOCUMENTS)
-            # RESOLVED last: of another identity than the documents it counts as
+            located.save(documents_path(path, identity))
+            # RESOLVED last: without the documents of its identity it counts as
             # not prepared
             write_json(folder / RESOLVED, {
                 "identity": identity,
@@ -80,18 +85,16 @@ def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False)
                 "weights": weights.weights_at(0)[0].tolist(),
                 "pairs": [dataset.prefix for dataset in tokenized.datasets],
             })  # fmt: skip
+            # processes that map an earlier file keep it
+            for old in set(folder.glob("documents*.arrow")) - {documents_path(path, identity)}:
+                old.unlink()
     return read_resolved(path)
 
 
 def _is_prepared(path: str | Path, identity: str) -> bool:
-    """Return whether both files of a prepared mixture are those of this identity."""
-    folder = mixture_folder(path)
-    if not (folder / RESOLVED).is_file() or read_resolved(path).identity != identity:
-        return False
-    try:
-        return Selection.load(folder / DOCUMENTS).identity == identity
-    except (FileNotFoundError, ValueError):
-        return False
+    """Return whether the files of a prepared mixture are those of this identity."""
+    is_resolved = (mixture_folder(path) / RESOLVED).is_file() and read_resolved(path).identity == identity
+    return is_resolved and documents_path(path, identity).is_file()
 
 
 def _locate_tokens(selection: Selection, tokenized: TokenizedFiles) -> Selection:

@@ -19,6 +19,7 @@ from megatron.io import atomic_path
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.files import SourceFile, import_duckdb, import_pyarrow
 from megatron.mixture.properties import Condition, quote_identifier, quote_text
+from megatron.plan.mixture_use import mixture_folder
 
 BUILTIN_PROPERTIES = {"corpus": "category", "tokens": "integer", "size": "integer"}  # type by name
 COLUMNS = {"file": "<i4", "row": "<i4", "begin": "<i8", "size": "<i4"}  # of a selection
@@ -138,6 +139,11 @@ class Query:
         return f"({values})[1 + CAST({draw} % greatest(len({values}), 1) AS BIGINT)]"
 
 
+def documents_path(mixture: str | Path, identity: str) -> Path:
+    """Return the file of the documents of a prepared mixture."""
+    return mixture_folder(mixture) / f"documents-{identity[:16]}.arrow"
+
+
 @dataclass(frozen=True)
 class Selection:
     """Documents in domains, sorted by domain, file and row.
@@ -152,7 +158,6 @@ class Selection:
                 1] - 1
     n_tokens    tokens of each domain, if they were requested
     snapshot    versions of the corpora
-    identity    of the prepared mixture that the selection was saved for
     """
 
     by: tuple[str, ...]
@@ -162,7 +167,6 @@ class Selection:
     bounds: np.ndarray
     n_tokens: tuple[int, ...] | None = None
     snapshot: Mapping[str, int] = field(default_factory=dict)
-    identity: str | None = None
 
     def column(self, name: str) -> np.ndarray:
         """Return one column of the documents, without a copy."""
@@ -209,7 +213,6 @@ class Selection:
         meta = {
             "by": self.by, "domains": self.domains, "files": [asdict(file) for file in self.files],
             "bounds": self.bounds.tolist(), "n_tokens": self.n_tokens, "snapshot": dict(self.snapshot),
-            "identity": self.identity,
         }  # fmt: skip
         table = self.documents.replace_schema_metadata({META_KEY: json.dumps(meta, default=str)})
         with (

@@ -19,9 +19,9 @@ from megatron.data.batches import SampleSource
 from megatron.data.indexed import IndexedTokens, check_ids
 from megatron.mixture.distributor import ChunkUnits, Distributor, Position, UnitOrder
 from megatron.mixture.files import Pool
-from megatron.mixture.query import Selection
+from megatron.mixture.query import Selection, documents_path
 from megatron.mixture.spec import build_step_weights, read_spec
-from megatron.plan.mixture_use import DOCUMENTS, RESOLVED, mixture_folder, read_resolved
+from megatron.plan.mixture_use import read_resolved
 
 EPOCHS_KEPT = 2  # per domain: concurrent readers are in adjacent epochs
 MAX_MAPPED = 64  # datasets mapped at a time; each takes two open files
@@ -146,13 +146,8 @@ class MixtureSamples(SampleSource):
         registered dataset that has changed and for a domain without a window.
         """
         spec, resolved = read_spec(path), read_resolved(path)
-        selection = Selection.load(mixture_folder(path) / DOCUMENTS)
         self.identity = resolved.identity
-        if selection.identity != resolved.identity:
-            raise ValueError(
-                f"{mixture_folder(path) / DOCUMENTS}: got another preparation than in {RESOLVED}. "
-                f"Run tools/prepare_mixture.py {path}."
-            )
+        selection = Selection.load(documents_path(path, resolved.identity))
         for source in filter(lambda file: file.is_dataset, selection.files):
             source.check_unchanged()
         datasets = [open_dataset(prefix) for prefix in resolved.pairs]

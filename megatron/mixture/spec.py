@@ -170,7 +170,11 @@ class MixtureSpec:
         points = [] if settings.schedule is None else settings.schedule.points
         weighted: dict[str, set[str]] = {}
         for weights in [point.weights for point in points] or [settings.weights]:
-            for name, values in find_weighted_values(weights, settings.by).items():
+            try:
+                values_by_name = find_weighted_values(weights, settings.by)
+            except ValueError as error:
+                raise ValueError(f"{self.path}: {error}") from error
+            for name, values in values_by_name.items():
                 weighted.setdefault(name, set()).update(values)
         query = Query(tuple(settings.corpora), tuple(settings.where), weighted)
         with self.open_catalog() as catalog:

@@ -97,16 +97,17 @@ def _distribute_share(
                     f"{place}: matches {domains[k]}, which {assigned[k]} matches already. Remove one of them."
                 )
             assigned[k] = place
-        # a property with a single requested value is fixed and cannot be used
-        # by nested weights
-        left = [name for name in by if name not in criteria or len(criteria[name]) > 1]
-        # entries of a nested list may use all properties, other nested weights
-        # only those not used yet
-        _distribute_share(
-            inner, share * weight / total, matches, by if isinstance(inner, list) else left or by,
-            domains if isinstance(inner, list) or not left else _project_domains(domains, by, left),
-            natural, weights, place,
-        )  # fmt: skip
+        names = _find_nested_by(criteria, inner, by)
+        projected = domains if names == by else _project_domains(domains, by, names)
+        _distribute_share(inner, share * weight / total, matches, names, projected, natural, weights, place)
+
+
+def _find_nested_by(criteria: Mapping[str, list[Any]], inner: Any, by: Sequence[str]) -> Sequence[str]:
+    """Return the properties that the weights `inner` of an entry use."""
+    # a property with a single requested value is fixed and cannot be used by
+    # nested weights; entries of a nested list may use all properties
+    left = [name for name in by if name not in criteria or len(criteria[name]) > 1]
+    return by if isinstance(inner, list) or not left else left
 
 
 def _project_domains(
@@ -155,28 +156,18 @@ def _parse_level(
     return parts
 
 
-def find_weighted_values(written: Any, by: Sequence[str]) -> dict[str, set[Any]]:
-    """Return the values of each property to which weights, as in a mixture file, give a share above 0.
-
-    Invalid weights are ignored here: `compute_weights` refuses them.
-    """
-    values_by_name: dict[str, set[Any]] = {}
-    entries: list[tuple[dict[str, Any], Any, Sequence[str]]] = []
-    if isinstance(written, Mapping) and by:
-        entries = [({by[0]: value}, entry, by[1:] or by) for value, entry in written.items()]
-    elif isinstance(written, list):
-        entries = [
-            (entry["where"], entry, by)
-            for entry in written
-            if isinstance(entry, Mapping) and isinstance(entry.get("where"), Mapping)
-        ]
-    for criteria, entry, rest in entries:
-        if entry == 0 or isinstance(entry, Mapping) and entry.get("weight") == 0:
+def find_weighted_values(written: Any, by: Sequence[str], where: str = "weights") -> dict[str, set[str]]:
+    """Return the values of each property to which weights, as in a mixture file, give a share above 0."""
+    values_by_name: dict[str, set[str]] = {}
+    if written in (None, INFERRED, ARBITRARY):
+        return values_by_name
+    for criteria, weight, inner, place in _parse_level(written, by, where):
+        if weight == 0:
             continue
-        inner = find_weighted_values(entry.get("weights"), rest) if isinstance(entry, Mapping) else {}
-        for name, values in [*criteria.items(), *inner.items()]:
-            listed = values if isinstance(values, list | set) else [values]
-            values_by_name.setdefault(name, set()).update(value for value in listed if isinstance(value, str))
+        nested = find_weighted_values(inner, _find_nested_by(criteria, inner, by), place)
+        for name, values in [*criteria.items(), *nested.items()]:
+            texts = {value for value in values if isinstance(value, str)}
+            values_by_name.setdefault(name, set()).update(texts)
     return values_by_name
 
 
