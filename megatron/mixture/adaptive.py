@@ -309,43 +309,50 @@ def make_rule(name: str, first: np.ndarray, natural: np.ndarray, where: str) -> 
     return rule
 
 
-class RunLog:
-    """Log of one run: the losses on chunks, and the weights that follow. The first line identifies the run.
+class Learner:
+    """Computes the weights of a run from its reported losses, and logs both for one process at a time.
+
+    Chunks 0, every, 2 every, ... are reported, each by the group that read it,
+    so that the log does not depend on the number of groups. Weights computed
+    from chunk c hold from chunk c + delay on, and are known up to c + every +
+    delay.
 
     The log has one line of JSON for each entry, synced before it takes effect: a
     report before its sender gets the reply, weights before any chunk uses them.
-    Which chunks are reported, and from which chunk new weights hold, depends on
-    `every_steps` and `delay_steps` only. The order of documents is therefore a
-    function of (documents, log, seed, chunk), whenever the reports arrive, and
-    whatever is killed in between. One process at a time writes a log.
+    The order of documents is therefore a function of (documents, log, seed,
+    chunk), whenever the reports arrive, and whatever is killed in between.
     """
 
-    def __init__(self, path: Path, head: dict[str, Any]) -> None:
-        """Open or create a log, and read its lines.
+    def __init__(
+        self, path: Path, head: dict[str, Any], rule: WeightRule, distributor: Distributor,
+        every: int, delay: int,
+    ) -> None:  # fmt: skip
+        """Open or create the log, whose first line is `head`.
 
-        Raises ValueError if another process has locked it, or if its first line
-        differs from `head`.
+        Raises ValueError if another process has locked the log, or if it is the
+        log of another run.
         """
+        self.rule, self.weights, self.distributor = rule, distributor.weights, distributor
+        self.path, self.every, self.delay = path, every, delay
+        self._lock = threading.Lock()  # of the attributes below, for several callers of `report`
+        self._reports: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._next_chunk = 0
+        self._position = Position.start(len(distributor.n_units))
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self._lock = path, threading.Lock()
         # before the first read, so that no other process can add a line after
         # it
-        lock = acquire_lock(path.with_name(path.name + ".lock"))
-        if lock is None:
+        file_lock = acquire_lock(path.with_name(path.name + ".lock"))
+        if file_lock is None:
             raise ValueError(
                 f"{path}: another process writes this log. Read from its server, or use another run."
             )
-        self._file_lock = lock
         # append mode: every write is at the end; unbuffered: bytes of a failed
         # write are not written later
-        self._file = path.open("a+b", buffering=0)
+        self._file_lock, self._file = file_lock, path.open("a+b", buffering=0)
         try:
-            self.lines = self._read_lines()
-            if not self.lines:
-                self.add(head)
             # through JSON, which makes lists of tuples as in the stored line
-            elif self.lines.pop(0) != json.loads(json.dumps(head)):
-                raise ValueError(f"{path}: is the log of other documents or settings. Use another run name.")
+            self._replay_log(json.loads(json.dumps({**head, "every": every, "delay": delay})))
+            self._learn()
         except BaseException:
             self.close()
             raise
@@ -365,58 +372,22 @@ class RunLog:
                 raise ValueError(f"{self.path}:{number}: is not JSON. Restore a copy of the log.") from error
         return lines
 
-    def add(self, line: dict[str, Any]) -> None:
+    def _add_line(self, line: dict[str, Any]) -> None:
         """Append a line. It is on disk when this returns; an OSError leaves the log as it was before."""
-        with self._lock:
-            size = os.fstat(self._file.fileno()).st_size
-            try:
-                content = json.dumps(line).encode() + b"\n"
-                while content:
-                    # an unbuffered write may write only the first bytes of its
-                    # argument
-                    content = content[self._file.write(content) :]
-                # an entry must survive a crash of the machine before anything
-                # depends on it
-                os.fsync(self._file.fileno())
-            except OSError as error:
-                with suppress(OSError):
-                    self._file.truncate(size)
-                raise OSError(error.errno, os.strerror(error.errno or 0), str(self.path)) from error
-
-    def close(self) -> None:
-        """Release the lock and close the file."""
-        with self._lock:
-            self._file.close()
-            self._file_lock.close()
-
-
-class Learner:
-    """Computes the weights of a run from its reported losses.
-
-    Chunks 0, every, 2 every, ... are reported, each by the group that read it,
-    so that the log does not depend on the number of groups. Weights computed
-    from chunk c hold from chunk c + delay on, and are known up to c + every +
-    delay.
-    """
-
-    def __init__(
-        self, path: Path, head: dict[str, Any], rule: WeightRule, distributor: Distributor,
-        every: int, delay: int,
-    ) -> None:  # fmt: skip
-        """Open the log. Raises what `RunLog` raises."""
-        self.rule, self.weights, self.distributor = rule, distributor.weights, distributor
-        self.every, self.delay = every, delay
-        self.log = RunLog(path, {**head, "every": every, "delay": delay})
-        self._lock = threading.Lock()  # of the attributes below, for several callers of `report`
-        self._reports: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._next_chunk = 0
-        self._position = Position.start(len(distributor.n_units))
+        size = os.fstat(self._file.fileno()).st_size
         try:
-            self._replay_log()
-            self._learn()
-        except BaseException:
-            self.log.close()
-            raise
+            content = json.dumps(line).encode() + b"\n"
+            while content:
+                # an unbuffered write may write only the first bytes of its
+                # argument
+                content = content[self._file.write(content) :]
+            # an entry must survive a crash of the machine before anything
+            # depends on it
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            with suppress(OSError):
+                self._file.truncate(size)
+            raise OSError(error.errno, os.strerror(error.errno or 0), str(self.path)) from error
 
     def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
         """Report the loss of the model on a chunk (float64 [K] each).
@@ -440,27 +411,32 @@ class Learner:
                     f"chunk {chunk}: got a report before the chunk could be read. Report read chunks."
                 )
             # on disk before the reply, and before weights are computed from it
-            self.log.add({"chunk": chunk, "nats": nats.tolist(), "tokens": tokens.tolist()})
+            self._add_line({"chunk": chunk, "nats": nats.tolist(), "tokens": tokens.tolist()})
             self._reports[chunk] = nats, tokens
             self._learn()
         return True
 
     def close(self) -> None:
-        """Close the log."""
-        self.log.close()
+        """Release the lock and close the log."""
+        with self._lock:
+            self._file.close()
+            self._file_lock.close()
 
     @property
     def _rule_path(self) -> Path:
-        return self.log.path.with_name(self.log.path.name + ".rule.json")
+        return self.path.with_name(self.path.name + ".rule.json")
 
-    def _replay_log(self) -> None:
+    def _replay_log(self, head: dict[str, Any]) -> None:
         """Load the log, and restore the rule from its last saved state and the later reports."""
-        saved = read_json(self._rule_path) if self.log.lines else None
-        first = 0 if saved is None else saved["next"]
-        if saved is not None:
+        lines, first = self._read_lines(), 0
+        if not lines:
+            self._add_line(head)
+        elif lines[0] != head:
+            raise ValueError(f"{self.path}: is the log of other documents or settings. Use another run name.")
+        if lines and (saved := read_json(self._rule_path)) is not None:
+            first, self._position = saved["next"], Position.from_dict(saved["position"])
             self.rule.restore(saved["rule"])
-            self._position = Position.from_dict(saved["position"])
-        for line in self.log.lines:
+        for line in lines[1:]:
             if "nats" in line:
                 self._reports[line["chunk"]] = np.array(line["nats"]), np.array(line["tokens"])
                 continue
@@ -472,7 +448,6 @@ class Learner:
                 self._observe_chunk(line["chunk"])
             self._reports.pop(line["chunk"])
             self._next_chunk = line["chunk"] + self.every
-        self.log.lines = []
 
     def _observe_chunk(self, chunk: int) -> np.ndarray:
         """Return the weights that the rule computes from a chunk.
@@ -497,7 +472,7 @@ class Learner:
                 quantize_weights(weights)  # raises for invalid weights
             except Exception as error:  # a custom rule may raise anything
                 raise ValueError(
-                    f"{self.log.path}: no weights could be computed from chunk {chunk} ({error}). "
+                    f"{self.path}: no weights could be computed from chunk {chunk} ({error}). "
                     "Correct the rule and open the log again."
                 ) from error
             # Example: every = 10, delay = 8, chunk 20: the weights apply from
@@ -508,7 +483,7 @@ class Learner:
             # on disk first: a chunk may be read as soon as its weights are in
             # memory
             line = {"chunk": chunk, "begin": begin, "weights": weights.tolist()}
-            self.log.add(line | {"known_to": known_to})
+            self._add_line(line | {"known_to": known_to})
             self.weights.append(begin, weights, known_to)
             self._reports.pop(chunk)
             self._next_chunk = chunk + self.every
@@ -524,7 +499,7 @@ class Learner:
         try:
             write_json(self._rule_path, state)
         except OSError as error:  # the log is sufficient
-            log.warning("%s: the state of the rule was not saved (%s)", self.log.path, error)
+            log.warning("%s: the state of the rule was not saved (%s)", self.path, error)
 
 
 def check_losses(nats: np.ndarray, tokens: np.ndarray, n_domains: int) -> None:

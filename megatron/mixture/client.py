@@ -6,9 +6,10 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,7 @@ def make_token_file(folder: Path) -> Path:
     return path
 
 
-class Connection:
+class Connection(AbstractContextManager["Connection"]):
     """Connection to a mixture server.
 
     Requests raise ConnectionError after `patience_s` without a response.
@@ -77,9 +78,6 @@ class Connection:
         self.location, self.patience_s = location, patience_s
         self._tls_roots, self._client = tls_roots, None
         self._headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -201,7 +199,7 @@ class RemoteChunks:
         self.connection.close()
 
 
-class MixtureClient:
+class MixtureClient(AbstractContextManager["MixtureClient"]):
     """Client that registers, queries and mixes on a server; a context manager.
 
     Refused requests are ValueErrors.
@@ -214,9 +212,6 @@ class MixtureClient:
         """Arguments of `Connection`."""
         self._connect = partial(Connection, location, token, tls_roots, patience_s)
         self.connection = self._connect()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.connection.close()
@@ -307,18 +302,12 @@ class MixtureClient:
         Workers of a DataLoader connect separately.
         """
         self.open_chunks(name, run).close()  # an unknown mixture is an error here
-        open_source = partial(_open_chunks, self._connect, name, run)
-        return MixtureDataset(open_source, group, n_groups, parse)
+        return MixtureDataset(partial(_open_chunks, self._connect, name, run), group, n_groups, parse)
 
 
 def _open_chunks(connect: Callable[[], Connection], name: str, run: str) -> RemoteChunks:
     """Connect in the process that reads; a connection cannot be sent to a worker."""
-    connection = connect()
-    try:
-        return RemoteChunks(connection, name, run)
-    except ValueError:
-        connection.close()
-        raise
+    return RemoteChunks(connect(), name, run)
 
 
 def _format_conditions(where: Where) -> list[str]:

@@ -19,7 +19,6 @@ last known position cannot be read.
 import hashlib
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +33,7 @@ WHOLE = 1 << 40
 NO_LIMIT = np.iinfo(np.int64).max
 BATCH_UNITS = 1 << 15  # units per call of the native scheduler, for speed
 MAX_WALK_CHUNKS = 1 << 16  # from a known position to a requested chunk; some seconds
-MAX_POSITIONS = 256  # latest positions in memory
+MAX_POSITIONS = 256  # in memory
 
 
 def quantize_weights(weights: np.ndarray) -> np.ndarray:
@@ -186,7 +185,7 @@ class Distributor:
         # of them
         self.limit = np.full(len(self.n_units), NO_LIMIT) if dry == "repeat" else self.n_units
         self.origin = Position.start(len(self.n_units))
-        self._positions: OrderedDict[tuple[bytes, int], Position] = OrderedDict()
+        self._positions: dict[tuple[bytes, int], Position] = {}
         self._lock = threading.Lock()
         self._cached: tuple[int, int, ChunkUnits] | None = None  # the latest chunks: first, end, units
 
@@ -233,10 +232,10 @@ class Distributor:
         for _, after in self._walk_chunks(position, chunk - position.chunk):
             position = after
         with self._lock:
+            # readers in order continue from the latest position, which stays
+            if len(self._positions) >= MAX_POSITIONS:
+                self._positions.clear()
             self._positions[key, position.chunk] = position
-            self._positions.move_to_end((key, position.chunk))
-            while len(self._positions) > MAX_POSITIONS:
-                self._positions.popitem(last=False)
         return position
 
     def schedule_chunks(self, begin: int, n: int, origin: Position | None = None) -> ChunkUnits:

@@ -6,11 +6,11 @@ Documents are JSON lines, rows of parquet, or samples of tar archives.
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from copy import copy
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +40,7 @@ LINES, ROWS, TAR = range(3)  # kinds of files; the first two have texts
 STATE_CHANGED = "has changed since it was registered. Restore the file, or register it again."
 
 
-class DocumentChunks:
+class DocumentChunks(AbstractContextManager["DocumentChunks"]):
     """The documents of the chunks of a mixture. Safe to use from several threads.
 
     Compressed files are unpacked once into the mixture's folder, for random
@@ -59,11 +59,12 @@ class DocumentChunks:
         """Open the documents.
 
         chunk_size   documents of a chunk; default: that of the mixture
-        run          run whose weights are used; None: to be shared, see `open_run`
+        run          run whose losses adaptive weights follow; None: of no run
         roots        folders that must contain all files; empty: anywhere
 
         Raises what reading and querying raise, and ValueError for a file
-        outside of the roots and for a log that another process has locked.
+        outside of the roots, for a run whose name cannot be a file name, and for a
+        log that another process has locked.
         """
         self.spec = read_spec(path)
         self.selection = open_selection(self.spec)
@@ -78,21 +79,6 @@ class DocumentChunks:
         self._files = OpenFiles(self.selection.files, mixture_folder(path))
         self._open_distributor(run)
 
-    def open_run(self, run: str) -> "DocumentChunks":
-        """Return the same documents for another run, with its own weights.
-
-        Raises ValueError for a name that cannot be a file name.
-        """
-        if self.spec.settings.adaptive is None:
-            return self
-        # the name of a client becomes a file name: no slash and no leading dot
-        if not RUN_NAME.fullmatch(run):
-            raise ValueError("run: expected a name of letters, digits, _ . and -, at most 64.")
-        # shares the open files, with a separate distributor and learner
-        view = copy(self)
-        view._open_distributor(run)
-        return view
-
     def _open_distributor(self, run: str | None) -> None:
         settings = self.spec.settings
         weights, rule = build_chunk_weights(self.spec, self.selection)
@@ -102,7 +88,10 @@ class DocumentChunks:
         self.learner: Learner | None = None
         if rule is None or settings.adaptive is None or run is None:
             return
-        # all that determines the order besides the log; RunLog rejects another
+        # the name of a client becomes a file name: no slash and no leading dot
+        if not RUN_NAME.fullmatch(run):
+            raise ValueError("run: expected a name of letters, digits, _ . and -, at most 64.")
+        # all that determines the order besides the log; Learner rejects another
         # head
         head: dict[str, Any] = {"log_of": self.identity, "spec": self.spec.compute_sha256(), "run": run}
         head |= {"seed": self.seed, "chunk_size": self.chunk_size}
@@ -113,9 +102,6 @@ class DocumentChunks:
     def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
         """Report losses, as `ChunkSource`."""
         return self.learner is not None and self.learner.report(chunk, nats, tokens)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -192,7 +192,7 @@ class MixtureDataset(IterableDataset[Chunk]):
         return ChunkIterator(self, worker, n_workers, source)
 
 
-class ChunkIterator:
+class ChunkIterator(Iterator[Chunk]):
     """Chunks of one worker of a `MixtureDataset`, with the state that StatefulDataLoader saves.
 
     The first chunk opens the source. The progress excludes the group, so that
@@ -212,9 +212,6 @@ class ChunkIterator:
         self._source = source
         self._table: tuple[int, Any] | None = None  # number of its first chunk, table of chunks
         self._is_over = False
-
-    def __iter__(self) -> "ChunkIterator":
-        return self
 
     def __next__(self) -> Chunk:
         if self._is_over:

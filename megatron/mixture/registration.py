@@ -35,7 +35,6 @@ class RegistrationResult:
     """Counts of one registration.
 
     n_known   files that were registered before and have not changed
-    n_edited  those of `n_files` with the registered size and time, but other content
     absent    properties that no document has, usually because they are misspelt
     """
 
@@ -43,7 +42,6 @@ class RegistrationResult:
     n_known: int = 0
     n_documents: int = 0
     n_broken: int = 0
-    n_edited: int = 0
     absent: tuple[str, ...] = ()
 
 
@@ -64,13 +62,13 @@ def add_files(
     ):
         for path in paths:
             entry = registered.get(str(path))
-            is_stamped = entry is not None and entry.stamp == stat_file(path)
-            same = not verify or entry is not None and hash_content(path) == entry.sha256
-            if is_stamped and same:
+            is_same = entry is not None and entry.stamp == stat_file(path)
+            if is_same and verify:
+                is_same = entry is not None and hash_content(path) == entry.sha256
+            if is_same:
                 result.n_known += 1
                 bar.update(sizes[path])
             else:
-                result.n_edited += is_stamped
                 new.append(path)
         # one commit per batch: a killed registration keeps its finished batches
         for batch in batch_files(new):

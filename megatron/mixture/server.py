@@ -38,7 +38,7 @@ from megatron.text.token_counts import TokenCounter
 
 MIN_TOKEN_CHARS = 16  # 64 bits as hexadecimal digits; required for non-local addresses
 MAX_CHUNKS = 64  # of one request
-MAX_RUNS = 64  # with adaptive weights, open at a time
+MAX_SOURCES = 256  # mixtures, and runs of adaptive ones, open at a time
 PIECE_ROWS = 1 << 14  # rows of an answer to a query that are in memory
 COUNTED = ("requests", "chunks", "documents", "errors")
 SPEC_KEYS = ("corpora", "where", "by", "weights", "count", "schedule",
@@ -104,8 +104,7 @@ class ServedFolder:
         self.roots = [self.folder, *(root.resolve() for root in roots)]
         # without roots: what is registered, wherever it is
         self._read_roots = self.roots if roots else []
-        self._mixtures: dict[str, DocumentChunks] = {}
-        self._runs: dict[tuple[str, str], DocumentChunks] = {}
+        self._sources: dict[tuple[str, str | None], DocumentChunks] = {}
         # a mixture is opened once, and one registration runs at a time
         self._opening, self._writing = threading.Lock(), threading.Lock()
         self._counts, self._counting = Counter(dict.fromkeys(COUNTED, 0)), threading.Lock()
@@ -130,7 +129,7 @@ class ServedFolder:
 
     def close(self) -> None:
         """Close the mixtures and the logs of runs."""
-        for source in [*self._runs.values(), *self._mixtures.values()]:
+        for source in self._sources.values():
             source.close()
 
     def add_counts(self, **counts: int) -> None:
@@ -151,22 +150,21 @@ class ServedFolder:
         """Return the mixture of a request, or the run of it whose losses its weights follow."""
         name, run = str(request.get("mixture")), str(request.get("run", "main"))
         with self._opening:
-            if name not in self._mixtures:
-                if name not in self.list_mixtures():
-                    available = ", ".join(self.list_mixtures()) or "none"
-                    raise ValueError(f"mixture {name!r}: expected one of {available}.")
-                path, roots = self.folder / f"{name}.yaml", self._read_roots
-                self._mixtures[name] = DocumentChunks(path, self.seed, run=None, roots=roots)
-            source = self._mixtures[name]
+            source = self._open_source(name, None)
             if request.get("identity", source.identity) != source.identity:
                 raise ValueError(f"mixture {name!r}: its documents have changed. Start a new run.")
-            if source.spec.settings.adaptive is None:
-                return source
-            if (name, run) not in self._runs:
-                if len(self._runs) >= MAX_RUNS:
-                    raise ValueError(f"{MAX_RUNS} runs are open already. Restart the server.")
-                self._runs[name, run] = source.open_run(run)
-            return self._runs[name, run]
+            return source if source.spec.settings.adaptive is None else self._open_source(name, run)
+
+    def _open_source(self, name: str, run: str | None) -> DocumentChunks:
+        if (name, run) not in self._sources:
+            if name not in self.list_mixtures():
+                available = ", ".join(self.list_mixtures()) or "none"
+                raise ValueError(f"mixture {name!r}: expected one of {available}.")
+            if len(self._sources) >= MAX_SOURCES:
+                raise ValueError(f"{MAX_SOURCES} mixtures and runs are open already. Restart the server.")
+            path, roots = self.folder / f"{name}.yaml", self._read_roots
+            self._sources[name, run] = DocumentChunks(path, self.seed, run=run, roots=roots)
+        return self._sources[name, run]
 
     def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
         source = self.open_mixture(request)

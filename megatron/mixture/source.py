@@ -208,10 +208,6 @@ class MixtureSamples(SampleSource):
                 check_ids(windows[rows], self.n_ids, f"domain '{self.names[k]}'")
         return windows
 
-    def __getitem__(self, i: int) -> np.ndarray:
-        """Return sample i: int64 [seq_len + 1]."""
-        return self.take(np.array([i]))[0]
-
     def has_step(self, step: int) -> bool:
         """Return whether the mixture has all samples of a step."""
         distributor, n = self.distributor, (step + 1) * self.batch_size

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 
 from megatron.config.option import REQUIRED, option
-from megatron.config.section import check_known_keys, read_section, to_integer
+from megatron.config.section import read_section
 from megatron.config.yaml_file import read_yaml
 from megatron.io import wait_for_lock
 from megatron.mixture.adaptive import WeightRule, make_rule
@@ -102,15 +102,14 @@ class SchedulePoint:
 
 
 def _read_points(value: Any, name: str) -> list[SchedulePoint]:
-    """Read the points of a schedule; a wrong point is shown whole."""
+    """Read the points of a schedule."""
     if not isinstance(value, list) or not value:
         raise ValueError(f"{name}: got {value!r}, expected {POINTS}")
-    for point in value:
-        check_known_keys(point, ("at", "weights"), name)
-        at = to_integer(point.get("at"))
-        if point.get("weights") is None or type(at) is not int or at < 0:
-            raise ValueError(f"{name}: got {point}, expected {{at: an integer from 0, weights: ...}}.")
-    return [read_section(SchedulePoint, point, f"{name}[{i}]") for i, point in enumerate(value)]
+    points = [read_section(SchedulePoint, point, f"{name}[{i}]") for i, point in enumerate(value)]
+    starts = [point.at for point in points]
+    if starts != sorted(set(starts)) or starts[0] != 0:
+        raise ValueError(f"{name}: got at {starts}, expected 0 first and rising.")
+    return points
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +202,16 @@ class MixtureSpec:
         """
 
         def normalize(written: Any) -> np.ndarray:
-            return self.normalize_shares(written, selection, natural, factors)
+            try:
+                shares = np.asarray(natural, dtype=np.float64)
+                weights = compute_weights(written, self.settings.by, selection.domains, shares) * factors
+            except ValueError as error:
+                raise ValueError(f"{self.path}: {error}") from error
+            if not weights.sum() > 0:
+                raise ValueError(
+                    f"{self.path}: got weights only for domains without text. Give a weight to others."
+                )
+            return weights / weights.sum()
 
         adaptive, schedule = self.settings.adaptive, self.settings.schedule
         if schedule is None:
@@ -219,30 +227,11 @@ class MixtureSpec:
         rule = make_rule(adaptive.rule, points[-1][1], sizes, str(self.path))
         return DomainWeights(points, linear, adaptive.delay_steps), rule
 
-    def normalize_shares(
-        self, written: Any, selection: Selection, natural: np.ndarray, factors: np.ndarray
-    ) -> np.ndarray:
-        """Return written weights times `factors`, of sum 1, float64 [K]."""
-        try:
-            sizes = np.asarray(natural, dtype=np.float64)
-            weights = compute_weights(written, self.settings.by, selection.domains, sizes) * factors
-        except ValueError as error:
-            raise ValueError(f"{self.path}: {error}") from error
-        if not weights.sum() > 0:
-            raise ValueError(
-                f"{self.path}: got weights only for domains without text. Give a weight to others."
-            )
-        return weights / weights.sum()
-
 
 def read_spec(path: str | Path) -> MixtureSpec:
     """Read a mixture. Raises FileNotFoundError, or ValueError with the invalid key."""
     raw = read_yaml(path)
     settings: MixtureSettings = read_section(MixtureSettings, raw, str(path), separator=": ")
-    if settings.schedule is not None:
-        starts = [point.at for point in settings.schedule.points]
-        if starts != sorted(set(starts)) or starts[0] != 0:
-            raise ValueError(f"{path}: schedule.points: got at {starts}, expected 0 first and rising.")
     return MixtureSpec(Path(path), raw, settings)
 
 
@@ -250,23 +239,16 @@ def build_step_weights(
     spec: MixtureSpec, selection: Selection, tokens: np.ndarray, tokens_per_step: int
 ) -> tuple[DomainWeights, WeightRule | None]:
     """Return the shares of tokens in each training step, and the rule if they follow the model."""
-    natural, factors = convert_to_tokens(spec, selection, tokens)
+    natural, factors = tokens, np.ones(len(tokens))
+    if not spec.counts_tokens:
+        # Domains of 10 and 30 documents with 100 and 900 tokens: document weights
+        # [0.5, 0.5] times tokens per document [10, 30] are in proportion 5 to 15,
+        # token shares [0.25, 0.75].
+        natural, factors = selection.n_documents, tokens / selection.n_documents
     schedule = spec.settings.schedule
     per_step = tokens_per_step if schedule is not None and schedule.unit == "tokens" else 1
     # a rule counts tokens, whatever the first weights count
     return spec.build_weights(selection, natural, factors, per_step, tokens)
-
-
-def convert_to_tokens(
-    spec: MixtureSpec, selection: Selection, tokens: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return `natural` and `factors` of `build_weights`, for shares of tokens."""
-    if spec.counts_tokens:
-        return tokens, np.ones(len(tokens))
-    # Domains of 10 and 30 documents with 100 and 900 tokens: document weights
-    # [0.5, 0.5] times tokens per document [10, 30] are in proportion 5 to 15,
-    # token shares [0.25, 0.75].
-    return selection.n_documents, tokens / selection.n_documents
 
 
 def build_chunk_weights(spec: MixtureSpec, selection: Selection) -> tuple[DomainWeights, WeightRule | None]:

@@ -281,8 +281,11 @@ def test_invalid_mixtures_are_refused_with_a_one_line_error(folder) -> None:
         ("dry: maybe", "expected one of stop, repeat, redistribute"),
         ("adaptive: {rule: magic}", "expected ado, or your module:Class"),
         ("where: \"knid = 'a'\"", "did you mean 'kind'"),
-        ("schedule: {points: [{at: 0}]}", "schedule.points: got {'at': 0}, expected"),
-        ("schedule: {points: [{at: soon, weights: {a: 1}}]}", "'at': 'soon'.* expected"),
+        ("schedule: {points: [{at: 0}]}", r"schedule.points\[0\].weights: got None, expected"),
+        (
+            "schedule: {points: [{at: soon, weights: {a: 1}}]}",
+            r"schedule.points\[0\].at: got 'soon', expected an integer",
+        ),
     ):
         with pytest.raises(ValueError, match=sentence):
             prepare_mixture(write_mixture(folder, lines))
