@@ -226,16 +226,10 @@ def add_property(catalog: Catalog, args: argparse.Namespace) -> None:
 
 
 def print_warnings(args: argparse.Namespace, done: RegistrationResult) -> None:
-    """Print warnings about broken lines, changed files and properties without values."""
+    """Print warnings about broken lines and properties without values."""
     if done.n_broken:
         # on standard error, so that the output of `add` is one line
         print(f"list them: tools/register_corpus.py {args.catalog} broken {args.corpus}", file=sys.stderr)
-    if done.n_edited:
-        print(
-            f"warning: {done.n_edited:,} files had the same size and time but other content; they were "
-            "registered again",
-            file=sys.stderr,
-        )
     for name in done.absent:
         print(f"warning: no document has a value of '{name}'; check its path", file=sys.stderr)
 

@@ -7,10 +7,10 @@ can be read until they are pruned.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from megatron.config.presets import suggest_nearest
 from megatron.mixture.files import (
@@ -53,7 +53,7 @@ class CorpusSummary:
     properties: tuple[str, ...]
 
 
-class Catalog:
+class Catalog(AbstractContextManager["Catalog"]):
     """Open catalog; a context manager.
 
     It shows the versions of its corpora when it was opened.
@@ -85,9 +85,6 @@ class Catalog:
         for name in names:
             version = None if snapshot is None else snapshot[name]
             self._show(CorpusTable(self.path, name, version))
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.connection.close()

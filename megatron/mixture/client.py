@@ -6,18 +6,18 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from megatron.mixture.adaptive import NotReadyError
-from megatron.mixture.catalog import CorpusSummary
 from megatron.mixture.files import import_flight, import_pyarrow
 from megatron.mixture.loaders import MixtureDataset
 from megatron.mixture.properties import Condition
 from megatron.mixture.registration import RegistrationResult
+from megatron.mixture.weights import NotReadyError
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 LOSSES_WAIT_S = 0.05  # between two requests for a chunk that waits for losses
@@ -59,7 +59,7 @@ def make_token_file(folder: Path) -> Path:
     return path
 
 
-class Connection:
+class Connection(AbstractContextManager["Connection"]):
     """Connection to a mixture server.
 
     Requests raise ConnectionError after `patience_s` without a response.
@@ -78,9 +78,6 @@ class Connection:
         self.location, self.patience_s = location, patience_s
         self._tls_roots, self._client = tls_roots, None
         self._headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -202,7 +199,7 @@ class RemoteChunks:
         self.connection.close()
 
 
-class MixtureClient:
+class MixtureClient(AbstractContextManager["MixtureClient"]):
     """Client that registers, queries and mixes on a server; a context manager.
 
     Refused requests are ValueErrors.
@@ -215,9 +212,6 @@ class MixtureClient:
         """Arguments of `Connection`."""
         self._connect = partial(Connection, location, token, tls_roots, patience_s)
         self.connection = self._connect()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.connection.close()
@@ -261,20 +255,9 @@ class MixtureClient:
 
         return int(json.loads(self.connection.call(send))["answer"])
 
-    def list_corpora(self) -> list[CorpusSummary]:
-        """Return the totals of every corpus."""
-        return [
-            CorpusSummary(**{**corpus, "properties": tuple(corpus["properties"])})
-            for corpus in self.connection.request("corpora")
-        ]
-
-    def remove_corpus(self, corpus: str) -> None:
-        """Remove a corpus from the catalog. Its files stay, and mixtures too."""
-        self.connection.request("remove_corpus", {"corpus": corpus})
-
     def count(
         self, where: Where = (), by: Sequence[str] = (), corpora: Sequence[str] = (),
-        tokens: bool = False, list_domains: str = "once",
+        tokens: bool = False,
     ) -> dict[tuple[Any, ...], tuple[int, int | None]]:  # fmt: skip
         """Return (documents, tokens) of each combination of the properties `by`.
 
@@ -282,18 +265,17 @@ class MixtureClient:
                 all must hold
         tokens  also count tokens; otherwise they are None
         """
-        query = _format_query(where, by, corpora, list_domains)
+        query = _format_query(where, by, corpora)
         reply = self.connection.request("count", {"query": query, "tokens": tokens})
         n_tokens = reply["tokens"] or [None] * len(reply["documents"])
         counts = zip(reply["documents"], n_tokens, strict=True)
         return dict(zip(map(tuple, reply["domains"]), counts, strict=True))
 
     def find_documents(
-        self, where: Where = (), by: Sequence[str] = (), corpora: Sequence[str] = (),
-        list_domains: str = "once",
+        self, where: Where = (), by: Sequence[str] = (), corpora: Sequence[str] = ()
     ) -> Iterator[tuple[str, str, int]]:  # fmt: skip
         """Yield (domain, path on the server, row from 0) of the documents of a query."""
-        query = _format_query(where, by, corpora, list_domains)
+        query = _format_query(where, by, corpora)
         for piece in self.connection.read({"query": query}):
             yield from zip(*(column.to_pylist() for column in piece.data.columns), strict=True)
 
@@ -306,10 +288,6 @@ class MixtureClient:
         if "where" in spec:
             spec = spec | {"where": _format_conditions(spec["where"])}
         return str(self.connection.request("create_mixture", {"spec": spec, "name": name}))
-
-    def list_mixtures(self) -> list[str]:
-        """Return the names of the mixtures."""
-        return list(self.connection.request("mixtures"))
 
     def open_chunks(self, name: str, run: str = "main") -> RemoteChunks:
         """Return the chunks of a mixture, over a separate connection."""
@@ -324,26 +302,17 @@ class MixtureClient:
         Workers of a DataLoader connect separately.
         """
         self.open_chunks(name, run).close()  # an unknown mixture is an error here
-        open_source = partial(_open_chunks, self._connect, name, run)
-        return MixtureDataset(open_source, group, n_groups, parse)
+        return MixtureDataset(partial(_open_chunks, self._connect, name, run), group, n_groups, parse)
 
 
 def _open_chunks(connect: Callable[[], Connection], name: str, run: str) -> RemoteChunks:
     """Connect in the process that reads; a connection cannot be sent to a worker."""
-    connection = connect()
-    try:
-        return RemoteChunks(connection, name, run)
-    except ValueError:
-        connection.close()
-        raise
+    return RemoteChunks(connect(), name, run)
 
 
 def _format_conditions(where: Where) -> list[str]:
     return [str(where)] if isinstance(where, str | Condition) else list(map(str, where))
 
 
-def _format_query(
-    where: Where, by: Sequence[str], corpora: Sequence[str], list_domains: str
-) -> dict[str, Any]:
-    query = {"where": _format_conditions(where), "by": list(by), "corpora": list(corpora)}
-    return query | {"list_domains": list_domains}
+def _format_query(where: Where, by: Sequence[str], corpora: Sequence[str]) -> dict[str, Any]:
+    return {"where": _format_conditions(where), "by": list(by), "corpora": list(corpora)}

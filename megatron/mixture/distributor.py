@@ -19,7 +19,6 @@ last known position cannot be read.
 import hashlib
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +33,7 @@ WHOLE = 1 << 40
 NO_LIMIT = np.iinfo(np.int64).max
 BATCH_UNITS = 1 << 15  # units per call of the native scheduler, for speed
 MAX_WALK_CHUNKS = 1 << 16  # from a known position to a requested chunk; some seconds
-MAX_POSITIONS = 256  # latest positions in memory
+MAX_POSITIONS = 256  # in memory
 
 
 def quantize_weights(weights: np.ndarray) -> np.ndarray:
@@ -161,14 +160,13 @@ class Distributor:
         """Create the distributor.
 
         dry   behavior when a domain has supplied all its units:
-              stop           the data end before the first unit that its domain
-                             does not have
+              stop           the data end before the first chunk that would need
+                             a unit that its domain does not have
               repeat         the domain starts again
               redistribute   the other domains take its share until every unit
                              was supplied once
 
-        The last chunk of `stop` and `redistribute` may hold fewer units than
-        the others.
+        The last chunk of `redistribute` may hold fewer units than the others.
 
         Raises ValueError for another value of `dry`, or for a domain with a
         weight and without units.
@@ -187,7 +185,7 @@ class Distributor:
         # of them
         self.limit = np.full(len(self.n_units), NO_LIMIT) if dry == "repeat" else self.n_units
         self.origin = Position.start(len(self.n_units))
-        self._positions: OrderedDict[tuple[bytes, int], Position] = OrderedDict()
+        self._positions: dict[tuple[bytes, int], Position] = {}
         self._lock = threading.Lock()
         self._cached: tuple[int, int, ChunkUnits] | None = None  # the latest chunks: first, end, units
 
@@ -234,10 +232,10 @@ class Distributor:
         for _, after in self._walk_chunks(position, chunk - position.chunk):
             position = after
         with self._lock:
+            # readers in order continue from the latest position, which stays
+            if len(self._positions) >= MAX_POSITIONS:
+                self._positions.clear()
             self._positions[key, position.chunk] = position
-            self._positions.move_to_end((key, position.chunk))
-            while len(self._positions) > MAX_POSITIONS:
-                self._positions.popitem(last=False)
         return position
 
     def schedule_chunks(self, begin: int, n: int, origin: Position | None = None) -> ChunkUnits:
@@ -314,10 +312,9 @@ class Distributor:
             )
             # not even one whole chunk fits the limits
             if after.chunk == position.chunk:
-                finish = self._schedule_last_chunk if self.dry == "stop" else self._schedule_dry_chunk
-                units, after = finish(position, weights)
-                if not len(units.domain):
+                if self.dry == "stop":
                     return
+                units, after = self._schedule_dry_chunk(position, weights)
             position = after
             yield units, position
 
@@ -338,27 +335,6 @@ class Distributor:
         # the native arrays have the size of all requested chunks
         n = n_made * size
         return ChunkUnits(domain[:n], number[:n]), Position(position.chunk + n_made, done, lag)
-
-    def _schedule_last_chunk(self, position: Position, weights: np.ndarray) -> tuple[ChunkUnits, Position]:
-        """Return the longest chunk in which no domain lacks units for its share.
-
-        It may be empty, and it is shorter than a whole chunk.
-        """
-        # clipped to the chunk size (at most 2^22), so that (left + 2) * 2^40
-        # fits in int64 for any limit
-        parts, left = quantize_weights(weights), np.minimum(self.limit - position.done, self.chunk_size)
-        # upper bound of the units of a domain: a share is rounded up by less
-        # than one
-        sure = (left + 2) * WHOLE - position.lag
-        most = min([self.chunk_size - 1, *(sure[parts > 0] // parts[parts > 0]).tolist()])
-        # At most chunk_size - 1 calls, at the end of the data only. No
-        # bisection: a domain may have one unit in a chunk of 10 units and none
-        # in a chunk of 11, because deadlines count from its end.
-        for size in range(most, 0, -1):
-            units, after = self._schedule(position, parts, self.limit, size, 1)
-            if after.chunk > position.chunk:
-                return units, after
-        return ChunkUnits.concatenate([]), position
 
     def _schedule_dry_chunk(self, position: Position, weights: np.ndarray) -> tuple[ChunkUnits, Position]:
         """Return a chunk in which domains run dry.

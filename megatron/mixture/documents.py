@@ -1,22 +1,21 @@
 """Chunks of whole documents, read from the registered files.
 
-Documents are JSON lines, rows of parquet, samples of tar archives, or token ids
-of a .bin/.idx dataset.
+Documents are JSON lines, rows of parquet, or samples of tar archives.
 """
 
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from copy import copy
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from megatron import _csrc
-from megatron.data import open_dataset
+from megatron.mixture.adaptive import RUN_NAME, Learner
 from megatron.mixture.distributor import ChunkUnits, Distributor, Position
 from megatron.mixture.files import (
     PACKED_SUFFIXES,
@@ -28,7 +27,6 @@ from megatron.mixture.files import (
     import_pyarrow,
     read_sample,
 )
-from megatron.mixture.learner import RUN_NAME, Learner
 from megatron.mixture.properties import json_path
 from megatron.mixture.records import replace_lone_surrogates
 from megatron.mixture.spec import build_chunk_weights, open_selection, read_spec
@@ -38,11 +36,11 @@ MAX_FILES = 512  # open at a time; the usual limit per process is 1,024
 GROUP_CACHE_BYTES = 1 << 29  # texts of the latest row groups of parquet files
 PIECE_BYTES = 1 << 22  # of a server's answer that are in memory
 ROW_BYTES = 512  # of a row besides its text
-LINES, ROWS, TAR, DATASET = range(4)  # kinds of files; the first two have texts
+LINES, ROWS, TAR = range(3)  # kinds of files; the first two have texts
 STATE_CHANGED = "has changed since it was registered. Restore the file, or register it again."
 
 
-class DocumentChunks:
+class DocumentChunks(AbstractContextManager["DocumentChunks"]):
     """The documents of the chunks of a mixture. Safe to use from several threads.
 
     Compressed files are unpacked once into the mixture's folder, for random
@@ -56,46 +54,30 @@ class DocumentChunks:
 
     def __init__(
         self, path: str | Path, seed: int = 0, chunk_size: int | None = None,
-        run: str | None = "main", roots: Sequence[Path] = (), verify: bool = False,
+        run: str | None = "main", roots: Sequence[Path] = (),
     ) -> None:  # fmt: skip
         """Open the documents.
 
         chunk_size   documents of a chunk; default: that of the mixture
-        run          run whose weights are used; None: to be shared, see `open_run`
+        run          run whose losses adaptive weights follow; None: of no run
         roots        folders that must contain all files; empty: anywhere
-        verify       compare the content of all files with the catalog, and not only
-                     size and modification time
 
         Raises what reading and querying raise, and ValueError for a file
-        outside of the roots and for a log that another process has locked.
+        outside of the roots, for a run whose name cannot be a file name, and for a
+        log that another process has locked.
         """
         self.spec = read_spec(path)
         self.selection = open_selection(self.spec)
         for file in self.selection.files:
             _check_place(file, roots)
-            file.verify() if verify else file.check_unchanged()
+            file.check_unchanged()
         self.names, self.identity = self.selection.names, self.selection.compute_identity()
         self.seed, self.chunk_size = seed, chunk_size or self.spec.settings.chunk_size
         self.counts = self.selection.n_documents
         self.at_once = 16 if self.spec.settings.adaptive is None else 1
-        self._columns = {name: self.selection.column(name) for name in ("file", "row", "begin", "size")}
+        self._columns = {name: self.selection.column(name) for name in ("file", "begin", "size")}
         self._files = OpenFiles(self.selection.files, mixture_folder(path))
         self._open_distributor(run)
-
-    def open_run(self, run: str) -> "DocumentChunks":
-        """Return the same documents for another run, with its own weights.
-
-        Raises ValueError for a name that cannot be a file name.
-        """
-        if self.spec.settings.adaptive is None:
-            return self
-        # the name of a client becomes a file name: no slash and no leading dot
-        if not RUN_NAME.fullmatch(run):
-            raise ValueError("run: expected a name of letters, digits, _ . and -, at most 64.")
-        # shares the open files, with a separate distributor and learner
-        view = copy(self)
-        view._open_distributor(run)
-        return view
 
     def _open_distributor(self, run: str | None) -> None:
         settings = self.spec.settings
@@ -106,7 +88,10 @@ class DocumentChunks:
         self.learner: Learner | None = None
         if rule is None or settings.adaptive is None or run is None:
             return
-        # all that determines the order besides the log; RunLog rejects another
+        # the name of a client becomes a file name: no slash and no leading dot
+        if not RUN_NAME.fullmatch(run):
+            raise ValueError("run: expected a name of letters, digits, _ . and -, at most 64.")
+        # all that determines the order besides the log; Learner rejects another
         # head
         head: dict[str, Any] = {"log_of": self.identity, "spec": self.spec.compute_sha256(), "run": run}
         head |= {"seed": self.seed, "chunk_size": self.chunk_size}
@@ -117,9 +102,6 @@ class DocumentChunks:
     def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
         """Report losses, as `ChunkSource`."""
         return self.learner is not None and self.learner.report(chunk, nats, tokens)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -135,7 +117,7 @@ class DocumentChunks:
         return self.distributor.find_position(chunk, self._read_position(position)).as_dict()
 
     def read(self, first: int, n_chunks: int, position: dict[str, Any] | None = None) -> Any:
-        """Return chunks first, first + 1, ... as Arrow: domain int32, and text or ids.
+        """Return chunks first, first + 1, ... as Arrow: domain int32, and text.
 
         position   of an earlier chunk, from which these are computed; None: the start
 
@@ -148,7 +130,7 @@ class DocumentChunks:
     def read_pieces(self, first: int, n_chunks: int, position: dict[str, Any] | None = None) -> Iterator[Any]:
         """Yield the rows of `read` in tables of about PIECE_BYTES, at least one."""
         units = self._schedule(first, n_chunks, position)
-        # ids have no sizes: an estimate by the number of rows
+        # rows of parquet have no sizes: an estimate by their number
         ends = np.cumsum(self._columns["size"][self._find_places(units)] + ROW_BYTES, dtype=np.int64)
         begin = 0
         while not begin or begin < len(units.domain):
@@ -184,8 +166,7 @@ class DocumentChunks:
         # inverse permutation, for file [2, 0, 1]: order [1, 2, 0], back [2, 0,
         # 1]
         back[order] = np.arange(len(order))
-        kind = texts.type
-        name = "ids" if arrow.types.is_list(kind) else "sample" if arrow.types.is_struct(kind) else "text"
+        name = "sample" if arrow.types.is_struct(texts.type) else "text"
         return arrow.table({"domain": units.domain, name: texts.take(arrow.array(back))})
 
 
@@ -210,7 +191,6 @@ class OpenFiles:
         self.files, self.folder = files, folder
         self._lock = threading.RLock()
         self._descriptors = Pool(MAX_FILES, lambda opened: os.close(opened[0]))
-        self._datasets = Pool(MAX_FILES // 4, lambda dataset: dataset.unmap())
         self._groups = Pool(GROUP_CACHE_BYTES)
         self._scratch = connect_database(1)
         self._kinds = np.array([_find_kind(file) for file in files], dtype=np.int8)
@@ -219,10 +199,10 @@ class OpenFiles:
     def close(self) -> None:
         """Close all files. A later read opens them again."""
         with self._lock:
-            for cache in (self._descriptors, self._datasets, self._groups):
+            for cache in (self._descriptors, self._groups):
                 cache.clear()
 
-    def read(self, file: np.ndarray, row: np.ndarray, begin: np.ndarray, size: np.ndarray) -> Any:
+    def read(self, file: np.ndarray, begin: np.ndarray, size: np.ndarray) -> Any:
         """Return the documents at these places, sorted by file, as an Arrow array.
 
         Raises ValueError for a file that has changed or cannot be read, and for
@@ -233,17 +213,13 @@ class OpenFiles:
             return arrow.array([], arrow.large_string())
         kinds = set(self._kinds[np.unique(file)].tolist())
         if len(kinds) > 1 and kinds != {LINES, ROWS}:
-            raise ValueError(
-                "got text, tar archives and .bin/.idx datasets in one mixture. Select files of one kind."
-            )
+            raise ValueError("got text and tar archives in one mixture. Select files of one kind.")
         cuts = [0, *(np.flatnonzero(np.diff(file)) + 1).tolist(), len(file)]
         spans = list(zip(file[cuts[:-1]].tolist(), map(slice, cuts[:-1], cuts[1:]), strict=True))
         # the caches and the database are shared; another thread must not close
         # a file in use
         with self._lock:
-            if DATASET in kinds:
-                parts = [self._read_ids(number, row[span]) for number, span in spans]
-            elif TAR in kinds:
+            if TAR in kinds:
                 parts = [self._read_samples(number, begin[span], size[span]) for number, span in spans]
             else:
                 parts = self._read_texts(spans, begin, size)
@@ -378,23 +354,11 @@ class OpenFiles:
         ]
         return arrow.array(rows, arrow.struct(list(fields.items())))
 
-    def _read_ids(self, number: int, rows: np.ndarray) -> Any:
-        """Return documents of a .bin/.idx dataset as lists of int32."""
-        arrow, file = import_pyarrow(), self.files[number]
-        dataset = self._datasets.get(number, lambda: (self._open_dataset(file), 1))
-        begins, lengths = dataset.document_spans(rows)
-        spans = map(slice, begins, begins + lengths)
-        ids = [np.asarray(dataset.tokens[span]) for span in spans]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        return arrow.ListArray.from_arrays(offsets, np.concatenate(ids).astype(np.int32))
-
-    @staticmethod
-    def _open_dataset(file: SourceFile) -> Any:
-        file.check_unchanged()
-        return open_dataset(file.prefix)
-
 
 def _find_kind(file: SourceFile) -> int:
-    if file.path.endswith(".parquet"):
-        return ROWS
-    return DATASET if file.is_dataset else TAR if file.path.endswith(TAR_SUFFIXES) else LINES
+    if file.is_dataset:
+        raise ValueError(
+            f"{file.path}: got a .bin/.idx dataset, expected text for chunks of documents. "
+            "Train on it with dataset.mixture or TitanLoader."
+        )
+    return ROWS if file.path.endswith(".parquet") else TAR if file.path.endswith(TAR_SUFFIXES) else LINES

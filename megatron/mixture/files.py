@@ -19,7 +19,7 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -274,41 +274,35 @@ class _Header(tarfile.TarInfo):
 class TarSample:
     """Adjacent members with a common name.
 
-    text_members   content of the members in TEXT_EXTENSIONS
-    fault          reason why it is not a sample
+    members   content by extension; empty for those that were not read
+    fault     reason why it is not a sample
     """
 
     key: str
     begin: int
     end: int
-    text_members: dict[str, bytes] = field(default_factory=dict)
-    names: set[str] = field(default_factory=set)
+    members: dict[str, bytes] = field(default_factory=dict)
     fault: str | None = None
 
     def build_record(self, text_key: str) -> dict[str, Any]:
         """Return the record over which properties are evaluated. Raises ValueError for a broken sample."""
         if self.fault is not None:
             raise ValueError(self.fault)
-        return build_record(self.key, self.text_members, text_key)
-
-
-def build_record(key: str, members: dict[str, bytes], text_key: str) -> dict[str, Any]:
-    """Return the record of a sample's members. Raises ValueError if they contain no text."""
-    try:
-        record = json.loads(members.get("json", b"{}"))
-    except (ValueError, RecursionError):
-        raise ValueError("its .json is not JSON") from None
-    if not isinstance(record, dict):
-        raise ValueError("its .json is not an object")
-    if not isinstance(record.get(text_key), str):
-        if "txt" not in members:
-            raise ValueError(f"no text under '{text_key}' in its .json, and no .txt")
         try:
-            record[text_key] = members["txt"].decode()
-        except UnicodeDecodeError:
-            raise ValueError("its .txt is not UTF-8") from None
-    # last, so that a `__key__` in the .json does not replace the key
-    return {**record, KEY_FIELD: key}
+            record = json.loads(self.members.get("json", b"{}"))
+        except (ValueError, RecursionError):
+            raise ValueError("its .json is not JSON") from None
+        if not isinstance(record, dict):
+            raise ValueError("its .json is not an object")
+        if not isinstance(record.get(text_key), str):
+            if "txt" not in self.members:
+                raise ValueError(f"no text under '{text_key}' in its .json, and no .txt")
+            try:
+                record[text_key] = self.members["txt"].decode()
+            except UnicodeDecodeError:
+                raise ValueError("its .txt is not UTF-8") from None
+        # last, so that a `__key__` in the .json does not replace the key
+        return {**record, KEY_FIELD: self.key}
 
 
 def iter_samples(path: Path, stream: IO[bytes], max_bytes: int = MAX_SAMPLE_BYTES) -> Iterator[TarSample]:
@@ -321,12 +315,15 @@ def iter_samples(path: Path, stream: IO[bytes], max_bytes: int = MAX_SAMPLE_BYTE
     try:
         # "r|" reads forwards only, and does not require a file that can seek
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as archive:
-            yield from _group_members(archive, max_bytes)
+            yield from _group_members(archive, max_bytes, TEXT_EXTENSIONS)
     except TAR_ERRORS as error:
         raise ValueError(f"{path}: cannot be read to its end ({error}). Pack it again.") from error
 
 
-def _group_members(archive: tarfile.TarFile, max_bytes: int) -> Iterator[TarSample]:
+def _group_members(
+    archive: tarfile.TarFile, max_bytes: int, extensions: Collection[str] | None = None
+) -> Iterator[TarSample]:
+    """Yield samples with the content of the members in `extensions`; None: of all."""
     seen: set[str] = set()
     sample: TarSample | None = None
     while (member := archive.next()) is not None:
@@ -355,11 +352,10 @@ def _group_members(archive: tarfile.TarFile, max_bytes: int) -> Iterator[TarSamp
                 f"{member.name}: got a sample of {sample.end - sample.begin:,} bytes, expected at most "
                 f"{max_bytes:,}; if the sample is valid, raise --max-sample-mb"
             )
-        if extension in sample.names:
+        if extension in sample.members:
             sample.fault = f"two members .{extension}"
-        sample.names.add(extension)
-        if extension in TEXT_EXTENSIONS:
-            sample.text_members[extension] = _read_member(archive, member)
+        is_read = extensions is None or extension in extensions
+        sample.members[extension] = _read_member(archive, member) if is_read else b""
     if sample is not None:
         yield sample
 
@@ -377,17 +373,11 @@ def read_sample(span: bytes, text_key: str) -> dict[str, Any]:
     """
     try:
         # a span has no end-of-archive blocks: tarfile also ends where the bytes end
-        with tarfile.open(fileobj=io.BytesIO(span), mode="r:", tarinfo=_Header) as archive:
-            members = [(MEMBER_NAME.fullmatch(member.name), member) for member in archive if member.isfile()]
-            content = {
-                named[2].lower(): _read_member(archive, member)
-                for named, member in members
-                if named is not None
-            }
+        with tarfile.open(fileobj=io.BytesIO(span), mode="r|", tarinfo=_Header) as archive:
+            samples = list(_group_members(archive, len(span)))
     except TAR_ERRORS as error:
         raise ValueError(f"got bytes that are not a sample ({error})") from error
-    keys = {named[1] for named, _ in members if named is not None}
-    if len(keys) != 1:
-        raise ValueError(f"got members of {len(keys)} samples, expected one")
-    key = keys.pop()
-    return {**content, KEY_FIELD: key, "text": build_record(key, content, text_key)[text_key]}
+    if len(samples) != 1:
+        raise ValueError(f"got members of {len(samples)} samples, expected one")
+    sample = samples[0]
+    return {**sample.members, KEY_FIELD: sample.key, "text": sample.build_record(text_key)[text_key]}

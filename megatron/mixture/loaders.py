@@ -18,7 +18,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 PADDING = -1  # domain of a target that is not a token of a document
 # age of a state's position, in chunks, which take about 0.1 s to compute again
 ANCHOR_CHUNKS = 4096
-COLUMN_NAMES: dict[type, str] = {str: "text", dict: "sample"}  # column by type of the document; default: ids
 CHANGED = "the documents of the mixture have changed. Start a new run, or restore the documents."
 
 
@@ -31,7 +30,7 @@ class ChunkSource(Protocol):
     at_once: int  # chunks to read per call; 1 if the next chunk may wait for losses
 
     def read(self, first: int, n_chunks: int, position: dict[str, Any] | None = None) -> Any:
-        """Return an Arrow table with domain, and text or ids; fewer rows if the data end.
+        """Return an Arrow table with domain and text; fewer rows if the data end.
 
         position   of an earlier chunk, from which the chunks are computed;
                    None: the start
@@ -54,7 +53,7 @@ class ChunkSource(Protocol):
 class Chunk:
     """Documents of one chunk, with their domains (indices into `names` of the source).
 
-    They are text or token ids. A document of a tar archive is a dict: `__key__`, `text`, and the bytes of
+    They are text. A document of a tar archive is a dict: `__key__`, `text`, and the bytes of
     each member by its extension.
 
     state   of the dataset after this chunk and those that the other groups read
@@ -68,22 +67,18 @@ class Chunk:
 
 
 def pack_windows(
-    chunk: Chunk, seq_len: int, eod: int, encode: Callable[[str], list[int]] | None = None
+    chunk: Chunk, seq_len: int, eod: int, encode: Callable[[str], list[int]]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Concatenate the documents of a chunk, each followed by `eod`, and cut windows of S + 1 tokens.
 
-    encode   text to ids; None: the documents are ids already, and no `eod` is
-             added
+    encode   text to ids
 
     Returns windows int64 [n, S + 1], where neighbours share one token, and the
     domain of each target, int32 [n, S]. The last window is padded with `eod`,
     whose domain is PADDING. A chunk is packed independently of the others, and
     no token is dropped.
     """
-    if encode is None:
-        documents = [np.asarray(ids, dtype=np.int64) for ids in chunk.documents]
-    else:
-        documents = [np.array([*encode(text), eod], dtype=np.int64) for text in chunk.documents]
+    documents = [np.array([*encode(text), eod], dtype=np.int64) for text in chunk.documents]
     # the empty array allows a chunk without documents, and sets the type
     tokens = np.concatenate([*documents, np.empty(0, np.int64)])
     domains = np.repeat(np.array(chunk.domains, dtype=np.int32), [len(document) for document in documents])
@@ -197,7 +192,7 @@ class MixtureDataset(IterableDataset[Chunk]):
         return ChunkIterator(self, worker, n_workers, source)
 
 
-class ChunkIterator:
+class ChunkIterator(Iterator[Chunk]):
     """Chunks of one worker of a `MixtureDataset`, with the state that StatefulDataLoader saves.
 
     The first chunk opens the source. The progress excludes the group, so that
@@ -217,9 +212,6 @@ class ChunkIterator:
         self._source = source
         self._table: tuple[int, Any] | None = None  # number of its first chunk, table of chunks
         self._is_over = False
-
-    def __iter__(self) -> "ChunkIterator":
-        return self
 
     def __next__(self) -> Chunk:
         if self._is_over:
@@ -299,7 +291,7 @@ def unpack_sample(sample: dict[str, Any]) -> dict[str, Any]:
 def hugging_face(dataset: MixtureDataset) -> Any:
     """Return the documents of one group as a `datasets.IterableDataset`, in their order.
 
-    Columns: text, ids or (of tar archives) sample; domain (its name); chunk
+    Columns: text or (of tar archives) sample; domain (its name); chunk
     (its number). Its `state_dict` is a position, from which it resumes without
     replaying documents. A state saved at the end of a chunk resumes on any
     number of groups. In a DataLoader the first worker reads and the others
@@ -348,7 +340,7 @@ class DocumentExamples:
         dataset.start = Progress.from_dict(state)
         source = dataset.open_source()
         for chunk in dataset.iter_chunks(source=source):
-            key = COLUMN_NAMES.get(type(chunk.documents[0]), "ids")
+            key = "sample" if isinstance(chunk.documents[0], dict) else "text"
             state["identity"] = chunk.state["identity"]
             # above 0 in the first chunk after a resume only
             for index in range(state["document"], len(chunk.documents)):

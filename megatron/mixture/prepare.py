@@ -3,7 +3,8 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +16,21 @@ from megatron.data.indexed import IndexedTokens
 from megatron.io import atomic_path, wait_for_lock, write_json
 from megatron.log import get_logger
 from megatron.mixture.files import TAR_SUFFIXES, SourceFile, iter_samples, open_decompressed
-from megatron.mixture.query import Selection
+from megatron.mixture.query import Selection, documents_path
 from megatron.mixture.spec import MixtureSpec, build_step_weights, read_spec
 from megatron.plan.datapaths import compare_eods
-from megatron.plan.mixture_use import DOCUMENTS, RESOLVED, ResolvedMixture, mixture_folder, read_resolved
+from megatron.plan.mixture_use import (
+    RESOLVED,
+    ResolvedMixture,
+    mixture_folder,
+    read_resolved,
+)
 from megatron.text.preprocess import PreprocessOptions, preprocess
 
 TOKENS = "tokens"  # folder of the tokenized texts
 BATCH_BYTES, BATCH_FILES = 128 << 20, 4096  # of adjacent files that become one dataset
 
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class TokenizedFiles:
-    """Datasets with the tokens of files. Document r of file k is document firsts[k] + r of its dataset.
-
-    datasets   of all files
-    numbers    dataset of each file, int64 [n]
-    firsts     int64 [n]
-    """
-
-    datasets: list[IndexedTokens]
-    numbers: np.ndarray
-    firsts: np.ndarray
 
 
 def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False) -> ResolvedMixture:
@@ -57,18 +49,18 @@ def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False)
         selection = spec.select_documents(count_tokens=False)
         for file in selection.files if verify else ():
             file.verify()
-        tokenized = tokenize_files(selection.files, spec, folder, quiet)
-        tokenizer = _check_tokenizer(tokenized.datasets)
+        datasets, places = tokenize_files(selection.files, spec, folder, quiet)
+        tokenizer = _check_tokenizer(datasets)
         # changes with the documents, the specification, or the tokenizer
         sums = [selection.compute_identity(), spec.compute_sha256(), tokenizer.get("sha256")]
         identity = hashlib.sha256(json.dumps(sums).encode()).hexdigest()
         if not _is_prepared(path, identity):
-            located = replace(_locate_tokens(selection, tokenized), identity=identity)
+            located = _locate_tokens(selection, datasets, places)
             ends = np.concatenate([[0], np.cumsum(located.column("size"), dtype=np.int64)])
             tokens = np.diff(ends[located.bounds])
             weights, _ = build_step_weights(spec, selection, tokens, 1)
-            located.save(folder / DOCUMENTS)
-            # RESOLVED last: of another identity than the documents it counts as
+            located.save(documents_path(path, identity))
+            # RESOLVED last: without the documents of its identity it counts as
             # not prepared
             write_json(folder / RESOLVED, {
                 "identity": identity,
@@ -78,30 +70,28 @@ def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False)
                 "documents": selection.n_documents.tolist(),
                 "tokens": tokens.tolist(),
                 "weights": weights.weights_at(0)[0].tolist(),
-                "pairs": [dataset.prefix for dataset in tokenized.datasets],
+                "pairs": [dataset.prefix for dataset in datasets],
             })  # fmt: skip
+            # processes that map an earlier file keep it
+            for old in set(folder.glob("documents*.arrow")) - {documents_path(path, identity)}:
+                old.unlink()
     return read_resolved(path)
 
 
 def _is_prepared(path: str | Path, identity: str) -> bool:
-    """Return whether both files of a prepared mixture are those of this identity."""
-    folder = mixture_folder(path)
-    if not (folder / RESOLVED).is_file() or read_resolved(path).identity != identity:
-        return False
-    try:
-        return Selection.load(folder / DOCUMENTS).identity == identity
-    except (FileNotFoundError, ValueError):
-        return False
+    """Return whether the files of a prepared mixture are those of this identity."""
+    is_resolved = (mixture_folder(path) / RESOLVED).is_file() and read_resolved(path).identity == identity
+    return is_resolved and documents_path(path, identity).is_file()
 
 
-def _locate_tokens(selection: Selection, tokenized: TokenizedFiles) -> Selection:
+def _locate_tokens(selection: Selection, datasets: Sequence[IndexedTokens], places: np.ndarray) -> Selection:
     """Return the documents with their dataset in `file`, and first token and length in `begin` and `size`."""
     file, row = selection.column("file"), selection.column("row")
-    number = tokenized.numbers[file].astype(np.int32)
+    number = places[file, 0].astype(np.int32)
     begins, sizes = np.empty(len(file), dtype=np.int64), np.empty(len(file), dtype=np.int32)
-    for k, dataset in enumerate(tokenized.datasets):
+    for k, dataset in enumerate(datasets):
         mask = np.flatnonzero(number == k)
-        begins[mask], sizes[mask] = dataset.document_spans(row[mask] + tokenized.firsts[file[mask]])
+        begins[mask], sizes[mask] = dataset.document_spans(row[mask] + places[file[mask], 1])
         dataset.unmap()
     documents = selection.documents
     for name, column in (("file", number), ("begin", begins), ("size", sizes)):
@@ -111,14 +101,16 @@ def _locate_tokens(selection: Selection, tokenized: TokenizedFiles) -> Selection
 
 def tokenize_files(
     files: Sequence[SourceFile], spec: MixtureSpec, folder: Path, quiet: bool
-) -> TokenizedFiles:
-    """Return the datasets with the documents of the files. Text is tokenized once, many files at a time.
+) -> tuple[list[IndexedTokens], np.ndarray]:
+    """Return the datasets with the documents of the files, and the places of the files, int64 [n, 2].
+
+    A place is the number of the dataset, and of the file's first document there.
+    Text is tokenized once, many files at a time.
 
     Raises ValueError for a file that is not as registered.
     """
     datasets: list[IndexedTokens] = []
-    numbers: list[int] = []
-    firsts: list[int] = []
+    places: list[tuple[int, int]] = []
     texts = [file for file in files if not file.is_dataset]
     with ProgressBar("tokenizing", sum(file.n_bytes for file in texts), "B", quiet=quiet) as bar:
         for batch in _batch_files(files):
@@ -136,10 +128,9 @@ def tokenize_files(
                     f"tokenized, of {len(batch):,} files. Correct the lines that register_corpus.py CATALOG "
                     "broken lists, and register the files again."
                 )
-            numbers += [len(datasets)] * len(batch)
-            firsts += np.concatenate([[0], np.cumsum(counts)])[:-1].tolist()
+            places += [(len(datasets), first) for first in accumulate(counts[:-1], initial=0)]
             datasets.append(dataset)
-    return TokenizedFiles(datasets, np.array(numbers, dtype=np.int64), np.array(firsts, dtype=np.int64))
+    return datasets, np.array(places, dtype=np.int64)
 
 
 def _batch_files(files: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:

@@ -41,29 +41,8 @@ PROPERTY_PATTERN = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 
-# the part of RedPajama that a record belongs to: each part stores it under another
-# key, or not at all
-RED_PAJAMA_SOURCE = """coalesce(
-    record->>'$.meta.source', split_part(record->>'$.source', '/', 1),
-    CASE WHEN record->>'$.meta.arxiv_id' IS NOT NULL THEN 'arxiv'
-    WHEN record->>'$.meta.short_book_title' IS NOT NULL THEN 'book'
-    WHEN contains(record->>'$.meta.url', 'wikipedia.org') THEN 'wikipedia' END)"""
-# For GitHub: the programming language with the most bytes in the repository.
-# Structs compare by their first field, bytes. Lists count from 1 in SQL.
-RED_PAJAMA_LANGUAGE = """CASE json_type(record, '$.meta.language') WHEN 'ARRAY' THEN
-    list_reverse_sort(from_json(
-        record->'$.meta.language', '[{"bytes":"BIGINT","name":"VARCHAR"}]'
-    ))[1].name ELSE record->>'$.meta.language' END"""
-
 PRESETS: dict[str, tuple[str, ...]] = {
     "slimpajama": ("meta.redpajama_set_name AS source category",),
-    "redpajama": (
-        f"{RED_PAJAMA_SOURCE} AS source category",
-        f"{RED_PAJAMA_LANGUAGE} AS language category",
-        "json_extract_string(record, '$.meta.language[*].name') AS languages list",
-        "meta.license AS license category",
-        "meta.url AS url",
-    ),
     "c4": ("url AS url", "substr(record->>'$.timestamp', 1, 10) AS day date"),
     "fineweb": (
         "url AS url",

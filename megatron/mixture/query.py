@@ -19,10 +19,10 @@ from megatron.io import atomic_path
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.files import SourceFile, import_duckdb, import_pyarrow
 from megatron.mixture.properties import Condition, quote_identifier, quote_text
+from megatron.plan.mixture_use import mixture_folder
 
 BUILTIN_PROPERTIES = {"corpus": "category", "tokens": "integer", "size": "integer"}  # type by name
 COLUMNS = {"file": "<i4", "row": "<i4", "begin": "<i8", "size": "<i4"}  # of a selection
-LIST_DOMAINS = ("once", "each")
 BATCH_ROWS = 1 << 17
 COUNTED_CODES = 1 << 20  # 8 MB of counters
 META_KEY = b"selection"
@@ -33,19 +33,16 @@ Values = tuple[Any, ...]
 class Query:
     """Conditions over corpora of a catalog. A document must satisfy all of them.
 
-    list_domains   domain of a document with several values of a property, such
-                   as languages: once   that of one value, chosen by a hash of
-                   the file's content, the row and the property;
-                          values to which the mixture gives a weight take
-                          precedence
-                   each   the domain of every value, so that an epoch contains
-                          the document once for each
-    weighted       values of properties that take precedence
+    A document with several values of a property, such as languages, is in the
+    domain of one of them, chosen by a hash of the file's content, the row and the
+    property.
+
+    weighted   values of properties that take precedence, because the mixture gives
+               them a weight
     """
 
     corpora: tuple[str, ...] = ()  # empty: all
     conditions: tuple[str | Condition, ...] = ()
-    list_domains: str = "once"
     weighted: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def where(self, condition: str | Condition) -> "Query":
@@ -59,9 +56,6 @@ class Query:
         the nearest name), if no document satisfies the conditions, and if
         tokens are to be counted and a document has no count.
         """
-        if self.list_domains not in LIST_DOMAINS:
-            expected = ", ".join(LIST_DOMAINS)
-            raise ValueError(f"list_domains: got '{self.list_domains}', expected one of {expected}.")
         tokens = ["tokens"] if count_tokens else []
         # encoded batch by batch, so that no text of a property is in memory for
         # each document
@@ -97,9 +91,6 @@ class Query:
                 hint = suggest_nearest(name, sorted(kinds))
                 raise ValueError(f"domains: no property {name!r}; {hint}")
         lists = [name for name in by if kinds[name] == "list"]
-        if len(lists) > 1 and self.list_domains == "each":
-            names_of_lists = " and ".join(lists)
-            raise ValueError(f"by: got {names_of_lists}, expected one list for list_domains: each.")
         domains = [self._list_sql(name) if name in lists else quote_identifier(name) for name in by]
         try:
             selected = self._filter(catalog, names, bool(lists))
@@ -139,8 +130,6 @@ class Query:
     def _list_sql(self, name: str) -> str:
         """Return the domain of a document by a property with several values, in SQL."""
         values = f"list_sort(list_distinct({quote_identifier(name)}))"  # without NULL
-        if self.list_domains == "each":
-            return f"unnest(CASE WHEN len({values}) > 0 THEN {values} ELSE [NULL] END)"
         if weighted := ", ".join(map(quote_text, sorted(self.weighted.get(name, ())))):
             preferred = f"list_sort(list_intersect({values}, [{weighted}]))"
             values = f"CASE WHEN len({preferred}) > 0 THEN {preferred} ELSE {values} END"
@@ -148,6 +137,11 @@ class Query:
         # or the time of registration
         draw = f"md5_number_upper(concat_ws('/', _sha256, row, {quote_text(name)}))"
         return f"({values})[1 + CAST({draw} % greatest(len({values}), 1) AS BIGINT)]"
+
+
+def documents_path(mixture: str | Path, identity: str) -> Path:
+    """Return the file of the documents of a prepared mixture."""
+    return mixture_folder(mixture) / f"documents-{identity[:16]}.arrow"
 
 
 @dataclass(frozen=True)
@@ -164,7 +158,6 @@ class Selection:
                 1] - 1
     n_tokens    tokens of each domain, if they were requested
     snapshot    versions of the corpora
-    identity    of the prepared mixture that the selection was saved for
     """
 
     by: tuple[str, ...]
@@ -174,7 +167,6 @@ class Selection:
     bounds: np.ndarray
     n_tokens: tuple[int, ...] | None = None
     snapshot: Mapping[str, int] = field(default_factory=dict)
-    identity: str | None = None
 
     def column(self, name: str) -> np.ndarray:
         """Return one column of the documents, without a copy."""
@@ -221,7 +213,6 @@ class Selection:
         meta = {
             "by": self.by, "domains": self.domains, "files": [asdict(file) for file in self.files],
             "bounds": self.bounds.tolist(), "n_tokens": self.n_tokens, "snapshot": dict(self.snapshot),
-            "identity": self.identity,
         }  # fmt: skip
         table = self.documents.replace_schema_metadata({META_KEY: json.dumps(meta, default=str)})
         with (

@@ -8,7 +8,7 @@ the error.
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,43 +59,6 @@ class RecordCounts:
 
 
 @dataclass(frozen=True)
-class LineBlock:
-    """Lines as Arrow strings, with the first byte, size and number in the file of each.
-
-    file, rows   id of the file, or of each line with its row, for lines of
-                 several files
-    """
-
-    lines: Any
-    begins: np.ndarray
-    sizes: np.ndarray
-    numbers: np.ndarray
-    file: int | np.ndarray = 0
-    rows: np.ndarray | None = None
-
-    @classmethod
-    def from_records(cls, records: list[str], places: list[tuple[int, int, int]]) -> "LineBlock":
-        """Return the block of records at (begin, size, number)."""
-        arrow = import_pyarrow()
-        columns = np.array(places, dtype=np.int64).reshape(-1, 3).T.copy()
-        return cls(arrow.array(records, arrow.large_string()), *columns)
-
-    def replace_lone_surrogates(self) -> "LineBlock":
-        """Return the block without lone surrogates, which are invalid JSON in DuckDB."""
-        arrow = import_pyarrow()
-        _, bounds, text = self.lines.buffers()
-        text = arrow.py_buffer(replace_lone_surrogates(text.to_pybytes()))
-        n, first = len(self.lines), self.lines.offset
-        lines = arrow.LargeStringArray.from_buffers(n, bounds, text, offset=first)
-        return replace(self, lines=lines)
-
-    def filter(self, mask: np.ndarray) -> "LineBlock":
-        """Return the lines where `mask` is True."""
-        arrays = {name: getattr(self, name)[mask] for name in ("begins", "sizes", "numbers")}
-        return replace(self, lines=self.lines.filter(import_pyarrow().array(mask)), **arrays)
-
-
-@dataclass(frozen=True)
 class RecordReader:
     """Reader of the documents of files of one corpus.
 
@@ -126,15 +89,16 @@ class RecordReader:
                 yield from self._read_parquet(path, file, counts)
             else:
                 for block in self._iter_blocks(path, counts):
-                    if beside is not None and len(beside) < counts.n_documents + len(block.lines):
+                    if beside is not None and len(beside) < counts.n_documents + len(block):
                         raise _make_rows_error(path, len(beside))
-                    yield self._evaluate(replace(block, file=file), beside, counts)
+                    yield self._evaluate(block, file, beside, counts)
         except (import_duckdb().Error, import_pyarrow().ArrowException) as error:
             raise ValueError(f"{path}: {str(error).splitlines()[0]}") from error
         if beside is not None and len(beside) != counts.n_documents:
             raise _make_rows_error(path, len(beside))
 
-    def _iter_blocks(self, path: Path, counts: RecordCounts) -> Iterator[LineBlock]:
+    def _iter_blocks(self, path: Path, counts: RecordCounts) -> Iterator[Any]:
+        """Yield records as Arrow tables: record (text), begin, size and _number (in the file)."""
         if path.suffix == ".parquet":
             blocks = iter_row_records(path)
         elif path.name.endswith(TAR_SUFFIXES):
@@ -144,12 +108,12 @@ class RecordReader:
         for block in blocks:
             yield block if self.function is None else self._apply_function(path, block)
 
-    def _apply_function(self, path: Path, block: LineBlock) -> LineBlock:
+    def _apply_function(self, path: Path, block: Any) -> Any:
         """Return the block with the function's values in each record."""
         assert self.function is not None
         arrow = import_pyarrow()
         lines: list[str] = []
-        for i, line in enumerate(block.lines.cast(arrow.large_binary()).to_pylist()):
+        for i, line in enumerate(block.column("record").cast(arrow.large_binary()).to_pylist()):
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError):
@@ -159,12 +123,13 @@ class RecordReader:
                 record = record | (self.function(record) or {})
                 lines.append(json.dumps(record, allow_nan=False))
             except Exception as error:  # a function of the user may raise anything
+                number = block.column("_number")[i].as_py() + 1
                 raise ValueError(
-                    f"{path}, record {block.numbers[i] + 1}: the function raised {error!r}. Correct it."
+                    f"{path}, record {number}: the function raised {error!r}. Correct it."
                 ) from error
-        return replace(block, lines=arrow.array(lines, arrow.large_string()))
+        return block.set_column(0, "record", arrow.array(lines, arrow.large_string()))
 
-    def _iter_sample_records(self, path: Path, counts: RecordCounts) -> Iterator[LineBlock]:
+    def _iter_sample_records(self, path: Path, counts: RecordCounts) -> Iterator[Any]:
         """Yield the records of a tar. A sample without text, or in parts, is broken."""
         places, records, n_chars = [], [], 0
         with open_decompressed(path) as stream:
@@ -178,36 +143,42 @@ class RecordReader:
                 places.append((sample.begin, sample.end - sample.begin, number))
                 n_chars += len(records[-1])
                 if n_chars >= BLOCK_BYTES:
-                    yield LineBlock.from_records(records, places)
+                    yield make_block(records, places)
                     places, records, n_chars = [], [], 0
-        yield LineBlock.from_records(records, places)
+        yield make_block(records, places)
 
-    def _evaluate(self, block: LineBlock, beside: Any, counts: RecordCounts) -> Any:
+    def _evaluate(self, block: Any, file: int, beside: Any, counts: RecordCounts) -> Any:
         """Return the documents of a block, and count its broken lines."""
         try:
-            documents = self.select_block(block, beside, counts.n_documents)
+            documents = self._select_file(block, file, beside, counts.n_documents)
         except (import_duckdb().Error, UnicodeDecodeError):
             # a second attempt after the repair, without the lines that are
             # still invalid
-            block = block.replace_lone_surrogates()
+            block = repair_surrogates(block)
             reasons = self._find_faults(block)
             bad = np.array([reason is not None for reason in reasons])
-            numbers = (block.numbers[bad] + 1).tolist()
+            numbers = (block.column("_number").to_numpy()[bad] + 1).tolist()
             counts.add_broken(numbers, [why for why in reasons if why is not None])
             # an error that remains is in an expression, not in the lines
-            documents = self.select_block(block.filter(~bad), beside, counts.n_documents)
+            block = block.filter(import_pyarrow().array(~bad))
+            documents = self._select_file(block, file, beside, counts.n_documents)
         counts.n_documents += len(documents)
         return documents
 
-    def select_block(self, block: LineBlock, beside: Any, n_before: int) -> Any:
-        """Return the documents of a block. A broken one raises the error of DuckDB."""
-        n = len(block.lines)
-        rows = np.arange(n_before, n_before + n) if block.rows is None else block.rows
-        files = np.broadcast_to(np.asarray(block.file), n)
-        lines = {"record": block.lines, "file": files.copy(), "row": rows}
-        lines |= {"begin": block.begins, "size": block.sizes}
-        columns = [] if beside is None else set(beside.column_names) - lines.keys()
-        lines |= {name: beside.column(name).slice(n_before, n) for name in columns}
+    def _select_file(self, block: Any, file: int, beside: Any, n_before: int) -> Any:
+        n = len(block)
+        block = block.append_column("file", [np.full(n, file)])
+        block = block.append_column("row", [np.arange(n_before, n_before + n)])
+        names = [] if beside is None else sorted(set(beside.column_names) - set(block.column_names))
+        for name in names:
+            block = block.append_column(name, beside.column(name).slice(n_before, n))
+        return self.select_block(block, names, n_before)
+
+    def select_block(self, block: Any, columns: Sequence[str] = (), n_before: int = 0) -> Any:
+        """Return the documents of a block with `file` and `row`. A broken one raises the error of DuckDB.
+
+        columns   those of the block that are properties
+        """
         # a record without text raises, which ends the statement before anything
         # is selected
         kind = f"json_type(record, {json_path(self.corpus.text_key)})"
@@ -216,14 +187,13 @@ class RecordReader:
         documents = self._query(
             f"SELECT file, {row}, begin, size, CAST(NULL AS BIGINT) AS tokens"
             f"{self._columns_sql(columns)}{'' if self.counter is None else f', {text}'} FROM rows",
-            lines,
+            block,
         )
         return self._count_tokens(documents, n_before)
 
     def _query(self, statement: str, rows: Any) -> Any:
-        """Return the result of a statement over `rows`, an Arrow table or its columns."""
-        arrow = import_pyarrow()
-        self.scratch.register("rows", arrow.table(rows) if isinstance(rows, dict) else rows)
+        """Return the result of a statement over `rows`, an Arrow table."""
+        self.scratch.register("rows", rows)
         try:
             return self.scratch.sql(statement).to_arrow_table()
         finally:
@@ -252,7 +222,7 @@ class RecordReader:
         column = arrow.array(np.concatenate(tokens))
         return documents.remove_column(last).set_column(len(LOCATION), "tokens", column)
 
-    def _find_faults(self, block: LineBlock) -> list[str | None]:
+    def _find_faults(self, block: Any) -> list[str | None]:
         """Return the reason why each line is not a document; None for a document."""
         missing = quote_text(f"no text under '{self.corpus.text_key}'")
         # TRY: the order in which a CASE evaluates its conditions is not defined
@@ -264,7 +234,7 @@ class RecordReader:
             raw, value = prop.raw_sql(True), prop.to_sql(True)
             cases.append(f"WHEN TRY({raw}) IS NOT NULL AND TRY({value}) IS NULL THEN {fault}")
         statement = f"SELECT CASE {' '.join(cases)} END AS reason FROM rows"
-        return self._query(statement, {"record": block.lines}).column("reason").to_pylist()
+        return self._query(statement, block).column("reason").to_pylist()
 
     def _read_parquet(self, path: Path, file: int, counts: RecordCounts) -> Iterator[Any]:
         """Yield the rows of a parquet file, by row group; a row without a text is broken."""
@@ -316,14 +286,30 @@ class RecordReader:
         return self._query(f"SELECT {columns}{self._columns_sql((), is_json=False)}{end}", rows)
 
 
-def iter_row_records(path: Path) -> Iterator[LineBlock]:
+def make_block(records: list[str], places: list[tuple[int, int, int]]) -> Any:
+    """Return the block of records at (begin, size, number)."""
+    arrow = import_pyarrow()
+    columns = np.array(places, dtype=np.int64).reshape(-1, 3).T.copy()
+    block = {"record": arrow.array(records, arrow.large_string())}
+    return arrow.table(block | dict(zip(("begin", "size", "_number"), columns, strict=True)))
+
+
+def iter_row_records(path: Path) -> Iterator[Any]:
     """Yield the rows of a parquet file as records, for a function of the user."""
     n_rows = 0
     for batch in import_pyarrow().parquet.ParquetFile(path).iter_batches(1 << 10):
         records = [json.dumps(row, default=str) for row in batch.to_pylist()]
-        places = [(n_rows + i, 0, n_rows + i) for i in range(len(records))]
-        yield LineBlock.from_records(records, places)
+        yield make_block(records, [(n_rows + i, 0, n_rows + i) for i in range(len(records))])
         n_rows += len(records)
+
+
+def repair_surrogates(block: Any) -> Any:
+    """Return the block without lone surrogates, which are invalid JSON in DuckDB."""
+    arrow, lines = import_pyarrow(), block.column("record").combine_chunks()
+    _, bounds, text = lines.buffers()
+    text = arrow.py_buffer(replace_lone_surrogates(text.to_pybytes()))
+    lines = arrow.LargeStringArray.from_buffers(len(lines), bounds, text, offset=lines.offset)
+    return block.set_column(0, "record", lines)
 
 
 def replace_lone_surrogates(lines: bytes) -> bytes:
@@ -331,7 +317,7 @@ def replace_lone_surrogates(lines: bytes) -> bytes:
     return ESCAPE.sub(lambda match: b"\\ufffd" if match[1] else match[0], lines)
 
 
-def iter_line_blocks(path: Path) -> Iterator[LineBlock]:
+def iter_line_blocks(path: Path) -> Iterator[Any]:
     """Yield the lines of a file, without blank ones, in blocks of BLOCK_BYTES or more."""
     n_lines, offset, rest = 0, 0, b""
     with open_decompressed(path) as file:
@@ -340,18 +326,19 @@ def iter_line_blocks(path: Path) -> Iterator[LineBlock]:
             cut = content.rfind(b"\n") + 1  # after the last complete line
             content, rest = content[:cut] if cut < len(content) else content, content[cut:]
             if content:
-                n, block = split_lines(content)
-                numbers = block.numbers + n_lines
-                yield replace(block, begins=block.begins + offset, numbers=numbers)
+                n, block = split_lines(content, offset, n_lines)
+                yield block
                 n_lines, offset = n_lines + n, offset + cut
     if rest:
         # the last line of the file has no newline
-        _, block = split_lines(rest + b"\n")
-        yield replace(block, begins=block.begins + offset, numbers=block.numbers + n_lines)
+        yield split_lines(rest + b"\n", offset, n_lines)[1]
 
 
-def split_lines(content: bytes) -> tuple[int, LineBlock]:
-    """Return the number of lines, and those with other characters than white space."""
+def split_lines(content: bytes, offset: int = 0, n_before: int = 0) -> tuple[int, Any]:
+    """Return the number of lines, and a block of those with other characters than white space.
+
+    offset, n_before   bytes and lines of the file before the content
+    """
     arrow, block = import_pyarrow(), np.frombuffer(content, dtype=np.uint8)
     bounds = np.append(0, np.flatnonzero(block == ord("\n")) + 1)
     begins, sizes = bounds[:-1], np.diff(bounds)
@@ -363,8 +350,9 @@ def split_lines(content: bytes) -> tuple[int, LineBlock]:
     # the other lines begin with a visible character
     for i in np.flatnonzero((block[begins] <= 32) | (sizes < 2)):
         mask[i] = bool(content[begins[i] : begins[i] + sizes[i]].strip())
-    whole = LineBlock(lines, begins, sizes, np.arange(len(sizes)))
-    return len(sizes), whole if mask.all() else whole.filter(mask)
+    columns = {"record": lines, "begin": begins + offset, "size": sizes}
+    rows = arrow.table(columns | {"_number": np.arange(len(sizes)) + n_before})
+    return len(sizes), rows if mask.all() else rows.filter(arrow.array(mask))
 
 
 def _open_beside(path: Path) -> Any:

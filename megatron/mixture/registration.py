@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from megatron.mixture.files import (
     properties_path,
     stat_file,
 )
-from megatron.mixture.records import LineBlock, RecordCounts, RecordReader, split_lines
+from megatron.mixture.records import RecordCounts, RecordReader, split_lines
 from megatron.mixture.table import CorpusTable, complete_columns, iter_file_batches, make_schema
 
 # of adjacent files that share a commit
@@ -35,7 +35,6 @@ class RegistrationResult:
     """Counts of one registration.
 
     n_known   files that were registered before and have not changed
-    n_edited  those of `n_files` with the registered size and time, but other content
     absent    properties that no document has, usually because they are misspelt
     """
 
@@ -43,7 +42,6 @@ class RegistrationResult:
     n_known: int = 0
     n_documents: int = 0
     n_broken: int = 0
-    n_edited: int = 0
     absent: tuple[str, ...] = ()
 
 
@@ -64,13 +62,13 @@ def add_files(
     ):
         for path in paths:
             entry = registered.get(str(path))
-            is_stamped = entry is not None and entry.stamp == stat_file(path)
-            same = not verify or entry is not None and hash_content(path) == entry.sha256
-            if is_stamped and same:
+            is_same = entry is not None and entry.stamp == stat_file(path)
+            if is_same and verify:
+                is_same = entry is not None and hash_content(path) == entry.sha256
+            if is_same:
                 result.n_known += 1
                 bar.update(sizes[path])
             else:
-                result.n_edited += is_stamped
                 new.append(path)
         # one commit per batch: a killed registration keeps its finished batches
         for batch in batch_files(new):
@@ -188,7 +186,7 @@ def _read_files(
     if len(paths) > 1 and reader.function is None:
         block, n_lines = join_small_files(paths, ids)
         try:
-            yield reader.select_block(block, None, 0)
+            yield reader.select_block(block)
         except (import_duckdb().Error, import_pyarrow().ArrowException, ValueError):
             pass  # one of the files has a broken line, which `read` locates
         else:
@@ -199,7 +197,7 @@ def _read_files(
         yield from reader.read(path, key, count)
 
 
-def join_small_files(paths: Sequence[Path], ids: Sequence[int]) -> tuple[LineBlock, list[int]]:
+def join_small_files(paths: Sequence[Path], ids: Sequence[int]) -> tuple[Any, list[int]]:
     """Return the lines of small plain files as one block, and the number of each file."""
     contents = [path.read_bytes() for path in paths]
     # otherwise the last line of a file and the first one of the next would be one
@@ -211,11 +209,12 @@ def join_small_files(paths: Sequence[Path], ids: Sequence[int]) -> tuple[LineBlo
     # A line belongs to the first file that ends after its begin. Files of 10, 0 and
     # 5 bytes: ends = [10, 10, 15]. A line at byte 10 belongs to file 2: `right`
     # skips the empty file.
-    of_file = np.searchsorted(ends, block.begins, side="right")
+    begins = block.column("begin").to_numpy()
+    of_file = np.searchsorted(ends, begins, side="right")
     counts = np.bincount(of_file, minlength=len(paths))
     # line number minus the number of the file's first line; counts [3, 2]: rows 0 1
     # 2 0 1
     rows = np.arange(len(of_file)) - np.repeat(np.cumsum(counts) - counts, counts)
-    begins = block.begins - (ends - sizes)[of_file]
-    files = np.array(ids, dtype=np.int64)[of_file]
-    return replace(block, begins=begins, file=files, rows=rows), counts.tolist()
+    block = block.set_column(1, "begin", [begins - (ends - sizes)[of_file]])
+    block = block.append_column("file", [np.array(ids, dtype=np.int64)[of_file]])
+    return block.append_column("row", [rows]), counts.tolist()

@@ -18,31 +18,30 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from megatron.io import write_atomic
-from megatron.mixture.adaptive import NotReadyError
+from megatron.mixture.adaptive import RUN_NAME
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.client import MAKE_TOKEN, NOT_YET
 from megatron.mixture.documents import DocumentChunks
 from megatron.mixture.files import import_flight, import_pyarrow
-from megatron.mixture.learner import RUN_NAME
 from megatron.mixture.properties import read_properties
 from megatron.mixture.query import Query, Selection
 from megatron.mixture.registration import find_input_files
-from megatron.mixture.spec import RULES
+from megatron.mixture.weights import NotReadyError
 from megatron.text.token_counts import TokenCounter
 
 MIN_TOKEN_CHARS = 16  # 64 bits as hexadecimal digits; required for non-local addresses
 MAX_CHUNKS = 64  # of one request
-MAX_RUNS = 64  # with adaptive weights, open at a time
+MAX_SOURCES = 256  # mixtures, and runs of adaptive ones, open at a time
 PIECE_ROWS = 1 << 14  # rows of an answer to a query that are in memory
 COUNTED = ("requests", "chunks", "documents", "errors")
-SPEC_KEYS = ("corpora", "where", "by", "list_domains", "weights", "count", "schedule",
+SPEC_KEYS = ("corpora", "where", "by", "weights", "count", "schedule",
              "adaptive", "dry", "shuffle", "chunk_size")  # fmt: skip
 
 
@@ -105,17 +104,13 @@ class ServedFolder:
         self.roots = [self.folder, *(root.resolve() for root in roots)]
         # without roots: what is registered, wherever it is
         self._read_roots = self.roots if roots else []
-        self._mixtures: dict[str, DocumentChunks] = {}
-        self._runs: dict[tuple[str, str], DocumentChunks] = {}
+        self._sources: dict[tuple[str, str | None], DocumentChunks] = {}
         # a mixture is opened once, and one registration runs at a time
         self._opening, self._writing = threading.Lock(), threading.Lock()
         self._counts, self._counting = Counter(dict.fromkeys(COUNTED, 0)), threading.Lock()
         self.actions: dict[str, Callable[[dict[str, Any]], Any]] = {
             "register": self._register,
-            "corpora": lambda _: list(map(asdict, self._read(Catalog.summarize_corpora))),
-            "remove_corpus": self._remove_corpus,
             "count": self._count_documents,
-            "mixtures": lambda _: self.list_mixtures(),
             "create_mixture": self._create_mixture,
             "describe": self._describe,
             "position": self._find_position,
@@ -134,7 +129,7 @@ class ServedFolder:
 
     def close(self) -> None:
         """Close the mixtures and the logs of runs."""
-        for source in [*self._runs.values(), *self._mixtures.values()]:
+        for source in self._sources.values():
             source.close()
 
     def add_counts(self, **counts: int) -> None:
@@ -155,22 +150,21 @@ class ServedFolder:
         """Return the mixture of a request, or the run of it whose losses its weights follow."""
         name, run = str(request.get("mixture")), str(request.get("run", "main"))
         with self._opening:
-            if name not in self._mixtures:
-                if name not in self.list_mixtures():
-                    available = ", ".join(self.list_mixtures()) or "none"
-                    raise ValueError(f"mixture {name!r}: expected one of {available}.")
-                path, roots = self.folder / f"{name}.yaml", self._read_roots
-                self._mixtures[name] = DocumentChunks(path, self.seed, run=None, roots=roots)
-            source = self._mixtures[name]
+            source = self._open_source(name, None)
             if request.get("identity", source.identity) != source.identity:
                 raise ValueError(f"mixture {name!r}: its documents have changed. Start a new run.")
-            if source.spec.settings.adaptive is None:
-                return source
-            if (name, run) not in self._runs:
-                if len(self._runs) >= MAX_RUNS:
-                    raise ValueError(f"{MAX_RUNS} runs are open already. Restart the server.")
-                self._runs[name, run] = source.open_run(run)
-            return self._runs[name, run]
+            return source if source.spec.settings.adaptive is None else self._open_source(name, run)
+
+    def _open_source(self, name: str, run: str | None) -> DocumentChunks:
+        if (name, run) not in self._sources:
+            if name not in self.list_mixtures():
+                available = ", ".join(self.list_mixtures()) or "none"
+                raise ValueError(f"mixture {name!r}: expected one of {available}.")
+            if len(self._sources) >= MAX_SOURCES:
+                raise ValueError(f"{MAX_SOURCES} mixtures and runs are open already. Restart the server.")
+            path, roots = self.folder / f"{name}.yaml", self._read_roots
+            self._sources[name, run] = DocumentChunks(path, self.seed, run=run, roots=roots)
+        return self._sources[name, run]
 
     def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
         source = self.open_mixture(request)
@@ -206,9 +200,9 @@ class ServedFolder:
 
     def _select(self, query: Any, count_tokens: bool = False) -> Selection:
         if not isinstance(query, dict):
-            raise ValueError(f"query: got {query!r}, expected where, by, corpora and list_domains.")
+            raise ValueError(f"query: got {query!r}, expected where, by and corpora.")
         where, corpora, by = (tuple(map(str, query.get(key, []))) for key in ("where", "corpora", "by"))
-        described = Query(corpora, where, str(query.get("list_domains", "once")))
+        described = Query(corpora, where)
         return self._read(lambda catalog: described.run(catalog, by, count_tokens))
 
     def _count_documents(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -262,10 +256,6 @@ class ServedFolder:
             import_pyarrow().parquet.write_table(rows, file.name)
             return catalog.add_property(str(request["corpus"]), str(request["property"]), Path(file.name))
 
-    def _remove_corpus(self, request: dict[str, Any]) -> None:
-        with self._writing, Catalog(self.folder / "catalog") as catalog:
-            catalog.remove(str(request["corpus"]))
-
     def _create_mixture(self, request: dict[str, Any]) -> str:
         """Write a mixture with the documents that the catalog has now, and return its name."""
         spec = request.get("spec")
@@ -276,9 +266,8 @@ class ServedFolder:
                 keys = ", ".join(SPEC_KEYS)
                 raise ValueError(f"{key}: is not a key of a mixture on a server. Use {keys}.")
         rule = (spec.get("adaptive") or {}).get("rule", "ado")
-        if rule not in RULES:
-            expected = " or ".join(RULES)
-            raise ValueError(f"adaptive.rule: got {rule!r}, expected {expected} on a server.")
+        if rule != "ado":
+            raise ValueError(f"adaptive.rule: got {rule!r}, expected ado on a server.")
         sums = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
         name = str(request.get("name") or f"mixture-{sums[:12]}")
         if not RUN_NAME.fullmatch(name):

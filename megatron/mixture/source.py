@@ -17,12 +17,11 @@ import numpy as np
 from megatron.data import open_dataset
 from megatron.data.batches import SampleSource
 from megatron.data.indexed import IndexedTokens, check_ids
-from megatron.mixture.adaptive import WeightLog
 from megatron.mixture.distributor import ChunkUnits, Distributor, Position, UnitOrder
 from megatron.mixture.files import Pool
-from megatron.mixture.query import Selection
+from megatron.mixture.query import Selection, documents_path
 from megatron.mixture.spec import build_step_weights, read_spec
-from megatron.plan.mixture_use import DOCUMENTS, RESOLVED, mixture_folder, read_resolved
+from megatron.plan.mixture_use import read_resolved
 
 EPOCHS_KEPT = 2  # per domain: concurrent readers are in adjacent epochs
 MAX_MAPPED = 64  # datasets mapped at a time; each takes two open files
@@ -147,13 +146,8 @@ class MixtureSamples(SampleSource):
         registered dataset that has changed and for a domain without a window.
         """
         spec, resolved = read_spec(path), read_resolved(path)
-        selection = Selection.load(mixture_folder(path) / DOCUMENTS)
         self.identity = resolved.identity
-        if selection.identity != resolved.identity:
-            raise ValueError(
-                f"{mixture_folder(path) / DOCUMENTS}: got another preparation than in {RESOLVED}. "
-                f"Run tools/prepare_mixture.py {path}."
-            )
+        selection = Selection.load(documents_path(path, resolved.identity))
         for source in filter(lambda file: file.is_dataset, selection.files):
             source.check_unchanged()
         datasets = [open_dataset(prefix) for prefix in resolved.pairs]
@@ -214,10 +208,6 @@ class MixtureSamples(SampleSource):
                 check_ids(windows[rows], self.n_ids, f"domain '{self.names[k]}'")
         return windows
 
-    def __getitem__(self, i: int) -> np.ndarray:
-        """Return sample i: int64 [seq_len + 1]."""
-        return self.take(np.array([i]))[0]
-
     def has_step(self, step: int) -> bool:
         """Return whether the mixture has all samples of a step."""
         distributor, n = self.distributor, (step + 1) * self.batch_size
@@ -244,7 +234,7 @@ class MixtureSamples(SampleSource):
 
         Only every every_steps-th step counts; its weights begin delay_steps later.
         """
-        assert self.rule is not None and isinstance(self.weights, WeightLog), "adaptive"
+        assert self.rule is not None, "adaptive"
         weights = self.rule.observe((step + 1) * self.batch_size, nats, tokens)
         begin, known_to = self.weights.known_to, step + self.every_steps + self.delay_steps
         assert begin is not None, "the log of a rule has an end"
@@ -253,13 +243,13 @@ class MixtureSamples(SampleSource):
     def state(self, step: int) -> dict[str, Any]:
         """Return the state at a step, ready for JSON, from which `restore` resumes."""
         state: dict[str, Any] = {"position": self.distributor.find_position(step).as_dict()}
-        if isinstance(self.weights, WeightLog) and self.rule is not None:
+        if self.rule is not None:
             state |= {"log": self.weights.as_dict(step), "rule": self.rule.as_dict()}
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a state of `state`. Raises ValueError for the state of another mixture."""
-        if isinstance(self.weights, WeightLog) and self.rule is not None:
+        if self.rule is not None:
             self.weights.restore(state["log"])
             self.rule.restore(state["rule"])
         self.distributor.restore(Position.from_dict(state["position"]))

@@ -7,17 +7,15 @@ snapshot: {slim: 3}                versions of corpora; default: the current
 corpora: [slim]                    default: all
 where: "language = 'en'"           or a list: all of them
 by: [source]                       properties that define a domain
-list_domains: once                 or each: domains of a document with several
-                                   values of such a property
 weights: {Github: 0.7, C4: 0.3}    see weights.py
 count: tokens                      unit of the weights' shares: tokens, or
                                    documents
 schedule: {unit: steps, change: linear, points: [{at: 0, weights: ...}, {at:
 1000, weights: ...}]}
-adaptive: {rule: ado, every_steps: 10, delay_steps: 8}     rule loss, or a
-                                                           custom module:Class;
-                                                           after the last point
-                                                           of a schedule
+adaptive: {rule: ado, every_steps: 10, delay_steps: 8}     or a custom
+                                                           module:Class; after
+                                                           the last point of a
+                                                           schedule
 dry: repeat                        or stop, redistribute
 shuffle: true                      documents within a domain
 chunk_size: 512                    documents of a chunk, for whole documents
@@ -38,25 +36,22 @@ from typing import Any
 import numpy as np
 
 from megatron.config.option import REQUIRED, option
-from megatron.config.section import check_known_keys, read_section, to_integer
+from megatron.config.section import read_section
 from megatron.config.yaml_file import read_yaml
 from megatron.io import wait_for_lock
-from megatron.mixture.adaptive import WeightLog, WeightRule, make_rule
+from megatron.mixture.adaptive import WeightRule, make_rule
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.distributor import DRY_POLICIES
-from megatron.mixture.query import LIST_DOMAINS, Query, Selection
+from megatron.mixture.query import Query, Selection
 from megatron.mixture.table import is_object_url
 from megatron.mixture.weights import (
     ARBITRARY,
-    ConstantWeights,
     DomainWeights,
-    WeightSchedule,
     compute_weights,
     find_weighted_values,
 )
 from megatron.plan.mixture_use import mixture_folder
 
-RULES = ("ado", "loss")
 RULE_CLASS = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")  # custom rule: module:Class
 POINTS = "a list of {at: 0, weights: ...}"
 
@@ -73,9 +68,9 @@ def _read_words(value: Any, name: str) -> list[str]:
 
 def _read_rule_name(value: Any, name: str) -> str:
     """Read the name of a rule, or module:Class of the user."""
-    if value in RULES or isinstance(value, str) and RULE_CLASS.fullmatch(value):
-        return value
-    raise ValueError(f"{name}: got {value!r}, expected {' or '.join(RULES)}, or your module:Class.")
+    if value == "ado" or isinstance(value, str) and RULE_CLASS.fullmatch(value):
+        return str(value)
+    raise ValueError(f"{name}: got {value!r}, expected ado, or your module:Class.")
 
 
 def _read_snapshot(value: Any, name: str) -> dict[str, int]:
@@ -107,15 +102,14 @@ class SchedulePoint:
 
 
 def _read_points(value: Any, name: str) -> list[SchedulePoint]:
-    """Read the points of a schedule; a wrong point is shown whole."""
+    """Read the points of a schedule."""
     if not isinstance(value, list) or not value:
         raise ValueError(f"{name}: got {value!r}, expected {POINTS}")
-    for point in value:
-        check_known_keys(point, ("at", "weights"), name)
-        at = to_integer(point.get("at"))
-        if point.get("weights") is None or type(at) is not int or at < 0:
-            raise ValueError(f"{name}: got {point}, expected {{at: an integer from 0, weights: ...}}.")
-    return [read_section(SchedulePoint, point, f"{name}[{i}]") for i, point in enumerate(value)]
+    points = [read_section(SchedulePoint, point, f"{name}[{i}]") for i, point in enumerate(value)]
+    starts = [point.at for point in points]
+    if starts != sorted(set(starts)) or starts[0] != 0:
+        raise ValueError(f"{name}: got at {starts}, expected 0 first and rising.")
+    return points
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +130,6 @@ class MixtureSettings:
     corpora: list[str] = option([], "corpora of the catalog; default: all", read=_read_words)
     where: list[str] = option([], "conditions that documents satisfy", read=_read_words)
     by: list[str] = option([], "properties that define a domain", read=_read_words)
-    list_domains: str = option("once", "domain of a document with several values", *LIST_DOMAINS)
     weights: Any = option(None, "weights, see weights.py; default: by size")
     count: str = option("tokens", "unit of the weights' shares", "tokens", "documents")
     schedule: ScheduleSettings | None = option(None, "weights that change at given points")
@@ -176,9 +169,13 @@ class MixtureSpec:
         points = [] if settings.schedule is None else settings.schedule.points
         weighted: dict[str, set[str]] = {}
         for weights in [point.weights for point in points] or [settings.weights]:
-            for name, values in find_weighted_values(weights, settings.by).items():
+            try:
+                values_by_name = find_weighted_values(weights, settings.by)
+            except ValueError as error:
+                raise ValueError(f"{self.path}: {error}") from error
+            for name, values in values_by_name.items():
                 weighted.setdefault(name, set()).update(values)
-        query = Query(tuple(settings.corpora), tuple(settings.where), settings.list_domains, weighted)
+        query = Query(tuple(settings.corpora), tuple(settings.where), weighted)
         with self.open_catalog() as catalog:
             return query.run(catalog, settings.by, count_tokens)
 
@@ -205,47 +202,36 @@ class MixtureSpec:
         """
 
         def normalize(written: Any) -> np.ndarray:
-            return self.normalize_shares(written, selection, natural, factors)
+            try:
+                shares = np.asarray(natural, dtype=np.float64)
+                weights = compute_weights(written, self.settings.by, selection.domains, shares) * factors
+            except ValueError as error:
+                raise ValueError(f"{self.path}: {error}") from error
+            if not weights.sum() > 0:
+                raise ValueError(
+                    f"{self.path}: got weights only for domains without text. Give a weight to others."
+                )
+            return weights / weights.sum()
 
-        adaptive, written = self.settings.adaptive, self.settings.schedule
-        schedule = None
-        if written is not None:
+        adaptive, schedule = self.settings.adaptive, self.settings.schedule
+        if schedule is None:
+            points = [(0, normalize(self.settings.weights))]
+        else:
             # rounded up: weights change at the first step that begins at or
             # after the point
-            chunks = [-(-point.at // per_step) for point in written.points]
-            weights = [normalize(point.weights) for point in written.points]
-            schedule = WeightSchedule(chunks, weights, written.change == "linear")
+            points = [(-(-point.at // per_step), normalize(point.weights)) for point in schedule.points]
+        linear = schedule is not None and schedule.change == "linear"
         if adaptive is None:
-            return schedule or ConstantWeights(normalize(self.settings.weights)), None
+            return DomainWeights(points, linear), None
         # after a schedule the rule begins with the weights of its last point
-        first = normalize(self.settings.weights) if schedule is None else schedule.weights[-1]
-        rule = make_rule(adaptive.rule, first, sizes, str(self.path))
-        return WeightLog(first, adaptive.delay_steps, schedule), rule
-
-    def normalize_shares(
-        self, written: Any, selection: Selection, natural: np.ndarray, factors: np.ndarray
-    ) -> np.ndarray:
-        """Return written weights times `factors`, of sum 1, float64 [K]."""
-        try:
-            sizes = np.asarray(natural, dtype=np.float64)
-            weights = compute_weights(written, self.settings.by, selection.domains, sizes) * factors
-        except ValueError as error:
-            raise ValueError(f"{self.path}: {error}") from error
-        if not weights.sum() > 0:
-            raise ValueError(
-                f"{self.path}: got weights only for domains without text. Give a weight to others."
-            )
-        return weights / weights.sum()
+        rule = make_rule(adaptive.rule, points[-1][1], sizes, str(self.path))
+        return DomainWeights(points, linear, adaptive.delay_steps), rule
 
 
 def read_spec(path: str | Path) -> MixtureSpec:
     """Read a mixture. Raises FileNotFoundError, or ValueError with the invalid key."""
     raw = read_yaml(path)
     settings: MixtureSettings = read_section(MixtureSettings, raw, str(path), separator=": ")
-    if settings.schedule is not None:
-        starts = [point.at for point in settings.schedule.points]
-        if starts != sorted(set(starts)) or starts[0] != 0:
-            raise ValueError(f"{path}: schedule.points: got at {starts}, expected 0 first and rising.")
     return MixtureSpec(Path(path), raw, settings)
 
 
@@ -253,23 +239,16 @@ def build_step_weights(
     spec: MixtureSpec, selection: Selection, tokens: np.ndarray, tokens_per_step: int
 ) -> tuple[DomainWeights, WeightRule | None]:
     """Return the shares of tokens in each training step, and the rule if they follow the model."""
-    natural, factors = convert_to_tokens(spec, selection, tokens)
+    natural, factors = tokens, np.ones(len(tokens))
+    if not spec.counts_tokens:
+        # Domains of 10 and 30 documents with 100 and 900 tokens: document weights
+        # [0.5, 0.5] times tokens per document [10, 30] are in proportion 5 to 15,
+        # token shares [0.25, 0.75].
+        natural, factors = selection.n_documents, tokens / selection.n_documents
     schedule = spec.settings.schedule
     per_step = tokens_per_step if schedule is not None and schedule.unit == "tokens" else 1
     # a rule counts tokens, whatever the first weights count
     return spec.build_weights(selection, natural, factors, per_step, tokens)
-
-
-def convert_to_tokens(
-    spec: MixtureSpec, selection: Selection, tokens: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return `natural` and `factors` of `build_weights`, for shares of tokens."""
-    if spec.counts_tokens:
-        return tokens, np.ones(len(tokens))
-    # Domains of 10 and 30 documents with 100 and 900 tokens: document weights
-    # [0.5, 0.5] times tokens per document [10, 30] are in proportion 5 to 15,
-    # token shares [0.25, 0.75].
-    return selection.n_documents, tokens / selection.n_documents
 
 
 def build_chunk_weights(spec: MixtureSpec, selection: Selection) -> tuple[DomainWeights, WeightRule | None]:

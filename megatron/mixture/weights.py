@@ -20,8 +20,9 @@ and has no nested weights is divided among them by their size. A domain that no
 entry matches has weight 0.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -96,16 +97,17 @@ def _distribute_share(
                     f"{place}: matches {domains[k]}, which {assigned[k]} matches already. Remove one of them."
                 )
             assigned[k] = place
-        # a property with a single requested value is fixed and cannot be used
-        # by nested weights
-        left = [name for name in by if name not in criteria or len(criteria[name]) > 1]
-        # entries of a nested list may use all properties, other nested weights
-        # only those not used yet
-        _distribute_share(
-            inner, share * weight / total, matches, by if isinstance(inner, list) else left or by,
-            domains if isinstance(inner, list) or not left else _project_domains(domains, by, left),
-            natural, weights, place,
-        )  # fmt: skip
+        names = _find_nested_by(criteria, inner, by)
+        projected = domains if names == by else _project_domains(domains, by, names)
+        _distribute_share(inner, share * weight / total, matches, names, projected, natural, weights, place)
+
+
+def _find_nested_by(criteria: Mapping[str, list[Any]], inner: Any, by: Sequence[str]) -> Sequence[str]:
+    """Return the properties that the weights `inner` of an entry use."""
+    # a property with a single requested value is fixed and cannot be used by
+    # nested weights; entries of a nested list may use all properties
+    left = [name for name in by if name not in criteria or len(criteria[name]) > 1]
+    return by if isinstance(inner, list) or not left else left
 
 
 def _project_domains(
@@ -154,83 +156,95 @@ def _parse_level(
     return parts
 
 
-def find_weighted_values(written: Any, by: Sequence[str]) -> dict[str, set[Any]]:
-    """Return the values of each property to which weights, as in a mixture file, give a share above 0.
-
-    Invalid weights are ignored here: `compute_weights` refuses them.
-    """
-    values_by_name: dict[str, set[Any]] = {}
-    entries: list[tuple[dict[str, Any], Any, Sequence[str]]] = []
-    if isinstance(written, Mapping) and by:
-        entries = [({by[0]: value}, entry, by[1:] or by) for value, entry in written.items()]
-    elif isinstance(written, list):
-        entries = [
-            (entry["where"], entry, by)
-            for entry in written
-            if isinstance(entry, Mapping) and isinstance(entry.get("where"), Mapping)
-        ]
-    for criteria, entry, rest in entries:
-        if entry == 0 or isinstance(entry, Mapping) and entry.get("weight") == 0:
+def find_weighted_values(written: Any, by: Sequence[str], where: str = "weights") -> dict[str, set[str]]:
+    """Return the values of each property to which weights, as in a mixture file, give a share above 0."""
+    values_by_name: dict[str, set[str]] = {}
+    if written in (None, INFERRED, ARBITRARY):
+        return values_by_name
+    for criteria, weight, inner, place in _parse_level(written, by, where):
+        if weight == 0:
             continue
-        inner = find_weighted_values(entry.get("weights"), rest) if isinstance(entry, Mapping) else {}
-        for name, values in [*criteria.items(), *inner.items()]:
-            listed = values if isinstance(values, list | set) else [values]
-            values_by_name.setdefault(name, set()).update(value for value in listed if isinstance(value, str))
+        nested = find_weighted_values(inner, _find_nested_by(criteria, inner, by), place)
+        for name, values in [*criteria.items(), *nested.items()]:
+            texts = {value for value in values if isinstance(value, str)}
+            values_by_name.setdefault(name, set()).update(texts)
     return values_by_name
 
 
-class DomainWeights(Protocol):
-    """Weights of the domains over the chunks of a run.
+class NotReadyError(ValueError):
+    """The requested weights are not computed yet."""
 
+
+class DomainWeights:
+    """Weights of the domains over the chunks of a run: points of a schedule, then what a rule computed.
+
+    points    (first chunk, weights float64 [K]); constant weights are one point
+    computed  the same, of a rule, which hold from the last point on
     known_to  the first chunk whose weights are not computed yet; None: all are known
     """
 
-    known_to: int | None
+    def __init__(
+        self, points: Sequence[tuple[int, np.ndarray]], linear: bool = False, known_to: int | None = None
+    ) -> None:
+        """`linear`: from one point to the next. Raises ValueError unless they begin at 0 and rise."""
+        chunks = [chunk for chunk, _ in points]
+        if chunks[:1] != [0] or chunks != sorted(set(chunks)):
+            raise ValueError(f"schedule.points: got at {chunks}, expected 0 first and rising.")
+        self.points = [(chunk, np.asarray(weights, dtype=np.float64)) for chunk, weights in points]
+        # Weights of chunks before `known_to` are final. With every = 10 and
+        # delay = 8, weights from chunk 0 apply from chunk 8 on with known_to
+        # 18, and those from chunk 10 apply from chunk 18 on with 28.
+        self.linear, self.known_to = linear, known_to
+        self.computed = [(0, self.points[-1][1])]
+
+    def append(self, chunk: int, weights: np.ndarray, known_to: int) -> None:
+        """Add weights from a chunk on. No process may have requested the chunk before."""
+        assert self.known_to is not None and chunk >= self.known_to, "known weights must not change"
+        # weights first: a reader that gets the new known_to must also get them
+        self.computed.append((chunk, weights))
+        self.known_to = known_to
 
     def weights_at(self, chunk: int) -> tuple[np.ndarray, int | None]:
-        """Return (weights float64 [K] of a chunk, the first later chunk that may have other weights).
+        """Return (weights of a chunk, the first later chunk that may have other weights).
 
-        The second value is None if the weights do not change any more.
+        The second value is None if the weights do not change any more. Raises
+        NotReadyError if the weights of the chunk are not computed yet.
         """
-        ...
+        # Read in this order, because `append` of another thread writes in the
+        # opposite order. Weights that arrive in between begin at the old
+        # known_to: `until` is the same.
+        known_to, entries = (self.known_to, self.computed)
+        if known_to is not None and chunk >= known_to:
+            raise NotReadyError(
+                f"weights of chunk {chunk} are not known yet, only those before {known_to}. "
+                "Prefetch fewer batches (dataset.num_workers) or raise adaptive.delay_steps."
+            )
+        is_scheduled = chunk < self.points[-1][0]
+        if is_scheduled:
+            entries = self.points
+        index = _find_entry(entries, chunk)
+        begin, weights = entries[index]
+        until = entries[index + 1][0] if index + 1 < len(entries) else known_to
+        if is_scheduled and self.linear and until is not None:
+            # in [0, 1): the weights at `until` itself are those of the next point
+            part = (chunk - begin) / (until - begin)
+            weights, until = (1 - part) * weights + part * entries[index + 1][1], chunk + 1
+        return weights, until if known_to is None or until is None else min(until, known_to)
+
+    def as_dict(self, chunk: int) -> dict[str, Any]:
+        """Return the computed weights that are needed from a chunk on, ready for JSON."""
+        first = _find_entry(self.computed, chunk)
+        entries = [[begin, weights.tolist()] for begin, weights in self.computed[first:]]
+        return {"entries": entries, "known_to": self.known_to}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore a state that `as_dict` returned."""
+        self.computed = [(begin, np.array(weights)) for begin, weights in state["entries"]]
+        self.known_to = state["known_to"]
 
 
-class ConstantWeights:
-    """The same weights for all chunks."""
-
-    known_to: int | None = None
-
-    def __init__(self, weights: Sequence[float] | np.ndarray) -> None:
-        self.weights = np.asarray(weights, dtype=np.float64)
-
-    def weights_at(self, chunk: int) -> tuple[np.ndarray, int | None]:
-        """Return the weights, as in `DomainWeights`."""
-        return self.weights, None
-
-
-class WeightSchedule:
-    """Weights that change at given chunks, at once or linearly from one to the next."""
-
-    known_to: int | None = None
-
-    def __init__(self, chunks: Sequence[int], weights: Sequence[np.ndarray], linear: bool = False) -> None:
-        """Raises ValueError unless the chunks begin at 0 and increase."""
-        if not chunks or chunks[0] != 0 or any(b <= a for a, b in zip(chunks, chunks[1:], strict=False)):
-            raise ValueError(f"schedule.points: got at {list(chunks)}, expected 0 first and rising.")
-        self.chunks, self.weights, self.linear = (
-            list(chunks),
-            [np.asarray(w, np.float64) for w in weights],
-            linear,
-        )
-
-    def weights_at(self, chunk: int) -> tuple[np.ndarray, int | None]:
-        """Return the weights of a chunk, as in `DomainWeights`."""
-        index = int(np.searchsorted(self.chunks, chunk, side="right")) - 1
-        if index + 1 == len(self.chunks):
-            return self.weights[index], None
-        begin, end = self.chunks[index], self.chunks[index + 1]
-        if not self.linear:
-            return self.weights[index], end
-        # in [0, 1): the weights at `end` itself are those of the next point
-        part = (chunk - begin) / (end - begin)
-        return (1 - part) * self.weights[index] + part * self.weights[index + 1], chunk + 1
+def _find_entry(entries: Sequence[tuple[int, np.ndarray]], chunk: int) -> int:
+    """Return the index of the weights in force at a chunk."""
+    index = bisect_right(entries, chunk, key=lambda entry: entry[0]) - 1
+    assert index >= 0, "a restored state begins at its checkpoint"
+    return index

@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron.io import read_json
 
-RESOLVED, DOCUMENTS = "resolved.json", "documents.arrow"
+RESOLVED = "resolved.json"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,9 @@ from megatron.mixture.adaptive import (
     Ado,
     AdoConfig,
     DomainLaw,
-    LossProportional,
-    WeightLog,
     fit_domain_law,
 )
-from megatron.mixture.weights import WeightSchedule, compute_weights
+from megatron.mixture.weights import DomainWeights, compute_weights
 
 
 def twin_objective(x: np.ndarray, n: np.ndarray, losses: np.ndarray) -> float:
@@ -108,34 +106,28 @@ def test_a_restored_ado_continues_as_if_never_interrupted() -> None:
     assert np.array_equal(expected, resumed)
 
 
-def test_loss_proportional_weights_are_prior_times_loss() -> None:
-    rule = LossProportional([1, 1, 2], smoothing=1.0)
-    weights = rule.observe(1, np.array([30.0, 20.0, 0.0]), np.array([10.0, 10.0, 0.0]))
-    assert np.allclose(weights, np.array([3, 2, 2 * 2.5]) / 10)
-
-
 def test_a_log_returns_known_weights_and_refuses_later_chunks() -> None:
-    log = WeightLog(np.array([1.0, 0.0]), known_to=5)
+    log = DomainWeights([(0, np.array([1.0, 0.0]))], known_to=5)
     assert log.weights_at(4)[1] == 5
     with pytest.raises(ValueError, match="chunk 5 are not known yet"):
         log.weights_at(5)
     log.append(5, np.array([0.5, 0.5]), known_to=9)
     assert log.weights_at(4)[1] == 5 and log.weights_at(8)[0].tolist() == [0.5, 0.5]
-    again = WeightLog(np.ones(2), None)
+    again = DomainWeights([(0, np.ones(2))])
     again.restore(log.as_dict(6))
-    assert again.weights_at(6)[0].tolist() == [0.5, 0.5] and len(again.entries) == 1
+    assert again.weights_at(6)[0].tolist() == [0.5, 0.5] and len(again.computed) == 1
 
 
 def test_a_schedule_applies_up_to_its_last_point_and_the_log_from_there() -> None:
-    schedule = WeightSchedule([0, 4, 10], [np.array([w, 1 - w]) for w in (0.2, 0.4, 1.0)])
-    log = WeightLog(schedule.weights[-1], 8, schedule)
+    points = [(at, np.array([w, 1 - w])) for at, w in ((0, 0.2), (4, 0.4), (10, 1.0))]
+    log = DomainWeights(points, known_to=8)
     log.append(8, np.array([0.5, 0.5]), 18)
     log.append(18, np.array([0.6, 0.4]), 28)
     for chunk, weight, until in ((0, 0.2, 4), (9, 0.4, 10), (10, 0.5, 18), (18, 0.6, 28)):
         assert (log.weights_at(chunk)[0][0], log.weights_at(chunk)[1]) == (weight, until)
     with pytest.raises(ValueError, match="chunk 28 are not known yet"):
         log.weights_at(28)
-    early = WeightLog(schedule.weights[-1], 6, schedule)
+    early = DomainWeights(points, known_to=6)
     assert early.weights_at(5)[1] == 6  # chunk 6 waits for losses, although its weights are written
 
 
@@ -184,10 +176,10 @@ def test_weights_that_match_nothing_are_refused(written, sentence) -> None:
 
 
 def test_a_schedule_changes_at_once_or_linearly() -> None:
-    ends = [np.array([1.0, 0.0]), np.array([0.0, 1.0])]
-    assert WeightSchedule([0, 10], ends).weights_at(9)[0].tolist() == [1, 0]
-    assert WeightSchedule([0, 10], ends).weights_at(3)[1] == 10
-    assert WeightSchedule([0, 10], ends, linear=True).weights_at(4)[0] == pytest.approx([0.6, 0.4])
-    assert WeightSchedule([0, 10], ends, linear=True).weights_at(99) == (pytest.approx(ends[1]), None)
+    points = [(0, np.array([1.0, 0.0])), (10, np.array([0.0, 1.0]))]
+    assert DomainWeights(points).weights_at(9)[0].tolist() == [1, 0]
+    assert DomainWeights(points).weights_at(3)[1] == 10
+    assert DomainWeights(points, linear=True).weights_at(4)[0] == pytest.approx([0.6, 0.4])
+    assert DomainWeights(points, linear=True).weights_at(99) == (pytest.approx(points[1][1]), None)
     with pytest.raises(ValueError, match="expected 0 first"):
-        WeightSchedule([5, 10], ends)
+        DomainWeights([(5, np.ones(2)), (10, np.ones(2))])

@@ -127,7 +127,7 @@ def test_only_new_and_changed_files_are_registered_and_old_versions_stay_until_t
     second.write_text(second.read_text().replace("document 31", "document 13"))
     os.utime(second, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     assert register(catalog, [second]).n_known == 1
-    assert register(catalog, [second], verify=True).n_edited == 1
+    assert register(catalog, [second], verify=True).n_files == 1
 
 
 def test_broken_records_are_counted_and_located(tmp_path, capsys) -> None:

@@ -24,7 +24,7 @@ from tests.train.conftest import write_corpus
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ALONE = World(0, 1, 0, torch.device("cpu"))
-LOSS = "adaptive: {rule: loss, every_steps: 1, delay_steps: 4}"
+LOSS = "adaptive: {rule: 'tests.mixture.loss_rule:LossProportional', every_steps: 1, delay_steps: 4}"
 ADO = "adaptive: {rule: ado, every_steps: 1, delay_steps: 4}"
 
 
@@ -149,7 +149,7 @@ def test_a_run_stopped_and_resumed_ends_as_if_never_stopped(folder, lines) -> No
 
 @pytest.mark.ranks
 def test_two_ranks_get_the_weights_and_losses_of_a_single_rank(folder, pretrain) -> None:
-    path = write_mixture(folder, "adaptive: {rule: loss, every_steps: 2, delay_steps: 4}")
+    path = write_mixture(folder, LOSS.replace("every_steps: 1", "every_steps: 2"))
     for n_ranks in (1, 2):
         done = pretrain(build_words(path, f"on{n_ranks}"), n_ranks)
         assert done.returncode == 0, done.stderr
@@ -279,10 +279,13 @@ def test_invalid_mixtures_are_refused_with_a_one_line_error(folder) -> None:
         ("weights: {d: 1}", "no document has kind=d"),
         ("wieghts: {a: 1}", "did you mean 'weights'"),
         ("dry: maybe", "expected one of stop, repeat, redistribute"),
-        ("adaptive: {rule: magic}", "expected ado or loss, or your module:Class"),
+        ("adaptive: {rule: magic}", "expected ado, or your module:Class"),
         ("where: \"knid = 'a'\"", "did you mean 'kind'"),
-        ("schedule: {points: [{at: 0}]}", "schedule.points: got {'at': 0}, expected"),
-        ("schedule: {points: [{at: soon, weights: {a: 1}}]}", "'at': 'soon'.* expected"),
+        ("schedule: {points: [{at: 0}]}", r"schedule.points\[0\].weights: got None, expected"),
+        (
+            "schedule: {points: [{at: soon, weights: {a: 1}}]}",
+            r"schedule.points\[0\].at: got 'soon', expected an integer",
+        ),
     ):
         with pytest.raises(ValueError, match=sentence):
             prepare_mixture(write_mixture(folder, lines))

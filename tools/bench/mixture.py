@@ -29,7 +29,7 @@ from megatron.mixture.distributor import Distributor
 from megatron.mixture.documents import DocumentChunks
 from megatron.mixture.properties import read_properties
 from megatron.mixture.query import Query
-from megatron.mixture.weights import ConstantWeights
+from megatron.mixture.weights import DomainWeights
 
 LANGUAGES = ("C", "Go", "Java", "JavaScript", "Python", "Rust", "Scala", "TypeScript")
 LICENCES = ("apache-2.0", "bsd", "gpl-3.0", "mit")
@@ -174,9 +174,8 @@ def bench_domains(n_domains: int, report: Report) -> None:
     rng = np.random.default_rng(0)
     names = [str(k) for k in range(n_domains)]
     units = rng.integers(100, 10_000, n_domains)
-    mixture = Distributor(
-        units, names, ConstantWeights(rng.dirichlet(np.ones(n_domains)) + 1e-6), CHUNK, seed=0
-    )
+    weights = DomainWeights([(0, rng.dirichlet(np.ones(n_domains)) + 1e-6)])
+    mixture = Distributor(units, names, weights, CHUNK, seed=0)
     # every call takes the next 2,000 chunks
     n_chunks, first = 2000, iter(range(0, 10**9, 2000))
 
