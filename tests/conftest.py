@@ -60,6 +60,14 @@ def stories_folder(scaling_data: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="session")
+def task_folder(scaling_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of lm-eval task files with local data."""
+    from tests.task_folder import write_task_folder
+
+    return write_task_folder(scaling_data / "downstream", tmp_path_factory.mktemp("tasks"))
+
+
+@pytest.fixture(scope="session")
 def laws(scaling_data: Path) -> Path:
     """Folder of published runs and fits, beside the data."""
     folder = scaling_data.parent / "laws"

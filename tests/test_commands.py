@@ -44,7 +44,7 @@ OUTPUTS = ("--out", "--output", "--parts", "--local-dir", "--figures", "--root")
 # files that a guide's reader has: written by another guide or an earlier run, or the reader's own
 GIVEN = {
     "*": ["experiments/*", "../shared/data/*", "CONFIG.yaml", "STUDY.yaml", "MIXTURE.yaml", "run.yaml"],
-    "DOWNSTREAM.md": ["EleutherAI/*", "data/held_out_neox_text_document", "facts.csv", "data/tasks"],
+    "DOWNSTREAM.md": ["EleutherAI/*", "data/held_out_neox_text_document", "facts.csv", "data/tasks*"],
     "CLUSTER_DATA.md": ["c4/*", "slimpajama_627B", "tokens/*"],
     "CONVERT.md": ["PREFIX"], "EVAL.md": ["data/held_out_text_document", "c4/*"],
     "DATA.md": ["c4/*", "slimpajama/*", "tokens/held_out_text_document",
@@ -111,7 +111,7 @@ SLOW: list[tuple[str, str, list[str], dict[str, str]]] = [
     ("MODELS.md", "python tools/bench/coordinate_check.py",
      ["--widths", "64", "128", "--depths", "2", "4", "--steps", "2", "--seeds", "1", "--threads", "1"], {}),
     ("DOWNSTREAM.md", "python tools/evaluate_downstream.py experiments/run",
-     [*CPU, "--limit", "2", "--data-dir", "{data}/downstream"], {"arc_easy,copa,lambada_openai": "copa"}),
+     [*CPU, "--limit", "2", "--include-path", "{tasks}"], {"arc_easy,copa,lambada_openai": "copa"}),
     ("EVAL.md", "examples_scaling/evaluation/validate.sh experiments/study data/held",
      [*CPU, "--max-samples", "2"], {"experiments/study": "experiments/run"}),
 ]  # fmt: skip
@@ -265,20 +265,22 @@ def write_tables(folder: Path) -> None:
 
 @pytest.mark.parametrize("case", RUN, ids=lambda case: f"{case[0]}: {case[1]}")
 def test_a_small_form_of_a_guides_command_runs(
-    case: tuple[str, str, list[str], dict[str, str]], world: Path, scaling_data: Path
+    case: tuple[str, str, list[str], dict[str, str]], world: Path
 ) -> None:
-    run_case(case, world, scaling_data)
+    run_case(case, world)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SLOW, ids=lambda case: f"{case[0]}: {case[1]}")
 def test_a_small_form_of_a_guides_slow_command_runs(
-    case: tuple[str, str, list[str], dict[str, str]], world: Path, scaling_data: Path
+    case: tuple[str, str, list[str], dict[str, str]], world: Path, task_folder: Path
 ) -> None:
-    run_case(case, world, scaling_data)
+    run_case(case, world, {"{tasks}": str(task_folder)})
 
 
-def run_case(case: tuple[str, str, list[str], dict[str, str]], world: Path, data: Path) -> None:
+def run_case(
+    case: tuple[str, str, list[str], dict[str, str]], world: Path, folders: dict[str, str] | None = None
+) -> None:
     """Run a command of a guide with more arguments that make it small."""
     guide, start, more, others = case
     path = next(path for path in GUIDES if path.name == guide)
@@ -289,7 +291,7 @@ def run_case(case: tuple[str, str, list[str], dict[str, str]], world: Path, data
     words = list(command.words)
     for old, new in others.items():
         words = [word.replace(old, new) if old in word else word for word in words]
-    words = [word.replace("{data}", str(data)) for word in [*words, *more]]
+    words += [(folders or {}).get(word, word) for word in more]
     variables = {name: VARIABLES.get(name, value) for name, value in command.environment.items()}
     run_command(words, world, {"GPUS": "1", **variables} if words[0] != "python" else variables)
 

@@ -6,7 +6,7 @@
 
 MODEL is any format that tools/convert_checkpoint.py reads, a folder of checkpoints, a study, or NAME or
 NAME@REVISION of the Hugging Face hub, from its cache or downloaded. Prompts, metrics and answers are those of
-lm-eval, which also runs the models that this project cannot read. Results, with files that lm-eval's tools
+lm-eval. Results, with files that lm-eval's tools
 read, are written to downstream/<checkpoint>/<method>/ in the run's folder, for a name of the hub to
 NAME.scores/; finished tasks are not scored again.
 """
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.cli import create_parser, positive_int, report_error, run_main, shorten_path
-from megatron.config.cli_choices import BACKENDS, METHODS
-from megatron.evaluation.machine_options import add_machine_options, open_requested_world
+from megatron.config.cli_choices import METHODS
+from megatron.evaluation.machine_options import add_machine_options, open_requested_world, refuse_option
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,11 +33,12 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("tasks").add_argument
     add("--tasks", required=True, metavar="NAMES", help="lm-eval tasks, separated by commas")
     add(
-        "--data-dir",
+        "--include-path",
         type=Path,
         metavar="DIR",
-        help="folder with the tasks' data; default: lm-eval downloads it",
+        help="folder of task files, for example with local data; default: lm-eval's tasks",
     )
+    add("--data-dir", type=refuse_option("--include-path, as in DOWNSTREAM.md"), help=argparse.SUPPRESS)
     add(
         "--limit",
         type=positive_int,
@@ -63,12 +64,6 @@ def build_parser() -> argparse.ArgumentParser:
     only.add_argument(
         "--only-mc-nll", action="store_true", help="masked diffusion: only tasks ranked by the bound"
     )
-    add(
-        "--backend",
-        choices=BACKENDS,
-        default=BACKENDS[0],
-        help="code that scores a Hugging Face folder; auto: this project's, transformers' where it cannot",
-    )
     add("--seed", type=int, default=0, metavar="N", help="seed of masks and of sampled text")
     add("--tokenizer", metavar="PATH", help="default: the tokenizer that the model names")
     add = parser.add_argument_group("results").add_argument
@@ -84,15 +79,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     # imported after parsing, so that --help does not load torch
     from megatron.evaluation.downstream_tasks import DownstreamRequest, evaluate_downstream
     from megatron.evaluation.harness_files import format_results
-    from megatron.evaluation.local_tasks import TASK_ALIASES
     from megatron.evaluation.reader import Scoring
     from megatron.evaluation.scored_models import find_models
     from megatron.plan.run_dir import DOWNSTREAM_RESULTS
 
     try:
         selection = DownstreamRequest(
-            tasks=tuple(TASK_ALIASES.get(name, name) for name in args.tasks.split(",") if name),
-            data=args.data_dir,
+            tasks=tuple(name for name in args.tasks.split(",") if name),
+            include_path=args.include_path,
             limit=args.limit,
             num_fewshot=args.num_fewshot,
             samples=args.log_samples,
@@ -116,7 +110,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                     world,
                     tokenizer=args.tokenizer,
                     out=args.out,
-                    backend=args.backend,
                 )
                 if world.is_first:
                     print(format_results(results))

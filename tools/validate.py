@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megatron.cli import create_parser, positive_int, report_error, run_main, shorten_path
-from megatron.config.cli_choices import BACKENDS, METHODS, WINDOWS
+from megatron.config.cli_choices import METHODS, WINDOWS
 from megatron.evaluation.machine_options import add_machine_options, open_requested_world
 from megatron.io import write_json
 
@@ -73,12 +73,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--num-mc", type=positive_int, default=8, metavar="N", help="mc: masks for each window")
     add("--seed", type=int, default=0, metavar="N", help="seed of masks")
-    add(
-        "--backend",
-        choices=BACKENDS,
-        default=BACKENDS[0],
-        help="code that runs a Hugging Face folder; auto: this project's, transformers' where it cannot",
-    )
     add(
         "--tokenizer",
         metavar="PATH",
@@ -142,7 +136,7 @@ def _score_models(
     for model in models:
         try:
             result, path, before = score_held_out(
-                model, settings, world, tokenizer=args.tokenizer, out=args.out, backend=args.backend
+                model, settings, world, tokenizer=args.tokenizer, out=args.out
             )
         except NonFiniteError as error:
             paths.append(None)

@@ -12,4 +12,3 @@ TARGETS = ("native", "huggingface", "megatron", "full", "sharded")
 TARGET_DTYPES = ("float32", "bfloat16", "float16")  # of the target huggingface
 DEVICES = ("cpu", "cuda")
 SCORING_DTYPES = ("float32", "bfloat16")
-BACKENDS = ("auto", "native", "transformers")  # code that scores a Hugging Face folder

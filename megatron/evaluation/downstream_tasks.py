@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.checkpoint.model_weights import Weights
-from megatron.evaluation.foreign_model import ForeignModel, read_scored_model
-from megatron.evaluation.harness import (
-    TransformersReader,
-    find_mismatch,
-    harness_model,
-    score_task,
-    transformers_model,
-)
+from megatron.evaluation.harness import find_mismatch, harness_model, score_task
 from megatron.evaluation.harness_files import (
     Results,
     has_harness_files,
@@ -25,7 +18,12 @@ from megatron.evaluation.harness_files import (
 )
 from megatron.evaluation.harness_tasks import open_tasks
 from megatron.evaluation.reader import Reader, Scoring
-from megatron.evaluation.scored_models import ScoredModel, compute_fingerprint, hash_json
+from megatron.evaluation.scored_models import (
+    ScoredModel,
+    compute_fingerprint,
+    hash_json,
+    read_weights,
+)
 from megatron.io import read_json, replace_nonfinite, write_atomic
 from megatron.log import get_logger
 from megatron.parallel.collectives import barrier
@@ -41,12 +39,12 @@ MODEL_INFO = ("model_num_parameters", "model_dtype", "batch_size", "device")  # 
 class DownstreamRequest:
     """Tasks to score.
 
-    data      folder of local files; None: lm-eval downloads them
-    samples   write <task>.samples.jsonl too: each document with its prompts and the model's answers
+    include_path   folder of task files, beside lm-eval's own
+    samples        write <task>.samples.jsonl too: each document with its prompts and the model's answers
     """
 
     tasks: tuple[str, ...]
-    data: Path | None = None
+    include_path: Path | None = None
     limit: int | None = None
     num_fewshot: int | None = None
     samples: bool = False
@@ -60,7 +58,6 @@ def evaluate_downstream(
     *,
     tokenizer: str | None = None,
     out: Path | None = None,
-    backend: str = "auto",
 ) -> tuple[Results, list[str], Path]:
     """Score tasks. Return (results of all tasks, names of those scored before, folder of the results).
 
@@ -71,15 +68,15 @@ def evaluate_downstream(
     stay on disk and are not scored again.
     """
     begin = time.perf_counter()
-    source = read_scored_model(model.path, tokenizer, backend)
-    scoring = scoring.resolve(source.objective)
-    config = _describe_scoring(model, source, request, scoring)
+    weights = read_weights(model, tokenizer)
+    scoring = scoring.resolve(weights.objective)
+    config = _describe_scoring(model, weights, request, scoring)
     folder = out or model.folder(DOWNSTREAM) / _build_label(scoring, request)
     fingerprint = compute_fingerprint(model.path)
     settings = hash_json(
-        {**config, "model": fingerprint, "tokenizer": source.tokenizer}
+        {**config, "model": fingerprint, "tokenizer": weights.tokenizer}
         if model.hub_name is None
-        else {**config, "fingerprint": fingerprint, "tokenizer": source.tokenizer}
+        else {**config, "fingerprint": fingerprint, "tokenizer": weights.tokenizer}
     )
     parts = {name: _read_previous(folder, name, settings, request.samples) for name in request.tasks}
     before = [name for name, part in parts.items() if part is not None]
@@ -88,7 +85,7 @@ def evaluate_downstream(
     skipped: dict[str, str] = {}
     if missing:
         scored = _ScoredParts(folder, settings, request, model.name)
-        skipped = scored.score(missing, source, scoring, world)
+        skipped = scored.score(missing, weights, scoring, world)
         parts |= scored.parts
         config |= scored.about
     else:
@@ -107,19 +104,17 @@ def evaluate_downstream(
 
 
 def _describe_scoring(
-    model: ScoredModel, source: Weights | ForeignModel, request: DownstreamRequest, scoring: Scoring
+    model: ScoredModel, weights: Weights, request: DownstreamRequest, scoring: Scoring
 ) -> dict[str, Any]:
     """Return the settings that affect results, for the results' config."""
     config = {**asdict(scoring), "limit": request.limit, "num_fewshot": request.num_fewshot}
     config.pop("batch_size")  # affects results by rounding only
     if scoring.dtype == "float32":
         del config["dtype"]  # results from before this option have no such key, and are still valid
-    if isinstance(source, ForeignModel):
-        config["backend"] = "transformers"
     return config | {
         "model": str(model.path) if model.hub_name is None else model.hub_name,
-        "objective": source.objective,
-        "data": str(request.data or "download"),
+        "objective": weights.objective,
+        "data": str(request.include_path or "download"),
     }
 
 
@@ -135,51 +130,37 @@ class _ScoredParts:
         self.parts: dict[str, Results] = {}
         self.about: dict[str, Any] = {}
 
-    def score(
-        self, names: Sequence[str], source: Weights | ForeignModel, scoring: Scoring, world: World
-    ) -> dict[str, str]:
+    def score(self, names: Sequence[str], weights: Weights, scoring: Scoring, world: World) -> dict[str, str]:
         """Score tasks; return {task: reason} of those to which the scoring does not apply."""
         skipped: dict[str, str] = {}
         request = self.request
-        lm, reader = self._load_model(source, scoring, world)
-        with open_tasks(names, request.data) as tasks:
-            for name, task in tasks.items():
-                loaded = task.load()
-                if (reason := find_mismatch(loaded, scoring)) is not None:
-                    skipped[name] = reason
-                    if world.is_first:
-                        log.warning("skipped %s", reason)
-                    continue
-                log.info("%s: %s", self.name, name)
-                how: dict[str, Any] = {"limit": request.limit, "num_fewshot": request.num_fewshot}
-                part = score_task(lm, reader, loaded, **how, samples=request.samples)
+        reader = Reader(weights, scoring, world)
+        lm = harness_model(reader)
+        self.about = {
+            "device": str(world.device),
+            "model_dtype": f"torch.{scoring.dtype}",
+            "model_num_parameters": sum(parameter.numel() for parameter in reader.model.parameters()),
+            "batch_size": reader.batch_size,
+        }
+        for name, task in open_tasks(names, request.include_path).items():
+            loaded = task.load()
+            if (reason := find_mismatch(loaded, scoring)) is not None:
+                skipped[name] = reason
                 if world.is_first:
-                    _warn_truncated(name, reader)
-                    self.folder.mkdir(parents=True, exist_ok=True)
-                    _write_task(self.folder, name, part, self.settings)
-                self.parts[name] = part
+                    log.warning("skipped %s", reason)
+                continue
+            log.info("%s: %s", self.name, name)
+            how: dict[str, Any] = {"limit": request.limit, "num_fewshot": request.num_fewshot}
+            part = score_task(lm, reader, loaded, **how, samples=request.samples)
+            if world.is_first:
+                _warn_truncated(name, reader)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                _write_task(self.folder, name, part, self.settings)
+            self.parts[name] = part
         return skipped
 
-    def _load_model(
-        self, source: Weights | ForeignModel, scoring: Scoring, world: World
-    ) -> tuple[Any, Reader | TransformersReader]:
-        """Return (lm-eval's model, its reader)."""
-        about = {"device": str(world.device), "model_dtype": f"torch.{scoring.dtype}"}
-        if isinstance(source, ForeignModel):
-            log.warning(
-                "%s: scored by transformers, through lm-eval's hf model: %s", self.name, source.reason
-            )
-            lm, foreign = transformers_model(source.path, scoring, world, source.tokenizer)
-            n = sum(parameter.numel() for parameter in lm.model.parameters())
-            self.about = {**about, "model_num_parameters": n, "batch_size": scoring.batch_size or "auto"}
-            return lm, foreign
-        reader = Reader(source, scoring, world)
-        n = sum(parameter.numel() for parameter in reader.model.parameters())
-        self.about = {**about, "model_num_parameters": n, "batch_size": reader.batch_size}
-        return harness_model(reader), reader
 
-
-def _warn_truncated(name: str, reader: Reader | TransformersReader) -> None:
+def _warn_truncated(name: str, reader: Reader) -> None:
     if reader.n_truncated:
         log.warning(
             "%s: %d requests exceed the model's %d positions and were truncated on the left",

@@ -3,29 +3,18 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from megatron.cli import ProgressBar
 from megatron.evaluation.harness_files import BOOTSTRAP_ITERS, FEWSHOT_SEED, PARTS, Results
 from megatron.evaluation.likelihood import Request
 from megatron.evaluation.reader import Reader, Scoring
-from megatron.generation.nonfinite_scores import (
-    CAUSE,
-    NonFiniteError,
-    NonFiniteRequestError,
-    check_log_p,
-)
+from megatron.generation.nonfinite_scores import CAUSE, NonFiniteError, NonFiniteRequestError
 from megatron.generation.sampling import Sampling
-from megatron.parallel.world import World
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM, CacheHook
 
-CPU_BATCH = 16  # automatic batch size of lm-eval's model on a CPU
 RANKS_ONLY = ("multiple_choice",)  # output types that do not use greedy generation
 
 
@@ -140,91 +129,9 @@ def _open_bar(n: int, what: str, reader: Reader) -> ProgressBar:
     return ProgressBar(what, n, "requests", quiet=not reader.world.is_first)
 
 
-@dataclass
-class TransformersReader:
-    """Settings and counts of a model that lm-eval's `hf` model scores; the part of `Reader` used here."""
-
-    scoring: Scoring
-    world: World
-    max_length: int
-    n_truncated: int = 0
-
-
-class CheckedTransformersModel:
-    """Additions to lm-eval's `hf` model: the count of truncated requests, and errors for NaN and Inf."""
-
-    reader: TransformersReader
-
-    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        answers: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm)  # type: ignore[misc]
-        with _name_request_errors([(request, 1) for request in requests]):
-            check_log_p(np.array([log_p for log_p, _ in answers]))
-        return answers
-
-    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        answers: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)  # type: ignore[misc]
-        with _name_request_errors([(request, 1) for request in requests]):
-            check_log_p(np.array(answers))
-        return answers
-
-    def _loglikelihood_tokens(self, requests: list[Any], *args: Any, **more: Any) -> list[tuple[float, bool]]:
-        lengths = [len(context) + len(continuation) for _, context, continuation in requests]
-        # the last token is only predicted, so max_length + 1 tokens are scored whole
-        self.reader.n_truncated += sum(n > self.reader.max_length + 1 for n in lengths)
-        return super()._loglikelihood_tokens(requests, *args, **more)  # type: ignore[misc]
-
-
-def build_hf_model(folder: Path, batch_size: int | str, **more: Any) -> "LM":
-    """Return lm-eval's model for transformers, by default on the CPU in float32.
-
-    Raises ValueError if transformers cannot load the folder.
-    """
-    return _load_hf_model((), folder, batch_size, **more)
-
-
-def _load_hf_model(
-    mixins: tuple[type, ...], folder: Path, batch_size: int | str, device: str = "cpu", **more: Any
-) -> Any:
-    """Return an instance of lm-eval's class with additional base classes before it."""
-    try:
-        from lm_eval.models.huggingface import HFLM
-    except ImportError as error:
-        raise ValueError(
-            f"{folder}: {error}. Install transformers and accelerate for models that lm-eval's code scores."
-        ) from error
-    options = {"dtype": "float32", **more}
-    try:
-        return type("TransformersModel", (*mixins, HFLM), {})(
-            pretrained=str(folder), batch_size=batch_size, device=device, **options
-        )
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{folder}: transformers cannot load it ({reason[:300]})") from error
-
-
-def transformers_model(
-    folder: Path, scoring: Scoring, world: World, tokenizer: str | None = None
-) -> tuple["LM", TransformersReader]:
-    """Return (lm-eval's `hf` model, its settings and counts). Raises ValueError for several ranks."""
-    if world.n_ranks > 1:
-        raise ValueError(
-            f"{folder}: got {world.n_ranks} ranks, expected one, because transformers' model scores it. "
-            "Start a single process."
-        )
-    scoring = scoring.resolve("autoregressive")
-    # lm-eval measures with whole logits of the longest rows, which takes minutes on a CPU
-    automatic: int | str = "auto" if world.device.type == "cuda" else CPU_BATCH
-    size = automatic if scoring.batch_size is None else scoring.batch_size
-    more: dict[str, Any] = {} if tokenizer is None else {"tokenizer": tokenizer}
-    more |= {"device": world.device.type, "dtype": scoring.dtype}
-    model = _load_hf_model((CheckedTransformersModel,), folder, size, **more)
-    model.reader = TransformersReader(scoring, world, model.max_length)
-    return model, model.reader
-
-
 def score_task(
     model: "LM",
-    reader: Reader | TransformersReader,
+    reader: Reader,
     loaded: Any,
     *,
     limit: int | None,

@@ -22,6 +22,7 @@ PARTS = (
     "n-samples",
 )
 
+SOURCE = "megatron"  # `--model` in lm-eval's files
 BOOTSTRAP_ITERS, FEWSHOT_SEED = 100_000, 1234  # defaults of lm-eval
 
 
@@ -72,12 +73,11 @@ def write_harness_files(
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.loggers.utils import add_env_info
 
-    source = "hf" if results["config"].get("backend") == "transformers" else "megatron"
     arguments = {"pretrained": name, "dtype": results["config"].get("dtype", "float32")}
     content = {key: value for key, value in results.items() if key != "n-cut"}
     content["config"] = {
         **results["config"],
-        "model": source,
+        "model": SOURCE,
         "model_args": ",".join(f"{key}={value}" for key, value in arguments.items()),
         "batch_sizes": [],
         "use_cache": None,
@@ -94,7 +94,7 @@ def write_harness_files(
     # lm-eval writes files in place and logs errors instead of raising them: write elsewhere, check, rename
     with tempfile.TemporaryDirectory(prefix=".lm-eval-", dir=folder) as partial:
         tracker = EvaluationTracker(output_path=partial)
-        tracker.general_config_tracker.log_experiment_args(source, arguments, None, None, False)
+        tracker.general_config_tracker.log_experiment_args(SOURCE, arguments, None, None, False)
         tracker.general_config_tracker.start_time = begin
         samples = copy.deepcopy(samples)  # the tracker changes them
         tracker.save_results_aggregated(content, samples)

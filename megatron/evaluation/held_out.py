@@ -29,8 +29,12 @@ from megatron.evaluation.corpus_tokenizer import (
     load_byte_tokenizer,
     resolve_text_ids,
 )
-from megatron.evaluation.foreign_model import ForeignModel, read_scored_model
-from megatron.evaluation.scored_models import ScoredModel, compute_fingerprint, hash_json
+from megatron.evaluation.scored_models import (
+    ScoredModel,
+    compute_fingerprint,
+    hash_json,
+    read_weights,
+)
 from megatron.generation.nonfinite_scores import CAUSE, NonFiniteError
 from megatron.generation.trained_length import check_trained_length
 from megatron.io import atomic_path, read_json, write_json
@@ -143,7 +147,6 @@ def score_held_out(
     *,
     tokenizer: str | None = None,
     out: Path | None = None,
-    backend: str = "auto",
 ) -> tuple[dict[str, Any], Path, bool]:
     """Score a model, or reuse a stored score. Return (result, its file, True if it was reused).
 
@@ -153,10 +156,7 @@ def score_held_out(
     Raises ValueError or FileNotFoundError, and NonFiniteError for a loss that is NaN or Inf. In these cases
     nothing is written.
     """
-    source = read_scored_model(model.path, tokenizer, backend)
-    if isinstance(source, ForeignModel) and world.is_first:
-        log.warning("%s: scored by transformers: %s", model.name, source.reason)
-    weights = source.as_weights() if isinstance(source, ForeignModel) else source
+    weights = read_weights(model, tokenizer)
     scoring = scoring.resolve(weights)
     corpora = read_corpora(scoring.data)
     opened = {corpus: open_dataset(corpus.prefix) for corpus in corpora}
@@ -171,11 +171,7 @@ def score_held_out(
     warnings = check_trained_length(weights, scoring.seq_len, "--seq-len")
     for warning in warnings if world.is_first else ():
         log.warning("%s", warning)
-    # another implementation rounds differently: its score is not one of ours, and is scored again
-    other = ["transformers"] if isinstance(source, ForeignModel) else []
-    settings = hash_json(
-        [scoring.settings(), compute_fingerprint(model.path), fingerprints, *warnings, *other]
-    )
+    settings = hash_json([scoring.settings(), compute_fingerprint(model.path), fingerprints, *warnings])
     previous = read_json(path)
     same = previous is not None and previous.get("settings") == settings
     is_current = same and (path.with_suffix(DOCUMENTS).is_file() or not scoring.per_document)
@@ -214,7 +210,6 @@ def score_held_out(
         ],
         "tokenizers": [None if item is None else item.sha256 for item in tokenizers.values()],
         **({"other_tokenizer": mismatched} if mismatched else {}),
-        **({"backend": "transformers"} if other else {}),
         "warnings": warnings,
         "settings": settings,
     }

@@ -1,8 +1,9 @@
 """Options of the scoring tools for batch size, device and threads, and the processes they start."""
 
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from megatron.cli import positive_int
 from megatron.config.cli_choices import DEVICES, SCORING_DTYPES
@@ -29,6 +30,16 @@ def add_machine_options(parser: ArgumentParser, batch_size: int, unit: str) -> N
     )
     add("--device", choices=DEVICES, help="default: cuda if there is a GPU, else cpu")
     add("--threads", type=positive_int, metavar="N", help="CPU threads per rank; default: torch's choice")
+    add("--backend", type=refuse_option("`lm_eval --model hf` for other models"), help=SUPPRESS)
+
+
+def refuse_option(replacement: str) -> Callable[[str], NoReturn]:
+    """Return an argument type that refuses a removed option and names its replacement."""
+
+    def refuse(value: str) -> NoReturn:
+        raise ArgumentTypeError(f"this option was removed; use {replacement}")
+
+    return refuse
 
 
 def parse_batch_size(text: str) -> int | None:

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron.checkpoint.convert.formats import read_any
 from megatron.checkpoint.convert.huggingface import CONFIG_FILE as HUGGINGFACE
+from megatron.checkpoint.convert.huggingface import PROJECT_KEYS
 from megatron.checkpoint.convert.megatron_layouts import is_megatron_checkpoint
 from megatron.checkpoint.layout import META, find_checkpoints
+from megatron.checkpoint.model_weights import Weights
 from megatron.io import PARTIAL, read_json
 from megatron.plan.run_dir import CHECKPOINTS
 from megatron.text.hub import open_hub_model, parse_hub_name
 
+CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel")  # ends of the names of transformers' classes
 MEGATRON_STEP = re.compile(r"(?:iter_|global_step)(\d+)")  # names of Megatron's checkpoint folders
 
 
@@ -103,6 +107,27 @@ def _describe_model(path: Path) -> ScoredModel:
     step = (int(number[1]) if number else None) if meta is None else meta.get("step")
     parent = path.resolve().parent
     return ScoredModel(path, parent.parent if parent.name == CHECKPOINTS else None, step)
+
+
+def read_weights(model: ScoredModel, tokenizer: str | None) -> Weights:
+    """Read the weights of a model in any format of the converter.
+
+    Raises FileNotFoundError or ValueError; for another architecture of transformers with lm-eval's command.
+    """
+    try:
+        return read_any(model.path, tokenizer=tokenizer)
+    except ValueError as error:
+        hf_config = (read_json(model.path / HUGGINGFACE) if model.path.is_dir() else None) or {}
+        classes = hf_config.get("architectures") or [""]
+        is_export = any(key in hf_config for key in PROJECT_KEYS)
+        # lm-eval would score a masked-diffusion model, with code of its own, as autoregressive
+        if is_export or not str(classes[0]).endswith(CAUSAL_CLASSES):
+            raise
+        name = model.hub_name or model.path
+        raise ValueError(
+            f"{str(error).partition('. ')[0].rstrip('.')}. Score it with lm-eval's own command: "
+            f"lm_eval --model hf --model_args pretrained={name} --tasks NAMES"
+        ) from error
 
 
 def compute_fingerprint(path: Path) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
@@ -55,34 +54,12 @@ def shard_model(
     # The root group holds the embedding, which is also the head: it is used first and last in the forward, so
     # resharding in between would only add a second gather.
     fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False, offload_policy=offload)
-
-
-def find_gradient_divisor(mesh: DeviceMesh) -> int:
-    """Return the number by which FSDP divides the summed gradients; collective over the mesh.
-
-    This is the number of ranks, except with gloo of torch 2.7: its reduce_scatter with AVG returns the sum
-    without a warning, and its all_reduce with AVG between replicas raises. The actual behaviour is measured.
-    Raises ValueError if replicas cannot be averaged.
-    """
-    shards, device = mesh.get_group(mesh.ndim - 1), mesh.device_type
-    if device != "cpu" and dist.get_backend(shards) != dist.Backend.GLOO:
-        return mesh.size()
-    # the average of ones is 1, their sum is the number of shards
-    # 4 shards without replicas: an average gives share = 1 and divisor 4, a sum share = 4 and divisor 1
-    share = torch.empty(1, device=device)
-    dist.reduce_scatter_tensor(share, torch.ones(shards.size(), device=device), dist.ReduceOp.AVG, shards)
-    if mesh.ndim > 1:
-        try:
-            dist.all_reduce(torch.ones(1, device=device), dist.ReduceOp.AVG, mesh.get_group(0))
-        except RuntimeError as error:
-            if "AVG" not in str(error):  # for example a rank that has ended
-                raise
-            raise ValueError(
-                f"dist.sharding_stage: gloo of torch {torch.__version__} cannot average copies of shards or "
-                "of tensor-parallel matrices. Install torch 2.11 or newer, or use zero1, zero2 or zero3 "
-                "without copies."
-            ) from error
-    return mesh.size() // int(share)
+    # Sum the gradients: a loss is a sum over all ranks, divided by their tokens once. gloo sums in every
+    # torch, but averages in newer ones only.
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
 
 
 def prepare_microbatch(root: nn.Module, stage: str, last: bool) -> None:

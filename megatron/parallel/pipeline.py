@@ -9,35 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, schedules
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
 from megatron.kernels.rotary import rotary_table
 from megatron.model.attention_inputs import AttentionInputs
 from megatron.model.precision import Precision
 from megatron.model.transformer import Gpt, embed_tokens
-
-
-class _Exchange:
-    """Handles of a batch of sends and receives; `wait` waits for all of them."""
-
-    def __init__(self, works: list[dist.Work]) -> None:
-        self.works = works
-
-    # the schedule calls wait() once per batch, as it does on a handle
-    def wait(self) -> None:
-        for piece in self.works:
-            piece.wait()
-
-
-def _start_exchange(operations: list[dist.P2POp], desc: str | None = None) -> _Exchange | None:
-    return _Exchange(dist.batch_isend_irecv(operations)) if operations else None
-
-
-if not hasattr(schedules, "_wait_batch_p2p"):
-    # Schedules of torch 2.7 keep only the last handle of a batched exchange. With NCCL one handle stands for
-    # the whole batch. With gloo every send has a handle of its own, and one that is garbage collected is
-    # never sent: the ranks then deadlock. `_Exchange` keeps all handles alive until they are waited for.
-    schedules._batch_p2p = _start_exchange  # type: ignore[assignment]  # types of torch 2.13, not 2.7
 
 
 class Stage(nn.Module):

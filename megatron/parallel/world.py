@@ -214,10 +214,10 @@ def use_expandable_segments() -> None:
     Must be called before any allocation. The head's rows differ in every step of masked diffusion: blocks of
     many sizes would fragment the memory.
     """
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first since torch 2.10
+    # the second is the name before torch 2.10, which still has an effect
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     if not any(name in os.environ for name in names):
-        is_renamed = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 10)
-        os.environ[names[0] if is_renamed else names[1]] = "expandable_segments:True"
+        os.environ[names[0]] = "expandable_segments:True"
 
 
 PEER_GONE_ERRORS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")

@@ -14,7 +14,7 @@ from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
 from megatron.checkpoint.convert.huggingface import write_huggingface
 from megatron.checkpoint.convert.tokenizer_files import find_prefix_id, find_special_ids, write_tokenizer
 from megatron.checkpoint.model_weights import Weights, save_weights
-from megatron.evaluation.harness import build_hf_model, harness_model
+from megatron.evaluation.harness import harness_model
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.generation.generate import generate
 from megatron.generation.sampling import Sampling
@@ -132,6 +132,7 @@ def test_a_converted_tokenizer_is_the_same_in_transformers(
 def test_the_prefix_is_that_of_lm_evals_model(tiny_of: Callable[..., Gpt], tmp_path: Path, case: str) -> None:
     pytest.importorskip("accelerate", reason="lm-eval's hf model requires accelerate")
     from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
 
     hub = hub_model(tiny_of, tmp_path / "hub", case)
     convert_checkpoint(hub, tmp_path / "back", to="huggingface")
@@ -141,7 +142,9 @@ def test_the_prefix_is_that_of_lm_evals_model(tiny_of: Callable[..., Gpt], tmp_p
     rolling = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts]
     instances = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
     for folder in (hub, tmp_path / "back"):
-        theirs = build_hf_model(folder, 4, softmax_dtype="float64")
+        theirs = HFLM(
+            pretrained=str(folder), batch_size=4, device="cpu", dtype="float32", softmax_dtype="float64"
+        )
         reader = Reader(read_any(folder), Scoring(batch_size=2), world)
         assert reader.prefix_id == theirs.prefix_token_id == PREFIX[case]
         ours = harness_model(reader)

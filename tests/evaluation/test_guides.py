@@ -21,6 +21,7 @@ def test_a_guide_documents_all_options_of_its_command_and_no_others(root: Path, 
     # other commands have options of their own, and `--references` is explained below its command
     foreign = (
         "torchrun",
+        "lm_eval --model",
         "preprocess",
         "`--references`",
         *(f"tools/{name}" for name in (*GUIDES, "collect.py")),

@@ -14,7 +14,6 @@ from megatron.checkpoint.convert.formats import read_any
 from megatron.checkpoint.model_weights import Weights
 from megatron.config.schema import ModelConfig
 from megatron.evaluation import harness_tasks
-from megatron.evaluation.harness import build_hf_model as hf_model_of
 from megatron.evaluation.harness import harness_model, score_task
 from megatron.evaluation.harness_files import format_results, merge_results
 from megatron.evaluation.harness_tasks import open_tasks
@@ -26,7 +25,7 @@ from megatron.model.transformer import Gpt
 from megatron.parallel.world import World
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
-# tasks whose data are in SCALING_DATA; the others are tested in test_local_tasks.py
+# tasks whose data are in SCALING_DATA
 TASKS = ["arc_easy", "boolq", "copa", "hellaswag", "piqa", "race", "winogrande", "sciq", "lambada_openai"]
 
 
@@ -39,7 +38,10 @@ def stories(stories_folder: Path) -> Weights:
 def hf_model(stories_folder: Path) -> Any:
     """Load the exported checkpoint as lm-eval's `hf` model, with float64 log-softmax as here."""
     pytest.importorskip("accelerate", reason="lm-eval's hf model requires accelerate")
-    return hf_model_of(stories_folder, 16, softmax_dtype="float64")
+    from lm_eval.models.huggingface import HFLM
+
+    options = {"batch_size": 16, "device": "cpu", "dtype": "float32", "softmax_dtype": "float64"}
+    return HFLM(pretrained=str(stories_folder), **options)
 
 
 @pytest.fixture
@@ -53,21 +55,21 @@ def exact_angles(hf_model: Any, monkeypatch: pytest.MonkeyPatch, stories: Weight
     monkeypatch.setattr(hf_model.model.model.rotary_emb, "forward", angles)
 
 
-def compare(name: str, limit: int, stories: Weights, hf_model: Any, data: Path) -> int:
+def compare(name: str, limit: int, stories: Weights, hf_model: Any, task_folder: Path) -> int:
     """Score a task with both models and compare; return the number of truncated requests."""
     from lm_eval.evaluator import evaluate
 
     reader = Reader(stories, Scoring(batch_size=16), ALONE)
-    with open_tasks([name], data) as tasks:
-        ours = score_task(
-            harness_model(reader),
-            reader,
-            tasks[name].load(),
-            limit=limit,
-            num_fewshot=None,
-            samples=True,
-        )
-        theirs = evaluate(lm=hf_model, task_dict=tasks[name].load(), limit=limit, bootstrap_iters=0)
+    tasks = open_tasks([name], task_folder)
+    ours = score_task(
+        harness_model(reader),
+        reader,
+        tasks[name].load(),
+        limit=limit,
+        num_fewshot=None,
+        samples=True,
+    )
+    theirs = evaluate(lm=hf_model, task_dict=tasks[name].load(), limit=limit, bootstrap_iters=0)
     a, b = ours["samples"][name], theirs["samples"][name]
     assert len(a) == len(b) == min(limit, ours["n-samples"][name]["original"])
     for first, second in zip(a, b, strict=True):
@@ -86,17 +88,17 @@ def compare(name: str, limit: int, stories: Weights, hf_model: Any, data: Path) 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_has_the_scores_of_lm_evals_model(
-    name: str, stories: Weights, hf_model: Any, scaling_data: Path
+    name: str, stories: Weights, hf_model: Any, task_folder: Path
 ) -> None:
-    compare(name, 8, stories, hf_model, scaling_data / "downstream")
+    compare(name, 8, stories, hf_model, task_folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_has_the_scores_of_lm_evals_model_over_200_documents(
-    name: str, stories: Weights, hf_model: Any, exact_angles: None, scaling_data: Path
+    name: str, stories: Weights, hf_model: Any, exact_angles: None, task_folder: Path
 ) -> None:
-    n_truncated = compare(name, 200, stories, hf_model, scaling_data / "downstream")
+    n_truncated = compare(name, 200, stories, hf_model, task_folder)
     assert (n_truncated > 0) == (name in ("arc_easy", "boolq", "race", "sciq"))
 
 
@@ -135,14 +137,14 @@ def diffusion(stories: Weights) -> Weights:
 
 @pytest.mark.parametrize("how", [{}, {"method": "ar"}, {"only_generate": True}, {"only_mc_nll": True}])
 def test_a_diffusion_model_is_scored_with_every_method(
-    how: dict[str, Any], diffusion: Weights, scaling_data: Path
+    how: dict[str, Any], diffusion: Weights, task_folder: Path
 ) -> None:
     """An untrained model has a loss of about log 640 nats per token with every method."""
     reader = Reader(diffusion, Scoring(num_mc=4, **how), ALONE)
     name = "lambada_openai" if not how.get("only_mc_nll") else "copa"
-    with open_tasks([name], scaling_data / "downstream") as tasks:
-        loaded = tasks[name].load()
-        result = score_task(harness_model(reader), reader, loaded, limit=3, num_fewshot=None, samples=True)
+    tasks = open_tasks([name], task_folder)
+    loaded = tasks[name].load()
+    result = score_task(harness_model(reader), reader, loaded, limit=3, num_fewshot=None, samples=True)
     metrics = result["results"][name]
     assert metrics["acc,none"] in (0, 1 / 3, 2 / 3, 1)
     if name == "lambada_openai":
@@ -155,7 +157,7 @@ def test_a_diffusion_model_is_scored_with_every_method(
 
 
 def test_scorings_that_do_not_apply_to_a_task_or_model_are_refused(
-    diffusion: Weights, stories: Weights, scaling_data: Path
+    diffusion: Weights, stories: Weights, task_folder: Path
 ) -> None:
     for how in ({"method": "mc"}, {"only_generate": True}, {"only_mc_nll": True}):
         with pytest.raises(ValueError, match="for masked diffusion"):
@@ -167,15 +169,14 @@ def test_scorings_that_do_not_apply_to_a_task_or_model_are_refused(
         ({"only_mc_nll": True}, "lambada_openai", "score it without --only-mc-nll"),
     ):
         reader = Reader(diffusion, Scoring(**how), ALONE)
-        with open_tasks([name], scaling_data / "downstream") as tasks:
-            loaded = tasks[name].load()
-            with pytest.raises(ValueError, match=sentence):
-                score_task(harness_model(reader), reader, loaded, limit=1, num_fewshot=None, samples=False)
+        tasks = open_tasks([name], task_folder)
+        loaded = tasks[name].load()
+        with pytest.raises(ValueError, match=sentence):
+            score_task(harness_model(reader), reader, loaded, limit=1, num_fewshot=None, samples=False)
 
 
-def test_answers_are_those_of_the_data_and_prompts_those_of_lm_eval(scaling_data: Path) -> None:
+def test_answers_are_those_of_the_data_and_prompts_those_of_lm_eval(task_folder: Path) -> None:
     """The first documents; the expected values were read from the files."""
-    data = scaling_data / "downstream"
     expected = {
         "arc_easy": (2376, 0, "Question: Which statement best explains why photosynthesis is"),
         "boolq": (3270, 0, "All biomass goes through at least some of these steps:"),
@@ -187,43 +188,32 @@ def test_answers_are_those_of_the_data_and_prompts_those_of_lm_eval(scaling_data
         "sciq": (1000, 3, "\nQuestion: Who proposed the theory of evolution by natural selection?"),
         "lambada_openai": (5153, " signs", "In my palm is a clear stone, and inside it is a small"),
     }
-    with open_tasks(TASKS, data) as tasks:
-        for name, (n, answer, begin) in expected.items():
-            if name == "hellaswag":
-                continue  # its preparation takes half a minute; the tests above cover it
-            task = tasks[name].load()["tasks"][name]
-            documents = list(task.eval_docs)
-            assert (len(documents), task.doc_to_target(documents[0])) == (n, answer), name
-            text = task.doc_to_text(documents[0])
-            assert text == begin if isinstance(begin, int) else text.startswith(begin), name
+    tasks = open_tasks(TASKS, task_folder)
+    for name, (n, answer, begin) in expected.items():
+        if name == "hellaswag":
+            continue  # its preparation takes half a minute; the tests above cover it
+        task = tasks[name].load()["tasks"][name]
+        documents = list(task.eval_docs)
+        assert (len(documents), task.doc_to_target(documents[0])) == (n, answer), name
+        text = task.doc_to_text(documents[0])
+        assert text == begin if isinstance(begin, int) else text.startswith(begin), name
 
 
-def test_unknown_tasks_and_missing_files_are_named(tmp_path: Path, scaling_data: Path) -> None:
-    data = scaling_data / "downstream"
+def test_unknown_tasks_and_a_missing_folder_are_named(tmp_path: Path, task_folder: Path) -> None:
     for names, folder, error, sentence in (
-        (["wikitext"], data, ValueError, "--data-dir: got wikitext, expected one of arc_challenge, arc_easy"),
-        (["mmlu_alchemy"], data, ValueError, "--data-dir: got mmlu_alchemy, expected one of"),
-        (["copa", "copa"], data, ValueError, "got copa twice"),
-        ([], data, ValueError, "got no task"),
-        (["copa"], tmp_path / "none", FileNotFoundError, "no such folder"),
-        (["copa"], tmp_path, FileNotFoundError, "copa_validation.jsonl: no such file, plain or .gz"),
+        (["copa", "copa"], task_folder, ValueError, "got copa twice"),
+        ([], task_folder, ValueError, "got no task"),
+        (["copa"], tmp_path / "none", FileNotFoundError, "--include-path: got no folder"),
     ):
-        with pytest.raises(error, match=sentence), open_tasks(names, folder):
-            pass
-    (tmp_path / "copa_validation.jsonl").write_text("{}\nno json\n")
-    with pytest.raises(ValueError, match="line 2: not a record of copa"), open_tasks(["copa"], tmp_path):
-        pass
-    (tmp_path / "piqa_valid.jsonl").write_text("{}\n{}\n")
-    (tmp_path / "piqa_valid-labels.lst").write_text("0\n")
-    with pytest.raises(ValueError, match="line 2: not a record of piqa"), open_tasks(["piqa"], tmp_path):
-        pass
+        with pytest.raises(error, match=sentence):
+            open_tasks(names, folder)
 
 
 @pytest.mark.slow
 def test_the_error_for_an_unknown_task_suggests_similar_names() -> None:
     sentence = "got 'hellaswga', which lm-eval does not have; did you mean hellaswag"
-    with pytest.raises(ValueError, match=sentence), open_tasks(["hellaswga"], None):
-        pass
+    with pytest.raises(ValueError, match=sentence):
+        open_tasks(["hellaswga"], None)
 
 
 def test_an_unreachable_hub_is_contacted_once_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,13 +221,11 @@ def test_an_unreachable_hub_is_contacted_once_and_reported(monkeypatch: pytest.M
     monkeypatch.setattr(harness_tasks, "find_hub_error", lambda: "hub.example: no route to it")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setattr("lm_eval.tasks.TaskManager", _Unreachable)
-    with open_tasks(["copa"], None) as tasks:
-        assert os.environ["HF_HUB_OFFLINE"] == "1"
-        with pytest.raises(
-            ValueError,
-            match="^copa: cannot load its data .hub.example: no route to it.; give --data-dir",
-        ):
-            tasks["copa"].load()
+    tasks = open_tasks(["copa"], None)
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    sentence = "^copa: cannot load its data .hub.example: no route to it.. Give --include-path."
+    with pytest.raises(ValueError, match=sentence):
+        tasks["copa"].load()
 
 
 class _Unreachable:
@@ -245,16 +233,19 @@ class _Unreachable:
 
     all_tasks = ("copa",)
 
+    def __init__(self, **options: Any) -> None:
+        pass
+
     def load(self, names: list[str]) -> dict[str, Any]:
         raise ConnectionError(f"Couldn't reach the data of {names}")
 
 
-def test_results_of_single_tasks_are_merged_into_one_table(stories: Weights, scaling_data: Path) -> None:
+def test_results_of_single_tasks_are_merged_into_one_table(stories: Weights, task_folder: Path) -> None:
     reader = Reader(stories, Scoring(), ALONE)
     model, parts = harness_model(reader), []
-    with open_tasks(["copa", "piqa"], scaling_data / "downstream") as tasks:
-        for task in tasks.values():
-            parts.append(score_task(model, reader, task.load(), limit=4, num_fewshot=1, samples=False))
+    tasks = open_tasks(["copa", "piqa"], task_folder)
+    for task in tasks.values():
+        parts.append(score_task(model, reader, task.load(), limit=4, num_fewshot=1, samples=False))
     whole = json.loads(json.dumps(merge_results(parts, {"model": "stories"}), default=str))
     assert list(whole["results"]) == ["copa", "piqa"] and whole["n-shot"] == {"copa": 1, "piqa": 1}
     lines = format_results(whole).splitlines()

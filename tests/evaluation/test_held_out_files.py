@@ -151,9 +151,9 @@ def test_a_corpus_of_another_tokenizer_is_refused_or_recorded(
     warned: list[str] = []
     monkeypatch.setattr(corpus_tokenizer.log, "warning", lambda words, *more: warned.append(words % more))
     path = saved()
-    read = held_out.read_scored_model
+    read = held_out.read_weights
     monkeypatch.setattr(
-        held_out, "read_scored_model", lambda *a, **k: replace(read(*a, **k), tokenizer_sha256="f" * 64)
+        held_out, "read_weights", lambda *a, **k: replace(read(*a, **k), tokenizer_sha256="f" * 64)
     )
     same = write_corpus(tmp_path / "same", 0, sha256="f" * 64)
     other = write_corpus(tmp_path / "other", 0, sha256="e" * 64)

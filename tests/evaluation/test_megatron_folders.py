@@ -76,10 +76,10 @@ def test_folders_of_both_projects_are_found(tiny_of: Callable[..., Gpt], tmp_pat
 
 @pytest.mark.slow
 def test_tasks_are_scored_on_a_megatron_folder(
-    tiny_of: Callable[..., Gpt], tmp_path: Path, scaling_data: Path, stories_folder: Path, root: Path
+    tiny_of: Callable[..., Gpt], tmp_path: Path, task_folder: Path, stories_folder: Path, root: Path
 ) -> None:
     write_megatron_lm(tiny_of(**LLAMA | {"n_tokens": 512, "vocab_rows": 520}), tmp_path / "ck", 1, 2, "core")
-    words: list[Any] = ["--tasks", "copa", "--limit", 3, "--data-dir", scaling_data / "downstream"]
+    words: list[Any] = ["--tasks", "copa", "--limit", 3, "--include-path", task_folder]
     words += ["--tokenizer", stories_folder, "--device", "cpu", "--out", tmp_path / "scores"]
     command = [sys.executable, root / "tools" / "evaluate_downstream.py", tmp_path / "ck", *words]
     subprocess.run(list(map(str, command)), check=True, timeout=200)

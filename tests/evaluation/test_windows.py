@@ -18,7 +18,6 @@ from megatron.evaluation.corpus_loss import (
     compute_left_to_right_loss,
 )
 from megatron.evaluation.corpus_tokenizer import resolve_text_ids
-from megatron.evaluation.harness import build_hf_model
 from megatron.evaluation.held_out import HeldOutScoring, score_held_out
 from megatron.evaluation.scored_models import find_models
 from megatron.evaluation.windows import (
@@ -177,12 +176,14 @@ def test_documents_alone_have_lm_evals_rolling_log_likelihoods_and_bits_per_byte
     pytest.importorskip("accelerate", reason="lm-eval's hf model requires accelerate")
     from lm_eval.api.instance import Instance
     from lm_eval.api.metrics import bits_per_byte
+    from lm_eval.models.huggingface import HFLM
 
     seq_len = read_any(stories["hf"]).seq_len
     # else lm-eval adds the begin-of-text id twice and scores the second one
-    theirs = build_hf_model(
-        stories["hf"], 4, softmax_dtype="float64", max_length=seq_len, add_bos_token=False
-    )
+    theirs = HFLM(
+        pretrained=str(stories["hf"]), batch_size=4, device="cpu", dtype="float32",
+        softmax_dtype="float64", max_length=seq_len, add_bos_token=False,
+    )  # fmt: skip
     requests = [
         Instance(request_type="loglikelihood_rolling", doc={}, arguments=(text,), idx=0)
         for text in stories["texts"]

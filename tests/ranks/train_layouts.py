@@ -2,8 +2,7 @@
 
     RANK=.. WORLD_SIZE=.. MASTER_ADDR=.. MASTER_PORT=.. python train_layouts.py JOB.json
 
-Rank 0 writes <out>/<name>.json, and the full state after `save_after` steps as <out>/<name>.pt. For
-layouts that this version of torch does not support it writes {"refused": reason}.
+Rank 0 writes <out>/<name>.json, and the full state after `save_after` steps as <out>/<name>.pt.
 """
 
 import json
@@ -169,13 +168,7 @@ def main() -> None:
     rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", timeout=timedelta(seconds=600))
     for layout in job["layouts"]:
-        try:
-            run_job(layout, rank, n_ranks, Path(job["out"]))
-        except ValueError as error:
-            if "cannot average copies" not in str(error):
-                raise
-            if rank == 0:
-                (Path(job["out"]) / f"{layout['name']}.json").write_text(json.dumps({"refused": str(error)}))
+        run_job(layout, rank, n_ranks, Path(job["out"]))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -35,11 +35,11 @@ def stories(stories_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture(scope="module")
-def typed(root: Path, scaling_data: Path) -> Typed:
+def typed(root: Path, task_folder: Path) -> Typed:
     """A function that scores on one or more gloo ranks and returns the output of rank 0."""
 
     def run_tool(*words: object, n_ranks: int = 1) -> subprocess.CompletedProcess[str]:
-        data = ("--data-dir", str(scaling_data / "downstream"), "--device", "cpu")
+        data = ("--include-path", str(task_folder), "--device", "cpu")
         command = [sys.executable, str(root / "tools" / "evaluate_downstream.py"), *map(str, words), *data]
         shared = {**os.environ, "OMP_NUM_THREADS": "1"}
         if n_ranks > 1:
@@ -122,7 +122,10 @@ def test_contexts_longer_than_the_model_are_counted_and_reported(typed: Typed, s
 def test_bad_input_is_reported_in_one_line(typed: Typed, stories: Path, tmp_path: Path) -> None:
     model = stories / "stories"
     for words, sentence in (
-        ((model, "--tasks", "hellaswga"), "--data-dir: got hellaswga, expected one of arc_challenge"),
+        (
+            (model, "--tasks", "hellaswga"),
+            "--tasks: got 'hellaswga', which lm-eval does not have",
+        ),
         ((tmp_path, "--tasks", "copa"), "got no checkpoint in it or its subfolders"),
         ((model, "--tasks", "copa", "--only-mc-nll"), "the model is autoregressive. Omit them."),
         ((stories, "--tasks", "copa", "--out", tmp_path), "--out: got 2 models for the one folder"),

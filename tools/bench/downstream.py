@@ -1,6 +1,6 @@
 """Benchmark downstream scoring: ours against lm-eval's `hf` model, with the same weights, in one process.
 
-    python tools/bench/downstream.py --data-dir ../shared/data/downstream --size 7M --limit 100
+    python tools/bench/downstream.py --include-path data/tasks --size 7M --limit 100
 
 Both sides score the same requests of a task, alternating, with the same batch size and threads, including
 tokenization. The work of lm-eval before and after is the same and is not timed. All log-likelihoods must
@@ -23,7 +23,7 @@ from megatron.checkpoint.convert.formats import read_any
 from megatron.checkpoint.convert.huggingface import write_huggingface
 from megatron.checkpoint.convert.tokenizer_files import write_tokenizer
 from megatron.cli import create_parser, positive_int, run_main
-from megatron.evaluation.harness import build_hf_model, harness_model
+from megatron.evaluation.harness import harness_model
 from megatron.evaluation.harness_tasks import open_tasks
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.parallel.world import World
@@ -35,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
     add = parser.add_argument_group("model and tasks").add_argument
-    add("--data-dir", type=Path, required=True, metavar="DIR", help="folder with the tasks' data")
+    add("--include-path", type=Path, metavar="DIR", help="folder of lm-eval task files with local data")
     add("--size", default="7M", metavar="NAME", help="size of utils/model_sizes.yaml, with random weights")
     add("--model", type=Path, metavar="PATH", help="an autoregressive model instead of --size")
     add("--tokenizer", metavar="NAME", help="tokenizer, if the model does not name it")
@@ -59,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Time both sides, and print a line for each task."""
     args = build_parser().parse_args(argv)
     os.environ["HF_HUB_OFFLINE"] = "1"
+    from lm_eval.models.huggingface import HFLM
+
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     weights = read_any(args.model, tokenizer=args.tokenizer) if args.model else build_weights(args.size)
@@ -67,10 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     world = World(0, 1, 0, torch.device("cpu"))
     ours = harness_model(Reader(weights, Scoring(batch_size=args.batch_size), world))
     tokenizer, results = str(weights.tokenizer), {}
-    with tempfile.TemporaryDirectory() as folder, open_tasks(args.tasks.split(","), args.data_dir) as tasks:
+    with tempfile.TemporaryDirectory() as folder:
+        tasks = open_tasks(args.tasks.split(","), args.include_path)
         exported = Path(folder) / "model"
         write_huggingface(weights, exported, write_tokenizer=lambda path: write_tokenizer(tokenizer, path))
-        theirs = build_hf_model(exported, args.batch_size)
+        theirs = HFLM(pretrained=str(exported), batch_size=args.batch_size, device="cpu", dtype="float32")
         for name, task in tasks.items():
             requests = task.build_requests(args.limit)
             sides = {

@@ -30,13 +30,14 @@ REDUCED = {
     "fit": "--starts 10 --repeat 2 --forms=",
     "mixture": "--documents 2e4 --repeat 1 --files 20",
     "generate": "--size 7M --batch 1 --new-tokens 8 --repeat 1 --threads 1",
-    "downstream": "--data-dir {data}/downstream --tasks hellaswag --limit 4 --repeat 1 --threads 1",
+    "downstream": "--include-path {inputs}/tasks --tasks hellaswag --limit 4 --repeat 1 --threads 1",
     "coordinate_check": "--widths 32 64 --depths 2 4 --steps 2 --seeds 1 --out {inputs}/page.html",
     "coverage": "--designs 20 --simulations 2 --n-bootstrap 20",
     "extrapolate": "--sets 240 --n-bootstrap 20",
     "gpu": "--device cpu --sizes tiny --only ours/tiny/AR/default --steps 1 --out {inputs}/gpu",
 }
 REQUIRED = {"downstream": "{data}/downstream", "extrapolate": "{laws}"}
+TASKS = "tests/task_folder.py {data}/downstream {inputs}/tasks"
 INPUTS = (  # commands that make the text and its tokenizer
     "tools/prepare_corpus.py --corpus stdlib --max-mb 4 --out {inputs}/text",
     "tools/train_tokenizer.py {inputs}/text/train.jsonl --n-tokens 512 --out {inputs}/tokenizer",
@@ -80,6 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             for line in INPUTS:
                 if error := run_command(line.format(**folders)):
                     raise OSError(f"{line}: {error}")
+        has_data = "downstream" in args.benches and Path(folders["data"]).is_dir()
+        if has_data and (error := run_command(TASKS.format(**folders))):
+            raise OSError(f"{TASKS}: {error}")
         for name in args.benches:
             folder = Path(REQUIRED.get(name, "{inputs}").format(**folders))
             if not folder.is_dir():

@@ -52,7 +52,6 @@ class PipelinedModel:
         }
         sharded = mesh.fsdp is not None
         self.autocast = torch.float32 if sharded else dtype
-        self.divisor = 1 if mesh.fsdp is None else fsdp.find_gradient_divisor(mesh.fsdp)
         self.device = world.device
         for stage in stages.values():
             if mesh.fsdp is not None:
@@ -76,8 +75,6 @@ class PipelinedModel:
     def backward(self, tasks: Sequence[Task], share: Tensor) -> Tensor:
         """Set .grad to the gradient of share * nats over all ranks; return this rank's nats, float64."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        # FSDP divides by `divisor`; without FSDP _add_gradients sums and the divisor is 1
-        share = share * self.divisor
 
         def microbatch_loss(hidden: Tensor, i: int) -> Tensor:
             assert self.last is not None, "called on the rank of the last stage"

@@ -23,16 +23,14 @@ class UnpipelinedModel:
         self.model, self.stage = task_loss.model, config.sharding_stage
         self.duplicated: frozenset[str] = frozenset()
         self.has_loss = world.coordinate.tensor == 0  # tensor ranks compute the same nats: one of them counts
-        # DDP and FSDP average over these ranks; multiplying the loss by their number gives a sum
-        n_added = world.layout.data * world.layout.context
-        self.divisor = n_added
+        # DDP averages over these ranks; multiplying the loss by their number gives a sum, as FSDP does
+        self.divisor = 1 if mesh.fsdp is not None else world.layout.data * world.layout.context
         self.root: nn.Module = task_loss
         self.autocast = dtype if mesh.fsdp is None else torch.float32
         self.is_sharded = mesh.fsdp is not None
         if mesh.fsdp is not None:
             from megatron.parallel import fsdp
 
-            self.divisor = fsdp.find_gradient_divisor(mesh.fsdp)
             fsdp.shard_model(
                 task_loss,
                 self.model.blocks,
