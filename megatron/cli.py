@@ -67,8 +67,8 @@ ERROR_HINTS = {  # errno -> explanation for the user who typed the path, and a f
 }
 REFRESH_INTERVAL_S = 0.2  # between two drawings of a bar on a terminal
 PLAIN_INTERVAL_S = 30.0  # between two lines of progress in a log; a shorter job writes none
-# Options of rich: a drawing thread could hold a lock while workers are forked, and `2> log` must receive
-# standard error also while a table is shown.
+# Options of rich: a drawing thread could hold a lock while workers are forked,
+# and `2> log` must receive standard error also while a table is shown.
 DRAWING: dict[str, Any] = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
 RATE_WINDOW_S = 60.0  # a rate is the mean over this time
 GAP = 2  # spaces between columns
@@ -128,14 +128,15 @@ REMOVED = dict.fromkeys(("download", "download_assets"), "`hf download`, as in D
 SUBCOMMANDS = {name: tool for group in GROUPS.values() for name, tool in group.items()}
 
 
-# Stop signals. A command exits at once while it imports, and then raises or records them as its work needs.
+# Stop signals. A command exits at once while it imports,
+# and then raises or records them as its work needs.
 
 
 def _exit_stopped(number: int, frame: FrameType | None) -> None:
     """Handle a stop signal during imports: exit at once."""
     if "RANK" not in os.environ:  # a launcher that stops its ranks prints its own message
-        # os.write and os._exit instead of print and sys.exit: an import may discard SystemExit, and the
-        # signal may have interrupted a write to the same buffered stream
+        # os.write and os._exit instead of print and sys.exit: an import may discard
+        # SystemExit, and the signal may have interrupted a write to the same buffered stream
         os.write(2, f"{STOPPED_MESSAGE}\n".encode())
     os._exit(STOPPED)
 
@@ -143,7 +144,8 @@ def _exit_stopped(number: int, frame: FrameType | None) -> None:
 def exit_on_stop_signals() -> None:
     """Exit with status 75 on a stop signal until `run_main`: during its imports a command writes nothing."""
     for number, default in DEFAULT_HANDLERS.items():
-        # nohup and background jobs of scripts ignore signals, and a program that imports this has its own
+        # nohup and background jobs of scripts ignore signals,
+        # and a program that imports this has its own
         if signal.getsignal(number) == default:
             signal.signal(number, _exit_stopped)
 
@@ -171,8 +173,8 @@ def install_stop_handlers() -> None:
             _exit_stopped(number, frame)
         raise KeyboardInterrupt
 
-    # a shell script starts background jobs (`command &`) with SIGINT ignored, and they must continue to
-    # ignore it
+    # a shell script starts background jobs (`command &`) with
+    # SIGINT ignored, and they must continue to ignore it
     sigint_is_enabled = signal.getsignal(signal.SIGINT) != signal.SIG_IGN
     for number in stop_signals(signal.SIGUSR1):
         if number != signal.SIGINT or sigint_is_enabled:
@@ -210,8 +212,8 @@ def replace_lost_terminal() -> None:
                 continue
             if stat.S_ISCHR(os.fstat(descriptor).st_mode):
                 null = os.open(os.devnull, os.O_WRONLY)
-                # dup2 replaces the descriptor in one step: no other thread can open a file under its number
-                # in between
+                # dup2 replaces the descriptor in one step: no other
+                # thread can open a file under its number in between
                 os.dup2(null, descriptor)
                 os.close(null)
 
@@ -499,7 +501,8 @@ class ToolParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2 and a one-line message, with suggestions for misspelt options."""
-        # the parsers of actions (`register_corpus.py CATALOG add`) leave unknown options to this one
+        # the parsers of actions (`register_corpus.py
+        # CATALOG add`) leave unknown options to this one
         parsers: list[argparse.ArgumentParser] = [self]
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -771,7 +774,8 @@ if _runs_tool():
     exit_on_stop_signals()
 
 if __name__ == "__main__":
-    # `python -m megatron.cli` runs this file under another name; the tools use the module of its own name
+    # `python -m megatron.cli` runs this file under another
+    # name; the tools use the module of its own name
     from megatron import cli
 
     cli.run_console()

@@ -25,7 +25,8 @@ from typing import Any
 PARTIAL = ".partial"  # suffix of a file or folder that is being written
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota or size limit reached
 WITHOUT_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # flock on a file system without locks
-# fsync of a folder on a file system that supports it for files only, and of a folder that is not readable
+# fsync of a folder on a file system that supports it
+# for files only, and of a folder that is not readable
 WITHOUT_FOLDER_FSYNC = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES)
 POLL_S = 0.1  # between two attempts to lock
 
@@ -62,8 +63,8 @@ def atomic_path(
     resume         the same, and keep it after an exception, unless it is empty: the next call continues it
     partial_name   name of the temporary file, for writers that choose the format by its suffix
     """
-    # in the same folder, hence on the same file system, where a rename is atomic: readers get the old or the
-    # new file
+    # in the same folder, hence on the same file system, where
+    # a rename is atomic: readers get the old or the new file
     partial = path.with_name(partial_name or path.name + PARTIAL)
     lock = open_exclusive(partial, path) if exclusive or resume else None
     try:
@@ -72,7 +73,8 @@ def atomic_path(
             fsync_path(partial)
             partial.rename(path)
         except BaseException:
-            # the rename is the last statement above: after it, the partial name may belong to another writer
+            # the rename is the last statement above: after it,
+            # the partial name may belong to another writer
             if not resume or (partial.is_file() and not partial.stat().st_size):
                 partial.unlink(missing_ok=True)
             raise
@@ -104,14 +106,14 @@ def open_partial_folder(path: Path, replace: bool = False) -> Iterator[Path]:
     partial = path.with_name(path.name + PARTIAL)
     descriptor = _lock_folder(partial, path, replace)
     try:
-        # The lock is granted, so the writer of these files has ended. A link is deleted, never followed:
-        # rmtree of a link's target would delete data outside the folder.
+        # The lock is granted, so the writer of these files has ended. A link is deleted,
+        # never followed: rmtree of a link's target would delete data outside the folder.
         for leftover in partial.iterdir():
             shutil.rmtree(leftover) if leftover.is_dir() and not leftover.is_symlink() else leftover.unlink()
         yield partial
     finally:
-        # Still locked: no other process can have begun to fill this folder. After a rename the name is free,
-        # or it belongs to another process.
+        # Still locked: no other process can have begun to fill this folder.
+        # After a rename the name is free, or it belongs to another process.
         with suppress(FileNotFoundError):
             if os.path.samestat(partial.stat(), os.fstat(descriptor)):
                 shutil.rmtree(partial, ignore_errors=True)
@@ -121,7 +123,8 @@ def open_partial_folder(path: Path, replace: bool = False) -> Iterator[Path]:
 def _lock_folder(partial: Path, path: Path, replace: bool) -> int:
     """Create and lock the folder `partial`. Return its descriptor."""
     while True:
-        # checked again after every failed attempt: the previous owner of the lock may have completed `path`
+        # checked again after every failed attempt: the
+        # previous owner of the lock may have completed `path`
         if path.exists() and not replace:
             raise FileExistsError(f"{path}: already exists; choose another name or delete it")
         partial.mkdir(parents=True, exist_ok=True)
@@ -152,7 +155,8 @@ def create_partial_folder(path: Path) -> Path:
 
 def commit_folder(partial: Path, path: Path) -> None:
     """Sync a folder with everything in it, and rename it to `path`."""
-    # rglob yields subfolders too: after a power loss a file exists only if its folder entry is on disk too
+    # rglob yields subfolders too: after a power loss a
+    # file exists only if its folder entry is on disk too
     for written in (*partial.rglob("*"), partial):
         fsync_path(written)
     partial.rename(path)
@@ -165,8 +169,8 @@ def publish_files(files: Sequence[tuple[Path, Path]]) -> None:
     An older set is deleted first: files of two sets never exist side by side. After a kill the same call
     completes the set.
     """
-    # If the first partial file is gone, an earlier call was killed after its rename: the first final file is
-    # then the new one and must not be deleted.
+    # If the first partial file is gone, an earlier call was killed after its
+    # rename: the first final file is then the new one and must not be deleted.
     if files[0][0].exists():
         for _, path in reversed(files):
             path.unlink(missing_ok=True)
@@ -179,8 +183,9 @@ def publish_files(files: Sequence[tuple[Path, Path]]) -> None:
 
 def fsync_path(path: Path) -> None:
     """fsync a file, or a folder's entries if its file system supports that."""
-    # fsync writes all of a file's pages, also those written through another descriptor. Without it some file
-    # systems store a rename before the content, and a power loss leaves an empty file.
+    # fsync writes all of a file's pages, also those written through
+    # another descriptor. Without it some file systems store a rename
+    # before the content, and a power loss leaves an empty file.
     try:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -189,7 +194,8 @@ def fsync_path(path: Path) -> None:
             os.close(descriptor)
     except OSError as error:
         if not (path.is_dir() and error.errno in WITHOUT_FOLDER_FSYNC):
-            # fsync reports a full disk or quota of some network file systems, and names no file
+            # fsync reports a full disk or quota of some
+            # network file systems, and names no file
             raise OSError(error.errno, error.strerror, str(path)) from error
 
 
@@ -223,7 +229,8 @@ def _describe_free_space(folder: Path, error: OSError) -> str:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write indented JSON atomically. Raises ValueError for NaN and Inf, and then writes nothing."""
     try:
-        # serialized before the file is opened: a value that is not JSON leaves the old file as it is
+        # serialized before the file is opened: a value
+        # that is not JSON leaves the old file as it is
         text = json.dumps(content, indent=1, allow_nan=False)
     except ValueError as error:
         nonfinite_keys = ", ".join(_find_nonfinite(content)) or str(error)
@@ -273,7 +280,8 @@ def open_locked(path: Path, wait_s: float = 0.0) -> LockedFile:
     Raises LockedError if another process still has the lock after `wait_s`, and OSError on a file system
     without locks.
     """
-    # O_CREAT without O_TRUNC: before the lock is granted the content is that of another process
+    # O_CREAT without O_TRUNC: before the lock is
+    # granted the content is that of another process
     return os.fdopen(_open_and_lock(path, os.O_RDWR | os.O_CREAT, wait_s), "r+b")
 
 
@@ -307,8 +315,8 @@ def open_exclusive(path: Path, name: Path | None = None) -> LockedFile:
 
 def _open_and_lock(path: Path, flags: int, wait_s: float = 0.0) -> int:
     """Open and lock a file or folder. Return its descriptor, whose end releases the lock."""
-    # Imported on demand, as few commands need a lock, and before a file is created: a stop signal during an
-    # import ends the process at once.
+    # Imported on demand, as few commands need a lock, and before a file
+    # is created: a stop signal during an import ends the process at once.
     import filelock  # noqa: F401
 
     end = time.monotonic() + wait_s
@@ -316,8 +324,9 @@ def _open_and_lock(path: Path, flags: int, wait_s: float = 0.0) -> int:
         descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
         try:
             is_locked = _try_lock(descriptor, path)
-            # The lock belongs to an inode. If the previous owner renamed or removed the file before this lock
-            # was granted, the path now names another inode or none: release the lock and retry.
+            # The lock belongs to an inode. If the previous owner renamed
+            # or removed the file before this lock was granted, the path
+            # now names another inode or none: release the lock and retry.
             with suppress(FileNotFoundError):
                 if is_locked and os.path.samestat(path.stat(), os.fstat(descriptor)):
                     return descriptor
@@ -357,13 +366,15 @@ def code_revision(folder: Path = Path(__file__).parent) -> str | None:
     """Return the git commit of this package's checkout, with `+` if tracked files are modified, or None."""
     import subprocess  # imported on demand: few commands record it
 
-    # Without optional locks `status` does not refresh the index: a killed run would leave index.lock.
+    # Without optional locks `status` does not refresh
+    # the index: a killed run would leave index.lock.
     command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    # the first line is "# branch.oid COMMIT"; modified files follow the lines that begin with "#"
+    # the first line is "# branch.oid COMMIT"; modified
+    # files follow the lines that begin with "#"
     head, *lines = done.stdout.splitlines()
     is_modified = any(not line.startswith("#") for line in lines)
     return head.split()[-1][:12] + ("+" if is_modified else "")

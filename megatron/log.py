@@ -33,6 +33,7 @@ def get_logger(name: str = "megatron") -> logging.Logger:
         handler.addFilter(_RankFilter())
         root.addHandler(handler)
         root.setLevel(logging.INFO)
-        # the root logger may have a handler of another library, which would print the line again
+        # the root logger may have a handler of another
+        # library, which would print the line again
         root.propagate = False
     return root if name == "megatron" else root.getChild(name.removeprefix("megatron."))

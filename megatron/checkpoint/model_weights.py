@@ -64,7 +64,8 @@ class Weights:
                 raise ValueError("got learned positions without n_positions, expected their number")
             if self.config.n_layers > len(self.state):  # bounds the time to build an untrusted shape
                 raise ValueError(f"{self.config.n_layers} layers, {len(self.state)} tensors")
-            # On the meta device no parameter is allocated; assign=True then uses the tensors of the state.
+            # On the meta device no parameter is allocated;
+            # assign=True then uses the tensors of the state.
             with torch.device("meta"):
                 model = Gpt(self.config)
             model.load_state_dict(self.state, assign=True)
@@ -123,8 +124,8 @@ def _build_start_config(weights: Weights, folder: Path) -> dict[str, Any]:
 
 def clone_if_view(tensor: Tensor) -> Tensor:
     """Return the tensor, cloned if it is a view: torch.save would write a view's whole storage."""
-    # Example: the query rows of a fused QKV are a view of a third of its storage. A transposed matrix has as
-    # many bytes as its storage, but is not contiguous.
+    # Example: the query rows of a fused QKV are a view of a third of its storage.
+    # A transposed matrix has as many bytes as its storage, but is not contiguous.
     whole = tensor.untyped_storage().nbytes() == tensor.nbytes and tensor.is_contiguous()
     return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
 
@@ -144,8 +145,8 @@ def load_weights(path: Path) -> Weights:
         state=_read_state(path, meta["files"]),
         seq_len=dataset.get("seq_len"),
         rate_min=meta["config"]["objective"].get("rate_min"),
-        # a conversion records the tokenizer itself, a run only its training data, whose sidecar names the
-        # tokenizer
+        # a conversion records the tokenizer itself, a run only
+        # its training data, whose sidecar names the tokenizer
         tokenizer=meta.get("tokenizer") or _read_sidecar_tokenizer(dataset.get("path_train"), "name"),
         tokenizer_sha256=_read_sidecar_tokenizer(dataset.get("path_train"), "sha256"),
         source=str(path),
@@ -159,7 +160,8 @@ def find_newest_checkpoint(path: Path) -> Path:
     if (path / META).is_file():
         return path
     for folder in (path, path / CHECKPOINTS):
-        # meta.json is written last, before the rename: a folder without it is not a checkpoint
+        # meta.json is written last, before the rename:
+        # a folder without it is not a checkpoint
         if infos := [info for info in find_checkpoints(folder) if (info.path / META).is_file()]:
             return _pick_newest(folder, infos)
     raise FileNotFoundError(f"{path}: contains no checkpoint and no {META}")
@@ -174,7 +176,8 @@ def _pick_newest(folder: Path, infos: list[CheckpointInfo]) -> Path:
             "of one run. Give the path of one checkpoint."
         )
     for info in infos:
-        # these sort first (see find_checkpoints), so they are never picked as long as one is readable
+        # these sort first (see find_checkpoints), so they
+        # are never picked as long as one is readable
         if info.step is None and info != infos[-1]:
             log.warning("%s: cannot be read; skipped, although it may be the newest", info.path / META)
     return infos[-1].path
@@ -206,8 +209,8 @@ def copy_weights(model: Gpt, weights: Weights) -> None:
     targets = model.state_dict()
     with torch.no_grad():
         for name, tensor in weights.state.items():
-            # The model's table may be padded further: [V_source, D] goes into rows 0 to V_source - 1.
-            # other tensors are copied whole: [:None] selects all rows
+            # The model's table may be padded further: [V_source, D] goes into rows 0
+            # to V_source - 1. other tensors are copied whole: [:None] selects all rows
             rows = len(tensor) if name in VOCABULARY_TENSORS else None
             targets[name][:rows].copy_(tensor)
 
@@ -255,8 +258,8 @@ def _read_state(path: Path, files: dict[str, Any]) -> dict[str, Tensor]:
 
         return sharded.read_all_shards(path)["model"]
     file = path / name
-    # Only the weights are read and verified: verify_checkpoint would also read the optimizer file, which is
-    # twice as large.
+    # Only the weights are read and verified: verify_checkpoint
+    # would also read the optimizer file, which is twice as large.
     if not file.is_file() or compute_sha256(file) != files[name]["sha256"]:
         raise ValueError(f"{file}: missing or changed since it was saved; the checkpoint is damaged")
     state = load_torch_file(file, map_file=True)

@@ -26,7 +26,8 @@ class StopMonitor:
 
     def should_stop(self) -> bool:
         """Return True if this rank has received a request to save and stop."""
-        # the file may be on a network file system; after the first request it is not looked up again
+        # the file may be on a network file system; after
+        # the first request it is not looked up again
         if self.reason is None and self.stop_file is not None and self.stop_file.exists():
             self.reason = f"stop file {self.stop_file}"
         hours = (time.monotonic() - self.started) / 3600
@@ -40,8 +41,8 @@ def watch_for_stop(stop_file: str | None, max_hours: float | None = None) -> Ite
     """Turn SIGTERM, SIGUSR1, SIGHUP and the first SIGINT into stop requests; a second SIGINT interrupts."""
     stop = StopMonitor(None if stop_file is None else Path(stop_file), max_hours)
 
-    # The handler only sets a flag, because a signal can interrupt any statement. The training loop polls it
-    # between steps, where the state can be saved.
+    # The handler only sets a flag, because a signal can interrupt any statement.
+    # The training loop polls it between steps, where the state can be saved.
     def record_signal(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and stop.reason is not None:
             raise KeyboardInterrupt
@@ -50,8 +51,8 @@ def watch_for_stop(stop_file: str | None, max_hours: float | None = None) -> Ite
         if number == signal.SIGHUP:
             replace_lost_terminal()
 
-    # Batch systems can send SIGUSR1 before the time limit (sbatch --signal=USR1@120), and send SIGTERM
-    # shortly before SIGKILL. signal.signal is allowed in the main thread only.
+    # Batch systems can send SIGUSR1 before the time limit (sbatch --signal=USR1@120), and
+    # send SIGTERM shortly before SIGKILL. signal.signal is allowed in the main thread only.
     previous_handlers = {
         number: signal.signal(number, record_signal) for number in stop_signals(signal.SIGUSR1)
     }

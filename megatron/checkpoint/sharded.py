@@ -60,8 +60,8 @@ def unflatten_state(named: dict[str, Tensor]) -> DcpState:
         if key.startswith("model."):
             state["model"][key.removeprefix("model.")] = tensor
         else:
-            # names have dots: "optim.state.blocks.0.mlp.up.weight.exp_avg" is the kind exp_avg of
-            # blocks.0.mlp.up.weight
+            # names have dots: "optim.state.blocks.0.mlp.up.weight.exp_avg"
+            # is the kind exp_avg of blocks.0.mlp.up.weight
             name, _, kind = key.removeprefix("optim.state.").rpartition(".")
             state["optim"]["state"].setdefault(name, {})[kind] = tensor
     return state
@@ -123,7 +123,8 @@ def _list_tensors(folder: Path) -> dict[str, TensorStorageMetadata]:
         entries: dict[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
         for key, entry in entries.items():
             n_stored = sum(prod(chunk.sizes) for chunk in entry.chunks)
-            # torch derives the size from the last chunk, so a missing one in the middle would be a hole
+            # torch derives the size from the last chunk, so
+            # a missing one in the middle would be a hole
             if n_stored != prod(entry.size):
                 raise ValueError(f"{key}: got {n_stored} elements in chunks, expected {prod(entry.size)}")
     except (SafetensorError, ValueError, TypeError, LookupError, RecursionError) as error:

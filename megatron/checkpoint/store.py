@@ -74,8 +74,8 @@ def commit_checkpoint(partial: Path, final: Path, meta: dict[str, Any]) -> None:
 
 def write_meta(partial: Path, meta: dict[str, Any]) -> None:
     """Write meta.json with the checksums of all files of a checkpoint."""
-    # The checksums are of the files as written, not of the tensors in memory: they detect every later change,
-    # but not a tensor that was wrong before it was saved.
+    # The checksums are of the files as written, not of the tensors in memory: they
+    # detect every later change, but not a tensor that was wrong before it was saved.
     written = sorted(partial.iterdir())
     with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
         digests = list(pool.map(compute_sha256, written))
@@ -238,8 +238,8 @@ def read_meta(path: Path, *, accept_old: bool = False) -> dict[str, Any]:
 def is_file_record(name: str, record: Any) -> bool:
     """Return True if an entry of `files` names a file directly in the folder, with a size and a sha256."""
     fields = (record.get("bytes"), record.get("sha256")) if isinstance(record, dict) else ()
-    # "../other.pt" and "/etc/passwd" differ from their last part. type() and not isinstance(): True is an
-    # int.
+    # "../other.pt" and "/etc/passwd" differ from their last
+    # part. type() and not isinstance(): True is an int.
     return name == Path(name).name and [type(value) for value in fields] == [int, str]
 
 
@@ -269,9 +269,9 @@ def next_generation(directory: Path, prefix: str, step: int) -> int:
     ]
     if not ordered:
         return 0
-    # Example: steps 100, 200, 300 of generation 0, then the run resumes from 100. Its next checkpoint, 200,
-    # gets generation 1 and sorts after step 300; the one after it, 300, is later than 200 and keeps
-    # generation 1.
+    # Example: steps 100, 200, 300 of generation 0, then the run resumes from
+    # 100. Its next checkpoint, 200, gets generation 1 and sorts after step
+    # 300; the one after it, 300, is later than 200 and keeps generation 1.
     newest_generation, newest_step = ordered[-1]
     return newest_generation + (newest_step >= step)
 
@@ -294,12 +294,14 @@ def remove_old_checkpoints(
     """
     _remove_interrupted(directory, prefix)
     ordered = [info for info in find_checkpoints(directory, prefix) if info.step is not None]
-    # stable sort: moves the one just written to the end, also past an equal step with a later timestamp
+    # stable sort: moves the one just written to the end,
+    # also past an equal step with a later timestamp
     ordered.sort(key=lambda info: info.path == saved)
     old = ordered[:-keep_last] if keep_last else []
     old = [info for info in old if not _is_retained(info, keep_every, keep_at)]
     for info in old:
-        # rename first: an interrupted deletion must not leave an incomplete folder under a checkpoint's name
+        # rename first: an interrupted deletion must not leave
+        # an incomplete folder under a checkpoint's name
         doomed = info.path.with_name(info.path.name + PARTIAL)
         info.path.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
@@ -309,7 +311,8 @@ def remove_old_checkpoints(
 def _remove_interrupted(directory: Path, prefix: str) -> None:
     if directory.is_dir():
         for leftover in directory.glob(f"*{PARTIAL}"):
-            # match the full name: the glob `run.*` would also match a save in progress with prefix `run.b`
+            # match the full name: the glob `run.*` would also
+            # match a save in progress with prefix `run.b`
             match = NAME.fullmatch(leftover.name.removesuffix(PARTIAL))
             if match and match["prefix"] == prefix:
                 shutil.rmtree(leftover, ignore_errors=True)

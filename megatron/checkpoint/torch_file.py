@@ -22,7 +22,8 @@ def load_torch_file(path: Path, *, map_file: bool = False) -> Any:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    # the checks are in this order: sizes of records before they are unpacked, tensors before any is copied
+    # the checks are in this order: sizes of records before
+    # they are unpacked, tensors before any is copied
     with wrap_read_errors(path):
         with path.open("rb") as file:
             check_records(file, path.stat().st_size)
@@ -46,9 +47,9 @@ def wrap_read_errors(path: Path) -> Iterator[None]:
 def check_records(file: IO[bytes] | mmap, n_bytes: int) -> None:
     """Raise ValueError for a zip file that unpacks to more than its size. torch never compresses records."""
     with zipfile.ZipFile(cast(IO[bytes], file)) as archive:
-        # The directory may list the same bytes many times: a file of 1 MB with 1,000 overlapping entries
-        # would unpack to 1 GB. The sum of the sizes detects this. The compression type detects the usual zip
-        # bomb.
+        # The directory may list the same bytes many times: a file of 1 MB
+        # with 1,000 overlapping entries would unpack to 1 GB. The sum of the
+        # sizes detects this. The compression type detects the usual zip bomb.
         records = archive.infolist()
     if any(record.compress_type != zipfile.ZIP_STORED for record in records):
         raise ValueError("got compressed records, expected uncompressed ones as torch writes")
@@ -58,8 +59,8 @@ def check_records(file: IO[bytes] | mmap, n_bytes: int) -> None:
 
 def check_tensors(content: Any) -> None:
     """Raise ValueError for a tensor in nested containers that is sparse, quantized or exceeds its storage."""
-    # Containers may share elements: 40 nested lists of twice the same list are 2^40 paths in one kilobyte.
-    # Each object is therefore visited once.
+    # Containers may share elements: 40 nested lists of twice the same list
+    # are 2^40 paths in one kilobyte. Each object is therefore visited once.
     waiting, seen = [content], set()
     while waiting:
         value = waiting.pop()
@@ -80,7 +81,8 @@ def _check_tensor(tensor: Tensor) -> None:
         raise ValueError(
             f"got a tensor of layout {tensor.layout} on {tensor.device}, expected a dense CPU tensor"
         )
-    # An expanded tensor (stride 0) has few bytes of storage but allocates its full size when it is copied.
+    # An expanded tensor (stride 0) has few bytes of storage
+    # but allocates its full size when it is copied.
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise ValueError(f"got a tensor of shape {tuple(tensor.shape)[:8]}, which is larger than its storage")
 
@@ -115,7 +117,8 @@ def preserve_os_error(file: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
     watched: Any = _WatchedFile(file)
     try:
         yield watched
-    # torch reports a failed write as a RuntimeError about the file position, without the cause (disk full)
+    # torch reports a failed write as a RuntimeError about
+    # the file position, without the cause (disk full)
     except (RuntimeError, OSError) as error:
         if watched.error is None:
             raise

@@ -40,7 +40,8 @@ REQUIRED_SHAPE_KEYS = ("d_model", "n_heads", "n_layers")  # keys that every name
 # (n_tokens or eod_id, section `dataset`) -> the number that the corpus
 # records
 VocabularyReader = Callable[[str, Mapping[str, Any]], int]
-# Keys of `dist` in the configurations of earlier runs: values without effect, and the fix of others.
+# Keys of `dist` in the configurations of earlier
+# runs: values without effect, and the fix of others.
 REMOVED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
     "cuda_graphs": (("auto", False), "Omit it: dist.compile compiles the blocks on a GPU."),
     "attention_backend": (("auto",), "Omit it: torch chooses the kernel."),

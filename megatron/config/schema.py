@@ -25,7 +25,8 @@ LEFT_TO_RIGHT = f"{AUTOREGRESSIVE} objective.orders=1"
 MASKED_INPUT = f"{AUTOREGRESSIVE} objective.masked_input_ratio>0"
 Joint = Literal["independent", "antithetic", "stratified"]
 HYBRID = "dist.sharding_stage=zero2_hybrid|zero3_hybrid"
-# A model that is split by a parallel axis has the Llama family's shape and reads samples left to right.
+# A model that is split by a parallel axis has the
+# Llama family's shape and reads samples left to right.
 AXIS = (
     "dist.engine=torch model.norm=rmsnorm model.feed_forward=swiglu model.positions=rotary "
     "model.biases=false model.tied_embedding=true model.qk_norm=false model.document_mask=false "

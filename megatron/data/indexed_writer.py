@@ -67,10 +67,12 @@ class IndexedWriter:
         try:
             if kind is None:
                 self.prepare()
-                # an older dataset is deleted first: a kill must not leave new tokens with an old index
+                # an older dataset is deleted first: a kill
+                # must not leave new tokens with an old index
                 publish_files(self._files)
         finally:
-            # before closing: the lock ends with the file handle, and another process may start
+            # before closing: the lock ends with the
+            # file handle, and another process may start
             for partial, _ in self._files:
                 partial.unlink(missing_ok=True)
             for file in (self._bin, self._spool):
@@ -168,14 +170,16 @@ def write_index(
 
 
 def _iter_index(dtype: np.dtype, n: int, iter_lengths: Callable[[], Iterable[np.ndarray]]) -> Iterator[bytes]:
-    # Three passes over the documents: all lengths, all positions, all boundaries. The format stores the
-    # arrays one after another, and their size may exceed memory; the lengths are read twice instead.
+    # Three passes over the documents: all lengths, all positions, all
+    # boundaries. The format stores the arrays one after another, and
+    # their size may exceed memory; the lengths are read twice instead.
     yield HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], n, n + 1)
     for lengths in iter_lengths():
         yield lengths.astype("<i4").tobytes()
     begin = 0  # tokens before the block; positions in the file are in bytes
     for lengths in iter_lengths():
-        # lengths [3, 0, 2], begin 0: ends [3, 3, 5], starts [0, 3, 3], bytes [0, 6, 6] for uint16
+        # lengths [3, 0, 2], begin 0: ends [3, 3, 5],
+        # starts [0, 3, 3], bytes [0, 6, 6] for uint16
         ends = begin + np.cumsum(lengths, dtype="<i8")
         yield ((ends - lengths) * dtype.itemsize).astype("<i8").tobytes()
         begin = int(ends[-1])

@@ -30,7 +30,8 @@ def key_words(*numbers: int) -> list[int]:
     if len(numbers) == 3 and all(0 <= number < WORD for number in numbers[1:]):
         if numbers[0] == SAMPLE_ORDER:
             return [*_split_into_words(SAMPLE_ORDER), *numbers[1:]]  # four words, as numpy splits them
-        # three numbers whose first two are the words of SAMPLE_ORDER would collide with the key above
+        # three numbers whose first two are the words of
+        # SAMPLE_ORDER would collide with the key above
         if 0 <= numbers[0] < WORD and list(numbers[:2]) != _split_into_words(SAMPLE_ORDER):
             return list(numbers)
     words = [len(numbers)]

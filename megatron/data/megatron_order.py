@@ -77,7 +77,8 @@ class MegatronOrder:
 
         The offset may be beyond the sequence: it counts from a stored window.
         """
-        # window 19 with stride 8: stored row 2 is window 16, 3 * seq_len tokens before this one
+        # window 19 with stride 8: stored row 2 is
+        # window 16, 3 * seq_len tokens before this one
         place, offset = self._starts[window // INDEX_STRIDE].tolist()
         return place, offset + window % INDEX_STRIDE * self.seq_len
 
@@ -126,7 +127,8 @@ class MegatronSamples(Samples):
             n_places *= 2
         # skip the sequences before the window; side="right" also skips empty ones
         first = int(np.searchsorted(ends, skip, side="right"))
-        # now `skip` counts from the start of sequence `first`; `at` is the next element of `row`
+        # now `skip` counts from the start of sequence
+        # `first`; `at` is the next element of `row`
         at, skip = 0, skip - int(ends[first] - lengths[first])
         for start, length in zip(starts[first:].tolist(), lengths[first:].tolist(), strict=True):
             n = min(length - skip, len(row) - at)

@@ -36,7 +36,8 @@ class Permutation:
         x = np.asarray(positions, dtype=np.uint64)
         shape = x.shape
         x = self._apply_rounds(x.reshape(-1))
-        # The walk ends: repeated application returns to its start at the latest, which is below n.
+        # The walk ends: repeated application returns
+        # to its start at the latest, which is below n.
         outside = np.flatnonzero(x >= self.n)
         while len(outside):  # cycle walking, for the values that are still outside 0..n-1
             x[outside] = self._apply_rounds(x[outside])
@@ -53,7 +54,8 @@ class Permutation:
             # the high half into the low half; bits 29 to 28 + b are well mixed.
             mixed ^= mixed >> np.uint64(32)
             mixed *= MIX
-            # a Feistel round is invertible for any round function, so the network is a permutation
+            # a Feistel round is invertible for any round
+            # function, so the network is a permutation
             left, right = right, left ^ ((mixed >> np.uint64(29)) & self._mask)
         return (left << self._half) | right
 
@@ -76,8 +78,8 @@ class ShuffledEpochs:
         return indices
 
     def _epoch_order(self, epoch: int) -> Permutation:
-        # Read the attribute once: another thread of the Prefetcher may replace the tuple meanwhile.
-        # Both values stay valid, so no lock is needed.
+        # Read the attribute once: another thread of the Prefetcher may replace
+        # the tuple meanwhile. Both values stay valid, so no lock is needed.
         cached = self._order
         if cached is None or cached[0] != epoch:
             cached = self._order = epoch, Permutation(self.n, [*self._key, epoch])

@@ -39,7 +39,8 @@ class Prefetcher(Generic[ItemT]):
 
     def __exit__(self, *error: object) -> None:
         if self._pool is not None:
-            # wait: a running call reads files that the caller may close after the `with` block
+            # wait: a running call reads files that the
+            # caller may close after the `with` block
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pending.clear()
 
@@ -62,7 +63,8 @@ class Prefetcher(Generic[ItemT]):
         return item
 
     def _submit_items(self, pool: ThreadPoolExecutor) -> None:
-        # `_pending` is in item order, so results are returned in order whichever worker finishes first
+        # `_pending` is in item order, so results are
+        # returned in order whichever worker finishes first
         while len(self._pending) < PREFETCH_FACTOR * self.n_workers and self._next < self.n_items:
             self._pending.append(pool.submit(self.make, self._next))
             self._next += 1

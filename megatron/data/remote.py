@@ -235,7 +235,8 @@ class _BlockReader(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no
     def close(self) -> None:
         if not self.closed:
             super().close()  # also of the cache and its thread
-            # not all stores have If-Match: bytes between two equal versions are of that version
+            # not all stores have If-Match: bytes between
+            # two equal versions are of that version
             self.file.check_unchanged()
 
 

@@ -37,7 +37,8 @@ class Samples(SampleSource):
                 f"{tokens.prefix}: got {tokens.n_tokens:,} tokens, expected {seq_len + 1} or more. "
                 "Lower seq_len."
             )
-        # the number of windows is part of the permutation: another `n_windows` gives another order
+        # the number of windows is part of the permutation:
+        # another `n_windows` gives another order
         self._order = ShuffledEpochs(self.samples_per_epoch, [SAMPLE_ORDER, seed])
 
     def sample_windows(self, numbers: np.ndarray) -> np.ndarray:
@@ -48,7 +49,8 @@ class Samples(SampleSource):
         """Return the samples `numbers` int64 [n], of any epochs: int64 [n, seq_len + 1]."""
         samples = np.empty((len(numbers), self.seq_len + 1), dtype=np.int64)
         windows = self.sample_windows(numbers)
-        # `row` is a view of `samples`: _copy_window converts to int64 without a temporary array
+        # `row` is a view of `samples`: _copy_window
+        # converts to int64 without a temporary array
         for row, window in zip(samples, windows.tolist(), strict=True):
             self._copy_window(window, row)
         self.tokens.check_ids(samples)

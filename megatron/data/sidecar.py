@@ -19,7 +19,8 @@ PARTS_INDEX_SUFFIX = ".parts.idx"
 # header of Megatron's format MMIDIDX, version 1
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
-# "<": little endian without padding, 34 bytes: magic, version, dtype code, sequences, documents + 1
+# "<": little endian without padding, 34 bytes: magic,
+# version, dtype code, sequences, documents + 1
 HEADER = struct.Struct("<9sQBQQ")
 # codes of Megatron's indexed_dataset; 6 and 7 are float types, which are not tokens
 DTYPE_NAMES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
@@ -201,7 +202,8 @@ def count_tokens(uri: str | Path) -> int:
     if sidecar is None:
         if not files.index.is_file():
             raise FileNotFoundError(f"{uri}.idx: no such file, {HOW}")
-        # the .bin is a plain array of ids, so its size gives their number without reading the index
+        # the .bin is a plain array of ids, so its size
+        # gives their number without reading the index
         dtype, _, _ = read_header(files.index)
         return files.count_bytes() // count_token_bytes(dtype)
     if sidecar.get("tokens") is None:

@@ -36,6 +36,7 @@ class SyntheticSamples(SampleSource):
         return np.stack([self._draw_sample(index) for index in indices.tolist()])
 
     def _draw_sample(self, index: int) -> np.ndarray:
-        # a generator per sample, not per stream: a sample needs no draw of the samples before it
+        # a generator per sample, not per stream: a
+        # sample needs no draw of the samples before it
         rng = np.random.default_rng(seed_sequence(*self.key, index))
         return rng.integers(self.n_tokens, size=self.seq_len + 1)

@@ -83,7 +83,8 @@ def paired_bootstrap(
         raise ValueError(f"got {len(tokens)} documents, expected at least 2 for a bootstrap")
     n = len(tokens)
     rng = make_generator(seed, Purpose.BOOTSTRAP, 0)
-    # sums and not means per document: the statistic is a ratio of sums over the resample, as the loss is
+    # sums and not means per document: the statistic is
+    # a ratio of sums over the resample, as the loss is
     differences = nats_a - nats_b
     resampled = np.empty(n_bootstrap)
     # resamples in blocks of at most ELEMENTS indices

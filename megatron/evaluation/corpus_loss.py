@@ -132,8 +132,8 @@ def compute_autoregressive_loss(
             for states, window, row, length in zip(hidden, batch, ids, lengths, strict=True):
                 scored = row[window.n_context : length]
                 targets = torch.from_numpy(scored.copy()).to(device)
-                # the state at p predicts the token at p + 1: states n_context - 1 .. length - 2 predict ids
-                # n_context .. length - 1
+                # the state at p predicts the token at p + 1: states n_context
+                # - 1 .. length - 2 predict ids n_context .. length - 1
                 nll = linear_nll(states[window.n_context - 1 : length - 1], model.head_weight, targets)
                 sums.add(np.arange(window.scored, window.end), nll.double().cpu().numpy(), scored)
     return sums.reduce(world, windows)
@@ -169,7 +169,8 @@ def compute_bound_loss(
         for b, (window, draw) in enumerate(batch):
             ids = read_window(corpus, window)
             context, scored = np.split(ids, [window.n_context])
-            # corrupt() drops a sample's last token, a target of the other objective: append a dummy
+            # corrupt() drops a sample's last token, a
+            # target of the other objective: append a dummy
             task = objective.corrupt(np.append(scored, 0)[None], np.array([window.number]), draw)
             assert task.positions is not None and task.scale is not None, (
                 "masked diffusion scores masked tokens only"
@@ -267,7 +268,8 @@ def select_windows(
     elif seq_len < 2:
         raise ValueError(f"--seq-len: got {seq_len}, expected 2 or more, because one is context")
     else:
-        # one of the seq_len ids is context: with this stride every token is scored exactly once
+        # one of the seq_len ids is context: with this
+        # stride every token is scored exactly once
         windows = iter_document_windows(corpus, seq_len, seq_len - 1, text)
     return list(windows if max_samples is None else islice(windows, max_samples))
 
@@ -285,7 +287,8 @@ def count_text_bytes(
     begins = np.cumsum(corpus.document_tokens) - corpus.document_tokens
     n_bytes = n_eod = 0
     for i in np.flatnonzero(tokens)[world.rank :: world.n_ranks].tolist():
-        # positive only in the document of `first`: 1 in the first one of a corpus without prefix ids
+        # positive only in the document of `first`: 1 in
+        # the first one of a corpus without prefix ids
         begin = max(0, first - int(begins[i]))
         ids = corpus.get_document(i)[begin : begin + int(tokens[i])].tolist()
         words = [token for token in ids if token != eod_id]
@@ -308,8 +311,8 @@ class _DocumentSums:
         self, places: np.ndarray, nats: np.ndarray, ids: np.ndarray, draws: np.ndarray | None = None
     ) -> None:
         """Add the nats of tokens `ids` at `places` of the corpus, under `draws`; all [T]."""
-        # documents of 3 and 7 tokens: ends 3 10, place 2 is in document 0 and place 3 in document 1; "right"
-        # skips empty documents
+        # documents of 3 and 7 tokens: ends 3 10, place 2 is in document
+        # 0 and place 3 in document 1; "right" skips empty documents
         documents = np.searchsorted(self.ends, places, side="right")
         # bincount sums in float64 and handles documents that occur several times
         self.nats[:-1] += np.bincount(documents, nats, len(self.ends))

@@ -26,7 +26,8 @@ def harness_model(reader: Reader) -> "LM":
     """
     from lm_eval.api.model import LM
 
-    # LM is imported here only: the class is completed at run time to keep the import of lm_eval lazy
+    # LM is imported here only: the class is completed
+    # at run time to keep the import of lm_eval lazy
     return type("MegatronModel", (MegatronModel, LM), {})(reader)
 
 
@@ -61,15 +62,16 @@ class MegatronModel:
     def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-        # A diffusion model reads the positions that it predicts, also the last one, which an autoregressive
-        # model does not read. A window of it is therefore one token shorter.
+        # A diffusion model reads the positions that it predicts, also the last one, which an
+        # autoregressive model does not read. A window of it is therefore one token shorter.
         length = self.reader.max_length if self.reader.causal else self.reader.max_length - 1
         encoded: list[Request] = []
         ends: list[int] = []
         for ids in self.reader.encode([request.args[0] for request in requests]):
             windows = get_rolling_token_windows(list(ids), self.reader.prefix_id, length, context_len=1)
             encoded += [Request(tuple(a), tuple(b)) for a, b in map(make_disjoint_window, windows)]
-            # windows ends[i - 1] .. ends[i] - 1 belong to text i; their log-likelihoods are summed below
+            # windows ends[i - 1] .. ends[i] - 1 belong to
+            # text i; their log-likelihoods are summed below
             ends.append(len(encoded))
         with _open_bar(len(encoded), "windows of text", self.reader) as bar:
             begins = [0, *ends[:-1]]
@@ -117,7 +119,8 @@ def _name_request_errors(requests: Sequence[tuple[Any, int]]) -> Iterator[None]:
     try:
         yield
     except NonFiniteRequestError as error:
-        # error.number is an index of windows: requests with 2 and 3 windows have numbers 0 1 and 2 3 4
+        # error.number is an index of windows: requests
+        # with 2 and 3 windows have numbers 0 1 and 2 3 4
         owner = [request for request, n in requests for _ in range(n)][error.number]
         raise NonFiniteError(
             f"{owner.task_name}, document {owner.doc_id}, request {owner.idx}: got a log-likelihood of "

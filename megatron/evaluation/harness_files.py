@@ -91,7 +91,8 @@ def write_harness_files(
     content["git_hash"] = code_revision()
     add_env_info(content)
     folder.mkdir(parents=True, exist_ok=True)
-    # lm-eval writes files in place and logs errors instead of raising them: write elsewhere, check, rename
+    # lm-eval writes files in place and logs errors instead
+    # of raising them: write elsewhere, check, rename
     with tempfile.TemporaryDirectory(prefix=".lm-eval-", dir=folder) as partial:
         tracker = EvaluationTracker(output_path=partial)
         tracker.general_config_tracker.log_experiment_args(SOURCE, arguments, None, None, False)

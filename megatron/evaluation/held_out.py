@@ -238,7 +238,8 @@ def _write_results(
     path.parent.mkdir(parents=True, exist_ok=True)
     documents = path.with_suffix(DOCUMENTS)
     if not keep:
-        # an old result beside new documents would describe other text, if this process were killed in between
+        # an old result beside new documents would describe
+        # other text, if this process were killed in between
         path.unlink(missing_ok=True)
     if scoring.per_document:
         import pandas as pd  # slow to import, and only this option requires it
@@ -247,7 +248,8 @@ def _write_results(
             pd.DataFrame(_build_document_table(losses)).to_parquet(partial, index=False)
     elif not keep:
         documents.unlink(missing_ok=True)  # they belong to the replaced result
-    # last: the result marks the per-document file as complete, so a process killed in between scores again
+    # last: the result marks the per-document file as
+    # complete, so a process killed in between scores again
     write_json(path, result)
 
 

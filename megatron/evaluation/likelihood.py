@@ -175,14 +175,16 @@ def _score_rows(
         tokens[b, :end] = row.inputs[0][:end]
         positions[b, :end] = np.arange(end)
         for part, (number, sequence) in enumerate(zip(row.numbers, row.inputs, strict=True), 1):
-            # shared 3, rests of 2 and 1 tokens: tokens s s s a a b, positions 0 1 2 3 4 3, parts 0 0 0 1 1 2
+            # shared 3, rests of 2 and 1 tokens: tokens s s s
+            # a a b, positions 0 1 2 3 4 3, parts 0 0 0 1 1 2
             span = slice(end, end + len(sequence) - row.shared)
             tokens[b, span] = sequence[row.shared :]
             positions[b, span] = np.arange(row.shared, len(sequence))
             parts[b, span] = part
             columns = np.concatenate([np.arange(row.shared), np.arange(span.start, span.stop)])
             n = len(requests[number].continuation)
-            # position i predicts token i + 1, so the last n inputs predict the n tokens of the continuation
+            # position i predicts token i + 1, so the last n
+            # inputs predict the n tokens of the continuation
             places.append(b * width + columns[len(sequence) - n :])
             numbers.append(number)
             end = span.stop
@@ -194,7 +196,8 @@ def _score_rows(
         # padding has part 0 too, but it follows all tokens of its row: causality hides it
         visible = (part_of[:, None, :] == 0) | (part_of[:, None, :] == part_of[:, :, None])
         position_ids = torch.from_numpy(positions).to(device)
-    # several requests may use the same position (the end of a shared context): compute it once
+    # several requests may use the same position
+    # (the end of a shared context): compute it once
     unique_places, place = np.unique(np.concatenate(places), return_inverse=True)
     targets = np.concatenate([requests[number].continuation for number in numbers]).astype(np.int64)
     log_p, best = linear_log_p(

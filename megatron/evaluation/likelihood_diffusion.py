@@ -73,11 +73,13 @@ def score_tokens_left_to_right(
     """
     sequences, _ = truncate_left(requests, max_length)
     n_rows = np.array([len(request.continuation) for request in requests], dtype=np.int64)
-    # continuations of 2 and 3 tokens: begins 0 2 5, and token r of request n has the index begins[n] + r
+    # continuations of 2 and 3 tokens: begins 0 2 5, and
+    # token r of request n has the index begins[n] + r
     begins = np.concatenate([[0], np.cumsum(n_rows)])
     scores = torch.zeros(2, int(begins[-1]), dtype=torch.float64)
     for batch in _iter_rank_batches(sequences, n_rows, batch_size, world, progress):
-        # row r of a request: tokens r, r + 1, ... of the answer are masked, and token r is scored
+        # row r of a request: tokens r, r + 1, ... of
+        # the answer are masked, and token r is scored
         hidden = [np.arange(n_rows[number]) >= row for number, row in batch]
         log_p, best, _ = _score_masked_rows(model, [sequences[n] for n, _ in batch], hidden, first_only=True)
         places = torch.tensor([begins[number] + row for number, row in batch])
@@ -171,7 +173,8 @@ def draw_answer_masks(length: int, num_mc: int, seed: int, number: int) -> tuple
     """
     n_masks = _count_masks(length, num_mc)
     if n_masks == 2**length - 1:
-        # bit i of a code: token i is masked. length 2: masks 10, 01 and 11, each of weight 1/2.
+        # bit i of a code: token i is masked. length
+        # 2: masks 10, 01 and 11, each of weight 1/2.
         codes = np.arange(1, n_masks + 1)
         hidden = (codes[:, None] >> np.arange(length)) & 1 > 0
         ways = np.array([1] + [n * math.comb(length, n) for n in range(1, length + 1)])

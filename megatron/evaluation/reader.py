@@ -111,14 +111,15 @@ class Reader:
         # moved: pairs after moving the spaces at the end of a context to its continuation
         moved = []
         for context, continuation in pairs:
-            # in most tokenizers a space belongs to the token of the next word: a context that ends with one
-            # would split the text as it is never split in training
+            # in most tokenizers a space belongs to the token of the next word: a context
+            # that ends with one would split the text as it is never split in training
             stripped = context.rstrip() if context else ""
             moved.append(
                 (stripped, context[len(stripped) :] + continuation) if context else ("", continuation)
             )
-        # A token may cross the boundary: "a b" can have fewer ids than "a" and " b" together. The split after
-        # the ids of the context alone is lm-eval's, so that scores are comparable.
+        # A token may cross the boundary: "a b" can have fewer ids
+        # than "a" and " b" together. The split after the ids of the
+        # context alone is lm-eval's, so that scores are comparable.
         whole = self.encode([context + continuation for context, continuation in moved])
         bare = self.encode([continuation for _, continuation in moved], begin=False)
         contexts = self.encode([context for context, _ in moved])

@@ -120,7 +120,8 @@ def read_weights(model: ScoredModel, tokenizer: str | None) -> Weights:
         hf_config = (read_json(model.path / HUGGINGFACE) if model.path.is_dir() else None) or {}
         classes = hf_config.get("architectures") or [""]
         is_export = any(key in hf_config for key in PROJECT_KEYS)
-        # lm-eval would score a masked-diffusion model, with code of its own, as autoregressive
+        # lm-eval would score a masked-diffusion model,
+        # with code of its own, as autoregressive
         if is_export or not str(classes[0]).endswith(CAUSAL_CLASSES):
             raise
         name = model.hub_name or model.path
@@ -137,8 +138,8 @@ def compute_fingerprint(path: Path) -> str:
     """
     if path.is_dir() and (meta := read_json(path / META)) is not None:
         return hash_json(meta.get("files"))
-    # contents are not read: a model may have many gigabytes, and writing to a file changes its modification
-    # time, which is in nanoseconds
+    # contents are not read: a model may have many gigabytes, and writing
+    # to a file changes its modification time, which is in nanoseconds
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     return hash_json([[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files])
 

@@ -62,12 +62,14 @@ def validate(
 
     def make_task(item: int) -> Task:
         numbers = local_samples[begins[item] : begins[item] + batch_size]
-        # every draw reads its samples again: from the page cache, and the threads share no state
+        # every draw reads its samples again: from the
+        # page cache, and the threads share no state
         tokens = samples.take(numbers)
         task = objective.corrupt(tokens, numbers, draw=item % n_draws)
         return task.pin_memory() if world.device.type == "cuda" else task
 
-    # slices of this buffer, and not indices on the host, which would be copied and waited for in every batch
+    # slices of this buffer, and not indices on the host,
+    # which would be copied and waited for in every batch
     local = torch.zeros(n_turns, n_draws, dtype=torch.float64, device=world.device)
     with Prefetcher(make_task, len(begins), n_workers, make_thread_init(world.device)) as tasks:
         for item, task in enumerate(tasks):
@@ -75,12 +77,13 @@ def validate(
             begin, n_samples_of_batch = begins[item], len(task.inputs)
             local[begin : begin + n_samples_of_batch, item % n_draws] = engine.score(task)[0]
     nats[world.dp_rank :: world.dp_size] = local[:n_local]
-    # Ranks that share a model score the same samples, but `score` counts each token on one of them: the sum
-    # over all ranks is that over data-parallel ranks.
+    # Ranks that share a model score the same samples, but `score` counts each token
+    # on one of them: the sum over all ranks is that over data-parallel ranks.
     per_sample = (
         sum_over_ranks(nats, world).cpu().numpy() / samples.seq_len
     )  # [samples, draws], nats per token
-    # mean over draws: a loss per sample, for loss_se; mean over samples: a loss per draw, for mc_se
+    # mean over draws: a loss per sample, for loss_se;
+    # mean over samples: a loss per draw, for mc_se
     means = per_sample.mean(axis=1)
     mc_se = None
     if not objective.exact and n_draws > 1:

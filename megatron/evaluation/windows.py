@@ -84,7 +84,8 @@ def iter_document_windows(corpus: IndexedTokens, n_read: int, stride: int, text:
         first, end = end, end + n
         if n and int(corpus.tokens[end - 1 : end][0]) == text.eod_id:
             n -= 1
-        # The spans index the document with its prefix id at place 0: place p is token first + p - 1.
+        # The spans index the document with its prefix
+        # id at place 0: place p is token first + p - 1.
         for a, b, c in _iter_spans(n + 1, n_read, stride):
             prefix_id = text.prefix_id if a == 0 else None
             yield Window(number, first + max(a - 1, 0), first + b - 1, first + c - 1, prefix_id)
@@ -95,9 +96,9 @@ def iter_document_windows(corpus: IndexedTokens, n_read: int, stride: int, text:
 
 def _iter_spans(n: int, n_read: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """Yield (begin, scored, end) of windows over n tokens; all tokens but the first are scored once."""
-    # [begin, end) are read, [scored, end) are scored; `scored` continues where the previous window ended
-    # n = 10, n_read = 5, stride 2: (0, 1, 5), (2, 5, 7), (4, 7, 9), (5, 9, 10). The last window reads 5
-    # tokens as well.
+    # [begin, end) are read, [scored, end) are scored; `scored` continues where
+    # the previous window ended n = 10, n_read = 5, stride 2: (0, 1, 5), (2, 5,
+    # 7), (4, 7, 9), (5, 9, 10). The last window reads 5 tokens as well.
     scored, end = 1, min(n_read, n)
     while scored < n:
         yield max(0, end - n_read), scored, end
@@ -124,12 +125,13 @@ def count_scored_tokens(corpus: IndexedTokens, windows: Sequence[Window]) -> np.
     """Return the number of scored tokens per document, int64 [n_documents]; `windows` are in corpus order."""
     begins = np.array([window.scored for window in windows], dtype=np.int64)
     lengths = np.array([window.end - window.scored for window in windows], dtype=np.int64)
-    # all tokens but the first are scored, documents of 3 and 7 tokens: edges 0 3 10, scored before them 0 2
-    # 9, result 2 7
+    # all tokens but the first are scored, documents of 3 and 7
+    # tokens: edges 0 3 10, scored before them 0 2 9, result 2 7
     before = np.cumsum(lengths) - lengths
     edges = np.concatenate([[0], np.cumsum(corpus.document_tokens)])
-    # Scored tokens before an edge: all of earlier windows, plus the part of the window in which the edge is.
-    # last_window: index of the last window that begins at the edge or before it, -1 if none does.
+    # Scored tokens before an edge: all of earlier windows, plus the
+    # part of the window in which the edge is. last_window: index of the
+    # last window that begins at the edge or before it, -1 if none does.
     last_window = np.searchsorted(begins, edges, side="right") - 1
     clipped = np.maximum(last_window, 0)
     until = before[clipped] + np.clip(edges - begins[clipped], 0, lengths[clipped])
@@ -144,7 +146,8 @@ def iter_window_batches(
     rows: Sequence[WindowRow], batch_size: int, world: World, progress: ProgressCallback
 ) -> Iterator[list[WindowRow]]:
     """Yield this rank's batches of rows, longest first. The batches do not depend on the number of ranks."""
-    # Longest first: little padding, and memory peaks at the first batch. Batch t belongs to rank t mod n.
+    # Longest first: little padding, and memory peaks at
+    # the first batch. Batch t belongs to rank t mod n.
     order = sorted(range(len(rows)), key=lambda i: -_get_window(rows[i]).n_read)  # stable
     for turn, begin in enumerate(range(0, len(order), batch_size)):
         batch = [rows[i] for i in order[begin : begin + batch_size]]

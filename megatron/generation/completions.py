@@ -110,8 +110,8 @@ class TextGenerator:
             if token == end and not self.ignore_end:
                 break
             new.append(token)
-            # decoded from the beginning each time: the text of a token depends on its neighbours, a character
-            # may span several tokens
+            # decoded from the beginning each time: the text of a token
+            # depends on its neighbours, a character may span several tokens
             text = self.decode_new(ids, new)
             if not text.endswith(REPLACEMENT):  # the next token may complete the character
                 yield text[len(written) :]

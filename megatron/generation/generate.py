@@ -39,8 +39,9 @@ def stream_tokens(
     if model.config.document_mask and model.config.eod_id is not None:
         stops.add(model.config.eod_id)  # with a document mask, later tokens would be another document
     with torch.inference_mode():
-        # prompts of 3 and 5 tokens: the first pass reads 3 tokens of both, then one per pass. The shorter
-        # prompt gets its first new token at position 3, where the longer one still has its own token.
+        # prompts of 3 and 5 tokens: the first pass reads 3 tokens of both,
+        # then one per pass. The shorter prompt gets its first new token at
+        # position 3, where the longer one still has its own token.
         cache = KvCache(model.config, len(prompts), tokens.shape[1], device, model.embedding.weight.dtype)
         new = tokens[:, :n_read]
         while not all(ended):
@@ -53,14 +54,16 @@ def stream_tokens(
                 logits, None if uniforms is None else uniforms[:, n_read].to(device), sampling
             ).tolist()
             new_tokens: list[int | None] = [None] * len(prompts)
-            # position n_read is predicted for all prompts; a longer prompt keeps its own token there
+            # position n_read is predicted for all prompts;
+            # a longer prompt keeps its own token there
             for i, token in enumerate(chosen):
                 if n_read < lengths[i] or ended[i]:
                     continue
                 tokens[i, n_read] = new_tokens[i] = token
                 ended[i] = token in stops or n_read + 1 == lengths[i] + max_new_tokens
             yield new_tokens
-            # an ended prompt is still read in the batch, with token 0 at later positions, and yields None
+            # an ended prompt is still read in the batch, with
+            # token 0 at later positions, and yields None
             new = tokens[:, n_read : n_read + 1]
             n_read += 1
 

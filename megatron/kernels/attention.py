@@ -8,12 +8,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from megatron.kernels.cpu_attention import cpu_attention, is_cpu_attention_faster
 from megatron.kernels.range_mask import RangeMask, attend_in_ranges
 
-# Queries per block in `attend_in_query_blocks`: small enough to skip many masked keys, large enough for an
-# efficient matrix product.
+# Queries per block in `attend_in_query_blocks`: small enough to skip
+# many masked keys, large enough for an efficient matrix product.
 QUERY_BLOCK = 64
 
-# Kernels for a dense mask. Flash attention reads none. The backward of cuDNN's returns NaN in the gradient of
-# q where the last tile of 128 positions is half full.
+# Kernels for a dense mask. Flash attention reads none. The backward of cuDNN's
+# returns NaN in the gradient of q where the last tile of 128 positions is half full.
 MASKED_BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 ATTENTION_OPERATORS = (
@@ -47,8 +47,8 @@ def scaled_dot_product_attention(
     if mask is None and q.shape[1] != k.shape[1] and _can_share_heads(q):
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=True)
     k, v = repeat_shared_heads(q, k, v)
-    # On a CPU: blocks of queries without gradients, this project's kernels with gradients. Otherwise torch's
-    # fused kernels.
+    # On a CPU: blocks of queries without gradients, this project's
+    # kernels with gradients. Otherwise torch's fused kernels.
     if causal and _should_split_queries(q, k):
         return attend_in_query_blocks(q, k, v, mask, scale)
     if mask is None and is_cpu_attention_faster(q, k):
@@ -63,7 +63,8 @@ def scaled_dot_product_attention(
 
 def _can_share_heads(q: Tensor) -> bool:
     """Return whether torch's kernels read a shared key and value head several times instead of a copy."""
-    # those of FlashAttention and cuDNN do; others need float32 or wider heads, and would store all scores
+    # those of FlashAttention and cuDNN do; others need
+    # float32 or wider heads, and would store all scores
     return q.device.type == "cuda" and q.dtype in (torch.bfloat16, torch.float16) and q.shape[3] <= 128
 
 
@@ -98,7 +99,8 @@ def _should_split_queries(q: Tensor, k: Tensor) -> bool:
 
 def attend_in_query_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Compute causal attention per block of queries, each over the keys up to its last query."""
-    # memory layout [B, S, H, K], seen as [B, H, S, K]: the caller transposes back without a copy
+    # memory layout [B, S, H, K], seen as [B, H, S,
+    # K]: the caller transposes back without a copy
     output = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
     for begin in range(0, q.shape[2], QUERY_BLOCK):
         end = min(begin + QUERY_BLOCK, q.shape[2])
@@ -109,7 +111,8 @@ def attend_in_query_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
             seen = torch.ones(end - begin, end, dtype=torch.bool, device=q.device).tril(begin)
         else:
             seen = mask[:, :, begin:end, :end]
-        # on average a block reads (S + 64) / 2 keys: for large S half of the products of the S x S square
+        # on average a block reads (S + 64) / 2 keys: for
+        # large S half of the products of the S x S square
         output[:, :, begin:end] = F.scaled_dot_product_attention(
             q[:, :, begin:end], k[:, :, :end], v[:, :, :end], attn_mask=seen, scale=scale
         )

@@ -37,7 +37,8 @@ def is_cpu_attention_faster(q: Tensor, k: Tensor) -> bool:
     return q.shape == k.shape and q.shape[2] <= MAX_POSITIONS and q.dtype in (torch.float32, torch.bfloat16)
 
 
-# torch.library.custom_op would import torch's compiler at the first call, which takes about a second
+# torch.library.custom_op would import torch's compiler
+# at the first call, which takes about a second
 _OPERATORS = torch.library.Library("megatron", "DEF")
 _OPERATORS.define("cpu_attention(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> Tensor")
 _OPERATORS.define(
@@ -52,7 +53,8 @@ def cpu_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -
 
 
 def _run_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
-    # autocast would cast the operands of torch.bmm: the scores of bfloat16 inputs are float32 products
+    # autocast would cast the operands of torch.bmm: the
+    # scores of bfloat16 inputs are float32 products
     with torch.autocast("cpu", enabled=False):
         return _compute_attention(q, k, v, causal, scale)
 
@@ -65,13 +67,15 @@ def _compute_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: flo
         )
         return output
     scores = _allocate_scores(q)
-    # tiles: some samples x one block of queries x the visible keys, [b H, n, n_seen] scores each
+    # tiles: some samples x one block of queries x
+    # the visible keys, [b H, n, n_seen] scores each
     for part in _split_samples(q):
         # scaling q costs S K products per head, scaling the scores would cost S^2
         queries, keys = _flatten_heads(q[part]).float() * scale, _flatten_heads(k[part]).float()
         values, out = _flatten_heads(v[part]), output[part]
         for rows, n_seen in _split_queries(q, causal):
-            # the softmax is float32; P is rounded to the input dtype only as an operand of P V
+            # the softmax is float32; P is rounded to
+            # the input dtype only as an operand of P V
             weights = _compute_weights(queries[:, rows], keys[:, :n_seen], causal, scores).to(q.dtype)
             # [b H, n, n_seen] @ [b H, n_seen, K] -> [b H, n, K], seen as [b, H, n, K]
             out[:, :, rows] = torch.bmm(weights, values[:, :n_seen]).view_as(out[:, :, rows])
@@ -104,12 +108,14 @@ def _compute_gradients(
             torch.get_num_threads(),
         )
         return grad_q, grad_k, grad_v
-    # P and dP of one block of queries; P is recomputed from q and k, so the forward saves its inputs only
+    # P and dP of one block of queries; P is recomputed
+    # from q and k, so the forward saves its inputs only
     scores, grad_scores = _allocate_scores(q), _allocate_scores(q)
     for part in _split_samples(q):
         queries, keys, values, grads = (_flatten_heads(of[part]).float() for of in (q, k, v, grad))
         queries = queries * scale
-        # dK and dV of one key are sums over all blocks of queries that see it, accumulated in float32
+        # dK and dV of one key are sums over all blocks
+        # of queries that see it, accumulated in float32
         grad_kv = torch.zeros_like(keys), torch.zeros_like(values)
         # operands in the input dtype; the products themselves accumulate in float32
         factors = [of.to(q.dtype) for of in (queries, keys, grads)]
@@ -121,7 +127,8 @@ def _compute_gradients(
             torch.bmm(grads[:, rows], values[:, :n_seen].transpose(1, 2), out=grad_block)
             _backprop_softmax(grad_block, weights)
             grad_block, weights = grad_block.to(q.dtype), weights.to(q.dtype)
-            # dQ = dS K is complete with this block. dK += dS^T Q and dV += P^T dO over its visible keys.
+            # dQ = dS K is complete with this block. dK +=
+            # dS^T Q and dV += P^T dO over its visible keys.
             out[:, :, rows] = torch.bmm(grad_block, factors[1][:, :n_seen]).view_as(out[:, :, rows])
             _add_product(grad_kv[0][:, :n_seen], grad_block.transpose(1, 2), factors[0][:, rows])
             _add_product(grad_kv[1][:, :n_seen], weights.transpose(1, 2), factors[2][:, rows])
@@ -164,8 +171,8 @@ def _like_heads(q: Tensor) -> Tensor:
 
 def _samples_per_pass(q: Tensor) -> int:
     """Return the number of samples processed at a time, so that their scores fit in MAX_SCORES."""
-    # 12 heads and 512 positions: 12 x 128 x 512 = 786,432 > MAX_SCORES, so one sample at a time. 4 heads and
-    # 256 positions: 4 x 128 x 256 = 131,072, so four samples.
+    # 12 heads and 512 positions: 12 x 128 x 512 = 786,432 > MAX_SCORES, so one sample
+    # at a time. 4 heads and 256 positions: 4 x 128 x 256 = 131,072, so four samples.
     return max(1, min(len(q), MAX_SCORES // (q.shape[1] * min(QUERY_BLOCK, q.shape[2]) * q.shape[2])))
 
 
@@ -211,8 +218,9 @@ def _compute_weights(queries: Tensor, keys: Tensor, causal: bool, buffer: Tensor
     scores = buffer[: len(queries) * n * n_seen].view(len(queries), n, n_seen)
     torch.bmm(queries, keys.transpose(1, 2), out=scores)
     if causal:
-        # only the last n x n tile crosses the diagonal; earlier keys are visible to every query of the block
-        # triu_(1) sets the diagonal and everything below to 0: for n = 2 it adds [[0, -Inf], [0, 0]]
+        # only the last n x n tile crosses the diagonal; earlier keys are
+        # visible to every query of the block triu_(1) sets the diagonal
+        # and everything below to 0: for n = 2 it adds [[0, -Inf], [0, 0]]
         scores[:, :, n_seen - n :] += scores.new_full((n, n), -torch.inf).triu_(1)
     return torch.softmax(scores, -1, out=scores)
 

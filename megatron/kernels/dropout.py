@@ -24,8 +24,8 @@ def scramble_bits(x: Tensor) -> Tensor:
 
 def derive_layer_key(key: Tensor, layer: int) -> Tensor:
     """Return the dropout key of each sample in one block, [B] int64."""
-    # keys have 62 bits and scramble_bits reads 32, so both halves are hashed. 0x9E3779B9 = 2^32 / golden
-    # ratio spreads consecutive layers over all 32 bits.
+    # keys have 62 bits and scramble_bits reads 32, so both halves are hashed.
+    # 0x9E3779B9 = 2^32 / golden ratio spreads consecutive layers over all 32 bits.
     return scramble_bits(scramble_bits(key >> 32) ^ scramble_bits(key + 0x9E3779B9 * (layer + 1)))
 
 
@@ -91,8 +91,8 @@ def attend_with_dropout(
         scores = (q[:, :, queries] @ k.transpose(-1, -2)).float() * scale  # float32 softmax, as fused kernels
         if mask is not None:
             scores = scores.masked_fill(~mask[:, :, queries], -math.inf)
-        # a weight is kept with probability 1 - rate: after the division its expectation is that without
-        # dropout
+        # a weight is kept with probability 1 - rate: after
+        # the division its expectation is that without dropout
         keep = draw_keep_mask(key, n_heads, n, n, rate, queries)
         return (scores.softmax(-1) * keep / (1 - rate)).to(v.dtype) @ v
 

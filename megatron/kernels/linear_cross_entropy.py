@@ -19,8 +19,8 @@ from megatron.kernels.softmax_nll import (
 )
 from megatron.plan.memory import LOGITS_PER_CHUNK
 
-# Logits processed by softmax and its gradient at a time. On a CPU 1 MiB of float32, which stays in the L2
-# cache of a core. On a GPU LOGITS_PER_CHUNK, 256 MiB.
+# Logits processed by softmax and its gradient at a time. On a CPU 1 MiB of float32,
+# which stays in the L2 cache of a core. On a GPU LOGITS_PER_CHUNK, 256 MiB.
 CHUNK_ELEMENTS_CPU = 1 << 18
 # Minimum rows of a matrix product; with fewer rows it is inefficient. In half precision the gradient
 # of the head is accumulated in float32 in a separate pass over [V, D] per chunk: 512 rows took 0.5 to 0.8 of
@@ -47,8 +47,8 @@ def _accumulate_product(total: Tensor | None, left: Tensor, right: Tensor) -> Te
     if left.dtype == torch.float32:
         return left.t() @ right if total is None else total.addmm_(left.t(), right)
     if left.device.type == "cuda":
-        # The sum inside a product is float32 and is not rounded to half precision before it is added: one
-        # pass over [V, D] instead of three.
+        # The sum inside a product is float32 and is not rounded to half
+        # precision before it is added: one pass over [V, D] instead of three.
         if total is None:
             return torch.ops.aten.mm.dtype(left.t(), right, torch.float32)
         return torch.ops.aten.addmm.dtype_out(total, left.t(), right, torch.float32, out=total)
@@ -86,10 +86,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if not any(ctx.needs_input_grad[:2]):
             nll = _compute_nll(hidden, weight, targets, shard)
             return (nll if scale is None else nll * scale).sum(dtype=torch.float64)
-        # `chunk` rows per matrix product, `rows` per softmax: a product needs many rows to be efficient, the
-        # softmax few rows to stay in the cache
+        # `chunk` rows per matrix product, `rows` per softmax: a product needs
+        # many rows to be efficient, the softmax few rows to stay in the cache
         chunk = _rows_per_product(hidden, n_rows, has_gradient=True)
-        # with a vocabulary shard each part costs collectives, so a chunk is processed in one part
+        # with a vocabulary shard each part costs
+        # collectives, so a chunk is processed in one part
         rows = _rows_per_softmax(hidden, n_rows) if shard is None else chunk
         grad_hidden = torch.empty_like(hidden)
         grad_weight: Tensor | None = None
@@ -105,7 +106,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             # `logits` now contains their gradient
             # [n, V] @ [V, D] -> [n, D]; below [V, n] @ [n, D] -> [V, D]
             torch.mm(logits, weight, out=grad_hidden[part])
-            # in half precision the sum over chunks would lose digits, so it is kept in float32
+            # in half precision the sum over chunks would
+            # lose digits, so it is kept in float32
             grad_weight = _accumulate_product(grad_weight, logits, hidden[part])
         if grad_weight is None:  # no row
             grad_weight = torch.zeros_like(weight, dtype=torch.float32)
@@ -153,7 +155,8 @@ def linear_cross_entropy(
 
     Peak memory beyond the inputs: the gradients and one chunk of logits.
     """
-    # autocast has no rule for a custom Function, and `torch.mm(..., out=)` requires operands of one dtype
+    # autocast has no rule for a custom Function, and
+    # `torch.mm(..., out=)` requires operands of one dtype
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)

@@ -43,7 +43,8 @@ class _RmsNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float) -> Tensor:
         rows = x.contiguous().view(-1, x.shape[-1])
         out, inverse = torch.empty_like(rows), rows.new_empty(len(rows))
-        # copy: a storage shared with numpy cannot be resized, and FSDP frees its weights by resizing them
+        # copy: a storage shared with numpy cannot be resized,
+        # and FSDP frees its weights by resizing them
         gain = gain.detach().clone()
         _csrc.rms_norm(
             rows.detach().numpy(),
@@ -53,8 +54,9 @@ class _RmsNorm(torch.autograd.Function):
             inverse.numpy(),
             torch.get_num_threads(),
         )
-        # `inverse` [N] is r = 1 / sqrt(mean(x^2) + eps): with it the backward needs no second reduction of
-        # x^2. With g = grad * gain: dx = r (g - x r^2 mean(g x)), dgain = sum over rows of grad x r.
+        # `inverse` [N] is r = 1 / sqrt(mean(x^2) + eps): with it the
+        # backward needs no second reduction of x^2. With g = grad * gain:
+        # dx = r (g - x r^2 mean(g x)), dgain = sum over rows of grad x r.
         ctx.save_for_backward(rows, gain, inverse)
         return out.view(x.shape)
 

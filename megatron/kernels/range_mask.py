@@ -71,8 +71,8 @@ def build_range_mask(
         borders = documents[:, 1:] != documents[:, :-1]
         starts = torch.where(torch.nn.functional.pad(borders, (1, 0), value=True), positions, 0)
         ends = torch.where(torch.nn.functional.pad(borders, (0, 1), value=True), positions, n - 1)
-        # documents 0 0 0 1 1: starts 0 0 0 3 0, carried forward 0 0 0 3 3; ends 4 4 2 4 4, carried back
-        # 2 2 2 4 4
+        # documents 0 0 0 1 1: starts 0 0 0 3 0, carried forward
+        # 0 0 0 3 3; ends 4 4 2 4 4, carried back 2 2 2 4 4
         first = starts.cummax(1).values
         last = ends.flip(1).cummin(1).values.flip(1)
     if window is not None:

@@ -82,7 +82,8 @@ class _RotaryFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        # a rotation is orthogonal: its transpose, which maps the gradient back, is the rotation by -angle
+        # a rotation is orthogonal: its transpose, which
+        # maps the gradient back, is the rotation by -angle
         cos, sin = ctx.saved_tensors
         return _rotate_halves(grads[0], cos, sin, -1), None, None
 
@@ -92,7 +93,8 @@ _rotate: Callable[[Tensor, Tensor, Tensor], Tensor] = _RotaryFunction.apply
 
 def _rotate_halves(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     """Rotate by the angle (sign 1), or by the negative angle (sign -1)."""
-    # pair k is (x[k], x[k + K/2]): first' = first cos - second sin, second' = second cos + first sin
+    # pair k is (x[k], x[k + K/2]): first' = first cos
+    # - second sin, second' = second cos + first sin
     wide, n = x.to(torch.promote_types(x.dtype, cos.dtype)), x.shape[-1] // 2
     # a new tensor: both lines below still read the unrotated halves from `wide`
     rotated = wide * cos

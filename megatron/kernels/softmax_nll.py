@@ -74,8 +74,8 @@ def _write_gradient(
     """Do the same with torch operations, including the collectives of a vocabulary shard."""
     log_p = _log_softmax(logits, shard)
     target_log_p, column, is_local = _gather_target(log_p, targets, shard)
-    # d nll / d logits = softmax - onehot; a target on another rank subtracts 0 from some local column
-    # exp_ overwrites log_p; target_log_p was copied from it by gather before
+    # d nll / d logits = softmax - onehot; a target on another rank subtracts 0 from some
+    # local column exp_ overwrites log_p; target_log_p was copied from it by gather before
     grad = log_p.exp_().scatter_add_(1, column, -is_local)
     logits.copy_(grad if scale is None else grad.mul_(scale[:, None]))
     return -target_log_p
@@ -93,8 +93,9 @@ def _log_softmax(logits: Tensor, shard: VocabularyShard | None) -> Tensor:
     if shard is None:
         return torch.log_softmax(logits.float(), dim=-1)
     logits = logits.float()
-    # the global maximum, not the local one, keeps exp() in range and the normalizer common to all ranks
-    # log p = x - m - log(sum of exp(x - m)) takes two all-reduces of [N] and no gather of the logits [N, V]
+    # the global maximum, not the local one, keeps exp() in range and the
+    # normalizer common to all ranks log p = x - m - log(sum of exp(x -
+    # m)) takes two all-reduces of [N] and no gather of the logits [N, V]
     logits = logits - shard.max_over_shards(logits.amax(dim=-1))[:, None]
     return logits - shard.sum_over_shards(logits.exp().sum(dim=-1)).log_()[:, None]
 

@@ -9,5 +9,6 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """Return silu(gate) * up, elementwise. Without gradients the result overwrites `gate`."""
     if torch.is_grad_enabled():
         return F.silu(gate) * up
-    # in place: in a small model allocating the intermediate tensors costs more than the arithmetic
+    # in place: in a small model allocating the
+    # intermediate tensors costs more than the arithmetic
     return F.silu(gate, inplace=True).mul_(up)

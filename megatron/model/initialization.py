@@ -14,11 +14,13 @@ def init_weights(model: Gpt, seed: int) -> None:
     The default std is 0.02, and 0.02 / sqrt(2 L) for matrices that write to the residual stream, as in GPT-2.
     The values depend on the seed and the shapes only: every rank and every device gets the same weights.
     """
-    # drawn on the CPU in float32, in the order of named_parameters, for any device and dtype of the model
+    # drawn on the CPU in float32, in the order of
+    # named_parameters, for any device and dtype of the model
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
-            # vectors draw no numbers: models with and without biases get equal matrices from a seed
+            # vectors draw no numbers: models with and
+            # without biases get equal matrices from a seed
             nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
             continue
         std = find_parameter_rule(model.config, name, parameter.ndim).std

@@ -75,7 +75,8 @@ def build_attention_mask(
         near = find_window(tokens, positions, window)
         visible = near if visible is None else visible & near
     if documents is not None:
-        # two documents of 2 and 1 tokens: rows 110, 110, 001; `tril` then removes the key after each position
+        # two documents of 2 and 1 tokens: rows 110, 110, 001;
+        # `tril` then removes the key after each position
         same = documents[:, :, None] == documents[:, None, :]  # [B, S, S]
         visible = same if visible is None else visible & same
     if visible is None:

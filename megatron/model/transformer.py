@@ -97,12 +97,14 @@ class Attention(nn.Module):
         self.key = nn.Linear(config.d_model, shared, bias=qkv_biases)
         self.value = nn.Linear(config.d_model, shared, bias=qkv_biases)
         self.out = nn.Linear(heads, config.d_model, bias=config.biases)
-        # before the rotary embedding; per head as in Qwen3 (arXiv 2505.09388), or over all heads as in OLMo 2
+        # before the rotary embedding; per head as in Qwen3
+        # (arXiv 2505.09388), or over all heads as in OLMo 2
         self.norms_all_heads = config.qk_norm_all_heads
         widths = (heads, shared) if self.norms_all_heads else (config.d_head, config.d_head)
         norms = (RmsNorm(n, config.norm_eps) if config.qk_norm else nn.Identity() for n in widths)
         self.query_norm, self.key_norm = norms
-        # softmax(scale q k^T) v with arguments (q, k, v, causal, mask); replaced by context parallelism
+        # softmax(scale q k^T) v with arguments (q, k, v,
+        # causal, mask); replaced by context parallelism
         self.core_attention: Callable[..., Tensor] = partial(scaled_dot_product_attention, scale=self.scale)
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
@@ -119,7 +121,8 @@ class Attention(nn.Module):
             q = apply_rotary(q, *(inputs.query_rotary or inputs.rotary))
             k = apply_rotary(k, *inputs.rotary)
         if inputs.cache is not None:
-            # k is cached after its rotation: q . k depends on the difference of two positions only
+            # k is cached after its rotation: q . k depends
+            # on the difference of two positions only
             k, v = inputs.cache.extend(k, v)
         if inputs.dropout_key is None or self.dropout == 0:
             attended = self.core_attention(q, k, v, inputs.causal, inputs.mask)
@@ -172,7 +175,8 @@ class Block(nn.Module):
         attended = self.attention(x if self.norms_outputs else self.attention_norm(x), inputs)
         if self.norms_outputs:
             attended = self.attention_norm(attended)
-        # keys and values needed every position; from here on only the query positions are computed
+        # keys and values needed every position; from
+        # here on only the query positions are computed
         residual = x if inputs.query_positions is None else gather_positions(x, inputs.query_positions)
         x = residual + self._scale_branch(self._drop(attended, inputs, 0))
         read = residual if self.is_parallel else x
@@ -199,7 +203,8 @@ class Gpt(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.vocab_rows, config.d_model)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
-        # the final norm contains the logit multiplier: the fused loss multiplies by the plain head weight
+        # the final norm contains the logit multiplier: the
+        # fused loss multiplies by the plain head weight
         self.norm = build_residual_norm(config, logit_multiplier(config))
         self.position_embedding: nn.Embedding | None = None
         if config.positions == "learned":
@@ -292,7 +297,8 @@ class Gpt(nn.Module):
             cos, sin = rotary_table(cache.n_positions, self.config, tokens.device)
             window = slice(cache.n_read, cache.n_read + tokens.shape[1])
             rotary = cos[window], sin[window]
-        # the first positions are plain causal attention; later ones need the offset mask of the cache
+        # the first positions are plain causal attention;
+        # later ones need the offset mask of the cache
         inputs = AttentionInputs(cache.n_read == 0, rotary, cache.build_mask(tokens.shape[1]))
         for block, layer in zip(self.blocks, cache.layers, strict=True):
             x = block(x, replace(inputs, cache=layer))

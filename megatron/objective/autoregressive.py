@@ -45,8 +45,9 @@ class Autoregressive:
         if draw is None and self.orders > 1:
             orders = build_orders(self.seed, self.orders, tokens.shape[1], self.order_kind, self.order_noise)
             order = draw_sample_orders(self.seed, numbers, orders)
-            # tokens and their text positions are permuted together; inputs are all but the last of them
-            # order 0 2 1 3 of the text a b c d: inputs a c b at positions 0 2 1, targets c b d
+            # tokens and their text positions are permuted together;
+            # inputs are all but the last of them order 0 2 1 3 of the
+            # text a b c d: inputs a c b at positions 0 2 1, targets c b d
             tokens = np.take_along_axis(tokens, order, axis=1)
             model_kwargs["positions"] = torch.from_numpy(order[:, :-1].copy())
         if draw is None and self.randmask_ratio > 0:

@@ -47,7 +47,8 @@ def pair_antithetic(seed: int, numbers: np.ndarray, t: np.ndarray) -> np.ndarray
     """
     # the partner's draw is computed again: it may be in another batch or on another rank
     odd = numbers % 2 == 1
-    # random() is the first number of the stream, the column 0 that draw_training_noise returns as t
+    # random() is the first number of the stream, the
+    # column 0 that draw_training_noise returns as t
     first = [make_generator(seed, Purpose.TRAIN, int(i) - 1).random() for i in numbers[odd]]
     paired = t.copy()
     paired[odd] = 1 - np.array(first)
@@ -61,7 +62,8 @@ def stratify_groups(seed: int, numbers: np.ndarray, t: np.ndarray, group: int) -
     the independent draw t is the position within the part. Each t is uniform on its own, and the mean over a
     group has only the variance within parts.
     """
-    # drawn per group, not per batch: a rank computes the permutation of a group it holds only partly
+    # drawn per group, not per batch: a rank computes
+    # the permutation of a group it holds only partly
     groups, places = np.divmod(numbers, group)
     parts = {
         int(g): make_generator(seed, Purpose.STRATA, int(g)).permutation(group) for g in np.unique(groups)

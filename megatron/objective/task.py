@@ -71,14 +71,16 @@ class Task:
             rows = rows[:, begin:end].flatten()
             positions = None
         else:
-            # flat row = sample * S + column; keep the columns of this rank, with their offset in its width
-            # S = 4, begin 2, end 4, positions 3 5 6: samples 0 1 1, columns 3 1 2. Predictions 0 and 2
+            # flat row = sample * S + column; keep the columns of this rank,
+            # with their offset in its width S = 4, begin 2, end 4, positions
+            # 3 5 6: samples 0 1 1, columns 3 1 2. Predictions 0 and 2
             # remain, at rows 1 and 2 of the [B * 2] positions of this rank.
             sample, column = self.positions // n_positions, self.positions % n_positions
             rows = torch.nonzero((column >= begin) & (column < end))[:, 0]
             positions = (sample * width + column - begin)[rows]
         return Task(
-            # `count` is that of this rank's positions: the sum over context ranks counts every token once
+            # `count` is that of this rank's positions: the
+            # sum over context ranks counts every token once
             inputs=self.inputs[:, begin:end].contiguous(),
             positions=positions,
             targets=self.targets[rows],

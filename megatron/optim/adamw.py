@@ -61,7 +61,8 @@ class FusedAdamW:
                 continue
             states = [self.state[parameter] for parameter in parameters]
             steps = [state["step"] for state in states]
-            # counted up before the kernel, which uses the step for bias correction, and back if it skipped
+            # counted up before the kernel, which uses the
+            # step for bias correction, and back if it skipped
             torch._foreach_add_(steps, 1)
             torch._fused_adamw_(
                 parameters,
@@ -124,7 +125,8 @@ def build_parameter_groups(
 
     Each group has `lr_scale`: the learning rate of a step is set as group["lr"] = lr * group["lr_scale"].
     """
-    # parameters with equal rules share a group, so that the fused kernel runs once for all of them
+    # parameters with equal rules share a group, so
+    # that the fused kernel runs once for all of them
     kinds: dict[tuple[bool, float, float, float], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
         if parameter.requires_grad:
@@ -134,7 +136,8 @@ def build_parameter_groups(
     return [
         {
             "params": members,
-            # mup: rate lr / m_N and decay wd m_N, so the factor 1 - rate x decay does not depend on the width
+            # mup: rate lr / m_N and decay wd m_N, so the factor
+            # 1 - rate x decay does not depend on the width
             "weight_decay": config.weight_decay * decay if decays else 0.0,
             "lr": config.lr * lr,
             "lr_scale": lr,
@@ -148,7 +151,8 @@ def _fill_state(optimizer: "FusedAdamW | torch.optim.Optimizer") -> None:
     """Initialize moments and step counts of every parameter with zero."""
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in MOMENTS}
-        # a tensor on the device of the weights: the fused kernel reads it there for the bias correction
+        # a tensor on the device of the weights: the fused
+        # kernel reads it there for the bias correction
         optimizer.state[parameter]["step"] = torch.zeros((), device=parameter.device)
 
 
@@ -181,7 +185,8 @@ def step_optimizer(
     torch's fused kernel does both on the device, so the host does not synchronize with it.
     """
     if isinstance(optimizer, FusedAdamW):
-        # With offloading the weights are on the host: `.to` blocks until both scalars have arrived there.
+        # With offloading the weights are on the host: `.to`
+        # blocks until both scalars have arrived there.
         device = optimizer.param_groups[0]["params"][0].device
         with record_function("Optimizer.step#AdamW"):
             optimizer.step(divisor.float().to(device), (1.0 - is_finite.float()).to(device))

@@ -52,7 +52,8 @@ class LearningRateSchedule:
         else:
             descent = self.decay_steps or max(1, self.n_steps - 1 - self.warmup_steps)
             shape, done = self.kind, (step - self.warmup_steps) / descent
-        # min(1, done): first_difference also evaluates steps after the end, for a trunk longer than this run
+        # min(1, done): first_difference also evaluates steps
+        # after the end, for a trunk longer than this run
         low = self.lr_min_ratio * self.peak
         return low + (self.peak - low) * DESCENT[shape](min(1.0, done))
 

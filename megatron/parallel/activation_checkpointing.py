@@ -9,7 +9,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from megatron.kernels.attention import ATTENTION_OPERATORS
 
-# Operators whose results `selective` saves: products and attention take nearly all of the forward's time.
+# Operators whose results `selective` saves: products
+# and attention take nearly all of the forward's time.
 SAVED_OPERATORS = [
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,

@@ -15,7 +15,8 @@ BUCKET_ELEMENTS = 1 << 24  # gradients per all-reduce: 64 MiB of float32
 
 def sum_over_ranks(values: Tensor, world: World) -> Tensor:
     """Return the float64 sum of the tensors of all ranks, on every rank; the argument is not modified."""
-    # float64: the sum of counts is exact up to 2^53, and losses differ between layouts by rounding only
+    # float64: the sum of counts is exact up to 2^53,
+    # and losses differ between layouts by rounding only
     total = values.detach().to(torch.float64, copy=True)
     if world.n_ranks > 1:
         dist.all_reduce(total)
@@ -34,8 +35,8 @@ def sum_gradients(gradients: Iterable[Tensor], group: ProcessGroup | None) -> No
     if group is None:
         return
     bucket: list[Tensor] = []
-    # a message costs latency per rank, so many small gradients are concatenated; the copy needs 64 MiB at
-    # most, or the size of one larger gradient
+    # a message costs latency per rank, so many small gradients are concatenated;
+    # the copy needs 64 MiB at most, or the size of one larger gradient
     remaining = list(gradients)
     while remaining:
         bucket.append(remaining.pop())

@@ -29,7 +29,8 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        # the exchange permutes elements between ranks; the transpose of a permutation is its inverse
+        # the exchange permutes elements between ranks;
+        # the transpose of a permutation is its inverse
         return _exchange_heads(grads[0], ctx.group, not ctx.to_heads), None, None
 
 
@@ -38,8 +39,8 @@ _all_to_all: Callable[[Tensor, ProcessGroup, bool], Tensor] = _AllToAll.apply
 
 def _exchange_heads(x: Tensor, group: ProcessGroup, to_heads: bool) -> Tensor:
     """Map [B, H, S / n, K] -> [B, H / n, S, K] with `to_heads`, otherwise the inverse."""
-    # To heads with n = 2: x [B, H, S / 2, K] is cut into 2 groups of heads, group i is sent to rank i, and
-    # the parts received are consecutive ranges of positions: [B, H / 2, S, K].
+    # To heads with n = 2: x [B, H, S / 2, K] is cut into 2 groups of heads, group i is sent
+    # to rank i, and the parts received are consecutive ranges of positions: [B, H / 2, S, K].
     split_dim, cat_dim = (1, 2) if to_heads else (2, 1)
     outgoing = torch.stack(x.chunk(group.size(), dim=split_dim))  # [n, ...], one part per rank
     incoming = torch.empty_like(outgoing)  # part i comes from rank i, so concatenation restores the order
@@ -60,7 +61,8 @@ class UlyssesAttention(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # without annotations in torch
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None = None) -> Tensor:
         assert mask is None, "the layout check refuses options that need a mask"
-        # one all-to-all for the three tensors, concatenated along the batch: k and v need as many heads as q
+        # one all-to-all for the three tensors, concatenated
+        # along the batch: k and v need as many heads as q
         k, v = repeat_shared_heads(q, k, v)
         q, k, v = _all_to_all(torch.cat([q, k, v]), self.group, True).chunk(3)
         return _all_to_all(self.local_attention(q, k, v, causal), self.group, False)

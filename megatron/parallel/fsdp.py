@@ -41,7 +41,8 @@ def shard_model(
         reduce_dtype=torch.float32,
         cast_forward_inputs=False,  # keeps the rotary tables in float32
     )
-    # blocks first: fully_shard of the root then manages only the parameters that no block has claimed
+    # blocks first: fully_shard of the root then manages
+    # only the parameters that no block has claimed
     for block in blocks:
         reshard_after_forward = stage.startswith("zero3")
         fully_shard(
@@ -51,11 +52,11 @@ def shard_model(
             reshard_after_forward=reshard_after_forward,
             offload_policy=offload,
         )
-    # The root group holds the embedding, which is also the head: it is used first and last in the forward, so
-    # resharding in between would only add a second gather.
+    # The root group holds the embedding, which is also the head: it is used first and
+    # last in the forward, so resharding in between would only add a second gather.
     fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False, offload_policy=offload)
-    # Sum the gradients: a loss is a sum over all ranks, divided by their tokens once. gloo sums in every
-    # torch, but averages in newer ones only.
+    # Sum the gradients: a loss is a sum over all ranks, divided by their
+    # tokens once. gloo sums in every torch, but averages in newer ones only.
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -66,10 +67,12 @@ def prepare_microbatch(root: nn.Module, stage: str, last: bool) -> None:
     """Set what the next backward reduces and reshards, depending on the stage; see `shard_model`."""
     assert isinstance(root, FSDPModule), "`shard_model` has made it one"
     keeps_gradients = stage in ("zero0", "zero1")
-    # zero1 accumulates full gradients over microbatches and reduces once; zero2 and zero3 reduce each time
+    # zero1 accumulates full gradients over microbatches
+    # and reduces once; zero2 and zero3 reduce each time
     root.set_requires_gradient_sync(last or not keeps_gradients)
     root.set_requires_all_reduce(last)  # between the replicas of a hybrid mesh, once per step
-    # except in zero3 the gathered weights stay between microbatches: they do not change until the step
+    # except in zero3 the gathered weights stay between
+    # microbatches: they do not change until the step
     root.set_reshard_after_backward(last or stage.startswith("zero3"))
 
 

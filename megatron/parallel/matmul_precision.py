@@ -42,7 +42,8 @@ def is_matmul_float32() -> bool:
     The three products are those of a linear layer: forward, and the gradients of input and weight.
     """
     rows = torch.rand(192, 256, generator=torch.Generator().manual_seed(0))
-    # each element is a sum of one random number and zeros: exact in float32, rounded to 8 bits in bfloat16.
-    # The shapes are large enough for the library's blocked kernels; a tiny product could take another path.
+    # each element is a sum of one random number and zeros: exact in float32,
+    # rounded to 8 bits in bfloat16. The shapes are large enough for the
+    # library's blocked kernels; a tiny product could take another path.
     by_unit = (rows @ torch.eye(256), torch.eye(192) @ rows, rows.t().contiguous().t() @ torch.eye(256))
     return all(torch.equal(product, rows) for product in by_unit)

@@ -72,7 +72,8 @@ def _build_group(world: World, axes: tuple[str, ...], only_ends: bool = False) -
         return None
     group_of_rank = None
     others = [axis for axis in AXES if axis not in axes]
-    # dist.new_group is collective over all ranks: each rank creates the groups of the others as well
+    # dist.new_group is collective over all ranks: each
+    # rank creates the groups of the others as well
     for fixed in product(*(range(sizes[axis]) for axis in others)):
         coordinate = dict(zip(others, fixed, strict=True))
         ranks = [

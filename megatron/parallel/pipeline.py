@@ -37,7 +37,8 @@ class Stage(nn.Module):
         # stage i holds blocks L i / n .. L (i + 1) / n - 1: sizes differ by at most one
         # 10 blocks in 4 stages: 0-1, 2-4, 5-6, 7-9
         begin, end = (model.config.n_layers * i // n_stages for i in (index, index + 1))
-        # the first stage is on rank 0 and the last on rank p - 1: no rank has both copies of the embedding
+        # the first stage is on rank 0 and the last on rank
+        # p - 1: no rank has both copies of the embedding
         if self.is_first or self.is_last:
             self.embedding = model.embedding
         self.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in range(begin, end)})
@@ -46,7 +47,8 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the blocks of the stage; shapes as in the class docstring."""
-        # hidden states between stages are split over the tensor ranks; rotary tables need all positions
+        # hidden states between stages are split over the
+        # tensor ranks; rotary tables need all positions
         n_positions = x.shape[1] * (1 if self.is_first else self.n_tensor_ranks)
         # context rank c has the consecutive positions c S / n to (c + 1) S / n - 1
         rotary = rotary_table(n_positions, self.config, x.device, self.context_rank * n_positions)
@@ -80,12 +82,14 @@ class Pipeline:
         self.loss = loss
         n = len(inputs)
         key = (n, *inputs[0].shape)
-        # a schedule is built for fixed shapes: one per number of microbatches and shape of tokens
+        # a schedule is built for fixed shapes: one per
+        # number of microbatches and shape of tokens
         if key not in self.schedules:
             self.schedules[key] = self._build_schedule(n, inputs[0])
         # the schedule cuts the batch along dimension 0 into n equal microbatches again
         tokens = (torch.cat(inputs),) if 0 in self.stages else ()
-        # the schedule splits the target into n scalars: the loss receives the index of its microbatch
+        # the schedule splits the target into n scalars:
+        # the loss receives the index of its microbatch
         target = torch.arange(n) if self.has_last else None
         self.schedules[key].step(*tokens, target=target)
 
@@ -100,7 +104,8 @@ class Pipeline:
                 index,
                 self.n_stages,
                 tokens.device,
-                # dtype and shape of every receive buffer are fixed here and must be those of the sent tensor
+                # dtype and shape of every receive buffer are
+                # fixed here and must be those of the sent tensor
                 input_args=tokens if stage.is_first else self._empty_hidden_states(tokens, stage),
                 output_args=self._empty_hidden_states(tokens, stage, all_positions=stage.is_last),
                 group=self.group,
@@ -142,8 +147,9 @@ class Pipeline:
         x = tokens
         for index, stage in self.stages.items():
             if index > 0:
-                # blocking receive: stage index - 1 is on the previous rank and sends after its forward
-                # a deadlock is impossible: stage 0 waits for no receive, and stage i only for stage i - 1
+                # blocking receive: stage index - 1 is on the previous rank
+                # and sends after its forward a deadlock is impossible: stage
+                # 0 waits for no receive, and stage i only for stage i - 1
                 x = self._empty_hidden_states(tokens, stage).detach()
                 dist.recv(x, previous_rank, group=self.group)
             x = stage(x)

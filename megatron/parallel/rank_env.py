@@ -27,8 +27,8 @@ class LauncherVariables:
     jobs: tuple[str, ...]
 
 
-# The order matters: mpirun inside a Slurm job sets its variables per rank, beside Slurm's per node.
-# SRUN precedes PMI in the table, because srun --mpi=pmi2 sets PMI_RANK too.
+# The order matters: mpirun inside a Slurm job sets its variables per rank, beside Slurm's
+# per node. SRUN precedes PMI in the table, because srun --mpi=pmi2 sets PMI_RANK too.
 SRUN = LauncherVariables(
     "srun", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE",
     ("SLURM_JOB_ID", "SLURM_STEP_ID"),

@@ -23,14 +23,15 @@ POSITIONS = Shard(1)  # of [B, S, D]
 
 def _build_block_plan() -> dict[str, ParallelStyle]:
     """Return the plan of a block: heads and feed-forward are split; in between, positions are split."""
-    # Two all-gathers and two reduce-scatters per forward of a block: positions -> all (before the
-    # projections), and partial sums of all -> positions (after `out` and `down`).
+    # Two all-gathers and two reduce-scatters per forward of a block: positions -> all (before
+    # the projections), and partial sums of all -> positions (after `out` and `down`).
     return {
         "attention_norm": SequenceParallel(),
         "attention": PrepareModuleInput(
             input_layouts=(POSITIONS, None), desired_input_layouts=(Replicate(), None)
         ),
-        # weights [H K, D] are split by rows: each rank has H / t heads, and attention needs no communication
+        # weights [H K, D] are split by rows: each rank has
+        # H / t heads, and attention needs no communication
         "attention.query": ColwiseParallel(),
         "attention.key": ColwiseParallel(),
         "attention.value": ColwiseParallel(),
@@ -47,9 +48,11 @@ def apply_tensor_parallel(model: Gpt, mesh: DeviceMesh) -> None:
     """Apply tensor parallelism to a model over a 1-D mesh, in place. Its parameters become DTensors."""
     for block in model.blocks:
         parallelize_module(block, mesh, _build_block_plan())
-    # the embedding gives each rank its positions, and the norm keeps them; TensorVocabularyShard is the head
+    # the embedding gives each rank its positions, and the
+    # norm keeps them; TensorVocabularyShard is the head
     top = {
-        # each rank looks up the tokens in its rows and has zeros for others; the reduce-scatter adds them
+        # each rank looks up the tokens in its rows and has
+        # zeros for others; the reduce-scatter adds them
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=POSITIONS),
         "norm": SequenceParallel(),
     }
@@ -61,7 +64,8 @@ class TensorVocabularyShard:
 
     def __init__(self, mesh: DeviceMesh, n_rows: int) -> None:
         self.mesh, self.group = mesh, mesh.get_group()
-        # equal shares: the layout check refuses vocab_rows that do not divide by the tensor size
+        # equal shares: the layout check refuses
+        # vocab_rows that do not divide by the tensor size
         self.first_row = n_rows // mesh.size() * mesh.get_local_rank()
 
     def max_over_shards(self, values: Tensor) -> Tensor:
@@ -79,5 +83,6 @@ class TensorVocabularyShard:
         """Gather positions [B, S / n, D] -> [B, S, D]; gradients are summed over the vocabulary shards."""
         if not isinstance(hidden, DTensor):
             hidden = DTensor.from_local(hidden, self.mesh, [POSITIONS], run_check=False)
-        # backward of an all-gather with Partial gradients: a reduce-scatter over the ranks' vocabulary parts
+        # backward of an all-gather with Partial gradients:
+        # a reduce-scatter over the ranks' vocabulary parts
         return hidden.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])

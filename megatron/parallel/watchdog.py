@@ -82,8 +82,8 @@ class Watchdog:
         # 1800 s / 16 is limited to 1 s; a timeout of 8 s gives 0.5 s
         self.interval_s = min(max(timeout_s / 16, BEAT_INTERVAL_S[0]), BEAT_INTERVAL_S[1])
         self.n_waits, self.warned_at = 0, -1
-        # a connection runs one operation at a time, so each thread has its own: the one that sends, the one
-        # that compares, and the main thread
+        # a connection runs one operation at a time, so each thread has its
+        # own: the one that sends, the one that compares, and the main thread
         self.sender, self.comparer, self.store = (_clone_store() for _ in range(3))
         self.stop_event = threading.Event()
         mark_phase(0, "starting")
@@ -99,8 +99,9 @@ class Watchdog:
 
     def wait_for_rank_0(self) -> None:
         """Wait for rank 0; see the module-level function."""
-        # A collective alone would fail: its timeout starts when a rank enters it. Here rank 0 sets a key when
-        # it arrives, and the others poll the key and its beats for as long as the beats change.
+        # A collective alone would fail: its timeout starts when a rank
+        # enters it. Here rank 0 sets a key when it arrives, and the others
+        # poll the key and its beats for as long as the beats change.
         global _marked_at
         self.n_waits += 1  # all ranks call this equally often, so the count names the same wait on every rank
         key, pause_s, alive, last = f"first/{self.n_waits}", 0.002, time.monotonic(), b""
@@ -171,7 +172,8 @@ class Watchdog:
         waited_s = time.monotonic() - _marked_at
         _, verdict = _call_with_timeout(self.timeout_s, lambda: self._compare_beats(self.comparer, True))
         lost, text = verdict or ([], "")
-        # only a rank behind prints its stack: others would show the collective in which they wait
+        # only a rank behind prints its stack: others
+        # would show the collective in which they wait
         if self.ranks.rank in lost:
             text = "no progress for %.0f s in %s while other ranks wait; stack of this rank:"
             log.warning(text, waited_s, _progress)
@@ -224,8 +226,8 @@ def _clone_store() -> Store:
 
 def _call_with_timeout(seconds: float, function: Callable[[], Any]) -> tuple[bool, Any]:
     """Return (True, result), or (False, None) after a timeout; the result is None if the store has ended."""
-    # a call to a silent store blocks, and a blocked thread cannot be ended: it is left behind as a daemon,
-    # which does not keep the process alive
+    # a call to a silent store blocks, and a blocked thread cannot be ended:
+    # it is left behind as a daemon, which does not keep the process alive
     answers: list[Any] = []
 
     def call() -> None:

@@ -103,11 +103,12 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
             if watchdog is None:
                 raise
             if cause is None:
-                # published before the process group closes: the others then name this rank and its last step
-                # instead of a closed connection
+                # published before the process group closes: the others then name
+                # this rank and its last step instead of a closed connection
                 watchdog.report_exit()
                 raise
-            # the error is a consequence of another rank: name that rank instead of printing a traceback
+            # the error is a consequence of another rank:
+            # name that rank instead of printing a traceback
             text = _explain_peer_error(cause, watchdog)
             # destroy_process_group may wait for a collective that can no longer finish
             exit_after_delay()

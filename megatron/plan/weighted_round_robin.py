@@ -32,7 +32,8 @@ class WeightedRoundRobin:
         assert weights and all(weight > 0 for weight in weights), "expected at least one weight, all above 0"
         total = sum(weights)
         self.weights = [Fraction(weight) / total for weight in weights]
-        # every source has a slot in every block, so the next boundary never undoes a count rounded up
+        # every source has a slot in every block, so the
+        # next boundary never undoes a count rounded up
         longest_period = ceil(1 / min(self.weights))
         if longest_period > MAX_BLOCK_SLOTS:
             raise ValueError(
@@ -41,8 +42,8 @@ class WeightedRoundRobin:
             )
         # a power of two of at least the longest period
         self.block_slots = max(MIN_BLOCK_SLOTS, 1 << (longest_period - 1).bit_length())
-        # Integers over one denominator: w_k n is a product and a floor division. In floating point it would
-        # be off by one for some n: floor(0.29 * 100) is 28.
+        # Integers over one denominator: w_k n is a product and a floor division. In
+        # floating point it would be off by one for some n: floor(0.29 * 100) is 28.
         self._denominator = lcm(*(weight.denominator for weight in self.weights))
         # weight = numerator / denominator
         self._numerators = [int(weight * self._denominator) for weight in self.weights]
@@ -50,8 +51,8 @@ class WeightedRoundRobin:
 
     def locate_slot(self, i: int) -> tuple[int, int]:
         """Return (source, number of its earlier slots) of slot i."""
-        # Example, weights 1/2, 1/3, 1/6: slots 0 to 7 are of the sources 0 1 0 1 0 2 0 1, and slot 7 has
-        # number 2 of source 1.
+        # Example, weights 1/2, 1/3, 1/6: slots 0 to 7 are of the
+        # sources 0 1 0 1 0 2 0 1, and slot 7 has number 2 of source 1.
         sources, numbers = self.get_block(i // self.block_slots)
         return sources[i % self.block_slots], numbers[i % self.block_slots]
 
@@ -87,18 +88,20 @@ class WeightedRoundRobin:
 
         def release(k: int, earliest: int) -> None:
             if done[k] < last[k]:
-                # floor(j / w_k) = floor(j * denominator / numerator), relative to the begin of the block
+                # floor(j / w_k) = floor(j * denominator /
+                # numerator), relative to the begin of the block
                 released[max(earliest, done[k] * whole // parts[k] - begin)].append(k)
 
         for k in range(len(parts)):
             release(k, 0)
-        # A heap of at most K sources, each with its next slot: O(log K) per slot. Ties go to the lower k, so
-        # the schedule is deterministic.
+        # A heap of at most K sources, each with its next slot: O(log K) per
+        # slot. Ties go to the lower k, so the schedule is deterministic.
         waiting: list[tuple[int, int]] = []
         sources, numbers = array("q"), array("q")
         for now in range(self.block_slots):
             for k in released[now]:
-                # ceil((j + 1) / w_k) by floor division of the negated number; at most the end of the block
+                # ceil((j + 1) / w_k) by floor division of the
+                # negated number; at most the end of the block
                 deadline = min(-(-(done[k] + 1) * whole // parts[k]) - begin, self.block_slots)
                 heappush(waiting, (deadline, k))
             deadline, k = heappop(waiting)
@@ -106,7 +109,8 @@ class WeightedRoundRobin:
             sources.append(k)
             numbers.append(done[k])
             done[k] += 1
-            # A source has one slot in the heap at a time; its next one cannot be before now + 1.
+            # A source has one slot in the heap at a time;
+            # its next one cannot be before now + 1.
             release(k, now + 1)
         return sources, numbers
 
@@ -154,9 +158,9 @@ def round_in_two_orders(
     The graph: source -> units of the first order -> in(k) -> out(k) -> units of the second order -> sink, all
     arcs of capacity 1. An arc is reversed when a path uses it.
     """
-    # Example: fractions 4/6, 5/6 and 3/6 have the sum 2, the units [0, 6) and [6, 12). In this order
-    # fraction 0 overlaps unit 0, fraction 1 both units, fraction 2 unit 1: exactly one fraction is selected
-    # per unit.
+    # Example: fractions 4/6, 5/6 and 3/6 have the sum 2, the units [0, 6)
+    # and [6, 12). In this order fraction 0 overlaps unit 0, fraction 1 both
+    # units, fraction 2 unit 1: exactly one fraction is selected per unit.
     n_units = sum(remainders.values()) // denominator
     arcs: dict[tuple[str, int], dict[tuple[str, int], None]] = {("source", 0): {}, ("sink", 0): {}}
     for unit in range(n_units):
@@ -178,7 +182,8 @@ def round_in_two_orders(
                     came_from[to] = node
                     queue.append(to)
         node = ("sink", 0)
-        # Reverse the path from the sink. A later path may use a reversed arc, which undoes an earlier choice.
+        # Reverse the path from the sink. A later path may
+        # use a reversed arc, which undoes an earlier choice.
         while node != ("source", 0):
             before = came_from[node]
             del arcs[before][node]

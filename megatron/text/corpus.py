@@ -109,7 +109,8 @@ def prepare_corpus(which: str, folder: Path, limits: CorpusLimits) -> tuple[dict
     limits = replace(limits, fill=limits.fill or which in FILLED)
     paths = find_paths(which)
     request = {"which": which} | asdict(limits)
-    # a hash of the content would read the whole files, of which the corpus may use a small part
+    # a hash of the content would read the whole
+    # files, of which the corpus may use a small part
     request["files"] = [[locate_source(path), *stat_source(path)] for path in paths]
     # versions of local sources are part of the request if local text may be used
     may_be_local = not paths or (limits.fill and limits.min_bytes > 0)

@@ -107,8 +107,8 @@ class _PieceEncoder:
     def reject(self, line: int, error: ValueError) -> None:
         """Reject line `line` of the piece, counted from 0. Raises ValueError unless bad lines are skipped."""
         if not self.settings.skip_bad_lines:
-            # `line` counts from the start of the piece. Counting the earlier lines reads the file up to the
-            # piece, which is done only for this message.
+            # `line` counts from the start of the piece. Counting the earlier lines
+            # reads the file up to the piece, which is done only for this message.
             number = line + 1 + (count_lines_before(self.piece) if self.piece.is_plain else 0)
             label = "row" if self.piece.path.name.endswith(COLUMN_SUFFIXES) else "line"
             raise ValueError(f"{self.piece.path}, {label} {number}: {error}") from error
@@ -172,7 +172,8 @@ class _PieceEncoder:
     def _write_documents(self, items: Sequence[tuple[int, dict[str, str]]]) -> None:
         if not items:
             return
-        # for all keys before the first write: if a key fails, no key has a document that the others lack
+        # for all keys before the first write: if a key
+        # fails, no key has a document that the others lack
         encoded = {
             key: self.encoder.encode([texts[key] for _, texts in items], self.settings.eod)
             for key in self.writers
@@ -213,8 +214,9 @@ class _PieceEncoder:
 
         Returns (offset of this line or `end`, whether a line was refused).
         """
-        # Lines 0 to 9: key a encodes all, b refuses line 6, c refuses line 4. Then a and b are rewound, and
-        # encode lines 0 to 3 again: no line has documents for some keys only.
+        # Lines 0 to 9: key a encodes all, b refuses line 6, c
+        # refuses line 4. Then a and b are rewound, and encode lines
+        # 0 to 3 again: no line has documents for some keys only.
         stop, is_refused = end, False
         results = {}
         for key in self.writers:

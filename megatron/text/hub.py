@@ -13,7 +13,8 @@ MODEL_FILES = (
     "tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "chat_template.jinja",
 )  # fmt: skip
-# owner/name@revision; owner and revision are optional. No part begins with a dot, so none is "..".
+# owner/name@revision; owner and revision are optional.
+# No part begins with a dot, so none is "..".
 HUB_NAME = re.compile(r"((?:\w[\w.-]*/)?\w[\w.-]*)(?:@(\w[\w.-]*))?", re.ASCII)
 
 

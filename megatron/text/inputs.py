@@ -126,7 +126,8 @@ def _list_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
             )
         state = read_json(Path(directory, "state.json")) if "dataset_info.json" in names else None
         if state is not None and "_data_files" in state:
-            # other files in the folder may be caches that datasets made from the same documents
+            # other files in the folder may be caches
+            # that datasets made from the same documents
             files += [Path(directory, file["filename"]) for file in state["_data_files"]]
             folders.clear()
             continue

@@ -35,8 +35,9 @@ def summarize_lengths(dataset: IndexedTokens) -> LengthSummary:
     lengths, counts = _count_lengths(dataset)
     if not len(lengths):
         return LengthSummary(0, 0, dataset.dtype.name, 0, 0, 0.0, 0.0, [])
-    # median from the counts: the documents of ranks (n - 1) / 2 and n / 2 in ascending order of length
-    # Lengths [2, 5], counts [3, 1], n = 4: upto = [3, 4], ranks 1 and 2 are both below 3, so the median is 2.
+    # median from the counts: the documents of ranks (n - 1) / 2 and n / 2
+    # in ascending order of length Lengths [2, 5], counts [3, 1], n = 4:
+    # upto = [3, 4], ranks 1 and 2 are both below 3, so the median is 2.
     n, upto = dataset.n_documents, np.cumsum(counts)
     middle = [int(lengths[np.searchsorted(upto, rank, side="right")]) for rank in ((n - 1) // 2, n // 2)]
     # bin 0: empty documents; bin k > 0: lengths 2^(k - 1) to 2^k - 1
@@ -63,7 +64,8 @@ def _count_lengths(dataset: IndexedTokens) -> tuple[np.ndarray, np.ndarray]:
     lengths = counts = np.zeros(0, dtype=np.int64)
     for part in dataset.iter_document_lengths():
         part_lengths, part_counts = np.unique(part, return_counts=True)
-        # merge the block into the sorted distinct lengths; their number is bounded by the longest document
+        # merge the block into the sorted distinct lengths;
+        # their number is bounded by the longest document
         lengths, index = np.unique(np.concatenate([lengths, part_lengths]), return_inverse=True)
         # bincount sums weights in float64, exactly below 2^53 documents
         counts = np.bincount(index, np.concatenate([counts, part_counts])).astype(np.int64)
@@ -166,7 +168,8 @@ def _find_wrong_tokens(
             data_hash.update(ids.data)
             least, most = min(least, int(ids.min())), max(most, int(ids.max()))
             if eod is not None and odd is None:
-                # the last token of a document that ends in this block is in this block, at end - 1
+                # the last token of a document that ends in
+                # this block is in this block, at end - 1
                 low, high = np.searchsorted(ends, (begin, begin + len(ids)), side="right")
                 ending = low + np.flatnonzero(lengths[low:high])
                 wrong = ending[ids[ends[ending] - 1 - begin] != eod]

@@ -119,8 +119,9 @@ class UnitJoiner:
             n_documents, n_before = first.n_documents, self.n_tokens
             self.n_tokens += first.n_tokens[0]
             if self.max_tokens is not None and self.n_tokens >= self.max_tokens:
-                # Fewest documents that reach max_tokens. Lengths 5, 3, 4 and max_tokens 8: reached =
-                # [5, 8, 12], the first index with reached >= 8 is 1, so 2 documents.
+                # Fewest documents that reach max_tokens. Lengths 5,
+                # 3, 4 and max_tokens 8: reached = [5, 8, 12], the
+                # first index with reached >= 8 is 1, so 2 documents.
                 reached = np.cumsum(self.units.read_lengths(len(self.used), 0), dtype=np.int64)
                 n_documents = int(np.searchsorted(reached, self.max_tokens - n_before)) + 1
                 self.has_enough = True

@@ -73,8 +73,8 @@ def is_finished(output: Path, meta: dict[str, Any], overwrite: bool) -> bool:
     finish_publishing(list_partial_files(output, output.parent))
     content = json.loads(json.dumps(meta))  # as it would be read back: tuples become lists
     origins = content.get("merged_from") or [content.get("subset_of")]
-    # Names and counts alone would also match another dataset of the same size. Without hashes the output
-    # counts as another dataset.
+    # Names and counts alone would also match another dataset of the
+    # same size. Without hashes the output counts as another dataset.
     if all(origin and origin["sha256"] for origin in origins):
         with suppress(OSError, ValueError):
             sidecar = open_dataset(output).sidecar or {}
@@ -94,8 +94,8 @@ def copy_documents(
     """Copy documents, int64 ascending, of a dataset; call `advance` with the tokens of each block."""
     begin = 0
     while begin < len(documents):
-        # At most LOOKAHEAD_DOCUMENTS, not all that remain: the cumulative sum over the rest, repeated for
-        # each block, would be quadratic.
+        # At most LOOKAHEAD_DOCUMENTS, not all that remain: the cumulative
+        # sum over the rest, repeated for each block, would be quadratic.
         begins, lengths = dataset.document_spans(documents[begin : begin + LOOKAHEAD_DOCUMENTS])
         sizes = np.cumsum(lengths)
         # as many documents as fit into BLOCK_TOKENS, and at least one
@@ -104,7 +104,8 @@ def copy_documents(
         if part[-1] - part[0] == n - 1:  # consecutive: a single read, no gather
             ids = dataset.read_copy(int(begins[0]), total)
         else:
-            # scattered documents, as of a sample: through the memory map, one copy per document
+            # scattered documents, as of a sample: through
+            # the memory map, one copy per document
             spans = zip(begins[:n].tolist(), lengths[:n].tolist(), strict=True)
             ids = np.concatenate([dataset.tokens[first : first + size] for first, size in spans])
         writer.add_documents(ids, lengths[:n])

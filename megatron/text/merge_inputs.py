@@ -24,7 +24,8 @@ DIGITS = re.compile(r"([0-9]+)")
 
 def natural_key(name: str) -> list[tuple[int, int | str]]:
     """Return a sort key that orders numbers in names by value: part-2 before part-10."""
-    # numbers sort before text; 007 and 7 are equal here, and `sorted` keeps the order of equal keys
+    # numbers sort before text; 007 and 7 are equal
+    # here, and `sorted` keeps the order of equal keys
     return [(0, int(word)) if i % 2 else (1, word) for i, word in enumerate(DIGITS.split(name))]
 
 

@@ -242,7 +242,8 @@ def _select_dataset_documents(dataset: IndexedTokens, selection: DocumentSelecti
     if selection.documents is not None:
         return np.arange(min(n, selection.skip), min(n, selection.skip + selection.documents))
     if selection.tokens is not None:
-        # lengths [5, 3, 4], tokens 8: reached [5, 8, 12], searchsorted 1, so documents 0 and 1
+        # lengths [5, 3, 4], tokens 8: reached [5, 8,
+        # 12], searchsorted 1, so documents 0 and 1
         reached = np.cumsum(dataset.document_tokens)
         return np.arange(min(n, int(np.searchsorted(reached, selection.tokens)) + 1))
     assert selection.sample is not None, "exactly one criterion is set"

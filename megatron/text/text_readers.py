@@ -111,7 +111,8 @@ def split_into_pieces(
         begin, last = (ranges or {}).get(path, (0, size))
         with open_source(path) as file:
             while begin < last:
-                # one byte earlier: a cut directly after a line feed must not add the next line
+                # one byte earlier: a cut directly after
+                # a line feed must not add the next line
                 file.seek(min(last, begin + piece_bytes) - 1)
                 end = find_line_end(file)  # extend the piece to the end of the line at the cut
                 pieces.append(InputPiece(path, begin, end))
@@ -198,7 +199,8 @@ def iter_columns(
         for batch in read(source, path, keys, n_rows, on_read):
             columns = [batch.column(key) for key in keys]
             for column in columns:
-                # offsets outside the text would read other memory; a string that is not UTF-8 is damage, too
+                # offsets outside the text would read other memory;
+                # a string that is not UTF-8 is damage, too
                 column.validate(full=True)
             yield columns
 

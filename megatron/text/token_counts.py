@@ -41,7 +41,8 @@ class TokenCounter:
         if fast is None:
             encoders: list[Encoder] = [LibraryEncoder(loaded, special_text)]  # it has its own threads
         else:
-            # an encoder has a cache and buffers, so no two threads may use the same one at a time
+            # an encoder has a cache and buffers, so no
+            # two threads may use the same one at a time
             encoders = [FastEncoder(fast, special_text) for _ in range(n_threads)]
         self._eod = loaded.eod_id if append_eod else NO_EOD
         self._idle: SimpleQueue[Encoder] = SimpleQueue()

@@ -85,7 +85,8 @@ class TokenWriter:
         """Discard what was written after the counted documents."""
         sizes = self.n_tokens * self.dtype.itemsize, 4 * self.n_documents
         for file, size in zip((self.ids, self.lengths), sizes, strict=True):
-            # C++ writes through the same descriptors, so the offset must move back together with the size
+            # C++ writes through the same descriptors, so the
+            # offset must move back together with the size
             file.truncate(size)
             file.seek(size)
 

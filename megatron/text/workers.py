@@ -35,7 +35,8 @@ class PieceProgress:
         """Set the bytes read of a piece. Raises StoppedError after a failure."""
         with self._lock:
             if self.is_stopped:
-                # the progress report is the only point at which a thread can be stopped within a piece
+                # the progress report is the only point at
+                # which a thread can be stopped within a piece
                 raise StoppedError
             # callers report totals of a piece; the bar needs differences
             self.bar.update(n_bytes - self._n_bytes[piece])

@@ -72,8 +72,8 @@ def build_run(config: RunConfig, plan: RunPlan, world: World) -> Run:
     objective = build_objective(config)
     rows = choose_microbatch_rows(config, world)
     build_deepspeed_settings(config, world, rows)  # reports errors before a large model is built
-    # Not on a CPU: there g++ writes libraries in place, and a run killed meanwhile would leave a truncated
-    # one to all runs of its study.
+    # Not on a CPU: there g++ writes libraries in place, and a run killed
+    # meanwhile would leave a truncated one to all runs of its study.
     if world.device.type == "cuda" and is_compilation_requested(config.dist, world.device):
         set_cache_folder(folder)
     model = Gpt(config.model)
@@ -91,7 +91,8 @@ def build_run(config: RunConfig, plan: RunPlan, world: World) -> Run:
         )
     )
     directory = config.checkpoint.directory
-    # after initialization, which has its own generator: the state of the default one is saved in checkpoints
+    # after initialization, which has its own generator:
+    # the state of the default one is saved in checkpoints
     torch.manual_seed(config.misc.seed)
     return Run(
         config=config,
@@ -143,7 +144,8 @@ def build_deepspeed_settings(
     """
     if config.dist.engine != "deepspeed":
         return None
-    # with LayerNorm the losses were off by 5e-5 after four steps in float32, and by 1e-8 with "full"
+    # with LayerNorm the losses were off by 5e-5 after
+    # four steps in float32, and by 1e-8 with "full"
     if config.dist.activation_checkpointing == "selective" and config.dist.sharding_stage.startswith("zero3"):
         raise ValueError(
             "dist.activation_checkpointing: got selective with DeepSpeed's zero3, where a block that is "
@@ -217,7 +219,8 @@ def _open_mixture(path: str, config: RunConfig) -> SampleSource:
     data = config.dataset
     samples = MixtureSamples(path, data.seq_len, data.batch_size, config.misc.seed)
     samples.n_ids = config.model.n_tokens
-    # the weights of a step are computed from losses delay_steps earlier: it must not be prepared before that
+    # the weights of a step are computed from losses
+    # delay_steps earlier: it must not be prepared before that
     n_ahead = PREFETCH_FACTOR * data.num_workers
     if samples.rule is not None and n_ahead >= samples.delay_steps:
         raise ValueError(

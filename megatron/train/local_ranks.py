@@ -28,8 +28,8 @@ def run_ranks(command: Sequence[str], n_ranks: int) -> int:
     pending: list[int] = []  # signals to forward: one may arrive before the ranks are started
 
     def queue_signal(number: int, frame: FrameType | None) -> None:
-        # A handler may interrupt any bytecode, also Popen in the loop below. It only records the signal; the
-        # waiting loop forwards it when the list of ranks is complete.
+        # A handler may interrupt any bytecode, also Popen in the loop below. It only records
+        # the signal; the waiting loop forwards it when the list of ranks is complete.
         pending.append(number)
         if number == signal.SIGHUP:
             replace_lost_terminal()
@@ -40,8 +40,8 @@ def run_ranks(command: Sequence[str], n_ranks: int) -> int:
             common = _build_common_environment(n_ranks, port)
             for rank in range(n_ranks):
                 variables = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                # A new session: otherwise the terminal sends Ctrl-C to the rank directly as well, and a
-                # second signal means "stop immediately, without saving".
+                # A new session: otherwise the terminal sends Ctrl-C to the rank directly
+                # as well, and a second signal means "stop immediately, without saving".
                 ranks.append(
                     subprocess.Popen(
                         command,
@@ -52,8 +52,8 @@ def run_ranks(command: Sequence[str], n_ranks: int) -> int:
                 )
             return _wait_for_ranks(ranks, pending)
     finally:
-        # the handlers are restored last: a second signal during the grace period must not end this process
-        # before its ranks
+        # the handlers are restored last: a second signal during the
+        # grace period must not end this process before its ranks
         _terminate_ranks(ranks, pending)
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -89,7 +89,8 @@ def _build_common_environment(n_ranks: int, port: int) -> dict[str, str]:
 
 
 def _wait_for_ranks(ranks: Sequence[subprocess.Popen[bytes]], pending: list[int]) -> int:
-    # polling instead of wait(): the first failure of any rank must end the others, and signals are forwarded
+    # polling instead of wait(): the first failure of any
+    # rank must end the others, and signals are forwarded
     while True:
         statuses = [rank.poll() for rank in ranks]
         failed = [status for status in statuses if status not in (None, 0, STOPPED)]

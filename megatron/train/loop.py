@@ -124,11 +124,11 @@ def _run_steps(
     if state.step == plan.n_steps:  # killed between the last checkpoint and the result
         return _score_and_save(run, state, record, None), True
     while state.step < plan.n_steps:
-        # A signal may reach one rank only, at any moment. All ranks decide together between two steps: a rank
-        # that stopped alone would leave the others waiting in a collective.
+        # A signal may reach one rank only, at any moment. All ranks decide together between
+        # two steps: a rank that stopped alone would leave the others waiting in a collective.
         stop_requested = any_rank(stop.should_stop(), run.world)
-        # Both operands before any_rank are equal on all ranks: all of them enter it or none. Local clocks
-        # differ, so one rank that is due makes all save.
+        # Both operands before any_rank are equal on all ranks: all of them enter
+        # it or none. Local clocks differ, so one rank that is due makes all save.
         if stop_requested or saver.config.preempt_every_minutes and any_rank(saver.is_due(), run.world):
             record.check_finite()  # weights with NaN or Inf are never saved
             path = saver.save(state, preempt=True)

@@ -11,14 +11,16 @@ import torch
 from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World
 
-# messages in a plain RuntimeError: of torch's CPU allocator, and of the compiler, which wraps that of a GPU
+# messages in a plain RuntimeError: of torch's CPU
+# allocator, and of the compiler, which wraps that of a GPU
 OOM_MESSAGES = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 def measure_memory(device: torch.device) -> tuple[float, float]:
     """Return (peak GiB, fraction of the total memory): reserved memory on a GPU, resident memory on a CPU."""
     if device.type == "cuda":
-        # reserved, not allocated: blocks cached by the allocator are not available to other processes either
+        # reserved, not allocated: blocks cached by the
+        # allocator are not available to other processes either
         used = torch.cuda.max_memory_reserved(device)
         whole = torch.cuda.get_device_properties(device).total_memory
     else:

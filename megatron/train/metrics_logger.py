@@ -41,8 +41,8 @@ class MetricsLogger:
         self.world = world
         self.flops_per_token = flops_per_token_mfu(config.model, config.dataset.seq_len)
         causal = config.objective.name == "autoregressive"
-        # Masked diffusion computes the head at masked positions only, a fraction (1 - rate_min) t + rate_min
-        # with t ~ U(0, 1): on average (1 + rate_min) / 2.
+        # Masked diffusion computes the head at masked positions only, a fraction (1
+        # - rate_min) t + rate_min with t ~ U(0, 1): on average (1 + rate_min) / 2.
         predicted = 1.0 if causal else (1 + config.objective.rate_min) / 2
         self.executed_per_token = flops_per_token_executed(
             config.model, config.dataset.seq_len, causal, predicted
@@ -99,7 +99,8 @@ class MetricsLogger:
             self.world,
         )
         nats, count = total.tolist()
-        # after the all-reduce: reading `total` has waited for the device, so the clock covers the steps
+        # after the all-reduce: reading `total` has waited
+        # for the device, so the clock covers the steps
         seconds = time.perf_counter() - self.since
         self.nats, self.count, self.since = 0.0, 0, time.perf_counter()
         if not count:

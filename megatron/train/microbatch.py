@@ -54,8 +54,9 @@ def list_microbatches(config: RunConfig, world: World) -> list[int]:
         raise ValueError(f"dataset.batch_size: got {size}, expected a multiple of the {ranks} ranks")
     share, requested = size // ranks, config.dataset.microbatch_size
     step = stages if config.dist.pipeline_schedule == "interleaved" else 1
-    # A pipeline needs at least one microbatch per stage; the interleaved schedule needs a multiple of the
-    # stages. Without a request, the fewest microbatches, that is the largest ones, are first.
+    # A pipeline needs at least one microbatch per stage; the interleaved
+    # schedule needs a multiple of the stages. Without a request, the
+    # fewest microbatches, that is the largest ones, are first.
     if requested is None:
         # 12 samples per rank on 4 stages: 4 microbatches of 3, 6 of 2 or 12 of 1
         candidates = [share // n for n in range(stages, share + 1, step) if share % n == 0]
@@ -129,7 +130,8 @@ def find_fitting_rows(
                 "dataset.microbatch_size: %d samples per forward exceed the memory; fewer are tried", rows
             )
         remaining = [n for n in remaining if n <= rows // 2] or remaining[-1:]
-        # graphs of the failed size would make the compiler treat the number of samples as variable
+        # graphs of the failed size would make the
+        # compiler treat the number of samples as variable
         torch._dynamo.reset()
     return remaining[0]
 
@@ -138,7 +140,8 @@ def _exceeds(rows: int, measure: Callable[[int], float], limit: float) -> bool:
     try:
         return measure(rows) > limit
     except RuntimeError as error:
-        # the compiler, which runs kernels to choose the fastest, wraps the error in one of its own
+        # the compiler, which runs kernels to choose the
+        # fastest, wraps the error in one of its own
         if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error).lower():
             raise
         # outside of this block the exception and the tensors in its frames are gone

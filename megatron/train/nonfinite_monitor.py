@@ -10,8 +10,8 @@ from megatron.engine.interface import StepReport
 from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World
 
-# The loss scale of float16 starts at 2^16 and is halved at each overflow. After this many consecutive
-# overflows it is below 2^-8, so the scale is not the cause.
+# The loss scale of float16 starts at 2^16 and is halved at each overflow. After
+# this many consecutive overflows it is below 2^-8, so the scale is not the cause.
 MAX_OVERFLOWS = 24
 
 
@@ -66,8 +66,8 @@ class NonFiniteMonitor:
         flags = torch.stack(self.flags).double()  # [steps, 2]
         # float64 is exact for sample numbers up to 2^53
         samples = torch.tensor(self.steps, dtype=torch.float64, device=flags.device)[:, 1:]
-        # each rank fills its own row and a sum gathers all: [steps, ranks, (loss bad, gradient bad, first,
-        # last)]
+        # each rank fills its own row and a sum gathers all:
+        # [steps, ranks, (loss bad, gradient bad, first, last)]
         table = torch.zeros(len(flags), self.world.n_ranks, 4, dtype=torch.float64, device=flags.device)
         table[:, self.world.rank] = torch.cat([flags, samples], dim=1)
         rows = sum_over_ranks(table, self.world).tolist()
@@ -76,7 +76,8 @@ class NonFiniteMonitor:
         bad = []
         for (step, _, _), ranks in zip(steps, rows, strict=True):
             shares = [(rank, int(row[2]), int(row[3])) for rank, row in enumerate(ranks) if row[0]]
-            # a NaN loss is always reported, overflows of the gradient only beyond the tolerance
+            # a NaN loss is always reported, overflows
+            # of the gradient only beyond the tolerance
             self.in_a_row = self.in_a_row + 1 if any(row[1] for row in ranks) else 0
             if shares or self.in_a_row > self.max_overflows:
                 bad.append(NonFiniteStep(step, shares))

@@ -28,7 +28,8 @@ def resume_run(run: Run) -> TrainState:
 
     Rank 0 chooses the checkpoint for all ranks. Raises ValueError for a checkpoint of another model or run.
     """
-    # the choice or its error is broadcast: an exception on rank 0 alone would leave the others waiting
+    # the choice or its error is broadcast: an exception
+    # on rank 0 alone would leave the others waiting
     message: dict[str, str] = {}
     if run.world.is_first:
         try:
@@ -80,7 +81,8 @@ def _check_branch(path: Path, parts: dict[str, Any], meta: dict[str, Any], run: 
     step = int(parts["iter"]["step"])
     schedule = build_schedule(run.config, run.plan)
     trunk_settings = {key: value for key, value in parts["lr"].items() if key != "step"}
-    # exact equality of floats: equal settings evaluate the same expression and give equal bits
+    # exact equality of floats: equal settings
+    # evaluate the same expression and give equal bits
     difference = schedule.first_difference(LearningRateSchedule(**trunk_settings), step)
     if step >= run.plan.n_steps or difference is not None:
         last = min(step, run.plan.n_steps) if difference is None else difference
@@ -109,7 +111,8 @@ def _load_checkpoint(run: Run, path: Path) -> TrainState:
     if store.is_sharded_checkpoint(meta):
         from megatron.checkpoint import sharded  # imported on demand: takes a second
 
-        # DCP fills existing tensors: each rank reads its part, whatever layout saved the checkpoint
+        # DCP fills existing tensors: each rank reads
+        # its part, whatever layout saved the checkpoint
         state_dict = run.engine.sharded_state()
         sharded.read_sharded(path, state_dict)
         state_dict["optim"] |= small["iter"].get("engine", {})
@@ -117,7 +120,8 @@ def _load_checkpoint(run: Run, path: Path) -> TrainState:
     else:
         whole = store.read_parts(path, meta, ("model", "optim")) if run.world.is_first else {}
         run.engine.load_state_dict(whole)
-    # weights and data order depend on seeds and sample numbers only; this covers other uses of the generator
+    # weights and data order depend on seeds and sample
+    # numbers only; this covers other uses of the generator
     torch.set_rng_state(small["iter"]["rng"]["cpu"])
     state = TrainState.from_dict(small["iter"])
     run.train_samples.restore(small["iter"].get("mixture", {}))
@@ -152,7 +156,8 @@ def _check_identity(path: Path, meta: dict[str, Any], run: Run) -> None:
         return
     ours, theirs = config_to_dict(run.config), meta["config"]
     sections = ("model", "dataset", "objective", "optim", "lr_scheduler", "misc", "dist")
-    # keys that do not change the identity may differ as well: the list is a hint, the identity decides
+    # keys that do not change the identity may differ
+    # as well: the list is a hint, the identity decides
     differ = [
         f"{section}.{key} was {theirs.get(section, {}).get(key)!r}, is {value!r}"
         for section in sections

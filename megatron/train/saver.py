@@ -27,8 +27,8 @@ class Saver:
         self.pending: Future[None] | None = None
         self.pool = ThreadPoolExecutor(1)
         self.last_save = time.monotonic()
-        # The background thread needs its own process group: collectives of one group must be issued in the
-        # same order on all ranks, which two threads cannot guarantee.
+        # The background thread needs its own process group: collectives of one group must
+        # be issued in the same order on all ranks, which two threads cannot guarantee.
         alone = not (self.config.asynchronous and dist.is_initialized())
         self.group = None if alone else dist.new_group(backend="gloo", timeout=run.world.timeout)
 
@@ -71,7 +71,8 @@ class Saver:
         return minutes is not None and time.monotonic() - self.last_save > 60 * minutes
 
     def _raise_on_any_rank(self, error: OSError | None, what: str) -> None:
-        # without this agreement a rank whose disk is full would raise while the others enter a collective
+        # without this agreement a rank whose disk is full
+        # would raise while the others enter a collective
         mark_phase(None, "waiting for the checkpoint")
         wait_for_rank_0()
         if any_rank(error is not None, self.run.world):
@@ -79,7 +80,8 @@ class Saver:
 
     def _save_full(self, state: TrainState, final: Path) -> Path:
         error: OSError | None = None
-        # gathers one tensor at a time: rank 0 has the whole state in host memory, other ranks one full tensor
+        # gathers one tensor at a time: rank 0 has the whole
+        # state in host memory, other ranks one full tensor
         engine = self.run.engine.state_dict()  # on every rank: it is collective
         if self.run.world.is_first:
             try:
@@ -113,7 +115,8 @@ class Saver:
             meta |= _build_meta(self.run, state)
         from megatron.checkpoint import sharded  # imports for a second; full checkpoints do without
 
-        # asynchronous: the state is copied before this returns, so the next step may change the weights
+        # asynchronous: the state is copied before this
+        # returns, so the next step may change the weights
         writing = (
             sharded.write_sharded_async(partial, state_dict, self.group) if self.config.asynchronous else None
         )

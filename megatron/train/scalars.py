@@ -62,7 +62,8 @@ def _init_wandb(config: RunConfig, plan: RunPlan, run: Path) -> Any:
         import wandb
     except ImportError as error:
         raise ValueError(f"logging.wandb: {error}. pip install wandb, or omit the key.") from error
-    # the same id for the same plan in the same folder, so that a resumed run appends to its W&B run
+    # the same id for the same plan in the same folder,
+    # so that a resumed run appends to its W&B run
     key = f"{plan.identity} {run.resolve()}"
     try:
         wandb_run = wandb.init(
@@ -78,6 +79,7 @@ def _init_wandb(config: RunConfig, plan: RunPlan, run: Path) -> Any:
         raise ValueError(
             f"logging.wandb: {' '.join(str(error).split())}. Run `wandb login`, or set WANDB_MODE=offline."
         ) from error
-    # a resumed run logs some steps again: the step is a separate metric, since W&B's own may not decrease
+    # a resumed run logs some steps again: the step is a
+    # separate metric, since W&B's own may not decrease
     wandb_run.define_metric("*", step_metric="step")
     return wandb_run

@@ -43,7 +43,8 @@ log = get_logger(__name__)
 
 CONFIG_FILE, GENERATION = "config.json", "generation_config.json"
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-# one name in the same folder: no "/", no NUL, and no leading dot, as in "../model.safetensors"
+# one name in the same folder: no "/", no NUL, and
+# no leading dot, as in "../model.safetensors"
 SHARD = re.compile(r"(?!\.)[^/\\\0]+\.safetensors")
 # keys of this project in config.json; transformers preserves and ignores them
 PROJECT_KEYS = ("n_tokens", "objective")
@@ -163,14 +164,16 @@ def write_huggingface(
             "qkv_bias": weights.config.qkv_biases,
             "auto_map": {auto: f"{module}.MaskedDiffusion{name}" for auto, name in classes.items()},
         }
-    # config.json is written after the tensors and the tokenizer, because it contains keys of the latter
+    # config.json is written after the tensors and the
+    # tokenizer, because it contains keys of the latter
     with atomic_folder(folder) as partial:
         save_torch_state_dict(state, partial, safe_serialization=True)
         if diffusion:
             code = resources.files("megatron.checkpoint.convert") / "exported" / CODE
             (partial / CODE).write_text(code.read_text())
         ids = {} if write_tokenizer is None else write_tokenizer(partial)
-        # a tokenizer's padding id may be past the embedding's rows, where transformers rejects it
+        # a tokenizer's padding id may be past the
+        # embedding's rows, where transformers rejects it
         ends = {key: i for key, i in ids.items() if i < weights.config.vocab_rows}
         hf_config |= ends
         if not diffusion:  # `generate` must not sample rows that are no token
@@ -186,8 +189,8 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     files, index = [SINGLE], None
-    # the single file has precedence, as in transformers: an index beside it may be left over from another
-    # save
+    # the single file has precedence, as in transformers:
+    # an index beside it may be left over from another save
     if not (folder / SINGLE).is_file() and (folder / INDEX).is_file():
         index = _read_index(folder / INDEX)
         # many tensors share a file: {tensor: file} -> each file once

@@ -35,7 +35,8 @@ def parse_hf_config(content: dict[str, Any]) -> tuple[ModelConfig, int, list[str
     content = dict(content)
     n_tokens = content.pop("n_tokens", None)
     content["model_type"] = find_model_type(content)
-    # vocab_size counts all rows, with [MASK] and padding; only n_tokens records how many are ids
+    # vocab_size counts all rows, with [MASK] and
+    # padding; only n_tokens records how many are ids
     shape, n_positions, ignored = read_hf_config(content)
     rows = shape["n_tokens"]
     n_tokens = rows if n_tokens is None else n_tokens

@@ -8,7 +8,8 @@ from megatron.checkpoint.convert.redundant_tensors import check_inverse_frequenc
 from megatron.config.schema import ModelConfig
 
 N_FREQUENCIES = 256  # width of MDLM's embedding of the time
-# logit of [MASK], which MDLM's parametrisation excludes; its probability is exactly 0 in float32
+# logit of [MASK], which MDLM's parametrisation
+# excludes; its probability is exactly 0 in float32
 MASK_LOGIT = -1e6
 
 

@@ -46,19 +46,21 @@ def read_objective(args: Namespace, requested: str | None, step: Path) -> str:
 
     Raises ValueError if neither args nor the caller give it, or if attn_mask contradicts the caller.
     """
-    # written by this project's export; the caller's objective is compared with it by `read_any`
+    # written by this project's export; the caller's
+    # objective is compared with it by `read_any`
     if (exported := getattr(args, "training_objective", None)) in (AUTOREGRESSIVE, MASKED_DIFFUSION):
         return str(exported)
     is_fork = any(hasattr(args, name) for name in FORK)
-    # Evidence in the order of its weight: the mask of the attention, then the caller, then the options. A
-    # contradiction between mask and caller is an error, because the weights load under either objective and
-    # would score wrongly.
+    # Evidence in the order of its weight: the mask of the attention, then the
+    # caller, then the options. A contradiction between mask and caller is an error,
+    # because the weights load under either objective and would score wrongly.
     certain = _infer_objective(getattr(args, "attn_mask", None))
     if certain == MASKED_DIFFUSION and not is_fork:
         certain = None  # bidirectional attention, but the training objective is unknown
         undecided = True
     else:
-        # an unknown option with "diffusion" in its name: perhaps another fork, of unknown objective
+        # an unknown option with "diffusion" in its name:
+        # perhaps another fork, of unknown objective
         foreign = [name for name in vars(args) if "diffusion" in str(name) and name not in DIFFUSION_ONLY]
         undecided = is_fork or any(_is_enabled(vars(args)[name]) for name in foreign)
     if certain is not None and requested not in (None, certain):
@@ -167,7 +169,8 @@ def read_model_options(args: Namespace, d_head: int, step: Path) -> dict[str, An
     swiglu, biases = getattr(args, "swiglu", None), getattr(args, "add_bias_linear", None)
     options: dict[str, Any] = {"biases": True if biases is None else bool(biases)}
     options["qkv_biases"] = bool(getattr(args, "add_qkv_bias", None)) and not options["biases"]
-    # Megatron's fused kernel uses the tanh approximation of GELU, its unfused one the exact form
+    # Megatron's fused kernel uses the tanh approximation
+    # of GELU, its unfused one the exact form
     fused = getattr(args, "bias_gelu_fusion", None) is not False or _is_enabled(
         getattr(args, "openai_gelu", None)
     )
@@ -231,8 +234,8 @@ def _infer_objective(mask: Any) -> str | None:
     hidden = mask.reshape(-1, *mask.shape[-2:]).bool()
     if not hidden.any():
         return MASKED_DIFFUSION
-    # Pairs (query, key) with key > query, above the diagonal. The rest is not compared: a causal mask may
-    # also hide earlier documents of the sample.
+    # Pairs (query, key) with key > query, above the diagonal. The rest is not
+    # compared: a causal mask may also hide earlier documents of the sample.
     later = torch.ones(mask.shape[-2:], dtype=torch.bool).triu(1)
     return AUTOREGRESSIVE if bool(hidden[:, later].all()) else None
 

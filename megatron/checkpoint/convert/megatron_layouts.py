@@ -120,8 +120,8 @@ def _find_step_folder(folder: Path) -> Path:
     for name, form in NEWEST_FILES.items():
         if (folder / name).is_file():
             step_name = (folder / name).read_text().strip()
-            # "{:0>7}" pads text: 100 -> iter_0000100. Megatron-LM names converted weights "release" instead
-            # of a number.
+            # "{:0>7}" pads text: 100 -> iter_0000100. Megatron-LM
+            # names converted weights "release" instead of a number.
             inner = folder / (step_name if step_name == "release" else form.format(step_name))
             if inner.is_dir():
                 return inner
@@ -149,7 +149,8 @@ def _read_shards(step: Path) -> tuple[Namespace, RankTensors]:
             f"{step}: got a universal checkpoint of DeepSpeed, expected one of Megatron-DeepSpeed. "
             "Convert the global_step folder that it was made from."
         )
-    # With DeepSpeed's pipeline, rank files contain args but no tensors; those are in the layer files.
+    # With DeepSpeed's pipeline, rank files contain args
+    # but no tensors; those are in the layer files.
     if any(LAYER_FILE.fullmatch(path.name) for path in step.iterdir()):
         return _get_args(read_pickled_tensors(paths[0]), paths[0]), _read_layer_files(step)
     parts: dict[tuple[int, int], Any] = {}
@@ -160,7 +161,8 @@ def _read_shards(step: Path) -> tuple[Namespace, RankTensors]:
         file = next((path / name for name in RANK_FILES if (path / name).is_file()), path / RANK_FILES[0])
         pipeline_rank = int(match[2] or 0) if path.is_dir() else 0
         parts[int(match[1]), pipeline_rank] = read_pickled_tensors(file if path.is_dir() else path)
-    # Ranks are numbered from 0, so the largest numbers give the sizes; their product detects a missing file.
+    # Ranks are numbered from 0, so the largest numbers
+    # give the sizes; their product detects a missing file.
     n_tensor = 1 + max(tensor for tensor, _ in parts)
     n_pipeline = 1 + max(pipeline for _, pipeline in parts)
     if len(parts) != n_tensor * n_pipeline:
@@ -168,8 +170,8 @@ def _read_shards(step: Path) -> tuple[Namespace, RankTensors]:
             f"{step}: got files of {len(parts)} ranks, expected {n_tensor} x {n_pipeline}; a file is missing"
         )
     args = _get_args(parts[0, 0], paths[0])
-    # Rows of query_key_value by version, for H heads: 0 is [3, H, K], 1 is [H, K, 3], from 2 on it is
-    # [H, 3, K]. All have the same shape, so only the version shows the order.
+    # Rows of query_key_value by version, for H heads: 0 is [3, H, K], 1 is [H, K, 3], from
+    # 2 on it is [H, 3, K]. All have the same shape, so only the version shows the order.
     version = parts[0, 0].get("checkpoint_version", 3.0)
     if not is_finite(version):
         raise ValueError(f"{step}: checkpoint_version: got {str(version)[:40]!r}, expected a number")
@@ -191,8 +193,9 @@ def _join_stages(stages: list[dict[str, Any]], step: Path) -> dict[str, Tensor]:
     With an interleaved schedule a stage has several chunks (model0, model1, ...). The layer order is chunk 0
     of all stages, then chunk 1 of all stages, and so on.
     """
-    # Example: 8 layers, 2 stages, 2 chunks. Stage 0 has layers 0-1 in model0 and 4-5 in model1, stage 1 has
-    # 2-3 and 6-7. The chunks are therefore joined in the order (0, stage 0), (0, stage 1), (1, stage 0), ...
+    # Example: 8 layers, 2 stages, 2 chunks. Stage 0 has layers 0-1 in model0
+    # and 4-5 in model1, stage 1 has 2-3 and 6-7. The chunks are therefore
+    # joined in the order (0, stage 0), (0, stage 1), (1, stage 0), ...
     if "model0" in stages[0]:
         n_chunks = sum(bool(re.fullmatch(r"model\d+", str(key))) for key in stages[0])
         chunks = [_get_table(stage, f"model{i}", step) for i in range(n_chunks) for stage in stages]
@@ -228,7 +231,8 @@ def _read_layer_files(step: Path) -> RankTensors:
     shards: RankTensors = {}
     # sorted by number, not by name: as text, layer_100 would come before layer_11
     paths = sorted((int(m[1]), int(m[2]), p) for p in step.iterdir() if (m := LAYER_FILE.fullmatch(p.name)))
-    # File numbers count the embedding and other layers too: number the blocks in file order instead.
+    # File numbers count the embedding and other layers
+    # too: number the blocks in file order instead.
     for number, (_, tensor_rank, path) in enumerate(paths):
         log.info("reading %s (%d of %d)", path, number + 1, len(paths))
         tensors, shard = read_pickled_tensors(path), shards.setdefault(tensor_rank, {})
@@ -263,8 +267,9 @@ def _get_args(part: dict[str, Any], path: Path) -> Namespace:
 
 def _merge_ranks(name: str, parts: list[Tensor], args: Namespace) -> Tensor:
     """Merge the shards of all tensor ranks into one tensor. Raises ValueError for inconsistent shapes."""
-    # Shapes on one of T tensor ranks, of a matrix [out, in]: rows split [out / T, in], columns split
-    # [out, in / T]. The split axis may have any size, all other axes must be equal on all ranks.
+    # Shapes on one of T tensor ranks, of a matrix [out, in]: rows
+    # split [out / T, in], columns split [out, in / T]. The split axis
+    # may have any size, all other axes must be equal on all ranks.
     is_matrix = name.endswith(".weight") and "norm" not in name
     are_columns = name.endswith(("self_attention.linear_proj.weight", "mlp.linear_fc2.weight"))
     is_first = name.endswith(("mlp.linear_fc1.weight", "mlp.linear_fc1.bias"))
@@ -278,7 +283,8 @@ def _merge_ranks(name: str, parts: list[Tensor], args: Namespace) -> Tensor:
         raise ValueError(
             f"{name}: got shapes {shapes} on the tensor ranks, expected equal shards of one tensor"
         )
-    # columns (dim 1) of the output projections, rows of the other sharded tensors, replicas of the rest
+    # columns (dim 1) of the output projections, rows of
+    # the other sharded tensors, replicas of the rest
     if are_columns:
         return torch.cat(parts, dim=1)
     if is_gated:  # every shard is [gate; up]: concatenate all gates, then all up projections
@@ -289,8 +295,8 @@ def _merge_ranks(name: str, parts: list[Tensor], args: Namespace) -> Tensor:
     is_qkv = name.endswith(("linear_qkv.weight", "linear_qkv.bias"))
     if is_qkv or is_first or name in ("word_embeddings.weight", "output_layer.weight"):
         return torch.cat(parts)
-    # Norms, the biases of the output projections and positions are on every rank. Unequal replicas are, for
-    # example, files of different steps.
+    # Norms, the biases of the output projections and positions are on every
+    # rank. Unequal replicas are, for example, files of different steps.
     for part in parts[1:]:
         if not torch.equal(part, parts[0]):
             raise ValueError(f"{name}: differs between tensor ranks, expected equal tensors")
@@ -312,8 +318,9 @@ def build_config(args: Namespace, merged: dict[str, Tensor], n_tokens: int, step
     options = read_model_options(args, d_head, step)
     if not rotary_is_used(args):
         options = {key: value for key, value in options.items() if not key.startswith(("rope_", "rotary_"))}
-    # num_query_groups counts only with its switch: Megatron-LM's default is 1 also for ordinary attention.
-    # Megatron-DeepSpeed has num_key_value_heads instead, whose default is the number of heads.
+    # num_query_groups counts only with its switch: Megatron-LM's
+    # default is 1 also for ordinary attention. Megatron-DeepSpeed has
+    # num_key_value_heads instead, whose default is the number of heads.
     groups = get_arg("num_query_groups", n_heads) if get_arg("group_query_attention", False) else n_heads
     positions = merged.get("position_embeddings.weight")
     return ModelConfig(

@@ -10,7 +10,8 @@ from torch import Tensor
 from megatron.checkpoint.convert.names import MEGATRON, import_names
 from megatron.config.schema import ModelConfig
 
-# names in a block -> the names of Megatron core with Transformer Engine, which has a table in names.py
+# names in a block -> the names of Megatron core with
+# Transformer Engine, which has a table in names.py
 CORE_BLOCK_NAMES = {
     "input_layernorm": "self_attention.linear_qkv.layer_norm_",
     "self_attention.query_key_value": "self_attention.linear_qkv",
@@ -28,15 +29,17 @@ CORE_OUTER_NAMES = {
     "position_embeddings": "embedding.position_embeddings",
     "final_norm": "decoder.final_layernorm",
 }
-# (?:.*\.)? skips the enclosing modules, as in "language_model.encoder.final_layernorm.weight". With pipeline
-# parallelism the last stage has a copy of a tied embedding, "word_embeddings_for_head.weight".
+# (?:.*\.)? skips the enclosing modules, as in
+# "language_model.encoder.final_layernorm.weight". With pipeline parallelism the
+# last stage has a copy of a tied embedding, "word_embeddings_for_head.weight".
 OUTER_PATTERN = re.compile(
     r"(?:.*\.)?(word_embeddings|position_embeddings|output_layer|final_(?:layer)?norm)"
     r"(?:_for_head)?\.(weight|bias)"
 )
 UNKNOWN = "unknown:"  # prefix for tensors that this model does not have
-# The dot before the kind is optional: Transformer Engine stores a norm inside the next matrix, as
-# "linear_qkv.layer_norm_weight". It splits into "linear_qkv.layer_norm_" and "weight".
+# The dot before the kind is optional: Transformer Engine stores a
+# norm inside the next matrix, as "linear_qkv.layer_norm_weight".
+# It splits into "linear_qkv.layer_norm_" and "weight".
 BLOCK_PATTERN = re.compile(r"(?:.*\.)?layers\.(\d+)\.(.+?)\.?(weight|bias)")
 
 

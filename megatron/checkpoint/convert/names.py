@@ -14,8 +14,8 @@ from megatron.config.schema import ModelConfig
 
 QKV = ("attention.query", "attention.key", "attention.value")
 OUR_BLOCK = re.compile(r"blocks\.([0-9]+)\.(.+)\.(weight|bias)")
-# Buffers of older files: rotary frequencies, the causal mask and the score of hidden positions. "c_attn.bias"
-# is a weight.
+# Buffers of older files: rotary frequencies, the causal mask
+# and the score of hidden positions. "c_attn.bias" is a weight.
 FREQUENCIES = re.compile(r"rotary_(pos_)?emb\.inv_freq$")
 MASK = re.compile(r"\.(attn|attention)\.(masked_)?bias$")
 
@@ -130,7 +130,8 @@ LLADA = Family(
         "mlp.down": "ff_out",
     },
 )
-# Megatron core's GPTModel with Transformer Engine, which stores a norm with the matrix that follows it
+# Megatron core's GPTModel with Transformer Engine,
+# which stores a norm with the matrix that follows it
 MEGATRON = Family(
     title="Megatron core",
     prefix="",
@@ -251,8 +252,8 @@ def _split_rows(
         raise ValueError(f"{name}: got {len(tensor)} rows, expected {sum(sizes)}")
     if len(names) < len(QKV) or not family.by_group:
         return list(tensor.split(sizes))
-    # Example: 8 query heads and 2 key heads are 2 groups of 4 + 1 + 1 heads. Splitting into 3 ranges of rows
-    # would mix the three kinds.
+    # Example: 8 query heads and 2 key heads are 2 groups of 4 + 1 + 1
+    # heads. Splitting into 3 ranges of rows would mix the three kinds.
     groups = tensor.unflatten(0, (config.kv_heads, -1, config.d_head))  # [G, H / G + 2, K, ...]
     return [groups[:, :-2].flatten(0, 2), groups[:, -2].flatten(0, 1), groups[:, -1].flatten(0, 1)]
 

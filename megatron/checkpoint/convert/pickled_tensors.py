@@ -41,8 +41,8 @@ def read_pickled_tensors(path: Path) -> Any:
         stand_ins: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
             (_make_stand_in(name), name) for name in names
         ]
-    # (class, name): the reader maps the name in the file to this class. The names are allowed in this block
-    # only.
+    # (class, name): the reader maps the name in the file to
+    # this class. The names are allowed in this block only.
     with safe_globals(stand_ins):
         return load_torch_file(path, map_file=True)
 

@@ -23,8 +23,9 @@ def check_inverse_frequencies(name: str, tensor: Tensor, config: ModelConfig) ->
     matches = tensor.is_floating_point() and tensor.numel() == expected.numel()
     if matches:
         limits = torch.finfo(tensor.dtype)
-        # Programs compute the table in float64 and round once, or compute in the table's precision from a
-        # rounded base. Both are within a few units in the last place; subnormals need an absolute tolerance.
+        # Programs compute the table in float64 and round once, or compute in
+        # the table's precision from a rounded base. Both are within a few
+        # units in the last place; subnormals need an absolute tolerance.
         matches = torch.allclose(
             tensor.double().flatten(),
             expected,

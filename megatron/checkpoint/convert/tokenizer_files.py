@@ -30,8 +30,8 @@ def write_tokenizer(name: str, folder: Path) -> dict[str, Any]:
     Errors as in `kinds.load_tokenizer_by_name`, and ValueError for a kind that transformers has no files for.
     """
     tokenizer = load_tokenizer_by_name(name)
-    # This project's end-of-document id overrides: generation must stop at the token that ended documents in
-    # training.
+    # This project's end-of-document id overrides: generation
+    # must stop at the token that ended documents in training.
     ids = find_special_ids(name, tokenizer) | {"eos": tokenizer.eod_id}
     _copy_templates(name, folder)
     if isinstance(tokenizer, BpeTokenizer):

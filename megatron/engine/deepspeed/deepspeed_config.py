@@ -9,7 +9,8 @@ from typing import Any
 from megatron.config.schema import DistConfig, OptimConfig
 
 STAGES = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
-# DeepSpeed sections that this code base configures elsewhere: section -> the key of the run's configuration
+# DeepSpeed sections that this code base configures
+# elsewhere: section -> the key of the run's configuration
 OWNED_SECTIONS = {
     "scheduler": "lr_scheduler",
     "amp": "dist.dtype",
@@ -51,7 +52,8 @@ def build_deepspeed_config(
     stage = STAGES[dist.sharding_stage]
     in_half = stage > 0 and dist.dtype != "float32"  # stage 0 keeps float32 weights under autocast
     return {
-        # DeepSpeed raises an error unless this is the product of the next two and the number of ranks
+        # DeepSpeed raises an error unless this is the
+        # product of the next two and the number of ranks
         "train_batch_size": microbatch_rows * n_microbatches * n_ranks,
         "train_micro_batch_size_per_gpu": microbatch_rows,
         "gradient_accumulation_steps": n_microbatches,
@@ -73,7 +75,8 @@ def build_deepspeed_config(
 
 
 def _build_autocast_section(enabled: bool, dtype: str) -> dict[str, Any]:
-    # no module is "safe": DeepSpeed would reduce the gradients of such modules in half precision
+    # no module is "safe": DeepSpeed would reduce the
+    # gradients of such modules in half precision
     return (
         {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": []}
         if enabled
@@ -163,7 +166,8 @@ def _is_enabled(section: Any) -> bool:
         return False
     values = [value for key, value in _iterate_leaves(section) if key != "type"]
     if "type" in section:
-        # a scheduler whose parameters are all "auto" is that of the run; without parameters it has its own
+        # a scheduler whose parameters are all "auto" is
+        # that of the run; without parameters it has its own
         return not values or any(value != "auto" for value in values)
     return any(value not in (None, False, "auto") for value in values)
 

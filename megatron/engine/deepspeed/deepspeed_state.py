@@ -107,7 +107,8 @@ class ShardedState:
             whole[fragment.start : fragment.start + fragment.n].copy_(part)
         # at stage 0 the fragment of every rank is the full parameter
         if self.stage:
-            # the ranges of the ranks are disjoint and the rest is 0: the sum concatenates them
+            # the ranges of the ranks are disjoint and
+            # the rest is 0: the sum concatenates them
             dist.all_reduce(whole)
         return whole.view(shape)
 
@@ -176,7 +177,8 @@ def get_loss_scale(engine: Any) -> dict[str, Tensor] | None:
     scaler = getattr(engine.optimizer, "loss_scaler", None)
     if scaler is None or not getattr(scaler, "dynamic", False):
         return None
-    # DeepSpeed counts iterations since the last overflow; good_steps is the number of steps without one
+    # DeepSpeed counts iterations since the last overflow;
+    # good_steps is the number of steps without one
     return _build_scale_state(scaler.cur_scale, scaler.cur_iter - scaler.last_overflow_iter - 1)
 
 

@@ -45,8 +45,8 @@ class DeepSpeedEngine:
         deepspeed = _import_deepspeed(world)
         ensure_group(world)
         task_loss = TaskLoss(model, causal)
-        # The state is keyed by parameter. From stage 1 on DeepSpeed updates flat partitions instead, so the
-        # entries would only occupy memory.
+        # The state is keyed by parameter. From stage 1 on DeepSpeed updates
+        # flat partitions instead, so the entries would only occupy memory.
         optimizer.state.clear()  # DeepSpeed updates its own tensors
         try:
             self.engine, self.optimizer, _, _ = deepspeed.initialize(
@@ -56,8 +56,9 @@ class DeepSpeedEngine:
             message = " ".join(str(error).split())
             raise ValueError(f"dist.deepspeed_config: refused by DeepSpeed ({message})") from error
         if self.stage == 3:
-            # Used outside the forward of their own module: the head is part of the loss and learned positions
-            # are indexed by the Gpt. Registered, ZeRO 3 gathers them for the forward of TaskLoss.
+            # Used outside the forward of their own module: the head is part
+            # of the loss and learned positions are indexed by the Gpt.
+            # Registered, ZeRO 3 gathers them for the forward of TaskLoss.
             read_elsewhere = [model.head_weight]
             if model.position_embedding is not None:
                 read_elsewhere.append(model.position_embedding.weight)
@@ -70,14 +71,16 @@ class DeepSpeedEngine:
         """Take one optimizer step; a gradient with NaN or Inf changes no weight."""
         count = sum(task.count for task in microbatches)
         tokens = sum_over_ranks(torch.full((), count, device=self.world.device), self.world)
-        # DeepSpeed averages the gradient over ranks. Multiplying by n_ranks turns the average into a sum.
+        # DeepSpeed averages the gradient over ranks.
+        # Multiplying by n_ranks turns the average into a sum.
         share = self.world.n_ranks / tokens
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
         self.engine.train()
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
         for i, task in enumerate(microbatches):
-            # scale_wrt_gas=False: `share` already contains the division by all tokens of the step
+            # scale_wrt_gas=False: `share` already contains
+            # the division by all tokens of the step
             nats = self.engine(task.to(self.world.device))
             self.engine.backward(nats * share, scale_wrt_gas=False)
             total += nats.detach()
@@ -91,14 +94,16 @@ class DeepSpeedEngine:
 
     def _compute_stage_0_norm(self) -> Tensor:
         """Return the gradient norm before clipping; at stage 0 DeepSpeed neither reports nor checks it."""
-        # after the last backward every rank has the full averaged gradient: the norm requires no collective
+        # after the last backward every rank has the full
+        # averaged gradient: the norm requires no collective
         norm = torch.nn.utils.get_total_norm(
             [_get_gradient(parameter) for parameter in self.model.parameters()]
         )
         scaler = self.engine.torch_autocast_z0_gradscaler
         if scaler is not None:
             return norm / scaler.get_scale()  # the scaler skips steps with NaN or Inf
-        # the fused update is a no-op if found_inf is 1; this avoids a synchronization with the GPU
+        # the fused update is a no-op if found_inf is
+        # 1; this avoids a synchronization with the GPU
         self.optimizer.found_inf = (~torch.isfinite(norm)).float()
         return norm
 
@@ -135,7 +140,8 @@ class DeepSpeedEngine:
         moments: dict[str, dict[str, Tensor]] = {}
         step = float(self.state.get_step_count())
         for name, kind, whole in self.state.iterate_full_tensors():
-            # the loop runs to the end on every rank, whatever `select` returns: every item is a collective
+            # the loop runs to the end on every rank, whatever
+            # `select` returns: every item is a collective
             part = select(whole)
             if part is None:
                 continue
@@ -242,6 +248,7 @@ def _import_deepspeed(world: World) -> Any:
         ) from error
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # from calls inside DeepSpeed
-    # an inference operator that DeepSpeed would compile now, for 18 s, and that training never calls
+    # an inference operator that DeepSpeed would compile
+    # now, for 18 s, and that training never calls
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed

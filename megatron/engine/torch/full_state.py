@@ -26,8 +26,8 @@ def collect_state(
     world = weights.world
     weights.refresh()
     state: dict[str, Any] = {"model": {}, "optim": {"state": {name: {} for name in shapes}}}
-    # `shapes` is that of the whole model on every rank, also of other stages: all ranks enter the same
-    # collectives in the same order
+    # `shapes` is that of the whole model on every rank, also of other
+    # stages: all ranks enter the same collectives in the same order
     for name, kind, shape in _iterate_entries(shapes):
         tensor = _gather_entry(_get_local_entry(weights, optimizer, name, kind), name, weights, shape, world)
         if tensor is None:
@@ -62,11 +62,13 @@ def _gather_entry(
 ) -> Tensor | None:
     """Return a full entry on the CPU of rank 0, from the first stage that holds it; None elsewhere."""
     whole = None
-    # first gather within the stage (FSDP and tensor ranks), then send from the stage to rank 0
+    # first gather within the stage (FSDP and tensor
+    # ranks), then send from the stage to rank 0
     if local is not None:
         whole = weights.gather_full(name, local) if len(shape) else local
     if world.layout.pipeline > 1:
-        # in the only stage with the parameter; rank 0 for the tied embedding, which two stages have
+        # in the only stage with the parameter; rank 0
+        # for the tied embedding, which two stages have
         leader = _find_lowest_holder(local is not None, world)
         if leader != 0 and world.rank == leader:
             assert whole is not None, "the leader holds the entry"
@@ -75,7 +77,8 @@ def _gather_entry(
             # gloo and NCCL receive into a tensor of known shape and dtype: the sender has cast to float32
             whole = torch.empty(shape, device=world.device)
             dist.recv(whole, leader)
-    # copy: on a CPU `to` would return the weight itself, and the next step would change the state
+    # copy: on a CPU `to` would return the weight
+    # itself, and the next step would change the state
     return whole.to("cpu", copy=True) if world.is_first and whole is not None else None
 
 
@@ -112,7 +115,8 @@ def distribute_state(
             whole = entries[name if kind == "weight" else kind].to(world.device, torch.float32)
         else:
             whole = torch.empty(shape, device=world.device)
-        # all ranks take part in every broadcast, also those of other stages, and keep only their part
+        # all ranks take part in every broadcast, also
+        # those of other stages, and keep only their part
         if world.n_ranks > 1:
             dist.broadcast(whole, 0)
         if local is not None:

@@ -69,13 +69,15 @@ def build_passes(
         from megatron.parallel.context import apply_context_parallel
 
         apply_context_parallel(model, mesh.context)
-    # checkpointing inside compilation: the compiler then sees the recomputation and can fuse it
+    # checkpointing inside compilation: the compiler
+    # then sees the recomputation and can fuse it
     apply_activation_checkpointing(model.blocks, config.activation_checkpointing)
     if compiled:
         compile_blocks(
             model, has_tensor_ranks=mesh.tensor is not None, has_context_ranks=mesh.context is not None
         )
-    # from here on the parallel passes wrap the model: a pipeline of stages, or one module with DDP or FSDP
+    # from here on the parallel passes wrap the model: a
+    # pipeline of stages, or one module with DDP or FSDP
     if mesh.pipeline is not None:
         from megatron.engine.torch.pipelined import PipelinedModel
 

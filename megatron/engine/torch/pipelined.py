@@ -89,11 +89,13 @@ class PipelinedModel:
 
     def _add_gradients(self) -> None:
         parameters = self.named_parameters()
-        # with FSDP the last backward has already reduced the gradients over the ranks of mesh.samples
+        # with FSDP the last backward has already reduced
+        # the gradients over the ranks of mesh.samples
         if self.mesh.fsdp is None:
             sum_gradients([_local_gradient(p) for p in parameters.values()], self.mesh.samples)
-        # The first and last stage both hold the tied embedding, each with a part of its gradient (input and
-        # head). The sum over the two ends gives both the full gradient, so their copies stay equal.
+        # The first and last stage both hold the tied embedding, each with
+        # a part of its gradient (input and head). The sum over the two
+        # ends gives both the full gradient, so their copies stay equal.
         if EMBEDDING in parameters:
             sum_gradients([_local_gradient(parameters[EMBEDDING])], self.mesh.ends)
 

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from megatron.parallel.dtensor import is_dtensor, match_placements, to_local
 from megatron.parallel.world import World
 
-# torch warns that consecutive collectives may round differently on each rank; `gather_full` only gathers
+# torch warns that consecutive collectives may round
+# differently on each rank; `gather_full` only gathers
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
-# up to this many gradient elements the norms are computed in float64: fewer calls but more arithmetic
+# up to this many gradient elements the norms are
+# computed in float64: fewer calls but more arithmetic
 FLOAT64_NORM_ELEMENTS = 1 << 17
 
 
@@ -55,7 +57,8 @@ class RankWeights:
         gradients = []
         for name, parameter in self.parameters.items():
             assert parameter.grad is not None, f"{name} has no gradient"
-            # Partial gradients must be summed before clipping: the norm of a part is not that of the sum
+            # Partial gradients must be summed before clipping:
+            # the norm of a part is not that of the sum
             match_placements(parameter)
             gradient = to_local(parameter.grad)
             # moved, not shared: FSDP accumulates into parameter.grad if it is not None
@@ -118,8 +121,9 @@ def _compute_norms(tensors: list[Tensor]) -> Tensor:
     """Return the norm of each tensor, float64 [n]."""
     if tensors[0].is_cuda:
         return torch.stack(torch._foreach_norm(tensors)).double()
-    # On the CPU torch accumulates the whole tensor in float32: for an embedding of 50,304 x 512 the norm is
-    # 0.16 % too small. Norms per row in float32, combined in float64, avoid that.
+    # On the CPU torch accumulates the whole tensor in float32: for
+    # an embedding of 50,304 x 512 the norm is 0.16 % too small.
+    # Norms per row in float32, combined in float64, avoid that.
     if sum(t.numel() for t in tensors) <= FLOAT64_NORM_ELEMENTS:
         return torch.stack(torch._foreach_norm(tensors, dtype=torch.float64))
     # sqrt(sum over rows of (row norm)^2) is the norm of the matrix; a vector has a single row

@@ -23,8 +23,9 @@ from megatron.parallel.dtensor import to_local
 from megatron.parallel.mesh import build_mesh
 from megatron.parallel.world import World
 
-# The smallest positive float16 is 2^-24 = 6e-8; a gradient below half of it rounds to 0. Scaled by 2^16,
-# gradients down to 2^-40 = 9e-13 remain. An overflow costs one step, too small a scale costs digits in all.
+# The smallest positive float16 is 2^-24 = 6e-8; a gradient below half of
+# it rounds to 0. Scaled by 2^16, gradients down to 2^-40 = 9e-13 remain.
+# An overflow costs one step, too small a scale costs digits in all.
 INITIAL_SCALE, GROWTH, BACKOFF, GROWTH_STEPS = 2.0**16, 2.0, 0.5, 2000
 
 
@@ -58,16 +59,19 @@ class TorchEngine:
             width = task.inputs.shape[1] // self.world.layout.context
             begin = self.world.coordinate.context * width
             task = task.slice_positions(begin, begin + width)
-            # slices are new tensors in pageable memory, whose copy to the GPU would block the host
+            # slices are new tensors in pageable memory,
+            # whose copy to the GPU would block the host
             task = task.pin_memory() if self.world.device.type == "cuda" else task
         return task.to(self.world.device)
 
     def step(self, microbatches: Sequence[Task], lr: float) -> StepReport:
         """Take one optimizer step; the loss is the mean over all tokens of all ranks."""
         count = sum(task.count for task in microbatches) // self.world.layout.context
-        # created on the device: a copy from pageable memory would synchronize with all queued work
+        # created on the device: a copy from pageable
+        # memory would synchronize with all queued work
         tokens = torch.full((), count, dtype=torch.float64, device=self.world.device)
-        # each rank's loss is sum(nats) / (tokens of all ranks): the gradients then add up to that of the mean
+        # each rank's loss is sum(nats) / (tokens of all
+        # ranks): the gradients then add up to that of the mean
         share = 1.0 / sum_over_group(tokens, self.mesh.samples)
         if self.loss_scale is not None:
             share = share * self.loss_scale.scale
@@ -76,7 +80,8 @@ class TorchEngine:
             total = self.passes.backward([self._slice_task(task) for task in microbatches], share)
         grad_norm = self._apply_gradients(self.weights.move_gradients())
         self.weights.drop_gradients()
-        # tensor ranks compute equal losses and one of them reports: the sum over ranks counts tokens once
+        # tensor ranks compute equal losses and one of them
+        # reports: the sum over ranks counts tokens once
         counted = float(self.passes.has_loss)
         return StepReport(
             loss_sum=total * counted, count=count if self.passes.has_loss else 0, grad_norm=grad_norm
@@ -86,11 +91,13 @@ class TorchEngine:
         """Clip and update; return the norm before clipping. A gradient with NaN or Inf changes no weight."""
         norm = self.weights.gradient_norm(gradients)
         is_finite = norm.isfinite()
-        # Unscaling, clipping and skipping are all passed to the optimizer as one divisor and a flag on the
-        # device: gradient / (scale max(1, norm / grad_clip)). The host never waits for the norm.
+        # Unscaling, clipping and skipping are all passed to the optimizer
+        # as one divisor and a flag on the device: gradient / (scale
+        # max(1, norm / grad_clip)). The host never waits for the norm.
         divisor = torch.ones_like(norm)
         if self.loss_scale is not None:
-            # a copy: `update` below changes the scale in place, but this step's gradients have the old one
+            # a copy: `update` below changes the scale in
+            # place, but this step's gradients have the old one
             divisor = self.loss_scale.scale.double()
             norm = norm / divisor
             self.loss_scale.update(is_finite)
@@ -204,7 +211,8 @@ class LossScale:
 
     def update(self, is_finite: Tensor) -> None:
         """Update the scale after a step; the gradient overflowed unless `is_finite`."""
-        # torch's kernel for GradScaler: updates scale and good_steps in place, without synchronization
+        # torch's kernel for GradScaler: updates scale and
+        # good_steps in place, without synchronization
         overflowed = 1.0 - is_finite.float()
         torch._amp_update_scale_(self.scale, self.good_steps, overflowed, GROWTH, BACKOFF, GROWTH_STEPS)
 

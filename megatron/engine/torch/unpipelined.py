@@ -23,7 +23,8 @@ class UnpipelinedModel:
         self.model, self.stage = task_loss.model, config.sharding_stage
         self.duplicated: frozenset[str] = frozenset()
         self.has_loss = world.coordinate.tensor == 0  # tensor ranks compute the same nats: one of them counts
-        # DDP averages over these ranks; multiplying the loss by their number gives a sum, as FSDP does
+        # DDP averages over these ranks; multiplying the
+        # loss by their number gives a sum, as FSDP does
         self.divisor = 1 if mesh.fsdp is not None else world.layout.data * world.layout.context
         self.root: nn.Module = task_loss
         self.autocast = dtype if mesh.fsdp is None else torch.float32

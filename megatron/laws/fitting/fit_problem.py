@@ -69,9 +69,10 @@ class Problem:
         # as in huber.huber_derivatives
         hessian = (transposed * (weights * (size <= self.delta))[:, None, :]) @ slopes
         coordinates = np.flatnonzero(free)
-        # The second term of the Hessian, one column per coordinate, by a forward difference of the slopes at
-        # fixed influence. A call for few problems costs as much as for many, so coordinates go in batches.
-        # 64 problems: one coordinate at a time; one problem: all p coordinates in one call
+        # The second term of the Hessian, one column per coordinate, by a forward
+        # difference of the slopes at fixed influence. A call for few problems
+        # costs as much as for many, so coordinates go in batches. 64 problems:
+        # one coordinate at a time; one problem: all p coordinates in one call
         batch_size = max(1, CHUNK // len(theta))
         for i in range(0, len(coordinates), batch_size):
             batch = coordinates[i : i + batch_size]

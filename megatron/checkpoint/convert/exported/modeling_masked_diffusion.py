@@ -58,7 +58,8 @@ def build_body(config: MaskedDiffusionConfig) -> nn.Module:
     """Return the body of Llama, Qwen2 or Qwen3: token ids [B, S] -> hidden states [B, S, D]."""
     kind = "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias else "llama"
     keys = {key: value for key, value in config.to_dict().items() if key not in KEYS_OF_CODE}
-    # eager or sdpa: these implementations accept a mask [B, 1, S, S] in place of the causal one
+    # eager or sdpa: these implementations accept a
+    # mask [B, 1, S, S] in place of the causal one
     return AutoModel.from_config(AutoConfig.for_model(kind, **keys), attn_implementation="sdpa")
 
 
@@ -113,8 +114,8 @@ class MaskedDiffusionLm(PreTrainedModel):
         edges = [max_new_tokens * i // steps for i in range(steps + 1)]
         for first, end in zip(edges[:-1], edges[1:], strict=True):
             hidden = tokens == mask_id
-            # Rows from n_tokens on are [MASK] and padding: they are cut off, so no step can predict [MASK].
-            # Both results are [B, S].
+            # Rows from n_tokens on are [MASK] and padding: they are cut
+            # off, so no step can predict [MASK]. Both results are [B, S].
             confidence, likeliest = (
                 self(tokens).logits[..., : self.config.n_tokens].float().softmax(-1).max(-1)
             )
