@@ -34,9 +34,9 @@ SIDE = {  # packages beside the layers: what each may import besides itself
     "report": {"plan", "laws", "study"} | {part for part, layer in LAYER.items() if layer == 0},
 }
 # maximum number of files that import a library; pyarrow: reading text and tasks, writing a table, mixtures;
-# datasets: streaming C4, exporting a mixture; lm_eval: its model, its tasks, its files
+# datasets: streaming C4, exporting a mixture; lm_eval: its model, its tasks, its files, a bench
 HEAVY = {
-    "deepspeed": 1, "duckdb": 1, "lm_eval": 3, "plotly": 2, "wandb": 1, "datasets": 2, "tensorboard": 1,
+    "deepspeed": 1, "duckdb": 1, "lm_eval": 4, "plotly": 2, "wandb": 1, "datasets": 2, "tensorboard": 1,
     "jinja2": 1, "kaleido": 1, "pyarrow": 5, "pyarrow.flight": 1, "rich": 1,
 }  # fmt: skip
 WITHOUT_TORCH = (
