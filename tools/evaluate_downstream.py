@@ -38,7 +38,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder of task files, for example with local data; default: lm-eval's tasks",
     )
-    add("--data-dir", type=refuse_option("--include-path, as in DOWNSTREAM.md"), help=argparse.SUPPRESS)
+    add(
+        "--data-dir",
+        metavar="DIR",
+        type=refuse_option("--include-path, as in DOWNSTREAM.md"),
+        help=argparse.SUPPRESS,
+    )
     add(
         "--limit",
         type=positive_int,

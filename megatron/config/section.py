@@ -35,7 +35,10 @@ def list_keys(cls: Any) -> list[str]:
 
 
 def read_section(cls: type[Section], raw: Any, where: str, separator: str = ".") -> Section:
-    """Build a section from a dictionary; null is not set. Raises ValueError with the key, from `where` on."""
+    """Build a section from a dictionary. Raises ValueError with the key, from `where` on.
+
+    null is not set, unless the type of the key includes it.
+    """
     values = convert_keys(cls, raw, where, separator)
     by_name, hints = {f.name: f for f in fields(cls)}, get_type_hints(cls)  # type: ignore[arg-type]  # a dataclass
     for key in list_keys(cls):
@@ -51,7 +54,8 @@ def convert_keys(cls: Any, raw: Any, where: str, separator: str = ".") -> dict[s
     return {
         key: convert_value(value, hints[key], by_name[key], f"{where}{separator}{key}")
         for key, value in raw.items()
-        if value is not None
+        # null is a value of some keys: checkpoint.keep_last=null keeps all
+        if value is not None or type(None) in get_args(hints[key])
     }
 
 

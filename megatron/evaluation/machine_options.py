@@ -30,7 +30,12 @@ def add_machine_options(parser: ArgumentParser, batch_size: int, unit: str) -> N
     )
     add("--device", choices=DEVICES, help="default: cuda if there is a GPU, else cpu")
     add("--threads", type=positive_int, metavar="N", help="CPU threads per rank; default: torch's choice")
-    add("--backend", type=refuse_option("`lm_eval --model hf` for other models"), help=SUPPRESS)
+    add(
+        "--backend",
+        metavar="NAME",
+        type=refuse_option("`lm_eval --model hf` for other models"),
+        help=SUPPRESS,
+    )
 
 
 def refuse_option(replacement: str) -> Callable[[str], NoReturn]:

@@ -43,8 +43,9 @@ def open_hub_model(name: str) -> Path:
         raise FileNotFoundError(f"{name}: got neither a file or folder nor a name of the hub")
     repo, revision = parsed
     try:
-        endpoint, patterns = os.environ.get("HF_ENDPOINT"), [*MODEL_FILES]
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, endpoint=endpoint))
+        # the library reads these variables once, when it is imported
+        places = {"endpoint": os.environ.get("HF_ENDPOINT"), "cache_dir": os.environ.get("HF_HUB_CACHE")}
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=[*MODEL_FILES], **places))
     except (OSError, HTTPError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the disk

@@ -106,7 +106,7 @@ def test_the_walk_ends_in_a_law_and_a_page_and_a_second_sweep_trains_nothing(wal
     output = walk.run("make_report", walk.out).splitlines()
     # six runs do not identify five constants, so there is no answer
     assert output[0].startswith("No answer yet: these runs do not identify the law. Lowest loss so far: ")
-    assert any(line.startswith("To do: train ") for line in output)
+    assert any(line.startswith("To do: choose runs to add with ") for line in output)
     page = (walk.out / "report.html").read_text()
     assert "Tiny study" in page
     assert "s library<" in page

@@ -195,7 +195,7 @@ def test_documents_alone_have_lm_evals_rolling_log_likelihoods_and_bits_per_byte
     )
     documents = pd.read_parquet(path.with_suffix(".documents.parquet"))
     assert documents["tokens"][0] > seq_len  # several windows
-    assert documents["nats"] == pytest.approx([-value for value in log_p], rel=1e-5, abs=1e-3)
+    assert documents["nats"].to_list() == pytest.approx([-value for value in log_p], rel=1e-5, abs=1e-3)
     pairs = [(value, len(text.encode())) for value, text in zip(log_p, stories["texts"], strict=True)]
     assert result["n_bytes"] == sum(n for _, n in pairs)
     assert result["bits_per_byte"] == pytest.approx(bits_per_byte(pairs), rel=1e-5)
