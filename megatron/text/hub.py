@@ -44,8 +44,11 @@ def open_hub_model(name: str) -> Path:
     repo, revision = parsed
     try:
         # the library reads these variables once, when it is imported
-        places = {"endpoint": os.environ.get("HF_ENDPOINT"), "cache_dir": os.environ.get("HF_HUB_CACHE")}
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=[*MODEL_FILES], **places))
+        endpoint, cache = os.environ.get("HF_ENDPOINT"), os.environ.get("HF_HUB_CACHE")
+        folder = snapshot_download(
+            repo, revision=revision, allow_patterns=[*MODEL_FILES], endpoint=endpoint, cache_dir=cache
+        )
+        return Path(folder)
     except (OSError, HTTPError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the disk
