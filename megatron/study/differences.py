@@ -10,7 +10,8 @@ degrees of freedom of Welch and Satterthwaite.
 
 Two runs scored on the same text share its sampling error: `loss_se`, the error
 over samples of text, is no part of their difference, and does not measure the
-scatter between seeds. Runs scored on different texts are not compared.
+scatter between seeds. Runs scored on different numbers of tokens, hence on
+different texts, have no interval.
 """
 
 import math
