@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from megatron import _csrc
-from megatron.mixture.adaptive import RUN_NAME, Learner
 from megatron.mixture.distributor import ChunkUnits, Distributor, Position
 from megatron.mixture.files import (
     PACKED_SUFFIXES,
@@ -27,6 +26,7 @@ from megatron.mixture.files import (
     import_pyarrow,
     read_sample,
 )
+from megatron.mixture.learner import RUN_NAME, Learner
 from megatron.mixture.properties import json_path
 from megatron.mixture.records import replace_lone_surrogates
 from megatron.mixture.spec import build_chunk_weights, open_selection, read_spec

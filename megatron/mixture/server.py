@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 
 from megatron.io import write_atomic
-from megatron.mixture.adaptive import RUN_NAME
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.client import MAKE_TOKEN, NOT_YET
 from megatron.mixture.documents import DocumentChunks
 from megatron.mixture.files import import_flight, import_pyarrow
+from megatron.mixture.learner import RUN_NAME
 from megatron.mixture.properties import read_properties
 from megatron.mixture.query import Query, Selection
 from megatron.mixture.registration import find_input_files

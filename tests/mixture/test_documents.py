@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.mixture.adaptive import RULE_SAVE_INTERVAL
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.documents import DocumentChunks, OpenFiles
+from megatron.mixture.learner import RULE_SAVE_INTERVAL
 from megatron.mixture.loaders import MixtureDataset, hugging_face, pack_windows
 from megatron.mixture.weights import NotReadyError
 from tests.mixture.conftest import write_lines
