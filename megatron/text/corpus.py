@@ -229,7 +229,7 @@ def choose_source(which: str, paths: Sequence[Source]) -> tuple[str, Iterable[st
                 f"allenai/c4: not available from the Hugging Face hub ({error}). "
                 "Use local, stdlib or a path instead."
             )
-        log.info("no C4 sample is in $SCALING_DATA, and the Hugging Face hub has none (%s)", error)
+        log.info("no C4 sample in $SCALING_DATA and no Hugging Face hub (%s): local text is used", error)
     sources = (PYTHON,) if which == "stdlib" else LOCAL_SOURCES
     return describe_sources(sources), read_local_text(sources)
 
