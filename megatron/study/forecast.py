@@ -163,7 +163,7 @@ class Calibration:
         if not self.n_scored:
             return "No forecast has been scored."
         parts = [
-            f"the {100 * level:g} % interval {n} ({level * self.n_scored:.1f} expected)"
+            f"the {100 * level:g} % interval {n} ({level * self.n_scored:.3g} expected)"
             for level, n in zip(LEVELS, self.n_inside, strict=True)
         ]
         n = f"{self.n_scored} scored forecast{'s' if self.n_scored > 1 else ''}"

@@ -154,7 +154,7 @@ def test_the_counts_are_those_of_the_intervals() -> None:
     calibration = calibrate([Outcome(forecast, value) for value in (*inside, float("nan"), None)])
     assert (calibration.n_scored, calibration.n_inside) == (4, (1, 2, 3))
     assert calibration.sentence == (
-        "Of 4 scored forecasts, inside the 50 % interval 1 (2.0 expected), "
+        "Of 4 scored forecasts, inside the 50 % interval 1 (2 expected), "
         "the 80 % interval 2 (3.2 expected), "
         "the 95 % interval 3 (3.8 expected)."
     )
