@@ -32,7 +32,6 @@ from megatron.config.stub_keys import adopt_stub_keys
 from megatron.config.yaml_file import parse_overrides, read_yaml
 from megatron.io import write_atomic
 
-
 REQUIRED_SHAPE_KEYS = ("d_model", "n_heads", "n_layers")  # keys that every named size defines
 # (n_tokens or eod_id, section `dataset`) -> the number that the corpus
 # records
