@@ -27,7 +27,7 @@ from megatron.text.subset import (
     subset_dataset,
     subset_text,
 )
-from megatron.text.workers import EncoderRecipe
+from megatron.text.workers import encoder_builder
 from megatron.tokenizer.encoder import NO_EOD, build_fast_bpe, encode_with_location
 from megatron.tokenizer.kinds import (
     TokenizerSpec,
@@ -136,7 +136,7 @@ def build_counter(args: argparse.Namespace, spec: TokenizerSpec) -> Callable[[Do
     """Return the function that counts the tokens of a document."""
     tokenizer = load_tokenizer(spec)
     eod = tokenizer.eod_id if args.append_eod else NO_EOD
-    encoder = EncoderRecipe(spec, build_fast_bpe(tokenizer)[0], args.special_text == "token").build()
+    encoder = encoder_builder(spec, build_fast_bpe(tokenizer)[0], args.special_text == "token")()
     return lambda d: len(encode_with_location(encoder, [d.text], [d.location], eod)[0])
 
 
