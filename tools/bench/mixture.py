@@ -129,9 +129,9 @@ def bench_size(n: int, threads: int, report: Report) -> None:
 @contextmanager
 def serve_mixture(mixture: Path) -> Iterator[RemoteChunks]:
     """Start a server of the mixture, and yield a client."""
-    tool = str(Path(__file__).parents[1] / "mixture_server.py")
+    tool = str(Path(__file__).parents[1] / "mixtures.py")
     token = read_token(make_token_file(mixture.parent))
-    words = [sys.executable, tool, str(mixture.parent), "--port", "0"]
+    words = [sys.executable, tool, "serve", str(mixture.parent), "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         # The line is printed when the server listens: "listening on 127.0.0.1:PORT". Port 0 was requested, so
