@@ -6,7 +6,7 @@
 # make check                     list what is installed, what is missing, and how to install it
 # make site                      build the guides as a searchable site in build/site
 # make bench-smoke               run a reduced form of every CPU bench, to show that each works
-# make bench-gpu-parity          check losses, gradients, resuming and graphs on a GPU, under 10 minutes
+# make bench-gpu-parity          check losses, gradients and resuming on a GPU, under 10 minutes
 # make bench-gpu                 measure training steps on a GPU, under 10 minutes; again: the missing cells
 # make lint                      run ruff, mypy, shellcheck and hadolint
 # make help                      print these lines
@@ -33,8 +33,25 @@ test: $(READY)
 test-all: $(READY)
 	python -m pytest
 
+# downstream reads SCALING_DATA, extrapolate SCALING_LAWS; without them these two are skipped
+bench-smoke: export OMP_NUM_THREADS = 1
 bench-smoke: $(READY)
-	python tools/bench/smoke.py
+	python tools/prepare_corpus.py --corpus stdlib --max-mb 4 --out build/smoke/text
+	python tools/train_tokenizer.py build/smoke/text/train.jsonl --n-tokens 512 --out build/smoke/tokenizer
+	python tools/bench/preprocess.py build/smoke/text/train.jsonl --tokenizer-model build/smoke/tokenizer --sides batch --repeat 1
+	python tools/bench/loader.py --workers 0 2 --batches 20 --repeat 1
+	python tools/bench/order.py --documents 200000 --tokens 100000000 --epochs 1 --repeat 1
+	python tools/bench/train.py --dtype float32 --widths 16 --repeat 1 --steps 2 --threads 1
+	python tools/bench/fit.py --starts 10 --repeat 2 --forms=
+	python tools/bench/mixture.py --documents 2e4 --repeat 1
+	python tools/bench/generate.py --size 7M --batch 1 --new-tokens 8 --repeat 1 --threads 1
+	python tools/bench/coordinate_check.py --widths 32 64 --depths 2 4 --steps 2 --seeds 1 --out build/smoke/page.html
+	python tools/bench/coverage.py --designs 20 --simulations 2 --n-bootstrap 20
+	python tools/bench/gpu.py --device cpu --sizes tiny --only ours/tiny/AR/default --steps 1 --out build/smoke/gpu
+	test -z "$$SCALING_DATA" || python tests/task_folder.py "$$SCALING_DATA/downstream" build/smoke/tasks
+	test -z "$$SCALING_DATA" || python tools/bench/downstream.py --include-path build/smoke/tasks --tasks hellaswag \
+		--limit 4 --repeat 1 --threads 1
+	test -z "$$SCALING_LAWS" || python tools/bench/extrapolate.py --sets 240 --n-bootstrap 20
 
 lint: $(READY)
 	ruff check .

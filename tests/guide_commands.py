@@ -163,7 +163,7 @@ def commands_of(guide: Path) -> list[Command]:
                 captured = _parse_block(lines[begin:i], str(guide.relative_to(ROOT)), begin + 1)
                 commands += [replace(command, output=None) for command in captured]
             kind = None
-        elif kind is None and re.match(r"    (python|torchrun|bash|make) ", line):
+        elif kind is None and re.match(r"    (python|scaling|torchrun|bash|make) ", line):
             commands += split_commands([line.strip()], str(guide.relative_to(ROOT)), i + 1)
     return commands
 

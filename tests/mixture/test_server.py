@@ -291,7 +291,7 @@ def test_secrets_that_others_can_read_are_refused(tmp_path) -> None:
 WORDS = [
     ([], "give either a folder to serve, or --status"),
     (["m.yaml"], "m.yaml is a mixture: serve its folder"),
-    (["x", "--follow"], "--follow: a mixture has one server"),
+    (["x", "--follow"], "--follow: removed. A mixture has one server"),
     (["x", "--tls-cert", "c.pem"], "--tls-cert and --tls-key go together"),
     (["x", "--prometheus"], "removed. Read the counts of .* --status"),
     (["x", "--metrics-port", "9108"], "removed. Read the counts of .* --status"),
