@@ -34,36 +34,14 @@ import pandas as pd
 from megatron.cli import ToolParser, add_action, create_parser, positive_float, run_main, shorten_path
 from megatron.config.presets import suggest_nearest
 from megatron.io import replace_nonfinite
+from megatron.laws import prediction
 from megatron.laws.compute_law import ComputeLaw
 from megatron.laws.crossover import crossover
 from megatron.laws.downstream_curve import CONSTANTS, chance_of_task, fit_downstream, predict_score
 from megatron.laws.forms import FORM
 from megatron.laws.law import Law
 from megatron.laws.power_law import PowerLaw, fit_power
-from megatron.laws.prediction import (
-    OptimumPrediction,
-    Prediction,
-    predict_optimum,
-    predict_run,
-)
-from megatron.study import frontier
-from megatron.study.differences import (
-    LEVEL,
-    Side,
-    compare_best,
-    compare_runs,
-    estimate_noise_floors,
-    find_side,
-)
-from megatron.study.forecast import (
-    FORECASTS,
-    LEVELS,
-    RUN,
-    Forecast,
-    Outcome,
-    read_forecasts,
-    score_forecasts,
-)
+from megatron.study import differences, forecast, frontier
 from megatron.study.ladder import STUDY, read_study_plan
 from megatron.study.published import HyperparameterLaw, PublishedLaw, find_law, load_published
 from megatron.study.sealing import seal_best, seal_runs, seal_text
@@ -114,7 +92,7 @@ def add_frontier(actions: Any) -> None:
     add("--flops-by", metavar="NAME", help=compute)
     add_selection(parser)
     steps = parser.add_mutually_exclusive_group()
-    predict = f"choose the size of `size: best`, and seal a forecast in {FORECASTS}/"
+    predict = f"choose the size of `size: best`, and seal a forecast in {forecast.FORECASTS}/"
     steps.add_argument("--predict", action="store_true", help=predict)
     check = "compare the prediction with the result, and stop"
     steps.add_argument("--check", action="store_true", help=check)
@@ -175,15 +153,15 @@ def summarise_frontier(args: argparse.Namespace, law: ComputeLaw, runs: frontier
     return "\n".join([head, table, *frontier.describe_frontier(law, runs)])
 
 
-def find_outcome(study_dir: Path) -> Outcome:
+def find_outcome(study_dir: Path) -> forecast.Outcome:
     """Return the outcome of the forecast of one run. Raise ValueError without a forecast."""
-    forecasts = [forecast for forecast in read_forecasts(study_dir) if forecast.quantity == RUN]
+    forecasts = [sealed for sealed in forecast.read_forecasts(study_dir) if sealed.quantity == forecast.RUN]
     if not forecasts:
         raise ValueError(
-            f"{study_dir / FORECASTS}: got no forecast of a run. Run scaling frontier {study_dir} "
+            f"{study_dir / forecast.FORECASTS}: got no forecast of a run. Run scaling frontier {study_dir} "
             "--predict before training it."
         )
-    return score_forecasts(forecasts[-1:], read_runs(study_dir))[0]
+    return forecast.score_forecasts(forecasts[-1:], read_runs(study_dir))[0]
 
 
 def add_downstream(actions: Any) -> None:
@@ -310,7 +288,7 @@ def run_power_law(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"x": names[0], "y": names[1], "n_points": len(x), "coefficient": law.coefficient,
                     "exponent": law.exponent, "exponent_confidence": law.interval, "scatter": law.scatter,
-                    "dof": law.dof, "level": LEVEL, "range": [x.min(), x.max()],
+                    "dof": law.dof, "level": differences.LEVEL, "range": [x.min(), x.max()],
                     "predictions": predictions})  # fmt: skip
         return 0
     print(f"{names[1]} = {law.coefficient:.5g} {names[0]}^{law.exponent:.4f}  ({len(x)} points)")
@@ -327,7 +305,7 @@ def describe_point(law: PowerLaw, at: float, x: np.ndarray) -> dict[str, Any]:
     """Return the prediction of a power law at a point, and whether it is outside the points `x`."""
     if not 0 < at < math.inf:
         raise ValueError(f"--predict: got {at}, expected a number above 0")
-    ends = {kind: law.predict(at, LEVEL, kind)[1:] for kind in ("predictive", "confidence")}
+    ends = {kind: law.predict(at, differences.LEVEL, kind)[1:] for kind in ("predictive", "confidence")}
     return {"x": at, "y": law.evaluate(at), "outside": not x.min() <= at <= x.max()} | ends
 
 
@@ -371,7 +349,13 @@ def add_predict(actions: Any) -> None:
     add("D", nargs="?", type=float, metavar="D", help="training tokens")
     add("--unique", type=float, metavar="TOKENS", help="unique tokens; default: all tokens")
     add("--flops", type=float, metavar="C", help="print the optimum at this compute")
-    add("--level", type=float, default=LEVEL, metavar="SHARE", help="confidence level of the intervals")
+    add(
+        "--level",
+        type=float,
+        default=differences.LEVEL,
+        metavar="SHARE",
+        help="confidence level of the intervals",
+    )
     seal = "store predictions of runs of this study that are not started; default: its held-out runs"
     add("--seal", type=Path, metavar="STUDY.yaml", help=seal)
     add("--runs", metavar="PATTERN", help="names of the runs to seal, e.g. '*-131kunique-*'")
@@ -396,10 +380,10 @@ def run_predict(args: argparse.Namespace) -> int:
         study = read_study_plan(args.seal)
         forecasts = seal_runs(study, args.law, args.runs)
         if args.json:
-            print_json([asdict(forecast) | {"sha256": forecast.sha256()} for forecast in forecasts])
+            print_json([asdict(sealed) | {"sha256": sealed.sha256()} for sealed in forecasts])
             return 0
         print_forecasts(forecasts, ".4f", " nats per token")
-        print(f"{study.directory / FORECASTS}: {len(forecasts)} sealed")
+        print(f"{study.directory / forecast.FORECASTS}: {len(forecasts)} sealed")
         return 0
     law, published = find_law(args.law)
     if isinstance(law, HyperparameterLaw):
@@ -440,15 +424,15 @@ def list_laws() -> list[dict[str, str]]:
     ]
 
 
-def print_forecasts(forecasts: Sequence[Forecast], digits: str, unit: str = "") -> None:
+def print_forecasts(forecasts: Sequence[forecast.Forecast], digits: str, unit: str = "") -> None:
     """Print a line with value, intervals and hash of each sealed forecast."""
-    for forecast in forecasts:
+    for sealed in forecasts:
         ends = ", ".join(
             f"{100 * level:g} % [{low:{digits}}, {high:{digits}}]"
-            for level, (low, high) in zip(LEVELS, forecast.intervals, strict=True)
+            for level, (low, high) in zip(forecast.LEVELS, sealed.intervals, strict=True)
         )
-        seal = forecast.sha256()[:12]
-        print(f"{forecast.name}: {forecast.predicted:{digits}}{unit}; {ends}; sha256 {seal}")
+        digest = sealed.sha256()[:12]
+        print(f"{sealed.name}: {sealed.predicted:{digits}}{unit}; {ends}; sha256 {digest}")
 
 
 def describe_law(law: Law, published: PublishedLaw | None) -> dict[str, Any]:
@@ -501,23 +485,20 @@ def format_range_check(law: Law, outside: dict[str, str]) -> list[str]:
     return lines + ([f"  {note}"] if note else [])
 
 
-def format_run(law: Law, prediction: Prediction) -> list[str]:
+def format_run(law: Law, run: prediction.Prediction) -> list[str]:
     """Format the prediction of one run as text."""
-    unique = "" if prediction.U is None else f", {prediction.U:.4g} of them unique"
-    lines = [
-        f"N {prediction.N:.4g} parameters, D {prediction.D:.4g} tokens{unique}: "
-        f"loss {prediction.loss:.4f} nats per token"
-    ]
-    if prediction.predictive is None:
+    unique = "" if run.U is None else f", {run.U:.4g} of them unique"
+    lines = [f"N {run.N:.4g} parameters, D {run.D:.4g} tokens{unique}: loss {run.loss:.4f} nats per token"]
+    if run.predictive is None:
         lines.append(f"  {NO_INTERVAL}")
     else:
-        predictive = format_interval(prediction.level, "predictive", prediction.predictive, ".4f")
-        confidence = format_interval(prediction.level, "confidence", prediction.confidence, ".4f")
+        predictive = format_interval(run.level, "predictive", run.predictive, ".4f")
+        confidence = format_interval(run.level, "confidence", run.confidence, ".4f")
         lines += [f"  one new run:     {predictive}", f"  the law's value: {confidence}"]
-    return lines + format_range_check(law, prediction.outside)
+    return lines + format_range_check(law, run.outside)
 
 
-def format_optimum(law: Law, optimum: OptimumPrediction) -> list[str]:
+def format_optimum(law: Law, optimum: prediction.OptimumPrediction) -> list[str]:
     """Format the optimum at one compute as text."""
     lines = [f"C {optimum.C:.4g} FLOPs (C = 6 N D):"]
     for name in "NDL":
@@ -554,12 +535,12 @@ def predict_loss(args: argparse.Namespace, law: Law, published: PublishedLaw | N
     if published is not None:
         lines.append(f"  {published.source}; N: {published.counts}")
     if args.N is not None:
-        prediction = predict_run(law, args.N, args.D, args.unique, args.level)
-        note = describe_extrapolation(law, prediction.outside)
-        answer["prediction"] = asdict(prediction) | {"note": note}
-        lines += format_run(law, prediction)
+        run = prediction.predict_run(law, args.N, args.D, args.unique, args.level)
+        note = describe_extrapolation(law, run.outside)
+        answer["prediction"] = asdict(run) | {"note": note}
+        lines += format_run(law, run)
     if args.flops is not None:
-        optimum = predict_optimum(law, args.flops, args.unique, args.level)
+        optimum = prediction.predict_optimum(law, args.flops, args.unique, args.level)
         note = describe_extrapolation(law, optimum.outside)
         answer["optimum"] = asdict(optimum) | {"note": note}
         lines += format_optimum(law, optimum)
@@ -686,21 +667,21 @@ def run_compare(args: argparse.Namespace) -> int:
     if args.best is not None and args.a is not None:
         args.refuse("got --best and RUN_A, expected one of the two")
     table, laws = read_source(args.study, args.law)
-    floors = estimate_noise_floors(table, laws)
+    floors = differences.estimate_noise_floors(table, laws)
     if args.best is None:
-        a, b = find_side(table, args.a), find_side(table, args.b)
+        a, b = differences.find_side(table, args.a), differences.find_side(table, args.b)
         paired = paired_error(args.study, a, b)
-        groups = [[compare_runs(table, a, b, laws=laws, paired=paired)]]
+        groups = [[differences.compare_runs(table, a, b, laws=laws, paired=paired)]]
     else:
-        groups = compare_best(table, same=args.best, laws=laws)
+        groups = differences.compare_best(table, same=args.best, laws=laws)
     if not groups:
         raise ValueError(
             f"{args.study}: got no two finished runs of the same {args.best}, expected at least one pair."
         )
     if args.json:
-        differences = [asdict(difference) for group in groups for difference in group]
+        compared = [asdict(difference) for group in groups for difference in group]
         noise = {name: asdict(floor) for name, floor in floors.items()}
-        print_json({"noise_floor": noise, "differences": differences})
+        print_json({"noise_floor": noise, "differences": compared})
         return 0
     for name, floor in floors.items():
         print(describe_floor(name, floor))
@@ -725,7 +706,7 @@ def read_source(path: Path, law: Path | None) -> tuple[pd.DataFrame, Mapping[str
     return table, laws
 
 
-def paired_error(folder: Path, a: Side, b: Side) -> tuple[float, float] | None:
+def paired_error(folder: Path, a: differences.Side, b: differences.Side) -> tuple[float, float] | None:
     """Return the standard error of the paired difference over documents (nats), and its degrees of freedom.
 
     Return None for cells, and if the runs have no per-document files of the same name and documents.
