@@ -1,5 +1,5 @@
 # make quickstart [CORPUS=...]   install what it imports, then run the whole workflow from raw text to a fitted law;
-#                                CORPUS of less than 12 MB is an error unless FILL=1 adds local text
+#                                CORPUS of less than 12 MB is an error
 # make test                      install everything, then run the tests
 # make test-all                  also run the slow tests
 # make docs                      generate the pages that are derived from the code
@@ -36,7 +36,7 @@ test-all: $(READY)
 # downstream reads SCALING_DATA, extrapolate SCALING_LAWS; without them these two are skipped
 bench-smoke: export OMP_NUM_THREADS = 1
 bench-smoke: $(READY)
-	python tools/prepare_corpus.py --corpus stdlib --max-mb 4 --out build/smoke/text
+	python tools/prepare_corpus.py --corpus local --max-mb 4 --out build/smoke/text
 	python tools/train_tokenizer.py build/smoke/text/train.jsonl --n-tokens 512 --out build/smoke/tokenizer
 	python tools/bench/preprocess.py build/smoke/text/train.jsonl --tokenizer-model build/smoke/tokenizer --sides batch --repeat 1
 	python tools/bench/loader.py --workers 0 2 --batches 20 --repeat 1

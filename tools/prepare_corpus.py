@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.cli import create_parser, positive_int, run_main
+from megatron.cli import create_parser, run_main
 from megatron.text.corpus import HELD_OUT_SHARE, HELD_OUT_SHARE_RANGE, CorpusLimits, prepare_corpus
 
 
@@ -25,15 +25,13 @@ def build_parser() -> argparse.ArgumentParser:
     corpus = (
         "auto: the C4 sample in $SCALING_DATA, else the first documents of C4 from the Hugging Face hub, "
         "else local; c4; local: Python's standard library and the sources of some packages of "
-        "requirements.txt, as installed; stdlib: the first of these; or a path: .jsonl or .json "
+        "requirements.txt, as installed; or a path: .jsonl or .json "
         "files, plain or gzipped, a folder or a pattern of them"
     )
     add("--corpus", metavar="TEXT", default="auto", help=corpus)
     add("--max-mb", type=float, default=8.0, metavar="MB", help="use at most this many MB of text")
-    add("--max-documents", type=positive_int, metavar="N", help="use the first N documents; default: all")
     least = "require at least this many MB; auto and c4 are filled up with documents of the local text"
     add("--min-mb", type=float, default=0.0, metavar="MB", help=least)
-    add("--fill", action="store_true", help="fill up any other corpus with local text to --min-mb, too")
     add = parser.add_argument_group("output").add_argument
     low, high = HELD_OUT_SHARE_RANGE
     share = f"share of held-out documents, {low:g} to {high:g}; the sha256 of a text decides its side"
@@ -54,8 +52,7 @@ def to_bytes(number: float) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Prepare the text, and print which corpus was used."""
     args = build_parser().parse_args(argv)
-    sizes = to_bytes(args.max_mb), args.max_documents, to_bytes(args.min_mb)
-    limits = CorpusLimits(*sizes, args.held_out_share, args.fill)
+    limits = CorpusLimits(to_bytes(args.max_mb), to_bytes(args.min_mb), args.held_out_share)
     content, is_new = prepare_corpus(args.corpus, args.out, limits)
     note = "" if is_new else " (already there)"
     print(f"{args.out}{note}: {content['corpus']}")

@@ -63,8 +63,8 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("files").add_argument
     inputs = (
         ".jsonl or .json files, plain, .gz, .zst, .bz2 or .xz; .parquet; folders, searched recursively, also "
-        "as saved by the datasets library; patterns; s3://, gs:// and hf:// URLs of all these, https:// URLs "
-        "of files; or - for standard input"
+        "as saved by the datasets library; patterns; s3://, gs:// and hf:// URLs of all these; "
+        "or - for standard input"
     )
     add("--input", nargs="+", required=True, metavar="PATH", help=inputs)
     output = (
