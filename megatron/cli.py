@@ -91,11 +91,9 @@ GROUPS = {  # in the order of a study: sub-command -> file in tools/
         "inspect": "inspect_data",
         "merge": "merge_datasets",
         "subset": "subset_corpus",
-        "register": "mixtures",
-        "mixture": "mixtures",
-        "serve": "mixtures",
-    },
-    "plan": {"init": "plan", "sizes": "plan", "plan": "plan"},
+    }
+    | dict.fromkeys(("register", "mixture", "serve"), "mixtures"),
+    "plan": dict.fromkeys(("init", "sizes", "plan"), "plan"),
     "train": {
         "train": "pretrain",
         "gpt": "pretrain_gpt",
@@ -729,8 +727,7 @@ def run_tool(name: str, words: Sequence[str]) -> None:
     """Run the file of a sub-command as the main module, as `python tools/x.py` does; it ends the process."""
     path = str(find_tool(name))
     # argparse takes the program's name from the first word
-    has_actions = SUBCOMMANDS[name] in ACTIONS
-    sys.argv = [PROGRAM, name, *words] if has_actions else [f"{PROGRAM} {name}", *words]
+    sys.argv = [*((PROGRAM, name) if SUBCOMMANDS[name] in ACTIONS else (f"{PROGRAM} {name}",)), *words]
     # spawned workers look for the file of the main module
     main_module = ModuleType("__main__")
     main_module.__file__ = path

@@ -14,7 +14,6 @@ gives no benchmark.
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -70,7 +69,7 @@ def measure_cell(cell: Any, args: argparse.Namespace, device: Any) -> dict[str, 
             torch.cuda.reset_peak_memory_stats()
         seconds = time_steps(step, args.steps, device)
     on_gpu = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if on_gpu else platform.processor() or "CPU"
+    name = torch.cuda.get_device_name(device) if on_gpu else "CPU"
     rate = cell.rows * args.seq_len * args.accumulate / statistics.median(seconds)
     record = {"tokens_per_s": rate, "step_s": seconds, "hardware": name, "loss": first_loss}
     record["memory_gib"] = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
