@@ -102,7 +102,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--dry-run", action="store_true", help="print what the job reads and needs, and write nothing")
     add("--workers", type=positive_int, default=1, metavar="N", help="number of threads")
     add("--quiet", action="store_true", help="no progress bar")
-    add("--timing", action="store_true", help="print the CPU time of each stage")
     return parser
 
 
@@ -111,15 +110,13 @@ def parse_output(word: str) -> str | Path:
     return word if is_url(word) else parse_output_prefix(word)
 
 
-def print_totals(totals: PreprocessResult, timing: bool) -> None:
-    """Print the size of each output, the CPU time of each stage, and the number of rejected lines."""
+def print_totals(totals: PreprocessResult) -> None:
+    """Print the size of each output, and the number of rejected lines."""
     for output in totals.outputs:
         print(
             f"{output.prefix}.bin: {output.n_tokens:,} tokens per epoch, {output.n_documents:,} documents "
             f"({output.n_empty:,} empty), the longest {output.longest_document:,} tokens"
         )
-    if timing:
-        print("CPU seconds:", ", ".join(f"{stage} {s:.2f}" for stage, s in totals.cpu_s.items()))
     if totals.rejected.path:
         files = f", {totals.rejected.n_files:,} damaged files skipped" if totals.rejected.n_files else ""
         print(f"{totals.rejected.path}: {totals.rejected.n_lines:,} lines rejected{files}")
@@ -159,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             totals = preprocess_to_store(inputs, args.output_prefix, prefix.parent, spec, options)
         else:
             totals = preprocess(inputs, prefix, spec, options)
-    print_totals(totals, args.timing)
+    print_totals(totals)
     return 0
 
 
