@@ -81,9 +81,7 @@ class Query:
         names = list(self.corpora) or [corpus.name for corpus in catalog.list_corpora()]
         corpora = [catalog.get_table(name).corpus for name in names]
         if not corpora:
-            raise ValueError(
-                f"{catalog.path}: has no documents. Register files with tools/register_corpus.py."
-            )
+            raise ValueError(f"{catalog.path}: has no documents. Register files with scaling register.")
         kinds = {prop.name: prop.kind for corpus in corpora for prop in corpus.all_properties}
         kinds |= BUILTIN_PROPERTIES
         for name in by:
@@ -227,7 +225,7 @@ class Selection:
         """Load what `save` wrote. Raises FileNotFoundError, or ValueError for other files."""
         arrow = import_pyarrow()
         if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file. Run tools/prepare_mixture.py.")
+            raise FileNotFoundError(f"{path}: no such file. Run scaling mixture.")
         try:
             with arrow.memory_map(str(path)) as source, arrow.ipc.open_file(source) as reader:
                 # the columns are pages of the map: nothing is copied, and only
@@ -240,7 +238,7 @@ class Selection:
             return cls(by, domains, files, table, bounds, **meta)
         except (arrow.ArrowException, KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{path}: got a damaged file, or one of an earlier version. Run tools/prepare_mixture.py."
+                f"{path}: got a damaged file, or one of an earlier version. Run scaling mixture."
             ) from error
 
 

@@ -15,6 +15,8 @@ from megatron.text.corpus import CorpusLimits, choose_source, find_paths, prepar
 from megatron.text.local_text import MAX_BYTES, MIN_BYTES, PACKAGES, read_local_text
 from tests.tool_modules import load_tool
 
+REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt", "constraints.txt")
+
 LIMITS = CorpusLimits(10**6)
 
 
@@ -175,5 +177,5 @@ def test_the_standard_library_excludes_tests_build_settings_and_packages(tmp_pat
 
 
 def test_the_packages_are_pinned_in_the_requirements(root: Path) -> None:
-    text = "".join((root / name).read_text() for name in ("requirements.txt", "constraints.txt"))
+    text = "".join((root / name).read_text() for name in REQUIREMENTS)
     assert set(PACKAGES) <= set(re.findall(r"^([\w-]+)==", text, re.MULTILINE))
