@@ -175,8 +175,6 @@ def _format_end(job: Job, status: int, again: bool, n_ended: int, n_runs: int) -
     count = f"[{n_ended:>{width}}/{n_runs}] {job.run.config.name}"
     if not is_done(job.run.folder, job.run.plan.identity) or result is None:
         how = "preempted" if status == STOPPED else f"exit status {status}, {job.last_line()}"
-        if job.is_external:
-            how = "the process that trained it has ended"
         return f"{count}: {how}{', starts again' if again else ''}"
     loss = "not scored" if result["loss"] is None else f"held-out loss {result['loss']:.4f}"
     return f"{count}: {loss} nats/token, {result['wall_s']:.0f} s"
@@ -231,7 +229,7 @@ def format_job_row(job: Job) -> tuple[str, ...]:
     step, loss, tps = record.get("step", 0), record.get("loss"), record.get("tps")
     left = format_duration((plan.n_steps - step) * plan.tokens_per_step / tps, estimate=True) if tps else "?"
     return (
-        f"{job.run.config.name}{' (another process)' if job.is_external else ''}",
+        job.run.config.name,
         f"{step:,}",
         f"{plan.n_steps:,}",
         f"{job.fraction_done():.0%}",

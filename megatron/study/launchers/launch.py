@@ -30,15 +30,13 @@ SWEEP_LOCK = ".sweep.lock"
 class Job:
     """One run that was started.
 
-    handle       process or task, as defined by the launcher
-    devices      indices of the local devices that the run occupies
-    is_external  another process started the run: this sweep waits for its result and never stops it
+    handle   process or task, as defined by the launcher
+    devices  indices of the local devices that the run occupies
     """
 
     run: PlannedRun
     handle: Any
     devices: list[int] = field(default_factory=list)
-    is_external: bool = False
 
     def last_record(self) -> dict[str, Any]:
         """Return the last line of the run's metrics; empty before the first one."""
@@ -86,13 +84,13 @@ class Launcher(Protocol):
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
         """Prepare and start those of `runs` that fit now, in order; none while the backend does not respond.
 
-        A run that an earlier sweep started is followed, and one that belongs to
-        another process is returned as an external job.
+        A run that an earlier sweep started is followed. A run that another process has locked is not
+        started, and waits.
         """
         ...
 
     def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
-        """Return the jobs that have ended, with exit status; for an external job that is 0 or 75."""
+        """Return the jobs that have ended, with exit status."""
         ...
 
     def stop(self, jobs: Sequence[Job]) -> None:
@@ -167,16 +165,6 @@ class RunLocks:
         while self._locks:
             with contextlib.suppress(OSError):
                 self._locks.popitem()[1].close()
-
-    def has_ended(self, run: PlannedRun) -> bool:
-        """Return whether a run of another process has ended, successfully or not."""
-        if is_done(run.folder, run.plan.identity):
-            return True
-        # acquire succeeds only if no process trains or sweeps the run: then
-        # the other process is gone
-        free = self.acquire(run)
-        self.release(run)
-        return free
 
 
 def prepare_run(run: PlannedRun) -> None:
@@ -274,9 +262,9 @@ def run_all(
 ) -> tuple[SweepState, bool]:
     """Run all runs, retrying each failed run up to `retries` times. Return (state, whether all runs ended).
 
-    A preempted run resumes without limit. A run that another process trains is
-    waited for, and started if that process ends without a result. All runs stop
-    when the stop file of an unfinished run appears.
+    A preempted run resumes without limit. A run that another process trains stays in the list of waiting
+    runs until its result exists, or until its lock is free and it can be started. All runs stop when the
+    stop file of an unfinished run appears.
 
     on_poll  called every `poll_s` seconds with the state
     on_end   called for each job that ends, with its exit status and whether it will be restarted
@@ -290,11 +278,17 @@ def run_all(
     with _collect_signals() as signals:
         try:
             while (state.waiting or state.running) and not signals and not state.has_stop_file():
-                _start_ready(state, launcher)
+                for job in launcher.start(state.find_ready()):
+                    state.waiting.remove(job.run)
+                    state.running.append(job)
                 time.sleep(poll_s)
                 for job, status in launcher.collect_ended(state.running):
                     state.running.remove(job)
                     _record_end(state, job, status, retries, on_end)
+                # results of other processes: another sweep of this study, or a run started by hand
+                for run in [run for run in state.waiting if is_done(run.folder, run.plan.identity)]:
+                    state.waiting.remove(run)
+                    _record_end(state, Job(run, None), 0, retries, on_end)
                 on_poll(state)
         except BaseException:
             # BaseException includes KeyboardInterrupt and SystemExit: an
@@ -312,12 +306,6 @@ def run_all(
             # run that is still being stopped here
             launcher.close()
     return state, not (state.waiting or state.running)
-
-
-def _start_ready(state: SweepState, launcher: Launcher) -> None:
-    for job in launcher.start(state.find_ready()):
-        state.waiting.remove(job.run)
-        state.running.append(job)
 
 
 def _record_end(

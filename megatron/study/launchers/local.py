@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from megatron.cli import STOPPED, TOOLS, die_with_parent
 from megatron.plan.memory import estimate_memory
-from megatron.plan.run_dir import CONFIG, is_done
+from megatron.plan.run_dir import CONFIG
 from megatron.study.ladder import PlannedRun
 from megatron.study.launchers.launch import LOG, STOP_WAIT_S, Job, RunLocks, prepare_run
 
@@ -71,11 +71,9 @@ class LocalLauncher:
             # continue, not break: a later and smaller run may still fit
             if devices is None:
                 continue
-            # Another sweep has the run, a training that outlived its sweep
-            # still saves, or the run has become done since the plan. As an
-            # external job it is polled until one of the three has ended.
+            # another sweep has the run, a training that outlived its sweep still saves, or the run has
+            # become done since the plan: it waits until one of the three has ended
             if not self.locks.acquire(run):
-                jobs.append(Job(run, None, is_external=True))
                 continue
             prepare_run(run)
             # order: config.yaml is written before the process that reads it
@@ -117,41 +115,27 @@ class LocalLauncher:
         """See Launcher."""
         over = []
         for job in jobs:
-            status = self._poll_external(job) if job.is_external else self._poll_status(job)
-            if status is not None:
-                over.append((job, status))
-                self.locks.release(job.run)
-        return over
-
-    def _poll_external(self, job: Job) -> int | None:
-        if not self.locks.has_ended(job.run):
-            return None
-        return 0 if is_done(job.run.folder, job.run.plan.identity) else STOPPED
-
-    def _poll_status(self, job: Job) -> int | None:
-        status = job.handle.poll()
-        if status is None:
-            return None
-        self.active.remove(job)
-        done = is_done(job.run.folder, job.run.plan.identity)
-        if status and not done and self.locks.is_training(job.run):
-            # another process locked the run first: wait for that one
-            job.is_external, job.devices = True, []
+            status = job.handle.poll()
+            if status is None:
+                continue
+            self.active.remove(job)
+            # a process that was started by hand locked the run first: this is no failure of the run
+            if status and self.locks.is_training(job.run):
+                status = STOPPED
             self.locks.release(job.run)
-            return None
-        return status
+            over.append((job, status))
+        return over
 
     def stop(self, jobs: Sequence[Job]) -> None:
         """See Launcher."""
-        local_jobs = [job for job in jobs if not job.is_external]
-        for job in local_jobs:
+        for job in jobs:
             if job.handle.poll() is None:
                 job.handle.terminate()
         # all jobs are signalled first and then waited for, so that they save
         # concurrently one deadline for all jobs: 60 s in total, not 60 s for
         # each
         deadline = time.monotonic() + STOP_WAIT_S
-        for job in local_jobs:
+        for job in jobs:
             try:
                 job.handle.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
