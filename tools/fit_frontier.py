@@ -19,16 +19,16 @@ from megatron.laws.compute_law import ComputeLaw
 from megatron.study.forecast import FORECASTS, RUN, Forecast, Outcome, read_forecasts, score_forecasts
 from megatron.study.frontier import (
     COMPUTE_LAW,
-    FrontierRuns,
     choose_compute,
     describe_frontier,
+    fit_frontier,
     format_frontier_table,
     read_study_runs,
     read_table_runs,
 )
 from megatron.study.ladder import STUDY, read_study_plan
 from megatron.study.sealing import seal_best
-from megatron.study.selection import Columns
+from megatron.study.selection import Columns, Selection
 from megatron.study.table import read_runs as read_study_table
 
 
@@ -130,7 +130,7 @@ def next_budget(study_dir: Path) -> float | None:
     return None if best is None else best.flops[0]
 
 
-def read_runs(args: argparse.Namespace) -> FrontierRuns:
+def read_runs(args: argparse.Namespace) -> Selection:
     """Read the runs of the given study or table."""
     if args.runs.is_dir():
         return read_study_runs(args.runs, args.objective)
@@ -138,10 +138,10 @@ def read_runs(args: argparse.Namespace) -> FrontierRuns:
     return read_table_runs(args.runs, columns, args.objective, args.flops_by, args.where, args.group)
 
 
-def summarise_law(args: argparse.Namespace, law: ComputeLaw, runs: FrontierRuns) -> str:
+def summarise_law(args: argparse.Namespace, law: ComputeLaw, runs: Selection) -> str:
     """Return the table of optima with a heading and notes."""
     budget = next_budget(args.runs) if args.runs.is_dir() else None
-    compute = [(C, "") for C in args.budgets] if args.budgets else choose_compute(law, runs, budget)
+    compute = [(C, "") for C in args.budgets] if args.budgets else choose_compute(law, runs.C, budget)
     head = f"{law.n_runs} runs at {law.n_budgets} budgets, C = {law.C[0]:.2e} to {law.C[1]:.2e} FLOPs"
     return "\n".join([head, format_frontier_table(law, compute), *describe_frontier(law, runs)])
 
@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         # --check returned above: a fit with later runs must not replace the law of the prediction
         runs = read_runs(args)
-        law = runs.fit()
+        law = fit_frontier(runs)
         text = summarise_law(args, law, runs)
         law.save(out)
         print(f"{shorten_path(out)}: {text}")

@@ -305,7 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.where,
         )
         if args.fit_all:
-            runs = replace(runs, marked=None)
+            runs = replace(runs, frame=runs.frame.assign(held_out=0.0))
         if args.compare:
             print(format_comparison(args, runs))
             return 0

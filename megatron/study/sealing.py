@@ -29,7 +29,7 @@ from megatron.study.forecast import (
     seal_forecasts,
 )
 from megatron.study.format import format_count
-from megatron.study.frontier import COMPUTE_LAW, make_frontier_runs
+from megatron.study.frontier import COMPUTE_LAW, fit_frontier, make_frontier_runs
 from megatron.study.ladder import (
     FLOPS_COLUMN,
     STUDY,
@@ -151,7 +151,7 @@ def seal_best(study_dir: str | Path) -> Forecast:
     # fitted even if it was forecast
     runs = table[table["identity"].isin(identities)].assign(held_out=0.0)
     _check_finished(folder, runs)
-    law = make_frontier_runs(runs, objective, column, str(folder)).fit()
+    law = fit_frontier(make_frontier_runs(runs, objective, column, str(folder)))
     reasons = [law.not_identified[name] for name in REQUIRED_CONSTANTS if name in law.not_identified]
     if reasons:
         raise ValueError(

@@ -35,9 +35,8 @@ class Selection:
     """Selected runs N, D, L float64 [n], and their origin as stored in law.json.
 
     frame   their rows of the table, with their numbers in the table as index
-    marked  bool [n]: held out by the study, column `held_out`; None: unknown
     groups  labels [n] of rows that are not independent; None: unknown, the fits decide by residuals
-    U is None if it was not read.
+    U (unique tokens) and C (FLOPs, for a frontier) are None if they were not read.
     """
 
     frame: pd.DataFrame
@@ -49,13 +48,8 @@ class Selection:
     table: dict[str, str]
     warnings: list[str]
     U: np.ndarray | None = None
-    marked: np.ndarray | None = None
+    C: np.ndarray | None = None
     groups: np.ndarray | None = None
-
-    @property
-    def rows(self) -> np.ndarray:
-        """Numbers of the runs in the table, [n]."""
-        return self.frame.index.to_numpy()
 
     @property
     def names(self) -> list[str] | None:
@@ -63,11 +57,11 @@ class Selection:
         return [str(name) for name in self.frame["run"]] if "run" in self.frame else None
 
     def held_out(self, n_more: int = 0) -> np.ndarray:
-        """Return a mask [n] bool of held-out runs: those marked, and the `n_more` largest of the others.
+        """Return a mask [n] bool: runs that the study holds out, and the `n_more` largest of the others.
 
         Raises ValueError if no runs remain for the fit.
         """
-        is_held_out = np.zeros(len(self.N), dtype=bool) if self.marked is None else self.marked.copy()
+        is_held_out = self.frame.reindex(columns=["held_out"])["held_out"].to_numpy(float) > 0
         if is_held_out.all():
             raise ValueError(
                 "table: got all runs marked as held out, expected some for the fit. Use --fit-all."
@@ -81,7 +75,7 @@ class Selection:
 
     def subset(self, is_selected: np.ndarray) -> "Selection":
         """Return the runs of mask `is_selected` [n]."""
-        names = ("frame", "N", "D", "L", "U", "marked", "groups")
+        names = ("frame", "N", "D", "L", "U", "C", "groups")
         values = {name: getattr(self, name) for name in names}
         return replace(self, **{name: v[is_selected] for name, v in values.items() if v is not None})
 
@@ -150,14 +144,13 @@ def select_runs(
     if needs_unique:
         letters["U"] = columns.U
     warnings += _check_losses(runs, L, needs_unique)
-    marked = runs.reindex(columns=["held_out"])["held_out"].to_numpy(float) > 0
     column, groups, more = _find_groups(path, runs, group)
     if column is not None:
         letters["group"] = column
     # the hash of the file's bytes shows later whether law.json is of this
     # table
     sums = {"path": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-    return Selection(runs, N, D, L, letters, applied, sums, warnings + more, U, marked, groups)
+    return Selection(runs, N, D, L, letters, applied, sums, warnings + more, U, groups=groups)
 
 
 def _require_column(path: Path, table: pd.DataFrame, name: str, option: str = "") -> None:

@@ -24,7 +24,7 @@ from megatron.study.forecast import (
     seal_forecasts,
     write_forecast_table,
 )
-from megatron.study.frontier import read_study_runs
+from megatron.study.frontier import fit_frontier, read_study_runs
 from megatron.study.ladder import (
     PlannedRun,
     StudyPlan,
@@ -247,7 +247,7 @@ def test_the_law_chooses_the_size_nearest_to_its_optimum_at_the_budget_of_the_ce
     (run,) = held_out_runs(finished)
     assert (run.plan.identity, run.folder.name) == (forecast.identity, forecast.name)
     assert run.plan.train_flops == pytest.approx(BUDGET, rel=0.01)
-    N = read_study_runs(finished.directory).fit().optimum(BUDGET).N
+    N = fit_frontier(read_study_runs(finished.directory)).optimum(BUDGET).N
     sizes = [candidate.plan.n_params for candidate in plan_candidates(finished)]
     assert min(sizes, key=lambda n: abs(np.log(n / N))) == forecast.N
     assert run.plan.size == "w96" and run.branch is None
