@@ -105,7 +105,7 @@ def read_external_logs(
         if kind == "csv":
             rows += _read_csv_rows(path, columns, facts)
             continue
-        trails = list(READERS[kind](path))
+        trails = [_read_log(path, kind)] if kind in PATTERNS else list(READERS[kind](path))
         if not any(trail.train or trail.held_out for trail in trails):
             raise ValueError(f"{path}: got no loss, expected the output of {kind}. Check --from.")
         rows += [make_row(trail, facts) for trail in trails if trail.train or trail.held_out]
@@ -118,10 +118,7 @@ def make_row(trail: RunLog, facts: Mapping[str, Mapping[str, Any]]) -> dict[str,
     The loss is the last held-out loss, or else the mean of the last training
     losses, as stated in `note`.
     """
-    # facts of a run override those of all runs, and both override values from
-    # the log
-    merged = trail.facts | dict(facts.get("", {})) | dict(facts.get(trail.run, {}))
-    values = {name: value for name, value in merged.items() if name in COLUMNS}
+    merged, values = _merge_facts(trail.facts, trail.run, facts)
     last = max([*trail.train, *trail.held_out])
     notes = []
     if trail.held_out:
@@ -144,6 +141,8 @@ def make_row(trail: RunLog, facts: Mapping[str, Mapping[str, Any]]) -> dict[str,
             values["train_tokens"] = merged["samples"] * merged["seq_len"]
         elif merged.get("tokens_per_step"):
             values["train_tokens"] = last * merged["tokens_per_step"]
+        elif merged.get("batch") and merged.get("seq_len"):
+            values["train_tokens"] = last * merged["batch"] * merged["seq_len"]
         else:
             notes.append("Number of tokens unknown: give --set tokens_per_step=N.")
     if values.get("n_params") is None:
@@ -158,6 +157,14 @@ def make_row(trail: RunLog, facts: Mapping[str, Mapping[str, Any]]) -> dict[str,
     return _fill_derived(values | {"loss": None if is_diverged else loss})
 
 
+def _merge_facts(
+    values: Mapping[str, Any], run: str, facts: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return values with the facts of a run, which override those of all runs; and the columns in them."""
+    merged = {**values, **facts.get("", {}), **facts.get(run, {})}
+    return merged, {name: value for name, value in merged.items() if name in COLUMNS}
+
+
 def _fill_derived(row: dict[str, Any]) -> dict[str, Any]:
     """Return the row with its objective and the columns that follow from N, D and U."""
     row["objective"] = row.get("objective") or "autoregressive"
@@ -169,18 +176,6 @@ def _fill_derived(row: dict[str, Any]) -> dict[str, Any]:
         # shape
         row |= {"flops_6nd": 6.0 * N * D, "train_flops": row.get("train_flops") or 6.0 * N * D}
     return row
-
-
-def _read_torchtitan(path: Path) -> Iterator[RunLog]:
-    trail = _read_log(path, "torchtitan")
-    if {"batch", "seq_len"} <= set(trail.facts):
-        trail.facts["tokens_per_step"] = trail.facts["batch"] * trail.facts["seq_len"]
-    yield trail
-
-
-def _read_megatron(path: Path) -> Iterator[RunLog]:
-    """Read one log of Megatron-LM or Megatron-DeepSpeed."""
-    yield _read_log(path, "megatron")
 
 
 def _read_log(path: Path, kind: str) -> RunLog:
@@ -219,20 +214,15 @@ def _read_tensorboard(path: Path) -> Iterator[RunLog]:
         # steps
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
         events.Reload()
-        tags = events.Tags()["scalars"]
-
-        # default arguments bind the loop variables at definition
-        def read_series(
-            candidates: Sequence[str], events: Any = events, tags: Sequence[str] = tags
-        ) -> dict[int, float]:
-            tag = next((name for name in candidates if name in tags), None)
-            return {} if tag is None else {event.step: event.value for event in events.Scalars(tag)}
-
+        # losses of training, held-out losses, and rates, by step
+        series: list[dict[int, float]] = []
+        for candidates in (TRAIN_TAGS, HELD_OUT_TAGS, RATE_TAGS):
+            tags = [name for name in candidates if name in events.Tags()["scalars"]]
+            series.append({event.step: event.value for tag in tags[:1] for event in events.Scalars(tag)})
         name = folder.parent.name if folder.name == "tensorboard" else folder.name
-        trail = RunLog(name, folder, read_series(TRAIN_TAGS), read_series(HELD_OUT_TAGS))
-        # sorted by step: the last value decides whether the run was annealed
-        trail.rates = [value for _, value in sorted(read_series(RATE_TAGS).items())]
-        yield trail
+        train, held_out, rates = series
+        # sorted by step: the last rate decides whether the run was annealed
+        yield RunLog(name, folder, train, held_out, [rate for _, rate in sorted(rates.items())])
 
 
 def _read_wandb(path: Path) -> Iterator[RunLog]:
@@ -265,12 +255,7 @@ def _read_wandb(path: Path) -> Iterator[RunLog]:
     yield from trails.values()
 
 
-READERS = {
-    "torchtitan": _read_torchtitan,
-    "megatron": _read_megatron,
-    "tensorboard": _read_tensorboard,
-    "wandb": _read_wandb,
-}
+READERS = {"tensorboard": _read_tensorboard, "wandb": _read_wandb}
 
 
 def _read_csv_rows(
@@ -292,10 +277,7 @@ def _read_csv_rows(
         values: dict[str, Any] = {"run": f"{path.stem}-{i}", "path": str(path)}
         # a diverged run has nan in its table: it becomes a row without a loss
         values |= {str(name): cell for name, cell in cells.items() if not pd.isna(cell)}
-        # here facts override the cells of the table, as they override values
-        # from a log in make_row
-        merged = dict(facts.get("", {})) | dict(facts.get(values["run"], {}))
-        values |= {name: value for name, value in merged.items() if name in COLUMNS}
+        _, values = _merge_facts(values, values["run"], facts)
         has_loss = "loss" in values
         values["status"] = values.get("status") or ("done" if has_loss else "failed")
         rows.append(_fill_derived(values | {NOTE: "" if has_loss else "It has no loss."}))
