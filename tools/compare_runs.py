@@ -121,7 +121,7 @@ def compare_two(args: argparse.Namespace, table: "DataFrame", laws: Mapping[str,
     """Return the difference of the two runs or cells given on the command line."""
     a, b = find_side(table, args.a), find_side(table, args.b)
     paired = paired_error(args.study, a, b)
-    return compare_runs(table, a, b, level=args.level, laws=laws, paired=paired)
+    return compare_runs(table, args.a, args.b, level=args.level, laws=laws, paired=paired)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

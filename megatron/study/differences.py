@@ -18,7 +18,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import groupby
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,6 @@ from megatron.study.table import COLUMNS, select_finished
 
 LEVEL = 0.95
 MAX_SEEDS = 50  # largest number of seeds per cell that is proposed
-CELL_COLUMNS = ["objective", "n_params", "train_tokens", "unique_tokens", "seq_len"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,23 +73,15 @@ def _select_runs(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def group_cells(table: pd.DataFrame) -> list[Side]:
-    """Group the finished runs into cells.
+    """Group the finished runs by the column `cell`, the hash of all settings except the seed.
 
-    Runs are grouped by the column `cell`, the hash of all settings except the
-    seed. Without this column they are grouped by CELL_COLUMNS. Runs of such a
-    group with equal or missing seeds must differ in another setting, so each of
-    them is a cell.
+    A run of a table without this column is a cell of its own.
     """
     runs = _select_runs(table)
-    settings = runs.reindex(columns=CELL_COLUMNS).itertuples(index=False)
-    bare = pd.Series([repr(tuple(values)) for values in settings], index=runs.index, dtype=object)
-    cells = []
-    for _, same in runs.groupby(runs["cell"].fillna(bare), sort=False):
-        # seeds 0, 1, 2: one cell of three; seeds 0, 0, 1: three cells of one
-        # run
-        is_cell = len(same) == 1 or (same["seed"].notna().all() and same["seed"].is_unique)
-        cells += [make_side(same)] if is_cell else [make_side(same.iloc[[i]]) for i in range(len(same))]
-    return cells
+    cells = runs["cell"].fillna(runs["run"])
+    # a copy of a run is no repeat
+    is_first = ~runs.assign(cell=cells).duplicated(["cell", "seed"])
+    return [make_side(same) for _, same in runs[is_first].groupby(cells[is_first], sort=False)]
 
 
 def find_side(table: pd.DataFrame, name: str) -> Side:
@@ -148,16 +139,16 @@ def make_side(cell: pd.DataFrame) -> Side:
 
 def group_sides(table: pd.DataFrame, same: str) -> list[list[Side]]:
     """Group cells by objective, or by objective and compute, and drop groups of a single cell."""
-    sides = group_cells(table)
     groups: list[list[Side]] = []
-    for objective in sorted({side.objective for side in sides}):
-        of_objective = [side for side in sides if side.objective == objective]
-        if same == "objective":
-            groups.append(of_objective)
-            continue
-        sized = [side for side in of_objective if math.isfinite(side.flops)]
-        budgets = split_budgets(np.array([side.flops for side in sized])) if sized else []
-        groups += [[sized[i] for i in budget] for budget in budgets]
+    sides = sorted(group_cells(table), key=lambda side: side.objective)
+    for _, of_objective in groupby(sides, lambda side: side.objective):
+        group = list(of_objective)
+        if same == "compute":
+            sized = [side for side in group if math.isfinite(side.flops)]
+            budgets = split_budgets(np.array([side.flops for side in sized])) if sized else []
+            groups += [[sized[i] for i in budget] for budget in budgets]
+        else:
+            groups.append(group)
     return [group for group in groups if len(group) > 1]
 
 
@@ -252,12 +243,9 @@ def estimate_noise_floors(
     table: pd.DataFrame, laws: Mapping[str, Law] | None = None, level: float = LEVEL
 ) -> dict[str, NoiseFloor]:
     """Estimate the noise floor of each objective that has one."""
-    floors = {}
-    for objective in table["objective"].dropna().unique():
-        floor = estimate_noise_floor(table, objective, (laws or {}).get(objective), level)
-        if floor is not None:
-            floors[objective] = floor
-    return floors
+    objectives = table["objective"].dropna().unique()
+    floors = {name: estimate_noise_floor(table, name, (laws or {}).get(name), level) for name in objectives}
+    return {name: floor for name, floor in floors.items() if floor is not None}
 
 
 def _independent_dof(table: pd.DataFrame, cells: np.ndarray, runs: Sequence[str]) -> int:
@@ -297,8 +285,8 @@ def _sigma_interval(sigma: float, dof: float, level: float) -> tuple[float, floa
 
 def compare_runs(
     table: pd.DataFrame,
-    a: str | Side,
-    b: str | Side,
+    a: str,
+    b: str,
     *,
     level: float = LEVEL,
     laws: Mapping[str, Law] | None = None,
@@ -307,7 +295,7 @@ def compare_runs(
 ) -> Difference:
     """Compare two runs, or two cells of several seeds, with the noise floor of a table.
 
-    a, b           runs or cells, as for find_side
+    a, b           names of runs or cells, as for find_side
     n_comparisons  number of simultaneous comparisons: all their intervals hold together at `level`
     paired         (standard error in nats, degrees of freedom) of the mean difference of the two runs' losses
                    over documents; the verdict then also holds for other text of the same distribution
@@ -318,7 +306,7 @@ def compare_runs(
     """
     if not 0 < level < 1:
         raise ValueError(f"level: got {level}, expected a number between 0 and 1.")
-    first, second = (side if isinstance(side, Side) else find_side(table, side) for side in (a, b))
+    first, second = find_side(table, a), find_side(table, b)
     if set(first.runs) & set(second.runs):
         raise ValueError(f"{first.name} and {second.name} share a run, expected two different runs or cells.")
     return _compute_difference(
@@ -427,14 +415,3 @@ def compare_best(
         others = sorted((side for side in group if side is not best), key=lambda side: side.log_loss)
         groups.append([_compute_difference(best, other, floors, level, n_pairs) for other in others])
     return groups
-
-
-def compare_repeated(
-    table: pd.DataFrame, *, level: float = LEVEL, laws: Mapping[str, Law] | None = None
-) -> list[Difference]:
-    """Compare all pairs of cells of several seeds of one objective, lower loss first, with correction."""
-    floors = estimate_noise_floors(table, laws, level)
-    sides = [cell for cell in group_cells(table) if cell.n_seeds > 1]
-    sides.sort(key=lambda side: side.log_loss)
-    pairs = [(a, b) for a, b in combinations(sides, 2) if a.objective == b.objective]
-    return [_compute_difference(a, b, floors, level, len(pairs)) for a, b in pairs]
