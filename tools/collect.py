@@ -27,7 +27,7 @@ from megatron.study.downstream_scores import (
 )
 from megatron.study.forecast import (
     FORECASTS,
-    calibrate,
+    describe_calibration,
     read_forecasts,
     score_forecasts,
     write_forecast_table,
@@ -188,7 +188,7 @@ def score_study_forecasts(args: argparse.Namespace, table: "DataFrame") -> str:
         return ""
     outcomes = score_forecasts(read_forecasts(args.paths[0]), table)
     path = write_forecast_table(outcomes, args.paths[0])
-    return f"\n{path}: {len(outcomes)} sealed forecasts. {calibrate(outcomes).sentence}\n"
+    return f"\n{path}: {len(outcomes)} sealed forecasts. {describe_calibration(outcomes)}\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,7 +15,7 @@ from megatron.laws.compute_law import ComputeLaw
 from megatron.laws.law import Law
 from megatron.laws.measured_crossover import MeasuredCrossover
 from megatron.study.downstream_scores import REFERENCE_COLUMNS, REFERENCES, load_references
-from megatron.study.forecast import LEVELS, calibrate, read_forecasts, score_forecasts
+from megatron.study.forecast import LEVELS, describe_calibration, read_forecasts, score_forecasts
 from megatron.study.frontier import COMPUTE_LAW
 from megatron.study.ladder import STUDY, read_study_plan
 from megatron.study.measured import measure_study
@@ -219,7 +219,7 @@ def _tabulate_forecasts(folder: Path, runs: pd.DataFrame) -> pd.DataFrame:
         row |= {"time": f"{forecast.time[:16].replace('T', ' ')} UTC", "sha256": forecast.sha256()}
         rows.append(row)
     table = pd.DataFrame(rows, columns=FORECAST_COLUMNS)
-    table.attrs["calibration"] = calibrate(outcomes).sentence
+    table.attrs["calibration"] = describe_calibration(outcomes)
     return table
 
 

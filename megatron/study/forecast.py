@@ -26,7 +26,7 @@ import pandas as pd
 from megatron.config.yaml_file import is_single_line
 from megatron.io import code_revision, read_json, wait_for_lock, write_atomic_bytes, write_json
 from megatron.plan.run_dir import CHECKPOINTS, LOCK, METRICS, PLAN, RESULT
-from megatron.study.format import format_count, format_loss, format_with_interval
+from megatron.study.format import format_count, format_loss, format_plural, format_with_interval
 
 FORECASTS = "forecasts"  # folder in the study's directory
 FORECAST_TABLE = "forecasts.csv"
@@ -148,26 +148,6 @@ class Outcome:
         where = "inside" if low <= self.observed <= high else "OUTSIDE"
         text += f", measured {write(self.observed)}: {where}, off by {off:+.1f} %"
         return text if self.order != "after" else f"{text}; NOT BLIND: its runs started before the forecast"
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Number of scored forecasts, and of those inside the interval at each of LEVELS."""
-
-    n_scored: int
-    n_inside: tuple[int, ...]
-
-    @property
-    def sentence(self) -> str:
-        """State the counts beside the expected ones."""
-        if not self.n_scored:
-            return "No forecast has been scored."
-        parts = [
-            f"the {100 * level:g} % interval {n} ({level * self.n_scored:.3g} expected)"
-            for level, n in zip(LEVELS, self.n_inside, strict=True)
-        ]
-        n = f"{self.n_scored} scored forecast{'s' if self.n_scored > 1 else ''}"
-        return f"Of {n}, inside {', '.join(parts)}."
 
 
 def hash_record(content: Mapping[str, Any]) -> str:
@@ -345,10 +325,17 @@ def _find_order(sha256: str, runs: pd.DataFrame, seals: Mapping[str, list[str] |
     return "unknown" if None in records else "before"
 
 
-def calibrate(outcomes: Sequence[Outcome]) -> Calibration:
-    """Count the scored forecasts that are inside their intervals."""
+def describe_calibration(outcomes: Sequence[Outcome]) -> str:
+    """Return how many of the scored forecasts are inside their intervals, beside the numbers expected."""
     scored = [outcome.inside for outcome in outcomes if outcome.is_scored]
-    return Calibration(len(scored), tuple(sum(inside[level] for inside in scored) for level in LEVELS))
+    if not scored:
+        return "No forecast has been scored."
+    parts = [
+        f"the {100 * level:g} % interval {sum(inside[level] for inside in scored)} "
+        f"({level * len(scored):.3g} expected)"
+        for level in LEVELS
+    ]
+    return f"Of {format_plural(len(scored), 'scored forecast')}, inside {', '.join(parts)}."
 
 
 def write_forecast_table(outcomes: Sequence[Outcome], study_dir: str | Path) -> Path:

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from megatron.config.option import REQUIRED, option
 from megatron.config.presets import load_model_sizes, suggest_nearest
 from megatron.config.schema import DatasetConfig, RunConfig
-from megatron.config.section import check_known_keys, list_keys, read_section
+from megatron.config.section import list_keys, read_section
 from megatron.config.yaml_file import is_finite, merge_sections, read_yaml
 from megatron.io import write_atomic
 from megatron.plan.exposure import Exposure
@@ -118,7 +118,6 @@ def read_study_plan(path: str | Path, overrides: Sequence[str] = ()) -> StudyPla
     raw = read_yaml(path, overrides)
     keys = list_keys(StudyPlan)
     check_removed_keys(raw, REMOVED, str(path))
-    check_known_keys(raw, keys, str(path))
     for key in ("name", "directory", "run", "cells"):
         if not raw.get(key):
             raise ValueError(f"{path}: got no '{key}', expected the keys {', '.join(keys)}.")

@@ -201,7 +201,8 @@ class LiveTable:
             return
         self.last_draw_s = self.clock()
         rows = [format_job_row(job) for job in state.running[:MAX_ROWS]]
-        self.view.show(HEAD, rows, ("running",), format_counts(state, self.n_runs, self.seconds_left(state)))
+        counts = format_counts(state, self.n_runs, self.seconds_left(state))
+        self.view.show(HEAD, rows, ("running",), [counts])
 
     def seconds_left(self, state: SweepState) -> float:
         """Return the expected time until all runs have ended, NaN without a price."""
@@ -210,17 +211,13 @@ class LiveTable:
         return makespan(left, self.jobs)
 
 
-def format_counts(state: SweepState, n_runs: int, left_s: float) -> list[str]:
-    """Return the lines below the table: jobs that it does not show, counts of all runs, and the time left."""
-    more = len(state.running) - MAX_ROWS
-    lines = [f"and {more} more"] if more > 0 else []
+def format_counts(state: SweepState, n_runs: int, left_s: float) -> str:
+    """Return the line below the table: counts of all runs, and the time left."""
     n_open = len(state.running) + len(state.waiting) + len(state.failed)
-    blocked = len(state.waiting) - len(state.find_ready())
     counts = f"{n_runs - n_open} of {n_runs} runs done, "
     counts += f"{len(state.running)} running, {len(state.waiting)} waiting"
-    counts += f" ({blocked} for their trunk)" if blocked else ""
     counts += f", {len(state.failed)} failed" if state.failed else ""
-    return [*lines, f"{counts}; about {format_duration(left_s, estimate=True)} left"]
+    return f"{counts}; about {format_duration(left_s, estimate=True)} left"
 
 
 def format_job_row(job: Job) -> tuple[str, ...]:

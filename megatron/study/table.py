@@ -54,8 +54,6 @@ RESULT_COLUMNS = (
     "loss_se", "n_tokens_scored", "wall_s", "train_tokens", "train_flops", "test_loss", "test_loss_se"
 )  # fmt: skip
 AMOUNTS = {"n_params", "train_tokens", "unique_tokens", "epochs", "train_flops"}
-TEXTS = {"identity", "cell_identity", "name", "objective", "size", "hardware", "torch", "git"}
-TEXTS |= {"flops_convention"}
 NUMBERS = {name for name, kind in COLUMNS.items() if kind is not str}
 MAX_NUMBER = 1e300  # limit for numbers in files, so that their sums and products stay finite
 REQUIRED_PLAN_KEYS = ("identity", "n_params", "train_tokens")
@@ -202,7 +200,7 @@ def _select_values(content: Mapping[str, Any], names: Sequence[str]) -> dict[str
 
 def _read_progress(run_dir: Path, now: float) -> dict[str, Any]:
     """Return the columns of a run that has a plan and no result."""
-    last = last_records(run_dir).get("train", {})
+    last = {record["kind"]: record for record in read_valid_metrics(run_dir)}.get("train", {})
     # metrics can contain text or huge values after a crash: those are dropped
     times = {"wall_s": last.get("elapsed_s"), "tps": last.get("tps")}
     row: dict[str, Any] = {name: value for name, value in times.items() if _is_computable(value)}
@@ -247,11 +245,6 @@ def read_valid_metrics(run_dir: str | Path) -> Iterator[dict[str, Any]]:
             yield record
 
 
-def last_records(run_dir: str | Path) -> dict[str, dict[str, Any]]:
-    """Return the last record of each kind."""
-    return {record["kind"]: record for record in read_valid_metrics(run_dir)}
-
-
 def _read_object(path: Path, needs: Sequence[str]) -> tuple[dict[str, Any], str]:
     """Return (contents, a sentence on what is wrong). A missing result.json is not an error."""
     try:
@@ -279,7 +272,7 @@ def _find_fault(name: str, value: Any) -> str:
         return "a number"
     if name in AMOUNTS and not 1 / MAX_NUMBER < value < MAX_NUMBER:
         return "a number above 0"
-    if name in TEXTS and not (isinstance(value, str) and is_single_line(value)):
+    if name in COLUMNS and name not in NUMBERS and not (isinstance(value, str) and is_single_line(value)):
         return "a line of text"
     return ""
 

@@ -16,7 +16,7 @@ from megatron.study.forecast import (
     LEVELS,
     SEALS,
     Outcome,
-    calibrate,
+    describe_calibration,
     hash_record,
     make_forecast,
     read_forecasts,
@@ -142,7 +142,7 @@ def test_the_order_is_proven_by_the_hash_in_the_folder_of_the_run_and_not_by_its
     path.write_text(json.dumps({"sha256": [sha for sha in hashes if sha != sealed]}))
     outcomes = {o.forecast.name: o for o in score(study)}
     assert (outcomes[early.folder.name].order, outcomes[late.folder.name].order) == ("after", "before")
-    assert calibrate(list(outcomes.values())).n_scored == 1
+    assert describe_calibration(list(outcomes.values())).startswith("Of 1 scored forecast, inside")
     assert "NOT BLIND" in outcomes[early.folder.name].describe()
     path.unlink()
     assert {o.order for o in score(study)} == {"unknown", "before"}
@@ -151,14 +151,13 @@ def test_the_order_is_proven_by_the_hash_in_the_folder_of_the_run_and_not_by_its
 def test_the_counts_are_those_of_the_intervals() -> None:
     forecast = make_crossing()
     inside = [4e13, 2.6e13, 2.1e13, 1e13]  # in all three, in two, in the widest only, in none
-    calibration = calibrate([Outcome(forecast, value) for value in (*inside, float("nan"), None)])
-    assert (calibration.n_scored, calibration.n_inside) == (4, (1, 2, 3))
-    assert calibration.sentence == (
+    outcomes = [Outcome(forecast, value) for value in (*inside, float("nan"), None)]
+    assert describe_calibration(outcomes) == (
         "Of 4 scored forecasts, inside the 50 % interval 1 (2 expected), "
         "the 80 % interval 2 (3.2 expected), "
         "the 95 % interval 3 (3.8 expected)."
     )
-    assert calibrate([]).sentence == "No forecast has been scored."
+    assert describe_calibration([]) == "No forecast has been scored."
 
 
 def test_a_forecast_is_never_replaced_and_none_of_a_batch_is_stored_if_one_is_refused(study) -> None:

@@ -233,7 +233,7 @@ def test_the_table_shows_the_progress_of_each_run_and_is_redrawn_in_place(runs, 
     state = SweepState(list(runs[:2]), [Job(trunk, None)])
     name, counts = (
         "autoregressive-small-2.56ktok-seed0",
-        "0 of 3 runs done, 1 running, 2 waiting (2 for their trunk); about 35 s left",
+        "0 of 3 runs done, 1 running, 2 waiting; about 35 s left",
     )
     # 30 steps of 64 tokens at 64 tokens a second are left
     assert format_job_row(state.running[0]) == (name, "10", "40", "25%", "3.5000", "64", "30 s")
