@@ -104,7 +104,8 @@ def paired_error(folder: Path, a: Side, b: Side) -> tuple[float, float] | None:
     from megatron.evaluation.compare import compare_documents
 
     files = [
-        {path.name: path for path in sorted((folder / str(side.paths[0])).glob(DOCUMENTS))} for side in (a, b)
+        {path.name: path for path in sorted((folder / str(side.runs["path"].iloc[0])).glob(DOCUMENTS))}
+        for side in (a, b)
     ]
     for name in sorted(files[0].keys() & files[1].keys()):
         try:

@@ -33,11 +33,9 @@ FORECAST_TABLE = "forecasts.csv"
 SEALS = "seals.json"  # in a run's folder: hashes of the forecasts before its start
 LEVELS = (0.5, 0.8, 0.95)
 RUN, BEST_LOSS, CROSSING = "run", "best_loss", "crossing"
-QUANTITIES = {
-    RUN: "held-out loss of a run, nats per token",
-    BEST_LOSS: "least test loss of an objective on U unique tokens, nats per token",
-    CROSSING: "compute at which masked diffusion reaches autoregression on U unique tokens, FLOPs",
-}
+# held-out loss of a run and least test loss of an objective on U unique tokens, in nats per token; compute
+# at which masked diffusion reaches autoregression on U unique tokens, in FLOPs
+QUANTITIES = (RUN, BEST_LOSS, CROSSING)
 TEXTS = ("name", "quantity", "objective", "identity", "method", "law", "law_sha256", "data_sha256", "time")
 ADDED = ("study", "runs")  # fields that the first version of the format did not have
 REMEDY = "Restore the file, or move it and the folders of its runs away."
@@ -49,7 +47,7 @@ class Forecast:
     """A prediction of one number.
 
     name       of the forecast and its file: for a run the name of its folder
-    quantity   a key of QUANTITIES
+    quantity   one of QUANTITIES
     objective  "" for a crossing
     identity   RunPlan.identity of a run, else ""
     U          unique tokens; None for a run whose law has no term for repetition
@@ -90,10 +88,6 @@ class Forecast:
         """Return the hash of all fields."""
         return hash_record(self.content())
 
-    def interval(self, level: float) -> tuple[float, float]:
-        """Return the predictive interval at one of LEVELS."""
-        return self.intervals[LEVELS.index(level)]
-
     def list_identities(self) -> set[str]:
         """Return the identities of the runs that decide the outcome, as far as the file lists them."""
         return {*(self.runs or {}), *filter(None, [self.identity])}
@@ -112,11 +106,6 @@ class Outcome:
     observed: float | None = None
     observed_se: float | None = None
     order: str = ""
-
-    @property
-    def prediction(self) -> float:
-        """Predicted value."""
-        return self.forecast.predicted
 
     @property
     def intervals(self) -> dict[float, tuple[float, float]]:
@@ -140,11 +129,11 @@ class Outcome:
         forecast = self.forecast
         text = f"{forecast.name}: predicted "
         write = format_count if forecast.quantity == CROSSING else format_loss
-        text += format_with_interval(forecast.predicted, forecast.interval(LEVELS[-1]), write)
+        low, high = forecast.intervals[-1]
+        text += format_with_interval(forecast.predicted, (low, high), write)
         if self.observed is None:
             return f"{text}, not trained yet"
         off = 100 * (self.observed / forecast.predicted - 1)
-        low, high = forecast.interval(LEVELS[-1])
         where = "inside" if low <= self.observed <= high else "OUTSIDE"
         text += f", measured {write(self.observed)}: {where}, off by {off:+.1f} %"
         return text if self.order != "after" else f"{text}; NOT BLIND: its runs started before the forecast"

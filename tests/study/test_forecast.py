@@ -110,7 +110,7 @@ def test_forecasts_of_held_out_runs_are_those_of_the_law_at_three_levels(study, 
         for level in LEVELS:
             expected = predict_run(law, forecast.N, forecast.D, None, level)
             assert forecast.predicted == pytest.approx(expected.loss)
-            assert forecast.interval(level) == pytest.approx(expected.predictive)
+            assert forecast.intervals[LEVELS.index(level)] == pytest.approx(expected.predictive)
     assert read_forecasts(study.directory) == sorted(sealed, key=lambda f: f.name)
 
 
@@ -260,7 +260,7 @@ def test_the_chosen_run_is_held_out_and_its_loss_agrees_with_the_known_law(finis
     write_results(held_out_runs(finished), seed=3)
     (outcome,) = score(finished)
     assert outcome.observed == pytest.approx(true_loss(forecast.N, forecast.D), rel=0.01)
-    assert abs(outcome.observed / outcome.prediction - 1) < 0.015 and outcome.order == "before"
+    assert abs(outcome.observed / outcome.forecast.predicted - 1) < 0.015 and outcome.order == "before"
     assert read_study_runs(finished.directory).table == before.table
     # the same runs give the same forecast, also after its run
     content = (finished.directory / FORECASTS / f"{forecast.name}.json").read_bytes()
