@@ -24,7 +24,7 @@ from megatron.plan.roofline import predict_step
 from megatron.plan.run_plan import plan_run
 from megatron.study.format import format_duration
 from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
-from megatron.study.launchers.launch import Job
+from megatron.study.launchers.launch import Job, Launcher
 from megatron.study.launchers.local import query_gpus
 from megatron.study.price import (
     GPU_STARTUP_S,
@@ -252,10 +252,11 @@ def test_held_out_losses_are_in_the_price(runs) -> None:
     assert scoring_flops(masks) == 8 * scoring_flops(scored)
 
 
-class FakeLauncher:
+class FakeLauncher(Launcher):
     """Processes with 3 s of start-up, steps of 2 ms, and 1e9 FLOPs a second, on a fake clock."""
 
     def __init__(self, clock: "FakeClock", fails: bool = False) -> None:
+        super().__init__()
         self.clock, self.fails, self.stopped = clock, fails, 0
         self.ends: dict[Path, float] = {}
 
@@ -288,9 +289,6 @@ class FakeLauncher:
         self.stopped += len(jobs)
 
     stop = detach
-
-    def close(self):
-        pass
 
 
 class FakeClock:

@@ -147,7 +147,7 @@ def test_a_queue_that_hangs_times_out(runs, cluster, monkeypatch) -> None:
 def test_the_next_call_follows_the_tasks_and_submits_a_lost_one_again(runs, cluster) -> None:
     first = SlurmLauncher(cluster.folder / "lists", None)
     first.start(runs)
-    first.close()  # as if the process were killed
+    first.locks.release_all()  # as if the process were killed
     cluster.end("1_0")  # without a result
     cluster.fail("squeue")
     second = SlurmLauncher(cluster.folder / "lists", None)
@@ -171,7 +171,7 @@ def test_a_task_that_left_a_preempt_checkpoint_is_preempted_and_another_one_has_
         cluster.end(job.handle)
     launcher.next_poll_s = 0.0
     assert [status for _, status in launcher.collect_ended(jobs)] == [STOPPED, 1]
-    launcher.close()
+    launcher.locks.release_all()
 
 
 def test_an_invalid_submission_ends_the_sweep_at_once(runs, cluster) -> None:
@@ -187,7 +187,7 @@ def test_tasks_that_cannot_be_cancelled_are_named(runs, cluster) -> None:
     cluster.fail("scancel")
     with pytest.raises(OSError, match="2 tasks still run: scancel 1_0 1_1"):
         launcher.stop(jobs)
-    launcher.close()
+    launcher.locks.release_all()
 
 
 def test_runs_of_another_sweep_are_waited_for_and_taken_over_if_it_dies(runs, cluster) -> None:
@@ -198,7 +198,7 @@ def test_runs_of_another_sweep_are_waited_for_and_taken_over_if_it_dies(runs, cl
     def at_tick(n: int, state: SweepState) -> None:
         if n == 3:
             assert (state.waiting, [job.run for job in state.running]) == (runs[:1], runs[1:])
-            first.close()  # as if the process were killed
+            first.locks.release_all()  # as if the process were killed
         if n == 8:
             assert {job.run.folder: job.handle for job in state.running}[runs[0].folder] == handle
             end_all(cluster, state)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from megatron.cli import STOPPED, replace_lost_terminal, stop_signals
 from megatron.config.read import write_config
@@ -78,8 +78,11 @@ def read_last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any] | Non
     return None
 
 
-class Launcher(Protocol):
+class Launcher:
     """Starts and follows runs. Methods raise OSError if the backend does not respond."""
+
+    def __init__(self) -> None:
+        self.locks = RunLocks()
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
         """Prepare and start those of `runs` that fit now, in order; none while the backend does not respond.
@@ -87,23 +90,19 @@ class Launcher(Protocol):
         A run that an earlier sweep started is followed. A run that another process has locked is not
         started, and waits.
         """
-        ...
+        raise NotImplementedError
 
     def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
         """Return the jobs that have ended, with exit status."""
-        ...
+        raise NotImplementedError
 
     def stop(self, jobs: Sequence[Job]) -> None:
         """Signal every job to save and stop, wait, and kill those that do not stop."""
-        ...
+        raise NotImplementedError
 
     def detach(self, jobs: Sequence[Job]) -> None:
         """After an error or SIGHUP: stop jobs that need the sweep, and leave the others running."""
-        ...
-
-    def close(self) -> None:
-        """Release all locks, so that other sweeps can take the runs."""
-        ...
+        self.stop(jobs)
 
 
 class RunLocks:
@@ -304,7 +303,7 @@ def run_all(
         finally:
             # the locks are released last: until then no other sweep starts a
             # run that is still being stopped here
-            launcher.close()
+            launcher.locks.release_all()
     return state, not (state.waiting or state.running)
 
 

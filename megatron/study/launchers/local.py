@@ -13,7 +13,7 @@ from megatron.cli import STOPPED, TOOLS, die_with_parent
 from megatron.plan.memory import estimate_memory
 from megatron.plan.run_dir import CONFIG
 from megatron.study.ladder import PlannedRun
-from megatron.study.launchers.launch import LOG, STOP_WAIT_S, Job, RunLocks, prepare_run
+from megatron.study.launchers.launch import LOG, STOP_WAIT_S, Job, Launcher, prepare_run
 
 PRETRAIN = TOOLS / "pretrain.py"
 START_RANKS = TOOLS / "start_ranks.py"  # exits with 75 if its ranks were preempted; torchrun exits with 1
@@ -55,13 +55,20 @@ def query_gpus() -> list[tuple[str, float]]:
     return [(name.strip(), float(mib) * 2**20 if mib.strip().isdigit() else 0.0) for name, _, mib in fields]
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """Starts each run as a process on the least occupied device with room for it."""
 
     def __init__(self, devices: Sequence[Device], on_gpus: bool, gpus_per_run: int = 1) -> None:
         self.devices, self.on_gpus, self.gpus_per_run = list(devices), on_gpus, gpus_per_run
+        super().__init__()
         self.active: list[Job] = []
-        self.locks = RunLocks()
+
+    @property
+    def n_slots(self) -> int:
+        """Number of concurrent runs."""
+        if self.gpus_per_run > 1:
+            return max(1, len(self.devices) // self.gpus_per_run)
+        return sum(device.slots for device in self.devices)
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
         """See Launcher. A run that does not fit does not delay smaller ones after it."""
@@ -143,14 +150,6 @@ class LocalLauncher:
                     job.handle.pid, signal.SIGKILL
                 )  # the job leads its own session, which contains its ranks
                 job.handle.wait()
-
-    def detach(self, jobs: Sequence[Job]) -> None:
-        """See Launcher: local processes are stopped with their sweep."""
-        self.stop(jobs)
-
-    def close(self) -> None:
-        """See Launcher."""
-        self.locks.release_all()
 
     def _start_process(self, run: PlannedRun, devices: Sequence[int]) -> "subprocess.Popen[bytes]":
         """Start a run; its output goes to log.txt in its folder.

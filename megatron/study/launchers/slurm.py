@@ -14,7 +14,7 @@ from megatron.io import write_atomic
 from megatron.log import get_logger
 from megatron.plan.run_dir import CHECKPOINTS, is_done
 from megatron.study.ladder import PlannedRun
-from megatron.study.launchers.launch import ROOT, STOP_WAIT_S, Job, RunLocks, prepare_run
+from megatron.study.launchers.launch import ROOT, STOP_WAIT_S, Job, Launcher, prepare_run
 
 PRETRAIN = TOOLS / "pretrain.py"
 # a wheel has the script beside its tools
@@ -32,7 +32,7 @@ COMMAND_TIMEOUT_S = 60.0  # limit for one Slurm command
 log = get_logger(__name__)
 
 
-class SlurmLauncher:
+class SlurmLauncher(Launcher):
     """Submits one array per `start` and polls squeue for ended tasks."""
 
     def __init__(self, folder: Path, jobs: int | None, sbatch_args: Sequence[str] = ()) -> None:
@@ -42,11 +42,11 @@ class SlurmLauncher:
         jobs         number of tasks of an array that run concurrently; None: all
         sbatch_args  additional arguments of sbatch
         """
+        super().__init__()
         self.folder, self.jobs, self.sbatch_args = folder, jobs, list(sbatch_args)
         self.next_poll_s = 0.0
         self.queued: set[str] = set()
         self.has_queue = False  # whether squeue has responded
-        self.locks = RunLocks()
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
         """See Launcher: submits all runs that are not in the queue. Raises OSError with sbatch's message."""
@@ -126,10 +126,6 @@ class SlurmLauncher:
         """See Launcher: tasks keep running without the sweep, and the next sweep finds them."""
         if jobs:
             log.warning("%d Slurm tasks keep running; rerun the same command to follow them", len(jobs))
-
-    def close(self) -> None:
-        """See Launcher."""
-        self.locks.release_all()
 
     def _poll_queue(self) -> bool:
         """Read the queue if it is time to. Return False if the last call of squeue had no response."""
