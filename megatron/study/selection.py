@@ -16,7 +16,6 @@ from megatron.study.table import read_table
 
 TRUNK = "trunk"  # column of tables of this project: rows with one trunk share their first steps
 MIN_TOKENS = 1000  # a column with a smaller maximum does not count tokens
-ROUNDED = 0.01  # a loss of 3.14 has an error of 0.005, as large as the noise between seeds
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ def select_runs(
     U = _parse_positive(path, runs, columns.U) if needs_unique else None
     if needs_unique:
         letters["U"] = columns.U
-    warnings += _check_losses(runs, L, needs_unique)
+    warnings += _check_losses(runs, needs_unique)
     column, groups, more = _find_groups(path, runs, group)
     if column is not None:
         letters["group"] = column
@@ -223,8 +222,8 @@ def _filter_rows(
     return runs, applied, warnings
 
 
-def _check_losses(runs: pd.DataFrame, L: np.ndarray, needs_unique: bool) -> list[str]:
-    """Return warnings about repeated text, losses of few digits, and rates that were not annealed."""
+def _check_losses(runs: pd.DataFrame, needs_unique: bool) -> list[str]:
+    """Return warnings about repeated text, and rates that were not annealed."""
     values = runs.reindex(columns=["epochs", "annealed"])
     warnings = []
     # 1.01: rounding to whole steps can exceed one epoch slightly
@@ -233,8 +232,6 @@ def _check_losses(runs: pd.DataFrame, L: np.ndarray, needs_unique: bool) -> list
         warnings.append(
             f"{n_repeated} runs saw some text more than once, and this form has no term for repetition."
         )
-    if len(L) and np.allclose(L, np.round(L / ROUNDED) * ROUNDED, rtol=0, atol=1e-9):
-        warnings.append(f"Losses are rounded to {ROUNDED:g} nats, about the size of the noise between runs.")
     if n_unannealed := int((values["annealed"] <= 0).sum()):
         warnings.append(
             f"{n_unannealed} of {len(runs)} losses were measured before the learning rate was annealed: "

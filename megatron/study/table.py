@@ -205,18 +205,17 @@ def _read_progress(run_dir: Path, now: float) -> dict[str, Any]:
     times = {"wall_s": last.get("elapsed_s"), "tps": last.get("tps")}
     row: dict[str, Any] = {name: value for name, value in times.items() if _is_computable(value)}
     ended, _ = _read_object(run_dir / EXIT, ())
-    metrics = run_dir / METRICS
+    status, note = _describe_progress(run_dir, ended, last.get("step"), now)
+    return row | {"status": status, NOTE: note}
+
+
+def _describe_progress(run_dir: Path, ended: Mapping[str, Any], step: Any, now: float) -> tuple[str, str]:
+    """Return (status, note) of a run without result; `ended` is the content of its exit.json."""
     if ended:
-        status = "failed", f"Exit status {ended.get('status')}: {ended.get('last_words')}"
-    elif not metrics.exists():
-        status = "missing", "Planned, not started."
-    else:
-        status = _describe_progress(run_dir, last.get("step"), now - metrics.stat().st_mtime)
-    return row | {"status": status[0], NOTE: status[1]}
-
-
-def _describe_progress(run_dir: Path, step: Any, silent_s: float) -> tuple[str, str]:
-    """Return (status, note) of a run with metrics that has written nothing for `silent_s`."""
+        return "failed", f"Exit status {ended.get('status')}: {ended.get('last_words')}"
+    if not (run_dir / METRICS).exists():
+        return "missing", "Planned, not started."
+    silent_s = now - (run_dir / METRICS).stat().st_mtime
     where = f"step {step:,}" if isinstance(step, int) else "before the first logged step"
     # a run that was preempted leaves this checkpoint until it resumes
     if any((run_dir / CHECKPOINTS).glob("*.preempt")):
