@@ -54,6 +54,7 @@ RESULT_COLUMNS = (
     "loss_se", "n_tokens_scored", "wall_s", "train_tokens", "train_flops", "test_loss", "test_loss_se"
 )  # fmt: skip
 AMOUNTS = {"n_params", "train_tokens", "unique_tokens", "epochs", "train_flops"}
+TEXTS = {"identity", "cell_identity", "name", "objective", "size", "hardware", "torch", "git"}
 NUMBERS = {name for name, kind in COLUMNS.items() if kind is not str}
 MAX_NUMBER = 1e300  # limit for numbers in files, so that their sums and products stay finite
 REQUIRED_PLAN_KEYS = ("identity", "n_params", "train_tokens")
@@ -271,7 +272,7 @@ def _find_fault(name: str, value: Any) -> str:
         return "a number"
     if name in AMOUNTS and not 1 / MAX_NUMBER < value < MAX_NUMBER:
         return "a number above 0"
-    if name in COLUMNS and name not in NUMBERS and not (isinstance(value, str) and is_single_line(value)):
+    if name in TEXTS and not (isinstance(value, str) and is_single_line(value)):
         return "a line of text"
     return ""
 
