@@ -106,7 +106,8 @@ def find_side(table: pd.DataFrame, name: str) -> Side:
         )
     if len(matches) == 1:
         return Side(matches)
-    # a prefix of several runs is valid only if it selects exactly the runs of one cell
+    # a prefix of several runs is valid only if it selects exactly the runs of
+    # one cell
     for cell in group_cells(table):
         if set(cell.runs["run"]) == set(matches["run"]):
             return cell
@@ -140,7 +141,8 @@ class NoiseFloor:
     sigma     standard deviation of one run, relative to its loss
     dof       degrees of freedom of sigma^2; for cells that share trunks, trunks minus 1
     interval  chi-square interval of sigma, at `level`
-    source    "seeds": cells of several seeds; "law": the scatter around a fitted law, misfit included
+    source    "seeds": cells of several seeds; "law": the scatter around a fitted law,
+              misfit included
     n_cells, n_runs  numbers of cells and runs of the estimate; n_cells is 0 for a law
     text_se   median standard error of a loss over samples of the held-out text, nats; None if unknown.
               Runs scored on the same text share it
@@ -162,12 +164,14 @@ class Difference:
 
     difference, interval           nats per token
     relative, relative_interval    relative to the loss of B: L_a / L_b - 1
-    se, dof         standard error of log(L_a / L_b), and the degrees of freedom of Student's t
+    se, dof         standard error of log(L_a / L_b), and the degrees of freedom of
+                    Student's t
     p_value         two-sided, times n_comparisons, at most 1
     level           at which the intervals of all n_comparisons hold together (Bonferroni)
     verdict         "better" (A is), "worse" or "undecided"
     reason          reason for a missing interval; "" with an interval
-    n_seeds_to_decide  seeds of each side that would decide a difference of this size; None if it is decided,
+    n_seeds_to_decide  seeds of each side that would decide a difference of this size;
+                       None if it is decided,
                     unknown, or more than MAX_SEEDS
     """
 
@@ -275,7 +279,8 @@ def compare_runs(
     """Compare two runs, or two cells of several seeds, with the noise floor of a table.
 
     a, b           names of runs or cells, as for find_side
-    n_comparisons  number of simultaneous comparisons: all their intervals hold together at `level`
+    n_comparisons  number of simultaneous comparisons: all their intervals hold together
+                   at `level`
     paired         (standard error in nats, degrees of freedom) of the mean difference of the two runs' losses
                    over documents; the verdict then also holds for other text of the same distribution
     Without a noise floor the verdict is "undecided", and `reason` names the seeds to train.

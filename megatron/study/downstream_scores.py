@@ -3,7 +3,8 @@
 Both are data frames with a row for each task:
 
 run, model      run of the study, or a model outside it
-task            name of the task, with the settings that change scores: hellaswag-first200, copa-mc32
+task            name of the task, with the settings that change scores:
+                hellaswag-first200, copa-mc32
 score, se       share of correct answers and its standard error, None if it is unknown
 kind            accuracy, for `downstream_curve.fit_downstream`
 metric          the metric of lm-evaluation-harness
@@ -70,7 +71,8 @@ def read_task_scores(path: Path) -> Iterator[dict[str, Any]]:
     Raises ValueError for values of other types.
     """
     content = read_json(path) or {}
-    # every table and its keys are checked, since a results.json can come from another program
+    # every table and its keys are checked, since a results.json can come from
+    # another program
     config, groups, results = (content.get(name, {}) for name in ("config", "group_subtasks", "results"))
     tables = [content, config, groups, results, *(results.values() if isinstance(results, dict) else ())]
     if not all(isinstance(table, dict) and all(map(is_single_line, table)) for table in tables) or not all(
@@ -80,7 +82,8 @@ def read_task_scores(path: Path) -> Iterator[dict[str, Any]]:
             f"{path}: got other types or names of several lines, expected objects under config, "
             "group_subtasks and results. Evaluate the run again, or delete the file."
         )
-    # label: the settings in the folder's name, such as ar-first200; files of lm-eval have only the limit
+    # label: the settings in the folder's name, such as ar-first200; files of
+    # lm-eval have only the limit
     label = [] if config.get("limit") is None else [f"first{config['limit']:g}"]
     if path.name == DOWNSTREAM_RESULTS:
         label = path.parts[-2].split("-")
@@ -132,7 +135,8 @@ def read_references(
 ) -> pd.DataFrame:
     """Return the scores under the paths: folders or files of tools/evaluate_downstream.py or of lm-eval.
 
-    facts   {model: {"n_params", "train_tokens", "note"}}, where the results lack them or are wrong
+    facts   {model: {"n_params", "train_tokens", "note"}}, where the results lack them
+            or are wrong
 
     Raises FileNotFoundError for a path without results, ValueError for other
     content.
@@ -172,8 +176,8 @@ def read_reference_facts(path: Path) -> dict[str, dict[str, Any]]:
     rows = table.set_index("model").to_dict("index")
     facts: dict[str, dict[str, Any]] = {}
     for model, row in rows.items():
-        known = {str(name): value for name, value in row.items() if not pd.isna(value)}
-        facts[str(model)] = known | {name: int(known[name]) for name in FACTS[:2] if name in known}
+        values = {str(name): value for name, value in row.items() if not pd.isna(value)}
+        facts[str(model)] = values | {name: int(values[name]) for name in FACTS[:2] if name in values}
     return facts
 
 

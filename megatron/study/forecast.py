@@ -33,8 +33,9 @@ FORECAST_TABLE = "forecasts.csv"
 SEALS = "seals.json"  # in a run's folder: hashes of the forecasts before its start
 LEVELS = (0.5, 0.8, 0.95)
 RUN, BEST_LOSS, CROSSING = "run", "best_loss", "crossing"
-# held-out loss of a run and least test loss of an objective on U unique tokens, in nats per token; compute
-# at which masked diffusion reaches autoregression on U unique tokens, in FLOPs
+# held-out loss of a run and least test loss of an objective on U unique tokens,
+# in nats per token; compute at which masked diffusion reaches autoregression on
+# U unique tokens, in FLOPs
 QUANTITIES = (RUN, BEST_LOSS, CROSSING)
 TEXTS = ("name", "quantity", "objective", "identity", "method", "law", "law_sha256", "data_sha256", "time")
 ADDED = ("study", "runs")  # fields that the first version of the format did not have
@@ -58,7 +59,8 @@ class Forecast:
     time       ISO 8601, UTC; for readers only
     commit     of the code, with `+` if the checkout was modified; None outside a checkout
     study      text of the study; None in the first version of the format
-    runs       {identity: 1 if it is held out} of all runs that decide the outcome; None as `study`
+    runs       {identity: 1 if it is held out} of all runs that decide the outcome; None
+               as `study`
     """
 
     name: str
@@ -252,7 +254,8 @@ def read_seals(run_dir: Path) -> list[str] | None:
 def score_forecasts(forecasts: Sequence[Forecast], table: pd.DataFrame) -> list[Outcome]:
     """Return the outcome of every forecast: of runs, best losses and crossings.
 
-    table   of read_runs; without its `attrs["seals"]`, for example after read_table, the order is unknown
+    table   of read_runs; without its `attrs["seals"]`, for example after read_table,
+            the order is unknown
 
     The runs that a forecast lists decide it, even if the study does not contain
     them any more; runs that were added later do not count.

@@ -198,7 +198,8 @@ def _suggest_sizes(law: ComputeLaw, N: np.ndarray, L: np.ndarray, C: np.ndarray)
     smaller: list[str] = []
     larger: list[str] = []
     for rows in split_budgets(C):
-        # the smallest or largest size with the lowest loss: the minimum is outside the sizes on that side
+        # the smallest or largest size with the lowest loss: the minimum is
+        # outside the sizes on that side
         sizes, best = N[rows], N[rows][L[rows].argmin()]
         side = smaller if best == sizes.min() else larger if best == sizes.max() else []
         side.append(f"{np.exp(np.log(C[rows]).mean()):.2g}")

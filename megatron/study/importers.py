@@ -1,7 +1,9 @@
 """Importers for the results of other programs: logs, TensorBoard, Weights & Biases exports, CSV.
 
-torchtitan    "step:  100  loss:  6.42770 ...", with or without ANSI colours, and validation lines if present
-megatron      " iteration 100/ 5000 | consumed samples: ... | lm loss: 9.7E+00 | ...", and validation lines
+torchtitan    "step:  100  loss:  6.42770 ...", with or without ANSI colours, and
+              validation lines if present
+megatron      " iteration 100/ 5000 | consumed samples: ... | lm loss: 9.7E+00 | ...",
+              and validation lines
 tensorboard   a folder with events.out.tfevents files
 wandb         a chart exported as CSV: Step, then "run - metric" columns
 csv           one run per row, with columns renamed by a map
@@ -39,7 +41,8 @@ FACTS = (
     "size",
     "seed",
 )
-# of each program's log: losses by step, learning rates, the parameters of each model-parallel rank, and facts
+# of each program's log: losses by step, learning rates, the parameters of each
+# model-parallel rank, and facts
 PATTERNS = {
     "torchtitan": {
         # the lookbehind keeps "validate step: 100" out of the training losses
@@ -54,7 +57,8 @@ PATTERNS = {
         "train": re.compile(rf"iteration\s+(?P<step>\d+)/\s*\d+\s*\|.*?lm loss:\s*{NUMBER}"),
         "held_out": re.compile(rf"validation loss at iteration (?P<step>\d+).*?lm loss value:\s*{NUMBER}"),
         "rate": re.compile(rf"learning rate:\s*{NUMBER}"),
-        # "number of parameters on (tensor, pipeline) model parallel rank (1, 0): 1100"
+        # "number of parameters on (tensor, pipeline) model parallel rank (1,
+        # 0): 1100"
         "share": re.compile(r"number of parameters on .*?rank \((?P<rank>\d+, ?\d+)\):\s*(?P<value>\d+)"),
         "seq_len": re.compile(r"^.*\bseq_length\s*\.+\s*(?P<value>\d+)"),
         "samples": re.compile(r"consumed samples:\s*(?P<value>\d+)"),
@@ -190,14 +194,15 @@ def _read_log(path: Path, kind: str) -> RunLog:
                 getattr(trail, name)[int(match["step"])] = value
             elif name == "rate":
                 trail.rates.append(value)
-            # each (tensor, pipeline) rank logs its parameters once or several times
+            # each (tensor, pipeline) rank logs its parameters once or several
+            # times
             elif name == "share":
                 shares[match["rank"]] = int(value)
             else:
                 trail.facts[name] = int(value)
     if shares:
-        # (0, 0): 1000 and (1, 0): 1100 are 2,100. Norms, which tensor-parallel ranks replicate, are counted
-        # on each of them.
+        # (0, 0): 1000 and (1, 0): 1100 are 2,100. Norms, which tensor-parallel
+        # ranks replicate, are counted on each of them.
         trail.facts["n_params"] = sum(shares.values())
     return trail
 

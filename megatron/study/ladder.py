@@ -47,9 +47,11 @@ def _read_sizes(value: Any, name: str) -> dict[str, dict[str, Any]]:
 class StudyPlan:
     """Contents of a STUDY.yaml.
 
-    run           base configuration of every run: keys of RunConfig, as written; optim.lr may be a rule
+    run           base configuration of every run: keys of RunConfig, as written;
+                  optim.lr may be a rule
     sizes         model shapes defined by this study, in addition to utils/model_sizes.yaml
-    share_trunks  runs that differ only in length branch from the longest, if their learning rates agree
+    share_trunks  runs that differ only in length branch from the longest, if their
+                  learning rates agree
     """
 
     name: str = option(REQUIRED, "name of the study", expected="one line of text.")

@@ -51,7 +51,8 @@ MAX_NAMED_RUNS = 3  # runs in a sentence
 def seal_runs(study: StudyPlan, law_path: str | Path, pattern: str | None = None) -> list[Forecast]:
     """Predict runs of a study with a law of its objective, and seal the predictions.
 
-    pattern   of names of runs; default: the runs that the study holds out and that have not been started
+    pattern   of names of runs; default: the runs that the study holds out and that have
+              not been started
 
     Raises FileNotFoundError for no law, ValueError for a law without
     replicates, for no run, for a run that has been started or whose trunk has,

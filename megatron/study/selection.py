@@ -34,7 +34,8 @@ class Selection:
     """Selected runs N, D, L float64 [n], and their origin as stored in law.json.
 
     frame   their rows of the table, with their numbers in the table as index
-    groups  labels [n] of rows that are not independent; None: unknown, the fits decide by residuals
+    groups  labels [n] of rows that are not independent; None: unknown, the fits decide
+            by residuals
     U (unique tokens) and C (FLOPs, for a frontier) are None if they were not read.
     """
 
@@ -112,7 +113,8 @@ def select_runs(
 
     group     column whose equal cells mark rows that are not independent; "none": all rows are; None:
               `trunk` or `run` where several rows share one, the latter with a warning
-    where     expressions of `pandas.DataFrame.query`, such as "dataset == 'c4' and loss < 3.4"
+    where     expressions of `pandas.DataFrame.query`, such as "dataset == 'c4' and loss
+              < 3.4"
 
     Raises FileNotFoundError, and ValueError for a file that is no table, a
     missing column (with the nearest name), a value that is not a positive

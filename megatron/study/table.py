@@ -5,13 +5,16 @@ Columns (COLUMNS, in the file's order; more columns `score_<task>` follow):
 run, identity, status     name; hash of all settings; "done", "failed", "missing", "preempted", "running"
                           or "stale". Runs of tables without a status count as done
 objective, size, seed     as in the study
-n_params ... seq_len      N, D (train_tokens), unique tokens, epochs and FLOPs, as planned until it is done
+n_params ... seq_len      N, D (train_tokens), unique tokens, epochs and FLOPs, as
+                          planned until it is done
 loss, loss_se             held-out loss in nats per token and its standard error
-n_tokens_scored, wall_s, tps   tokens of the held-out text, seconds of training, tokens a second
+n_tokens_scored, wall_s, tps   tokens of the held-out text, seconds of training, tokens
+                               a second
 path                      folder of the run, relative to the study
 annealed                  0 for a run whose learning rate did not decay
 held_out                  1 for a run that no law is fitted on
-trunk                     the run whose first steps this run shares; the run itself if it shares none
+trunk                     the run whose first steps this run shares; the run itself if
+                          it shares none
 cell                      equal for runs that differ only in their seed
 test_loss, test_loss_se   the same for dataset.path_test, which was not used to select runs
 

@@ -261,12 +261,14 @@ def run_all(
 ) -> tuple[SweepState, bool]:
     """Run all runs, retrying each failed run up to `retries` times. Return (state, whether all runs ended).
 
-    A preempted run resumes without limit. A run that another process trains stays in the list of waiting
-    runs until its result exists, or until its lock is free and it can be started. All runs stop when the
-    stop file of an unfinished run appears.
+    A preempted run resumes without limit. A run that another process trains
+    stays in the list of waiting runs until its result exists, or until its
+    lock is free and it can be started. All runs stop when the stop file of an
+    unfinished run appears.
 
     on_poll  called every `poll_s` seconds with the state
-    on_end   called for each job that ends, with its exit status and whether it will be restarted
+    on_end   called for each job that ends, with its exit status and whether it will be
+             restarted
     """
     state = SweepState(list(runs))
     # Handlers do not raise: they append to a list, which the loop tests
@@ -284,7 +286,8 @@ def run_all(
                 for job, status in launcher.collect_ended(state.running):
                     state.running.remove(job)
                     _record_end(state, job, status, retries, on_end)
-                # results of other processes: another sweep of this study, or a run started by hand
+                # results of other processes: another sweep of this study, or a
+                # run started by hand
                 for run in [run for run in state.waiting if is_done(run.folder, run.plan.identity)]:
                     state.waiting.remove(run)
                     _record_end(state, Job(run, None), 0, retries, on_end)

@@ -78,8 +78,9 @@ class LocalLauncher(Launcher):
             # continue, not break: a later and smaller run may still fit
             if devices is None:
                 continue
-            # another sweep has the run, a training that outlived its sweep still saves, or the run has
-            # become done since the plan: it waits until one of the three has ended
+            # another sweep has the run, a training that outlived its sweep
+            # still saves, or the run has become done since the plan: it waits
+            # until one of the three has ended
             if not self.locks.acquire(run):
                 continue
             prepare_run(run)
@@ -126,7 +127,8 @@ class LocalLauncher(Launcher):
             if status is None:
                 continue
             self.active.remove(job)
-            # a process that was started by hand locked the run first: this is no failure of the run
+            # a process that was started by hand locked the run first: this is
+            # no failure of the run
             if status and self.locks.is_training(job.run):
                 status = STOPPED
             self.locks.release(job.run)
