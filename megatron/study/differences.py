@@ -144,7 +144,8 @@ class NoiseFloor:
     source    "seeds": cells of several seeds; "law": the scatter around a fitted law,
               misfit included
     n_cells, n_runs  numbers of cells and runs of the estimate; n_cells is 0 for a law
-    text_se   median standard error of a loss over samples of the held-out text, nats; None if unknown.
+    text_se   median standard error of a loss over samples of the held-out text, nats;
+              None if unknown.
               Runs scored on the same text share it
     """
 
@@ -212,7 +213,8 @@ def estimate_noise_floor(
         runs = pd.concat([cell.runs for cell in cells])
         labels = np.repeat(np.arange(len(cells)), [cell.n_seeds for cell in cells])
         pooled = pool_cells(np.log(runs["loss"].to_numpy(float)), labels)
-        if pooled.sum_squares > pooled.dof * 1e-24:  # equal losses are copies of a run, not repeats
+        # equal losses are copies of a run, not repeats
+        if pooled.sum_squares > pooled.dof * 1e-24:
             sigma = math.sqrt(pooled.variance)
             dof: float = _independent_dof(runs, labels)
             ends = _sigma_interval(sigma, dof, level)

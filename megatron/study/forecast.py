@@ -100,8 +100,8 @@ class Outcome:
     """A forecast and what was observed.
 
     observed   None until all runs that decide it have ended
-    order      "before" the first of its runs, "after" it, "unknown" for runs without a record of forecasts,
-               "" without a run
+    order      "before" the first of its runs, "after" it, "unknown" for runs without a
+               record of forecasts, "" without a run
     """
 
     forecast: Forecast
