@@ -24,12 +24,11 @@ from megatron.study.downstream_scores import (
     read_reference_facts,
     read_references,
     read_scores,
-    write_references,
     write_scores,
 )
 from megatron.study.forecast import (
     FORECASTS,
-    calibrate,
+    describe_calibration,
     read_forecasts,
     score_forecasts,
     write_forecast_table,
@@ -128,8 +127,7 @@ def add_scores(args: argparse.Namespace, table: pd.DataFrame) -> tuple[pd.DataFr
 
     The scores are also written to scores.csv, unless that file was written by another program.
     """
-    scores = [] if args.kind is not None else read_scores(args.paths[0], table)
-    if not scores:
+    if args.kind is not None or not len(scores := read_scores(args.paths[0], table)):
         return table, ""
     from megatron.report.study_data import SCORES  # imports scipy, which --help does not need
 
@@ -137,7 +135,7 @@ def add_scores(args: argparse.Namespace, table: pd.DataFrame) -> tuple[pd.DataFr
     if not write_scores(scores, path):
         note = f"\n{path}: not written by this tool, kept unchanged; move it away to write the new one\n"
         return add_score_columns(table, scores), note
-    n_tasks, n_runs = len({score.task for score in scores}), len({score.run for score in scores})
+    n_tasks, n_runs = scores["task"].nunique(), scores["run"].nunique()
     return add_score_columns(table, scores), f"\n{path}: {n_tasks} downstream tasks, {n_runs} runs\n"
 
 
@@ -148,8 +146,9 @@ def add_references(args: argparse.Namespace) -> str:
     facts = read_reference_facts(args.reference_facts) if args.reference_facts else {}
     references = read_references(args.references, facts)
     path = args.paths[0] / REFERENCES
-    write_references(references, path)
-    n_models = len({reference.model for reference in references})
+    if not write_scores(references, path):
+        raise ValueError(f"{path}: got other columns, expected those of references. Move the file away.")
+    n_models = references["model"].nunique()
     return f"{path}: {n_models} published models, {len(references)} scores\n"
 
 
@@ -159,7 +158,7 @@ def score_study_forecasts(args: argparse.Namespace, table: pd.DataFrame) -> str:
         return ""
     outcomes = score_forecasts(read_forecasts(args.paths[0]), table)
     path = write_forecast_table(outcomes, args.paths[0])
-    return f"\n{path}: {len(outcomes)} sealed forecasts. {calibrate(outcomes).sentence}\n"
+    return f"\n{path}: {len(outcomes)} sealed forecasts. {describe_calibration(outcomes)}\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

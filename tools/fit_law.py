@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     needs_unique = requires_unique_tokens(args)
     runs = select_runs(args.table, columns, args.objective, needs_unique, args.group, args.where)
     if args.fit_all:
-        runs = replace(runs, marked=None)
+        runs = replace(runs, frame=runs.frame.assign(held_out=0.0))
     if args.compare:
         print(format_comparison(args, runs))
         return 0

@@ -129,7 +129,7 @@ def run_frontier(args: argparse.Namespace) -> int:
         runs = frontier.read_study_runs(args.runs, args.objective)
     else:
         runs = frontier.read_table_runs(args.runs, Columns(), args.objective, args.flops_by, args.where, None)
-    law = runs.fit()
+    law = frontier.fit_frontier(runs)
     text = summarise_frontier(args, law, runs)
     law.save(out)
     print(f"{shorten_path(out)}: {text}")
@@ -142,12 +142,12 @@ def run_frontier(args: argparse.Namespace) -> int:
     return 0
 
 
-def summarise_frontier(args: argparse.Namespace, law: ComputeLaw, runs: frontier.FrontierRuns) -> str:
+def summarise_frontier(args: argparse.Namespace, law: ComputeLaw, runs: Selection) -> str:
     """Return the table of optima with a heading and notes."""
     budget = None
     if (args.runs / STUDY).is_file() and (best := read_study_plan(args.runs / STUDY).best) is not None:
         budget = best.flops[0]
-    compute = [(C, "") for C in args.budgets or ()] or frontier.choose_compute(law, runs, budget)
+    compute = [(C, "") for C in args.budgets or ()] or frontier.choose_compute(law, runs.C, budget)
     head = f"{law.n_runs} runs at {law.n_budgets} budgets, C = {law.C[0]:.2e} to {law.C[1]:.2e} FLOPs"
     table = frontier.format_frontier_table(law, compute)
     return "\n".join([head, table, *frontier.describe_frontier(law, runs)])
@@ -671,7 +671,7 @@ def run_compare(args: argparse.Namespace) -> int:
     if args.best is None:
         a, b = differences.find_side(table, args.a), differences.find_side(table, args.b)
         paired = paired_error(args.study, a, b)
-        groups = [[differences.compare_runs(table, a, b, laws=laws, paired=paired)]]
+        groups = [[differences.compare_runs(table, args.a, args.b, laws=laws, paired=paired)]]
     else:
         groups = differences.compare_best(table, same=args.best, laws=laws)
     if not groups:
@@ -717,7 +717,8 @@ def paired_error(folder: Path, a: differences.Side, b: differences.Side) -> tupl
     from megatron.evaluation.compare import compare_documents
 
     files = [
-        {path.name: path for path in sorted((folder / str(side.paths[0])).glob(DOCUMENTS))} for side in (a, b)
+        {path.name: path for path in sorted((folder / str(side.runs["path"].iloc[0])).glob(DOCUMENTS))}
+        for side in (a, b)
     ]
     for name in sorted(files[0].keys() & files[1].keys()):
         try:
