@@ -12,8 +12,8 @@ trusted network.
 
 import argparse
 import json
+import threading
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from megatron.cli import create_parser, report_error, run_main
@@ -32,7 +32,6 @@ def build_parser() -> argparse.ArgumentParser:
     serving.add_argument("--host", default="127.0.0.1", metavar="NAME", help="address to listen on")
     serving.add_argument("--port", type=int, default=8815, metavar="N", help="port; 0 chooses a free one")
     serving.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the document order")
-    serving.add_argument("--follow", action="store_true", help=argparse.SUPPRESS)
     safety = parser.add_argument_group("access")
     safety.add_argument(
         "--token-file",
@@ -49,10 +48,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--root", type=Path, action="append", default=[], metavar="FOLDER",
         help="read and register only files below this folder; may be repeated",
     )  # fmt: skip
-    for option in ("--metrics-port", "--metrics-host", "--prometheus"):
-        serving.add_argument(
-            option, dest="former", nargs="?", const=True, metavar="X", help=argparse.SUPPRESS
-        )
     status = parser.add_argument_group("status of a server")
     status.add_argument("--status", metavar="LOCATION", help="print the status of a running server")
     status.add_argument(
@@ -65,33 +60,22 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments and check their combinations."""
     parser = build_parser()
     args = parser.parse_args(argv)
-    if args.former is not None:
-        parser.error("Prometheus metrics are no longer supported: read the counts of --status")
     # exactly one of the two
     if bool(args.folder) == bool(args.status):
         parser.error("give either a folder to serve, or --status of a server")
     if (args.tls_cert is None) != (args.tls_key is None):
         parser.error("--tls-cert and --tls-key go together")
-    if args.follow:
-        parser.error("--follow: a mixture has one server. Connect all clients to it")
     if args.folder is not None and args.folder.is_file():
         parser.error(f"{args.folder} is a mixture: serve its folder, {args.folder.parent}")
     return args
-
-
-def print_address(port: int, host: str) -> None:
-    """Print the address of the server, for which callers wait."""
-    name = f"[{host.strip('[]')}]" if ":" in host else host
-    # flush: a caller reads this line from a pipe, where output is buffered by blocks
-    print(f"listening on {name}:{port}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve mixtures, or print the status of a server."""
     args = parse_args(argv)
     # imported after parsing, so that --help does not load these libraries
-    from megatron.mixture.client import Connection, check_private, make_token_file, read_token
-    from megatron.mixture.server import ListenOptions, serve
+    from megatron.mixture.client import MixtureClient, check_private, make_token_file, read_token
+    from megatron.mixture.server import ServedFolder, make_server
 
     try:
         for option in ("token_file", "tls_cert", "tls_key", "tls_roots"):
@@ -107,13 +91,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_private(args.tls_key)
         if args.status:
             roots = None if args.tls_roots is None else args.tls_roots.read_bytes()
-            with Connection(args.status, token, roots, STATUS_WAIT_S) as connection:
-                print(json.dumps(connection.request("status"), indent=1))
+            with MixtureClient(args.status, token, roots, STATUS_WAIT_S) as client:
+                print(json.dumps(client.request("status"), indent=1))
             return 0
         tls = None if args.tls_cert is None else (args.tls_cert.read_bytes(), args.tls_key.read_bytes())
-        where = ListenOptions(host=args.host, port=args.port, token=token, tls=tls, allow_plain=args.no_tls)
-        on_ready = partial(print_address, host=args.host)
-        serve(args.folder, where, args.seed, args.root, on_ready)
+        served = ServedFolder(args.folder, args.seed, args.root)
+        assert token is not None, "the folder has a token file"
+        server = make_server(served, token, args.host, args.port, tls, args.no_tls)
+        # flush: a caller reads this line from a pipe, where output is buffered by blocks
+        print(f"listening on {args.host}:{server.port}", flush=True)
+        # until the process is killed: what a run depends on is on disk before a
+        # client gets a reply
+        threading.Event().wait()
     # a server runs until it is stopped, so a stop is success
     except KeyboardInterrupt:
         return 0

@@ -1,9 +1,9 @@
-"""Register corpora with the properties of their documents, inspect the catalog, or remove a corpus.
+"""Register corpora with the properties of their documents, and inspect the catalog.
 
     python tools/register_corpus.py catalog add slim data/*.jsonl.zst --preset slimpajama
     python tools/register_corpus.py catalog add code data/code.parquet \\
-        --property 'meta.language AS language category' --property 'length(content) AS characters integer' \\
-        --text-key content
+        --property 'meta.language AS language category' --text-key content \\
+        --property "length(record->>'$.content') AS characters integer"
     python tools/register_corpus.py catalog add pictures shards/*.tar --tokenizer-model gpt2
     python tools/register_corpus.py catalog add slim data/*.jsonl --function my_parser:parse_record \\
         --property 'length_bucket'
@@ -11,15 +11,14 @@
     python tools/register_corpus.py catalog list
     python tools/register_corpus.py catalog describe slim
     python tools/register_corpus.py catalog broken slim
-    python tools/register_corpus.py catalog remove slim
     python tools/register_corpus.py s3://bucket/catalog add slim data/*.jsonl.zst --shard 3/16
     python tools/register_corpus.py catalog snapshots
     python tools/register_corpus.py catalog prune --keep slim=3
 
 When rerun, `add` registers only new and changed files, and it resumes after an interruption. `--function`
 runs the code of the function that you name with each record. Any number of processes and machines may add
-files to the same catalog at the same time. Versions from before a removal or an update can be used until
-`prune` deletes them.
+files to the same catalog at the same time. Versions from before an update can be used until `prune` deletes
+them. To remove a corpus, delete its folder in the catalog.
 """
 
 import argparse
@@ -33,7 +32,6 @@ from pathlib import Path
 
 from megatron.cli import add_action, create_parser, positive_int, report_error, run_main
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.files import MAX_SAMPLE_BYTES
 from megatron.mixture.properties import PRESETS, TYPES, read_properties
 from megatron.mixture.records import RecordFunction
 from megatron.mixture.registration import RegistrationResult
@@ -41,10 +39,6 @@ from megatron.text.token_counts import TokenCounter
 from megatron.tokenizer.kinds import TokenizerSpec, add_tokenizer_options, parse_tokenizer_spec
 
 BAR = 40
-FORMER_ACTIONS = {
-    "convert": "catalogs of earlier versions cannot be read. Register their files again with add.",
-    "remove-property": "added properties cannot be removed. Replace the values with add-property.",
-}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -83,14 +77,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="threads of DuckDB and of the token counter; default: all cores",
     )
     add.add_argument(
-        "--verify", action="store_true",
-        help="also read registered files, and register those whose content has changed again",
-    )  # fmt: skip
-    add.add_argument(
-        "--max-sample-mb", type=positive_int, default=MAX_SAMPLE_BYTES >> 20, metavar="N",
-        help="largest sample of a tar with all its members, in MiB (default: %(default)s)",
-    )  # fmt: skip
-    add.add_argument(
         "--shard", type=parse_shard, default=(0, 1), metavar="K/N",
         help="only every N-th file, from the K-th on (K from 0), for N processes at once",
     )  # fmt: skip
@@ -109,21 +95,17 @@ def build_parser() -> argparse.ArgumentParser:
     added.add_argument("corpus", metavar="NAME", help="name of the corpus")
     added.add_argument(
         "values",
-        nargs="?",
         type=Path,
         metavar="FILE.parquet",
         help="columns path, row (from 0) and the property",
     )
     added.add_argument(
-        "--property", metavar="'NAME TYPE'", help=f"types: {', '.join(TYPES)}; default: string"
+        "--property", required=True, metavar="'NAME TYPE'", help=f"types: {', '.join(TYPES)}; default: string"
     )
-    for option in ("--function", "--processes", "--name"):  # of the former process pool
-        added.add_argument(option, dest="former", metavar="X", help=argparse.SUPPRESS)
     add_action(actions, "list", "list the corpora, with files, documents and tokens", f"{example} list")
     for name, what in (
         ("describe", "count documents and tokens by the values of each property"),
         ("broken", "list file, line and reason of each broken line"),
-        ("remove", "remove a corpus from the catalog; its files are kept"),
     ):
         subparser = add_action(actions, name, what, f"{example} {name} slim")
         subparser.add_argument("corpus", metavar="NAME", help="name of the corpus")
@@ -135,10 +117,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--keep", action="append", default=[], type=parse_version, metavar="NAME=VERSION",
         help="a version of a corpus that stays; may be repeated",
     )  # fmt: skip
-    for name in FORMER_ACTIONS:
-        add_action(actions, name, "no longer supported", f"{example} list").add_argument(
-            "words", nargs="*", default=[], metavar="X", help="not supported"
-        )
     return parser
 
 
@@ -191,12 +169,13 @@ def build_counter(args: argparse.Namespace) -> TokenCounter | None:
 def format_corpora(catalog: Catalog) -> str:
     """Format one line per corpus."""
     lines = []
-    for corpus in catalog.summarize_corpora():
-        tokens = "" if corpus.n_tokens is None else f", {corpus.n_tokens:,} tokens"
+    for corpus in catalog.list_corpora():
+        files, n_tokens = catalog.list_files(corpus.name), catalog.count_tokens(corpus.name)
+        tokens = "" if n_tokens is None else f", {n_tokens:,} tokens"
         lines.append(
-            f"{corpus.name}: {corpus.n_documents:,} documents in {corpus.n_files:,} files{tokens}, "
-            f"{corpus.n_broken:,} broken lines; "
-            f"{', '.join(corpus.properties) or 'no properties'}"
+            f"{corpus.name}: {sum(file.n_documents for file in files):,} documents in {len(files):,} "
+            f"files{tokens}, {sum(file.n_broken for file in files):,} broken lines; "
+            f"{', '.join(prop.name for prop in corpus.all_properties) or 'no properties'}"
         )
     return "\n".join(lines) or "no corpora"
 
@@ -216,11 +195,6 @@ def format_values(catalog: Catalog, corpus: str) -> str:
 
 def add_property(catalog: Catalog, args: argparse.Namespace) -> None:
     """Add a property, and print the number of documents."""
-    if args.former is not None or args.values is None or args.property is None:
-        raise ValueError(
-            "add-property: expected FILE.parquet and --property 'NAME TYPE'. Compute values with any "
-            "program, or with `add --function` at registration."
-        )
     n = catalog.add_property(args.corpus, args.property, args.values)
     print(f"{args.catalog}: {args.corpus}: {args.property.split()[0]} of {n:,} documents")
 
@@ -250,8 +224,7 @@ def add_files(catalog: Catalog, args: argparse.Namespace) -> None:
     properties = read_properties(args.property, args.preset)
     done = catalog.register(
         args.corpus, args.inputs, properties, args.text_key, counter=build_counter(args),
-        verify=args.verify, member_bytes=args.max_sample_mb << 20, shard=args.shard,
-        function=None if args.function is None else import_function(args.function),
+        shard=args.shard, function=None if args.function is None else import_function(args.function),
     )  # fmt: skip
     print(
         f"{args.catalog}: {args.corpus}: {done.n_documents:,} documents of {done.n_files:,} "
@@ -264,9 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one action, and print its result."""
     args = build_parser().parse_args(argv)
     try:
-        if args.action in FORMER_ACTIONS:
-            raise ValueError(f"{args.action}: {FORMER_ACTIONS[args.action]}")
-        writes = args.action in ("add", "add-property", "remove", "prune")
+        writes = args.action in ("add", "add-property", "prune")
         with Catalog(args.catalog, read_only=not writes, n_threads=getattr(args, "threads", None)) as catalog:
             if args.action == "add":
                 add_files(catalog, args)
@@ -281,11 +252,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(format_snapshots(catalog))
             elif args.action == "prune":
                 print(f"{args.catalog}: {catalog.prune(dict(args.keep)):,} files deleted")
-            elif args.action == "add-property":
-                add_property(catalog, args)
             else:
-                catalog.remove(args.corpus)
-                print(f"{args.catalog}: {args.corpus} removed")
+                add_property(catalog, args)
     except (OSError, ValueError) as error:
         return report_error(error)
     return 0

@@ -47,7 +47,7 @@ class RegistrationResult:
 
 def add_files(
     table: CorpusTable, before: Sequence[SourceFile], paths: Sequence[Path], reader: RecordReader,
-    verify: bool, quiet: bool,
+    quiet: bool,
 ) -> RegistrationResult:  # fmt: skip
     """Commit the new and changed files of some paths to a table, batch by batch.
 
@@ -62,10 +62,7 @@ def add_files(
     ):
         for path in paths:
             entry = registered.get(str(path))
-            is_same = entry is not None and entry.stamp == stat_file(path)
-            if is_same and verify:
-                is_same = entry is not None and hash_content(path) == entry.sha256
-            if is_same:
+            if entry is not None and entry.stamp == stat_file(path):
                 result.n_known += 1
                 bar.update(sizes[path])
             else:
