@@ -153,7 +153,6 @@ class Catalog(AbstractContextManager["Catalog"]):
         read. The files before it stay registered. Small files are registered in
         batches.
         """
-        self._check_writable()
         paths = [path.resolve() for path in find_input_files(inputs)][shard[0] :: shard[1]]
         tokenizer = None if counter is None else counter.settings
         table = self._open_for_writing(Corpus(name, text_key, tuple(properties), tokenizer))
@@ -204,7 +203,6 @@ class Catalog(AbstractContextManager["Catalog"]):
         Raises ValueError for a file without these columns, and for repeated or
         unknown documents.
         """
-        self._check_writable()
         table, files = self.get_table(name), self.list_files(name)
         added = read_property(f"{prop.split()[0]} AS {prop}")
         if added.name in {old.name for old in table.corpus.properties}:
@@ -241,10 +239,6 @@ class Catalog(AbstractContextManager["Catalog"]):
             f"g.file IS NOT NULL AS given FROM {self.view(corpus.name)} d "
             f"LEFT JOIN ({given}) g USING (file, row) ORDER BY file, row"
         ).to_arrow_table()
-
-    def _check_writable(self) -> None:
-        if self._read_only:
-            raise ValueError(f"{self.path}: was opened to be read. Open it without read_only.")
 
     def _fetch(self, statement: str) -> list[tuple[Any, ...]]:
         with explain_errors(self.path):
@@ -288,7 +282,6 @@ class Catalog(AbstractContextManager["Catalog"]):
 
         Returns the number of deleted files.
         """
-        self._check_writable()
         return sum(
             CorpusTable(self.path, name).prune([keep[name]] if name in keep else [])
             for name in list_tables(self.path)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from megatron.mixture.files import import_flight, import_pyarrow
+from megatron.mixture.files import explain_errors, import_flight, import_pyarrow
 from megatron.mixture.loaders import MixtureDataset
 from megatron.mixture.registration import RegistrationResult
 from megatron.mixture.weights import NotReadyError
@@ -23,7 +23,6 @@ LOSSES_WAIT_S = 0.05  # between two requests for a chunk that waits for losses
 NOT_YET = "not yet: "  # begin of the error for chunks whose losses are not reported
 MAKE_TOKEN = "(umask 077 && openssl rand -hex 16 > token)"
 REGISTRATION_S = 7 * 86_400.0  # limit of one registration
-LOCATION = re.compile(r"grpc\+(tcp|tls)://(\[\S+\]|[^\s:/@\[\]]+):\d{1,5}")
 
 Where: TypeAlias = str | Sequence[str]
 
@@ -71,12 +70,7 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
         self, location: str, token: str | None = None, tls_roots: bytes | None = None,
         patience_s: float = 60.0,
     ) -> None:  # fmt: skip
-        """location: grpc+tcp://host:port, or grpc+tls. Raises ValueError for another form."""
-        if not LOCATION.fullmatch(location):
-            raise ValueError(
-                f"{location}: expected grpc+tcp://HOST:PORT, or grpc+tls://HOST:PORT for TLS. "
-                "Write an IPv6 HOST in brackets."
-            )
+        """location: grpc+tcp://host:port, or grpc+tls. A request to another form raises ValueError."""
         self.location, self.patience_s = location, patience_s
         self._tls_roots, self._client = tls_roots, None
         self._headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
@@ -121,7 +115,8 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
         while True:
             try:
                 if self._client is None:
-                    self._client = fl.connect(self.location, tls_root_certs=self._tls_roots)
+                    with explain_errors(self.location, "Write grpc+tcp://HOST:PORT or grpc+tls://HOST:PORT."):
+                        self._client = fl.connect(self.location, tls_root_certs=self._tls_roots)
                 return send(self._client, options)
             except fl.FlightUnauthenticatedError as error:
                 raise ValueError(f"{self.location}: refused the token. Use the server's token.") from error

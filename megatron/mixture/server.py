@@ -15,7 +15,6 @@ import hmac
 import json
 import tempfile
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,6 @@ class ServedFolder:
         self._sources: dict[tuple[str, str | None], DocumentChunks] = {}
         # a mixture is opened once, and one registration runs at a time
         self._opening, self._writing = threading.Lock(), threading.Lock()
-        self._counts, self._counting = Counter(chunks=0, documents=0, errors=0), threading.Lock()
         self.actions: dict[str, Callable[[dict[str, Any]], Any]] = {
             "register": self._register,
             "count": self._count_documents,
@@ -66,7 +64,7 @@ class ServedFolder:
             "describe": self._describe,
             "position": self._find_position,
             "report": self._report,
-            "status": lambda _: self._counts | {"mixtures": self.list_mixtures()},
+            "status": lambda _: {"mixtures": self.list_mixtures(), "open": sorted(map(str, self._sources))},
         }
 
     def handle_action(self, kind: str, body: bytes) -> Any:
@@ -82,11 +80,6 @@ class ServedFolder:
         """Close the mixtures and the logs of runs."""
         for source in self._sources.values():
             source.close()
-
-    def add_counts(self, **counts: int) -> None:
-        """Add to the counts of the status."""
-        with self._counting:
-            self._counts.update(counts)
 
     def _read(self, ask: Callable[[Catalog], Any]) -> Any:
         with Catalog(self.folder / "catalog", read_only=True) as catalog:
@@ -141,11 +134,7 @@ class ServedFolder:
         first, n = _read_count(request, "first"), _read_count(request, "n")
         if n > MAX_CHUNKS:
             raise ValueError(f"n: got {n} chunks, expected at most {MAX_CHUNKS}. Request fewer.")
-        n_rows = 0
-        for table in source.read_pieces(first, n, request.get("position")):
-            n_rows += len(table)
-            yield table
-        self.add_counts(documents=n_rows, chunks=-(-n_rows // source.chunk_size))
+        yield from source.read_pieces(first, n, request.get("position"))
 
     def _select(self, query: Any, count_tokens: bool = False) -> Selection:
         if not isinstance(query, dict):
@@ -261,6 +250,26 @@ def _read_count(request: dict[str, Any], name: str) -> int:
     return value
 
 
+def translate_errors(make: Callable[[], Any]) -> Any:
+    """Return make(), whose errors become those of Flight: `refused:` and one line."""
+    fl = import_flight()
+    try:
+        return make()
+    except NotReadyError as error:
+        raise fl.FlightServerError(f"{NOT_YET}{error}") from error
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        why = f"request: missing or wrong {why}" if isinstance(error, KeyError | TypeError) else why
+        raise fl.FlightServerError(f"refused: {why}") from error
+
+
+def iter_batches(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches of a table and of those that follow."""
+    yield from first.to_batches()
+    while (table := translate_errors(lambda: next(rest, None))) is not None:
+        yield from table.to_batches()
+
+
 def make_server(
     served: ServedFolder, token: str, host: str = "127.0.0.1", port: int = 0,
     tls: tuple[bytes, bytes] | None = None, allow_plain: bool = False,
@@ -288,7 +297,6 @@ def make_server(
             given = (headers.get("authorization") or [""])[0]
             # compare_digest takes the same time for any wrong token
             if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-                served.add_counts(errors=1)
                 raise fl.FlightUnauthenticatedError("missing or wrong token")
 
     class Server(fl.FlightServerBase):  # type: ignore[name-defined,misc]  # no types
@@ -310,23 +318,6 @@ def make_server(
             request = translate_errors(lambda: parse_request(descriptor.command))
             n = translate_errors(lambda: served.add_property(request, reader.read_all()))
             writer.write(json.dumps({"answer": n}).encode())
-
-    def iter_batches(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-        yield from first.to_batches()
-        while (table := translate_errors(lambda: next(rest, None))) is not None:
-            yield from table.to_batches()
-
-    def translate_errors(make: Callable[[], Any]) -> Any:
-        """Call `make`, and count and translate its errors to those of Flight."""
-        try:
-            return make()
-        except NotReadyError as error:
-            raise fl.FlightServerError(f"{NOT_YET}{error}") from error
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            served.add_counts(errors=1)
-            why = next(iter(str(error).splitlines()), type(error).__name__)
-            why = f"request: missing or wrong {why}" if isinstance(error, KeyError | TypeError) else why
-            raise fl.FlightServerError(f"refused: {why}") from error
 
     with explain_errors(location, "Use another port, or 0."):
         middleware, certificates = {"gate": TokenMiddleware()}, [tls] if tls else None

@@ -106,10 +106,7 @@ class DomainWeights:
     def __init__(
         self, points: Sequence[tuple[int, np.ndarray]], linear: bool = False, known_to: int | None = None
     ) -> None:
-        """`linear`: from one point to the next. Raises ValueError unless they begin at 0 and rise."""
-        chunks = [chunk for chunk, _ in points]
-        if chunks[:1] != [0] or chunks != sorted(set(chunks)):
-            raise ValueError(f"schedule.points: got at {chunks}, expected 0 first and rising.")
+        """points: from 0 on, rising. linear: from one point to the next."""
         self.points = [(chunk, np.asarray(weights, dtype=np.float64)) for chunk, weights in points]
         # Weights of chunks before `known_to` are final. With every = 10 and
         # delay = 8, weights from chunk 0 apply from chunk 8 on with known_to

@@ -172,5 +172,3 @@ def test_a_schedule_changes_at_once_or_linearly() -> None:
     assert DomainWeights(points).weights_at(3)[1] == 10
     assert DomainWeights(points, linear=True).weights_at(4)[0] == pytest.approx([0.6, 0.4])
     assert DomainWeights(points, linear=True).weights_at(99) == (pytest.approx(points[1][1]), None)
-    with pytest.raises(ValueError, match="expected 0 first"):
-        DomainWeights([(5, np.ones(2)), (10, np.ones(2))])
