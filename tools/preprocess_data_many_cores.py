@@ -77,8 +77,8 @@ def build_parser() -> argparse.ArgumentParser:
         required=True,
         metavar="PATH",
         help=".jsonl or .json files, plain, .gz, .zst, .bz2 or .xz; .parquet; folders, searched recursively, "
-        "also as saved by the datasets library; patterns; s3://, gs:// and hf:// URLs of all these, https:// "
-        "URLs of files; or - for standard input",
+        "also as saved by the datasets library; patterns; s3://, gs:// and hf:// URLs of all these; "
+        "or - for standard input",
     )
     files.add_argument(
         "--output-prefix",

@@ -38,7 +38,7 @@ from megatron.text.join import OutputDataset, RejectSummary, UnitJoiner, dataset
 from megatron.text.outputs import find_finished
 from megatron.text.text_readers import DamagedFileError, split_into_pieces
 from megatron.text.units import EncodeSettings, UnitFolder
-from megatron.text.workers import EncoderRecipe, PieceProgress, encode_pieces
+from megatron.text.workers import EncoderRecipe, encode_pieces
 from megatron.tokenizer.encoder import NO_EOD, build_fast_bpe
 from megatron.tokenizer.fast_bpe import FastBpe
 from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load_tokenizer
@@ -285,7 +285,7 @@ def estimate_job(
     with tempfile.TemporaryDirectory(prefix="dry-run") as scratch:
         record = encode_piece(piece, Path(scratch, "sample"), settings, encoder, n_read.append)
     if not record.n_documents:
-        raise ValueError(record.error or f"{piece.path}: got no document in a sample, expected some")
+        raise ValueError(f"{piece.path}: got no document in a sample, expected some")
     # a packed file reports how far it was read; a plain piece was read as a whole
     share = n_bytes / (n_read[0] if piece.is_plain else n_read[-1])
     if options.max_tokens is not None:  # the job ends when it has them
@@ -311,7 +311,7 @@ def _encode_missing(joiner: UnitJoiner, recipe: EncoderRecipe, options: Preproce
     """Encode the pieces that have no record, and show progress.
 
     With max_tokens no piece is begun after the first pieces with enough tokens.
-    Raises ValueError for the error of the first piece that has one.
+    Raises ValueError for the first bad line.
     """
     pieces, records = joiner.pieces, joiner.units.read_records()
     if records:
@@ -319,18 +319,15 @@ def _encode_missing(joiner: UnitJoiner, recipe: EncoderRecipe, options: Preproce
     sizes = [piece.end - piece.begin for piece in pieces]
     title = "tokenising" if options.part is None else f"tokenising part {options.part}"
     n_finished = sum(sizes[number] for number in records)
-    with ProgressBar(title, sum(sizes) or None, "B", n_finished, options.quiet) as bar:
-        progress = PieceProgress(bar)
-        for number, record in records.items():
-            joiner.add_record(number, record)
-        missing = {i: piece for i, piece in enumerate(pieces) if i not in records and not joiner.has_enough}
-        with closing(encode_pieces(missing, joiner.units, recipe, options.n_workers, progress)) as encoded:
-            for number, record in encoded:
-                if pieces[number].path != STDIN:
-                    progress.update(number, sizes[number])
-                joiner.add_record(number, record)
-                if joiner.has_enough:
-                    break
+    missing = {i: piece for i, piece in enumerate(pieces) if i not in records}
+    with (
+        ProgressBar(title, sum(sizes) or None, "B", n_finished, options.quiet) as bar,
+        closing(encode_pieces(missing, joiner.units, recipe, options.n_workers, bar)) as encoded,
+    ):
+        for number in range(len(pieces)):
+            joiner.add_record(records.get(number) or next(encoded))
+            if joiner.has_enough:
+                break
 
 
 def _check_documents(joiner: UnitJoiner, inputs: Sequence[str], options: PreprocessOptions) -> None:
@@ -344,12 +341,11 @@ def _check_documents(joiner: UnitJoiner, inputs: Sequence[str], options: Preproc
             "%s: got fewer than the requested %s tokens; all are used",
             describe_inputs(inputs), f"{options.max_tokens:,}",
         )  # fmt: skip
-    records = sorted(joiner.records.items())
-    if any(record.n_documents or record.rejects for _, record in records):
+    if any(record.n_documents or record.rejects for record in joiner.records):
         return
-    for number, record in records:
+    for piece, record in zip(joiner.pieces, joiner.records, strict=True):
         if record.damage is not None:
-            raise DamagedFileError(joiner.pieces[number].path, record.damage)
+            raise DamagedFileError(piece.path, record.damage)
     if options.part is None:
         raise ValueError(
             f"{describe_inputs(inputs)}: got no document. The program that wrote it may have failed."
