@@ -32,13 +32,15 @@ from megatron.text.text_readers import iter_blocks, open_decompressed, translate
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tar.zst")
 KEY_FIELD = "__key__"
 # 3/cat.seg.png: key 3/cat, extension seg.png. A name such as 3/.hidden has no key.
-MEMBER_NAME = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")  # files with other names belong to no sample
+# files with other names belong to no sample
+MEMBER_NAME = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")
 TEXT_EXTENSIONS = ("json", "txt")  # members that registration reads
 MAX_MEMBER_BYTES = 256 << 20  # limit of a text, because it is read as a whole
 PARTS_SUFFIX = ".parts.json"  # a list of .bin/.idx datasets that are one
 DATASET_SUFFIXES = (".bin", PARTS_SUFFIX)
 INPUT_SUFFIXES = (*PLAIN_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet", *TAR_SUFFIXES, *DATASET_SUFFIXES)
-LIBRARIES = ("duckdb", "_duckdb", "pyarrow", "_internal")  # modules of errors; the last: of deltalake
+# modules of errors; the last: of deltalake
+LIBRARIES = ("duckdb", "_duckdb", "pyarrow", "_internal")
 
 
 def import_duckdb() -> ModuleType:

@@ -137,7 +137,8 @@ class MixtureDataset(IterableDataset[Chunk]):
         # of the epochs of a StatefulDataLoader; `start` applies to the resumed
         # one only
         self.first = Progress()
-        self._latest: Progress | None = None  # progress of the latest iterator of this process
+        # progress of the latest iterator of this process
+        self._latest: Progress | None = None
         # 1 if the iterators are in other processes. In shared memory: __iter__
         # sets it in a worker process, and state_dict reads it in the main
         # process.
@@ -207,7 +208,8 @@ class ChunkIterator(Iterator[Chunk]):
         self.progress = copy(dataset.start)
         self.progress.next_chunk += worker * self.n_groups
         self._source = source
-        self._table: tuple[int, Any] | None = None  # number of its first chunk, table of chunks
+        # number of its first chunk, table of chunks
+        self._table: tuple[int, Any] | None = None
         self._is_over = False
 
     def __next__(self) -> Chunk:
@@ -220,7 +222,8 @@ class ChunkIterator(Iterator[Chunk]):
             raise ValueError(CHANGED)
         number, step = progress.next_chunk + self.dataset.group, self.n_groups * self.n_workers
         rows = self._read_chunk(source, number, step)
-        self._is_over = len(rows) < source.chunk_size  # only the last chunk is shorter, or empty
+        # only the last chunk is shorter, or empty
+        self._is_over = len(rows) < source.chunk_size
         if not len(rows):
             raise StopIteration
         domains, documents = (rows.column(i).to_pylist() for i in (0, 1))
@@ -275,7 +278,8 @@ class ChunkIterator(Iterator[Chunk]):
         # in place: the dataset refers to the progress of its latest iterator
         vars(self.progress).update(vars(Progress.from_dict(state)))
         self._table, self._is_over = None, False
-        self.dataset.start = copy(self.dataset.first)  # the epoch after the resumed one is complete
+        # the epoch after the resumed one is complete
+        self.dataset.start = copy(self.dataset.first)
 
 
 def hugging_face(dataset: MixtureDataset) -> Any:

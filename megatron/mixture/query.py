@@ -20,7 +20,8 @@ from megatron.mixture.files import SourceFile, explain_errors, import_pyarrow
 from megatron.mixture.properties import quote_identifier, quote_text
 from megatron.plan.mixture_use import mixture_folder
 
-BUILTIN_PROPERTIES = {"corpus": "category", "tokens": "integer", "size": "integer"}  # type by name
+# type by name
+BUILTIN_PROPERTIES = {"corpus": "category", "tokens": "integer", "size": "integer"}
 COLUMNS = {"file": "<i4", "row": "<i4", "begin": "<i8", "size": "<i4"}  # of a selection
 BATCH_ROWS = 1 << 17
 COUNTED_CODES = 1 << 20  # 8 MB of counters
@@ -272,7 +273,8 @@ def _sort_documents(domain: np.ndarray, file: np.ndarray, row: np.ndarray) -> np
     # documents
     place = file.astype(np.int64) << 31 | row
     if len(place) > 1 and not (np.diff(place) >= 0).all():
-        order = np.argsort(place, kind="stable")  # DuckDB's threads return parts in any order
+        # DuckDB's threads return parts in any order
+        order = np.argsort(place, kind="stable")
     else:
         order = np.arange(len(place))
     # a stable sort of 16 bits is a radix sort, ten times as fast as one of 32

@@ -36,7 +36,8 @@ from megatron.text.token_counts import TokenCounter
 MAX_CHUNKS = 64  # of one request
 MAX_SOURCES = 256  # mixtures, and runs of adaptive ones, open at a time
 PIECE_ROWS = 1 << 14  # rows of an answer to a query that are in memory
-LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")  # others may be reached from other machines
+# others may be reached from other machines
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 SPEC_KEYS = ("corpora", "where", "by", "weights", "count", "schedule",
              "adaptive", "dry", "shuffle", "chunk_size")  # fmt: skip
 
@@ -263,7 +264,7 @@ def translate_errors(make: Callable[[], Any]) -> Any:
         raise fl.FlightServerError(f"refused: {why}") from error
 
 
-def iter_batches(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+def stream_batches(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
     """Yield the batches of a table and of those that follow."""
     yield from first.to_batches()
     while (table := translate_errors(lambda: next(rest, None))) is not None:
@@ -307,7 +308,7 @@ def make_server(
             # the schema must be known before the stream starts, and an early
             # error becomes that of the call
             first = translate_errors(lambda: next(tables))
-            return fl.GeneratorStream(first.schema, iter_batches(first, tables))
+            return fl.GeneratorStream(first.schema, stream_batches(first, tables))
 
         def do_action(self, context: Any, action: Any) -> list[bytes]:
             body = action.body.to_pybytes()

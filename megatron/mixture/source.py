@@ -82,7 +82,8 @@ class DomainStream:
         # The block with the token; its documents are searched below.
         # `right`: a token at the end of a block is the first of the next one.
         block = int(np.searchsorted(ends, token, side="right"))
-        before = token - (int(ends[block - 1]) if block else 0)  # tokens of the block that precede the window
+        # tokens of the block that precede the window
+        before = token - (int(ends[block - 1]) if block else 0)
         for first in range(block * BLOCK_DOCUMENTS, len(self.lengths), BLOCK_DOCUMENTS):
             order = self.compute_document_order(epoch, first, BLOCK_DOCUMENTS)
             place = 0

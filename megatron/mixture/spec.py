@@ -47,7 +47,8 @@ from megatron.mixture.table import is_object_url
 from megatron.mixture.weights import ARBITRARY, DomainWeights, compute_weights
 from megatron.plan.mixture_use import mixture_folder
 
-RULE_CLASS = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")  # custom rule: module:Class
+# custom rule: module:Class
+RULE_CLASS = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 POINTS = "a list of {at: 0, weights: ...}"
 
 

@@ -21,7 +21,8 @@ from megatron.mixture.files import SourceFile, explain_errors, import_pyarrow
 from megatron.mixture.properties import Corpus, quote_identifier, quote_text
 
 KIND, META = "_kind", "_meta"
-ORPHAN_HOURS = 7 * 24  # files that no commit names may belong to a running registration until then
+# files that no commit names may belong to a running registration until then
+ORPHAN_HOURS = 7 * 24
 
 
 def make_schema(corpus: Corpus) -> Any:
@@ -94,7 +95,8 @@ class CorpusTable:
         def guard() -> Iterator[Any]:
             try:
                 yield from batches
-            except BaseException as error:  # the writer would replace it by an error of its own
+            # the writer would replace it by an error of its own
+            except BaseException as error:
                 failure.append(error)
                 raise
 
