@@ -47,6 +47,14 @@ class RejectSummary:
     path: Path | str | None = None
 
 
+@dataclass(frozen=True)
+class PreprocessResult:
+    """Result of a job: an output per key."""
+
+    outputs: list[OutputDataset]
+    rejected: RejectSummary
+
+
 def rejects_path(prefix: Path) -> Path:
     """Return the path of a job's rejects file."""
     return prefix.with_name(prefix.name + REJECTS_SUFFIX)
@@ -127,9 +135,7 @@ class UnitJoiner:
         self.records.append(record)
         self.used.append(n_documents)
 
-    def join(
-        self, sources: list[dict[str, Any]], job: str | None
-    ) -> tuple[list[OutputDataset], RejectSummary]:
+    def join(self, sources: list[dict[str, Any]], job: str | None) -> PreprocessResult:
         """Write and publish the outputs and the rejects. `sources`: as `describe_sources` returns them."""
         n_damaged = sum("damage" in entry for entry in sources)
         lines = list(self._iter_rejects())
@@ -148,10 +154,10 @@ class UnitJoiner:
                 )
             if not lines:
                 rejects.unlink(missing_ok=True)
-                return outputs, RejectSummary()
+                return PreprocessResult(outputs, RejectSummary())
             with atomic_path(rejects) as partial, partial.open("w") as file:
                 file.writelines(lines)
-        return outputs, RejectSummary(n_rejected, n_damaged, rejects)
+        return PreprocessResult(outputs, RejectSummary(n_rejected, n_damaged, rejects))
 
     def _open_writer(self, key: str) -> _JoinedWriter:
         meta, folder = self.meta | {"json_key": key}, self.units.folder

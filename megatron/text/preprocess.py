@@ -10,7 +10,6 @@ import hashlib
 import json
 import shutil
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from megatron.text.inputs import (
     select_part,
     stat_source,
 )
-from megatron.text.join import OutputDataset, RejectSummary, UnitJoiner, dataset_prefix, rejects_path
+from megatron.text.join import PreprocessResult, UnitJoiner, dataset_prefix, rejects_path
 from megatron.text.outputs import find_finished
 from megatron.text.text_readers import DamagedFileError, split_into_pieces
 from megatron.text.units import EncodeSettings, UnitFolder
@@ -70,15 +69,6 @@ class PreprocessOptions:
     part: Part | None = None
 
 
-@dataclass(frozen=True)
-class PreprocessResult:
-    """Result of a job: an output per key, and CPU seconds of this process by stage."""
-
-    outputs: list[OutputDataset]
-    rejected: RejectSummary
-    cpu_s: dict[str, float]
-
-
 def preprocess(
     inputs: Sequence[str], prefix: Path, tokenizer: TokenizerSpec | str, options: PreprocessOptions,
     published: str | None = None,
@@ -98,7 +88,6 @@ def preprocess(
     unless bad lines are skipped, for inputs without documents, and for a file that
     changes meanwhile; OSError for a full disk. Existing outputs are then unchanged.
     """
-    cpu_s = {"start": time.process_time()}
     paths = find_inputs(inputs)
     if options.part is not None:
         prefix = options.part.add_to(prefix)
@@ -113,8 +102,8 @@ def preprocess(
         is_begun = units.is_begun(job, prefix, options.overwrite)
         try:
             may_replace = is_begun or options.overwrite
-            finished = _find_existing(prefix, published, options.keys, job, may_replace)
-            if finished is None:
+            result = _find_existing(prefix, published, options.keys, job, may_replace)
+            if result is None:
                 if not is_begun:
                     units.begin(job)
                 joiner = UnitJoiner(
@@ -122,7 +111,6 @@ def preprocess(
                     _describe_part(loaded, options, selection), options.max_tokens, options.n_workers,
                 )  # fmt: skip
                 recipe = EncoderRecipe(tokenizer, load_fast_bpe(loaded), options.special_text)
-                end_stage(cpu_s, "tokenizer")
                 try:
                     _encode_missing(joiner, recipe, options)
                     sources = joiner.describe_sources(selection.paths)
@@ -131,32 +119,25 @@ def preprocess(
                         names = describe_inputs(inputs)
                         raise ValueError(f"{names}: a file changed while it was read. Run it again.")
                 _check_documents(joiner, inputs, options)
-                end_stage(cpu_s, "encoding")
-                finished = joiner.join(sources, job)
+                result = joiner.join(sources, job)
         except ValueError:
             units.remove()  # the same call fails again
             raise
         units.remove()
-    end_stage(cpu_s, "joining and sums")
-    return PreprocessResult(*finished, cpu_s)
+    return result
 
 
 def _find_existing(
     prefix: Path, published: str | None, keys: Sequence[str], job: str | None, may_replace: bool
-) -> tuple[list[OutputDataset], RejectSummary] | None:
+) -> PreprocessResult | None:
     """Return the finished outputs of the job, on this machine or in the store. Raises as `find_finished`."""
     # under the lock of the units, so that no other process replaces them afterwards
     for folder in (prefix.parent, published):
-        finished = find_finished(folder, prefix, keys, job, may_replace) if folder else None
-        if finished is not None:
+        result = find_finished(folder, prefix, keys, job, may_replace) if folder else None
+        if result is not None:
             log.info("%s: exists already, from the same files and settings", prefix)
-            return finished
+            return result
     return None
-
-
-def end_stage(cpu_s: dict[str, float], stage: str) -> None:
-    """Add the CPU seconds since the end of the last stage."""
-    cpu_s[stage] = time.process_time() - sum(cpu_s.values())
 
 
 def load_fast_bpe(loaded: Tokenizer) -> FastBpe | None:

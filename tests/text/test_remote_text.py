@@ -12,7 +12,8 @@ from megatron.data.remote import RemoteError
 from megatron.text import preprocess as module
 from megatron.text import remote_output
 from megatron.text.inputs import Part, find_inputs
-from megatron.text.preprocess import PreprocessOptions, PreprocessResult
+from megatron.text.join import PreprocessResult
+from megatron.text.preprocess import PreprocessOptions
 from megatron.text.remote_output import preprocess_to_store
 from megatron.tokenizer.kinds import TokenizerSpec
 from tests.remote_servers import STORE_VARIABLES, fail_reads, serve_store
