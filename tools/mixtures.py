@@ -2,7 +2,8 @@ r"""Register corpora in a catalog, prepare mixtures of their documents, and serv
 
     scaling register catalog add slim data/*.jsonl.zst --preset slimpajama
     scaling register catalog add code data/code.parquet --text-key content \
-        --property 'meta.language AS language category' --property 'length(content) AS characters integer'
+        --property 'meta.language AS language category' \
+        --property "length(record->>'$.content') AS characters integer"
     scaling register catalog add pictures shards/*.tar --tokenizer-model gpt2
     scaling register catalog add-property slim values.parquet --property 'quality float'
     scaling register catalog describe slim
@@ -31,6 +32,7 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -40,7 +42,6 @@ from typing import Any
 
 from megatron.cli import ToolParser, add_action, create_parser, positive_int, run_main
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.files import MAX_SAMPLE_BYTES
 from megatron.mixture.prepare import prepare_mixture
 from megatron.mixture.properties import PRESETS, TYPES, read_properties
 from megatron.mixture.records import RecordFunction
@@ -54,7 +55,9 @@ METRICS = "Read the counts of `scaling serve --status`"
 COMPUTE = "Compute values with any program, or with `add --function` at registration"
 REMOVED = {
     "convert": "Catalogs of earlier versions cannot be read: register their files again with add",
+    "remove": "Delete the folder of the corpus in the catalog",
     "remove-property": "Replace the values with add-property",
+    "--max-sample-mb": "A text has at most 256 MiB",
     "--follow": "A mixture has one server: connect all clients to it",
     "--metrics-host": METRICS,
     "--metrics-port": METRICS,
@@ -95,7 +98,6 @@ def add_register(actions: Any) -> None:
     for name, what, run in (
         ("describe", "count documents and tokens by the values of each property", describe_corpus),
         ("broken", "list file, line and reason of each broken line", list_broken),
-        ("remove", "remove a corpus from the catalog; its files are kept", remove_corpus),
     ):
         parser = add_step(steps, name, what, f"{example} {name} slim", run)
         parser.add_argument("corpus", metavar="NAME", help="name of the corpus")
@@ -130,10 +132,6 @@ def add_files_parser(steps: Any) -> None:
     add("--text-key", metavar="KEY", default="text", help="key or column of the text")
     threads = "threads of DuckDB and of the token counter; default: all cores"
     add("--threads", type=positive_int, metavar="N", help=threads)
-    verify = "also read registered files, and register those whose content has changed again"
-    add("--verify", action="store_true", help=verify)
-    largest = "largest sample of a tar with all its members, in MiB"
-    add("--max-sample-mb", type=positive_int, default=MAX_SAMPLE_BYTES >> 20, metavar="N", help=largest)
     shard = "only every N-th file, from the K-th on (K from 0), for N processes at once"
     add("--shard", type=parse_shard, default=(0, 1), metavar="K/N", help=shard)
     function = (
@@ -189,7 +187,7 @@ def build_counter(args: argparse.Namespace) -> TokenCounter | None:
 
 def run_on_catalog(run: Any, args: argparse.Namespace) -> None:
     """Open the catalog, and run an action on it."""
-    writes = args.step in ("add", "add-property", "remove", "prune")
+    writes = args.step in ("add", "add-property", "prune")
     with Catalog(args.catalog, read_only=not writes, n_threads=getattr(args, "threads", None)) as catalog:
         run(catalog, args)
 
@@ -198,8 +196,7 @@ def add_files(catalog: Catalog, args: argparse.Namespace) -> None:
     """Register files, and print the counts, and warnings on standard error."""
     done = catalog.register(
         args.corpus, args.inputs, read_properties(args.property, args.preset), args.text_key,
-        counter=build_counter(args), verify=args.verify, member_bytes=args.max_sample_mb << 20,
-        shard=args.shard,
+        counter=build_counter(args), shard=args.shard,
         function=None if args.function is None else import_function(args.function),
     )  # fmt: skip
     print(
@@ -220,14 +217,15 @@ def add_property(catalog: Catalog, args: argparse.Namespace) -> None:
 
 def list_corpora(catalog: Catalog, args: argparse.Namespace) -> None:
     """Print one line per corpus."""
-    corpora = catalog.summarize_corpora()
-    for corpus in corpora:
-        tokens = "" if corpus.n_tokens is None else f", {corpus.n_tokens:,} tokens"
+    for corpus in catalog.list_corpora():
+        files, n_tokens = catalog.list_files(corpus.name), catalog.count_tokens(corpus.name)
+        tokens = "" if n_tokens is None else f", {n_tokens:,} tokens"
         print(
-            f"{corpus.name}: {corpus.n_documents:,} documents in {corpus.n_files:,} files{tokens}, "
-            f"{corpus.n_broken:,} broken lines; {', '.join(corpus.properties) or 'no properties'}"
+            f"{corpus.name}: {sum(file.n_documents for file in files):,} documents in {len(files):,} "
+            f"files{tokens}, {sum(file.n_broken for file in files):,} broken lines; "
+            f"{', '.join(prop.name for prop in corpus.all_properties) or 'no properties'}"
         )
-    if not corpora:
+    if not catalog.tables:
         print("no corpora")
 
 
@@ -265,12 +263,6 @@ def list_snapshots(catalog: Catalog, args: argparse.Namespace) -> None:
 def prune_catalog(catalog: Catalog, args: argparse.Namespace) -> None:
     """Delete what only older snapshots need."""
     print(f"{args.catalog}: {catalog.prune(dict(args.keep)):,} files deleted")
-
-
-def remove_corpus(catalog: Catalog, args: argparse.Namespace) -> None:
-    """Remove a corpus."""
-    catalog.remove(args.corpus)
-    print(f"{args.catalog}: {args.corpus} removed")
 
 
 def add_mixture(actions: Any) -> None:
@@ -335,8 +327,8 @@ def run_serve(args: argparse.Namespace) -> None:
     if args.folder is not None and args.folder.is_file():
         args.refuse(f"{args.folder} is a mixture: serve its folder, {args.folder.parent}")
     # imported after parsing, so that --help does not load these libraries
-    from megatron.mixture.client import Connection, check_private, make_token_file, read_token
-    from megatron.mixture.server import ListenOptions, serve
+    from megatron.mixture.client import MixtureClient, check_private, make_token_file, read_token
+    from megatron.mixture.server import ServedFolder, make_server
 
     for option in ("token_file", "tls_cert", "tls_key", "tls_roots"):
         path = getattr(args, option)
@@ -351,20 +343,19 @@ def run_serve(args: argparse.Namespace) -> None:
         check_private(args.tls_key)
     if args.status:
         roots = None if args.tls_roots is None else args.tls_roots.read_bytes()
-        with Connection(args.status, token, roots, STATUS_WAIT_S) as connection:
-            print(json.dumps(connection.request("status"), indent=1))
+        with MixtureClient(args.status, token, roots, STATUS_WAIT_S) as client:
+            print(json.dumps(client.request("status"), indent=1))
         return
     tls = None if args.tls_cert is None else (args.tls_cert.read_bytes(), args.tls_key.read_bytes())
-    where = ListenOptions(host=args.host, port=args.port, token=token, tls=tls, allow_plain=args.no_tls)
+    served = ServedFolder(args.folder, args.seed, args.root)
+    assert token is not None, "the folder has a token file"
     with suppress(KeyboardInterrupt):  # a server runs until it is stopped, so a stop is success
-        serve(args.folder, where, args.seed, args.root, partial(print_address, host=args.host))
-
-
-def print_address(port: int, host: str) -> None:
-    """Print the address of the server, for which callers wait."""
-    name = f"[{host.strip('[]')}]" if ":" in host else host
-    # flush: a caller reads this line from a pipe, where output is buffered by blocks
-    print(f"listening on {name}:{port}", flush=True)
+        server = make_server(served, token, args.host, args.port, tls, args.no_tls)
+        # flush: a caller reads this line from a pipe, where output is buffered by blocks
+        print(f"listening on {args.host}:{server.port}", flush=True)
+        # until the process is killed: what a run depends on is on disk before a
+        # client gets a reply
+        threading.Event().wait()
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from megatron.mixture.client import Connection, RemoteChunks, make_token_file, read_token
+from megatron.mixture.client import MixtureClient, RemoteChunks, make_token_file, read_token
 from megatron.mixture.documents import DocumentChunks
 
 SERVER = Path(__file__).resolve().parents[2] / "tools" / "mixtures.py"
@@ -30,19 +30,17 @@ def main(path: str) -> None:
     token = read_token(make_token_file(mixture.parent))
     server, address = start_server(mixture.parent)
     try:
-        with Connection(f"grpc+tcp://{address}", token) as connection:
-            remote = RemoteChunks(connection, mixture.stem)
+        with MixtureClient(f"grpc+tcp://{address}", token) as client:
+            remote = RemoteChunks(client, mixture.stem)
             parts = [remote.read(i, 1) for i in range(4)]
             server.kill()
             server.wait()
             server, _ = start_server(mixture.parent, port=address.rpartition(":")[2])
             parts += [remote.read(i, 1) for i in range(4, 8)]  # reconnects automatically
-            status = connection.request("status")
         with DocumentChunks(mixture) as local:
             same = all(part.equals(local.read(i, 1)) for i, part in enumerate(parts))
         verdict = "the same" if same else "NOT the same"
         print(f"{len(parts)} chunks of {remote.chunk_size} documents, {verdict}")
-        print(f"the second server sent {status['chunks']:.0f} chunks, {status['documents']:.0f} documents")
     finally:
         server.kill()
         server.wait()

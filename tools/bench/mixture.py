@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from harness import Cost, add_options, median_cpu, median_wall, time_call, write
 from megatron.cli import create_parser, positive_int, run_main
 from megatron.mixture.adaptive import fit_domain_law
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.client import Connection, RemoteChunks, make_token_file, read_token
+from megatron.mixture.client import MixtureClient, RemoteChunks, make_token_file, read_token
 from megatron.mixture.distributor import Distributor
 from megatron.mixture.documents import DocumentChunks
 from megatron.mixture.properties import read_properties
@@ -88,24 +88,23 @@ def bench_size(n: int, threads: int, report: Report) -> None:
         folder = Path(name)
         path, lines = folder / "catalog", folder / "documents.jsonl"
         write_documents(lines, n)
-        for properties in (PROPERTIES[:1], PROPERTIES):
+        number = count()
+        for properties in (PROPERTIES, PROPERTIES[:1]):
             with Catalog(path, n_threads=threads) as catalog:
 
                 def register(catalog: Catalog = catalog, properties: Sequence[str] = properties) -> None:
-                    # A repetition must register everything again: unchanged files would be skipped.
-                    if catalog.tables:
-                        catalog.remove("bench")
-                    catalog.register("bench", [str(lines)], read_properties(properties), quiet=True)
+                    # another name, because unchanged files would be skipped
+                    catalog.register(
+                        f"bench {next(number)}", [str(lines)], read_properties(properties), quiet=True
+                    )
 
                 report.add(f"register, properties: {len(properties)}", n, "documents", register)
-                if len(properties) == 1:
-                    catalog.remove("bench")
-        query = Query(conditions=CONDITIONS)
+        query = Query(("bench 0",), CONDITIONS)
         with Catalog(path, read_only=True, n_threads=1) as catalog:
             by = ["language", "licence"]
             report.add("query, 4 properties, 1 thread", n, "documents", lambda: query.run(catalog, by))
         mixture = folder / "mixture.yaml"
-        mixture.write_text("catalog: catalog\nby: [language]\ncount: documents\n")
+        mixture.write_text("catalog: catalog\ncorpora: [bench 0]\nby: [language]\ncount: documents\n")
         n_chunks = min(200, n // CHUNK)
 
         def stream(source: DocumentChunks | RemoteChunks) -> None:
@@ -137,7 +136,7 @@ def serve_mixture(mixture: Path) -> Iterator[RemoteChunks]:
         # the port is not known before.
         try:
             address = server.stdout.readline().split()[-1]
-            yield RemoteChunks(Connection(f"grpc+tcp://{address}", token), mixture.stem)
+            yield MixtureClient(f"grpc+tcp://{address}", token).open_chunks(mixture.stem)
         finally:
             server.kill()  # otherwise the end of Popen's context would wait for it without limit
 
