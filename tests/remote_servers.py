@@ -1,13 +1,7 @@
-"""Local servers for tests of remote files: an S3-compatible store, and a web server with faults."""
+"""A local S3-compatible store for tests of remote files."""
 
-import hashlib
-import re
-import socket
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -51,78 +45,13 @@ def serve_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     s3fs.S3FileSystem.clear_instance_cache()
 
 
-class FaultyServer:
-    """Web server of `files` (name: content) with byte ranges.
+def fail_reads(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Make every read of the content of a store fail with this error of its package."""
+    import s3fs
 
-    faults     name -> faults of its next requests: a status, or of a GET "reset", "truncate", "whole" (no
-               range) or "pass" (none)
-    requests   (method, name, range) of all requests
-    """
+    async def fail(*arguments: Any, **options: Any) -> Any:
+        raise error
 
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-        self.faults: dict[str, list[int | str]] = {}
-        self.requests: list[tuple[str, str, str | None]] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _make_handler(self))
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> "FaultyServer":
-        self._thread = Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(10)
-
-
-def _make_handler(server: FaultyServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *words: Any) -> None:
-            pass
-
-        def do_HEAD(self) -> None:  # noqa: N802  # name of the base class
-            self.answer(is_head=True)
-
-        def do_GET(self) -> None:  # noqa: N802
-            self.answer(is_head=False)
-
-        def answer(self, is_head: bool) -> None:
-            name = self.path.partition("?")[0].lstrip("/")
-            requested = self.headers.get("Range")
-            server.requests.append((self.command, name, requested))
-            faults = server.faults.get(name, [])
-            fault: int | str | None = None
-            if faults and (not is_head or isinstance(faults[0], int)):
-                fault = faults.pop(0)
-            content = server.files.get(name)
-            if fault == "reset":
-                # a reset instead of an orderly end: linger of 0 seconds
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                self.close_connection = True
-                return
-            if isinstance(fault, int) or content is None:
-                self.send_response(fault if isinstance(fault, int) else 404)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            begin, end = 0, len(content)
-            match = re.fullmatch(r"bytes=(\d+)-(\d+)", requested or "")
-            if match and fault != "whole":
-                begin, end = int(match[1]), min(int(match[2]) + 1, end)
-                self.send_response(206)
-                self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(content)}")
-            else:
-                self.send_response(200)
-            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()[:16]}"')
-            self.send_header("Content-Length", str(end - begin))
-            self.end_headers()
-            if not is_head:
-                body = content[begin:end]
-                self.wfile.write(body[: len(body) // 2] if fault == "truncate" else body)
-                self.close_connection = self.close_connection or fault == "truncate"
-
-    return Handler
+    for name in ("_cat_file", "_get_file"):
+        monkeypatch.setattr(s3fs.S3FileSystem, name, fail)
+    s3fs.S3FileSystem.clear_instance_cache()  # an instance has bound its methods

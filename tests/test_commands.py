@@ -206,7 +206,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).symlink_to(ROOT / name)
     tokens = folder / QUICKSTART / "tokens"
     lines = [
-        "python tools/prepare_corpus.py --corpus stdlib --max-mb 1.5 --out text",
+        "python tools/prepare_corpus.py --corpus local --max-mb 1.5 --out text",
         f"python tools/train_tokenizer.py text/train.jsonl --n-tokens 512 --out {QUICKSTART}/tokenizer",
     ]
     for part in ("train", "held_out"):

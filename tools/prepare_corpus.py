@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.cli import create_parser, positive_int, report_error, run_main
+from megatron.cli import create_parser, report_error, run_main
 from megatron.text.corpus import HELD_OUT_SHARE, HELD_OUT_SHARE_RANGE, CorpusLimits, prepare_corpus
 
 
@@ -28,17 +28,11 @@ def build_parser() -> argparse.ArgumentParser:
         default="auto",
         help="auto: the C4 sample in $SCALING_DATA, else the first documents of C4 from the Hugging Face "
         "hub, else local; c4; local: Python's standard library and the sources of some packages of "
-        "requirements.txt, as installed; stdlib: the first of these; or a path: .jsonl or .json files, "
-        "plain or gzipped, a folder or a pattern of them",
+        "requirements.txt, as installed; or a path: .jsonl or .json files, plain or gzipped, a folder or a "
+        "pattern of them",
     )
     text.add_argument(
         "--max-mb", type=float, default=8.0, metavar="MB", help="use at most this many MB of text"
-    )
-    text.add_argument(
-        "--max-documents",
-        type=positive_int,
-        metavar="N",
-        help="use the first N documents; default: all",
     )
     text.add_argument(
         "--min-mb",
@@ -46,9 +40,6 @@ def build_parser() -> argparse.ArgumentParser:
         default=0.0,
         metavar="MB",
         help="require at least this many MB; auto and c4 are filled up with documents of the local text",
-    )
-    text.add_argument(
-        "--fill", action="store_true", help="fill up any other corpus with local text to --min-mb, too"
     )
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -74,9 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         min_bytes = to_bytes(args.min_mb)
-        limits = CorpusLimits(
-            to_bytes(args.max_mb), args.max_documents, min_bytes, args.held_out_share, args.fill
-        )
+        limits = CorpusLimits(to_bytes(args.max_mb), min_bytes, args.held_out_share)
         content, is_new = prepare_corpus(args.corpus, args.out, limits)
     except (OSError, ValueError) as error:
         return report_error(error)

@@ -77,8 +77,8 @@ def build_parser() -> argparse.ArgumentParser:
         required=True,
         metavar="PATH",
         help=".jsonl or .json files, plain, .gz, .zst, .bz2 or .xz; .parquet; folders, searched recursively, "
-        "also as saved by the datasets library; patterns; s3://, gs:// and hf:// URLs of all these, https:// "
-        "URLs of files; or - for standard input",
+        "also as saved by the datasets library; patterns; s3://, gs:// and hf:// URLs of all these; "
+        "or - for standard input",
     )
     files.add_argument(
         "--output-prefix",
@@ -147,7 +147,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     work.add_argument("--workers", type=positive_int, default=1, metavar="N", help="number of threads")
     work.add_argument("--quiet", action="store_true", help="no progress bar")
-    work.add_argument("--timing", action="store_true", help="print the CPU time of each stage")
     return parser
 
 
@@ -195,8 +194,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{output.prefix}.bin: {output.n_tokens:,} tokens per epoch, {output.n_documents:,} documents "
             f"({output.n_empty:,} empty), the longest {output.longest_document:,} tokens"
         )
-    if args.timing:
-        print("CPU seconds:", ", ".join(f"{stage} {s:.2f}" for stage, s in totals.cpu_s.items()))
     if totals.rejected.path:
         files = f", {totals.rejected.n_files:,} damaged files skipped" if totals.rejected.n_files else ""
         print(f"{totals.rejected.path}: {totals.rejected.n_lines:,} lines rejected{files}")

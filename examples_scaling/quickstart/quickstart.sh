@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # From raw text to a compute-optimal frontier, and a check of its prediction.
-#   quickstart.sh [CORPUS]      CORPUS: auto, c4, local, stdlib or a path, see tools/prepare_corpus.py --help
+#   quickstart.sh [CORPUS]      CORPUS: auto, c4, local or a path, see tools/prepare_corpus.py --help
 #   OUT    folder of the study (experiments/quickstart)
-#   FILL   1: add local text to a CORPUS of less than 12 MB, which otherwise is an error
 #   SEED   added to the seed of every run (0); another value gives an independent repetition
 # Relative paths start at the checkout, whatever the working directory.
 # Every step skips what is finished: run the same command again to resume.
@@ -12,7 +11,6 @@ study=examples_scaling/quickstart/quickstart.yaml
 out=${OUT:-experiments/quickstart}
 overrides=("directory=$out" "seed=${SEED:-0}")
 size=(--max-mb 12 --min-mb 12)
-[ "${FILL:-0}" = 0 ] || size+=(--fill)
 
 echo "1/7 text";       python tools/prepare_corpus.py --corpus "${1:-auto}" "${size[@]}" --out "$out/text"
 echo "2/7 tokenizer";  python tools/train_tokenizer.py "$out/text/train.jsonl" --n-tokens 512 --out "$out/tokenizer"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The CPU study from text to report: tokens, runs, a law for each objective, their crossover, the report.
-#   study_cpu.sh [CORPUS]        CORPUS: auto, c4, local, stdlib or a path, see tools/prepare_corpus.py --help
+#   study_cpu.sh [CORPUS]        CORPUS: auto, c4, local or a path, see tools/prepare_corpus.py --help
 #   OUT   folder of the study (experiments/study_cpu)       JOBS   concurrent runs (default: one per core)
 # Relative paths start at the checkout, whatever the working directory.
 # After an interruption, run the same command again to resume.

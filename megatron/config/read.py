@@ -16,7 +16,6 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from megatron.config.check import check_config
-from megatron.config.deepspeed_json import adopt_deepspeed_json
 from megatron.config.hf import shape_from_hf
 from megatron.config.presets import (
     SIZES_FILE,
@@ -32,9 +31,6 @@ from megatron.config.section import check_known_keys, convert_keys, read_section
 from megatron.config.stub_keys import adopt_stub_keys
 from megatron.config.yaml_file import parse_overrides, read_yaml
 from megatron.io import write_atomic
-from megatron.log import get_logger
-
-log = get_logger(__name__)
 
 REQUIRED_SHAPE_KEYS = ("d_model", "n_heads", "n_layers")  # keys that every named size defines
 # (n_tokens or eod_id, section `dataset`) -> the number that the corpus
@@ -61,12 +57,8 @@ def read_config(
     invalid content: one sentence with the key and, for an unknown key,
     the nearest one.
     """
-    raw, adopted = adopt_deepspeed_json(read_yaml(path, overrides))
-    if adopted:
-        name = raw["dist"]["deepspeed_config"]
-        log.info("dist.deepspeed_config: %s sets keys that are open:\n  %s", name, "\n  ".join(adopted))
     _check_size_label(path, overrides)
-    return build_config(raw, str(path), vocabulary)
+    return build_config(read_yaml(path, overrides), str(path), vocabulary)
 
 
 def _check_size_label(path: str | Path, overrides: Sequence[str]) -> None:

@@ -71,8 +71,8 @@ class DistConfig:
         to the CPU
     offload_parameters: deepspeed, zero3: offload weights to CPU
         memory
-    deepspeed_config: DeepSpeed JSON file; it sets keys that are
-        open, and must not contradict the others
+    deepspeed_config: DeepSpeed JSON file; what it sets must agree
+        with the keys here, or be "auto"
     timeout_s: timeout of collectives; a run that exceeds it ends
         with an error that names the rank
     """

@@ -66,12 +66,6 @@ class MegatronOrder:
         dtype = np.uint32 if self.n_windows < np.iinfo(np.uint32).max - 1 else np.int64
         self.shuffle_index, _, _ = _csrc.shuffled(key, pos, np.array(windows), np.dtype(dtype))
 
-    def sample_index(self, lengths: np.ndarray) -> np.ndarray:
-        """Compute Megatron's sample index, [n_windows + 1, 2], which is not stored."""
-        starts = _csrc.sample_starts(lengths, self.document_index, self.seq_len, self.n_windows + 1)
-        starts[0] = 0  # Megatron starts at the first sequence even if it is empty
-        return starts
-
     def find_start(self, window: int) -> tuple[int, int]:
         """Return (place in the document index, offset of the window from its start).
 

@@ -1,9 +1,9 @@
-"""Files in object stores and on web servers, through fsspec: list, read, download, upload.
+"""Files in object stores, through fsspec: list, read, download, upload.
 
 Size and version (etag, or time of change) are pinned when a file is found. They are compared when it is
 opened and when it is closed, so bytes of two versions are never mixed. Credentials come from the environment
-(AWS_*, GOOGLE_*, HF_TOKEN). Messages contain neither user names, passwords nor queries of a URL.
-The packages of the stores repeat failed requests; requests to a web server are not repeated.
+(AWS_*, GOOGLE_*, HF_TOKEN). Messages contain neither user names nor passwords of a URL. The packages of the
+stores repeat failed requests.
 
 A dataset is downloaded once for all processes of a machine, each file complete or absent:
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.callbacks import Callback
@@ -34,33 +34,19 @@ log = get_logger(__name__)
 
 # scheme: package that fsspec requires for it
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub"}
-WEB_PACKAGES = {"https": "aiohttp", "http": "aiohttp"}  # no folders
-PACKAGES |= WEB_PACKAGES
 MAGIC = re.compile(r"[*?[]")
-URL_IN_TEXT = re.compile(r"([a-z][a-z0-9+.-]*://)(?:[^\s/'\"@]*@)?([^\s'\"?#<>]*)(?:[?#][^\s'\"<>)]*)?")
+CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^\s/'\"@]*@")
 # keys of fsspec's file information, in order of preference; backends have different ones
 VERSION_KEYS = ("ETag", "etag", "blob_id", "Content-MD5", "Last-Modified", "mtime")
-TIMEOUT_S = 60.0  # for a connection, and between two packets
 BLOCK_BYTES = 8 << 20  # per request
 
 
 class RemoteError(OSError):
-    """A remote file that cannot be used. The message has the URL without its secrets.
-
-    is_temporary   whether the same command may succeed later
-    """
-
-    is_temporary = False
+    """A remote file that cannot be used. The message has the URL without its secrets."""
 
 
 class RemoteMissingError(RemoteError, FileNotFoundError):
     """No such remote file."""
-
-
-class RemoteUnreachableError(RemoteError):
-    """A request has failed."""
-
-    is_temporary = True
 
 
 @dataclass(frozen=True)
@@ -72,12 +58,12 @@ class RemoteFile:
     version: str | None
 
     def __str__(self) -> str:
-        return redact(self.url) if _is_web(self.url) else self.url
+        return self.url
 
     @property
     def name(self) -> str:
-        """Name without folders and query; its suffix selects the reader."""
-        return unquote(str(self)).rpartition("/")[2]
+        """Name without folders; its suffix selects the reader."""
+        return self.url.rpartition("/")[2]
 
     def check_unchanged(self) -> None:
         """Raise RemoteError if the size or the version differ from when the file was found."""
@@ -91,22 +77,19 @@ class RemoteFile:
 
 
 def redact(text: str) -> str:
-    """Remove user names, passwords, queries and fragments from all URLs in a text."""
-    return URL_IN_TEXT.sub(r"\1\2", text)
-
-
-def _is_web(url: str) -> bool:
-    return urlsplit(url).scheme in WEB_PACKAGES
+    """Remove user names and passwords from all URLs in a text."""
+    return CREDENTIALS_IN_URL.sub("", text)
 
 
 def check_url(url: str) -> None:
-    """Raise ValueError for an unsupported scheme, and for credentials in the URL of a store."""
+    """Raise ValueError for an unsupported scheme, and for credentials in a URL."""
     if url.partition("://")[0] not in PACKAGES:
         raise ValueError(
             f"{redact(url)}: got an unsupported kind of URL, expected "
-            f"{', '.join(f'{name}://' for name in PACKAGES)} or a file on this machine."
+            f"{', '.join(f'{name}://' for name in PACKAGES)} or a file on this machine. Download a file of "
+            "a web server with curl first."
         )
-    if not _is_web(url) and "@" in urlsplit(url).netloc:
+    if "@" in urlsplit(url).netloc:
         raise ValueError(
             f"{redact(url)}: got credentials in a URL. Set them in the environment, as described in DATA.md."
         )
@@ -119,15 +102,8 @@ def _connect(url: str) -> Iterator[tuple[Any, str]]:
     Raises RemoteError for a failed request, ValueError for a missing package, and as `check_url`.
     """
     check_url(url)
-    options: dict[str, Any] = {"use_listings_cache": False}  # a cached version would hide a change
     try:
-        if _is_web(url):
-            import aiohttp
-
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_S, sock_read=TIMEOUT_S)
-            # other encodings have other byte positions
-            options["client_kwargs"] = {"timeout": timeout, "headers": {"Accept-Encoding": "identity"}}
-        yield fsspec.url_to_fs(url, **options)
+        yield fsspec.url_to_fs(url, use_listings_cache=False)  # a cached version would hide a change
     except (RemoteError, TypeError, ValueError):
         raise
     except ImportError as error:
@@ -142,21 +118,16 @@ def _connect(url: str) -> Iterator[tuple[Any, str]]:
 
 def _explain_error(url: str, error: BaseException) -> RemoteError:
     """Return the error of a request as one sentence without secrets."""
-    if _is_web(url):
-        error = error.__cause__ or error  # fsspec reports any failure as a missing file
-    label, kind = redact(url), type(error).__name__
+    kind = type(error).__name__
     reason = f"{kind}: {redact(str(error))[:200]}".splitlines()[0]
-    status = getattr(error, "status", None)  # of aiohttp
-    if status == 404 or isinstance(error, FileNotFoundError):
-        return RemoteMissingError(f"{label}: no such file ({reason}). Correct the URL.")
-    if status in (401, 403) or isinstance(error, PermissionError) or "Credentials" in kind:
+    if isinstance(error, FileNotFoundError):
+        return RemoteMissingError(f"{url}: no such file ({reason}). Correct the URL.")
+    if isinstance(error, PermissionError) or "Credentials" in kind:
         return RemoteError(
-            f"{label}: access denied ({reason}). Set credentials that may read it in the environment "
+            f"{url}: access denied ({reason}). Set credentials that may read it in the environment "
             "(AWS_*, GOOGLE_APPLICATION_CREDENTIALS, HF_TOKEN); DATA.md lists them."
         )
-    return RemoteUnreachableError(
-        f"{label}: not readable ({reason}). Check the network, then run the same command again."
-    )
+    return RemoteError(f"{url}: not readable ({reason}). Check the network, then run the same command again.")
 
 
 def find_file(url: str) -> RemoteFile:
@@ -169,7 +140,7 @@ def find_file(url: str) -> RemoteFile:
 def _parse_record(url: str, record: dict[str, Any]) -> RemoteFile:
     """Convert fsspec's information on a file. Raises RemoteError for an unknown size."""
     if not isinstance(record.get("size"), int):
-        raise RemoteError(f"{redact(url)}: the server does not report a size. Download the file first.")
+        raise RemoteError(f"{url}: the store does not report a size. Download the file first.")
     version = next((str(record[key]) for key in VERSION_KEYS if record.get(key)), None)
     return RemoteFile(url, record["size"], version)
 
@@ -180,8 +151,6 @@ def find_remote(url: str, suffixes: Sequence[str]) -> list[RemoteFile]:
     Folders skip hidden names; folders and patterns return files with one of the suffixes and skip the outputs
     of preprocessing. Raises RemoteError, or ValueError for a URL that cannot be read.
     """
-    if _is_web(url):
-        return [find_file(url)]
     with _connect(url) as (filesystem, path):
         filesystem.invalidate_cache()
         if MAGIC.search(path):
@@ -263,12 +232,6 @@ def cache_dataset(prefix: str) -> "CachedDataset":
 
     A process uses the versions of its first call. Raises RemoteError, or ValueError for an unusable URL.
     """
-    if redact(prefix) != prefix:
-        # the prefix is recorded in configurations, plans and checkpoints
-        raise ValueError(
-            f"{redact(prefix)}: got a query or a password in the URL of a dataset, expected none. "
-            "Use a store whose credentials are in the environment."
-        )
     files = {suffix: find_file(prefix + suffix) for suffix in (".bin", ".idx")}
     with suppress(RemoteMissingError):  # other programs write no sidecar
         files[".json"] = find_file(f"{prefix}.json")

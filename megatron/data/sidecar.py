@@ -81,7 +81,8 @@ class DatasetFiles:
     def count_bytes(self) -> int:
         """Return the bytes of all tokens, from the size of the .bin or from the list of parts."""
         if self.has_parts:
-            return count_tokens(self.uri) * count_token_bytes(read_header(self.index)[0])
+            n_tokens = sum(part.get("tokens") or 0 for part in read_sidecar(self.uri).get("parts") or [])
+            return n_tokens * count_token_bytes(read_header(self.index)[0])
         return int(self.data.stat().st_size if self.cached is None else self.cached.files[".bin"].size)
 
     def version(self) -> Any:
@@ -95,8 +96,8 @@ class DatasetFiles:
 def locate_dataset(uri: str | Path) -> DatasetFiles:
     """Return the files of a dataset. Of a URL the index and the sidecar are downloaded.
 
-    Raises ValueError if a prefix names a list of parts and a .bin or .idx, RemoteError for
-    a URL without a dataset.
+    A list of parts precedes a .bin and an .idx of the same prefix, which no program here writes beside it.
+    Raises RemoteError for a URL without a dataset.
     """
     prefix = str(uri)
     if is_url(prefix):
@@ -106,15 +107,9 @@ def locate_dataset(uri: str | Path) -> DatasetFiles:
         local = cached.local_prefix
         return DatasetFiles(prefix, Path(f"{local}.idx"), Path(f"{local}.json"), cached=cached)
     parts = Path(f"{prefix}{PARTS_SUFFIX}")
-    if not parts.is_file():
-        return DatasetFiles(prefix, Path(f"{prefix}.idx"), Path(f"{prefix}.json"))
-    for suffix in (".bin", ".idx"):
-        if Path(f"{prefix}{suffix}").is_file():
-            raise ValueError(
-                f"{parts}: got {prefix}{suffix} as well, expected a list of parts or a .bin/.idx dataset. "
-                "Delete or rename one of them."
-            )
-    return DatasetFiles(prefix, Path(f"{prefix}{PARTS_INDEX_SUFFIX}"), parts, has_parts=True)
+    if parts.is_file():
+        return DatasetFiles(prefix, Path(f"{prefix}{PARTS_INDEX_SUFFIX}"), parts, has_parts=True)
+    return DatasetFiles(prefix, Path(f"{prefix}.idx"), Path(f"{prefix}.json"))
 
 
 def strip_suffix(name: str | Path) -> str:
@@ -193,22 +188,14 @@ def read_header(index: Path) -> tuple[str, int, int]:
 
 
 def count_tokens(uri: str | Path) -> int:
-    """Return the number of tokens of a dataset, from its sidecar or from the size of its .bin.
+    """Return the number of tokens of a dataset, without its tokens and without its sidecar.
 
-    Raises ValueError for a sidecar without the number and for an index of another format,
-    and FileNotFoundError if there is neither.
+    Raises FileNotFoundError for a missing file, ValueError for an index of another format.
     """
-    files, sidecar = locate_dataset(uri), load_sidecar(uri)
-    if sidecar is None:
-        if not files.index.is_file():
-            raise FileNotFoundError(f"{uri}.idx: no such file, {HOW}")
-        # the .bin is a plain array of ids, so its size
-        # gives their number without reading the index
-        dtype, _, _ = read_header(files.index)
-        return files.count_bytes() // count_token_bytes(dtype)
-    if sidecar.get("tokens") is None:
-        raise ValueError(f"{files.sidecar}: tokens is missing. Preprocess the corpus again.")
-    return int(sidecar["tokens"])
+    files = locate_dataset(uri)
+    if not files.exists():
+        raise FileNotFoundError(f"{uri}.idx or {uri}.bin: no such file, {HOW}")
+    return files.count_bytes() // count_token_bytes(read_header(files.index)[0])
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,14 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from megatron.io import fsync_path, open_partial_folder, publish_files, read_json, write_json
 from megatron.log import get_logger
 from megatron.text.inputs import Source, find_inputs, locate_source, stat_source
-from megatron.text.local_text import (
-    LOCAL_SOURCES,
-    PYTHON,
-    describe_sources,
-    installed_version,
-    read_local_text,
-)
+from megatron.text.local_text import describe_local_text, read_local_text
 from megatron.text.subset import iter_documents
 from megatron.tokenizer.hub_cache import find_hub_error
 
@@ -29,21 +23,16 @@ HELD_OUT_SHARE_RANGE = (0.001, 0.5)
 META_FILE, TRAINING_RECORD = "corpus.json", "training.json"
 JSON_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 C4 = "the first documents of C4 (allenai/c4, en)"
-FILLED = ("auto", "c4", "local")  # the last has all local text already
+FILLED = ("auto", "c4")  # with local text, if they are too small
 
 
 @dataclass(frozen=True)
 class CorpusLimits:
-    """Size limits: maximum bytes and documents, minimum bytes, and share of held-out documents.
-
-    fill  whether local text is added to reach `min_bytes`
-    """
+    """Size limits: maximum and minimum bytes, and share of held-out documents."""
 
     max_bytes: int
-    max_documents: int | None = None
     min_bytes: int = 0
     held_out_share: float = HELD_OUT_SHARE
-    fill: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for limits that no text can satisfy."""
@@ -97,30 +86,27 @@ def prepare_corpus(which: str, folder: Path, limits: CorpusLimits) -> tuple[dict
     """Write <folder>/train.jsonl, held_out.jsonl and corpus.json.
 
     Returns the content of corpus.json, and False if the folder has it already, from
-    the same files. `which` is auto, c4, local, stdlib, or a path (see
-    `choose_source`). The corpus is the start of that text, up to the limits. If
-    this is less than `min_bytes`, documents of the local text are added until it is
-    reached: always to auto and c4, to another text only with `fill`. The sha256 of
-    a text decides whether it is held out, so copies are never on both sides. Raises
-    FileNotFoundError, ConnectionError or ValueError, also if another process is
-    writing the corpus; the folder is then unchanged.
+    the same files. `which` is auto, c4, local, or a path (see `choose_source`). The
+    corpus is the start of that text, up to the limits. If auto and c4 are less than
+    `min_bytes`, documents of the local text are added until it is reached. The
+    sha256 of a text decides whether it is held out, so copies are never on both
+    sides. Raises FileNotFoundError, ConnectionError or ValueError, also if another
+    process is writing the corpus; the folder is then unchanged.
     """
     folder = folder.resolve()
-    limits = replace(limits, fill=limits.fill or which in FILLED)
     paths = find_paths(which)
     request = {"which": which} | asdict(limits)
     # a hash of the content would read the whole
     # files, of which the corpus may use a small part
     request["files"] = [[locate_source(path), *stat_source(path)] for path in paths]
     # versions of local sources are part of the request if local text may be used
-    may_be_local = not paths or (limits.fill and limits.min_bytes > 0)
-    sources = LOCAL_SOURCES if may_be_local else ()
-    request["installed"] = {name: installed_version(name) for name in sources}
+    may_be_local = not paths or (which in FILLED and limits.min_bytes > 0)
+    request["installed"] = describe_local_text() if may_be_local else None
     existing = read_json(folder / META_FILE)
     if existing and existing.get("asked") == request and existing.get("files") == _hash_sides(folder):
         return existing, False
     with open_partial_folder(folder, replace=True) as partial:
-        content = _write_split(*choose_source(which, paths), partial, limits)
+        content = _write_split(which, paths, partial, limits)
         content |= {"files": _hash_sides(partial), "asked": request}
         write_json(partial / META_FILE, content)
         folder.mkdir(parents=True, exist_ok=True)
@@ -142,17 +128,18 @@ def _hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write_split(name: str, documents: Iterable[str], folder: Path, limits: CorpusLimits) -> dict[str, Any]:
-    """Write both files, with local text added as `limits` allows; return the content of corpus.json."""
+def _write_split(which: str, paths: Sequence[Source], folder: Path, limits: CorpusLimits) -> dict[str, Any]:
+    """Write both files, filled up with local text; return the content of corpus.json."""
+    name, documents = choose_source(which, paths)
     with (folder / "train.jsonl").open("wb") as train, (folder / "held_out.jsonl").open("wb") as held_out:
         writer = SplitWriter(train, held_out, limits.held_out_share)
         for text in documents:
             writer.add(text)
-            if writer.n_bytes >= limits.max_bytes or writer.n_documents == limits.max_documents:
+            if writer.n_bytes >= limits.max_bytes:
                 break
         n_bytes, n_documents = writer.n_bytes, writer.n_documents  # before local text is added
-        if limits.fill and n_bytes < limits.min_bytes:
-            for text in read_local_text(LOCAL_SOURCES):
+        if which in FILLED and n_bytes < limits.min_bytes:
+            for text in read_local_text():
                 if writer.n_bytes >= limits.min_bytes:
                     break
                 writer.add(text)
@@ -161,7 +148,7 @@ def _write_split(name: str, documents: Iterable[str], folder: Path, limits: Corp
     _check_enough(name, writer, limits)
     content = {"corpus": name, "documents": writer.n_documents, **writer.counts}
     if writer.n_bytes > n_bytes:
-        content["added"] = describe_sources(LOCAL_SOURCES)
+        content["added"] = describe_local_text()
         content["added_documents"] = writer.n_documents - n_documents
         content["added_bytes"] = writer.n_bytes - n_bytes
     return content
@@ -170,11 +157,9 @@ def _write_split(name: str, documents: Iterable[str], folder: Path, limits: Corp
 def _check_enough(name: str, writer: SplitWriter, limits: CorpusLimits) -> None:
     """Raise ValueError for an empty side of the split, and for less than `min_bytes` of text."""
     if writer.n_bytes < limits.min_bytes:
-        hint = "" if limits.fill else ", or add local text with --fill (make quickstart: FILL=1)"
         raise ValueError(
-            f"{name}: got {writer.n_bytes:,} bytes of text without copies"
-            f"{' and with all local text' if limits.fill else ''}, expected at least "
-            f"{limits.min_bytes / 1e6:,.1f} MB. Give more text, lower --min-mb{hint}."
+            f"{name}: got {writer.n_bytes:,} bytes of text without copies, expected at least "
+            f"{limits.min_bytes / 1e6:,.1f} MB. Give more text, or lower --min-mb."
         )
     for side in ("train", "held_out"):
         if not writer.counts[f"{side}_documents"]:
@@ -194,7 +179,7 @@ def find_paths(which: str) -> list[Source]:
         beside = Path(__file__).resolve().parents[2].parent / "shared" / "data"
         folder = Path(os.environ.get("SCALING_DATA", beside)) / "c4"
         return [*sorted(folder.glob("c4_en_*.jsonl")), *sorted(folder.glob("redpajama_c4_*.jsonl"))]
-    if which in ("c4", "local", "stdlib"):
+    if which in ("c4", "local"):
         return []
     if which.endswith(".txt"):
         raise ValueError(
@@ -204,15 +189,14 @@ def find_paths(which: str) -> list[Source]:
     try:
         return find_inputs([which], JSON_SUFFIXES)
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{error} It is none of auto, c4, local and stdlib either.") from error
+        raise FileNotFoundError(f"{error} It is none of auto, c4 and local either.") from error
 
 
 def choose_source(which: str, paths: Sequence[Source]) -> tuple[str, Iterable[str]]:
     """Return the name of a text and its documents. `paths`: as `find_paths` returns them.
 
     auto     the C4 sample of $SCALING_DATA, else C4 from the hub, else local text
-    local    the standard library and the sources of some installed packages (local_text)
-    stdlib   the standard library
+    local    Python's standard library and the sources of some installed packages (local_text)
     a path   JSON-lines files with the text under "text"
 
     Raises ConnectionError if c4 is not available.
@@ -226,12 +210,10 @@ def choose_source(which: str, paths: Sequence[Source]) -> tuple[str, Iterable[st
             return C4, _stream_c4()
         if which == "c4":
             raise ConnectionError(
-                f"allenai/c4: not available from the Hugging Face hub ({error}). "
-                "Use local, stdlib or a path instead."
+                f"allenai/c4: not available from the Hugging Face hub ({error}). Use local or a path instead."
             )
         log.info("no C4 sample in $SCALING_DATA and no Hugging Face hub (%s): local text is used", error)
-    sources = (PYTHON,) if which == "stdlib" else LOCAL_SOURCES
-    return describe_sources(sources), read_local_text(sources)
+    return describe_local_text(), read_local_text()
 
 
 def _stream_c4() -> Iterator[str]:

@@ -18,7 +18,6 @@ from megatron.text.text_readers import (
     check_text,
     count_lines_before,
     ignore_progress,
-    is_lost,
     iter_blocks,
     iter_columns,
     iter_lines,
@@ -38,38 +37,34 @@ def encode_piece(
 ) -> UnitRecord:  # fmt: skip
     """Encode one piece to the unit `path`; `on_read` is called repeatedly and may raise.
 
-    An invalid line ends the piece, and `UnitRecord.error` contains file, line and
-    reason. It is not raised: only the caller can decide whether the line is needed
-    at all. If bad lines are skipped, they are in the unit's rejects, and a damaged
-    file has no documents: its checksum comes last, so content before the damage may
-    be wrong. A remote file that cannot be read after all attempts is skipped in the
-    same way. Raises OSError for a full disk, a file that the system cannot read, or
-    the network.
+    If bad lines are skipped, they are in the unit's rejects, and a damaged file has
+    no documents: its checksum comes last, so content before the damage may be wrong.
+    Raises ValueError with file, line and reason for a bad line otherwise; OSError for
+    a full disk, a file that the system cannot read, or the network.
     """
     with open_writers(path, settings) as writers:
         job = _PieceEncoder(piece, path.parent, writers, settings, encoder, on_read)
-        error = damage = None
+        damage = None
         try:
             job.run()
+        except DamagedFileError as cause:
+            if not settings.skip_bad_lines:
+                raise
+            damage = cause.reason
+            job.clear()
         except ValueError as cause:
-            if settings.skip_bad_lines and isinstance(cause, DamagedFileError):
-                damage = cause.reason
-            else:
-                error = str(cause) if str(piece.path) in str(cause) else f"{piece.path}: {cause}"
+            raise ValueError(
+                str(cause) if str(piece.path) in str(cause) else f"{piece.path}: {cause}"
+            ) from cause
         except OSError as cause:
             if cause.errno is not None and cause.filename is None:
                 cause.filename = str(path.parent if cause.errno in DISK_FULL_ERRNOS else piece.path)
-            if not (settings.skip_bad_lines and is_lost(cause)):
-                raise
-            damage = str(cause)
-        if damage is not None:
-            job.clear()
+            raise
         record = UnitRecord(
             n_lines=job.n_lines,
             n_documents=job.first_writer.n_documents,
             n_tokens=[writer.n_tokens for writer in writers.values()],
             rejects=job.rejects,
-            error=error,
             damage=damage,
         )
     write_record(path, record)
@@ -106,6 +101,8 @@ class _PieceEncoder:
 
     def reject(self, line: int, error: ValueError) -> None:
         """Reject line `line` of the piece, counted from 0. Raises ValueError unless bad lines are skipped."""
+        if self.first_writer.has_enough:
+            return  # it is after the documents that are used
         if not self.settings.skip_bad_lines:
             # `line` counts from the start of the piece. Counting the earlier lines
             # reads the file up to the piece, which is done only for this message.

@@ -47,6 +47,14 @@ class RejectSummary:
     path: Path | str | None = None
 
 
+@dataclass(frozen=True)
+class PreprocessResult:
+    """Result of a job: an output per key."""
+
+    outputs: list[OutputDataset]
+    rejected: RejectSummary
+
+
 def rejects_path(prefix: Path) -> Path:
     """Return the path of a job's rejects file."""
     return prefix.with_name(prefix.name + REJECTS_SUFFIX)
@@ -97,7 +105,8 @@ class UnitJoiner:
 
     meta         entries of the sidecars
     max_tokens   use the smallest number of first documents that has at least so many tokens
-    used         documents used of each of the first finished pieces, which have no gap
+    records      of the first pieces, as many as are used
+    used         documents used of each of them
     n_tokens     tokens of the first key in these pieces
     """
 
@@ -107,31 +116,26 @@ class UnitJoiner:
     meta: dict[str, Any]
     max_tokens: int | None
     n_threads: int
-    records: dict[int, UnitRecord] = field(default_factory=dict)
+    records: list[UnitRecord] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
     n_tokens: int = 0
     has_enough: bool = False
 
-    def add_record(self, number: int, record: UnitRecord) -> None:
-        """Add a finished piece. Raises ValueError for the error of the first piece that has one."""
-        self.records[number] = record
-        while not self.has_enough and (first := self.records.get(len(self.used))) is not None:
-            n_documents, n_before = first.n_documents, self.n_tokens
-            self.n_tokens += first.n_tokens[0]
-            if self.max_tokens is not None and self.n_tokens >= self.max_tokens:
-                # Fewest documents that reach max_tokens. Lengths 5,
-                # 3, 4 and max_tokens 8: reached = [5, 8, 12], the
-                # first index with reached >= 8 is 1, so 2 documents.
-                reached = np.cumsum(self.units.read_lengths(len(self.used), 0), dtype=np.int64)
-                n_documents = int(np.searchsorted(reached, self.max_tokens - n_before)) + 1
-                self.has_enough = True
-            elif first.error is not None:  # else it is after the documents that are used
-                raise ValueError(first.error)
-            self.used.append(n_documents)
+    def add_record(self, record: UnitRecord) -> None:
+        """Add the record of the next piece."""
+        n_documents, n_before = record.n_documents, self.n_tokens
+        self.n_tokens += record.n_tokens[0]
+        if self.max_tokens is not None and self.n_tokens >= self.max_tokens:
+            # Fewest documents that reach max_tokens. Lengths 5,
+            # 3, 4 and max_tokens 8: reached = [5, 8, 12], the
+            # first index with reached >= 8 is 1, so 2 documents.
+            reached = np.cumsum(self.units.read_lengths(len(self.used), 0), dtype=np.int64)
+            n_documents = int(np.searchsorted(reached, self.max_tokens - n_before)) + 1
+            self.has_enough = True
+        self.records.append(record)
+        self.used.append(n_documents)
 
-    def join(
-        self, sources: list[dict[str, Any]], job: str | None
-    ) -> tuple[list[OutputDataset], RejectSummary]:
+    def join(self, sources: list[dict[str, Any]], job: str | None) -> PreprocessResult:
         """Write and publish the outputs and the rejects. `sources`: as `describe_sources` returns them."""
         n_damaged = sum("damage" in entry for entry in sources)
         lines = list(self._iter_rejects())
@@ -150,10 +154,10 @@ class UnitJoiner:
                 )
             if not lines:
                 rejects.unlink(missing_ok=True)
-                return outputs, RejectSummary()
+                return PreprocessResult(outputs, RejectSummary())
             with atomic_path(rejects) as partial, partial.open("w") as file:
                 file.writelines(lines)
-        return outputs, RejectSummary(n_rejected, n_damaged, rejects)
+        return PreprocessResult(outputs, RejectSummary(n_rejected, n_damaged, rejects))
 
     def _open_writer(self, key: str) -> _JoinedWriter:
         meta, folder = self.meta | {"json_key": key}, self.units.folder
@@ -231,8 +235,7 @@ class UnitJoiner:
         n_before = Counter[Source]()  # lines of the pieces before, by file
         first_pieces: dict[Source, InputPiece] = {}
         count_lines = functools.cache(count_lines_before)
-        for number in range(len(self.used)):
-            piece, record = self.pieces[number], self.records[number]
+        for piece, record in zip(self.pieces, self.records, strict=False):
             first = first_pieces.setdefault(piece.path, piece)
             if record.damage is not None:
                 yield _format_reject(piece.path, None, record.damage)

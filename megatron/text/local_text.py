@@ -4,55 +4,39 @@ import hashlib
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 
-PYTHON = "python"
 # Packages of requirements.txt that every training run and every fit imports, so every machine
 # for studies has them. With the standard library they have 50 MB within the limits below, twice
 # what the longest study on two cores reads. Larger packages are mostly generated code (plotly)
 # or near copies (transformers).
 PACKAGES = ("torch", "numpy", "scipy")
-LOCAL_SOURCES = (PYTHON, *PACKAGES)
 # Longer files are mostly tables and generated code; a few of them would make the mean loss of
 # held-out text depend on the draw. Shorter files are empty __init__.py or a licence line.
 MIN_BYTES, MAX_BYTES = 256, 65_536
 TEST_FOLDERS = {"test", "tests", "idle_test"}  # some distributions of Python omit these
 
 
-def read_local_text(sources: Sequence[str] = LOCAL_SOURCES) -> list[str]:
-    """Return the .py files of `sources` without copies. "python" is the standard library, others a package.
+def read_local_text() -> list[str]:
+    """Return the .py files of Python's standard library and of PACKAGES, without copies.
 
     The order is that of bytes 8 to 31 of their sha256: pseudorandom, equal on all machines with the
     same versions, and independent of the first 8 bytes, which decide whether a document is held out.
-    A package that is not installed has no files.
     """
     texts: dict[bytes, str] = {}
-    for source in sources:
-        for path in _iter_standard_library() if source == PYTHON else _iter_package_files(source):
-            if (text := _read_source_file(path)) is not None:
-                texts[hashlib.sha256(text.encode()).digest()] = text
+    for path in chain(_iter_standard_library(), *map(_iter_package_files, PACKAGES)):
+        if (text := _read_source_file(path)) is not None:
+            texts[hashlib.sha256(text.encode()).digest()] = text
     return [texts[digest] for digest in sorted(texts, key=lambda digest: digest[8:])]
 
 
-def installed_version(source: str) -> str | None:
-    """Return the version of a package or of Python, None if it is not installed."""
-    if source == PYTHON:
-        return platform.python_version()
-    try:
-        return metadata.version(source)
-    except (metadata.PackageNotFoundError, KeyError):  # KeyError: metadata without a version
-        return None
-
-
-def describe_sources(sources: Sequence[str]) -> str:
-    """Describe the installed ones of `sources`: 'Python 3.11.7's library, torch 2.13.0, numpy 2.4.1'."""
-    names = [
-        f"{name} {version}" for name in sources if name != PYTHON and (version := installed_version(name))
-    ]
-    library = [f"Python {installed_version(PYTHON)}'s library"] if PYTHON in sources else []
-    return ", ".join(library + names)
+def describe_local_text() -> str:
+    """Describe the sources by their versions: 'Python 3.11.7's library, torch 2.13.0, numpy 2.4.1'."""
+    names = [f"{name} {metadata.version(name)}" for name in PACKAGES]
+    return ", ".join([f"Python {platform.python_version()}'s library", *names])
 
 
 def _read_source_file(path: Path) -> str | None:
@@ -83,11 +67,7 @@ def _iter_standard_library() -> Iterator[Path]:
 
 def _iter_package_files(name: str) -> Iterator[Path]:
     """Yield the .py files of an installed package, by the list of files that its installer wrote."""
-    try:
-        files = metadata.files(name) or ()
-    except metadata.PackageNotFoundError:
-        return
-    for file in files:
+    for file in metadata.files(name) or ():
         # the list may name scripts outside the package by absolute paths or by ../../../bin
         if file.suffix == ".py" and not file.is_absolute() and ".." not in file.parts:
             yield Path(str(file.locate()))

@@ -4,13 +4,11 @@ The output appears when it is complete. A killed merge leaves partial files, whi
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from megatron.cli import ProgressBar
 from megatron.data import open_dataset
@@ -18,9 +16,6 @@ from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter, finish_publishing, list_partial_files
 from megatron.text.arguments import check_not_exists, dataset_files
 from megatron.text.merge_inputs import open_inputs
-
-BLOCK_TOKENS = 1 << 20
-LOOKAHEAD_DOCUMENTS = 1 << 12  # maximum documents per block
 
 
 @dataclass(frozen=True)
@@ -83,31 +78,3 @@ def is_finished(output: Path, meta: dict[str, Any], overwrite: bool) -> bool:
     if not overwrite:
         check_not_exists(*dataset_files(output))
     return False
-
-
-def copy_documents(
-    dataset: IndexedTokens,
-    documents: np.ndarray,
-    writer: IndexedWriter,
-    advance: Callable[[int], object] = lambda n_tokens: None,
-) -> None:
-    """Copy documents, int64 ascending, of a dataset; call `advance` with the tokens of each block."""
-    begin = 0
-    while begin < len(documents):
-        # At most LOOKAHEAD_DOCUMENTS, not all that remain: the cumulative
-        # sum over the rest, repeated for each block, would be quadratic.
-        begins, lengths = dataset.document_spans(documents[begin : begin + LOOKAHEAD_DOCUMENTS])
-        sizes = np.cumsum(lengths)
-        # as many documents as fit into BLOCK_TOKENS, and at least one
-        n = max(1, int(np.searchsorted(sizes, BLOCK_TOKENS, side="right")))
-        part, total = documents[begin : begin + n], int(sizes[n - 1])
-        if part[-1] - part[0] == n - 1:  # consecutive: a single read, no gather
-            ids = dataset.read_copy(int(begins[0]), total)
-        else:
-            # scattered documents, as of a sample: through
-            # the memory map, one copy per document
-            spans = zip(begins[:n].tolist(), lengths[:n].tolist(), strict=True)
-            ids = np.concatenate([dataset.tokens[first : first + size] for first, size in spans])
-        writer.add_documents(ids, lengths[:n])
-        advance(total)
-        begin += n

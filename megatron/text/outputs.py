@@ -9,7 +9,7 @@ from typing import Any
 
 from megatron.data.indexed_writer import DATASET_SUFFIXES
 from megatron.text.inputs import Source, open_source
-from megatron.text.join import OutputDataset, RejectSummary, dataset_prefix, rejects_path
+from megatron.text.join import OutputDataset, PreprocessResult, RejectSummary, dataset_prefix, rejects_path
 
 
 def locate_output(folder: Path | str, name: str) -> Path | str:
@@ -31,8 +31,8 @@ def find_output(folder: Path | str, name: str) -> "Source | None":
 
 def find_finished(
     folder: Path | str, prefix: Path, keys: Sequence[str], job: str | None, may_replace: bool
-) -> tuple[list[OutputDataset], RejectSummary] | None:
-    """Return (outputs, rejects) if they exist completely and are from the same job; else None.
+) -> PreprocessResult | None:
+    """Return the outputs and rejects if they exist completely and are from the same job; else None.
 
     An incomplete output of the same job is written again. Raises ValueError if an output of another job
     exists, unless `may_replace`.
@@ -54,11 +54,11 @@ def find_finished(
     if len(outputs) < len(keys):
         return None
     if not rejected.n_lines and not rejected.n_files:
-        return outputs, rejected
+        return PreprocessResult(outputs, rejected)
     name = rejects_path(prefix).name
     if find_output(folder, name) is None:
         return None
-    return outputs, replace(rejected, path=locate_output(folder, name))
+    return PreprocessResult(outputs, replace(rejected, path=locate_output(folder, name)))
 
 
 def _read_sidecar(folder: Path | str, name: str) -> dict[str, Any]:

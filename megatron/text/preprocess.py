@@ -10,7 +10,6 @@ import hashlib
 import json
 import shutil
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -34,11 +33,11 @@ from megatron.text.inputs import (
     select_part,
     stat_source,
 )
-from megatron.text.join import OutputDataset, RejectSummary, UnitJoiner, dataset_prefix, rejects_path
+from megatron.text.join import PreprocessResult, UnitJoiner, dataset_prefix, rejects_path
 from megatron.text.outputs import find_finished
 from megatron.text.text_readers import DamagedFileError, split_into_pieces
 from megatron.text.units import EncodeSettings, UnitFolder
-from megatron.text.workers import EncoderRecipe, PieceProgress, encode_pieces
+from megatron.text.workers import EncoderRecipe, encode_pieces
 from megatron.tokenizer.encoder import NO_EOD, build_fast_bpe
 from megatron.tokenizer.fast_bpe import FastBpe
 from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load_tokenizer
@@ -70,15 +69,6 @@ class PreprocessOptions:
     part: Part | None = None
 
 
-@dataclass(frozen=True)
-class PreprocessResult:
-    """Result of a job: an output per key, and CPU seconds of this process by stage."""
-
-    outputs: list[OutputDataset]
-    rejected: RejectSummary
-    cpu_s: dict[str, float]
-
-
 def preprocess(
     inputs: Sequence[str], prefix: Path, tokenizer: TokenizerSpec | str, options: PreprocessOptions,
     published: str | None = None,
@@ -98,7 +88,6 @@ def preprocess(
     unless bad lines are skipped, for inputs without documents, and for a file that
     changes meanwhile; OSError for a full disk. Existing outputs are then unchanged.
     """
-    cpu_s = {"start": time.process_time()}
     paths = find_inputs(inputs)
     if options.part is not None:
         prefix = options.part.add_to(prefix)
@@ -113,8 +102,8 @@ def preprocess(
         is_begun = units.is_begun(job, prefix, options.overwrite)
         try:
             may_replace = is_begun or options.overwrite
-            finished = _find_existing(prefix, published, options.keys, job, may_replace)
-            if finished is None:
+            result = _find_existing(prefix, published, options.keys, job, may_replace)
+            if result is None:
                 if not is_begun:
                     units.begin(job)
                 joiner = UnitJoiner(
@@ -122,7 +111,6 @@ def preprocess(
                     _describe_part(loaded, options, selection), options.max_tokens, options.n_workers,
                 )  # fmt: skip
                 recipe = EncoderRecipe(tokenizer, load_fast_bpe(loaded), options.special_text)
-                end_stage(cpu_s, "tokenizer")
                 try:
                     _encode_missing(joiner, recipe, options)
                     sources = joiner.describe_sources(selection.paths)
@@ -131,32 +119,25 @@ def preprocess(
                         names = describe_inputs(inputs)
                         raise ValueError(f"{names}: a file changed while it was read. Run it again.")
                 _check_documents(joiner, inputs, options)
-                end_stage(cpu_s, "encoding")
-                finished = joiner.join(sources, job)
+                result = joiner.join(sources, job)
         except ValueError:
             units.remove()  # the same call fails again
             raise
         units.remove()
-    end_stage(cpu_s, "joining and sums")
-    return PreprocessResult(*finished, cpu_s)
+    return result
 
 
 def _find_existing(
     prefix: Path, published: str | None, keys: Sequence[str], job: str | None, may_replace: bool
-) -> tuple[list[OutputDataset], RejectSummary] | None:
+) -> PreprocessResult | None:
     """Return the finished outputs of the job, on this machine or in the store. Raises as `find_finished`."""
     # under the lock of the units, so that no other process replaces them afterwards
     for folder in (prefix.parent, published):
-        finished = find_finished(folder, prefix, keys, job, may_replace) if folder else None
-        if finished is not None:
+        result = find_finished(folder, prefix, keys, job, may_replace) if folder else None
+        if result is not None:
             log.info("%s: exists already, from the same files and settings", prefix)
-            return finished
+            return result
     return None
-
-
-def end_stage(cpu_s: dict[str, float], stage: str) -> None:
-    """Add the CPU seconds since the end of the last stage."""
-    cpu_s[stage] = time.process_time() - sum(cpu_s.values())
 
 
 def load_fast_bpe(loaded: Tokenizer) -> FastBpe | None:
@@ -285,7 +266,7 @@ def estimate_job(
     with tempfile.TemporaryDirectory(prefix="dry-run") as scratch:
         record = encode_piece(piece, Path(scratch, "sample"), settings, encoder, n_read.append)
     if not record.n_documents:
-        raise ValueError(record.error or f"{piece.path}: got no document in a sample, expected some")
+        raise ValueError(f"{piece.path}: got no document in a sample, expected some")
     # a packed file reports how far it was read; a plain piece was read as a whole
     share = n_bytes / (n_read[0] if piece.is_plain else n_read[-1])
     if options.max_tokens is not None:  # the job ends when it has them
@@ -311,7 +292,7 @@ def _encode_missing(joiner: UnitJoiner, recipe: EncoderRecipe, options: Preproce
     """Encode the pieces that have no record, and show progress.
 
     With max_tokens no piece is begun after the first pieces with enough tokens.
-    Raises ValueError for the error of the first piece that has one.
+    Raises ValueError for the first bad line.
     """
     pieces, records = joiner.pieces, joiner.units.read_records()
     if records:
@@ -319,18 +300,15 @@ def _encode_missing(joiner: UnitJoiner, recipe: EncoderRecipe, options: Preproce
     sizes = [piece.end - piece.begin for piece in pieces]
     title = "tokenising" if options.part is None else f"tokenising part {options.part}"
     n_finished = sum(sizes[number] for number in records)
-    with ProgressBar(title, sum(sizes) or None, "B", n_finished, options.quiet) as bar:
-        progress = PieceProgress(bar)
-        for number, record in records.items():
-            joiner.add_record(number, record)
-        missing = {i: piece for i, piece in enumerate(pieces) if i not in records and not joiner.has_enough}
-        with closing(encode_pieces(missing, joiner.units, recipe, options.n_workers, progress)) as encoded:
-            for number, record in encoded:
-                if pieces[number].path != STDIN:
-                    progress.update(number, sizes[number])
-                joiner.add_record(number, record)
-                if joiner.has_enough:
-                    break
+    missing = {i: piece for i, piece in enumerate(pieces) if i not in records}
+    with (
+        ProgressBar(title, sum(sizes) or None, "B", n_finished, options.quiet) as bar,
+        closing(encode_pieces(missing, joiner.units, recipe, options.n_workers, bar)) as encoded,
+    ):
+        for number in range(len(pieces)):
+            joiner.add_record(records.get(number) or next(encoded))
+            if joiner.has_enough:
+                break
 
 
 def _check_documents(joiner: UnitJoiner, inputs: Sequence[str], options: PreprocessOptions) -> None:
@@ -344,12 +322,11 @@ def _check_documents(joiner: UnitJoiner, inputs: Sequence[str], options: Preproc
             "%s: got fewer than the requested %s tokens; all are used",
             describe_inputs(inputs), f"{options.max_tokens:,}",
         )  # fmt: skip
-    records = sorted(joiner.records.items())
-    if any(record.n_documents or record.rejects for _, record in records):
+    if any(record.n_documents or record.rejects for record in joiner.records):
         return
-    for number, record in records:
+    for piece, record in zip(joiner.pieces, joiner.records, strict=True):
         if record.damage is not None:
-            raise DamagedFileError(joiner.pieces[number].path, record.damage)
+            raise DamagedFileError(piece.path, record.damage)
     if options.part is None:
         raise ValueError(
             f"{describe_inputs(inputs)}: got no document. The program that wrote it may have failed."

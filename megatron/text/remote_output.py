@@ -18,8 +18,8 @@ from megatron.data.indexed_writer import DATASET_SUFFIXES
 from megatron.data.remote import check_url, redact, remove_file, upload_file
 from megatron.io import open_exclusive
 from megatron.text.inputs import REJECTS_SUFFIX
-from megatron.text.join import dataset_prefix
-from megatron.text.preprocess import PreprocessOptions, PreprocessResult, preprocess
+from megatron.text.join import PreprocessResult, dataset_prefix
+from megatron.text.preprocess import PreprocessOptions, preprocess
 from megatron.tokenizer.kinds import TokenizerSpec
 
 STORES = ("s3", "gs", "gcs")
@@ -55,7 +55,7 @@ def preprocess_to_store(
     rejected = result.rejected
     if rejected.path is not None:
         rejected = replace(rejected, path=f"{store}/{label.name}{REJECTS_SUFFIX}")
-    return PreprocessResult(outputs, rejected, result.cpu_s)
+    return PreprocessResult(outputs, rejected)
 
 
 def check_output_url(url: str) -> None:

@@ -25,7 +25,7 @@ from megatron.io import atomic_path
 from megatron.log import get_logger
 from megatron.text.arguments import check_not_exists
 from megatron.text.inputs import COLUMN_SUFFIXES, Source, describe_inputs, find_inputs, locate_source
-from megatron.text.merge import copy_documents, is_finished
+from megatron.text.merge import is_finished
 from megatron.text.merge_inputs import describe_origin
 from megatron.text.text_readers import (
     InputPiece,
@@ -38,6 +38,7 @@ from megatron.text.text_readers import (
 
 log = get_logger(__name__)
 OUTPUT_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst")
+BLOCK_DOCUMENTS = 256  # copied at a time
 PRIORITY_BATCH = 4096  # priorities drawn at a time
 # entries copied from the sidecar of a dataset
 COPIED_META = ("tokenizer", "append_eod", "special_text", "json_key")
@@ -181,7 +182,12 @@ def subset_dataset(
         ProgressBar("copying", n_tokens, "tokens", quiet=quiet) as bar,
         IndexedWriter(output, dataset.dtype, meta) as writer,
     ):
-        copy_documents(dataset, numbers, writer, bar.update)
+        for first in range(0, len(numbers), BLOCK_DOCUMENTS):
+            begins, sizes = dataset.document_spans(numbers[first : first + BLOCK_DOCUMENTS])
+            spans = zip(begins.tolist(), sizes.tolist(), strict=True)
+            parts = [dataset.tokens[begin : begin + size] for begin, size in spans]
+            writer.add_documents(np.concatenate(parts), sizes)
+            bar.update(int(sizes.sum()))
     return SubsetResult(len(numbers), n_tokens)
 
 

@@ -54,13 +54,6 @@ class DamagedFileError(ValueError):
         )
 
 
-def is_lost(error: OSError) -> bool:
-    """Return whether a remote file is missing or cannot be downloaded."""
-    # compared by attribute: only URLs import the module of RemoteError
-    is_temporary = getattr(error, "is_temporary", None)
-    return is_temporary is not None and (is_temporary or isinstance(error, FileNotFoundError))
-
-
 @contextmanager
 def translate_read_errors(path: Source) -> Iterator[None]:
     """Convert exceptions that libraries raise for damaged content to DamagedFileError.
@@ -71,11 +64,12 @@ def translate_read_errors(path: Source) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # compared by name: pyarrow and the module of RemoteError are not imported for plain files
+        module = type(error).__module__
         # for bad content pyarrow, gzip and bz2 raise an OSError without an errno
-        is_system = isinstance(error, OSError) and (error.errno is not None or hasattr(error, "is_temporary"))
+        is_system = isinstance(error, OSError) and (error.errno is not None or module.endswith(".remote"))
         is_damage = isinstance(error, OSError | EOFError | zlib.error | lzma.LZMAError | UnicodeDecodeError)
-        # compared by name: pyarrow is not imported for plain files
-        if is_system or not (is_damage or type(error).__module__.startswith("pyarrow")):
+        if is_system or not (is_damage or module.startswith("pyarrow")):
             raise
         lines = (str(error).strip() or type(error).__name__).splitlines()
         raise DamagedFileError(path, lines[0][:200]) from error

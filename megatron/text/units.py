@@ -42,7 +42,6 @@ class UnitRecord:
     """Result of one piece. `n_tokens`: by key.
 
     rejects   skipped lines: `line` within the piece, from 0, and `reason`
-    error     the error that ended the piece early
     damage    why a whole file was skipped
     """
 
@@ -50,7 +49,6 @@ class UnitRecord:
     n_documents: int
     n_tokens: Sequence[int]
     rejects: Sequence[dict[str, Any]] = ()
-    error: str | None = None
     damage: str | None = None
 
 

@@ -189,24 +189,19 @@ def load_hf_tokenizer(name_or_folder: str) -> BpeTokenizer:
     # names of the hub are "name" or "owner/name"
     if name_or_folder.startswith((".", os.sep)) or name_or_folder.count("/") > 1:
         raise FileNotFoundError(f"{path}: no such tokenizer folder")
+    if name_or_folder in GPT2_NAMES:  # their checksums are those of the files on the hub
+        return _load_packaged_gpt2()
     # the cache first: it needs no network, and compute nodes often have
     # none
-    file = find_cached_file(name_or_folder, "tokenizer.json")
-    if file is None and name_or_folder in GPT2_NAMES:  # their checksums are those of the files on the hub
-        return _load_packaged_gpt2()
-    if file is None and (file := download_file(name_or_folder, "tokenizer.json")) is None:
+    file = find_cached_file(name_or_folder, "tokenizer.json") or download_file(
+        name_or_folder, "tokenizer.json"
+    )
+    if file is None:
         raise ValueError(f"{name_or_folder}: no tokenizer.json on the hub. Set a folder with tokenizer.json.")
-    return _load_file(file, name_or_folder, _read_hub_eos(name_or_folder))
-
-
-def _read_hub_eos(name: str) -> str | None:
-    """Return the configured `eos_token` of a name of the hub, from its cache or by download."""
-    if name in GPT2_NAMES:
-        return GPT2_EOD.token
-    config = find_cached_file(name, CONFIG)
+    config = find_cached_file(name_or_folder, CONFIG)
     if config is None and find_hub_error() is None:
-        config = download_file(name, CONFIG)
-    return read_configured_eos(config)
+        config = download_file(name_or_folder, CONFIG)
+    return _load_file(file, name_or_folder, read_configured_eos(config))
 
 
 def build_gpt2_tokenizer(vocab: Path, merges: Path) -> "tokenizers.Tokenizer":

@@ -1,6 +1,7 @@
-"""Hugging Face hub: files in its cache and its availability, without the slow import of its library."""
+"""Hugging Face hub: files in its cache, and its availability."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -22,22 +23,14 @@ def find_hub_error(timeout_s: float = 3.0) -> str | None:
 
 
 def find_cached_file(repo: str, name: str) -> Path | None:
-    """Return the path of a file of a model repository, revision `main`, in the hub's local cache, or None.
+    """Return the path of a file of a model repository, revision `main`, in the hub's local cache, or None."""
+    from huggingface_hub import try_to_load_from_cache
 
-    The folder of the cache depends on the same environment variables as in huggingface_hub, and has
-    models--<owner>--<name>/{refs/main, snapshots/<commit>/<file>}.
-    """
-    default_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    home = Path(os.environ.get("HF_HOME") or default_cache / "huggingface")
-    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub"
-    folder = Path(cache) / f"models--{repo.replace('/', '--')}"
-    try:
-        # the commit of the last download; the hub may have a newer one
-        commit = (folder / "refs" / "main").read_text().strip()
-    except OSError:
-        return None
-    path = folder / "snapshots" / commit / name
-    return path if path.is_file() else None
+    with suppress(ValueError):  # not a name of the hub
+        # the library reads the variable once, when it is imported
+        path = try_to_load_from_cache(repo, name, cache_dir=os.environ.get("HF_HUB_CACHE"))
+        return Path(path) if isinstance(path, str) else None
+    return None
 
 
 def download_file(repo: str, name: str) -> Path | None:

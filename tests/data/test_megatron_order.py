@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megatron import _csrc
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.megatron_order import MegatronOrder, MegatronSamples, split_epochs
@@ -75,7 +76,9 @@ def test_all_three_indices_are_megatrons() -> None:
     for seed in range(200):
         lengths, seq_len, n_samples = random_shape(seed)
         order = MegatronOrder(lengths, seq_len, seed, n_samples)
-        indices = (order.document_index, order.sample_index(lengths), order.shuffle_index)
+        starts = _csrc.sample_starts(lengths, order.document_index, seq_len, order.n_windows + 1)
+        starts[0] = 0  # Megatron starts at the first sequence even if it is empty
+        indices = (order.document_index, starts, order.shuffle_index)
         for ours, theirs in zip(indices, build_indices(lengths, seq_len, seed, n_samples), strict=True):
             assert ours.dtype == theirs.dtype
             np.testing.assert_array_equal(ours, theirs)

@@ -139,7 +139,7 @@ def test_a_damaged_index_or_list_is_refused(both: tuple[str, str]) -> None:
         open_dataset(parts)
 
 
-def test_a_name_is_a_pair_or_a_list_of_parts_but_not_both(both: tuple[str, str], tmp_path: Path) -> None:
+def test_no_program_makes_a_pair_and_a_list_of_parts(both: tuple[str, str], tmp_path: Path) -> None:
     parts, merged = both
     for suffix in ("", ".parts.json", ".parts.idx"):
         assert strip_suffix(parts + suffix) == parts
@@ -151,10 +151,6 @@ def test_a_name_is_a_pair_or_a_list_of_parts_but_not_both(both: tuple[str, str],
     merge_datasets([merged], tmp_path / "again")
     with pytest.raises(ValueError, match=r"again\.bin: exists already"):
         write_parts_list([merged], tmp_path / "again")
-    shutil.copy(f"{merged}.idx", f"{parts}.idx")
-    for read in (open_dataset, read_sidecar, count_corpus_tokens):
-        with pytest.raises(ValueError, match="expected a list of parts or a .bin/.idx dataset"):
-            read(parts)
 
 
 def test_more_parts_than_open_files(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def walk(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Walk:
     """Text, tokenizer and tokens of Python's standard library, and a study on them."""
     walk = Walk(root, tmp_path_factory.mktemp("walk"))
     out = walk.out
-    walk.run("prepare_corpus", "--corpus", "stdlib", "--max-mb", 2, "--out", out / "text")
+    walk.run("prepare_corpus", "--corpus", "local", "--max-mb", 2, "--out", out / "text")
     walk.run("train_tokenizer", out / "text" / "train.jsonl", "--n-tokens", 500, "--out", out / "tokenizer")
     for split in ("train", "held_out"):
         words = [

@@ -12,7 +12,8 @@ import pyarrow
 import pyarrow.parquet
 import zstandard
 
-from megatron.text.preprocess import PreprocessOptions, PreprocessResult, preprocess
+from megatron.text.join import PreprocessResult
+from megatron.text.preprocess import PreprocessOptions, preprocess
 
 WORDS = ["red", "fish", "blue ", "\u00e9t\u00e9", "\U0001f41f", "12", "\n", "<|endoftext|>", ""]
 RNG = random.Random(0)

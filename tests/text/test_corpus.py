@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megatron.io import open_partial_folder
-from megatron.text import corpus
+from megatron.text import corpus, local_text
 from megatron.text.corpus import CorpusLimits, choose_source, find_paths, prepare_corpus
 from megatron.text.local_text import MAX_BYTES, MIN_BYTES, PACKAGES, read_local_text
 from tests.tool_modules import load_tool
@@ -58,7 +58,7 @@ def test_only_a_changed_source_limit_or_output_is_written_again(tmp_path: Path) 
         assert prepare_corpus(source, out, LIMITS)[1] and (out / "train.jsonl").read_bytes() == before
     write_lines(tmp_path / "in.jsonl", [f"document {i}" for i in range(200)])
     assert prepare_corpus(source, out, LIMITS)[0]["documents"] == 200
-    assert prepare_corpus(source, out, CorpusLimits(10**6, 50))[0]["documents"] == 50
+    assert prepare_corpus(source, out, CorpusLimits(500))[0]["documents"] < 50
     with open_partial_folder(out, replace=True), pytest.raises(ValueError, match="another process writing"):
         prepare_corpus(source, out, LIMITS)
 
@@ -79,16 +79,18 @@ def test_sources_are_the_sample_then_the_hub_then_local_text(tmp_path: Path, mon
 def local(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """100 documents of 1,000 bytes instead of the installed text."""
     texts = [f"{i:04} " + "x" * 995 for i in range(100)]
-    monkeypatch.setattr(corpus, "read_local_text", lambda sources: texts)
+    monkeypatch.setattr(corpus, "read_local_text", lambda: texts)
     return texts
 
 
-def test_a_small_corpus_is_filled_with_local_text_only_on_request_and_this_is_declared(
-    tmp_path: Path, local: list[str]
+def test_a_small_sample_of_c4_is_filled_with_local_text_and_this_is_declared(
+    tmp_path: Path, local: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts, out = [f"document {i:03}" + "." * 88 for i in range(200)], tmp_path / "out"  # 100 bytes each
-    source = write_lines(tmp_path / "in.jsonl", texts)
-    content, _ = prepare_corpus(source, out, CorpusLimits(10**6, min_bytes=60_500, fill=True))
+    monkeypatch.setenv("SCALING_DATA", str(tmp_path))
+    (tmp_path / "c4").mkdir()
+    source = write_lines(tmp_path / "c4" / "c4_en_1.jsonl", texts)
+    content, _ = prepare_corpus("auto", out, CorpusLimits(10**6, min_bytes=60_500))
     # 41: the smallest number of documents with 60,500 - 20,000 bytes
     assert (content["added_documents"], content["added_bytes"]) == (41, 41_000)
     assert re.match(r"Python 3\.\d+\.\d+'s library, .*numpy \d", content["added"])
@@ -96,10 +98,10 @@ def test_a_small_corpus_is_filled_with_local_text_only_on_request_and_this_is_de
     assert set(written[0] + written[1]) == set(texts + local[:41])
     assert (content["documents"], content["held_out_documents"]) == (241, len(written[1]))
     before = (out / "corpus.json").read_bytes()
-    with pytest.raises(ValueError, match=r"got 20,000 bytes .* at least 0\.1 MB\. .*--fill"):
+    with pytest.raises(ValueError, match=r"got 20,000 bytes .* at least 0\.1 MB\."):
         prepare_corpus(source, out, CorpusLimits(10**6, min_bytes=60_500))
-    with pytest.raises(ValueError, match=r"with all local text, expected at least"):
-        prepare_corpus(source, out, CorpusLimits(10**6, min_bytes=500_000, fill=True))
+    with pytest.raises(ValueError, match=r"got 120,000 bytes .* at least 0\.5 MB\."):
+        prepare_corpus("auto", out, CorpusLimits(10**6, min_bytes=500_000))
     assert (out / "corpus.json").read_bytes() == before and not (tmp_path / "out.partial").exists()
 
 
@@ -150,25 +152,27 @@ def test_usable_files_of_packages_are_read_in_an_order_that_is_independent_of_th
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some\nVersion: 1.5\n")
     (info / "RECORD").write_text("".join(f"{path},,\n" for path in (*files, "some/pipe.py", "some/gone.py")))
     monkeypatch.syspath_prepend(str(site))
-    texts = read_local_text(["some", "absent"])
+    monkeypatch.setattr(local_text, "PACKAGES", ("some",))
+    monkeypatch.setattr(local_text, "_iter_standard_library", lambda: iter(()))
+    texts = read_local_text()
     # not: too large, too small, not UTF-8, a pipe, a missing file, a copy
     expected = [*map(make_body, range(400)), "y" * MAX_BYTES, "z" * MIN_BYTES]
     assert sorted(texts) == sorted(expected) and texts != sorted(texts)
     # in the first quarter of this order 5 % are held out, not all: 5 of 100, +- 4 standard deviations of 2.2
-    monkeypatch.setattr(corpus, "LOCAL_SOURCES", ("some",))
-    content, _ = prepare_corpus("local", tmp_path / "o", CorpusLimits(10**6, 100))
+    content, _ = prepare_corpus("local", tmp_path / "o", CorpusLimits(100 * len(make_body(100))))
     assert 1 <= content["held_out_documents"] <= 14
 
 
 def test_the_standard_library_excludes_tests_build_settings_and_packages(tmp_path: Path, monkeypatch) -> None:
-    assert sum(map(len, read_local_text(["python"]))) > 5_000_000
+    monkeypatch.setattr(local_text, "PACKAGES", ())
+    assert sum(map(len, read_local_text())) > 5_000_000
     others = ("json/tests/test_json.py", "test/a.py", "site-packages/other/a.py", "_sysconfigdata_x.py")
     for i, name in enumerate(("json/decoder.py", "this.py", *others)):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(make_body(i))
     (tmp_path / "json" / "again").symlink_to(tmp_path)
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
-    assert set(read_local_text(["python"])) == {make_body(0), make_body(1)}
+    assert set(read_local_text()) == {make_body(0), make_body(1)}
 
 
 def test_the_packages_are_pinned_in_the_requirements(root: Path) -> None:

@@ -65,10 +65,9 @@ def test_the_output_equals_the_files_that_megatron_wrote_of_the_same_text(
     tool = root / "tools/preprocess_data_many_cores.py"
     words = ["--input", str(folder / "openwebtext-1000.decoded.jsonl.gz"), "--output-prefix", "x"]
     words += ["--tokenizer-model", str(tmp_path / "tiny"), "--append-eod", "--workers", str(n_workers)]
-    assert load_tool(tool).main([*words, "--root", str(tmp_path), "--timing"]) == 0
+    assert load_tool(tool).main([*words, "--root", str(tmp_path)]) == 0
     output = capsys.readouterr().out
     assert "1,361,845 tokens per epoch, 1,000 documents (0 empty)" in output
-    assert "CPU seconds: start" in output
     for suffix in (".bin", ".idx"):
         theirs = folder / f"meg-gpt2-openwebtext_text_document{suffix}"
         assert (tmp_path / f"x_text_document{suffix}").read_bytes() == theirs.read_bytes()

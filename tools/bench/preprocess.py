@@ -218,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         ours = [sys.executable, str(TOOL), "--input", args.source, "--output-prefix", "ours",
-                "--root", folder, "--tokenizer-model", args.tokenizer_model, "--append-eod", "--timing",
+                "--root", folder, "--tokenizer-model", args.tokenizer_model, "--append-eod",
                 "--workers", str(args.workers), *eod_option]  # fmt: skip
         costs = []
         for _ in range(args.repeat):
@@ -230,7 +230,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         n_tokens = tokens.n_tokens
         print(f"{args.source}: {megabytes:.0f} MB, {tokens.n_documents:,} documents, {n_tokens:,} tokens")
         print_side("ours", our_cost, our_cost, megabytes, n_tokens)
-        print(f"{'':12} {our_cost.stdout.splitlines()[-1]}")
         results = {"ours": asdict(our_cost)}
         for side in args.sides:
             prefix = str(out / side)

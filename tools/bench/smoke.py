@@ -39,7 +39,7 @@ REDUCED = {
 REQUIRED = {"downstream": "{data}/downstream", "extrapolate": "{laws}"}
 TASKS = "tests/task_folder.py {data}/downstream {inputs}/tasks"
 INPUTS = (  # commands that make the text and its tokenizer
-    "tools/prepare_corpus.py --corpus stdlib --max-mb 4 --out {inputs}/text",
+    "tools/prepare_corpus.py --corpus local --max-mb 4 --out {inputs}/text",
     "tools/train_tokenizer.py {inputs}/text/train.jsonl --n-tokens 512 --out {inputs}/tokenizer",
 )
 LIMIT_S = 300
