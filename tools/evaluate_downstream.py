@@ -1,7 +1,7 @@
 """Score models on downstream tasks through lm-evaluation-harness.
 
     python tools/evaluate_downstream.py experiments/run --tasks arc_easy,copa --limit 200
-    python tools/evaluate_downstream.py EleutherAI/pythia-70m@step1000 --tasks arc_easy --batch-size auto
+    python tools/evaluate_downstream.py EleutherAI/pythia-70m@step1000 --tasks arc_easy --batch-size 64
     torchrun --standalone --nproc-per-node 2 tools/evaluate_downstream.py experiments/run --tasks hellaswag
 
 MODEL is any format that tools/convert_checkpoint.py reads, a folder of checkpoints, a study, or NAME or

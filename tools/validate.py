@@ -3,7 +3,7 @@
     python tools/validate.py experiments/run --data data/held_out
     python tools/validate.py experiments/study --data utils/datapaths/c4_and_slimpajama.txt
     python tools/validate.py A B --data data/held_out --compare
-    python tools/validate.py EleutherAI/pythia-70m --data data/held_out_neox --batch-size auto
+    python tools/validate.py EleutherAI/pythia-70m --data data/held_out_neox --batch-size 64
     torchrun --standalone --nproc-per-node 2 tools/validate.py experiments/run --data data/held_out
 
 CHECKPOINT is a checkpoint, a run, a folder of either (a study), a model that tools/convert_checkpoint.py
