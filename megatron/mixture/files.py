@@ -16,14 +16,14 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from megatron.io import atomic_path, wait_for_lock
 from megatron.text.inputs import COMPRESSED_SUFFIXES, PLAIN_SUFFIXES
@@ -41,6 +41,7 @@ DATASET_SUFFIXES = (".bin", PARTS_SUFFIX)
 INPUT_SUFFIXES = (*PLAIN_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet", *TAR_SUFFIXES, *DATASET_SUFFIXES)
 # modules of errors; the last: of deltalake
 LIBRARIES = ("duckdb", "_duckdb", "pyarrow", "_internal")
+FileType = TypeVar("FileType")
 
 
 def import_duckdb() -> ModuleType:
@@ -181,26 +182,47 @@ class SourceFile:
 class Pool:
     """Open values by key, such as files. A full pool is emptied, and values are loaded again when needed."""
 
-    def __init__(self, capacity: int, close: Callable[[Any], None] = lambda value: None) -> None:
-        """`capacity`: sum of the weights of the values."""
-        self.capacity, self._close, self._weight = capacity, close, 0
+    def __init__(self, capacity: int, close: Callable[[Any], None]) -> None:
+        """`capacity`: number of values."""
+        self.capacity, self._close = capacity, close
         self._values: dict[Any, Any] = {}
 
-    def get(self, key: Any, load: Callable[[], tuple[Any, int]]) -> Any:
-        """Return the value of a key. A missing value is loaded as (value, weight)."""
+    def get(self, key: Any, load: Callable[[], Any]) -> Any:
+        """Return the value of a key, which is loaded if it is missing."""
         if key not in self._values:
-            value, weight = load()
-            if self._weight + weight > self.capacity:
+            value = load()
+            if len(self._values) >= self.capacity:
                 self.clear()
             self._values[key] = value
-            self._weight += weight
         return self._values[key]
 
     def clear(self) -> None:
         """Close all values."""
         for value in self._values.values():
             self._close(value)
-        self._values, self._weight = {}, 0
+        self._values = {}
+
+
+def batch_files(
+    files: Iterable[FileType], describe: Callable[[FileType], tuple[int, str]],
+    most_bytes: int, most_files: int,
+) -> Iterator[list[FileType]]:  # fmt: skip
+    """Yield files in order: adjacent ones with the same key in one batch, a large one alone.
+
+    describe   returns (bytes, key) of a file
+    """
+    batch: list[FileType] = []
+    state = 0, ""  # (bytes, key) of the batch
+    for file in files:
+        n_bytes, key = describe(file)
+        fits = state[0] + n_bytes <= most_bytes and len(batch) < most_files
+        if batch and (key != state[1] or not fits):
+            yield batch
+            batch, state = [], (0, "")
+        batch.append(file)
+        state = state[0] + n_bytes, key
+    if batch:
+        yield batch
 
 
 def properties_path(path: Path) -> Path:

@@ -78,13 +78,10 @@ class Learner:
         # json.dumps escapes newlines inside strings, so that each newline byte
         # ends a line
         self._file.truncate(content.rfind(b"\n") + 1)
-        lines = []
-        for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
-            try:
-                lines.append(json.loads(line))
-            except ValueError as error:
-                raise ValueError(f"{self.path}:{number}: is not JSON. Restore a copy of the log.") from error
-        return lines
+        try:
+            return [json.loads(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
+        except ValueError as error:
+            raise ValueError(f"{self.path}: got a line that is not JSON. Restore a copy of it.") from error
 
     def _add_line(self, line: dict[str, Any]) -> None:
         """Append a line. It is on disk when this returns; an OSError leaves the log as it was before."""

@@ -15,6 +15,7 @@ from megatron.mixture.files import (
     INPUT_SUFFIXES,
     PARTS_SUFFIX,
     SourceFile,
+    batch_files,
     hash_content,
     import_duckdb,
     import_pyarrow,
@@ -40,7 +41,7 @@ class RegistrationResult:
     n_known: int = 0
     n_documents: int = 0
     n_broken: int = 0
-    absent: tuple[str, ...] = ()
+    absent: Sequence[str] = ()
 
 
 def add_files(
@@ -66,7 +67,7 @@ def add_files(
             else:
                 new.append(path)
         # one commit per batch: a killed registration keeps its finished batches
-        for batch in batch_files(new):
+        for batch in batch_files(new, lambda path: (sizes[path], ""), BATCH_BYTES, BATCH_FILES):
             counts = [RecordCounts() for _ in batch]
             table.append(iter_batches(batch, counts, reader, hashing))
             result.n_files += len(batch)
@@ -74,21 +75,6 @@ def add_files(
             result.n_broken += sum(count.n_broken for count in counts)
             bar.update(sum(sizes[path] for path in batch))
     return result
-
-
-def batch_files(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """Yield files in order: adjacent small ones in one batch, a large one alone."""
-    batch: list[Path] = []
-    n_bytes = 0
-    for path in paths:
-        size = path.stat().st_size
-        if batch and (n_bytes + size > BATCH_BYTES or len(batch) == BATCH_FILES):
-            yield batch
-            batch, n_bytes = [], 0
-        batch.append(path)
-        n_bytes += size
-    if batch:
-        yield batch
 
 
 def find_input_files(inputs: Sequence[str]) -> list[Path]:

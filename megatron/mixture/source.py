@@ -71,7 +71,7 @@ class DomainStream:
                     break
 
     def _get_dataset(self, number: int) -> IndexedTokens:
-        return self._mapped.get(int(number), lambda: (self.datasets[number], 1))
+        return self._mapped.get(int(number), lambda: self.datasets[number])
 
     def _iter_documents(self, epoch: int, token: int) -> Iterator[tuple[int, int]]:
         """Yield (document, its tokens before the window) of an epoch.

@@ -26,7 +26,6 @@ tokenizer: gpt2                    of text; .bin/.idx datasets are tokenized
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,8 +46,6 @@ from megatron.mixture.table import is_object_url
 from megatron.mixture.weights import ARBITRARY, DomainWeights, compute_weights
 from megatron.plan.mixture_use import mixture_folder
 
-# custom rule: module:Class
-RULE_CLASS = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 POINTS = "a list of {at: 0, weights: ...}"
 
 
@@ -60,13 +57,6 @@ def _read_words(value: Any, name: str) -> list[str]:
     if repeated := next((word for word in words if words.count(word) > 1), None):
         raise ValueError(f"{name}: got {repeated!r} twice. Remove one of them.")
     return words
-
-
-def _read_rule_name(value: Any, name: str) -> str:
-    """Read the name of a rule, or module:Class of the user."""
-    if value == "ado" or isinstance(value, str) and RULE_CLASS.fullmatch(value):
-        return str(value)
-    raise ValueError(f"{name}: got {value!r}, expected ado, or your module:Class.")
 
 
 def _read_snapshot(value: Any, name: str) -> dict[str, int]:
@@ -84,7 +74,7 @@ def _read_snapshot(value: Any, name: str) -> dict[str, int]:
 class AdaptiveSettings:
     """Weights that follow the model; in mixtures of documents, a step is a chunk."""
 
-    rule: str = option(REQUIRED, "rule of the weights", read=_read_rule_name)
+    rule: str = option(REQUIRED, "rule of the weights: ado, or your module:Class")
     every_steps: int = option(10, "steps between two changes of the weights", at_least=1, unit="steps")
     delay_steps: int = option(8, "steps from a change to its first use", at_least=1, unit="steps")
 
