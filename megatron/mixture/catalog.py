@@ -172,7 +172,10 @@ class Catalog(AbstractContextManager["Catalog"]):
         return result
 
     def _open_for_writing(self, corpus: Corpus) -> CorpusTable:
-        """Return the current table of a corpus. Raises ValueError if it has other settings."""
+        """Return the current table of a corpus.
+
+        Raises ValueError if it has other settings.
+        """
         table = CorpusTable.create(self.path, corpus)
         existing = table.corpus
         if existing.compatibility_key == corpus.compatibility_key:

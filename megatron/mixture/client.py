@@ -41,7 +41,8 @@ def read_token(path: Path) -> str:
     """Return the token in a file of mode 0600. Raises PermissionError, or ValueError for an invalid token."""
     check_private(path)
     token = path.read_bytes().decode("latin-1").strip()
-    # printable ASCII without spaces, as HTTP headers allow; 16 hexadecimal digits have 64 bits
+    # printable ASCII without spaces, as HTTP headers allow; 16 hexadecimal
+    # digits have 64 bits
     if not re.fullmatch(r"[!-~]{16,}", token):
         raise ValueError(
             f"{path}: got {len(token)} characters, expected a printable word of at least 16. "
@@ -70,11 +71,18 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
         self, location: str, token: str | None = None, tls_roots: bytes | None = None,
         patience_s: float = 60.0,
     ) -> None:  # fmt: skip
-        """location: grpc+tcp://host:port, or grpc+tls. A request to another form raises ValueError."""
+        """location: grpc+tcp://host:port, or grpc+tls.
+
+        A request to another form raises ValueError.
+        """
         self.location, self.patience_s = location, patience_s
         self._tls_roots, self._client = tls_roots, None
         self._headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
-        self._copy = partial(MixtureClient, location, token, tls_roots, patience_s)
+        self._arguments = location, token, tls_roots, patience_s
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the connection, which stays in its process."""
+        return self.__dict__ | {"_client": None}
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -216,7 +224,7 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
 
     def open_chunks(self, name: str, run: str = "main") -> "RemoteChunks":
         """Return the chunks of a mixture, over a separate connection."""
-        return _open_chunks(self._copy, name, run)
+        return RemoteChunks(MixtureClient(*self._arguments), name, run)
 
     def open_dataset(
         self, name: str, group: int = 0, n_groups: int = 1, run: str = "main",
@@ -227,12 +235,9 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
         Workers of a DataLoader connect separately.
         """
         self.open_chunks(name, run).close()  # an unknown mixture is an error here
-        return MixtureDataset(partial(_open_chunks, self._copy, name, run), group, n_groups, parse)
-
-
-def _open_chunks(connect: Callable[[], MixtureClient], name: str, run: str) -> "RemoteChunks":
-    """Connect in the process that reads; a connection cannot be sent to a worker."""
-    return RemoteChunks(connect(), name, run)
+        # called in the process that reads: a connection cannot be sent to a
+        # worker
+        return MixtureDataset(partial(self.open_chunks, name, run), group, n_groups, parse)
 
 
 class RemoteChunks:
@@ -242,7 +247,10 @@ class RemoteChunks:
     """
 
     def __init__(self, client: MixtureClient, mixture: str, run: str = "main") -> None:
-        """Describe the mixture. Raises ValueError if the server does not have it."""
+        """Describe the mixture.
+
+        Raises ValueError if the server does not have it.
+        """
         self.client = client
         meta = client.request("describe", {"mixture": mixture, "run": run})
         self.identity, self.chunk_size = meta["identity"], meta["chunk_size"]
@@ -265,7 +273,10 @@ class RemoteChunks:
         return dict(self.client.request("position", request))
 
     def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
-        """Report losses, as `ChunkSource`. They are on the server's disk when this returns."""
+        """Report losses, as `ChunkSource`.
+
+        They are on the server's disk when this returns.
+        """
         losses = {"nats": nats.tolist(), "tokens": tokens.tolist()}
         return bool(self.client.request("report", {**self._names, "chunk": chunk, **losses}))
 

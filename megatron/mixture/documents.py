@@ -142,11 +142,7 @@ class DocumentChunks(AbstractContextManager["DocumentChunks"]):
         return self.selection.bounds[units.domain] + self.distributor.orders.lookup_units(units)
 
     def _read_position(self, position: dict[str, Any] | None) -> Position | None:
-        if position is None:
-            return None
-        parsed = Position.from_dict(position)
-        self.distributor.check_position(parsed)
-        return parsed
+        return None if position is None else self.distributor.check_position(Position.from_dict(position))
 
     def _read_units(self, units: ChunkUnits) -> Any:
         """Return the table of `read` for some units."""

@@ -31,8 +31,8 @@ from megatron.text.text_readers import iter_blocks, open_decompressed, translate
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tar.zst")
 KEY_FIELD = "__key__"
-# 3/cat.seg.png: key 3/cat, extension seg.png. A name such as 3/.hidden has no key.
-# files with other names belong to no sample
+# 3/cat.seg.png: key 3/cat, extension seg.png. A name such as 3/.hidden has no
+# key. Files with other names belong to no sample
 MEMBER_NAME = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")
 TEXT_EXTENSIONS = ("json", "txt")  # members that registration reads
 MAX_MEMBER_BYTES = 256 << 20  # limit of a text, because it is read as a whole
@@ -62,8 +62,9 @@ def import_pyarrow() -> ModuleType:
 
 def import_flight() -> ModuleType:
     """Return the module `pyarrow.flight`."""
-    # Otherwise each failed handshake prints a line on the terminal. gRPC reads it when it is
-    # loaded, hence before the import; a value of the user has priority.
+    # Otherwise each failed handshake prints a line on the terminal. gRPC reads
+    # it when it is loaded, hence before the import; a value of the user has
+    # priority.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     import pyarrow.flight
 
@@ -71,7 +72,10 @@ def import_flight() -> ModuleType:
 
 
 def connect_database(n_threads: int | None = None, folder: Path | str | None = None) -> Any:
-    """Return an in-memory database. With `folder` it reads no file outside of it, whatever the query is."""
+    """Return an in-memory database.
+
+    With `folder` it reads no file outside of it, whatever the query is.
+    """
     threads = {} if n_threads is None else {"threads": n_threads}
     connection = import_duckdb().connect(":memory:", config=threads)
     # DuckDB's progress bar of statements of over 2 s goes to standard output by
@@ -112,8 +116,8 @@ class SourceFile:
 
     def order_key(self) -> tuple[str, str, str, int, str]:
         """Return the key by which the files of a catalog are numbered."""
-        # the folder last: it decides only between copies of the same content, which
-        # are the same documents
+        # the folder last: it decides only between copies of the same content,
+        # which are the same documents
         return self.corpus, Path(self.path).name, self.sha256, self.n_bytes, self.path
 
     @property
@@ -165,8 +169,8 @@ class SourceFile:
         path = self.check_unchanged()
         if path.name.endswith(PLAIN_SUFFIXES):
             return path
-        # a changed file has another name here, so that an old content is never read
-        # in its place
+        # a changed file has another name here, so that an old content is never
+        # read in its place
         content = json.dumps([self.path, self.n_bytes, self.sha256, self.text_key])
         name = hashlib.sha256(content.encode()).hexdigest()[:16]
         plain = folder / "unpacked" / f"{name}-{self.mtime_ns}.jsonl"
@@ -180,7 +184,10 @@ class SourceFile:
 
 
 class Pool:
-    """Open values by key, such as files. A full pool is emptied, and values are loaded again when needed."""
+    """Open values by key, such as files.
+
+    A full pool is emptied, and values are loaded again when needed.
+    """
 
     def __init__(self, capacity: int, close: Callable[[Any], None]) -> None:
         """`capacity`: number of values."""
@@ -272,12 +279,15 @@ def stat_file(path: Path) -> tuple[int, int]:
 
 
 def hash_content(path: Path) -> str:
-    """Return the SHA-256 of a file as 64 hex digits. The hash of a dataset covers its index as well."""
+    """Return the SHA-256 of a file as 64 hex digits.
+
+    The hash of a dataset covers its index as well.
+    """
     index = {".bin": path.with_suffix(".idx")}.get(path.suffix)
     if index is None:
         return _hash_file(path)
-    # a hash of two hashes: of the two contents in sequence, the border between them
-    # could move
+    # a hash of two hashes: of the two contents in sequence, the border between
+    # them could move
     return hashlib.sha256(json.dumps([_hash_file(path), _hash_file(index)]).encode()).hexdigest()
 
 

@@ -97,7 +97,10 @@ def pack_windows(
 
 
 def _read_progress(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the progress in a state. States of earlier versions have no position."""
+    """Return the progress in a state.
+
+    States of earlier versions have no position.
+    """
     identity, position = state["identity"], state.get("position")
     return {"next_chunk": state["next_chunk"], "position": position, "identity": identity}
 
@@ -322,17 +325,11 @@ class DocumentExamples:
                 row = {"text": chunk.documents[index], "domain": source.names[chunk.domains[index]]}
                 yield f"{chunk.number}-{index}", row | {"chunk": chunk.number}
 
-    def shuffle_data_sources(self, generator: Any) -> "DocumentExamples":
-        """Return self: the mixture has shuffled the documents within domains already."""
+    def shuffle_data_sources(self, *_: Any, **_options: Any) -> "DocumentExamples":
+        """Return self: the only shard, whose documents the mixture has shuffled within domains."""
         return self
 
-    def shard_data_sources(self, num_shards: int, index: int, contiguous: bool = True) -> "DocumentExamples":
-        """Return self, the only shard."""
-        return self
-
-    def reshard_data_sources(self) -> "DocumentExamples":
-        """Return self."""
-        return self
+    shard_data_sources = reshard_data_sources = shuffle_data_sources
 
 
 def _open_examples(dataset: MixtureDataset, state: dict[str, Any] | None = None) -> Any:

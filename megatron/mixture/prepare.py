@@ -19,12 +19,7 @@ from megatron.mixture.files import TAR_SUFFIXES, SourceFile, batch_files
 from megatron.mixture.query import Selection, documents_path
 from megatron.mixture.spec import MixtureSpec, build_step_weights, read_spec
 from megatron.plan.datapaths import compare_eods
-from megatron.plan.mixture_use import (
-    RESOLVED,
-    ResolvedMixture,
-    mixture_folder,
-    read_resolved,
-)
+from megatron.plan.mixture_use import RESOLVED, ResolvedMixture, mixture_folder, read_resolved
 from megatron.text.preprocess import PreprocessOptions, preprocess
 
 TOKENS = "tokens"  # folder of the tokenized texts

@@ -159,12 +159,8 @@ class Selection:
         is_first[1:] = (np.diff(row) != 1) | (np.diff(file) != 0) | (np.diff(domain) != 0)
         first = np.flatnonzero(is_first)
         last = np.append(first[1:], len(row)) - 1
-        for column in (
-            domain[first],
-            file[first],
-            row[first].astype(np.int64),
-            row[last].astype(np.int64) + 1,
-        ):
+        begins, ends = row[first].astype(np.int64), row[last].astype(np.int64) + 1
+        for column in (domain[first], file[first], begins, ends):
             sums.update(np.ascontiguousarray(column).data)
         return sums.hexdigest()
 
@@ -185,7 +181,10 @@ class Selection:
 
     @classmethod
     def load(cls, path: Path) -> "Selection":
-        """Load what `save` wrote. Raises FileNotFoundError, or ValueError for other files."""
+        """Load what `save` wrote.
+
+        Raises FileNotFoundError, or ValueError for other files.
+        """
         arrow = import_pyarrow()
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file. Run tools/prepare_mixture.py.")

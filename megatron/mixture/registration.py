@@ -52,20 +52,14 @@ def add_files(
 
     before   the registered files
     """
-    result, new = RegistrationResult(), []
-    registered = {entry.path: entry for entry in before}
-    sizes = {path: path.stat().st_size for path in paths}
+    registered = {file.path: file.stamp for file in before}
+    new = [path for path in paths if registered.get(str(path)) != stat_file(path)]
+    sizes = {path: path.stat().st_size for path in new}
+    result = RegistrationResult(n_known=len(paths) - len(new))
     with (
         ProgressBar("registering", sum(sizes.values()), "B", quiet=quiet) as bar,
         ThreadPoolExecutor(1, thread_name_prefix="hash") as hashing,
     ):
-        for path in paths:
-            entry = registered.get(str(path))
-            if entry is not None and entry.stamp == stat_file(path):
-                result.n_known += 1
-                bar.update(sizes[path])
-            else:
-                new.append(path)
         # one commit per batch: a killed registration keeps its finished batches
         for batch in batch_files(new, lambda path: (sizes[path], ""), BATCH_BYTES, BATCH_FILES):
             counts = [RecordCounts() for _ in batch]
@@ -173,14 +167,14 @@ def join_small_files(paths: Sequence[Path], ids: Sequence[int]) -> tuple[Any, li
     sizes = np.array([len(part) for part in contents])
     ends = np.cumsum(sizes)
     _, block = split_lines(b"".join(contents))
-    # A line belongs to the first file that ends after its begin. Files of 10, 0 and
-    # 5 bytes: ends = [10, 10, 15]. A line at byte 10 belongs to file 2: `right`
-    # skips the empty file.
+    # A line belongs to the first file that ends after its begin. Files of 10, 0
+    # and 5 bytes: ends = [10, 10, 15]. A line at byte 10 belongs to file 2:
+    # `right` skips the empty file.
     begins = block.column("begin").to_numpy()
     of_file = np.searchsorted(ends, begins, side="right")
     counts = np.bincount(of_file, minlength=len(paths))
-    # line number minus the number of the file's first line; counts [3, 2]: rows 0 1
-    # 2 0 1
+    # line number minus the number of the file's first line; counts [3, 2]: rows
+    # 0 1 2 0 1
     rows = np.arange(len(of_file)) - np.repeat(np.cumsum(counts) - counts, counts)
     block = block.set_column(1, "begin", [begins - (ends - sizes)[of_file]])
     block = block.append_column("file", [np.array(ids, dtype=np.int64)[of_file]])

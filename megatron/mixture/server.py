@@ -166,7 +166,7 @@ class ServedFolder:
     def _register(self, request: dict[str, Any]) -> dict[str, Any]:
         texts = [str(text) for text in request.get("properties", [])]
         for prop in read_properties(texts):
-            if prop.root is None:
+            if not prop.is_path:
                 raise ValueError(
                     f"property {str(prop)!r}: got SQL, expected a path. Register it on the server's machine."
                 )
@@ -180,9 +180,8 @@ class ServedFolder:
             counter = TokenCounter(str(request["tokenizer"]), bool(request.get("append_eod")))
         properties = read_properties(texts, request.get("preset"))
         text_key = str(request.get("text_key", "text"))
-        corpus = str(request["corpus"])
         with self._writing, Catalog(self.folder / "catalog") as catalog:
-            result = catalog.register(corpus, inputs, properties, text_key, True, counter)
+            result = catalog.register(str(request["corpus"]), inputs, properties, text_key, True, counter)
         return vars(result)
 
     def add_property(self, request: dict[str, Any], rows: Any) -> int:
@@ -216,7 +215,10 @@ class ServedFolder:
 
 
 def parse_request(body: bytes) -> dict[str, Any]:
-    """Return the JSON object of a request. Raises ValueError for other content, or RecursionError."""
+    """Return the JSON object of a request.
+
+    Raises ValueError for other content, or RecursionError.
+    """
     request = json.loads(body or b"{}")
     if not isinstance(request, dict):
         raise ValueError(f"request: got {type(request).__name__}, expected an object.")

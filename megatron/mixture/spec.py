@@ -150,7 +150,10 @@ class MixtureSpec:
         return self.settings.count == "tokens" and self.settings.weights != ARBITRARY
 
     def select_documents(self, count_tokens: bool) -> Selection:
-        """Return the documents of the catalog. Raises what opening and querying raise."""
+        """Return the documents of the catalog.
+
+        Raises what opening and querying raise.
+        """
         query = Query(tuple(self.settings.corpora), tuple(self.settings.where))
         with self.open_catalog() as catalog:
             return query.run(catalog, self.settings.by, count_tokens)
@@ -190,12 +193,12 @@ class MixtureSpec:
             return weights / weights.sum()
 
         adaptive, schedule = self.settings.adaptive, self.settings.schedule
-        if schedule is None:
-            points = [(0, normalize(self.settings.weights))]
-        else:
-            # rounded up: weights change at the first step that begins at or
-            # after the point
-            points = [(-(-point.at // per_step), normalize(point.weights)) for point in schedule.points]
+        entries = [(0, self.settings.weights)]
+        if schedule is not None:
+            entries = [(point.at, point.weights) for point in schedule.points]
+        # rounded up: weights change at the first step that begins at or after
+        # the point
+        points = [(-(-at // per_step), normalize(weights)) for at, weights in entries]
         linear = schedule is not None and schedule.change == "linear"
         if adaptive is None:
             return DomainWeights(points, linear), None
@@ -205,7 +208,10 @@ class MixtureSpec:
 
 
 def read_spec(path: str | Path) -> MixtureSpec:
-    """Read a mixture. Raises FileNotFoundError, or ValueError with the invalid key."""
+    """Read a mixture.
+
+    Raises FileNotFoundError, or ValueError with the invalid key.
+    """
     raw = read_yaml(path)
     settings: MixtureSettings = read_section(MixtureSettings, raw, str(path), separator=": ")
     return MixtureSpec(Path(path), raw, settings)
