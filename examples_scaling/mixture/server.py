@@ -2,7 +2,7 @@
 
     python examples_scaling/mixture/server.py work/mixture.yaml
 
-Starts tools/mixture_server.py for the folder of the mixture, reads chunks from it, kills it, starts it again,
+Starts scaling serve for the folder of the mixture, reads chunks from it, kills it, starts it again,
 and compares the chunks with those read from disk.
 """
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from megatron.mixture.client import MixtureClient, RemoteChunks, make_token_file, read_token
 from megatron.mixture.documents import DocumentChunks
 
-SERVER = Path(__file__).resolve().parents[2] / "tools" / "mixture_server.py"
+SERVER = Path(__file__).resolve().parents[2] / "tools" / "mixtures.py"
 
 
 def start_server(folder: Path, port: str = "0") -> tuple[subprocess.Popen[str], str]:
     """Start a server and return it with its host:port."""
-    command = [sys.executable, str(SERVER), str(folder), "--port", port]
+    command = [sys.executable, str(SERVER), "serve", str(folder), "--port", port]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     return server, server.stdout.readline().split()[-1]

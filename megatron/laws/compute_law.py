@@ -82,10 +82,13 @@ class ComputeLaw:
 
     params          values of frontier_form.CONSTANTS, at C0 = `centre` FLOPs
     covariance      [7, 7] of params in that order
-    spread          standard deviation of log L of single runs around the fit, dof degrees of freedom
-    tokens          (intercept, slope) of log(C / (N D)) against log N: FLOPs a parameter and token
+    spread          standard deviation of log L of single runs around the fit, dof
+                    degrees of freedom
+    tokens          (intercept, slope) of log(C / (N D)) against log N: FLOPs a
+                    parameter and token
     not_identified  {constant: reason}; empty where the runs identify every constant
-    lack_of_fit     test against runs that differ only in their seed (lack_of_fit.LackOfFit); {} without them
+    lack_of_fit     test against runs that differ only in their seed
+                    (lack_of_fit.LackOfFit); {} without them
     C, N            ranges of the runs
     beyond          continuation of the frontier beyond the largest budget: fields of
                     frontier_drift.Continuation; {}: the form continues
@@ -188,7 +191,7 @@ class ComputeLaw:
     @classmethod
     def load(cls, path: str | Path) -> "ComputeLaw":
         """Read a compute_law.json. Raises FileNotFoundError, or ValueError for any other file."""
-        return load_law(path, "a compute law", "tools/fit_frontier.py", cls._from_dict)
+        return load_law(path, "a compute law", "scaling frontier", cls._from_dict)
 
     @classmethod
     def _from_dict(cls, stored: Any) -> "ComputeLaw":

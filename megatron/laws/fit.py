@@ -75,7 +75,8 @@ def fit_law(
     groups        [n] labels of rows that share a model, a trunk or a seed: such rows have one bootstrap
                   weight, and their noise has a common part. None: rows that share N are grouped, with a
                   warning, if their residuals correlate. range(n): every row is independent
-    loss_se       [n] standard errors of L by the held-out text that all runs share (NaN: unknown)
+    loss_se       [n] standard errors of L by the held-out text that all runs share
+                  (NaN: unknown)
     residual      "log", or "nats" for residuals L - Lhat
     fixed         constants that are not fitted, with their values
 

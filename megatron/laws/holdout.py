@@ -32,10 +32,11 @@ def extrapolate_law(
 ) -> Law:
     """Fit a law as `fit_law`, and measure its error beyond the runs (fitting/extrapolation.py).
 
-    Intervals of the law beyond the largest 6 N D include that error. SHARES of the runs are held
-    out in turn; a share without which the form cannot be fitted is skipped. Without a bootstrap,
-    or where every share is skipped, nothing is added. `options` are further ones of `fit_law`.
-    Raises ValueError as `fit_law`.
+    Intervals of the law beyond the largest 6 N D include that error. SHARES
+    of the runs are held out in turn; a share without which the form cannot be
+    fitted is skipped. Without a bootstrap, or where every share is skipped,
+    nothing is added. `options` are further ones of `fit_law`. Raises
+    ValueError as `fit_law`.
     """
     given = {"N": N, "D": D, "L": L, "U": U, "groups": groups}
     columns = {name: np.asarray(values).ravel() for name, values in given.items() if values is not None}

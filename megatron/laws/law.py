@@ -46,20 +46,25 @@ class Law:
     interval        {"level", "method", "n_units": runs or groups that the bootstrap weighted, "n_bootstrap",
                     "seed", "params": {name: [low, high]}, "derived": ...}
     derived         a_exponent: N_opt grows as C^a, b_exponent: D_opt as C^b
-    replicates      constants of each bootstrap replicate, for intervals of any function of them
+    replicates      constants of each bootstrap replicate, for intervals of any function
+                    of them
     residual        "log": the objective is of log L, as above; "nats": of L
     fixed           constants that were given, not fitted
-    spread          standard deviation of log L of single runs around the law, unbiased (noise.py)
+    spread          standard deviation of log L of single runs around the law, unbiased
+                    (noise.py)
     text_error      {"loss_se": nats, "relative": of log L, "n_runs"}: error that all losses share because
                     they were scored on one text, and that no interval contains; empty where it is unknown
     noise           estimate of `spread` with its degrees of freedom: fields of noise.Noise; its `trend`
                     describes how the scatter changes with compute
     lack_of_fit     test of the form against runs that differ only in their seed: fields of
                     lack_of_fit.LackOfFit; empty without such runs
-    identified      whether the runs identify every constant (diagnostics.py); None without replicates
+    identified      whether the runs identify every constant (diagnostics.py); None
+                    without replicates
     not_identified  {constant: reason}
-    held_out        runs excluded from the fit, and the errors of their predictions (holdout.py)
-    extrapolation   error beyond the runs: fields of extrapolation.Extrapolation; empty if not measured
+    held_out        runs excluded from the fit, and the errors of their predictions
+                    (holdout.py)
+    extrapolation   error beyond the runs: fields of extrapolation.Extrapolation; empty
+                    if not measured
     runs            names of the fitted runs in the table's column `run`; empty if unknown
     own_loss        loss function of a caller's own form; not saved, see `load`
     """
@@ -259,7 +264,8 @@ class Law:
     def load(cls, path: str | Path, own_loss: Callable[..., np.ndarray] | None = None) -> "Law":
         """Read a law.json; `own_loss` is the function of a law of an own form.
 
-        Raises FileNotFoundError, or ValueError for another file or an unknown form.
+        Raises FileNotFoundError, or ValueError for another file or an unknown
+        form.
         """
         return load_law(path, "a law", TOOL, lambda stored: cls.from_dict(stored, own_loss))
 
@@ -325,12 +331,13 @@ def _is_trend(trend: Trend) -> bool:
 def expanded_level(level: float, n_units: int | None, n_constants: int = 1) -> float:
     """Return the level of percentiles that covers `level` with few units (runs or groups).
 
-    Expanded percentiles (Hesterberg, arXiv 1411.5279, section 5.2): around a mean,
-    the variance of a bootstrap of n units is (n - 1)/n of the true variance, and its
-    tails are normal where those of t are wider. Both are corrected by the level 2
-    Phi(sqrt(n / (n - k)) t) - 1 with t the quantile at n - k degrees of freedom and
-    k = 1. For k constants of a linear law the variance of residuals has the factor
-    (n - k)/n. With None or fewer than k + 2 units `level` is returned unchanged.
+    Expanded percentiles (Hesterberg, arXiv 1411.5279, section 5.2): around a
+    mean, the variance of a bootstrap of n units is (n - 1)/n of the true
+    variance, and its tails are normal where those of t are wider. Both are
+    corrected by the level 2 Phi(sqrt(n / (n - k)) t) - 1 with t the quantile
+    at n - k degrees of freedom and k = 1. For k constants of a linear law the
+    variance of residuals has the factor (n - k)/n. With None or fewer than k
+    + 2 units `level` is returned unchanged.
     """
     from scipy.special import ndtr, stdtrit  # slow import
 

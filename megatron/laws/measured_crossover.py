@@ -1,12 +1,13 @@
 """Compute at which one objective is measured to beat another on the same unique text, without a law.
 
-The runs of an objective on U unique tokens are grouped into settings: runs that
-differ only in their seed. Settings are selected by their mean loss on one text
-(validation) and reported by that on another (test). A second text removes the luck
-of the text, not that of the seed: losses of one run on two texts correlate. So the
-selected settings are trained again with fresh seeds, which took no part in the
-selection, and only these are reported with an interval. C_crit is the compute at
-which the selected loss of the second objective comes down to that of the first.
+The runs of an objective on U unique tokens are grouped into settings: runs
+that differ only in their seed. Settings are selected by their mean loss on
+one text (validation) and reported by that on another (test). A second text
+removes the luck of the text, not that of the seed: losses of one run on two
+texts correlate. So the selected settings are trained again with fresh seeds,
+which took no part in the selection, and only these are reported with an
+interval. C_crit is the compute at which the selected loss of the second
+objective comes down to that of the first.
 """
 
 import math
@@ -51,8 +52,10 @@ class BestSetting:
     """The setting of the least mean validation loss.
 
     loss      mean reported loss, nats per token
-    seed_se   its standard error over fresh seeds, by the scatter of settings of similar loss; None without
-    is_fresh  the seeds of `loss` took no part in the selection; otherwise it is biased downwards
+    seed_se   its standard error over fresh seeds, by the scatter of settings of similar
+              loss; None without
+    is_fresh  the seeds of `loss` took no part in the selection; otherwise it is biased
+              downwards
     """
 
     name: str
@@ -68,14 +71,17 @@ class MeasuredCrossover:
     """The comparison of two objectives on U unique tokens.
 
     first, second   best settings at any compute
-    C               C_crit in FLOPs; None if the second objective was not better at any measured compute
+    C               C_crit in FLOPs; None if the second objective was not better at any
+                    measured compute
     interval        of C at LEVEL by the noise of seeds, for the settings that were selected; an end is None
                     where draws have no crossing; None without fresh seeds of both objectives.
                     The noise of the test text is not in it: both objectives are scored on the same text
     between         names of the settings of the second objective below and above the crossing
     share_crossed   share of draws with a crossing; None without fresh seeds
-    gap, gap_se     first minus second best loss: positive where the second is better at any compute
-    draws           [N_DRAWS] C_crit of each draw, inf without a crossing; empty without fresh seeds
+    gap, gap_se     first minus second best loss: positive where the second is better at
+                    any compute
+    draws           [N_DRAWS] C_crit of each draw, inf without a crossing; empty without
+                    fresh seeds
     """
 
     U: float
@@ -161,7 +167,8 @@ def find_crossings(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return C_crit [R], inf without one, and indices [R, 2] of the second objective's settings around it.
 
-    All three are of the first objective with n settings, and of the second with m.
+    All three are of the first objective with n settings, and of the second
+    with m.
 
     C           [n] and [m] FLOPs
     validation  [n] and [m] mean losses, which select

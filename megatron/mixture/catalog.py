@@ -82,7 +82,7 @@ class Catalog(AbstractContextManager["Catalog"]):
                 "Delta Lake tables. Register the files again, in a new folder."
             )
         if self._read_only:
-            raise FileNotFoundError(f"{self.path}: no such catalog. Create it with tools/register_corpus.py.")
+            raise FileNotFoundError(f"{self.path}: no such catalog. Create it with scaling register.")
 
     def _show(self, table: CorpusTable) -> None:
         """Add the files and the view of a table; an empty table is not shown."""

@@ -120,7 +120,7 @@ def tokenize_files(
             if dataset.n_documents != sum(counts):
                 raise ValueError(
                     f"{batch[0].path}: {sum(counts):,} documents are registered, {dataset.n_documents:,} are "
-                    f"tokenized, of {len(batch):,} files. Correct the lines that register_corpus.py CATALOG "
+                    f"tokenized, of {len(batch):,} files. Correct the lines that scaling register CATALOG "
                     "broken lists, and register the files again."
                 )
             places += [(len(datasets), first) for first in accumulate(counts[:-1], initial=0)]

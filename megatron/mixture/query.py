@@ -69,9 +69,7 @@ class Query:
         names = list(self.corpora) or [corpus.name for corpus in catalog.list_corpora()]
         corpora = [catalog.get_table(name).corpus for name in names]
         if not corpora:
-            raise ValueError(
-                f"{catalog.path}: has no documents. Register files with tools/register_corpus.py."
-            )
+            raise ValueError(f"{catalog.path}: has no documents. Register files with scaling register.")
         lists = {prop.name for corpus in corpora for prop in corpus.all_properties if prop.kind == "list"}
         for name in lists.intersection(by):
             raise ValueError(
@@ -187,7 +185,7 @@ class Selection:
         """
         arrow = import_pyarrow()
         if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file. Run tools/prepare_mixture.py.")
+            raise FileNotFoundError(f"{path}: no such file. Run scaling mixture.")
         try:
             with arrow.memory_map(str(path)) as source, arrow.ipc.open_file(source) as reader:
                 # the columns are pages of the map: nothing is copied, and only
@@ -200,7 +198,7 @@ class Selection:
             return cls(by, domains, files, table, bounds, **meta)
         except (arrow.ArrowException, KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{path}: got a damaged file, or one of an earlier version. Run tools/prepare_mixture.py."
+                f"{path}: got a damaged file, or one of an earlier version. Run scaling mixture."
             ) from error
 
 

@@ -259,7 +259,7 @@ class TitanLoader:
         self, mixture: str | Path, seq_len: int, local_batch_size: int, dp_rank: int, dp_world_size: int,
         global_batch_size: int | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
-        """Open a mixture that tools/prepare_mixture.py has prepared.
+        """Open a mixture that scaling mixture has prepared.
 
         global_batch_size   samples of a step, if a step accumulates several
                             batches; the same on every layout
@@ -340,7 +340,7 @@ def _make_loader_class() -> type:
 
         @dataclass(kw_only=True, slots=True)
         class Config(BaseDataLoader.Config):  # type: ignore[misc]  # as above
-            """`dataset_path`: the mixture, prepared by tools/prepare_mixture.py."""
+            """`dataset_path`: the mixture, prepared by scaling mixture."""
 
             dataset: str = "mixture"
             global_batch_size: int | None = None

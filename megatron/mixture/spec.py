@@ -65,7 +65,7 @@ def _read_snapshot(value: Any, name: str) -> dict[str, int]:
     if not is_mapping or any(type(version) is not int or version < 0 for version in value.values()):
         raise ValueError(
             f"{name}: got {value!r}, expected versions of corpora such as {{slim: 3}}. "
-            "List them with tools/register_corpus.py CATALOG snapshots."
+            "List them with scaling register CATALOG snapshots."
         )
     return {str(corpus): version for corpus, version in value.items()}
 

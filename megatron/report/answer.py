@@ -26,7 +26,7 @@ from megatron.study.format import (
     format_with_interval,
     join_list,
 )
-from megatron.study.frontier import FrontierRuns, suggest_next_steps, suggest_plan
+from megatron.study.frontier import suggest_next_steps, suggest_plan
 
 STEPS = (4.0, LARGEST_STEP)  # next budgets, times the largest fitted one
 STALE = "stale"  # status of a run that the study no longer contains
@@ -304,10 +304,9 @@ def suggest_runs(study: Study) -> str:
         return f"To do: train {format_plural(n_missing, 'more run')} of this study with tools/sweep.py."
     if study.frontier is not None:
         runs = select_fitted_runs(study, study.frontier)
-        N, D, L, C = (runs[name].to_numpy() for name in ("N", "D", "loss", "C"))
-        fitted = FrontierRuns(N, D, L, C, list(runs["run"]), {}, [])
-        return f"To do: {' '.join(suggest_next_steps(study.frontier, fitted))}" if len(runs) else ""
+        columns = [runs[name].to_numpy() for name in ("N", "loss", "C")]
+        return f"To do: {' '.join(suggest_next_steps(study.frontier, *columns))}" if len(runs) else ""
     if study.law is None:
-        return "To do: fit runs at equal compute with tools/fit_frontier.py, others with tools/fit_law.py."
+        return "To do: fit runs at equal compute with scaling frontier, others with tools/fit_law.py."
     flops = float(study.main_runs["flops_6nd"].sum())
     return f"To do: {suggest_plan(flops, study.folder / 'table.csv', study.law.filter)}." if flops else ""

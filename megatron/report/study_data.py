@@ -1,7 +1,7 @@
 """Contents of a study directory for the report: runs, laws, forecasts, scores and facts on the text."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from megatron.io import read_json
 from megatron.laws.compute_law import ComputeLaw
 from megatron.laws.law import Law
 from megatron.laws.measured_crossover import MeasuredCrossover
-from megatron.study.downstream_scores import REFERENCES, ReferenceScore, load_references
-from megatron.study.forecast import LEVELS, calibrate, read_forecasts, score_forecasts
+from megatron.study.downstream_scores import REFERENCE_COLUMNS, REFERENCES, load_references
+from megatron.study.forecast import LEVELS, describe_calibration, read_forecasts, score_forecasts
 from megatron.study.frontier import COMPUTE_LAW
 from megatron.study.ladder import STUDY, read_study_plan
 from megatron.study.measured import measure_study
@@ -74,7 +74,7 @@ class Study:
     forecasts  a row per forecast, columns FORECAST_COLUMNS;
                attrs["calibration"]: a sentence
     scores     downstream scores, columns SCORE_COLUMNS
-    references scores of published models, fields of ReferenceScore, C = 6 N D
+    references scores of published models, columns REFERENCE_COLUMNS, C = 6 N D
     corpus     facts on the text, keys CORPUS_NUMBERS and CORPUS_TEXTS
     results    contents of result.json of the finished runs
     warnings   unreadable files, one sentence each
@@ -87,7 +87,7 @@ class Study:
     laws: Mapping[str, Law] = field(default_factory=dict)
     forecasts: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=FORECAST_COLUMNS))
     scores: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=SCORE_COLUMNS))
-    references: pd.DataFrame = field(default_factory=lambda: make_references([]))
+    references: pd.DataFrame = field(default_factory=lambda: make_references(None))
     corpus: Mapping[str, Any] = field(default_factory=dict)
     results: Sequence[Mapping[str, Any]] = ()
     warnings: Sequence[str] = ()
@@ -174,7 +174,7 @@ def read_study(study_dir: str | Path) -> Study:
         laws=_read_laws(folder, warnings),
         forecasts=forecasts,
         scores=_read_file(load_scores, folder / SCORES, pd.DataFrame(columns=SCORE_COLUMNS), warnings),
-        references=make_references(_read_file(load_references, folder / REFERENCES, (), warnings)),
+        references=make_references(_read_file(load_references, folder / REFERENCES, None, warnings)),
         corpus=_read_corpus(folder, plans, results, warnings),
         results=results,
         warnings=warnings,
@@ -219,7 +219,7 @@ def _tabulate_forecasts(folder: Path, runs: pd.DataFrame) -> pd.DataFrame:
         row |= {"time": f"{forecast.time[:16].replace('T', ' ')} UTC", "sha256": forecast.sha256()}
         rows.append(row)
     table = pd.DataFrame(rows, columns=FORECAST_COLUMNS)
-    table.attrs["calibration"] = calibrate(outcomes).sentence
+    table.attrs["calibration"] = describe_calibration(outcomes)
     return table
 
 
@@ -259,12 +259,10 @@ def load_scores(path: Path) -> pd.DataFrame:
     return scores.fillna({"kind": "accuracy"})
 
 
-def make_references(scores: Iterable[ReferenceScore]) -> pd.DataFrame:
-    """Return scores of published models as a table, with C = 6 N D where both are known."""
-    columns = [column.name for column in fields(ReferenceScore)]
-    table = pd.DataFrame([asdict(score) for score in scores], columns=columns)
-    numbers = dict.fromkeys(("score", "se", "n_params", "train_tokens"), float)
-    table = table.astype(numbers)
+def make_references(scores: pd.DataFrame | None) -> pd.DataFrame:
+    """Return scores of published models with C = 6 N D where both are known; None: no scores."""
+    table = pd.DataFrame(columns=REFERENCE_COLUMNS) if scores is None else scores
+    table = table.astype(dict.fromkeys(("score", "se", "n_params", "train_tokens"), float))
     return table.assign(C=6.0 * table["n_params"] * table["train_tokens"])
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -11,7 +11,7 @@ from megatron.laws.law import Law
 from megatron.report.answer import is_sound
 from megatron.report.difference_text import HEADS, MAX_ROWS, describe_floor, format_cells
 from megatron.report.study_data import Study
-from megatron.study.differences import compare_best, compare_repeated, estimate_noise_floors
+from megatron.study.differences import compare_best, estimate_noise_floors
 from megatron.study.forecast import CROSSING
 from megatron.study.format import (
     NOT_KNOWN,
@@ -189,23 +189,15 @@ def list_differences(study: Study) -> list[Table]:
     if not len(rows):
         return []
     floors = estimate_noise_floors(rows, study.laws)
-    repeated = [at for at in compare_repeated(rows, laws=study.laws) if at.interval]
     # the correction is for all pairs of a group, so showing fewer of them does
     # not change an interval
     groups = compare_best(rows, laws=study.laws)
     best = [at for group in groups for at in group[:MAX_ROWS] if at.interval]
-    titles = {
-        "Cells of several seeds": repeated,
-        "Lowest loss of each compute against the others": best,
-    }
-    tables = [
-        Table(title, HEADS, [format_cells(at) for at in differences[:MAX_ROWS]])
-        for title, differences in titles.items()
-        if differences and floors
-    ]
-    # the noise is that of all tables
+    if not best or not floors:
+        return []
+    cells = [format_cells(at) for at in best[:MAX_ROWS]]
     notes = [describe_floor(name, floor) for name, floor in floors.items()]
-    return [replace(table, notes=notes if table is tables[0] else ()) for table in tables]
+    return [Table("Lowest loss of each compute against the others", HEADS, cells, notes)]
 
 
 def tabulate_runs(study: Study) -> Table:
@@ -274,7 +266,7 @@ def list_commands(study: Study) -> list[str]:
         else []
     )
     lines.append(f"python tools/collect.py {folder}")
-    lines += [f"python tools/fit_frontier.py {folder}"] if study.frontier is not None else []
+    lines += [f"scaling frontier {folder}"] if study.frontier is not None else []
     for objective, law in study.laws.items():
         name = "law" if law is study.law else f"law_{objective}"
         lines.append(

@@ -27,6 +27,7 @@ BEST = "best"  # as a size: the one that the frontier chooses, once the forecast
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=,@-]*")  # part of a folder's name
 MAX_NAME_LENGTH = 200  # file systems allow 255 bytes for a folder's name
 MAX_SEEDS = 10_000  # a larger number of seeds is probably a mistake
+SEEDS = f"a list of seeds, or a number of seeds from 1 to {MAX_SEEDS:,}."
 EXPONENT = "a number from -10 to 10"
 # N without embeddings, as defined by the authors
 STEPLAW = {"coefficient": 1.79, "n": -0.713, "d": 0.307}
@@ -94,7 +95,7 @@ def read_rule(raw: Any, where: str) -> ScalingRule:
 
 
 def _read_label(value: Any, name: str) -> str:
-    """Read a label; YAML reads 2 as a number."""
+    """Read a name; YAML reads 2 as a number."""
     label = str(to_integer(value))
     if label:
         check_name(label, name)
@@ -102,28 +103,7 @@ def _read_label(value: Any, name: str) -> str:
 
 
 def _read_sizes(value: Any, name: str) -> list[str]:
-    """Read names of sizes; YAML reads a size named 48 as a number."""
-    sizes = [str(to_integer(size)) for size in value]
-    for size in sizes:
-        check_name(size, name)
-    return sizes
-
-
-def _read_seeds(value: Any, where: str) -> list[int]:
-    """Read a list of seeds; a number n stands for 0, 1, ..., n - 1."""
-    if isinstance(value, dict):
-        raise ValueError(f"{where}: got keys, expected seeds. List the cell again for more seeds of it.")
-    if type(value) is int and 0 < value <= MAX_SEEDS:
-        return list(range(value))
-    if not isinstance(value, list) or not value:
-        raise ValueError(
-            f"{where}: got {value!r}, expected a list of seeds, or a number of seeds from 1 to {MAX_SEEDS:,}."
-        )
-    seeds = [to_integer(seed) for seed in value]
-    # type() instead of isinstance: True is an int
-    if any(type(seed) is not int for seed in seeds):
-        raise ValueError(f"{where}: got {seeds}, expected integers.")
-    return list(dict.fromkeys(seeds))
+    return [_read_label(size, name) for size in value]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +117,7 @@ class Entry:
     unique_tokens: list[int] = option([], "tokens that are repeated", above=0, unit="tokens")
     epochs: list[float] = option([], "repetitions", above=0, unit="epochs")
     lr: list[Any] = option([], "learning rates or rules")
-    seeds: list[int] = option([0], "seeds", read=_read_seeds)
+    seeds: list[int] = option([0], "seeds", expected=SEEDS)
     held_out: bool = option(False, "runs are used for prediction, not for fitting")
     label: str = option("", "suffix of the runs' names", read=_read_label)
     part: str = option("", "part of the study that the runs belong to", read=_read_label)
@@ -164,7 +144,7 @@ class Entry:
         lengths = [(key, value) for key in ("tokens", "flops") for value in getattr(self, key)]
         # an empty list contributes None, so that the product is not empty
         optional = (values or [None] for values in (lengths, self.unique_tokens, self.epochs, self.lr))
-        for values in product(self.objective, self.size, self.seeds, *optional):
+        for values in product(self.objective, self.size, dict.fromkeys(self.seeds or [0]), *optional):
             yield Cell(*values)
 
 
@@ -197,6 +177,11 @@ def read_entry(raw: Any, where: str) -> Entry:
         check_removed_keys(raw, REMOVED, where)
     check_known_keys(raw, keys, where)
     single = ("seeds", "held_out", "label", "part", "run")
+    # a number n of seeds stands for 0, 1, ..., n - 1; type(), since True is an
+    # int
+    n_seeds = raw.get("seeds")
+    if type(n_seeds) is int and 0 < n_seeds <= MAX_SEEDS:
+        raw = raw | {"seeds": list(range(n_seeds))}
     lists = {key: [value] for key, value in raw.items() if key not in single and not _is_list(value)}
     entry = read_section(Entry, raw | lists, where)
     entry.check(where)

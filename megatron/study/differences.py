@@ -16,9 +16,9 @@ different texts, have no interval.
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import combinations
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 import pandas as pd
@@ -30,32 +30,32 @@ from megatron.study.table import COLUMNS, select_finished
 
 LEVEL = 0.95
 MAX_SEEDS = 50  # largest number of seeds per cell that is proposed
-CELL_COLUMNS = ["objective", "n_params", "train_tokens", "unique_tokens", "seq_len"]
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """A run, or all runs of one cell: runs that differ only in their seed.
+    """A run, or all runs of one cell, which differ only in their seed: rows of a table with all columns."""
 
-    losses         [seeds] nats per token
-    n_tokens       tokens of the held-out text; NaN: unknown
-    flops          of one run; Inf if unknown
-    paths, seeds   of the runs
-    """
+    runs: pd.DataFrame
 
-    name: str
-    objective: str
-    runs: tuple[str, ...]
-    losses: np.ndarray = field(repr=False)
-    n_tokens: float
-    flops: float
-    paths: tuple[str | None, ...]
-    seeds: tuple[float, ...]
+    @property
+    def name(self) -> str:
+        """A run's name without the hash, or the common prefix of all seeds."""
+        names = list(self.runs["run"])
+        if len(names) == 1:  # names may end with the first 8 digits of the identity
+            return names[0].removesuffix(f"-{str(self.runs['identity'].iloc[0])[:8]}") or names[0]
+        # "...-seed0" and "...-seed1" share "...-seed": the suffix is removed
+        return os.path.commonprefix(names).rstrip("-_").removesuffix("seed").rstrip("-_") or names[0]
+
+    @property
+    def objective(self) -> str:
+        """Objective of all runs."""
+        return str(self.runs["objective"].iloc[0])
 
     @property
     def log_loss(self) -> float:
         """Mean of log loss over seeds."""
-        return float(np.log(self.losses).mean())
+        return float(np.log(self.runs["loss"].to_numpy(float)).mean())
 
     @property
     def loss(self) -> float:
@@ -65,7 +65,7 @@ class Side:
     @property
     def n_seeds(self) -> int:
         """Number of runs."""
-        return len(self.losses)
+        return len(self.runs)
 
 
 def _select_runs(table: pd.DataFrame) -> pd.DataFrame:
@@ -74,23 +74,15 @@ def _select_runs(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def group_cells(table: pd.DataFrame) -> list[Side]:
-    """Group the finished runs into cells.
+    """Group the finished runs by the column `cell`, the hash of all settings except the seed.
 
-    Runs are grouped by the column `cell`, the hash of all settings except the
-    seed. Without this column they are grouped by CELL_COLUMNS. Runs of such a
-    group with equal or missing seeds must differ in another setting, so each of
-    them is a cell.
+    A run of a table without this column is a cell of its own.
     """
     runs = _select_runs(table)
-    settings = runs.reindex(columns=CELL_COLUMNS).itertuples(index=False)
-    bare = pd.Series([repr(tuple(values)) for values in settings], index=runs.index, dtype=object)
-    cells = []
-    for _, same in runs.groupby(runs["cell"].fillna(bare), sort=False):
-        # seeds 0, 1, 2: one cell of three; seeds 0, 0, 1: three cells of one
-        # run
-        is_cell = len(same) == 1 or (same["seed"].notna().all() and same["seed"].is_unique)
-        cells += [make_side(same)] if is_cell else [make_side(same.iloc[[i]]) for i in range(len(same))]
-    return cells
+    cells = runs["cell"].fillna(runs["run"])
+    # a copy of a run is no repeat
+    is_first = ~runs.assign(cell=cells).duplicated(["cell", "seed"])
+    return [Side(same) for _, same in runs[is_first].groupby(cells[is_first], sort=False)]
 
 
 def find_side(table: pd.DataFrame, name: str) -> Side:
@@ -113,11 +105,11 @@ def find_side(table: pd.DataFrame, name: str) -> Side:
             f"{name}: got no finished run of that name{why}, expected one of {len(runs)} runs with a loss."
         )
     if len(matches) == 1:
-        return make_side(matches)
+        return Side(matches)
     # a prefix of several runs is valid only if it selects exactly the runs of
     # one cell
     for cell in group_cells(table):
-        if sorted(cell.runs) == sorted(matches["run"]):
+        if set(cell.runs["run"]) == set(matches["run"]):
             return cell
     shown = ", ".join(matches["run"].head(4))
     raise ValueError(
@@ -126,38 +118,19 @@ def find_side(table: pd.DataFrame, name: str) -> Side:
     )
 
 
-def make_side(cell: pd.DataFrame) -> Side:
-    """Return a cell with its name: a run's name without the hash, or the common prefix of all seeds."""
-    names = tuple(cell["run"])
-    first = cell.iloc[0]
-    # "...-seed0" and "...-seed1" share "...-seed": the suffix is removed
-    stem = os.path.commonprefix(names).rstrip("-_").removesuffix("seed").rstrip("-_")
-    if len(names) == 1:  # names may end with the first 8 digits of the identity
-        stem = names[0].removesuffix(f"-{str(first['identity'])[:8]}")
-    return Side(
-        name=stem or names[0],
-        objective=str(first["objective"]),
-        runs=names,
-        losses=cell["loss"].to_numpy(float),
-        n_tokens=float(cell["n_tokens_scored"].max()),
-        flops=float(first["train_flops"]) if first["train_flops"] > 0 else math.inf,
-        paths=tuple(cell["path"]),
-        seeds=tuple(cell["seed"]),
-    )
-
-
 def group_sides(table: pd.DataFrame, same: str) -> list[list[Side]]:
     """Group cells by objective, or by objective and compute, and drop groups of a single cell."""
-    sides = group_cells(table)
     groups: list[list[Side]] = []
-    for objective in sorted({side.objective for side in sides}):
-        of_objective = [side for side in sides if side.objective == objective]
-        if same == "objective":
-            groups.append(of_objective)
-            continue
-        sized = [side for side in of_objective if math.isfinite(side.flops)]
-        budgets = split_budgets(np.array([side.flops for side in sized])) if sized else []
-        groups += [[sized[i] for i in budget] for budget in budgets]
+    sides = sorted(group_cells(table), key=lambda side: side.objective)
+    for _, of_objective in groupby(sides, lambda side: side.objective):
+        group = list(of_objective)
+        if same == "compute":
+            sized = [side for side in group if side.runs["train_flops"].iloc[0] > 0]
+            flops = np.array([side.runs["train_flops"].iloc[0] for side in sized])
+            budgets = split_budgets(flops) if sized else []
+            groups += [[sized[i] for i in budget] for budget in budgets]
+        else:
+            groups.append(group)
     return [group for group in groups if len(group) > 1]
 
 
@@ -168,9 +141,11 @@ class NoiseFloor:
     sigma     standard deviation of one run, relative to its loss
     dof       degrees of freedom of sigma^2; for cells that share trunks, trunks minus 1
     interval  chi-square interval of sigma, at `level`
-    source    "seeds": cells of several seeds; "law": the scatter around a fitted law, misfit included
+    source    "seeds": cells of several seeds; "law": the scatter around a fitted law,
+              misfit included
     n_cells, n_runs  numbers of cells and runs of the estimate; n_cells is 0 for a law
-    text_se   median standard error of a loss over samples of the held-out text, nats; None if unknown.
+    text_se   median standard error of a loss over samples of the held-out text, nats;
+              None if unknown.
               Runs scored on the same text share it
     """
 
@@ -190,12 +165,14 @@ class Difference:
 
     difference, interval           nats per token
     relative, relative_interval    relative to the loss of B: L_a / L_b - 1
-    se, dof         standard error of log(L_a / L_b), and the degrees of freedom of Student's t
+    se, dof         standard error of log(L_a / L_b), and the degrees of freedom of
+                    Student's t
     p_value         two-sided, times n_comparisons, at most 1
     level           at which the intervals of all n_comparisons hold together (Bonferroni)
     verdict         "better" (A is), "worse" or "undecided"
     reason          reason for a missing interval; "" with an interval
-    n_seeds_to_decide  seeds of each side that would decide a difference of this size; None if it is decided,
+    n_seeds_to_decide  seeds of each side that would decide a difference of this size;
+                       None if it is decided,
                     unknown, or more than MAX_SEEDS
     """
 
@@ -233,12 +210,13 @@ def estimate_noise_floor(
     text = of_objective.reindex(columns=["loss_se"]).query("loss_se > 0")["loss_se"]
     text_se = float(text.median()) if len(text) else None
     if cells:
-        log_loss = np.log(np.concatenate([cell.losses for cell in cells]))
+        runs = pd.concat([cell.runs for cell in cells])
         labels = np.repeat(np.arange(len(cells)), [cell.n_seeds for cell in cells])
-        pooled = pool_cells(log_loss, labels)
-        if pooled.sum_squares > pooled.dof * 1e-24:  # equal losses are copies of a run, not repeats
+        pooled = pool_cells(np.log(runs["loss"].to_numpy(float)), labels)
+        # equal losses are copies of a run, not repeats
+        if pooled.sum_squares > pooled.dof * 1e-24:
             sigma = math.sqrt(pooled.variance)
-            dof: float = _independent_dof(of_objective, labels, [run for cell in cells for run in cell.runs])
+            dof: float = _independent_dof(runs, labels)
             ends = _sigma_interval(sigma, dof, level)
             return NoiseFloor(sigma, dof, ends, "seeds", pooled.n_cells, pooled.n_runs, text_se, level)
     if law is not None and law.spread > 0:
@@ -252,15 +230,12 @@ def estimate_noise_floors(
     table: pd.DataFrame, laws: Mapping[str, Law] | None = None, level: float = LEVEL
 ) -> dict[str, NoiseFloor]:
     """Estimate the noise floor of each objective that has one."""
-    floors = {}
-    for objective in table["objective"].dropna().unique():
-        floor = estimate_noise_floor(table, objective, (laws or {}).get(objective), level)
-        if floor is not None:
-            floors[objective] = floor
-    return floors
+    objectives = table["objective"].dropna().unique()
+    floors = {name: estimate_noise_floor(table, name, (laws or {}).get(name), level) for name in objectives}
+    return {name: floor for name, floor in floors.items() if floor is not None}
 
 
-def _independent_dof(table: pd.DataFrame, cells: np.ndarray, runs: Sequence[str]) -> int:
+def _independent_dof(runs: pd.DataFrame, cells: np.ndarray) -> int:
     """Return the degrees of freedom of the pooled variance of runs [n] of cells [n], which may share trunks.
 
     Branches of one trunk share most of its scatter. Cells that share trunks are
@@ -270,12 +245,10 @@ def _independent_dof(table: pd.DataFrame, cells: np.ndarray, runs: Sequence[str]
     from scipy.sparse import coo_array  # slow import
     from scipy.sparse.csgraph import connected_components
 
-    trunk_of = table.reindex(columns=["run", "trunk"]).set_index("run")["trunk"].to_dict()
-    names = [trunk_of[run] if isinstance(trunk_of[run], str) else run for run in runs]
     # Cells and trunks are nodes of a graph, each run an edge. Trunks {a, b},
     # {b, c} and {x, y} of three cells of two runs: components {a, b, c} and
     # {x, y}, so 5 trunks - 2 components = 3 degrees of freedom.
-    trunks, labels = np.unique(names, return_inverse=True)
+    trunks, labels = np.unique(runs["trunk"].fillna(runs["run"]).astype(str), return_inverse=True)
     n_cells = int(cells.max()) + 1
     n_nodes = n_cells + len(trunks)
     graph = coo_array((np.ones(len(runs)), (cells, n_cells + labels)), shape=(n_nodes, n_nodes))
@@ -297,8 +270,8 @@ def _sigma_interval(sigma: float, dof: float, level: float) -> tuple[float, floa
 
 def compare_runs(
     table: pd.DataFrame,
-    a: str | Side,
-    b: str | Side,
+    a: str,
+    b: str,
     *,
     level: float = LEVEL,
     laws: Mapping[str, Law] | None = None,
@@ -307,8 +280,9 @@ def compare_runs(
 ) -> Difference:
     """Compare two runs, or two cells of several seeds, with the noise floor of a table.
 
-    a, b           runs or cells, as for find_side
-    n_comparisons  number of simultaneous comparisons: all their intervals hold together at `level`
+    a, b           names of runs or cells, as for find_side
+    n_comparisons  number of simultaneous comparisons: all their intervals hold together
+                   at `level`
     paired         (standard error in nats, degrees of freedom) of the mean difference of the two runs' losses
                    over documents; the verdict then also holds for other text of the same distribution
     Without a noise floor the verdict is "undecided", and `reason` names the seeds to train.
@@ -318,8 +292,8 @@ def compare_runs(
     """
     if not 0 < level < 1:
         raise ValueError(f"level: got {level}, expected a number between 0 and 1.")
-    first, second = (side if isinstance(side, Side) else find_side(table, side) for side in (a, b))
-    if set(first.runs) & set(second.runs):
+    first, second = find_side(table, a), find_side(table, b)
+    if set(first.runs["run"]) & set(second.runs["run"]):
         raise ValueError(f"{first.name} and {second.name} share a run, expected two different runs or cells.")
     return _compute_difference(
         first, second, estimate_noise_floors(table, laws, level), level, n_comparisons, paired
@@ -387,14 +361,16 @@ def _compute_difference(
 
 def _explain_missing_interval(a: Side, b: Side, floors: Mapping[str, NoiseFloor]) -> str:
     """Return why there is no interval, and the runs that would give one; empty if there is one."""
-    if a.n_tokens < b.n_tokens or a.n_tokens > b.n_tokens:  # false for NaN, unknown
+    n_tokens = [side.runs["n_tokens_scored"].max() for side in (a, b)]
+    if min(n_tokens) < max(n_tokens):  # false for NaN, unknown
         return "The runs were scored on different texts. Score both on one with tools/validate.py."
     words = []
     for objective in {a.objective, b.objective} - set(floors):
         # of two sides of one objective, seeds of the one with fewer FLOPs
         sides = [side for side in (a, b) if side.objective == objective]
-        side = min(sides, key=lambda side: side.flops)
-        first, second = [seed for seed in range(len(side.seeds) + 2) if seed not in side.seeds][:2]
+        side = min(sides, key=lambda side: side.runs["train_flops"].iloc[0])
+        seeds = set(side.runs["seed"])
+        first, second = [seed for seed in range(side.n_seeds + 2) if seed not in seeds][:2]
         words.append(f"seeds {first} and {second} of {side.name}")
     if not words:
         return ""
@@ -427,14 +403,3 @@ def compare_best(
         others = sorted((side for side in group if side is not best), key=lambda side: side.log_loss)
         groups.append([_compute_difference(best, other, floors, level, n_pairs) for other in others])
     return groups
-
-
-def compare_repeated(
-    table: pd.DataFrame, *, level: float = LEVEL, laws: Mapping[str, Law] | None = None
-) -> list[Difference]:
-    """Compare all pairs of cells of several seeds of one objective, lower loss first, with correction."""
-    floors = estimate_noise_floors(table, laws, level)
-    sides = [cell for cell in group_cells(table) if cell.n_seeds > 1]
-    sides.sort(key=lambda side: side.log_loss)
-    pairs = [(a, b) for a, b in combinations(sides, 2) if a.objective == b.objective]
-    return [_compute_difference(a, b, floors, level, len(pairs)) for a, b in pairs]

@@ -26,18 +26,17 @@ import pandas as pd
 from megatron.config.yaml_file import is_single_line
 from megatron.io import code_revision, read_json, wait_for_lock, write_atomic_bytes, write_json
 from megatron.plan.run_dir import CHECKPOINTS, LOCK, METRICS, PLAN, RESULT
-from megatron.study.format import format_count, format_loss, format_with_interval
+from megatron.study.format import format_count, format_loss, format_plural, format_with_interval
 
 FORECASTS = "forecasts"  # folder in the study's directory
 FORECAST_TABLE = "forecasts.csv"
 SEALS = "seals.json"  # in a run's folder: hashes of the forecasts before its start
 LEVELS = (0.5, 0.8, 0.95)
 RUN, BEST_LOSS, CROSSING = "run", "best_loss", "crossing"
-QUANTITIES = {
-    RUN: "held-out loss of a run, nats per token",
-    BEST_LOSS: "least test loss of an objective on U unique tokens, nats per token",
-    CROSSING: "compute at which masked diffusion reaches autoregression on U unique tokens, FLOPs",
-}
+# held-out loss of a run and least test loss of an objective on U unique tokens,
+# in nats per token; compute at which masked diffusion reaches autoregression on
+# U unique tokens, in FLOPs
+QUANTITIES = (RUN, BEST_LOSS, CROSSING)
 TEXTS = ("name", "quantity", "objective", "identity", "method", "law", "law_sha256", "data_sha256", "time")
 ADDED = ("study", "runs")  # fields that the first version of the format did not have
 REMEDY = "Restore the file, or move it and the folders of its runs away."
@@ -49,7 +48,7 @@ class Forecast:
     """A prediction of one number.
 
     name       of the forecast and its file: for a run the name of its folder
-    quantity   a key of QUANTITIES
+    quantity   one of QUANTITIES
     objective  "" for a crossing
     identity   RunPlan.identity of a run, else ""
     U          unique tokens; None for a run whose law has no term for repetition
@@ -60,7 +59,8 @@ class Forecast:
     time       ISO 8601, UTC; for readers only
     commit     of the code, with `+` if the checkout was modified; None outside a checkout
     study      text of the study; None in the first version of the format
-    runs       {identity: 1 if it is held out} of all runs that decide the outcome; None as `study`
+    runs       {identity: 1 if it is held out} of all runs that decide the outcome; None
+               as `study`
     """
 
     name: str
@@ -90,10 +90,6 @@ class Forecast:
         """Return the hash of all fields."""
         return hash_record(self.content())
 
-    def interval(self, level: float) -> tuple[float, float]:
-        """Return the predictive interval at one of LEVELS."""
-        return self.intervals[LEVELS.index(level)]
-
     def list_identities(self) -> set[str]:
         """Return the identities of the runs that decide the outcome, as far as the file lists them."""
         return {*(self.runs or {}), *filter(None, [self.identity])}
@@ -104,19 +100,14 @@ class Outcome:
     """A forecast and what was observed.
 
     observed   None until all runs that decide it have ended
-    order      "before" the first of its runs, "after" it, "unknown" for runs without a record of forecasts,
-               "" without a run
+    order      "before" the first of its runs, "after" it, "unknown" for runs without a
+               record of forecasts, "" without a run
     """
 
     forecast: Forecast
     observed: float | None = None
     observed_se: float | None = None
     order: str = ""
-
-    @property
-    def prediction(self) -> float:
-        """Predicted value."""
-        return self.forecast.predicted
 
     @property
     def intervals(self) -> dict[float, tuple[float, float]]:
@@ -140,34 +131,14 @@ class Outcome:
         forecast = self.forecast
         text = f"{forecast.name}: predicted "
         write = format_count if forecast.quantity == CROSSING else format_loss
-        text += format_with_interval(forecast.predicted, forecast.interval(LEVELS[-1]), write)
+        low, high = forecast.intervals[-1]
+        text += format_with_interval(forecast.predicted, (low, high), write)
         if self.observed is None:
             return f"{text}, not trained yet"
         off = 100 * (self.observed / forecast.predicted - 1)
-        low, high = forecast.interval(LEVELS[-1])
         where = "inside" if low <= self.observed <= high else "OUTSIDE"
         text += f", measured {write(self.observed)}: {where}, off by {off:+.1f} %"
         return text if self.order != "after" else f"{text}; NOT BLIND: its runs started before the forecast"
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Number of scored forecasts, and of those inside the interval at each of LEVELS."""
-
-    n_scored: int
-    n_inside: tuple[int, ...]
-
-    @property
-    def sentence(self) -> str:
-        """State the counts beside the expected ones."""
-        if not self.n_scored:
-            return "No forecast has been scored."
-        parts = [
-            f"the {100 * level:g} % interval {n} ({level * self.n_scored:.3g} expected)"
-            for level, n in zip(LEVELS, self.n_inside, strict=True)
-        ]
-        n = f"{self.n_scored} scored forecast{'s' if self.n_scored > 1 else ''}"
-        return f"Of {n}, inside {', '.join(parts)}."
 
 
 def hash_record(content: Mapping[str, Any]) -> str:
@@ -283,7 +254,8 @@ def read_seals(run_dir: Path) -> list[str] | None:
 def score_forecasts(forecasts: Sequence[Forecast], table: pd.DataFrame) -> list[Outcome]:
     """Return the outcome of every forecast: of runs, best losses and crossings.
 
-    table   of read_runs; without its `attrs["seals"]`, for example after read_table, the order is unknown
+    table   of read_runs; without its `attrs["seals"]`, for example after read_table,
+            the order is unknown
 
     The runs that a forecast lists decide it, even if the study does not contain
     them any more; runs that were added later do not count.
@@ -345,10 +317,17 @@ def _find_order(sha256: str, runs: pd.DataFrame, seals: Mapping[str, list[str] |
     return "unknown" if None in records else "before"
 
 
-def calibrate(outcomes: Sequence[Outcome]) -> Calibration:
-    """Count the scored forecasts that are inside their intervals."""
+def describe_calibration(outcomes: Sequence[Outcome]) -> str:
+    """Return how many of the scored forecasts are inside their intervals, beside the numbers expected."""
     scored = [outcome.inside for outcome in outcomes if outcome.is_scored]
-    return Calibration(len(scored), tuple(sum(inside[level] for inside in scored) for level in LEVELS))
+    if not scored:
+        return "No forecast has been scored."
+    parts = [
+        f"the {100 * level:g} % interval {sum(inside[level] for inside in scored)} "
+        f"({level * len(scored):.3g} expected)"
+        for level in LEVELS
+    ]
+    return f"Of {format_plural(len(scored), 'scored forecast')}, inside {', '.join(parts)}."
 
 
 def write_forecast_table(outcomes: Sequence[Outcome], study_dir: str | Path) -> Path:

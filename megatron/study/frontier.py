@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from megatron.laws.isoflop import split_budgets
 from megatron.study.forecast import hash_record
 from megatron.study.format import format_count, format_interval, format_loss, format_ratio, join_list
 from megatron.study.ladder import FLOPS_COLUMN, STUDY, read_study_plan
-from megatron.study.selection import Columns, compute_of, select_runs
+from megatron.study.selection import Columns, Selection, compute_of, select_runs
 from megatron.study.table import read_runs, read_table, select_finished
 
 COMPUTE_LAW = "compute_law.json"  # in the study's directory
@@ -26,31 +26,18 @@ WIDTH = 100  # columns of a terminal
 PLAN_SHARE, PLAN_RUNS = 0.5, 3  # runs to add: share of the FLOPs of the study so far, and number
 
 
-@dataclass(frozen=True)
-class FrontierRuns:
-    """Runs that a frontier is fitted on: N parameters, D tokens, L nats per token, C FLOPs, each float64 [n].
+def fit_frontier(runs: Selection) -> ComputeLaw:
+    """Fit the law of runs whose C was read. Raises ValueError if there are too few."""
+    assert runs.C is not None, "read_table_runs and make_frontier_runs set it"
+    names = runs.names if runs.names is not None else [str(i) for i in runs.frame.index]
+    return replace(fit_compute_law(runs.N, runs.D, runs.L, runs.C, names, runs.groups), table=runs.table)
 
-    groups [n] as in selection.Selection. table: path and sha256 of their
-    source, objective, and the column of C; all as text
+
+def make_frontier_runs(table: pd.DataFrame, objective: str, flops_column: str, path: str) -> Selection:
+    """Return the finished runs of an objective that no entry of the study holds out, in order of identity.
+
+    `table` of the result: path and sha256 of the runs, objective, and the column of C; all as text.
     """
-
-    N: np.ndarray
-    D: np.ndarray
-    L: np.ndarray
-    C: np.ndarray
-    names: list[str]
-    table: dict[str, str]
-    warnings: list[str]
-    groups: np.ndarray | None = None
-
-    def fit(self) -> ComputeLaw:
-        """Fit the law of these runs. Raises ValueError if there are too few."""
-        law = fit_compute_law(self.N, self.D, self.L, self.C, self.names, self.groups)
-        return replace(law, table=self.table)
-
-
-def make_frontier_runs(table: pd.DataFrame, objective: str, flops_column: str, path: str) -> FrontierRuns:
-    """Return the finished runs of an objective that no entry of the study holds out, in order of identity."""
     runs = select_finished(table)
     runs = runs[(runs["objective"] == objective) & ~(runs["held_out"] > 0)]
     # duplicate directories of one identity count once
@@ -66,9 +53,11 @@ def make_frontier_runs(table: pd.DataFrame, objective: str, flops_column: str, p
     # 1.01: rounding to whole steps can exceed one epoch slightly
     n_repeated = int((runs["epochs"] > 1.01).sum())
     warnings = [f"{n_repeated} runs read some text more than once."] if n_repeated else []
-    names = ("n_params", "train_tokens", "loss", flops_column)
-    N, D, L, C = (runs[name].to_numpy(float) for name in names)
-    return FrontierRuns(N, D, L, C, list(runs["run"]), about, warnings, group_trunks(runs))
+    letters = {"N": "n_params", "D": "train_tokens", "L": "loss", "C": flops_column}
+    values = {letter: runs[name].to_numpy(float) for letter, name in letters.items()}
+    return Selection(
+        runs, **values, columns=letters, filter={}, table=about, warnings=warnings, groups=group_trunks(runs)
+    )
 
 
 def group_trunks(runs: pd.DataFrame) -> np.ndarray | None:
@@ -77,7 +66,7 @@ def group_trunks(runs: pd.DataFrame) -> np.ndarray | None:
     return None if trunks.is_unique else trunks.to_numpy()
 
 
-def read_study_runs(study_dir: str | Path, objective: str | None = None) -> FrontierRuns:
+def read_study_runs(study_dir: str | Path, objective: str | None = None) -> Selection:
     """Read the runs of a study. `objective` defaults to that of `size: best`, or else to the only one.
 
     Raises FileNotFoundError and ValueError as `table.read_runs`, and ValueError
@@ -108,7 +97,7 @@ def read_table_runs(
     flops_by: str | None = None,
     where: Sequence[str] = (),
     group: str | None = None,
-) -> FrontierRuns:
+) -> Selection:
     """Read the runs of a table. C is the column `flops_by`, or 6 N D for "6nd"; `group` as in select_runs.
 
     `flops_by` defaults to train_flops if the table has that column, else to
@@ -118,9 +107,7 @@ def read_table_runs(
     runs = runs.subset(~runs.held_out())
     by = flops_by or (EXACT if EXACT in read_table(path) else "6nd")
     about = {**runs.table, "objective": str(runs.filter.get("objective", "")), "flops_by": by}
-    names = runs.names if runs.names is not None else [str(i) for i in runs.rows]
-    C = compute_of(path, runs, by)
-    return FrontierRuns(runs.N, runs.D, runs.L, C, names, about, runs.warnings, runs.groups)
+    return replace(runs, C=compute_of(path, runs, by), table=about)
 
 
 def format_frontier_table(law: ComputeLaw, compute: Sequence[tuple[float, str]]) -> str:
@@ -138,10 +125,10 @@ def format_frontier_table(law: ComputeLaw, compute: Sequence[tuple[float, str]])
     return "\n".join(line.rstrip() for line in format_table(HEAD, rows, ("",)))
 
 
-def choose_compute(law: ComputeLaw, runs: FrontierRuns, next_budget: float | None) -> list[tuple[float, str]]:
+def choose_compute(law: ComputeLaw, C: np.ndarray, next_budget: float | None) -> list[tuple[float, str]]:
     """Return (C, remark) of the table's rows: budgets of the runs, the forecast's budget, the furthest C."""
     # the geometric mean of the FLOPs of each budget
-    rows = [(float(np.exp(np.log(runs.C[at]).mean())), "") for at in split_budgets(runs.C)]
+    rows = [(float(np.exp(np.log(C[at]).mean())), "") for at in split_budgets(C)]
     if next_budget is not None:
         rows.append((next_budget, "forecast"))
     # the law raises ValueError beyond LARGEST_STEP times its largest budget,
@@ -149,7 +136,7 @@ def choose_compute(law: ComputeLaw, runs: FrontierRuns, next_budget: float | Non
     return sorted([*rows, (LARGEST_STEP * law.C[1], "furthest")])
 
 
-def describe_frontier(law: ComputeLaw, runs: FrontierRuns) -> list[str]:
+def describe_frontier(law: ComputeLaw, runs: Selection) -> list[str]:
     """Return lines on exponent, scatter, lack of fit, constants not identified, and runs to add."""
     low, high = law.interval("size_exponent")
     notes = [
@@ -162,7 +149,8 @@ def describe_frontier(law: ComputeLaw, runs: FrontierRuns) -> list[str]:
     if law.not_identified:
         notes.append(f"NOT IDENTIFIED by these runs: {', '.join(law.not_identified)}")
         notes += [f"  {reason}" for reason in law.not_identified.values()]
-        notes += [f"  to do: {step}" for step in suggest_next_steps(law, runs)]
+        assert runs.C is not None, "the law was fitted on it"
+        notes += [f"  to do: {step}" for step in suggest_next_steps(law, runs.N, runs.L, runs.C)]
     return notes + [f"warning: {warning}" for warning in law.warnings + runs.warnings]
 
 
@@ -184,15 +172,15 @@ def suggest_plan(flops: float, table: Path, about: Mapping[str, Any]) -> str:
     """
     options = f"--budget {PLAN_SHARE * flops:.2g} --runs {PLAN_RUNS} --criterion D --done {table}"
     options += f" --objective {about['objective']}" if about.get("objective") else ""
-    return f"choose runs to add with `python tools/plan_study.py {options}`"
+    return f"choose runs to add with `scaling plan {options}`"
 
 
-def suggest_next_steps(law: ComputeLaw, runs: FrontierRuns) -> list[str]:
-    """Return one sentence for each constant that is not identified, with the runs to add."""
+def suggest_next_steps(law: ComputeLaw, N: np.ndarray, L: np.ndarray, C: np.ndarray) -> list[str]:
+    """Return one sentence for each constant that the runs [n] do not identify, with the runs to add."""
     steps = []
     missing = law.not_identified
     if "log_size" in missing:
-        steps.append(_suggest_sizes(law, runs))
+        steps.append(_suggest_sizes(law, N, L, C))
     if "size_exponent" in missing:
         ratio = law.C[1] / law.C[0]
         steps.append(
@@ -205,17 +193,16 @@ def suggest_next_steps(law: ComputeLaw, runs: FrontierRuns) -> list[str]:
     return steps
 
 
-def _suggest_sizes(law: ComputeLaw, runs: FrontierRuns) -> str:
+def _suggest_sizes(law: ComputeLaw, N: np.ndarray, L: np.ndarray, C: np.ndarray) -> str:
     """Return the sizes to add, on the side where the best size is beyond those tried."""
     smaller: list[str] = []
     larger: list[str] = []
-    for rows in split_budgets(runs.C):
-        N, L = runs.N[rows], runs.L[rows]
-        C = f"{np.exp(np.log(runs.C[rows]).mean()):.2g}"
+    for rows in split_budgets(C):
         # the smallest or largest size with the lowest loss: the minimum is
         # outside the sizes on that side
-        best = N[L.argmin()]
-        (smaller if best == N.min() else larger if best == N.max() else []).append(C)
+        sizes, best = N[rows], N[rows][L[rows].argmin()]
+        side = smaller if best == sizes.min() else larger if best == sizes.max() else []
+        side.append(f"{np.exp(np.log(C[rows]).mean()):.2g}")
     parts = [
         f"sizes {side} than {format_count(edge, 3)} at {', '.join(at[:MAX_NAMED_BUDGETS])} FLOPs"
         for side, at, edge in (("smaller", smaller, law.N[0]), ("larger", larger, law.N[1]))

@@ -1,7 +1,9 @@
 """Importers for the results of other programs: logs, TensorBoard, Weights & Biases exports, CSV.
 
-torchtitan    "step:  100  loss:  6.42770 ...", with or without ANSI colours, and validation lines if present
-megatron      " iteration 100/ 5000 | consumed samples: ... | lm loss: 9.7E+00 | ...", and validation lines
+torchtitan    "step:  100  loss:  6.42770 ...", with or without ANSI colours, and
+              validation lines if present
+megatron      " iteration 100/ 5000 | consumed samples: ... | lm loss: 9.7E+00 | ...",
+              and validation lines
 tensorboard   a folder with events.out.tfevents files
 wandb         a chart exported as CSV: Step, then "run - metric" columns
 csv           one run per row, with columns renamed by a map
@@ -27,7 +29,7 @@ KINDS = ("torchtitan", "megatron", "tensorboard", "wandb", "csv")
 FINAL_SHARE = 0.02  # last share of the training losses, averaged if there is no held-out loss
 MAX_ANNEALED_RATE = 0.3  # share of the peak learning rate; a run that ends above it was not annealed
 # 3, .5, 1,234.5, 9.7E+00, nan, inf; commas group thousands
-NUMBER = r"([-+]?[\d,]*\.?\d+(?:[eE][-+]?\d+)?|nan|inf)"
+NUMBER = r"(?P<value>[-+]?[\d,]*\.?\d+(?:[eE][-+]?\d+)?|nan|inf)"
 ANSI_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 FACTS = (
     "n_params",
@@ -39,24 +41,29 @@ FACTS = (
     "size",
     "seed",
 )
-TITAN = {
-    # the lookbehind keeps "validate step: 100" out of the training losses
-    "train": re.compile(rf"(?<!validate )step:\s*(\d+)\s+loss:\s*{NUMBER}"),
-    "validation": re.compile(rf"validate step:\s*(\d+)\s+loss:\s*{NUMBER}"),
-    "n_params": re.compile(r"size:\s*([\d,]+) total parameters"),
-    "seq_len": re.compile(r"sequence length\s+(\d+)"),
-    "batch": re.compile(r"global batch size\s+(\d+)"),
-    "n_steps": re.compile(r"total steps\s+(\d+)"),
-}
-MEGATRON = {
-    "train": re.compile(rf"iteration\s+(\d+)/\s*(\d+)\s*\|.*?lm loss:\s*{NUMBER}"),
-    "validation": re.compile(rf"validation loss at iteration (\d+).*?lm loss value:\s*{NUMBER}"),
-    "samples": re.compile(r"consumed samples:\s*(\d+)"),
-    "rate": re.compile(rf"learning rate:\s*{NUMBER}"),
-    # "number of parameters on (tensor, pipeline) model parallel rank (1, 0):
-    # 1100"
-    "n_params": re.compile(r"number of parameters on .*?rank \((\d+), ?(\d+)\):\s*(\d+)"),
-    "seq_len": re.compile(r"^.*\bseq_length\s*\.+\s*(\d+)"),
+# of each program's log: losses by step, learning rates, the parameters of each
+# model-parallel rank, and facts
+PATTERNS = {
+    "torchtitan": {
+        # the lookbehind keeps "validate step: 100" out of the training losses
+        "train": re.compile(rf"(?<!validate )step:\s*(?P<step>\d+)\s+loss:\s*{NUMBER}"),
+        "held_out": re.compile(rf"validate step:\s*(?P<step>\d+)\s+loss:\s*{NUMBER}"),
+        "n_params": re.compile(r"size:\s*(?P<value>[\d,]+) total parameters"),
+        "seq_len": re.compile(r"sequence length\s+(?P<value>\d+)"),
+        "batch": re.compile(r"global batch size\s+(?P<value>\d+)"),
+        "n_steps": re.compile(r"total steps\s+(?P<value>\d+)"),
+    },
+    "megatron": {
+        "train": re.compile(rf"iteration\s+(?P<step>\d+)/\s*\d+\s*\|.*?lm loss:\s*{NUMBER}"),
+        "held_out": re.compile(rf"validation loss at iteration (?P<step>\d+).*?lm loss value:\s*{NUMBER}"),
+        "rate": re.compile(rf"learning rate:\s*{NUMBER}"),
+        # "number of parameters on (tensor, pipeline) model parallel rank (1,
+        # 0): 1100"
+        "share": re.compile(r"number of parameters on .*?rank \((?P<rank>\d+, ?\d+)\):\s*(?P<value>\d+)"),
+        "seq_len": re.compile(r"^.*\bseq_length\s*\.+\s*(?P<value>\d+)"),
+        "samples": re.compile(r"consumed samples:\s*(?P<value>\d+)"),
+        "n_steps": re.compile(r"iteration\s+\d+/\s*(?P<value>\d+)\s*\|"),
+    },
 }
 # tags of torchtitan first, then of Megatron, then common ones; the first that
 # a run has is read
@@ -75,13 +82,6 @@ class RunLog:
     held_out: dict[int, float] = field(default_factory=dict)
     rates: list[float] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
-    n_steps: int | None = None
-    samples: int | None = None
-
-
-def parse_number(text: str) -> float:
-    """Parse a number such as 1,234.5 or 9.7E+00."""
-    return float(text.replace(",", ""))
 
 
 def read_external_logs(
@@ -109,7 +109,7 @@ def read_external_logs(
         if kind == "csv":
             rows += _read_csv_rows(path, columns, facts)
             continue
-        trails = list(READERS[kind](path))
+        trails = [_read_log(path, kind)] if kind in PATTERNS else list(READERS[kind](path))
         if not any(trail.train or trail.held_out for trail in trails):
             raise ValueError(f"{path}: got no loss, expected the output of {kind}. Check --from.")
         rows += [make_row(trail, facts) for trail in trails if trail.train or trail.held_out]
@@ -122,10 +122,7 @@ def make_row(trail: RunLog, facts: Mapping[str, Mapping[str, Any]]) -> dict[str,
     The loss is the last held-out loss, or else the mean of the last training
     losses, as stated in `note`.
     """
-    # facts of a run override those of all runs, and both override values from
-    # the log
-    merged = trail.facts | dict(facts.get("", {})) | dict(facts.get(trail.run, {}))
-    values = {name: value for name, value in merged.items() if name in COLUMNS}
+    merged, values = _merge_facts(trail.facts, trail.run, facts)
     last = max([*trail.train, *trail.held_out])
     notes = []
     if trail.held_out:
@@ -144,22 +141,32 @@ def make_row(trail: RunLog, facts: Mapping[str, Mapping[str, Any]]) -> dict[str,
     if values.get("train_tokens") is None:
         # Samples are preferred to steps: a batch size that grows during the
         # run is counted correctly.
-        if trail.samples and merged.get("seq_len"):
-            values["train_tokens"] = trail.samples * merged["seq_len"]
+        if merged.get("samples") and merged.get("seq_len"):
+            values["train_tokens"] = merged["samples"] * merged["seq_len"]
         elif merged.get("tokens_per_step"):
             values["train_tokens"] = last * merged["tokens_per_step"]
+        elif merged.get("batch") and merged.get("seq_len"):
+            values["train_tokens"] = last * merged["batch"] * merged["seq_len"]
         else:
             notes.append("Number of tokens unknown: give --set tokens_per_step=N.")
     if values.get("n_params") is None:
         notes.append("N unknown: give --set n_params=N.")
     # a log that ends before its planned steps is not from a finished run
-    if is_cut := bool(trail.n_steps and last < trail.n_steps):
-        notes.append(f"It ends at step {last:,} of {trail.n_steps:,}.")
+    if is_cut := last < (n_steps := merged.get("n_steps", 0)):
+        notes.append(f"It ends at step {last:,} of {n_steps:,}.")
     if is_diverged := not math.isfinite(loss):
         notes.append("It diverged.")
     values |= {"run": trail.run, "path": str(trail.path), NOTE: " ".join(notes)}
     values["status"] = "failed" if is_cut or is_diverged else "done"
     return _fill_derived(values | {"loss": None if is_diverged else loss})
+
+
+def _merge_facts(
+    values: Mapping[str, Any], run: str, facts: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return values with the facts of a run, which override those of all runs; and the columns in them."""
+    merged = {**values, **facts.get("", {}), **facts.get(run, {})}
+    return merged, {name: value for name, value in merged.items() if name in COLUMNS}
 
 
 def _fill_derived(row: dict[str, Any]) -> dict[str, Any]:
@@ -175,60 +182,29 @@ def _fill_derived(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _run_name(path: Path) -> str:
-    return path.stem if path.is_file() else path.name
-
-
-def _read_torchtitan(path: Path) -> Iterator[RunLog]:
-    """Read one torchtitan log."""
-    trail, numbers = RunLog(_run_name(path), path), dict[str, int]()
-    for line in _read_lines(path):
-        line = ANSI_COLOURS.sub("", line)
-        # a step that is logged again after a restart replaces the earlier
-        # value
-        for kind, losses in (("train", trail.train), ("validation", trail.held_out)):
-            if match := TITAN[kind].search(line):
-                losses[int(match[1])] = parse_number(match[2])
-        for name in ("n_params", "seq_len", "batch", "n_steps"):
-            if match := TITAN[name].search(line):
-                numbers[name] = int(parse_number(match[1]))
-    trail.n_steps = numbers.pop("n_steps", None)
-    if "batch" in numbers and "seq_len" in numbers:
-        numbers["tokens_per_step"] = numbers["batch"] * numbers["seq_len"]
-    trail.facts |= numbers
-    yield trail
-
-
-def _read_megatron(path: Path) -> Iterator[RunLog]:
-    """Read one log of Megatron-LM or Megatron-DeepSpeed. N is the sum over the model ranks that it lists."""
-    trail = RunLog(_run_name(path), path)
-    parts: dict[tuple[str, str], int] = {}
-    for line in _read_lines(path):
-        if match := MEGATRON["train"].search(line):
-            trail.train[int(match[1])] = parse_number(match[3])
-            trail.n_steps = int(match[2])
-            if samples := MEGATRON["samples"].search(line):
-                trail.samples = int(samples[1])
-            if rate := MEGATRON["rate"].search(line):
-                trail.rates.append(parse_number(rate[1]))
-        elif match := MEGATRON["validation"].search(line):
-            trail.held_out[int(match[1])] = parse_number(match[2])
-        elif match := MEGATRON["n_params"].search(line):
-            # each (tensor, pipeline) rank logs its share once or several
-            # times, so shares are stored by rank
-            parts[match[1], match[2]] = int(match[3])
-        elif match := MEGATRON["seq_len"].search(line):
-            trail.facts["seq_len"] = int(match[1])
-    if parts:
-        # (0, 0): 1000 and (1, 0): 1100 are 2,100. Norms, which
-        # tensor-parallel ranks replicate, are counted on each of them.
-        trail.facts["n_params"] = sum(parts.values())
-    yield trail
-
-
-def _read_lines(path: Path) -> Iterator[str]:
+def _read_log(path: Path, kind: str) -> RunLog:
+    """Read one log by the PATTERNS of a program. A step that is logged again after a restart replaces it."""
+    trail, shares = RunLog(path.stem, path), dict[str, int]()
     with path.open(encoding="utf-8", errors="replace") as file:
-        yield from file
+        lines = (ANSI_COLOURS.sub("", line) for line in file)
+        matches = ((name, p.search(line)) for line in lines for name, p in PATTERNS[kind].items())
+        for name, match in ((name, match) for name, match in matches if match):
+            value = float(match["value"].replace(",", ""))
+            if name in ("train", "held_out"):
+                getattr(trail, name)[int(match["step"])] = value
+            elif name == "rate":
+                trail.rates.append(value)
+            # each (tensor, pipeline) rank logs its parameters once or several
+            # times
+            elif name == "share":
+                shares[match["rank"]] = int(value)
+            else:
+                trail.facts[name] = int(value)
+    if shares:
+        # (0, 0): 1000 and (1, 0): 1100 are 2,100. Norms, which tensor-parallel
+        # ranks replicate, are counted on each of them.
+        trail.facts["n_params"] = sum(shares.values())
+    return trail
 
 
 def _read_tensorboard(path: Path) -> Iterator[RunLog]:
@@ -243,20 +219,15 @@ def _read_tensorboard(path: Path) -> Iterator[RunLog]:
         # steps
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
         events.Reload()
-        tags = events.Tags()["scalars"]
-
-        # default arguments bind the loop variables at definition
-        def read_series(
-            candidates: Sequence[str], events: Any = events, tags: Sequence[str] = tags
-        ) -> dict[int, float]:
-            tag = next((name for name in candidates if name in tags), None)
-            return {} if tag is None else {event.step: event.value for event in events.Scalars(tag)}
-
+        # losses of training, held-out losses, and rates, by step
+        series: list[dict[int, float]] = []
+        for candidates in (TRAIN_TAGS, HELD_OUT_TAGS, RATE_TAGS):
+            tags = [name for name in candidates if name in events.Tags()["scalars"]]
+            series.append({event.step: event.value for tag in tags[:1] for event in events.Scalars(tag)})
         name = folder.parent.name if folder.name == "tensorboard" else folder.name
-        trail = RunLog(name, folder, read_series(TRAIN_TAGS), read_series(HELD_OUT_TAGS))
-        # sorted by step: the last value decides whether the run was annealed
-        trail.rates = [value for _, value in sorted(read_series(RATE_TAGS).items())]
-        yield trail
+        train, held_out, rates = series
+        # sorted by step: the last rate decides whether the run was annealed
+        yield RunLog(name, folder, train, held_out, [rate for _, rate in sorted(rates.items())])
 
 
 def _read_wandb(path: Path) -> Iterator[RunLog]:
@@ -289,12 +260,7 @@ def _read_wandb(path: Path) -> Iterator[RunLog]:
     yield from trails.values()
 
 
-READERS = {
-    "torchtitan": _read_torchtitan,
-    "megatron": _read_megatron,
-    "tensorboard": _read_tensorboard,
-    "wandb": _read_wandb,
-}
+READERS = {"tensorboard": _read_tensorboard, "wandb": _read_wandb}
 
 
 def _read_csv_rows(
@@ -316,10 +282,7 @@ def _read_csv_rows(
         values: dict[str, Any] = {"run": f"{path.stem}-{i}", "path": str(path)}
         # a diverged run has nan in its table: it becomes a row without a loss
         values |= {str(name): cell for name, cell in cells.items() if not pd.isna(cell)}
-        # here facts override the cells of the table, as they override values
-        # from a log in make_row
-        merged = dict(facts.get("", {})) | dict(facts.get(values["run"], {}))
-        values |= {name: value for name, value in merged.items() if name in COLUMNS}
+        _, values = _merge_facts(values, values["run"], facts)
         has_loss = "loss" in values
         values["status"] = values.get("status") or ("done" if has_loss else "failed")
         rows.append(_fill_derived(values | {NOTE: "" if has_loss else "It has no loss."}))

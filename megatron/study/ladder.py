@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from megatron.config.option import REQUIRED, option
 from megatron.config.presets import load_model_sizes, suggest_nearest
 from megatron.config.schema import DatasetConfig, RunConfig
-from megatron.config.section import check_known_keys, list_keys, read_section
+from megatron.config.section import read_section
 from megatron.config.yaml_file import is_finite, merge_sections, read_yaml
 from megatron.io import write_atomic
 from megatron.plan.exposure import Exposure
@@ -28,7 +28,7 @@ REMOVED = {"grids": "cells (STUDY.md shows their keys)", "blind": "a cell {size:
 
 
 def _read_cells(value: Any, name: str) -> list[Entry]:
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not value:
         raise ValueError(f"{name}: got {value!r}, expected a list.")
     return [read_entry(entry, f"{name}[{i}]") for i, entry in enumerate(value)]
 
@@ -47,9 +47,11 @@ def _read_sizes(value: Any, name: str) -> dict[str, dict[str, Any]]:
 class StudyPlan:
     """Contents of a STUDY.yaml.
 
-    run           base configuration of every run: keys of RunConfig, as written; optim.lr may be a rule
+    run           base configuration of every run: keys of RunConfig, as written;
+                  optim.lr may be a rule
     sizes         model shapes defined by this study, in addition to utils/model_sizes.yaml
-    share_trunks  runs that differ only in length branch from the longest, if their learning rates agree
+    share_trunks  runs that differ only in length branch from the longest, if their
+                  learning rates agree
     """
 
     name: str = option(REQUIRED, "name of the study", expected="one line of text.")
@@ -116,12 +118,7 @@ class PlannedRun:
 def read_study_plan(path: str | Path, overrides: Sequence[str] = ()) -> StudyPlan:
     """Read a STUDY.yaml with `key=value` overrides. Raises FileNotFoundError or ValueError."""
     raw = read_yaml(path, overrides)
-    keys = list_keys(StudyPlan)
     check_removed_keys(raw, REMOVED, str(path))
-    check_known_keys(raw, keys, str(path))
-    for key in ("name", "directory", "run", "cells"):
-        if not raw.get(key):
-            raise ValueError(f"{path}: got no '{key}', expected the keys {', '.join(keys)}.")
     study = read_section(StudyPlan, raw, str(path), separator=": ")
     if sum(BEST in entry.size for entry in study.cells) > 1:
         raise ValueError(f"{path}: cells: got several entries of size {BEST}, expected one at most.")
@@ -199,37 +196,35 @@ def _plan_cell(study: StudyPlan, entry: Entry, cell: Cell) -> PlannedRun:
     if cell.size not in (names := [*study.sizes, *load_model_sizes()]):
         raise ValueError(f"{where}: got an unknown size '{cell.size}'; {suggest_nearest(cell.size, names)}")
 
-    def read_section(key: str) -> dict[str, Any]:
-        value = base.get(key) or {}
+    keys = ("model", "objective", "misc", "optim", "lr_scheduler", "dataset")
+    sections = {key: base.get(key) or {} for key in keys}
+    for key, value in sections.items():
         if not isinstance(value, dict):
             raise ValueError(f"study {study.name}: run.{key}: got {value!r}, expected keys.")
-        return dict(value)
-
-    optim = read_section("optim")
+    optim, data = dict(sections["optim"]), dict(sections["dataset"])
     rate = optim.get("lr") if cell.lr is None else cell.lr
     # a number in `run` is passed on as it is; a rule is evaluated below
     rule = None if cell.lr is None and (rate is None or is_finite(rate)) else read_rule(rate, f"{where}: lr")
     # total_* of the base would conflict with the length of the cell
     schedule = {
-        key: value for key, value in read_section("lr_scheduler").items() if not str(key).startswith("total_")
+        key: value for key, value in sections["lr_scheduler"].items() if not str(key).startswith("total_")
     }
     # later sections override earlier ones: study, entry, size
     raw: dict[str, Any] = {
         **base,
         "model": {
-            **read_section("model"),
+            **sections["model"],
             "size": cell.size,
             **study.sizes.get(cell.size, {}),
         },
-        "objective": {**read_section("objective"), "name": cell.objective},
-        "misc": {**read_section("misc"), "seed": cell.seed},
+        "objective": {**sections["objective"], "name": cell.objective},
+        "misc": {**sections["misc"], "seed": cell.seed},
         "optim": {key: value for key, value in optim.items() if key != "lr" or rule is None},
         # a placeholder: RunConfig requires a length, and the length is not
         # known before the model is built
         "lr_scheduler": {**schedule, "total_iterations": 1},
     }
     probe = resolve_config(raw, where)  # model and dataset; the length can depend on them, so it is set below
-    data = read_section("dataset")
     corpus_tokens = Exposure(probe).epoch_tokens
     # D before rounding; the rule uses it unrounded, so it does not depend on
     # the batch

@@ -5,12 +5,11 @@ import math
 import tempfile
 import textwrap
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from megatron.cli import GAP, escape_controls, format_table
+from megatron.cli import format_table
 from megatron.config.presets import suggest_nearest
 from megatron.config.schema import CheckpointConfig, LrSchedulerConfig, RunConfig
 from megatron.plan.datapaths import SYNTHETIC, read_corpora
@@ -20,7 +19,7 @@ from megatron.plan.memory import estimate_memory
 from megatron.plan.roofline import RATES, StepSettings, predict_step
 from megatron.plan.run_dir import CONFIG, RESULT, is_done, read_metrics
 from megatron.plan.run_plan import plan_run
-from megatron.study.format import format_duration, format_plural, format_short
+from megatron.study.format import format_duration, format_short
 from megatron.study.ladder import PlannedRun
 from megatron.study.launchers.launch import Launcher, SweepState, run_all
 from megatron.study.tariff import Tariff
@@ -37,8 +36,11 @@ POLL_S = 0.05
 FORWARD_SHARE = 1 / 3  # of a training step's FLOPs
 SYNTHETIC_SAMPLES = 64  # number of held-out samples of random tokens
 WIDTH = 100  # columns of a terminal
-MIN_NAME_WIDTH = 12
 SHORT_OBJECTIVES = {"autoregressive": "AR", "masked_diffusion": "MD"}  # prefixes of run names
+LEGEND = (
+    "AR: autoregressive; MD: masked diffusion; H: held out of the fit; B: branches from a longer run, "
+    "time of its own steps"
+)
 HEAD = ("run", "N", "tokens", "epochs", "steps", "FLOPs", "GiB", "time", "status")
 
 
@@ -265,7 +267,7 @@ def format_price_table(
     gpus_per_run: int = 1,
     tariff: Tariff | None = None,
 ) -> str:
-    """Return the totals and one line per run, at most WIDTH columns wide.
+    """Return the totals and one line per run.
 
     With a tariff, the totals include the time, money and energy of all devices.
 
@@ -275,9 +277,8 @@ def format_price_table(
     """
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
     lines = [*format_total(runs, waiting, speed, jobs, gpus_per_run, tariff), ""]
-    lines += _align_columns(HEAD, [_format_row(run, speed, gpus_per_run) for run in runs])
-    lines += _format_legend(runs)
-    return "\n".join(lines)
+    lines += format_table(HEAD, [_format_row(run, speed, gpus_per_run) for run in runs], ("run", "status"))
+    return "\n".join([*lines, *textwrap.wrap(LEGEND, WIDTH)])
 
 
 def format_total(
@@ -300,19 +301,8 @@ def format_total(
         f"{flops:.2e} FLOPs",
         f"({format_duration(sum(seconds), estimate=True)} one after another; expected from {speed.basis})",
     ]
-    lines += [(tariff or Tariff()).describe(sum(seconds) * gpus_per_run), *_format_seeds(runs)]
+    lines.append((tariff or Tariff()).describe(sum(seconds) * gpus_per_run))
     return [part for line in lines for part in textwrap.wrap(line, WIDTH)]
-
-
-def _format_seeds(runs: Sequence[PlannedRun]) -> list[str]:
-    """Return a line with the number of cells by number of seeds; empty if every cell has one seed."""
-    # cell_identity is the hash without the seed
-    n_seeds = Counter(cell for cell, _ in {(run.plan.cell_identity, run.plan.seed) for run in runs})
-    if max(n_seeds.values(), default=1) == 1:
-        return []
-    numbers = sorted(Counter(n_seeds.values()).items())
-    shown = [f"{n} of {len(n_seeds)} cells with {format_plural(k, 'seed')}" for k, n in numbers]
-    return [f"seeds: {', '.join(shown)}"]
 
 
 def _format_row(run: PlannedRun, speed: Speed, gpus_per_run: int) -> tuple[str, ...]:
@@ -331,27 +321,3 @@ def _format_row(run: PlannedRun, speed: Speed, gpus_per_run: int) -> tuple[str, 
         format_duration(speed.seconds(run), estimate=True),
         f"{'done' if done else 'to run'} {marks}".strip(),
     )
-
-
-def _align_columns(head: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return lines of aligned columns. Names are shortened in the middle so that lines fit WIDTH."""
-    # only the name column can shrink: numbers are never cut
-    # every column but the first is preceded by two spaces
-    used = sum(max(map(len, column)) + GAP for column in list(zip(head, *rows, strict=True))[1:])
-    half = max(WIDTH - used, MIN_NAME_WIDTH) // 2 - 1
-    # half = 5: "AR-s48-250ktok-seed0" becomes "AR-s4..seed0"
-    names = [escape_controls(row[0]) for row in rows]
-    names = [name if len(name) <= 2 * half + 2 else f"{name[:half]}..{name[-half:]}" for name in names]
-    shortened = [(name, *row[1:]) for name, row in zip(names, rows, strict=True)]
-    return format_table(head, shortened, ("run", "status"))
-
-
-def _format_legend(runs: Sequence[PlannedRun]) -> list[str]:
-    objectives = {run.plan.objective for run in runs}
-    shorts = [(short, name) for name, short in SHORT_OBJECTIVES.items() if name in objectives]
-    words = [f"{short}: {name.replace('_', ' ')}" for short, name in shorts]
-    if any(run.held_out for run in runs):
-        words.append("H: held out of the fit")
-    if any(run.branch for run in runs):
-        words.append("B: branches from a longer run, time of its own steps")
-    return textwrap.wrap("; ".join(words), WIDTH)

@@ -29,7 +29,7 @@ from megatron.study.forecast import (
     seal_forecasts,
 )
 from megatron.study.format import format_count
-from megatron.study.frontier import COMPUTE_LAW, make_frontier_runs
+from megatron.study.frontier import COMPUTE_LAW, fit_frontier, make_frontier_runs
 from megatron.study.ladder import (
     FLOPS_COLUMN,
     STUDY,
@@ -51,7 +51,8 @@ MAX_NAMED_RUNS = 3  # runs in a sentence
 def seal_runs(study: StudyPlan, law_path: str | Path, pattern: str | None = None) -> list[Forecast]:
     """Predict runs of a study with a law of its objective, and seal the predictions.
 
-    pattern   of names of runs; default: the runs that the study holds out and that have not been started
+    pattern   of names of runs; default: the runs that the study holds out and that have
+              not been started
 
     Raises FileNotFoundError for no law, ValueError for a law without
     replicates, for no run, for a run that has been started or whose trunk has,
@@ -151,7 +152,7 @@ def seal_best(study_dir: str | Path) -> Forecast:
     # fitted even if it was forecast
     runs = table[table["identity"].isin(identities)].assign(held_out=0.0)
     _check_finished(folder, runs)
-    law = make_frontier_runs(runs, objective, column, str(folder)).fit()
+    law = fit_frontier(make_frontier_runs(runs, objective, column, str(folder)))
     reasons = [law.not_identified[name] for name in REQUIRED_CONSTANTS if name in law.not_identified]
     if reasons:
         raise ValueError(

@@ -16,7 +16,6 @@ from megatron.study.table import read_table
 
 TRUNK = "trunk"  # column of tables of this project: rows with one trunk share their first steps
 MIN_TOKENS = 1000  # a column with a smaller maximum does not count tokens
-ROUNDED = 0.01  # a loss of 3.14 has an error of 0.005, as large as the noise between seeds
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,9 @@ class Selection:
     """Selected runs N, D, L float64 [n], and their origin as stored in law.json.
 
     frame   their rows of the table, with their numbers in the table as index
-    marked  bool [n]: held out by the study, column `held_out`; None: unknown
-    groups  labels [n] of rows that are not independent; None: unknown, the fits decide by residuals
-    U is None if it was not read.
+    groups  labels [n] of rows that are not independent; None: unknown, the fits decide
+            by residuals
+    U (unique tokens) and C (FLOPs, for a frontier) are None if they were not read.
     """
 
     frame: pd.DataFrame
@@ -49,13 +48,8 @@ class Selection:
     table: dict[str, str]
     warnings: list[str]
     U: np.ndarray | None = None
-    marked: np.ndarray | None = None
+    C: np.ndarray | None = None
     groups: np.ndarray | None = None
-
-    @property
-    def rows(self) -> np.ndarray:
-        """Numbers of the runs in the table, [n]."""
-        return self.frame.index.to_numpy()
 
     @property
     def names(self) -> list[str] | None:
@@ -63,11 +57,11 @@ class Selection:
         return [str(name) for name in self.frame["run"]] if "run" in self.frame else None
 
     def held_out(self, n_more: int = 0) -> np.ndarray:
-        """Return a mask [n] bool of held-out runs: those marked, and the `n_more` largest of the others.
+        """Return a mask [n] bool: runs that the study holds out, and the `n_more` largest of the others.
 
         Raises ValueError if no runs remain for the fit.
         """
-        is_held_out = np.zeros(len(self.N), dtype=bool) if self.marked is None else self.marked.copy()
+        is_held_out = self.frame.reindex(columns=["held_out"])["held_out"].to_numpy(float) > 0
         if is_held_out.all():
             raise ValueError(
                 "table: got all runs marked as held out, expected some for the fit. Use --fit-all."
@@ -81,7 +75,7 @@ class Selection:
 
     def subset(self, is_selected: np.ndarray) -> "Selection":
         """Return the runs of mask `is_selected` [n]."""
-        names = ("frame", "N", "D", "L", "U", "marked", "groups")
+        names = ("frame", "N", "D", "L", "U", "C", "groups")
         values = {name: getattr(self, name) for name in names}
         return replace(self, **{name: v[is_selected] for name, v in values.items() if v is not None})
 
@@ -119,7 +113,8 @@ def select_runs(
 
     group     column whose equal cells mark rows that are not independent; "none": all rows are; None:
               `trunk` or `run` where several rows share one, the latter with a warning
-    where     expressions of `pandas.DataFrame.query`, such as "dataset == 'c4' and loss < 3.4"
+    where     expressions of `pandas.DataFrame.query`, such as "dataset == 'c4' and loss
+              < 3.4"
 
     Raises FileNotFoundError, and ValueError for a file that is no table, a
     missing column (with the nearest name), a value that is not a positive
@@ -149,15 +144,14 @@ def select_runs(
     U = _parse_positive(path, runs, columns.U) if needs_unique else None
     if needs_unique:
         letters["U"] = columns.U
-    warnings += _check_losses(runs, L, needs_unique)
-    marked = runs.reindex(columns=["held_out"])["held_out"].to_numpy(float) > 0
+    warnings += _check_losses(runs, needs_unique)
     column, groups, more = _find_groups(path, runs, group)
     if column is not None:
         letters["group"] = column
     # the hash of the file's bytes shows later whether law.json is of this
     # table
     sums = {"path": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-    return Selection(runs, N, D, L, letters, applied, sums, warnings + more, U, marked, groups)
+    return Selection(runs, N, D, L, letters, applied, sums, warnings + more, U, groups=groups)
 
 
 def _require_column(path: Path, table: pd.DataFrame, name: str, option: str = "") -> None:
@@ -230,8 +224,8 @@ def _filter_rows(
     return runs, applied, warnings
 
 
-def _check_losses(runs: pd.DataFrame, L: np.ndarray, needs_unique: bool) -> list[str]:
-    """Return warnings about repeated text, losses of few digits, and rates that were not annealed."""
+def _check_losses(runs: pd.DataFrame, needs_unique: bool) -> list[str]:
+    """Return warnings about repeated text, and rates that were not annealed."""
     values = runs.reindex(columns=["epochs", "annealed"])
     warnings = []
     # 1.01: rounding to whole steps can exceed one epoch slightly
@@ -240,8 +234,6 @@ def _check_losses(runs: pd.DataFrame, L: np.ndarray, needs_unique: bool) -> list
         warnings.append(
             f"{n_repeated} runs saw some text more than once, and this form has no term for repetition."
         )
-    if len(L) and np.allclose(L, np.round(L / ROUNDED) * ROUNDED, rtol=0, atol=1e-9):
-        warnings.append(f"Losses are rounded to {ROUNDED:g} nats, about the size of the noise between runs.")
     if n_unannealed := int((values["annealed"] <= 0).sum()):
         warnings.append(
             f"{n_unannealed} of {len(runs)} losses were measured before the learning rate was annealed: "

@@ -63,29 +63,27 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def find_devices(study: StudyPlan, options: SweepOptions) -> tuple[list[Device], bool]:
-    """Return (local devices, whether they are GPUs). Raises ValueError if there are too few GPUs."""
+def make_local_launcher(study: StudyPlan, options: SweepOptions) -> LocalLauncher:
+    """Return the launcher on the GPUs or the CPU of this machine. Raises ValueError for too few GPUs."""
     gpu_list = [] if (study.run.get("dist") or {}).get("cpu_only") else query_gpus()
     if options.gpus_per_run > max(1, len(gpu_list)):
         raise ValueError(f"--gpus-per-run: got {options.gpus_per_run}, expected at most {len(gpu_list)}.")
     if not gpu_list:
         memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-        return [Device(options.jobs or count_cores(), memory)], False
+        return LocalLauncher([Device(options.jobs or count_cores(), memory)], on_gpus=False)
     # at least `jobs` in total: ceiling division
     # Example: jobs = 10 on 4 GPUs are ceil(10 / 4) = 3 slots each, 12 in all.
     places = JOBS_PER_GPU if options.jobs is None else -(-options.jobs // len(gpu_list))
     most = max(1, count_cores() // len(gpu_list))  # each run needs a core to launch kernels
-    return [Device(min(places, most), memory) for _, memory in gpu_list], True
+    devices = [Device(min(places, most), memory) for _, memory in gpu_list]
+    return LocalLauncher(devices, True, options.gpus_per_run)
 
 
 def count_jobs(study: StudyPlan, options: SweepOptions) -> int:
     """Return the number of concurrent runs, for the price."""
     if options.jobs is not None or options.launcher == "slurm":
         return options.jobs or 1
-    devices, _ = find_devices(study, options)
-    if options.gpus_per_run > 1:
-        return max(1, len(devices) // options.gpus_per_run)
-    return sum(device.slots for device in devices)
+    return make_local_launcher(study, options).n_slots
 
 
 def time_study(study: StudyPlan, options: SweepOptions, runs: Sequence[PlannedRun]) -> Speed | None:
@@ -97,13 +95,12 @@ def time_study(study: StudyPlan, options: SweepOptions, runs: Sequence[PlannedRu
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
     if not waiting or options.launcher != "local":
         return None
-    devices, on_gpus = find_devices(study, options)
-    memory = MAX_MEMORY_SHARE * min((d.memory for d in devices if d.memory), default=float("inf"))
+    launcher = make_local_launcher(study, options)
+    memory = MAX_MEMORY_SHARE * min((d.memory for d in launcher.devices if d.memory), default=float("inf"))
     # the launcher would start it anyway on an empty device, and running out
     # of memory can disturb other processes
     if estimate_memory(max(waiting, key=flops_per_step).config) > memory:
         return None
-    launcher = LocalLauncher(devices, on_gpus, options.gpus_per_run)
     return time_steps(waiting, launcher, count_jobs(study, options))
 
 
@@ -115,8 +112,7 @@ def _make_launcher(study: StudyPlan, options: SweepOptions) -> Launcher:
             # and can override it
             words = [f"--ntasks={options.gpus_per_run}", *words]
         return SlurmLauncher(study.directory / "slurm", options.jobs, words)
-    devices, on_gpus = find_devices(study, options)
-    return LocalLauncher(devices, on_gpus, options.gpus_per_run)
+    return make_local_launcher(study, options)
 
 
 def run_sweep(
@@ -175,8 +171,6 @@ def _format_end(job: Job, status: int, again: bool, n_ended: int, n_runs: int) -
     count = f"[{n_ended:>{width}}/{n_runs}] {job.run.config.name}"
     if not is_done(job.run.folder, job.run.plan.identity) or result is None:
         how = "preempted" if status == STOPPED else f"exit status {status}, {job.last_line()}"
-        if job.is_external:
-            how = "the process that trained it has ended"
         return f"{count}: {how}{', starts again' if again else ''}"
     loss = "not scored" if result["loss"] is None else f"held-out loss {result['loss']:.4f}"
     return f"{count}: {loss} nats/token, {result['wall_s']:.0f} s"
@@ -203,7 +197,8 @@ class LiveTable:
             return
         self.last_draw_s = self.clock()
         rows = [format_job_row(job) for job in state.running[:MAX_ROWS]]
-        self.view.show(HEAD, rows, ("running",), format_counts(state, self.n_runs, self.seconds_left(state)))
+        counts = format_counts(state, self.n_runs, self.seconds_left(state))
+        self.view.show(HEAD, rows, ("running",), [counts])
 
     def seconds_left(self, state: SweepState) -> float:
         """Return the expected time until all runs have ended, NaN without a price."""
@@ -212,17 +207,13 @@ class LiveTable:
         return makespan(left, self.jobs)
 
 
-def format_counts(state: SweepState, n_runs: int, left_s: float) -> list[str]:
-    """Return the lines below the table: jobs that it does not show, counts of all runs, and the time left."""
-    more = len(state.running) - MAX_ROWS
-    lines = [f"and {more} more"] if more > 0 else []
+def format_counts(state: SweepState, n_runs: int, left_s: float) -> str:
+    """Return the line below the table: counts of all runs, and the time left."""
     n_open = len(state.running) + len(state.waiting) + len(state.failed)
-    blocked = len(state.waiting) - len(state.find_ready())
     counts = f"{n_runs - n_open} of {n_runs} runs done, "
     counts += f"{len(state.running)} running, {len(state.waiting)} waiting"
-    counts += f" ({blocked} for their trunk)" if blocked else ""
     counts += f", {len(state.failed)} failed" if state.failed else ""
-    return [*lines, f"{counts}; about {format_duration(left_s, estimate=True)} left"]
+    return f"{counts}; about {format_duration(left_s, estimate=True)} left"
 
 
 def format_job_row(job: Job) -> tuple[str, ...]:
@@ -231,7 +222,7 @@ def format_job_row(job: Job) -> tuple[str, ...]:
     step, loss, tps = record.get("step", 0), record.get("loss"), record.get("tps")
     left = format_duration((plan.n_steps - step) * plan.tokens_per_step / tps, estimate=True) if tps else "?"
     return (
-        f"{job.run.config.name}{' (another process)' if job.is_external else ''}",
+        job.run.config.name,
         f"{step:,}",
         f"{plan.n_steps:,}",
         f"{job.fraction_done():.0%}",

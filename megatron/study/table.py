@@ -5,13 +5,16 @@ Columns (COLUMNS, in the file's order; more columns `score_<task>` follow):
 run, identity, status     name; hash of all settings; "done", "failed", "missing", "preempted", "running"
                           or "stale". Runs of tables without a status count as done
 objective, size, seed     as in the study
-n_params ... seq_len      N, D (train_tokens), unique tokens, epochs and FLOPs, as planned until it is done
+n_params ... seq_len      N, D (train_tokens), unique tokens, epochs and FLOPs, as
+                          planned until it is done
 loss, loss_se             held-out loss in nats per token and its standard error
-n_tokens_scored, wall_s, tps   tokens of the held-out text, seconds of training, tokens a second
+n_tokens_scored, wall_s, tps   tokens of the held-out text, seconds of training, tokens
+                               a second
 path                      folder of the run, relative to the study
 annealed                  0 for a run whose learning rate did not decay
 held_out                  1 for a run that no law is fitted on
-trunk                     the run whose first steps this run shares; the run itself if it shares none
+trunk                     the run whose first steps this run shares; the run itself if
+                          it shares none
 cell                      equal for runs that differ only in their seed
 test_loss, test_loss_se   the same for dataset.path_test, which was not used to select runs
 
@@ -55,7 +58,6 @@ RESULT_COLUMNS = (
 )  # fmt: skip
 AMOUNTS = {"n_params", "train_tokens", "unique_tokens", "epochs", "train_flops"}
 TEXTS = {"identity", "cell_identity", "name", "objective", "size", "hardware", "torch", "git"}
-TEXTS |= {"flops_convention"}
 NUMBERS = {name for name, kind in COLUMNS.items() if kind is not str}
 MAX_NUMBER = 1e300  # limit for numbers in files, so that their sums and products stay finite
 REQUIRED_PLAN_KEYS = ("identity", "n_params", "train_tokens")
@@ -202,23 +204,22 @@ def _select_values(content: Mapping[str, Any], names: Sequence[str]) -> dict[str
 
 def _read_progress(run_dir: Path, now: float) -> dict[str, Any]:
     """Return the columns of a run that has a plan and no result."""
-    last = last_records(run_dir).get("train", {})
+    last = {record["kind"]: record for record in read_valid_metrics(run_dir)}.get("train", {})
     # metrics can contain text or huge values after a crash: those are dropped
     times = {"wall_s": last.get("elapsed_s"), "tps": last.get("tps")}
     row: dict[str, Any] = {name: value for name, value in times.items() if _is_computable(value)}
     ended, _ = _read_object(run_dir / EXIT, ())
-    metrics = run_dir / METRICS
+    status, note = _describe_progress(run_dir, ended, last.get("step"), now)
+    return row | {"status": status, NOTE: note}
+
+
+def _describe_progress(run_dir: Path, ended: Mapping[str, Any], step: Any, now: float) -> tuple[str, str]:
+    """Return (status, note) of a run without result; `ended` is the content of its exit.json."""
     if ended:
-        status = "failed", f"Exit status {ended.get('status')}: {ended.get('last_words')}"
-    elif not metrics.exists():
-        status = "missing", "Planned, not started."
-    else:
-        status = _describe_progress(run_dir, last.get("step"), now - metrics.stat().st_mtime)
-    return row | {"status": status[0], NOTE: status[1]}
-
-
-def _describe_progress(run_dir: Path, step: Any, silent_s: float) -> tuple[str, str]:
-    """Return (status, note) of a run with metrics that has written nothing for `silent_s`."""
+        return "failed", f"Exit status {ended.get('status')}: {ended.get('last_words')}"
+    if not (run_dir / METRICS).exists():
+        return "missing", "Planned, not started."
+    silent_s = now - (run_dir / METRICS).stat().st_mtime
     where = f"step {step:,}" if isinstance(step, int) else "before the first logged step"
     # a run that was preempted leaves this checkpoint until it resumes
     if any((run_dir / CHECKPOINTS).glob("*.preempt")):
@@ -245,11 +246,6 @@ def read_valid_metrics(run_dir: str | Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(record, dict) and isinstance(record.get("kind"), str):
             yield record
-
-
-def last_records(run_dir: str | Path) -> dict[str, dict[str, Any]]:
-    """Return the last record of each kind."""
-    return {record["kind"]: record for record in read_valid_metrics(run_dir)}
 
 
 def _read_object(path: Path, needs: Sequence[str]) -> tuple[dict[str, Any], str]:

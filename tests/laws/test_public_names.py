@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import megatron.laws
 
 
@@ -17,19 +15,11 @@ def test_every_public_name_is_imported_and_listed_in_the_guide(root: Path) -> No
     assert set(re.findall(r"`(\w+)`", table)) == set(megatron.laws.__all__)
     for name in megatron.laws.__all__:
         assert getattr(megatron.laws, name).__name__ == name
-    with pytest.raises(AttributeError, match="has no attribute 'fit_lawn'"):
-        megatron.laws.fit_lawn  # noqa: B018
 
 
-def test_names_for_type_checkers_are_those_imported_at_run_time(root: Path) -> None:
-    text = (root / "megatron/laws/__init__.py").read_text()
-    imports = re.findall(r"^    from megatron\.laws\.([\w.]+) import (.*)$", text, re.MULTILINE)
-    typed = {name: module for module, names in imports for name in names.split(", ")}
-    assert typed == megatron.laws.MODULE
-
-
-def test_the_package_imports_no_library_before_use(root: Path) -> None:
-    code = "import megatron.laws, sys; print([n for n in ('torch', 'numpy', 'scipy') if n in sys.modules])"
+def test_the_package_imports_no_slow_library_before_use(root: Path) -> None:
+    slow = "('torch', 'pandas', 'scipy', 'plotly')"
+    code = f"import megatron.laws, sys; print([name for name in {slow} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr
 

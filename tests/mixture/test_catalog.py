@@ -26,9 +26,9 @@ from megatron.mixture.query import Query
 from megatron.mixture.registration import find_input_files
 from tests.mixture.conftest import PROPERTIES, write_lines
 from tests.mixture.test_tars import write_tar
-from tests.tool_modules import load_tool
+from tests.tool_modules import load_command
 
-register_corpus = load_tool(Path(__file__).parents[2] / "tools" / "register_corpus.py")
+register_corpus = load_command("register")
 
 
 def register(catalog: Path | str, files: list[Path], properties: Any = PROPERTIES, **options: Any) -> Any:
@@ -183,8 +183,13 @@ def test_add_property_takes_values_by_path_and_row_and_replaces_them(tmp_path, c
 REFUSALS = [
     (["add", "code", "missing.jsonl"], "missing.jsonl: no such file"),
     (["add", "code", "one.jsonl"], "corpus 'code' has the properties meta.language"),
-    (["describe", "cod"], "no corpus 'cod'; did you mean 'code'"),
     (["add", "code", "one.jsonl", "--function", "no_module:f"], "--function: got 'no_module:f'"),
+    (["describe", "cod"], "no corpus 'cod'; did you mean 'code'"),
+]
+MISUSES = [
+    (["convert", "old.duckdb"], "convert: removed. Catalogs of earlier versions cannot be read"),
+    (["remove-property", "code"], "remove-property: removed. Replace the values"),
+    (["add-property", "code", "--processes", "2"], "removed. Compute values with any program"),
 ]
 
 
@@ -194,6 +199,13 @@ def test_the_tool_refuses_in_one_sentence(words, reason, catalog, capsys, monkey
     assert register_corpus.main([str(catalog), *words]) == 1
     errors = capsys.readouterr().err.strip().splitlines()
     assert reason in errors[-1]
+
+
+@pytest.mark.parametrize("words, reason", MISUSES)
+def test_wrong_and_former_arguments_are_status_2(words, reason, catalog, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        register_corpus.main([str(catalog), *words])
+    assert ended.value.code == 2 and reason in capsys.readouterr().err
 
 
 def test_other_folders_and_catalogs_of_earlier_versions_are_refused(tmp_path, catalog) -> None:

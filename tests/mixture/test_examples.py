@@ -80,7 +80,7 @@ def test_a_static_then_an_ado_mixture_train_on_the_sample_and_show_their_weights
     (folder / "tiny").mkdir()
     for name, inside in (("vocab.json", "gpt2-tiny-vocab.json"), ("merges.txt", "gpt2-tiny-merges.txt")):
         (folder / "tiny" / name).symlink_to(scaling_data / "megatron_openwebtext" / inside)
-    register = "tools/register_corpus.py catalog add slim slimpajama --preset slimpajama"
+    register = "tools/mixtures.py register catalog add slim slimpajama --preset slimpajama"
     run_script(register.split(), folder, root)
     shares = {}
     for name, text in (("static", static), ("ado", ado)):

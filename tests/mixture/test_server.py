@@ -29,9 +29,9 @@ from megatron.mixture.client import (
 from megatron.mixture.documents import DocumentChunks
 from megatron.mixture.server import ServedFolder, make_server
 from tests.mixture.conftest import PROPERTIES, Start, write_lines
-from tests.tool_modules import load_tool
+from tests.tool_modules import load_command
 
-mixture_server = load_tool(Path(__file__).parents[2] / "tools" / "mixture_server.py")
+mixture_server = load_command("serve")
 
 TOKEN = "0123456789abcdef"
 SPEC = {"by": ["language"], "weights": {"Python": 3, "Go": 1}, "count": "documents", "chunk_size": 16}
@@ -275,7 +275,10 @@ def test_secrets_that_others_can_read_are_refused(tmp_path) -> None:
 WORDS = [
     ([], "give either a folder to serve, or --status"),
     (["m.yaml"], "m.yaml is a mixture: serve its folder"),
+    (["x", "--follow"], "--follow: removed. A mixture has one server"),
     (["x", "--tls-cert", "c.pem"], "--tls-cert and --tls-key go together"),
+    (["x", "--prometheus"], "removed. Read the counts of .* --status"),
+    (["x", "--metrics-port", "9108"], "removed. Read the counts of .* --status"),
 ]
 
 

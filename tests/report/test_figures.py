@@ -13,7 +13,7 @@ import pytest
 from megatron.report import plot, plot_compare, plot_frontier, plot_runs, tables
 from megatron.report.report import make_figures
 from megatron.report.study_data import Study, make_references, read_study
-from megatron.study.downstream_scores import ReferenceScore
+from megatron.study.downstream_scores import REFERENCE_COLUMNS
 from tests.report.frontier_study import BUDGETS, TIMES, fit_runs, make_forecast, make_runs, make_study
 from tests.report.synthetic_study import BUDGETS as TOKENS
 from tests.report.synthetic_study import SIZES, true_loss, write_study
@@ -218,10 +218,11 @@ def scored(study: Study) -> Study:
         pd.DataFrame({"task": "few", "score": 1 - rising, "kind": "error"} | more)[:2],
     ]
     references = [
-        ReferenceScore("acme/b", "sciq", 0.9, "accuracy", None, "acc", 10**9, 10**11),
-        ReferenceScore("acme/unplaced", "sciq", 0.8, "accuracy", 0.02, "acc", None, None),
+        ["acme/b", "sciq", 0.9, "accuracy", None, "acc", 10**9, 10**11, ""],
+        ["acme/unplaced", "sciq", 0.8, "accuracy", 0.02, "acc", None, None, ""],
     ]
-    return replace(study, scores=pd.concat(tables), references=make_references(references))
+    references = make_references(pd.DataFrame(references, columns=REFERENCE_COLUMNS))
+    return replace(study, scores=pd.concat(tables), references=references)
 
 
 def test_scores_are_over_6nd_beside_published_models_of_known_size(scored: Study) -> None:
@@ -230,7 +231,7 @@ def test_scores_are_over_6nd_beside_published_models_of_known_size(scored: Study
     assert sorted(ours.x) == pytest.approx(sorted(6 * runs["n_params"] * runs["train_tokens"]))
     assert list(ours.error_y.array) == pytest.approx([0.04] * 15)
     assert (list(theirs.x), list(theirs.y)) == ([6e20], [0.9])
-    alone = plot_compare.scores_figure(replace(scored, references=make_references([])))
+    alone = plot_compare.scores_figure(replace(scored, references=make_references(None)))
     assert "Open" not in alone.caption and "Dotted: chance" in alone.caption
 
 

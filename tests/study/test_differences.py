@@ -11,7 +11,6 @@ from scipy import stats
 from megatron.report.difference_text import describe_difference
 from megatron.study.differences import (
     compare_best,
-    compare_repeated,
     compare_runs,
     estimate_noise_floor,
     estimate_noise_floors,
@@ -19,7 +18,7 @@ from megatron.study.differences import (
     group_cells,
 )
 from megatron.study.table import make_frame, write_table
-from tests.guide_commands import tool_module
+from tests.tool_modules import load_command
 
 AR = "autoregressive"
 
@@ -97,9 +96,8 @@ def test_copies_of_a_run_are_no_noise_floor() -> None:
 def test_runs_of_one_size_and_length_that_differ_in_a_setting_are_not_seeds_of_one_cell() -> None:
     rows = table_of(row_of("x", 0, 4.0), row_of("z", 1, 5.0))  # another learning rate
     assert estimate_noise_floors(rows) == {}
-    bare = table_of(x=[4.0, 4.1]).assign(cell=None)
-    assert estimate_noise_floor(bare, AR).dof == 1
-    assert estimate_noise_floors(bare.assign(seed=0.0)) == {}  # equal seeds: another setting differs
+    assert estimate_noise_floors(TWO.assign(cell=None)) == {}  # of another program: the settings are unknown
+    assert estimate_noise_floors(TWO.assign(seed=0.0)) == {}  # copies of a run
 
 
 def test_cells_that_share_trunks_count_the_trunks_once() -> None:
@@ -111,7 +109,7 @@ def test_cells_that_share_trunks_count_the_trunks_once() -> None:
 def test_a_name_is_a_run_a_cell_or_refused() -> None:
     rows = table_of(row_of("x", 10, 4.2), **LOSSES)
     assert find_side(rows, "ar-x").n_seeds == 4
-    assert find_side(rows, "ar-x-1Mtok-seed1").seeds == (1,)  # not seed 10
+    assert list(find_side(rows, "ar-x-1Mtok-seed1").runs["seed"]) == [1]  # not seed 10
     assert find_side(rows, "ar-x-1Mtok-seed10-x1000").n_seeds == 1
     for name, words in (("ar", "got 7 matching runs"), ("nobody", "no finished run of that name")):
         with pytest.raises(ValueError, match=words):
@@ -130,7 +128,6 @@ def test_several_comparisons_have_the_bonferroni_correction() -> None:
         half = stats.t.ppf(1 - 0.05 / 3 / 2, 4) * difference.se
         ends = [math.expm1(math.log1p(difference.relative) + sign * half) for sign in (-1, 1)]
         assert difference.relative_interval == pytest.approx(tuple(ends))
-    assert len(compare_repeated(rows)) == 1
     assert compare_best(TWO.iloc[::3].assign(train_flops=[1e11, 3e11])) == []
 
 
@@ -150,7 +147,7 @@ def share_covered(n_a: int, n_b: int, elsewhere: int, n: int = 200) -> float:
         a, b, c = np.split(noise, [n_a, n_a + n_b])
         rows = table_of(x=list(4 * np.exp(a)), y=list(4 * np.exp(b - 0.02)), z=list(3 * np.exp(c)))
         cells = {cell.name[:4]: cell for cell in group_cells(rows)}
-        low, high = compare_runs(rows, cells["ar-x"], cells["ar-y"]).relative_interval
+        low, high = compare_runs(rows, cells["ar-x"].name, cells["ar-y"].name).relative_interval
         hits += low <= math.expm1(0.02) <= high
     return hits / n
 
@@ -173,7 +170,7 @@ def test_the_best_of_five_equal_runs_is_called_better_in_at_most_5_percent_of_st
 
 
 def test_the_command_prints_table_sentence_and_json(tmp_path, capsys) -> None:
-    tool = tool_module("tools/compare_runs.py")
+    tool = load_command("compare")
     path = str(write_table(TWO, tmp_path / "table.csv"))
     assert tool.main([path, "ar-y", "ar-x"]) == 0
     printed = capsys.readouterr().out

@@ -59,9 +59,9 @@ def test_scores_are_from_the_last_step_and_different_settings_are_separate_tasks
     rows = read_runs(study)
     n = len(finished_runs(study)) - 1
     scores = read_scores(study, rows)
-    assert {score.task for score in scores} == {"quiz", "some", "quiz-first5"} and len(scores) == 3 * n
+    assert set(scores["task"]) == {"quiz", "some", "quiz-first5"} and len(scores) == 3 * n
     losses = rows.set_index("run")["loss"]
-    for score in scores:
+    for score in scores.itertuples():
         expected = {"quiz": (true_accuracy(losses[score.run]), 0.01, "acc_norm"), "some": (0.1, None, "acc")}
         assert (score.score, score.se, score.metric) == expected.get(score.task, (0.2, None, "acc"))
         assert (score.kind, score.checkpoint) == ("accuracy", "step.100")
@@ -77,7 +77,7 @@ def test_the_table_has_the_scores_to_the_last_bit(study: Path) -> None:
     column = optional_column_of(study / "table.csv", runs, "score_quiz")
     assert np.isnan(column).sum() == 1  # the run without scores
     pd.testing.assert_frame_equal(read_table(study / "table.parquet"), read_table(study / "table.csv"))
-    expected = {score.run: score.score for score in scores if score.task == "quiz"}
+    expected = scores[scores["task"] == "quiz"].set_index("run")["score"].to_dict()
     finite = {run: score for run, score in zip(runs.names, column, strict=True) if np.isfinite(score)}
     assert finite == expected
 

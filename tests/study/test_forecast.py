@@ -16,7 +16,7 @@ from megatron.study.forecast import (
     LEVELS,
     SEALS,
     Outcome,
-    calibrate,
+    describe_calibration,
     hash_record,
     make_forecast,
     read_forecasts,
@@ -24,7 +24,7 @@ from megatron.study.forecast import (
     seal_forecasts,
     write_forecast_table,
 )
-from megatron.study.frontier import read_study_runs
+from megatron.study.frontier import fit_frontier, read_study_runs
 from megatron.study.ladder import (
     PlannedRun,
     StudyPlan,
@@ -46,6 +46,7 @@ from tests.study.forecast_study import (
     write_results,
     write_study_file,
 )
+from tests.tool_modules import load_command
 
 LAW_RUNS = [(n, d) for n in (1e4, 3e4, 1e5, 3e5, 1e6) for d in (1e6, 4e6, 1.6e7, 6.4e7)]
 HELD_OUT = "  - {size: [w64, w96], flops: 2.0e+12, held_out: true}\n"
@@ -110,7 +111,7 @@ def test_forecasts_of_held_out_runs_are_those_of_the_law_at_three_levels(study, 
         for level in LEVELS:
             expected = predict_run(law, forecast.N, forecast.D, None, level)
             assert forecast.predicted == pytest.approx(expected.loss)
-            assert forecast.interval(level) == pytest.approx(expected.predictive)
+            assert forecast.intervals[LEVELS.index(level)] == pytest.approx(expected.predictive)
     assert read_forecasts(study.directory) == sorted(sealed, key=lambda f: f.name)
 
 
@@ -142,7 +143,7 @@ def test_the_order_is_proven_by_the_hash_in_the_folder_of_the_run_and_not_by_its
     path.write_text(json.dumps({"sha256": [sha for sha in hashes if sha != sealed]}))
     outcomes = {o.forecast.name: o for o in score(study)}
     assert (outcomes[early.folder.name].order, outcomes[late.folder.name].order) == ("after", "before")
-    assert calibrate(list(outcomes.values())).n_scored == 1
+    assert describe_calibration(list(outcomes.values())).startswith("Of 1 scored forecast, inside")
     assert "NOT BLIND" in outcomes[early.folder.name].describe()
     path.unlink()
     assert {o.order for o in score(study)} == {"unknown", "before"}
@@ -151,14 +152,13 @@ def test_the_order_is_proven_by_the_hash_in_the_folder_of_the_run_and_not_by_its
 def test_the_counts_are_those_of_the_intervals() -> None:
     forecast = make_crossing()
     inside = [4e13, 2.6e13, 2.1e13, 1e13]  # in all three, in two, in the widest only, in none
-    calibration = calibrate([Outcome(forecast, value) for value in (*inside, float("nan"), None)])
-    assert (calibration.n_scored, calibration.n_inside) == (4, (1, 2, 3))
-    assert calibration.sentence == (
+    outcomes = [Outcome(forecast, value) for value in (*inside, float("nan"), None)]
+    assert describe_calibration(outcomes) == (
         "Of 4 scored forecasts, inside the 50 % interval 1 (2 expected), "
         "the 80 % interval 2 (3.2 expected), "
         "the 95 % interval 3 (3.8 expected)."
     )
-    assert calibrate([]).sentence == "No forecast has been scored."
+    assert describe_calibration([]) == "No forecast has been scored."
 
 
 def test_a_forecast_is_never_replaced_and_none_of_a_batch_is_stored_if_one_is_refused(study) -> None:
@@ -230,7 +230,7 @@ def test_files_of_the_first_version_are_read_and_scored(root: Path, study, law_p
 
 def test_the_sweep_refuses_a_study_that_lost_a_sealed_run(study, law_path, capsys) -> None:
     path = str(study.directory.parent / "study.in.yaml")
-    assert tool_module("tools/predict.py").main([str(law_path), "--seal", path]) == 0
+    assert load_command("predict").main([str(law_path), "--seal", path]) == 0
     assert capsys.readouterr().out.count("95 % [") == 2
     check_sealed_runs(study, expand_study(study))
     changed = read_study_plan(path, ["seed=1"])
@@ -247,7 +247,7 @@ def test_the_law_chooses_the_size_nearest_to_its_optimum_at_the_budget_of_the_ce
     (run,) = held_out_runs(finished)
     assert (run.plan.identity, run.folder.name) == (forecast.identity, forecast.name)
     assert run.plan.train_flops == pytest.approx(BUDGET, rel=0.01)
-    N = read_study_runs(finished.directory).fit().optimum(BUDGET).N
+    N = fit_frontier(read_study_runs(finished.directory)).optimum(BUDGET).N
     sizes = [candidate.plan.n_params for candidate in plan_candidates(finished)]
     assert min(sizes, key=lambda n: abs(np.log(n / N))) == forecast.N
     assert run.plan.size == "w96" and run.branch is None
@@ -261,7 +261,7 @@ def test_the_chosen_run_is_held_out_and_its_loss_agrees_with_the_known_law(finis
     write_results(held_out_runs(finished), seed=3)
     (outcome,) = score(finished)
     assert outcome.observed == pytest.approx(true_loss(forecast.N, forecast.D), rel=0.01)
-    assert abs(outcome.observed / outcome.prediction - 1) < 0.015 and outcome.order == "before"
+    assert abs(outcome.observed / outcome.forecast.predicted - 1) < 0.015 and outcome.order == "before"
     assert read_study_runs(finished.directory).table == before.table
     # the same runs give the same forecast, also after its run
     content = (finished.directory / FORECASTS / f"{forecast.name}.json").read_bytes()
@@ -337,7 +337,7 @@ def test_the_seed_of_a_study_is_added_to_every_seed(tmp_path: Path) -> None:
 
 
 def test_the_command_predicts_once_checks_and_prints_at_most_100_columns(finished, capsys) -> None:
-    tool, folder = tool_module("tools/fit_frontier.py"), str(finished.directory)
+    tool, folder = load_command("frontier"), str(finished.directory)
     assert tool.main([folder, "--check"]) == 1
     assert "got no forecast of a run" in capsys.readouterr().err
     assert tool.main([folder, "--predict"]) == 0

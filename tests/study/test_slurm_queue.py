@@ -14,7 +14,7 @@ from megatron.cli import STOPPED
 from megatron.plan.run_dir import RESULT, lock_run
 from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
 from megatron.study.launchers import slurm
-from megatron.study.launchers.launch import Job, RunLocks, SweepState, run_all
+from megatron.study.launchers.launch import RunLocks, SweepState, run_all
 from megatron.study.launchers.slurm import SlurmLauncher
 
 STUDY = """
@@ -147,7 +147,7 @@ def test_a_queue_that_hangs_times_out(runs, cluster, monkeypatch) -> None:
 def test_the_next_call_follows_the_tasks_and_submits_a_lost_one_again(runs, cluster) -> None:
     first = SlurmLauncher(cluster.folder / "lists", None)
     first.start(runs)
-    first.close()  # as if the process were killed
+    first.locks.release_all()  # as if the process were killed
     cluster.end("1_0")  # without a result
     cluster.fail("squeue")
     second = SlurmLauncher(cluster.folder / "lists", None)
@@ -171,7 +171,7 @@ def test_a_task_that_left_a_preempt_checkpoint_is_preempted_and_another_one_has_
         cluster.end(job.handle)
     launcher.next_poll_s = 0.0
     assert [status for _, status in launcher.collect_ended(jobs)] == [STOPPED, 1]
-    launcher.close()
+    launcher.locks.release_all()
 
 
 def test_an_invalid_submission_ends_the_sweep_at_once(runs, cluster) -> None:
@@ -187,7 +187,7 @@ def test_tasks_that_cannot_be_cancelled_are_named(runs, cluster) -> None:
     cluster.fail("scancel")
     with pytest.raises(OSError, match="2 tasks still run: scancel 1_0 1_1"):
         launcher.stop(jobs)
-    launcher.close()
+    launcher.locks.release_all()
 
 
 def test_runs_of_another_sweep_are_waited_for_and_taken_over_if_it_dies(runs, cluster) -> None:
@@ -196,13 +196,11 @@ def test_runs_of_another_sweep_are_waited_for_and_taken_over_if_it_dies(runs, cl
     handle = jobs[0].handle
 
     def at_tick(n: int, state: SweepState) -> None:
-        by_run = {job.run.folder: job for job in state.running}
         if n == 3:
-            assert by_run[runs[0].folder].is_external
-            assert not by_run[runs[1].folder].is_external
-            first.close()  # as if the process were killed
+            assert (state.waiting, [job.run for job in state.running]) == (runs[:1], runs[1:])
+            first.locks.release_all()  # as if the process were killed
         if n == 8:
-            assert (by_run[runs[0].folder].is_external, by_run[runs[0].folder].handle) == (False, handle)
+            assert {job.run.folder: job.handle for job in state.running}[runs[0].folder] == handle
             end_all(cluster, state)
 
     state, _ = run_to_end(runs, cluster, at_tick)
@@ -215,26 +213,21 @@ def test_a_run_of_another_process_is_started_if_that_ends_without_a_result(runs,
 
     def at_tick(n: int, state: SweepState) -> None:
         if n == 5:
-            assert [job.is_external for job in state.running if job.run is runs[0]] == [True]
+            assert (state.waiting, [job.run for job in state.running]) == (runs[:1], runs[1:])
             training.close()
-        if n > 5 and len(state.running) == 2 and not any(job.is_external for job in state.running):
+        if n > 5 and len(state.running) == 2:
             end_all(cluster, state)
 
-    state, reported = run_to_end(runs, cluster, at_tick)
-    assert (runs[0].plan.n_steps, STOPPED, True) in reported
-    assert len(state.done) == 2
+    state, _ = run_to_end(runs, cluster, at_tick)
+    assert (len(state.done), cluster.calls("sbatch")) == (2, 2)
 
 
-def test_a_run_that_ends_between_the_poll_and_its_start_is_not_run_again(runs, cluster) -> None:
+def test_a_run_that_another_process_has_ended_is_reported_and_not_run_again(runs, cluster) -> None:
     runs[0].folder.mkdir(parents=True)
     write_result(runs[0])
-    launcher = SlurmLauncher(cluster.folder / "lists", None)
-    jobs: list[Job] = launcher.start(runs[:1])
-    assert [job.is_external for job in jobs] == [True]
+    state, reported = run_to_end(runs[:1], cluster, lambda n, state: None)
+    assert (state.done, reported) == (runs[:1], [(10, 0, False)])
     assert cluster.calls("sbatch") == 0
-    launcher.next_poll_s = 0.0
-    assert [(job.run, status) for job, status in launcher.collect_ended(jobs)] == [(runs[0], 0)]
-    launcher.close()
 
 
 @pytest.mark.parametrize("layout", ["checkout", "wheel"])

@@ -86,6 +86,12 @@ def test_a_preempt_checkpoint_makes_a_run_preempted(study):
     assert only_row(study, later_s=1e6).status == "preempted"
 
 
+def test_a_run_that_has_ended_without_a_result_has_failed_with_its_last_words(study):
+    find_file(study, "result.json").unlink()
+    find_file(study, "exit.json").write_text('{"status": 1, "last_words": "error: no luck"}')
+    assert tuple(only_row(study)[["status", "note"]]) == ("failed", "Exit status 1: error: no luck")
+
+
 def test_a_run_that_is_only_planned_is_missing(study):
     find_file(study, "result.json").unlink()
     find_file(study, "metrics.jsonl").unlink()

@@ -1,8 +1,9 @@
 """Error of a law beyond its runs, which grows with the distance in log compute.
 
-No form is exact beyond the runs. The form is fitted without the runs of most compute, and its
-errors on them are compared with the variance that the fit and the noise explain. The rest is
-the square of `growth` times the distance log(C / C_max).
+No form is exact beyond the runs. The form is fitted without the runs of most
+compute, and its errors on them are compared with the variance that the fit
+and the noise explain. The rest is the square of `growth` times the distance
+log(C / C_max).
 """
 
 from collections.abc import Sequence

@@ -287,7 +287,8 @@ def _complete_start(surface: Surface, base: dict[str, float], r_D: float, at: Ru
 
     over_training      one start: eta = (alpha + beta) / 2, and a, b such that both terms keep their values at
                        the centre (N0, D0): a = A N0^(eta - alpha), b 6^(-eta/2) = B D0^(eta - beta)
-    over_repetition    K such that the term is GRID_K of the loss at its centre, over grids of K, g and h
+    over_repetition    K such that the term is GRID_K of the loss at its centre, over
+                       grids of K, g and h
     otherwise          `r_D` with every R_N* of GRID_R_N, where the form has them
     """
     if surface.form == "over_training":

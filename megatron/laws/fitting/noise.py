@@ -44,7 +44,8 @@ class Trend:
     low, high   range of x of the runs; beyond it sigma is constant
 
     dof_centre  degrees of freedom of sigma at the centre
-    square_sum  sum of (x - centre)^2 over runs; away from the centre sigma has fewer degrees of freedom
+    square_sum  sum of (x - centre)^2 over runs; away from the centre sigma has fewer
+                degrees of freedom
     p_value     of the likelihood ratio against a constant sigma
     """
 
@@ -77,7 +78,8 @@ class Noise:
     sigma    sqrt(between^2 + within^2)
     between  standard deviation of the effect that rows of one group share; 0 without groups
     within   standard deviation of the effect of a row
-    dof      degrees of freedom of sigma^2: runs minus free constants; with groups by Satterthwaite
+    dof      degrees of freedom of sigma^2: runs minus free constants; with groups by
+             Satterthwaite
     n_cut    number of residuals beyond 3 sigma, which were clipped
     trend    change of sigma with compute; None for a constant sigma
     """

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from megatron.cli import STOPPED, replace_lost_terminal, stop_signals
 from megatron.config.read import write_config
@@ -30,15 +30,13 @@ SWEEP_LOCK = ".sweep.lock"
 class Job:
     """One run that was started.
 
-    handle       process or task, as defined by the launcher
-    devices      indices of the local devices that the run occupies
-    is_external  another process started the run: this sweep waits for its result and never stops it
+    handle   process or task, as defined by the launcher
+    devices  indices of the local devices that the run occupies
     """
 
     run: PlannedRun
     handle: Any
     devices: list[int] = field(default_factory=list)
-    is_external: bool = False
 
     def last_record(self) -> dict[str, Any]:
         """Return the last line of the run's metrics; empty before the first one."""
@@ -80,32 +78,31 @@ def read_last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any] | Non
     return None
 
 
-class Launcher(Protocol):
+class Launcher:
     """Starts and follows runs. Methods raise OSError if the backend does not respond."""
+
+    def __init__(self) -> None:
+        self.locks = RunLocks()
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
         """Prepare and start those of `runs` that fit now, in order; none while the backend does not respond.
 
-        A run that an earlier sweep started is followed, and one that belongs to
-        another process is returned as an external job.
+        A run that an earlier sweep started is followed. A run that another process has locked is not
+        started, and waits.
         """
-        ...
+        raise NotImplementedError
 
     def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
-        """Return the jobs that have ended, with exit status; for an external job that is 0 or 75."""
-        ...
+        """Return the jobs that have ended, with exit status."""
+        raise NotImplementedError
 
     def stop(self, jobs: Sequence[Job]) -> None:
         """Signal every job to save and stop, wait, and kill those that do not stop."""
-        ...
+        raise NotImplementedError
 
     def detach(self, jobs: Sequence[Job]) -> None:
         """After an error or SIGHUP: stop jobs that need the sweep, and leave the others running."""
-        ...
-
-    def close(self) -> None:
-        """Release all locks, so that other sweeps can take the runs."""
-        ...
+        self.stop(jobs)
 
 
 class RunLocks:
@@ -167,16 +164,6 @@ class RunLocks:
         while self._locks:
             with contextlib.suppress(OSError):
                 self._locks.popitem()[1].close()
-
-    def has_ended(self, run: PlannedRun) -> bool:
-        """Return whether a run of another process has ended, successfully or not."""
-        if is_done(run.folder, run.plan.identity):
-            return True
-        # acquire succeeds only if no process trains or sweeps the run: then
-        # the other process is gone
-        free = self.acquire(run)
-        self.release(run)
-        return free
 
 
 def prepare_run(run: PlannedRun) -> None:
@@ -274,12 +261,14 @@ def run_all(
 ) -> tuple[SweepState, bool]:
     """Run all runs, retrying each failed run up to `retries` times. Return (state, whether all runs ended).
 
-    A preempted run resumes without limit. A run that another process trains is
-    waited for, and started if that process ends without a result. All runs stop
-    when the stop file of an unfinished run appears.
+    A preempted run resumes without limit. A run that another process trains
+    stays in the list of waiting runs until its result exists, or until its
+    lock is free and it can be started. All runs stop when the stop file of an
+    unfinished run appears.
 
     on_poll  called every `poll_s` seconds with the state
-    on_end   called for each job that ends, with its exit status and whether it will be restarted
+    on_end   called for each job that ends, with its exit status and whether it will be
+             restarted
     """
     state = SweepState(list(runs))
     # Handlers do not raise: they append to a list, which the loop tests
@@ -290,11 +279,18 @@ def run_all(
     with _collect_signals() as signals:
         try:
             while (state.waiting or state.running) and not signals and not state.has_stop_file():
-                _start_ready(state, launcher)
+                for job in launcher.start(state.find_ready()):
+                    state.waiting.remove(job.run)
+                    state.running.append(job)
                 time.sleep(poll_s)
                 for job, status in launcher.collect_ended(state.running):
                     state.running.remove(job)
                     _record_end(state, job, status, retries, on_end)
+                # results of other processes: another sweep of this study, or a
+                # run started by hand
+                for run in [run for run in state.waiting if is_done(run.folder, run.plan.identity)]:
+                    state.waiting.remove(run)
+                    _record_end(state, Job(run, None), 0, retries, on_end)
                 on_poll(state)
         except BaseException:
             # BaseException includes KeyboardInterrupt and SystemExit: an
@@ -310,14 +306,8 @@ def run_all(
         finally:
             # the locks are released last: until then no other sweep starts a
             # run that is still being stopped here
-            launcher.close()
+            launcher.locks.release_all()
     return state, not (state.waiting or state.running)
-
-
-def _start_ready(state: SweepState, launcher: Launcher) -> None:
-    for job in launcher.start(state.find_ready()):
-        state.waiting.remove(job.run)
-        state.running.append(job)
 
 
 def _record_end(

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from megatron.cli import STOPPED, TOOLS, die_with_parent
 from megatron.plan.memory import estimate_memory
-from megatron.plan.run_dir import CONFIG, is_done
+from megatron.plan.run_dir import CONFIG
 from megatron.study.ladder import PlannedRun
-from megatron.study.launchers.launch import LOG, STOP_WAIT_S, Job, RunLocks, prepare_run
+from megatron.study.launchers.launch import LOG, STOP_WAIT_S, Job, Launcher, prepare_run
 
 PRETRAIN = TOOLS / "pretrain.py"
 START_RANKS = TOOLS / "start_ranks.py"  # exits with 75 if its ranks were preempted; torchrun exits with 1
@@ -55,13 +55,20 @@ def query_gpus() -> list[tuple[str, float]]:
     return [(name.strip(), float(mib) * 2**20 if mib.strip().isdigit() else 0.0) for name, _, mib in fields]
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """Starts each run as a process on the least occupied device with room for it."""
 
     def __init__(self, devices: Sequence[Device], on_gpus: bool, gpus_per_run: int = 1) -> None:
         self.devices, self.on_gpus, self.gpus_per_run = list(devices), on_gpus, gpus_per_run
+        super().__init__()
         self.active: list[Job] = []
-        self.locks = RunLocks()
+
+    @property
+    def n_slots(self) -> int:
+        """Number of concurrent runs."""
+        if self.gpus_per_run > 1:
+            return max(1, len(self.devices) // self.gpus_per_run)
+        return sum(device.slots for device in self.devices)
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
         """See Launcher. A run that does not fit does not delay smaller ones after it."""
@@ -71,11 +78,10 @@ class LocalLauncher:
             # continue, not break: a later and smaller run may still fit
             if devices is None:
                 continue
-            # Another sweep has the run, a training that outlived its sweep
-            # still saves, or the run has become done since the plan. As an
-            # external job it is polled until one of the three has ended.
+            # another sweep has the run, a training that outlived its sweep
+            # still saves, or the run has become done since the plan: it waits
+            # until one of the three has ended
             if not self.locks.acquire(run):
-                jobs.append(Job(run, None, is_external=True))
                 continue
             prepare_run(run)
             # order: config.yaml is written before the process that reads it
@@ -117,41 +123,28 @@ class LocalLauncher:
         """See Launcher."""
         over = []
         for job in jobs:
-            status = self._poll_external(job) if job.is_external else self._poll_status(job)
-            if status is not None:
-                over.append((job, status))
-                self.locks.release(job.run)
-        return over
-
-    def _poll_external(self, job: Job) -> int | None:
-        if not self.locks.has_ended(job.run):
-            return None
-        return 0 if is_done(job.run.folder, job.run.plan.identity) else STOPPED
-
-    def _poll_status(self, job: Job) -> int | None:
-        status = job.handle.poll()
-        if status is None:
-            return None
-        self.active.remove(job)
-        done = is_done(job.run.folder, job.run.plan.identity)
-        if status and not done and self.locks.is_training(job.run):
-            # another process locked the run first: wait for that one
-            job.is_external, job.devices = True, []
+            status = job.handle.poll()
+            if status is None:
+                continue
+            self.active.remove(job)
+            # a process that was started by hand locked the run first: this is
+            # no failure of the run
+            if status and self.locks.is_training(job.run):
+                status = STOPPED
             self.locks.release(job.run)
-            return None
-        return status
+            over.append((job, status))
+        return over
 
     def stop(self, jobs: Sequence[Job]) -> None:
         """See Launcher."""
-        local_jobs = [job for job in jobs if not job.is_external]
-        for job in local_jobs:
+        for job in jobs:
             if job.handle.poll() is None:
                 job.handle.terminate()
         # all jobs are signalled first and then waited for, so that they save
         # concurrently one deadline for all jobs: 60 s in total, not 60 s for
         # each
         deadline = time.monotonic() + STOP_WAIT_S
-        for job in local_jobs:
+        for job in jobs:
             try:
                 job.handle.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -159,14 +152,6 @@ class LocalLauncher:
                     job.handle.pid, signal.SIGKILL
                 )  # the job leads its own session, which contains its ranks
                 job.handle.wait()
-
-    def detach(self, jobs: Sequence[Job]) -> None:
-        """See Launcher: local processes are stopped with their sweep."""
-        self.stop(jobs)
-
-    def close(self) -> None:
-        """See Launcher."""
-        self.locks.release_all()
 
     def _start_process(self, run: PlannedRun, devices: Sequence[int]) -> "subprocess.Popen[bytes]":
         """Start a run; its output goes to log.txt in its folder.

@@ -14,7 +14,7 @@ from megatron.io import write_atomic
 from megatron.log import get_logger
 from megatron.plan.run_dir import CHECKPOINTS, is_done
 from megatron.study.ladder import PlannedRun
-from megatron.study.launchers.launch import ROOT, STOP_WAIT_S, Job, RunLocks, prepare_run
+from megatron.study.launchers.launch import ROOT, STOP_WAIT_S, Job, Launcher, prepare_run
 
 PRETRAIN = TOOLS / "pretrain.py"
 # a wheel has the script beside its tools
@@ -32,7 +32,7 @@ COMMAND_TIMEOUT_S = 60.0  # limit for one Slurm command
 log = get_logger(__name__)
 
 
-class SlurmLauncher:
+class SlurmLauncher(Launcher):
     """Submits one array per `start` and polls squeue for ended tasks."""
 
     def __init__(self, folder: Path, jobs: int | None, sbatch_args: Sequence[str] = ()) -> None:
@@ -42,17 +42,17 @@ class SlurmLauncher:
         jobs         number of tasks of an array that run concurrently; None: all
         sbatch_args  additional arguments of sbatch
         """
+        super().__init__()
         self.folder, self.jobs, self.sbatch_args = folder, jobs, list(sbatch_args)
         self.next_poll_s = 0.0
         self.queued: set[str] = set()
         self.has_queue = False  # whether squeue has responded
-        self.locks = RunLocks()
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
         """See Launcher: submits all runs that are not in the queue. Raises OSError with sbatch's message."""
         # without an answer of squeue, runs that are in the queue would be
         # submitted again
-        if not self.has_queue and not self._poll_queue():
+        if not runs or not self._poll_queue():
             return []
         jobs, free = list[Job](), list[PlannedRun]()
         for run in runs:
@@ -63,8 +63,6 @@ class SlurmLauncher:
                 jobs.append(Job(run, task))
             elif task is None and self.locks.acquire(run):
                 free.append(run)
-            else:
-                jobs.append(Job(run, None, is_external=True))
         submitted = self._submit_array(free) if free else []
         for job in submitted:
             # The file lets the next sweep find the task. A sweep that is
@@ -102,28 +100,17 @@ class SlurmLauncher:
         """See Launcher. The queue is polled every POLL_INTERVAL_S; without a response no job has ended."""
         if not jobs or not self._poll_queue():
             return []
-        over = []
-        for job in jobs:
-            task = self._read_task(job.run) if job.is_external else job.handle
-            if task in self.queued:
-                # The sweep that submitted the task may have ended. Its lock
-                # is then free, and this sweep follows the task as its own.
-                if job.is_external and self.locks.lock_run(job.run):
-                    job.handle, job.is_external = task, False
-            elif not job.is_external or self.locks.has_ended(job.run):
-                # a run of another process that ended without a result is
-                # started here, without limit
-                failed = STOPPED if job.is_external else 1
-                over.append((job, _find_status(job.run, failed)))
-                self.locks.release(job.run)
-        return over
+        over = [job for job in jobs if job.handle not in self.queued]
+        for job in over:
+            self.locks.release(job.run)
+        return [(job, _find_status(job.run)) for job in over]
 
     def stop(self, jobs: Sequence[Job]) -> None:
         """See Launcher: cancels the tasks, which save and end; after STOP_WAIT_S Slurm kills the rest.
 
         Raises OSError if Slurm does not respond.
         """
-        tasks = [job.handle for job in jobs if not job.is_external]
+        tasks = [job.handle for job in jobs]
         if not tasks:
             return
         try:
@@ -138,17 +125,13 @@ class SlurmLauncher:
 
     def detach(self, jobs: Sequence[Job]) -> None:
         """See Launcher: tasks keep running without the sweep, and the next sweep finds them."""
-        if n := sum(not job.is_external for job in jobs):
-            log.warning("%d Slurm tasks keep running; rerun the same command to follow them", n)
-
-    def close(self) -> None:
-        """See Launcher."""
-        self.locks.release_all()
+        if jobs:
+            log.warning("%d Slurm tasks keep running; rerun the same command to follow them", len(jobs))
 
     def _poll_queue(self) -> bool:
-        """Read the queue if it is time to. Return False if not, or without a response."""
+        """Read the queue if it is time to. Return False if the last call of squeue had no response."""
         if time.monotonic() < self.next_poll_s:
-            return False
+            return self.has_queue
         self.next_poll_s = time.monotonic() + POLL_INTERVAL_S
         try:
             lines = [line.split() for line in _run_command(SQUEUE).splitlines()]
@@ -157,7 +140,7 @@ class SlurmLauncher:
             raise
         except OSError as error:
             log.warning("%s; the tasks keep running, retrying in %.0f s", error, RETRY_INTERVAL_S)
-            self.next_poll_s = time.monotonic() + RETRY_INTERVAL_S
+            self.next_poll_s, self.has_queue = time.monotonic() + RETRY_INTERVAL_S, False
             return False
         # "123_0 RUNNING": a line of other than two words is not a task
         self.queued = {line[0] for line in lines if len(line) == 2 and line[1] not in ENDED}
@@ -165,11 +148,11 @@ class SlurmLauncher:
         return True
 
 
-def _find_status(run: PlannedRun, failed: int) -> int:
+def _find_status(run: PlannedRun) -> int:
     """Return the status of a run whose task has left the queue; a preempted one has saved a checkpoint."""
     if is_done(run.folder, run.plan.identity):
         return 0
-    return STOPPED if any((run.folder / CHECKPOINTS).glob("*.preempt")) else failed
+    return STOPPED if any((run.folder / CHECKPOINTS).glob("*.preempt")) else 1
 
 
 def _run_command(words: Sequence[str]) -> str:
