@@ -290,7 +290,7 @@ def make_rule(name: str, first: np.ndarray, natural: np.ndarray, where: str) -> 
         rule = getattr(importlib.import_module(module), class_name)(first)
     except Exception as error:  # the code of the user may raise anything
         raise ValueError(
-            f"{where}: adaptive.rule {name}: got {error!r}, expected Class(weights). "
+            f"{where}: adaptive.rule {name}: got {error!r}, expected ado, or your module:Class. "
             "Add its folder to PYTHONPATH."
         ) from error
     methods = ("observe", "as_dict", "restore")

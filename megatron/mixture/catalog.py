@@ -172,17 +172,20 @@ class Catalog(AbstractContextManager["Catalog"]):
         return result
 
     def _open_for_writing(self, corpus: Corpus) -> CorpusTable:
-        """Return the current table of a corpus. Raises ValueError if it has other settings."""
+        """Return the current table of a corpus.
+
+        Raises ValueError if it has other settings.
+        """
         table = CorpusTable.create(self.path, corpus)
         existing = table.corpus
         if existing.compatibility_key == corpus.compatibility_key:
             return table
         properties = "; ".join(map(str, existing.properties)) or "none"
-        tokenizer = (existing.tokenizer or {}).get("name")
+        tokenizer = (existing.tokenizer or {}).get("name", "no tokenizer")
         raise ValueError(
             f"{self.path}: corpus '{corpus.name}' has the properties {properties}, its text under "
-            f"'{existing.text_key}', {f'tokens of {tokenizer}' if tokenizer else 'no tokenizer'}. "
-            "Use the same settings or another name, or delete the folder of the corpus first."
+            f"'{existing.text_key}', tokens of {tokenizer}. Use the same settings or another name, "
+            "or delete the folder of the corpus first."
         )
 
     def _find_absent(self, corpus: Corpus) -> tuple[str, ...]:
@@ -193,12 +196,13 @@ class Catalog(AbstractContextManager["Catalog"]):
         names = [prop.name for prop in corpus.properties]
         return tuple(name for name in names if not self._fetch(query.format(quote_identifier(name))))
 
-    def add_property(self, name: str, prop: str, values: Path) -> int:
+    def add_property(self, name: str, prop: str, values: Any) -> int:
         """Add a property of the documents of a corpus, or replace it; return their number.
 
         prop     'NAME TYPE', or the NAME of a string
-        values   parquet with the columns path (as registered), row (from 0,
-                 without broken lines) and NAME
+        values   path of a parquet file, or an Arrow table, with the columns
+                 path (as registered), row (from 0, without broken lines) and
+                 NAME
 
         Raises ValueError for a file without these columns, and for repeated or
         unknown documents.
@@ -210,14 +214,14 @@ class Catalog(AbstractContextManager["Catalog"]):
         others = tuple(old for old in table.corpus.added if old.name != added.name)
         corpus = replace(table.corpus, added=(*others, added))
         schema, arrow = make_schema(corpus), import_pyarrow()
-        with explain_errors(values, f"Give path, row and {added.name}."):
-            rows = arrow.parquet.read_table(values, columns=["path", "row", added.name])
+        with explain_errors(f"values of {added.name}", f"Give path, row and {added.name}."):
+            rows = arrow.parquet.read_table(values) if isinstance(values, Path) else values
             documents = self._join_values(table.corpus, added, rows)
         n = sum(documents.column("given").to_pylist())
         if n != len(rows) or len(documents) != sum(file.n_documents for file in files):
             raise ValueError(
-                f"{values}: got {len(rows):,} rows, of which {n:,} are of documents of '{name}', "
-                "expected at most one row for each. Use the paths and rows of find_documents."
+                f"values of {added.name}: got {len(rows):,} rows, of which {n:,} are of documents of "
+                f"'{name}', expected at most one row for each. Use the paths and rows of find_documents."
             )
         batches = complete_columns(documents, "documents", schema).to_batches()
         batches = [*batches, *iter_file_batches(files, schema)]

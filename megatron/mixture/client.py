@@ -41,7 +41,8 @@ def read_token(path: Path) -> str:
     """Return the token in a file of mode 0600. Raises PermissionError, or ValueError for an invalid token."""
     check_private(path)
     token = path.read_bytes().decode("latin-1").strip()
-    # printable ASCII without spaces, as HTTP headers allow; 16 hexadecimal digits have 64 bits
+    # printable ASCII without spaces, as HTTP headers allow; 16 hexadecimal
+    # digits have 64 bits
     if not re.fullmatch(r"[!-~]{16,}", token):
         raise ValueError(
             f"{path}: got {len(token)} characters, expected a printable word of at least 16. "
@@ -70,11 +71,18 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
         self, location: str, token: str | None = None, tls_roots: bytes | None = None,
         patience_s: float = 60.0,
     ) -> None:  # fmt: skip
-        """location: grpc+tcp://host:port, or grpc+tls. A request to another form raises ValueError."""
+        """location: grpc+tcp://host:port, or grpc+tls.
+
+        A request to another form raises ValueError.
+        """
         self.location, self.patience_s = location, patience_s
         self._tls_roots, self._client = tls_roots, None
         self._headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
-        self._copy = partial(MixtureClient, location, token, tls_roots, patience_s)
+        self._arguments = location, token, tls_roots, patience_s
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the connection, which stays in its process."""
+        return self.__dict__ | {"_client": None}
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -100,12 +108,18 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
         return json.loads(self.call(send, limit_s))["answer"]
 
     def read(self, request: dict[str, Any]) -> Any:
-        """Return a reader of the Arrow tables that answer a request."""
+        """Return the Arrow table that answers a request."""
         ticket = import_flight().Ticket(json.dumps(request).encode())
-        return self.call(lambda client, options: client.do_get(ticket, options))
+        # a connection that is lost within the answer is an error of the call,
+        # which requests all of it again
+        return self.call(lambda client, options: client.do_get(ticket, options).read_all())
 
     def call(self, send: Callable[[Any, Any], Any], limit_s: float | None = None) -> Any:
-        """Return send(client, options), which is repeated while the connection is lost."""
+        """Return send(client, options), which is repeated while the connection is lost.
+
+        It is also repeated while a chunk waits for losses: the server replies
+        at once, so that waiting clients occupy none of its threads.
+        """
         fl = import_flight()
         until, wait_s = time.monotonic() + self.patience_s, FIRST_WAIT_S
         # The same request may be sent twice: the content of a chunk follows
@@ -123,24 +137,23 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
             except (fl.FlightUnavailableError, fl.FlightTimedOutError) as error:
                 self.close()
                 why = str(error).rpartition("last error: ")[2]
-                is_refused = "handshake" in why  # not temporary: fail without waiting
-                # exponential backoff, without a wait beyond the deadline
-                if is_refused or time.monotonic() + wait_s > until:
-                    fix = (
-                        "Pass its certificate as tls_roots"
-                        if is_refused
-                        else "Restart the server, and resume"
-                    )
+                # exponential backoff, without a wait beyond the deadline; a
+                # refused handshake is not temporary
+                if "handshake" in why or time.monotonic() + wait_s > until:
                     raise ConnectionError(
-                        f"{self.location}: no answer for {self.patience_s:.0f} s ({why}). {fix}."
+                        f"{self.location}: no answer for {self.patience_s:.0f} s ({why}). "
+                        "Restart the server, and resume; for TLS, pass its certificate as tls_roots."
                     ) from error
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
             except fl.FlightServerError as error:
                 # without the details of the connection that follow the message
                 message = str(error).partition(". Detail:")[0]
-                kind = NotReadyError if NOT_YET in message else ValueError
-                raise kind(f"{self.location}: {message}") from error
+                if NOT_YET not in message:
+                    raise ValueError(f"{self.location}: {message}") from error
+                if time.monotonic() > until:
+                    raise NotReadyError(f"{self.location}: {message}") from error
+                time.sleep(LOSSES_WAIT_S)
 
     def register(
         self, corpus: str, inputs: Sequence[str], properties: Sequence[str] = (),
@@ -157,8 +170,7 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
             "text_key": text_key, "preset": preset, "tokenizer": tokenizer,
             "append_eod": append_eod,
         }  # fmt: skip
-        result = self.request("register", request, limit_s)
-        return RegistrationResult(**{**result, "absent": tuple(result["absent"])})
+        return RegistrationResult(**self.request("register", request, limit_s))
 
     def add_property(self, corpus: str, prop: str, values: Path | str) -> int:
         """Add a property ('NAME TYPE') to the documents of a corpus from a local parquet file.
@@ -192,28 +204,27 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
         """
         query = {"where": where, "by": by, "corpora": corpora}
         reply = self.request("count", {"query": query, "tokens": tokens})
-        n_tokens = reply["tokens"] or [None] * len(reply["documents"])
-        counts = zip(reply["documents"], n_tokens, strict=True)
-        return dict(zip(map(tuple, reply["domains"]), counts, strict=True))
+        return {tuple(domain): (n_documents, n_tokens) for domain, n_documents, n_tokens in reply}
 
     def find_documents(
         self, where: Where = (), by: Sequence[str] = (), corpora: Sequence[str] = ()
     ) -> Iterator[tuple[str, str, int]]:  # fmt: skip
         """Yield (domain, path on the server, row from 0) of the documents of a query."""
-        for piece in self.read({"query": {"where": where, "by": by, "corpora": corpora}}):
-            yield from zip(*(column.to_pylist() for column in piece.data.columns), strict=True)
+        answer = self.read({"query": {"where": where, "by": by, "corpora": corpora}})
+        for piece in answer.to_batches():
+            yield from zip(*(column.to_pylist() for column in piece.columns), strict=True)
 
-    def create_mixture(self, spec: dict[str, Any], name: str | None = None) -> str:
+    def create_mixture(self, spec: dict[str, Any]) -> str:
         """Create a mixture from the keys of a mixture file, and return its name.
 
-        name   default: a hash of the keys. The same keys give the same mixture,
-               with the documents that it had when it was created.
+        The name is a hash of the keys: the same keys give the same mixture,
+        with the documents that it had when it was created.
         """
-        return str(self.request("create_mixture", {"spec": spec, "name": name}))
+        return str(self.request("create_mixture", {"spec": spec}))
 
     def open_chunks(self, name: str, run: str = "main") -> "RemoteChunks":
         """Return the chunks of a mixture, over a separate connection."""
-        return _open_chunks(self._copy, name, run)
+        return RemoteChunks(MixtureClient(*self._arguments), name, run)
 
     def open_dataset(
         self, name: str, group: int = 0, n_groups: int = 1, run: str = "main",
@@ -224,12 +235,9 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
         Workers of a DataLoader connect separately.
         """
         self.open_chunks(name, run).close()  # an unknown mixture is an error here
-        return MixtureDataset(partial(_open_chunks, self._copy, name, run), group, n_groups, parse)
-
-
-def _open_chunks(connect: Callable[[], MixtureClient], name: str, run: str) -> "RemoteChunks":
-    """Connect in the process that reads; a connection cannot be sent to a worker."""
-    return RemoteChunks(connect(), name, run)
+        # called in the process that reads: a connection cannot be sent to a
+        # worker
+        return MixtureDataset(partial(self.open_chunks, name, run), group, n_groups, parse)
 
 
 class RemoteChunks:
@@ -239,7 +247,10 @@ class RemoteChunks:
     """
 
     def __init__(self, client: MixtureClient, mixture: str, run: str = "main") -> None:
-        """Describe the mixture. Raises ValueError if the server does not have it."""
+        """Describe the mixture.
+
+        Raises ValueError if the server does not have it.
+        """
         self.client = client
         meta = client.request("describe", {"mixture": mixture, "run": run})
         self.identity, self.chunk_size = meta["identity"], meta["chunk_size"]
@@ -254,27 +265,18 @@ class RemoteChunks:
         `patience_s`.
         """
         request = {**self._names, "first": first, "n": n_chunks, "position": position}
-        return self._poll(lambda: self.client.read(request).read_all())
-
-    def _poll(self, send: Callable[[], Any]) -> Any:
-        # the server replies at once, so that waiting clients occupy none of its
-        # threads
-        until = time.monotonic() + self.client.patience_s
-        while True:
-            try:
-                return send()
-            except NotReadyError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(LOSSES_WAIT_S)
+        return self.client.read(request)
 
     def find_position(self, chunk: int, position: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the position before a chunk, as `ChunkSource`."""
         request = {**self._names, "chunk": chunk, "position": position}
-        return self._poll(lambda: self.client.request("position", request))
+        return dict(self.client.request("position", request))
 
     def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
-        """Report losses, as `ChunkSource`. They are on the server's disk when this returns."""
+        """Report losses, as `ChunkSource`.
+
+        They are on the server's disk when this returns.
+        """
         losses = {"nats": nats.tolist(), "tokens": tokens.tolist()}
         return bool(self.client.request("report", {**self._names, "chunk": chunk, **losses}))
 

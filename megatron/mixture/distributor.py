@@ -84,7 +84,10 @@ class Position:
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> "Position":
-        """Return the position that `as_dict` converted. Raises ValueError for anything else."""
+        """Return the position that `as_dict` converted.
+
+        Raises ValueError for anything else.
+        """
         try:
             arrays = [np.array(state[name], dtype=np.int64) for name in ("done", "lag")]
             chunk = state["chunk"]
@@ -107,16 +110,6 @@ class ChunkUnits:
 
     domain: np.ndarray
     number: np.ndarray
-
-    @classmethod
-    def concatenate(cls, parts: Sequence["ChunkUnits"]) -> "ChunkUnits":
-        """Return the units of several ranges as one."""
-        if len(parts) == 1:
-            return parts[0]
-        empty = [cls(np.empty(0, np.int32), np.empty(0, np.int64))]
-        return cls(
-            *(np.concatenate([getattr(part, of) for part in parts or empty]) for of in ("domain", "number"))
-        )
 
 
 class UnitOrder:
@@ -151,7 +144,10 @@ def _hash_seed(name: str, seed: int) -> int:
 
 
 class Distributor:
-    """The chunks of a mixture over domains that hold `n_units` units each. It is thread-safe."""
+    """The chunks of a mixture over domains that hold `n_units` units each.
+
+    It is thread-safe.
+    """
 
     def __init__(
         self, n_units: Sequence[int] | np.ndarray, names: Sequence[str], weights: DomainWeights,
@@ -186,12 +182,17 @@ class Distributor:
         self._lock = threading.Lock()
 
     def restore(self, position: Position) -> None:
-        """Resume from a saved position. Raises ValueError for the position of another mixture."""
-        self.check_position(position)
-        self.origin = position
+        """Resume from a saved position.
 
-    def check_position(self, position: Position) -> None:
-        """Raise ValueError for a position that is not one of this mixture."""
+        Raises ValueError for the position of another mixture.
+        """
+        self.origin = self.check_position(position)
+
+    def check_position(self, position: Position) -> Position:
+        """Return the position.
+
+        Raises ValueError if it is not one of this mixture.
+        """
         if not len(position.done) == len(position.lag) == len(self.n_units):
             raise ValueError(
                 f"position of {len(position.done)} domains: the mixture has {len(self.n_units)}. "
@@ -205,6 +206,7 @@ class Distributor:
                 f"position of {n_done:,} units in {position.chunk:,} chunks: expected chunks of "
                 f"{self.chunk_size:,} units. Resume with the chunk size that was saved."
             )
+        return position
 
     def find_position(self, chunk: int, origin: Position | None = None) -> Position:
         """Return the position before a chunk, or the last one if the mixture ends before.
@@ -241,10 +243,13 @@ class Distributor:
         shorter.
         """
         start = self.find_position(begin, origin)
+        # the empty arrays allow no chunk, and set the types
+        domain, number = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
         # an earlier position means that the mixture ends before `begin`
-        return ChunkUnits.concatenate([
-            units for units, _ in self._walk_chunks(start, n if start.chunk == begin else 0)
-        ])  # fmt: skip
+        for units, _ in self._walk_chunks(start, n if start.chunk == begin else 0):
+            domain.append(units.domain)
+            number.append(units.number)
+        return ChunkUnits(np.concatenate(domain), np.concatenate(number))
 
     def get_units(self, numbers: np.ndarray) -> ChunkUnits:
         """Return the units at these indices (int64 [n]) of the stream of all chunks.

@@ -33,7 +33,6 @@ from megatron.text.inputs import PLAIN_SUFFIXES
 MAX_FILES = 512  # open at a time; the usual limit per process is 1,024
 PIECE_BYTES = 1 << 22  # of a server's answer that are in memory
 ROW_BYTES = 512  # of a row besides its text
-STATE_CHANGED = "has changed since it was registered. Restore the file, or register it again."
 
 
 class DocumentChunks(AbstractContextManager["DocumentChunks"]):
@@ -143,11 +142,7 @@ class DocumentChunks(AbstractContextManager["DocumentChunks"]):
         return self.selection.bounds[units.domain] + self.distributor.orders.lookup_units(units)
 
     def _read_position(self, position: dict[str, Any] | None) -> Position | None:
-        if position is None:
-            return None
-        parsed = Position.from_dict(position)
-        self.distributor.check_position(parsed)
-        return parsed
+        return None if position is None else self.distributor.check_position(Position.from_dict(position))
 
     def _read_units(self, units: ChunkUnits) -> Any:
         """Return the table of `read` for some units."""
@@ -172,6 +167,12 @@ def _check_place(file: SourceFile, roots: Sequence[Path]) -> None:
     if path.resolve() != path or roots and not any(path.is_relative_to(root.resolve()) for root in roots):
         where = ", ".join(map(str, roots)) or "its registered place"
         raise ValueError(f"{path}: is not below {where}. Allow its folder, or register again.")
+
+
+def _stat_descriptor(descriptor: int) -> tuple[int, int]:
+    """Return (bytes, modification time) of an open file; its path may name another one by now."""
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
 
 
 class OpenFiles:
@@ -221,28 +222,25 @@ class OpenFiles:
 
     def _read_bytes(self, number: int, begins: np.ndarray, sizes: np.ndarray) -> Any:
         """Return bytes [begin, begin + size) of each span of a file, concatenated."""
-        descriptor, state = self._descriptors.get(number, lambda: (self._open(number), 1))
-        status = os.fstat(descriptor)  # the path may name another file by now
-        if (status.st_size, status.st_mtime_ns) != state:
-            raise ValueError(f"{self.files[number].path}: {STATE_CHANGED}")
+        descriptor, state = self._descriptors.get(number, lambda: self._open(number))
         content, cut_span, failure = _csrc.read_spans(descriptor, begins, sizes)
         if failure:
             raise OSError(failure, os.strerror(failure), self.files[number].path)
-        if cut_span >= 0:  # the file was truncated between the check and the read
-            raise ValueError(f"{self.files[number].path}: {STATE_CHANGED}")
+        # after the read, which finds the begin of a span that was cut since
+        if cut_span >= 0 or _stat_descriptor(descriptor) != state:
+            raise ValueError(
+                f"{self.files[number].path}: has changed since it was registered. "
+                "Restore the file, or register it again."
+            )
         return content
 
     def _open(self, number: int) -> tuple[int, tuple[int, int]]:
         """Return (descriptor, (bytes, modification time)) of a file or its unpacked content."""
         file = self.files[number]
-        path = file.path if file.path.endswith(PLAIN_SUFFIXES) else file.unpack(self.folder)
+        is_plain = file.path.endswith(PLAIN_SUFFIXES)
+        path = file.path if is_plain else file.unpack(self.folder)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        status = os.fstat(descriptor)
-        state = status.st_size, status.st_mtime_ns
-        if path == file.path and state != file.stamp:
-            os.close(descriptor)
-            raise ValueError(f"{path}: {STATE_CHANGED}")
-        return descriptor, state
+        return descriptor, file.stamp if is_plain else _stat_descriptor(descriptor)
 
     def _extract_texts(self, content: bytes, sizes: np.ndarray, key: str, path: str) -> Any:
         """Return the texts of JSON lines, one call of DuckDB for all files of a chunk."""

@@ -16,14 +16,14 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from megatron.io import atomic_path, wait_for_lock
 from megatron.text.inputs import COMPRESSED_SUFFIXES, PLAIN_SUFFIXES
@@ -31,8 +31,8 @@ from megatron.text.text_readers import iter_blocks, open_decompressed, translate
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tar.zst")
 KEY_FIELD = "__key__"
-# 3/cat.seg.png: key 3/cat, extension seg.png. A name such as 3/.hidden has no key.
-# files with other names belong to no sample
+# 3/cat.seg.png: key 3/cat, extension seg.png. A name such as 3/.hidden has no
+# key. Files with other names belong to no sample
 MEMBER_NAME = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")
 TEXT_EXTENSIONS = ("json", "txt")  # members that registration reads
 MAX_MEMBER_BYTES = 256 << 20  # limit of a text, because it is read as a whole
@@ -41,6 +41,7 @@ DATASET_SUFFIXES = (".bin", PARTS_SUFFIX)
 INPUT_SUFFIXES = (*PLAIN_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet", *TAR_SUFFIXES, *DATASET_SUFFIXES)
 # modules of errors; the last: of deltalake
 LIBRARIES = ("duckdb", "_duckdb", "pyarrow", "_internal")
+FileType = TypeVar("FileType")
 
 
 def import_duckdb() -> ModuleType:
@@ -61,8 +62,9 @@ def import_pyarrow() -> ModuleType:
 
 def import_flight() -> ModuleType:
     """Return the module `pyarrow.flight`."""
-    # Otherwise each failed handshake prints a line on the terminal. gRPC reads it when it is
-    # loaded, hence before the import; a value of the user has priority.
+    # Otherwise each failed handshake prints a line on the terminal. gRPC reads
+    # it when it is loaded, hence before the import; a value of the user has
+    # priority.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     import pyarrow.flight
 
@@ -70,7 +72,10 @@ def import_flight() -> ModuleType:
 
 
 def connect_database(n_threads: int | None = None, folder: Path | str | None = None) -> Any:
-    """Return an in-memory database. With `folder` it reads no file outside of it, whatever the query is."""
+    """Return an in-memory database.
+
+    With `folder` it reads no file outside of it, whatever the query is.
+    """
     threads = {} if n_threads is None else {"threads": n_threads}
     connection = import_duckdb().connect(":memory:", config=threads)
     # DuckDB's progress bar of statements of over 2 s goes to standard output by
@@ -111,8 +116,8 @@ class SourceFile:
 
     def order_key(self) -> tuple[str, str, str, int, str]:
         """Return the key by which the files of a catalog are numbered."""
-        # the folder last: it decides only between copies of the same content, which
-        # are the same documents
+        # the folder last: it decides only between copies of the same content,
+        # which are the same documents
         return self.corpus, Path(self.path).name, self.sha256, self.n_bytes, self.path
 
     @property
@@ -164,8 +169,8 @@ class SourceFile:
         path = self.check_unchanged()
         if path.name.endswith(PLAIN_SUFFIXES):
             return path
-        # a changed file has another name here, so that an old content is never read
-        # in its place
+        # a changed file has another name here, so that an old content is never
+        # read in its place
         content = json.dumps([self.path, self.n_bytes, self.sha256, self.text_key])
         name = hashlib.sha256(content.encode()).hexdigest()[:16]
         plain = folder / "unpacked" / f"{name}-{self.mtime_ns}.jsonl"
@@ -179,28 +184,52 @@ class SourceFile:
 
 
 class Pool:
-    """Open values by key, such as files. A full pool is emptied, and values are loaded again when needed."""
+    """Open values by key, such as files.
 
-    def __init__(self, capacity: int, close: Callable[[Any], None] = lambda value: None) -> None:
-        """`capacity`: sum of the weights of the values."""
-        self.capacity, self._close, self._weight = capacity, close, 0
+    A full pool is emptied, and values are loaded again when needed.
+    """
+
+    def __init__(self, capacity: int, close: Callable[[Any], None]) -> None:
+        """`capacity`: number of values."""
+        self.capacity, self._close = capacity, close
         self._values: dict[Any, Any] = {}
 
-    def get(self, key: Any, load: Callable[[], tuple[Any, int]]) -> Any:
-        """Return the value of a key. A missing value is loaded as (value, weight)."""
+    def get(self, key: Any, load: Callable[[], Any]) -> Any:
+        """Return the value of a key, which is loaded if it is missing."""
         if key not in self._values:
-            value, weight = load()
-            if self._weight + weight > self.capacity:
+            value = load()
+            if len(self._values) >= self.capacity:
                 self.clear()
             self._values[key] = value
-            self._weight += weight
         return self._values[key]
 
     def clear(self) -> None:
         """Close all values."""
         for value in self._values.values():
             self._close(value)
-        self._values, self._weight = {}, 0
+        self._values = {}
+
+
+def batch_files(
+    files: Iterable[FileType], describe: Callable[[FileType], tuple[int, str]],
+    most_bytes: int, most_files: int,
+) -> Iterator[list[FileType]]:  # fmt: skip
+    """Yield files in order: adjacent ones with the same key in one batch, a large one alone.
+
+    describe   returns (bytes, key) of a file
+    """
+    batch: list[FileType] = []
+    state = 0, ""  # (bytes, key) of the batch
+    for file in files:
+        n_bytes, key = describe(file)
+        fits = state[0] + n_bytes <= most_bytes and len(batch) < most_files
+        if batch and (key != state[1] or not fits):
+            yield batch
+            batch, state = [], (0, "")
+        batch.append(file)
+        state = state[0] + n_bytes, key
+    if batch:
+        yield batch
 
 
 def properties_path(path: Path) -> Path:
@@ -250,12 +279,15 @@ def stat_file(path: Path) -> tuple[int, int]:
 
 
 def hash_content(path: Path) -> str:
-    """Return the SHA-256 of a file as 64 hex digits. The hash of a dataset covers its index as well."""
+    """Return the SHA-256 of a file as 64 hex digits.
+
+    The hash of a dataset covers its index as well.
+    """
     index = {".bin": path.with_suffix(".idx")}.get(path.suffix)
     if index is None:
         return _hash_file(path)
-    # a hash of two hashes: of the two contents in sequence, the border between them
-    # could move
+    # a hash of two hashes: of the two contents in sequence, the border between
+    # them could move
     return hashlib.sha256(json.dumps([_hash_file(path), _hash_file(index)]).encode()).hexdigest()
 
 

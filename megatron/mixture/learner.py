@@ -47,6 +47,7 @@ class Learner:
         """
         self.rule, self.weights, self.distributor = rule, distributor.weights, distributor
         self.path, self.every, self.delay = path, every, delay
+        self._rule_path = path.with_name(path.name + ".rule.json")
         # of the attributes below, for several callers of `report`
         self._lock = threading.Lock()
         self._reports: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -72,22 +73,26 @@ class Learner:
             raise
 
     def _read_lines(self) -> list[dict[str, Any]]:
-        """Return the complete lines. One that was cut short when its writer ended is removed."""
+        """Return the complete lines.
+
+        One that was cut short when its writer ended is removed.
+        """
         self._file.seek(0)
         content = self._file.readall()
         # json.dumps escapes newlines inside strings, so that each newline byte
         # ends a line
         self._file.truncate(content.rfind(b"\n") + 1)
-        lines = []
-        for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
-            try:
-                lines.append(json.loads(line))
-            except ValueError as error:
-                raise ValueError(f"{self.path}:{number}: is not JSON. Restore a copy of the log.") from error
-        return lines
+        try:
+            return [json.loads(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
+        except ValueError as error:
+            raise ValueError(f"{self.path}: got a line that is not JSON. Restore a copy of it.") from error
 
     def _add_line(self, line: dict[str, Any]) -> None:
-        """Append a line. It is on disk when this returns; an OSError leaves the log as it was before."""
+        """Append a line.
+
+        It is on disk when this returns; an OSError leaves the log as it
+        was before.
+        """
         size = os.fstat(self._file.fileno()).st_size
         try:
             content = json.dumps(line).encode() + b"\n"
@@ -135,10 +140,6 @@ class Learner:
         with self._lock:
             self._file.close()
             self._file_lock.close()
-
-    @property
-    def _rule_path(self) -> Path:
-        return self.path.with_name(self.path.name + ".rule.json")
 
     def _replay_log(self, head: dict[str, Any]) -> None:
         """Load the log, and restore the rule from its last saved state and the later reports."""

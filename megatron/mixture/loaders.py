@@ -8,7 +8,6 @@ groups.
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +17,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 PADDING = -1  # domain of a target that is not a token of a document
 # age of a state's position, in chunks, which take about 0.1 s to compute again
 ANCHOR_CHUNKS = 4096
+# progress: the next round of all groups, an earlier position, from which it is
+# computed, and the identity of the source
+START: dict[str, Any] = {"next_chunk": 0, "position": None, "identity": None}
 CHANGED = "the documents of the mixture have changed. Start a new run, or restore the documents."
 
 
@@ -94,22 +96,13 @@ def pack_windows(
     return padded[positions], padded_domains[positions[:, 1:]]
 
 
-@dataclass
-class Progress:
-    """Next round of all groups, and an earlier position, from which it is computed."""
+def _read_progress(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the progress in a state.
 
-    next_chunk: int = 0
-    position: dict[str, Any] | None = None
-    identity: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the state, ready for JSON."""
-        return {"next_chunk": self.next_chunk, "position": self.position, "identity": self.identity}
-
-    @classmethod
-    def from_dict(cls, state: dict[str, Any]) -> "Progress":
-        """Return the progress of a state. States of earlier versions have no position."""
-        return cls(state["next_chunk"], state.get("position"), state["identity"])
+    States of earlier versions have no position.
+    """
+    identity, position = state["identity"], state.get("position")
+    return {"next_chunk": state["next_chunk"], "position": position, "identity": identity}
 
 
 class MixtureDataset(IterableDataset[Chunk]):
@@ -133,12 +126,11 @@ class MixtureDataset(IterableDataset[Chunk]):
         if not 0 <= group < n_groups:
             raise ValueError(f"group: got {group} of {n_groups}, expected 0 to {n_groups - 1}.")
         self.open_source, self.group, self.n_groups, self.parse = open_source, group, n_groups, parse
-        self.start = Progress()  # of the next iterator
-        # of the epochs of a StatefulDataLoader; `start` applies to the resumed
-        # one only
-        self.first = Progress()
+        # progress of the next iterator, and of the epochs of a
+        # StatefulDataLoader; `start` applies to the resumed one only
+        self.start = self.first = START
         # progress of the latest iterator of this process
-        self._latest: Progress | None = None
+        self._latest: dict[str, Any] | None = None
         # 1 if the iterators are in other processes. In shared memory: __iter__
         # sets it in a worker process, and state_dict reads it in the main
         # process.
@@ -162,51 +154,43 @@ class MixtureDataset(IterableDataset[Chunk]):
                 "state_dict() of a dataset that worker processes read: got no chunk, expected the last one "
                 "that was trained on. Call state_dict(chunk), or save the state of a StatefulDataLoader."
             )
-        return (self._latest or self.start).as_dict() | {"first": self.first.as_dict()}
+        return {**(self._latest or self.start), "first": self.first}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state that was saved by any number of groups."""
-        self.start = Progress.from_dict(state)
+        self.start = _read_progress(state)
         # a state of state_dict(chunk) has no first chunk: later epochs begin at
         # the same chunk then
-        self.first = Progress.from_dict(state.get("first", state))
+        self.first = _read_progress(state.get("first", state))
         self._latest = None
         self._in_workers.zero_()
 
     def __iter__(self) -> "ChunkIterator":
         worker = get_worker_info()
-        iterator = self.iter_chunks() if worker is None else self.iter_chunks(worker.id, worker.num_workers)
+        iterator = ChunkIterator(self, *(() if worker is None else (worker.id, worker.num_workers)))
         self._latest = iterator.progress
         self._in_workers.fill_(worker is not None)
         return iterator
-
-    def iter_chunks(
-        self, worker: int = 0, n_workers: int = 1, source: ChunkSource | None = None
-    ) -> "ChunkIterator":
-        """Return an iterator over the chunks of one of the group's processes.
-
-        source   read from it; None: open a separate one
-        """
-        return ChunkIterator(self, worker, n_workers, source)
 
 
 class ChunkIterator(Iterator[Chunk]):
     """Chunks of one worker of a `MixtureDataset`, with the state that StatefulDataLoader saves.
 
-    The first chunk opens the source. The progress excludes the group, so that
-    every rank of a job can load the state of any other rank.
+    The first chunk opens the source, if it is None. The progress excludes the
+    group, so that every rank of a job can load the state of any other rank.
     """
 
     def __init__(
-        self, dataset: MixtureDataset, worker: int, n_workers: int, source: ChunkSource | None
-    ) -> None:
+        self, dataset: MixtureDataset, worker: int = 0, n_workers: int = 1,
+        source: ChunkSource | None = None,
+    ) -> None:  # fmt: skip
         self.dataset, self.worker, self.n_workers = dataset, worker, n_workers
         self.n_groups = dataset.n_groups
         # 2 groups, 3 workers, group 1: worker 0 reads chunks 1, 7, 13, worker 1
         # reads 3, 9, 15, and worker 2 reads 5, 11, 17. A DataLoader takes the
         # workers in turn, so that the order is 1, 3, 5, 7, ...
-        self.progress = copy(dataset.start)
-        self.progress.next_chunk += worker * self.n_groups
+        first = dataset.start["next_chunk"] + worker * self.n_groups
+        self.progress = dataset.start | {"next_chunk": first}
         self._source = source
         # number of its first chunk, table of chunks
         self._table: tuple[int, Any] | None = None
@@ -218,9 +202,10 @@ class ChunkIterator(Iterator[Chunk]):
         if self._source is None:
             self._source = self.dataset.open_source()
         source, progress = self._source, self.progress
-        if progress.identity not in (None, source.identity):
+        if progress["identity"] not in (None, source.identity):
             raise ValueError(CHANGED)
-        number, step = progress.next_chunk + self.dataset.group, self.n_groups * self.n_workers
+        first, step = progress["next_chunk"], self.n_groups * self.n_workers
+        number = first + self.dataset.group
         rows = self._read_chunk(source, number, step)
         # only the last chunk is shorter, or empty
         self._is_over = len(rows) < source.chunk_size
@@ -231,23 +216,21 @@ class ChunkIterator(Iterator[Chunk]):
             documents = list(map(self.dataset.parse, documents))
         # rounds are multiples of n_groups from the start, so that the positions
         # are equal on every rank
-        round_end, position = progress.next_chunk + self.n_groups, progress.position
+        round_end, position = first + self.n_groups, progress["position"]
         if round_end - (position or {"chunk": 0})["chunk"] >= ANCHOR_CHUNKS and not self._is_over:
             position = source.find_position(round_end, position)
         # after everything that may raise: the state never skips a chunk that
         # was not returned
-        progress.next_chunk, progress.position, progress.identity = (
-            progress.next_chunk + step, position, source.identity
-        )  # fmt: skip
-        state = Progress(round_end, position, source.identity)
-        return Chunk(number, domains, documents, state.as_dict())
+        state = {"next_chunk": round_end, "position": position, "identity": source.identity}
+        progress.update(state, next_chunk=first + step)
+        return Chunk(number, domains, documents, state)
 
     def _read_chunk(self, source: ChunkSource, number: int, step: int) -> Any:
         # consecutive chunks are read in one call; with other groups or workers
         # they are not consecutive
         at_once = source.at_once if step == 1 else 1
         if self._table is None or not self._table[0] <= number < self._table[0] + at_once:
-            self._table = number, source.read(number, at_once, self.progress.position)
+            self._table = number, source.read(number, at_once, self.progress["position"])
         # slice copies nothing, and is shorter or empty behind the end of the
         # table
         return self._table[1].slice((number - self._table[0]) * source.chunk_size, source.chunk_size)
@@ -255,7 +238,7 @@ class ChunkIterator(Iterator[Chunk]):
     def state_dict(self) -> dict[str, Any]:
         """Return the state behind the last returned chunk."""
         worker = {"n_groups": self.n_groups, "worker": [self.worker, self.n_workers]}
-        return self.progress.as_dict() | worker
+        return self.progress | worker
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state.
@@ -276,10 +259,10 @@ class ChunkIterator(Iterator[Chunk]):
                 "Resume with as many groups, or save without workers."
             )
         # in place: the dataset refers to the progress of its latest iterator
-        vars(self.progress).update(vars(Progress.from_dict(state)))
+        self.progress.update(_read_progress(state))
         self._table, self._is_over = None, False
         # the epoch after the resumed one is complete
-        self.dataset.start = copy(self.dataset.first)
+        self.dataset.start = self.dataset.first
 
 
 def hugging_face(dataset: MixtureDataset) -> Any:
@@ -293,14 +276,11 @@ def hugging_face(dataset: MixtureDataset) -> Any:
     """
     import datasets
 
-    return datasets.IterableDataset(_make_examples_class()(dataset))
+    return datasets.IterableDataset(_open_examples(dataset))
 
 
 class DocumentExamples:
-    """Documents of a mixture as one shard for `datasets`.
-
-    `_make_examples_class` adds the base class.
-    """
+    """Documents of a mixture as one shard for `datasets`. `_open_examples` adds the base class."""
 
     num_shards = 1
     sleep_on_threads_shutdown = False
@@ -312,14 +292,12 @@ class DocumentExamples:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # the class is made at run time, so that pickle cannot find it by name
-        return _restore_examples, (self.dataset, self._state_dict)
+        return _open_examples, (self.dataset, self._state_dict)
 
     def _init_state_dict(self) -> dict[str, Any]:
-        state = self.dataset.start.as_dict() | {
-            "document": 0, "n_groups": self.dataset.n_groups, "type": type(self).__name__
-        }  # fmt: skip
-        self._state_dict = state
-        return state
+        place = {"document": 0, "n_groups": self.dataset.n_groups, "type": type(self).__name__}
+        self._state_dict = self.dataset.start | place
+        return self._state_dict
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
         state = self._state_dict or self._init_state_dict()
@@ -330,9 +308,9 @@ class DocumentExamples:
                 "Save at the end of a chunk, or resume with as many groups."
             )
         state["n_groups"] = dataset.n_groups
-        dataset.start = Progress.from_dict(state)
+        dataset.start = _read_progress(state)
         source = dataset.open_source()
-        for chunk in dataset.iter_chunks(source=source):
+        for chunk in ChunkIterator(dataset, source=source):
             state["identity"] = chunk.state["identity"]
             # above 0 in the first chunk after a resume only
             for index in range(state["document"], len(chunk.documents)):
@@ -347,28 +325,17 @@ class DocumentExamples:
                 row = {"text": chunk.documents[index], "domain": source.names[chunk.domains[index]]}
                 yield f"{chunk.number}-{index}", row | {"chunk": chunk.number}
 
-    def shuffle_data_sources(self, generator: Any) -> "DocumentExamples":
-        """Return self: the mixture has shuffled the documents within domains already."""
+    def shuffle_data_sources(self, *_: Any, **_options: Any) -> "DocumentExamples":
+        """Return self: the only shard, whose documents the mixture has shuffled within domains."""
         return self
 
-    def shard_data_sources(self, num_shards: int, index: int, contiguous: bool = True) -> "DocumentExamples":
-        """Return self, the only shard."""
-        return self
-
-    def reshard_data_sources(self) -> "DocumentExamples":
-        """Return self."""
-        return self
+    shard_data_sources = reshard_data_sources = shuffle_data_sources
 
 
-@cache
-def _make_examples_class() -> type:
+def _open_examples(dataset: MixtureDataset, state: dict[str, Any] | None = None) -> Any:
     """Return `DocumentExamples` with its base class, whose import takes seconds."""
     from datasets.iterable_dataset import _BaseExamplesIterable
 
-    return type("Documents", (DocumentExamples, _BaseExamplesIterable), {})
-
-
-def _restore_examples(dataset: MixtureDataset, state: dict[str, Any] | None) -> Any:
-    examples = _make_examples_class()(dataset)
+    examples: Any = type("Documents", (DocumentExamples, _BaseExamplesIterable), {})(dataset)
     examples._state_dict = state
     return examples

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -15,16 +15,11 @@ from megatron.data import open_dataset
 from megatron.data.indexed import IndexedTokens
 from megatron.io import wait_for_lock, write_json
 from megatron.log import get_logger
-from megatron.mixture.files import TAR_SUFFIXES, SourceFile
+from megatron.mixture.files import TAR_SUFFIXES, SourceFile, batch_files
 from megatron.mixture.query import Selection, documents_path
 from megatron.mixture.spec import MixtureSpec, build_step_weights, read_spec
 from megatron.plan.datapaths import compare_eods
-from megatron.plan.mixture_use import (
-    RESOLVED,
-    ResolvedMixture,
-    mixture_folder,
-    read_resolved,
-)
+from megatron.plan.mixture_use import RESOLVED, ResolvedMixture, mixture_folder, read_resolved
 from megatron.text.preprocess import PreprocessOptions, preprocess
 
 TOKENS = "tokens"  # folder of the tokenized texts
@@ -113,7 +108,7 @@ def tokenize_files(
     places: list[tuple[int, int]] = []
     texts = [file for file in files if not file.is_dataset]
     with ProgressBar("tokenizing", sum(file.n_bytes for file in texts), "B", quiet=quiet) as bar:
-        for batch in _batch_files(files):
+        for batch in batch_files(files, _describe_file, BATCH_BYTES, BATCH_FILES):
             if batch[0].is_dataset:
                 batch[0].check_unchanged()
                 prefix = batch[0].prefix
@@ -133,21 +128,9 @@ def tokenize_files(
     return datasets, np.array(places, dtype=np.int64)
 
 
-def _batch_files(files: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
-    """Yield files in order: adjacent texts together, a dataset alone."""
-    batch: list[SourceFile] = []
-    n_bytes = 0
-    for file in files:
-        fits = batch and n_bytes + file.n_bytes <= BATCH_BYTES and len(batch) < BATCH_FILES
-        if batch and (
-            file.is_dataset or batch[-1].is_dataset or file.text_key != batch[-1].text_key or not fits
-        ):
-            yield batch
-            batch, n_bytes = [], 0
-        batch.append(file)
-        n_bytes += file.n_bytes
-    if batch:
-        yield batch
+def _describe_file(file: SourceFile) -> tuple[int, str]:
+    """Return the bytes of a file, and a key that it shares with the texts of one dataset."""
+    return file.n_bytes, f"file {file.path}" if file.is_dataset else f"text {file.text_key}"
 
 
 def _tokenize_batch(batch: Sequence[SourceFile], spec: MixtureSpec, folder: Path) -> str:

@@ -25,9 +25,9 @@ TYPES = {
 # columns of every document
 RESERVED_NAMES = ("corpus", "file", "row", "begin", "size", "tokens", "_kind", "_meta")
 PATH_PATTERN = re.compile(r"[A-Za-z_]\w*(\[\d+\])*(\.[A-Za-z_]\w*(\[\d+\])*)*")
-# The shortest expression whose rest is `AS name type`. CAST(x AS DATE) AS day date:
-# "CAST(x" fails, because ") AS day date" is left, and the expression becomes CAST(x
-# AS DATE).
+# The shortest expression whose rest is `AS name type`. CAST(x AS DATE) AS day
+# date: "CAST(x" fails, because ") AS day date" is left, and the expression
+# becomes CAST(x AS DATE).
 PROPERTY_PATTERN = re.compile(
     r"(?P<expression>.+?)(\s+AS\s+(?P<name>\w+)(\s+(?P<type>\w+))?)?",
     re.IGNORECASE | re.DOTALL,
@@ -64,24 +64,27 @@ class Property:
         return TYPES[self.kind]
 
     @property
-    def root(self) -> str | None:
-        """First name of a path; None for SQL."""
-        return re.split(r"[.\[]", self.expression)[0] if PATH_PATTERN.fullmatch(self.expression) else None
+    def is_path(self) -> bool:
+        """Whether the expression is a path, not SQL."""
+        return PATH_PATTERN.fullmatch(self.expression) is not None
 
     def raw_sql(self) -> str:
         """Return the SQL of the value as it is in the record."""
-        if not PATH_PATTERN.fullmatch(self.expression):
+        if not self.is_path:
             return f"({self.expression})"
-        # a list must stay JSON for the cast to VARCHAR[]; other kinds are cast from
-        # text without quotes
+        # a list must stay JSON for the cast to VARCHAR[]; other kinds are cast
+        # from text without quotes
         how = "json_extract" if self.kind == "list" else "json_extract_string"
         return f"{how}(record, '$.{self.expression}')"
 
     def to_sql(self) -> str:
-        """Return the SQL of the value in its type. DuckDB raises an error for a value that cannot be cast."""
+        """Return the SQL of the value in its type.
+
+        DuckDB raises an error for a value that cannot be cast.
+        """
         raw = self.raw_sql()
         # json_extract_string returns VARCHAR already
-        is_text = self.sql_type == "VARCHAR" and PATH_PATTERN.fullmatch(self.expression)
+        is_text = self.sql_type == "VARCHAR" and self.is_path
         return raw if is_text else f"CAST({raw} AS {self.sql_type})"
 
 
@@ -106,7 +109,10 @@ class Corpus:
 
     @property
     def compatibility_key(self) -> tuple[Any, ...]:
-        """Settings that must be equal when files are added. The path of a tokenizer may differ."""
+        """Settings that must be equal when files are added.
+
+        The path of a tokenizer may differ.
+        """
         return self.properties, self.text_key, self.tokenizer and self.tokenizer | {"name": None}
 
     def to_json(self) -> str:

@@ -13,15 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from megatron.config.presets import suggest_nearest
 from megatron.io import atomic_path
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.files import SourceFile, explain_errors, import_pyarrow
 from megatron.mixture.properties import quote_identifier, quote_text
 from megatron.plan.mixture_use import mixture_folder
 
-# type by name
-BUILTIN_PROPERTIES = {"corpus": "category", "tokens": "integer", "size": "integer"}
 COLUMNS = {"file": "<i4", "row": "<i4", "begin": "<i8", "size": "<i4"}  # of a selection
 BATCH_ROWS = 1 << 17
 COUNTED_CODES = 1 << 20  # 8 MB of counters
@@ -51,7 +48,7 @@ class Query:
         # encoded batch by batch, so that no text of a property is in memory for
         # each document
         batches = [
-            _encode_columns(batch, by, tokens) for batch in self._iter_batches(catalog, by) if len(batch)
+            _encode_columns(batch, len(by), tokens) for batch in self._iter_batches(catalog, by) if len(batch)
         ]
         if not batches:
             condition_text = " AND ".join(self.conditions) or "that"
@@ -73,22 +70,17 @@ class Query:
         corpora = [catalog.get_table(name).corpus for name in names]
         if not corpora:
             raise ValueError(f"{catalog.path}: has no documents. Register files with scaling register.")
-        kinds = {prop.name: prop.kind for corpus in corpora for prop in corpus.all_properties}
-        kinds |= BUILTIN_PROPERTIES
-        for name in by:
-            if name not in kinds:
-                hint = suggest_nearest(name, sorted(kinds))
-                raise ValueError(f"domains: no property {name!r}; {hint}")
-            if kinds[name] == "list":
-                raise ValueError(
-                    f"by: got {name!r}, a list, expected a property with one value. "
-                    "Register its first value, such as --property 'meta.tags[0] AS tag'."
-                )
-        with explain_errors(f"where {' AND '.join(self.conditions)}", ""):
-            selected = self._filter(catalog, names)
-            columns = ", ".join(["file", "row", '"begin"', "size", "tokens", *map(quote_identifier, by)])
-            for batch in selected.project(columns).to_arrow_reader(BATCH_ROWS):
-                yield batch.rename_columns(["file", "row", "begin", "size", "tokens", *by])
+        lists = {prop.name for corpus in corpora for prop in corpus.all_properties if prop.kind == "list"}
+        for name in lists.intersection(by):
+            raise ValueError(
+                f"by: got {name!r}, a list, expected a property with one value. "
+                "Register its first value, such as --property 'meta.tags[0] AS tag'."
+            )
+        domains = [f'{quote_identifier(name)} AS "domain {k}"' for k, name in enumerate(by)]
+        columns = ", ".join(["file", "row", '"begin"', "size", "tokens", *domains])
+        # also an unknown name in `by`, for which DuckDB suggests others
+        with explain_errors(f"where {' AND '.join(self.conditions) or 'true'}", ""):
+            yield from self._filter(catalog, names).project(columns).to_arrow_reader(BATCH_ROWS)
 
     def _filter(self, catalog: Catalog, names: Sequence[str]) -> Any:
         """Return the documents of some corpora that satisfy all conditions, as a relation."""
@@ -165,12 +157,8 @@ class Selection:
         is_first[1:] = (np.diff(row) != 1) | (np.diff(file) != 0) | (np.diff(domain) != 0)
         first = np.flatnonzero(is_first)
         last = np.append(first[1:], len(row)) - 1
-        for column in (
-            domain[first],
-            file[first],
-            row[first].astype(np.int64),
-            row[last].astype(np.int64) + 1,
-        ):
+        begins, ends = row[first].astype(np.int64), row[last].astype(np.int64) + 1
+        for column in (domain[first], file[first], begins, ends):
             sums.update(np.ascontiguousarray(column).data)
         return sums.hexdigest()
 
@@ -191,7 +179,10 @@ class Selection:
 
     @classmethod
     def load(cls, path: Path) -> "Selection":
-        """Load what `save` wrote. Raises FileNotFoundError, or ValueError for other files."""
+        """Load what `save` wrote.
+
+        Raises FileNotFoundError, or ValueError for other files.
+        """
         arrow = import_pyarrow()
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file. Run scaling mixture.")
@@ -211,13 +202,13 @@ class Selection:
             ) from error
 
 
-def _encode_columns(batch: Any, by: Sequence[str], others: Sequence[str]) -> Any:
+def _encode_columns(batch: Any, n_properties: int, others: Sequence[str]) -> Any:
     """Return COLUMNS, `others`, and the properties as dictionaries, of an Arrow batch."""
     arrow = import_pyarrow()
     columns = {"file": batch.column("file"), **{name: batch.column(name) for name in others}}
     columns |= {name: batch.column(name) for name in COLUMNS if name != "file"}
-    for k, name in enumerate(by):
-        columns[f"domain {k}"] = batch.column(name).dictionary_encode(null_encoding="encode")
+    for name in (f"domain {k}" for k in range(n_properties)):
+        columns[name] = batch.column(name).dictionary_encode(null_encoding="encode")
     return arrow.RecordBatch.from_pydict(columns)
 
 
@@ -270,11 +261,9 @@ def _sort_documents(domain: np.ndarray, file: np.ndarray, row: np.ndarray) -> np
     # one integer in place of (file, row); a file holds fewer than 2^31
     # documents
     place = file.astype(np.int64) << 31 | row
-    if len(place) > 1 and not (np.diff(place) >= 0).all():
-        # DuckDB's threads return parts in any order
-        order = np.argsort(place, kind="stable")
-    else:
-        order = np.arange(len(place))
+    # DuckDB's threads return parts in any order; the sort is fast if they are
+    # in order
+    order = np.argsort(place, kind="stable")
     # a stable sort of 16 bits is a radix sort, ten times as fast as one of 32
     # bits
     is_narrow = not len(domain) or int(domain.max()) < 1 << 16

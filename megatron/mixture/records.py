@@ -162,7 +162,10 @@ class RecordReader:
         return self.select_block(block, n_before)
 
     def select_block(self, block: Any, n_before: int = 0) -> Any:
-        """Return the documents of a block with `file` and `row`. A broken one raises the error of DuckDB."""
+        """Return the documents of a block with `file` and `row`.
+
+        A broken one raises the error of DuckDB.
+        """
         # a record without text raises, which ends the statement before anything
         # is selected
         kind = f"json_type(record, {json_path(self.corpus.text_key)})"

@@ -15,6 +15,7 @@ from megatron.mixture.files import (
     INPUT_SUFFIXES,
     PARTS_SUFFIX,
     SourceFile,
+    batch_files,
     hash_content,
     import_duckdb,
     import_pyarrow,
@@ -40,7 +41,7 @@ class RegistrationResult:
     n_known: int = 0
     n_documents: int = 0
     n_broken: int = 0
-    absent: tuple[str, ...] = ()
+    absent: Sequence[str] = ()
 
 
 def add_files(
@@ -51,22 +52,16 @@ def add_files(
 
     before   the registered files
     """
-    result, new = RegistrationResult(), []
-    registered = {entry.path: entry for entry in before}
-    sizes = {path: path.stat().st_size for path in paths}
+    registered = {file.path: file.stamp for file in before}
+    new = [path for path in paths if registered.get(str(path)) != stat_file(path)]
+    sizes = {path: path.stat().st_size for path in new}
+    result = RegistrationResult(n_known=len(paths) - len(new))
     with (
         ProgressBar("registering", sum(sizes.values()), "B", quiet=quiet) as bar,
         ThreadPoolExecutor(1, thread_name_prefix="hash") as hashing,
     ):
-        for path in paths:
-            entry = registered.get(str(path))
-            if entry is not None and entry.stamp == stat_file(path):
-                result.n_known += 1
-                bar.update(sizes[path])
-            else:
-                new.append(path)
         # one commit per batch: a killed registration keeps its finished batches
-        for batch in batch_files(new):
+        for batch in batch_files(new, lambda path: (sizes[path], ""), BATCH_BYTES, BATCH_FILES):
             counts = [RecordCounts() for _ in batch]
             table.append(iter_batches(batch, counts, reader, hashing))
             result.n_files += len(batch)
@@ -74,21 +69,6 @@ def add_files(
             result.n_broken += sum(count.n_broken for count in counts)
             bar.update(sum(sizes[path] for path in batch))
     return result
-
-
-def batch_files(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """Yield files in order: adjacent small ones in one batch, a large one alone."""
-    batch: list[Path] = []
-    n_bytes = 0
-    for path in paths:
-        size = path.stat().st_size
-        if batch and (n_bytes + size > BATCH_BYTES or len(batch) == BATCH_FILES):
-            yield batch
-            batch, n_bytes = [], 0
-        batch.append(path)
-        n_bytes += size
-    if batch:
-        yield batch
 
 
 def find_input_files(inputs: Sequence[str]) -> list[Path]:
@@ -187,14 +167,14 @@ def join_small_files(paths: Sequence[Path], ids: Sequence[int]) -> tuple[Any, li
     sizes = np.array([len(part) for part in contents])
     ends = np.cumsum(sizes)
     _, block = split_lines(b"".join(contents))
-    # A line belongs to the first file that ends after its begin. Files of 10, 0 and
-    # 5 bytes: ends = [10, 10, 15]. A line at byte 10 belongs to file 2: `right`
-    # skips the empty file.
+    # A line belongs to the first file that ends after its begin. Files of 10, 0
+    # and 5 bytes: ends = [10, 10, 15]. A line at byte 10 belongs to file 2:
+    # `right` skips the empty file.
     begins = block.column("begin").to_numpy()
     of_file = np.searchsorted(ends, begins, side="right")
     counts = np.bincount(of_file, minlength=len(paths))
-    # line number minus the number of the file's first line; counts [3, 2]: rows 0 1
-    # 2 0 1
+    # line number minus the number of the file's first line; counts [3, 2]: rows
+    # 0 1 2 0 1
     rows = np.arange(len(of_file)) - np.repeat(np.cumsum(counts) - counts, counts)
     block = block.set_column(1, "begin", [begins - (ends - sizes)[of_file]])
     block = block.append_column("file", [np.array(ids, dtype=np.int64)[of_file]])

@@ -13,14 +13,15 @@ is in memory.
 import hashlib
 import hmac
 import json
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from megatron.config.section import check_known_keys
 from megatron.io import write_atomic
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.client import NOT_YET
@@ -146,13 +147,10 @@ class ServedFolder:
         described = Query(corpora, where)
         return self._read(lambda catalog: described.run(catalog, by, count_tokens))
 
-    def _count_documents(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _count_documents(self, request: dict[str, Any]) -> list[Any]:
         result = self._select(request.get("query"), bool(request.get("tokens")))
-        return {
-            "domains": result.domains,
-            "documents": result.n_documents.tolist(),
-            "tokens": result.n_tokens,
-        }
+        n_tokens = result.n_tokens or repeat(None)
+        return list(zip(result.domains, result.n_documents.tolist(), n_tokens, strict=False))
 
     def _stream_documents(self, query: Any) -> Iterator[Any]:
         result, arrow = self._select(query), import_pyarrow()
@@ -168,7 +166,7 @@ class ServedFolder:
     def _register(self, request: dict[str, Any]) -> dict[str, Any]:
         texts = [str(text) for text in request.get("properties", [])]
         for prop in read_properties(texts):
-            if prop.root is None:
+            if not prop.is_path:
                 raise ValueError(
                     f"property {str(prop)!r}: got SQL, expected a path. Register it on the server's machine."
                 )
@@ -182,49 +180,32 @@ class ServedFolder:
             counter = TokenCounter(str(request["tokenizer"]), bool(request.get("append_eod")))
         properties = read_properties(texts, request.get("preset"))
         text_key = str(request.get("text_key", "text"))
-        corpus = str(request["corpus"])
         with self._writing, Catalog(self.folder / "catalog") as catalog:
-            result = catalog.register(corpus, inputs, properties, text_key, True, counter)
+            result = catalog.register(str(request["corpus"]), inputs, properties, text_key, True, counter)
         return vars(result)
 
     def add_property(self, request: dict[str, Any], rows: Any) -> int:
         """Add the property of an Arrow table, as `Catalog.add_property`."""
-        with (
-            self._writing,
-            Catalog(self.folder / "catalog") as catalog,
-            tempfile.NamedTemporaryFile(suffix=".parquet", dir=self.folder) as file,
-        ):
-            import_pyarrow().parquet.write_table(rows, file.name)
-            return catalog.add_property(str(request["corpus"]), str(request["property"]), Path(file.name))
+        with self._writing, Catalog(self.folder / "catalog") as catalog:
+            return catalog.add_property(str(request["corpus"]), str(request["property"]), rows)
 
     def _create_mixture(self, request: dict[str, Any]) -> str:
         """Write a mixture with the documents that the catalog has now, and return its name."""
-        spec = request.get("spec")
-        if not isinstance(spec, dict):
-            raise ValueError(f"spec: got {spec!r}, expected keys of a mixture.")
-        for key in spec:
-            if key not in SPEC_KEYS:
-                keys = ", ".join(SPEC_KEYS)
-                raise ValueError(f"{key}: is not a key of a mixture on a server. Use {keys}.")
+        spec: dict[str, Any] = request["spec"]
+        check_known_keys(spec, SPEC_KEYS, "mixture on a server")
         rule = (spec.get("adaptive") or {}).get("rule", "ado")
         if rule != "ado":
             raise ValueError(f"adaptive.rule: got {rule!r}, expected ado on a server.")
         sums = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
-        name = str(request.get("name") or f"mixture-{sums[:12]}")
-        if not RUN_NAME.fullmatch(name):
-            raise ValueError(f"name: got {name!r}, expected letters, digits, _ . and -, at most 64.")
+        # the keys are hashed, so that the same request gets the same mixture
+        name = f"mixture-{sums[:12]}"
         path = self.folder / f"{name}.yaml"
-        # the keys are hashed in the first line, so that the same request gets
-        # the same mixture
-        head = f"# created by a client {sums}"
         with self._writing:
             if path.exists():
-                if path.read_text().partition("\n")[0] != head:
-                    raise ValueError(f"name: got {name!r}, a mixture with other keys. Use another name.")
                 return name
             versions = self._read(lambda catalog: catalog.versions)
             content = spec | {"catalog": "catalog", "snapshot": versions}
-            write_atomic(path, f"{head}\n{json.dumps(content, indent=1)}\n")
+            write_atomic(path, f"# created by a client\n{json.dumps(content, indent=1)}\n")
             try:
                 self.open_mixture({"mixture": name})
             except Exception:
@@ -234,11 +215,11 @@ class ServedFolder:
 
 
 def parse_request(body: bytes) -> dict[str, Any]:
-    """Return the JSON object of a request. Raises ValueError for other content."""
-    try:
-        request = json.loads(body or b"{}")
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"request: got invalid JSON ({error}), expected an object.") from error
+    """Return the JSON object of a request.
+
+    Raises ValueError for other content, or RecursionError.
+    """
+    request = json.loads(body or b"{}")
     if not isinstance(request, dict):
         raise ValueError(f"request: got {type(request).__name__}, expected an object.")
     return request
@@ -258,7 +239,7 @@ def translate_errors(make: Callable[[], Any]) -> Any:
         return make()
     except NotReadyError as error:
         raise fl.FlightServerError(f"{NOT_YET}{error}") from error
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         why = next(iter(str(error).splitlines()), type(error).__name__)
         why = f"request: missing or wrong {why}" if isinstance(error, KeyError | TypeError) else why
         raise fl.FlightServerError(f"refused: {why}") from error

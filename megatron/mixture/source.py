@@ -71,7 +71,7 @@ class DomainStream:
                     break
 
     def _get_dataset(self, number: int) -> IndexedTokens:
-        return self._mapped.get(int(number), lambda: (self.datasets[number], 1))
+        return self._mapped.get(int(number), lambda: self.datasets[number])
 
     def _iter_documents(self, epoch: int, token: int) -> Iterator[tuple[int, int]]:
         """Yield (document, its tokens before the window) of an epoch.
@@ -165,10 +165,6 @@ class MixtureSamples(SampleSource):
         """Return the domain of samples int64 [n]: int32 [n]."""
         return self.distributor.get_units(numbers).domain
 
-    def take(self, numbers: np.ndarray) -> np.ndarray:
-        """Return samples int64 [n]: int64 [n, seq_len + 1]."""
-        return self._read_windows(numbers, None)
-
     def take_with_positions(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return `take`, and the position of each token in its document, int64.
 
@@ -176,9 +172,10 @@ class MixtureSamples(SampleSource):
         marks the begin of a document or of the window.
         """
         positions = np.empty((len(numbers), self.seq_len + 1), dtype=np.int64)
-        return self._read_windows(numbers, positions), positions
+        return self.take(numbers, positions), positions
 
-    def _read_windows(self, numbers: np.ndarray, positions: np.ndarray | None) -> np.ndarray:
+    def take(self, numbers: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
+        """Return samples int64 [n]: int64 [n, seq_len + 1]. `positions` receives those of the tokens."""
         units = self.distributor.get_units(numbers)
         windows = np.empty((len(numbers), self.seq_len + 1), dtype=np.int64)
         for k in np.unique(units.domain).tolist():
@@ -237,7 +234,10 @@ class MixtureSamples(SampleSource):
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state of `state`. Raises ValueError for the state of another mixture."""
+        """Restore a state of `state`.
+
+        Raises ValueError for the state of another mixture.
+        """
         if self.rule is not None:
             self.weights.restore(state["log"])
             self.rule.restore(state["rule"])

@@ -26,7 +26,6 @@ tokenizer: gpt2                    of text; .bin/.idx datasets are tokenized
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,8 +46,6 @@ from megatron.mixture.table import is_object_url
 from megatron.mixture.weights import ARBITRARY, DomainWeights, compute_weights
 from megatron.plan.mixture_use import mixture_folder
 
-# custom rule: module:Class
-RULE_CLASS = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 POINTS = "a list of {at: 0, weights: ...}"
 
 
@@ -60,13 +57,6 @@ def _read_words(value: Any, name: str) -> list[str]:
     if repeated := next((word for word in words if words.count(word) > 1), None):
         raise ValueError(f"{name}: got {repeated!r} twice. Remove one of them.")
     return words
-
-
-def _read_rule_name(value: Any, name: str) -> str:
-    """Read the name of a rule, or module:Class of the user."""
-    if value == "ado" or isinstance(value, str) and RULE_CLASS.fullmatch(value):
-        return str(value)
-    raise ValueError(f"{name}: got {value!r}, expected ado, or your module:Class.")
 
 
 def _read_snapshot(value: Any, name: str) -> dict[str, int]:
@@ -84,7 +74,7 @@ def _read_snapshot(value: Any, name: str) -> dict[str, int]:
 class AdaptiveSettings:
     """Weights that follow the model; in mixtures of documents, a step is a chunk."""
 
-    rule: str = option(REQUIRED, "rule of the weights", read=_read_rule_name)
+    rule: str = option(REQUIRED, "rule of the weights: ado, or your module:Class")
     every_steps: int = option(10, "steps between two changes of the weights", at_least=1, unit="steps")
     delay_steps: int = option(8, "steps from a change to its first use", at_least=1, unit="steps")
 
@@ -160,7 +150,10 @@ class MixtureSpec:
         return self.settings.count == "tokens" and self.settings.weights != ARBITRARY
 
     def select_documents(self, count_tokens: bool) -> Selection:
-        """Return the documents of the catalog. Raises what opening and querying raise."""
+        """Return the documents of the catalog.
+
+        Raises what opening and querying raise.
+        """
         query = Query(tuple(self.settings.corpora), tuple(self.settings.where))
         with self.open_catalog() as catalog:
             return query.run(catalog, self.settings.by, count_tokens)
@@ -200,12 +193,12 @@ class MixtureSpec:
             return weights / weights.sum()
 
         adaptive, schedule = self.settings.adaptive, self.settings.schedule
-        if schedule is None:
-            points = [(0, normalize(self.settings.weights))]
-        else:
-            # rounded up: weights change at the first step that begins at or
-            # after the point
-            points = [(-(-point.at // per_step), normalize(point.weights)) for point in schedule.points]
+        entries = [(0, self.settings.weights)]
+        if schedule is not None:
+            entries = [(point.at, point.weights) for point in schedule.points]
+        # rounded up: weights change at the first step that begins at or after
+        # the point
+        points = [(-(-at // per_step), normalize(weights)) for at, weights in entries]
         linear = schedule is not None and schedule.change == "linear"
         if adaptive is None:
             return DomainWeights(points, linear), None
@@ -215,7 +208,10 @@ class MixtureSpec:
 
 
 def read_spec(path: str | Path) -> MixtureSpec:
-    """Read a mixture. Raises FileNotFoundError, or ValueError with the invalid key."""
+    """Read a mixture.
+
+    Raises FileNotFoundError, or ValueError with the invalid key.
+    """
     raw = read_yaml(path)
     settings: MixtureSettings = read_section(MixtureSettings, raw, str(path), separator=": ")
     return MixtureSpec(Path(path), raw, settings)

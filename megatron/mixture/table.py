@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -47,7 +46,11 @@ class CorpusTable:
     """The table of one corpus: its current version, or an earlier one."""
 
     def __init__(self, catalog: Path | str, name: str, version: int | None = None) -> None:
-        """Open the table. Raises FileNotFoundError if there is none, ValueError for an unknown version."""
+        """Open the table.
+
+        Raises FileNotFoundError if there is none, ValueError for an
+        unknown version.
+        """
         self.catalog, self.name = catalog, name
         self.uri = f"{catalog}/{quote(name, safe=' ')}"
         import deltalake
@@ -67,7 +70,8 @@ class CorpusTable:
         uri = f"{catalog}/{quote(corpus.name, safe=' ')}"
         if not is_object_url(catalog):
             Path(uri).mkdir(parents=True, exist_ok=True)
-        # of two simultaneous creations one fails; another failure is an error of the next line
+        # of two simultaneous creations one fails; another failure is an error
+        # of the next line
         with suppress(deltalake.exceptions.DeltaError):
             deltalake.DeltaTable.create(
                 uri, make_schema(corpus), mode="ignore", partition_by=[KIND],
@@ -81,10 +85,6 @@ class CorpusTable:
     def version(self) -> int:
         """Number of the commit that is shown."""
         return int(self.delta.version())
-
-    def refresh(self) -> None:
-        """Show the current version."""
-        self.delta.update_incremental()
 
     def append(self, batches: Iterable[Any]) -> None:
         """Append Arrow batches with the columns of `make_schema` in one commit."""
@@ -114,7 +114,7 @@ class CorpusTable:
             if failure:
                 raise failure[0] from None
             raise
-        self.refresh()
+        self.delta.update_incremental()
 
     def scan(self, connection: Any, kind: str, view: str) -> None:
         """Create a view of the rows of a kind in a DuckDB connection."""
@@ -149,10 +149,13 @@ class CorpusTable:
         return list(winners.values()), dead
 
     def delete(self, ids: Iterable[int]) -> None:
-        """Delete the rows of some files in one commit. Earlier versions keep them."""
+        """Delete the rows of some files in one commit.
+
+        Earlier versions keep them.
+        """
         with explain_errors(self.uri, "Run it again."):
             self.delta.delete(f"file IN ({', '.join(map(str, ids))})")
-        self.refresh()
+        self.delta.update_incremental()
 
     def overwrite(self, corpus: Corpus, reader: Any) -> None:
         """Replace all rows in one commit, with the columns of changed settings."""
@@ -164,7 +167,7 @@ class CorpusTable:
             )
             # a kill in between leaves a column that no property names
             self.delta.alter.set_table_description(corpus.to_json())
-        self.refresh()
+        self.delta.update_incremental()
         self.corpus = corpus
 
     def list_versions(self) -> list[tuple[int, float, str]]:
@@ -178,12 +181,10 @@ class CorpusTable:
 
         Returns the number of deleted files.
         """
-        vacuum: Any = partial(
-            self.delta.vacuum, dry_run=False, enforce_retention_duration=False,
-            keep_versions=keep or None,
-        )  # fmt: skip
-        removed = vacuum(retention_hours=0, full=False)
-        return len(removed) + len(vacuum(retention_hours=ORPHAN_HOURS, full=True))
+        options: dict[str, Any] = {"dry_run": False, "enforce_retention_duration": False}
+        options["keep_versions"] = keep or None
+        removed = self.delta.vacuum(retention_hours=0, full=False, **options)
+        return len(removed) + len(self.delta.vacuum(ORPHAN_HOURS, full=True, **options))
 
 
 def storage_options() -> dict[str, str]:

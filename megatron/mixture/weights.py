@@ -115,7 +115,10 @@ class DomainWeights:
         self.computed = [(0, self.points[-1][1])]
 
     def append(self, chunk: int, weights: np.ndarray, known_to: int) -> None:
-        """Add weights from a chunk on. No process may have requested the chunk before."""
+        """Add weights from a chunk on.
+
+        No process may have requested the chunk before.
+        """
         assert self.known_to is not None and chunk >= self.known_to, "known weights must not change"
         # weights first: a reader that gets the new known_to must also get them
         self.computed.append((chunk, weights))

@@ -99,27 +99,24 @@ def test_the_ten_lines_of_the_guide_run(served, root) -> None:
 
 def test_a_mixture_keeps_the_documents_that_it_had_when_it_was_created(client, served) -> None:
     client.register("code", ["a.jsonl"], PROPERTIES)
-    name = client.create_mixture(SPEC, name="first")
+    name = client.create_mixture(SPEC)
     write_lines(served[0].folder / "b.jsonl", 60)
     client.register("code", ["b.jsonl"], PROPERTIES)
     assert client.count() == {(): (360, None)}
     again = ServedFolder(served[0].folder)  # as after a restart
     assert again.open_mixture({"mixture": name}).counts.sum() == 300
     again.close()
-    with pytest.raises(ValueError, match="name: got 'first', a mixture with other keys"):
-        client.create_mixture(SPEC | {"chunk_size": 8}, name="first")
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("register", {"corpus": "x", "inputs": ["/etc/passwd"]}, "no such file|is not below"),
     ("register", {"corpus": "x", "inputs": ["../a.jsonl"]}, "is not below .* Start the server with --root"),
     ("register", {"corpus": "x", "inputs": ["a.jsonl"], "properties": ["read_text('/etc') AS p"]}, "got SQL"),
-    ("create_mixture", {"spec": {"catalog": "/etc"}}, "catalog: is not a key of a mixture on a server"),
+    ("create_mixture", {"spec": {"catalog": "/etc"}}, "mixture on a server: unknown key 'catalog'"),
     ("create_mixture", {"spec": {"adaptive": {"rule": "os:system"}}}, "expected ado on a server"),
-    ("create_mixture", {"spec": SPEC, "name": "../x"}, "name: got '../x'"),
     ("describe", {"mixture": "../token"}, "mixture '../token': expected one of none"),
     ("count", {"query": {"where": ["stars = (SELECT count(*) FROM read_csv('/x'))"]}}, "Permission Error"),
-    ("count", {"query": {"by": ["colour"]}}, "no property 'colour'"),
+    ("count", {"query": {"by": ["colour"]}}, "'?\"colour\"'? not found"),
     ("nothing", {}, "action 'nothing': expected one of"),
     ("count", {"query": {"corpora": ["y"]}}, "no corpus 'y'"),
     ("report", {"mixture": "m", "chunk": -1, "nats": [], "tokens": []}, "mixture 'm'"),
@@ -255,7 +252,7 @@ def test_tls_is_verified_with_the_certificate(tmp_path, start: Start, mixture) -
     token = read_token(tmp_path / "token")
     with MixtureClient(secure, token, (tmp_path / "c.pem").read_bytes()) as client:
         assert len(client.open_chunks("code").read(0, 1)) == 512
-    with pytest.raises(ConnectionError, match="Pass its certificate as tls_roots"):
+    with pytest.raises(ConnectionError, match="pass its certificate as tls_roots"):
         MixtureClient(secure, token, patience_s=3).request("status")
 
 

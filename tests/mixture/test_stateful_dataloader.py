@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from megatron.mixture.documents import DocumentChunks
-from megatron.mixture.loaders import Chunk, MixtureDataset, hugging_face
+from megatron.mixture.loaders import Chunk, ChunkIterator, MixtureDataset, hugging_face
 
 SIZE = 64
 N_DOCUMENTS = 3000  # in the fixture `mixture`
@@ -150,7 +150,7 @@ def test_a_state_of_other_documents_workers_or_groups_is_refused(mixture) -> Non
     other["iterator"]["worker"] = [1, 2]
     with pytest.raises(ValueError, match="state of worker 1 of 2: got worker 0 of 1. Resume with as many"):
         Protocol(make_dataset(mixture), other)
-    one_of_two = make_dataset(mixture).iter_chunks(1, 2)
+    one_of_two = ChunkIterator(make_dataset(mixture), 1, 2)
     with pytest.raises(ValueError, match="state of 3 groups and 2 workers"):
         one_of_two.load_state_dict(one_of_two.state_dict() | {"n_groups": 3})
     for part in ("dataset", "iterator"):
