@@ -22,7 +22,7 @@ ENV PATH=/opt/venv/bin:$PATH
 
 # before the code, so that a change of code leaves this layer alone
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-COPY --chown=scaling:scaling requirements.txt constraints.txt ./
+COPY --chown=scaling:scaling requirements.txt requirements-quickstart.txt constraints.txt ./
 RUN python3 -m venv /opt/venv \
     && pip install --no-cache-dir --index-url "$TORCH_INDEX" "$(grep '^torch==' constraints.txt)" \
     && pip install --no-cache-dir --requirement requirements.txt --constraint constraints.txt

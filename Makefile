@@ -1,12 +1,12 @@
-# make quickstart [CORPUS=...]   install, then run the whole workflow from raw text to a fitted law; CORPUS of less
-#                                than 12 MB is an error
-# make test                      install, then run the tests
+# make quickstart [CORPUS=...]   install what it imports, then run the whole workflow from raw text to a fitted law;
+#                                CORPUS of less than 12 MB is an error
+# make test                      install everything, then run the tests
 # make test-all                  also run the slow tests
 # make docs                      generate the pages that are derived from the code
 # make check                     list what is installed, what is missing, and how to install it
 # make site                      build the guides as a searchable site in build/site
 # make bench-smoke               run a reduced form of every CPU bench, to show that each works
-# make bench-gpu-parity          check losses, gradients, resuming and graphs on a GPU, under 10 minutes
+# make bench-gpu-parity          check losses, gradients and resuming on a GPU, under 10 minutes
 # make bench-gpu                 measure training steps on a GPU, under 10 minutes; again: the missing cells
 # make lint                      run ruff, mypy, shellcheck and hadolint
 # make help                      print these lines
@@ -14,11 +14,14 @@ PYTHON ?= python3
 VENV := .venv
 CORPUS ?= auto
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+QUICK := $(VENV)/quickstart-ready
 READY := $(VENV)/ready
+PIP := python -m pip install --quiet --no-compile --disable-pip-version-check
+TORCH_CPU ?= https://download.pytorch.org/whl/cpu
 
 .PHONY: quickstart test test-all bench-smoke bench-gpu-parity bench-gpu lint check docs help site clean
 
-quickstart: $(READY)
+quickstart: $(QUICK)
 	bash examples_scaling/quickstart/quickstart.sh "$(CORPUS)"
 
 # two processes; the tests of a file run in one process, since they share fixtures. A test that takes five minutes
@@ -30,8 +33,25 @@ test: $(READY)
 test-all: $(READY)
 	python -m pytest
 
+# downstream reads SCALING_DATA, extrapolate SCALING_LAWS; without them these two are skipped
+bench-smoke: export OMP_NUM_THREADS = 1
 bench-smoke: $(READY)
-	python tools/bench/smoke.py
+	python tools/prepare_corpus.py --corpus local --max-mb 4 --out build/smoke/text
+	python tools/train_tokenizer.py build/smoke/text/train.jsonl --n-tokens 512 --out build/smoke/tokenizer
+	python tools/bench/preprocess.py build/smoke/text/train.jsonl --tokenizer-model build/smoke/tokenizer --sides batch --repeat 1
+	python tools/bench/loader.py --workers 0 2 --batches 20 --repeat 1
+	python tools/bench/order.py --documents 200000 --tokens 100000000 --epochs 1 --repeat 1
+	python tools/bench/train.py --dtype float32 --widths 16 --repeat 1 --steps 2 --threads 1
+	python tools/bench/fit.py --starts 10 --repeat 2 --forms=
+	python tools/bench/mixture.py --documents 2e4 --repeat 1
+	python tools/bench/generate.py --size 7M --batch 1 --new-tokens 8 --repeat 1 --threads 1
+	python tools/bench/coordinate_check.py --widths 32 64 --depths 2 4 --steps 2 --seeds 1 --out build/smoke/page.html
+	python tools/bench/coverage.py --designs 20 --simulations 2 --n-bootstrap 20
+	python tools/bench/gpu.py --device cpu --sizes tiny --only ours/tiny/AR/default --steps 1 --out build/smoke/gpu
+	test -z "$$SCALING_DATA" || python tests/task_folder.py "$$SCALING_DATA/downstream" build/smoke/tasks
+	test -z "$$SCALING_DATA" || python tools/bench/downstream.py --include-path build/smoke/tasks --tasks hellaswag \
+		--limit 4 --repeat 1 --threads 1
+	test -z "$$SCALING_LAWS" || python tools/bench/extrapolate.py --sets 240 --n-bootstrap 20
 
 lint: $(READY)
 	ruff check .
@@ -52,7 +72,7 @@ docs: $(READY)
 
 # mkdocs is installed only here: nothing else needs it
 site: $(READY)
-	python -m pip install --quiet --disable-pip-version-check mkdocs-material==9.8.1
+	$(PIP) mkdocs-material==9.8.1
 	python -m mkdocs build --strict
 
 help:
@@ -63,7 +83,7 @@ check:
 	@$(or $(wildcard $(VENV)/bin/python),$(PYTHON)) tools/check_environment.py
 
 # reinstalled when the pins or the C++ sources change
-$(READY): requirements.txt constraints.txt setup.py pyproject.toml $(wildcard csrc/*)
+$(QUICK): requirements-quickstart.txt constraints.txt setup.py pyproject.toml $(wildcard csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $$($(PYTHON) --version) found, expected 3.11 or newer. Run make PYTHON=python3.12." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, os, sysconfig; \
@@ -71,11 +91,19 @@ $(READY): requirements.txt constraints.txt setup.py pyproject.toml $(wildcard cs
 		{ echo "error: $(PYTHON) lacks venv or its C headers. Run apt-get install python3-venv python3-dev." >&2; exit 1; }
 	@command -v g++ >/dev/null || { echo "error: g++ not found. Run apt-get install g++." >&2; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-# a torch that is there, for another CUDA or of another version in the bounds, is kept
-	python -c 'import torch' 2>/dev/null && pins= || pins='--constraint constraints.txt'; \
-		python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt $$pins
-	python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+# without a driver of NVIDIA or AMD torch's CPU build, 3 GB smaller, if its index answers; otherwise that of PyPI
+	command -v nvidia-smi rocm-smi >/dev/null || python -c 'import torch' 2>/dev/null || \
+		$(PIP) --retries 1 --timeout 20 --index-url $(TORCH_CPU) $$(grep ^torch== constraints.txt) || true
+	$(call install,requirements-quickstart.txt)
+	$(PIP) --no-build-isolation --no-deps -e .
 	@touch $@
+
+$(READY): $(QUICK) requirements.txt
+	$(call install,requirements.txt)
+	@touch $@
+
+# a torch that is there, for another CUDA or of another version in the bounds, is kept
+install = python -c 'import torch' 2>/dev/null && pins= || pins='--constraint constraints.txt'; $(PIP) -r $(1) $$pins
 
 clean:
 	rm -rf $(VENV) build *.egg-info megatron/_csrc*.so

@@ -29,7 +29,7 @@ import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from difflib import get_close_matches
@@ -91,11 +91,9 @@ GROUPS = {  # in the order of a study: sub-command -> file in tools/
         "inspect": "inspect_data",
         "merge": "merge_datasets",
         "subset": "subset_corpus",
-        "register": "register_corpus",
-        "mixture": "prepare_mixture",
-        "serve": "mixture_server",
-    },
-    "plan": {"init": "init_study", "sizes": "model_sizes", "plan": "plan_study"},
+    }
+    | dict.fromkeys(("register", "mixture", "serve"), "mixtures"),
+    "plan": dict.fromkeys(("init", "sizes", "plan"), "plan"),
     "train": {
         "train": "pretrain",
         "gpt": "pretrain_gpt",
@@ -109,16 +107,16 @@ GROUPS = {  # in the order of a study: sub-command -> file in tools/
         "validate": "validate",
         "evaluate": "evaluate_downstream",
         "generate": "generate_text",
-        "compare": "compare_runs",
+        "compare": "laws",
     },
     "fit": {
         "collect": "collect",
         "fit": "fit_law",
-        "frontier": "fit_frontier",
-        "downstream": "fit_downstream",
-        "power-law": "fit_power_law",
-        "predict": "predict",
-        "crossover": "find_crossover",
+        "frontier": "laws",
+        "downstream": "laws",
+        "power-law": "laws",
+        "predict": "laws",
+        "crossover": "laws",
     },
     "report": {"report": "make_report"},
 }
@@ -126,6 +124,7 @@ REMOVED = dict.fromkeys(("download", "download_assets"), "`hf download`, as in D
     ("reference", "config_reference", "migration", "migration_page"), "`make docs`"
 )
 SUBCOMMANDS = {name: tool for group in GROUPS.values() for name, tool in group.items()}
+ACTIONS = ("laws", "mixtures", "plan")  # files that serve several sub-commands: their first argument
 
 
 # Stop signals. A command exits at once while it imports,
@@ -486,6 +485,7 @@ class ToolParser(argparse.ArgumentParser):
     """Argument parser that suggests the nearest option for an unknown one."""
 
     arguments: Sequence[str] = ()
+    removed: Mapping[str, str] = {}  # options of earlier versions -> replacement, without a period
     takes_ranks = False
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
@@ -504,24 +504,26 @@ class ToolParser(argparse.ArgumentParser):
         # the parsers of actions (`register_corpus.py
         # CATALOG add`) leave unknown options to this one
         parsers: list[argparse.ArgumentParser] = [self]
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                parsers += action.choices.values()
+        for parser in parsers:  # grows: actions may have actions
+            for action in parser._actions:
+                if isinstance(action, argparse._SubParsersAction):
+                    parsers += action.choices.values()
         names = [name for parser in parsers for name in parser._option_string_actions]
         options = {name.lstrip("-"): name for name in names}
-        words = [word.partition("=")[0] for word in self.arguments if word.startswith("--")]
+        words = [word.partition("=")[0] for word in self.arguments]
         for word in words:
+            if word in self.removed:
+                self.exit(2, f"{self.prog}: error: {word}: removed. {self.removed[word]} (see --help)\n")
             # argparse accepts unique prefixes, so a prefix of an option is not misspelt
-            if not any(option.startswith(word) for option in options.values()) and (
-                nearest := get_close_matches(word.lstrip("-"), options, 1)
-            ):
+            is_option = word.startswith("--") and not any(name.startswith(word) for name in names)
+            if is_option and (nearest := get_close_matches(word.lstrip("-"), options, 1)):
                 message += f"; {word}: did you mean {options[nearest[0]]}?"
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
 def create_parser(
     doc: str, may_stop: bool = False, takes_ranks: bool = False, parser_class: type[ToolParser] = ToolParser
-) -> argparse.ArgumentParser:
+) -> ToolParser:
     """Create a parser whose help is a module's docstring: the first paragraph, the options, then the rest.
 
     The rest begins with example commands that can be pasted.
@@ -541,9 +543,9 @@ def create_parser(
 
 def _replace_commands(text: str) -> str:
     """Replace `python tools/x.py` by the sub-command where the user has typed one."""
-    if not sys.argv[0].startswith(f"{PROGRAM} "):  # set by `run_tool`
+    if sys.argv[0].split(" ")[0] != PROGRAM:  # set by `run_tool`
         return text
-    names = {tool: f"{PROGRAM} {name}" for name, tool in SUBCOMMANDS.items()}
+    names = {tool: f"{PROGRAM} {name}" for name, tool in SUBCOMMANDS.items() if tool not in ACTIONS}
     return re.sub(r"python tools/(\w+)\.py", lambda match: names.get(match[1], match[0]), text)
 
 
@@ -680,10 +682,13 @@ def find_tool(name: str) -> Path:
     return TOOLS / f"{SUBCOMMANDS[name]}.py"
 
 
-def read_summary(tool: Path) -> str:
-    """Return the first line of a tool's docstring, a sentence, without importing the tool."""
-    with tool.open(encoding="utf-8") as file:
-        return file.readline().strip().removeprefix('"""')
+def read_summary(name: str) -> str:
+    """Return a sentence about a sub-command without importing its file: from the docstring or its action."""
+    text = find_tool(name).read_text(encoding="utf-8")
+    if SUBCOMMANDS[name] in ACTIONS:
+        what = re.search(rf'actions,\s*"{name}",\s*"([^"]+)"', text)
+        return f"{what[1][0].upper()}{what[1][1:]}." if what else ""
+    return text.partition("\n")[0].removeprefix('"""')
 
 
 def list_lines(width: int | None) -> list[str]:
@@ -693,7 +698,7 @@ def list_lines(width: int | None) -> list[str]:
     for group, names in GROUPS.items():
         lines += ["", group]
         for name in names:
-            line = f"  {name:<{indent}}{read_summary(find_tool(name))}"
+            line = f"  {name:<{indent}}{read_summary(name)}"
             lines.append(line if width is None or len(line) <= width else f"{line[: width - 2]}..")
     return lines
 
@@ -707,7 +712,8 @@ def print_list() -> None:
 def report_unknown(word: str) -> int:
     """Print the nearest sub-command to an unknown one, and return the exit status of wrong usage."""
     # people who know the files in tools/ type their names
-    names = {name: name for name in SUBCOMMANDS} | {tool: name for name, tool in SUBCOMMANDS.items()}
+    tools = {tool: name for name, tool in SUBCOMMANDS.items() if tool not in ACTIONS}
+    names = {name: name for name in SUBCOMMANDS} | tools
     name = word.lower().removesuffix(".py")
     nearest = get_close_matches(name, names, 1)
     hint = f"; did you mean {names[nearest[0]]}?" if nearest else ""
@@ -720,7 +726,8 @@ def report_unknown(word: str) -> int:
 def run_tool(name: str, words: Sequence[str]) -> None:
     """Run the file of a sub-command as the main module, as `python tools/x.py` does; it ends the process."""
     path = str(find_tool(name))
-    sys.argv = [f"{PROGRAM} {name}", *words]  # argparse takes the program's name from it
+    # argparse takes the program's name from the first word
+    sys.argv = [*((PROGRAM, name) if SUBCOMMANDS[name] in ACTIONS else (f"{PROGRAM} {name}",)), *words]
     # spawned workers look for the file of the main module
     main_module = ModuleType("__main__")
     main_module.__file__ = path

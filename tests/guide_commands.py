@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from megatron.cli import SUBCOMMANDS
+from megatron.cli import ACTIONS, SUBCOMMANDS
 from megatron.config.schema import RunConfig
 from tests.tool_modules import load_tool
 
@@ -163,7 +163,7 @@ def commands_of(guide: Path) -> list[Command]:
                 captured = _parse_block(lines[begin:i], str(guide.relative_to(ROOT)), begin + 1)
                 commands += [replace(command, output=None) for command in captured]
             kind = None
-        elif kind is None and re.match(r"    (python|torchrun|bash|make) ", line):
+        elif kind is None and re.match(r"    (python|scaling|torchrun|bash|make) ", line):
             commands += split_commands([line.strip()], str(guide.relative_to(ROOT)), i + 1)
     return commands
 
@@ -188,9 +188,11 @@ def _parse_block(lines: list[str], where: str, first: int) -> Iterator[Command]:
 
 
 def inline_commands(guide: Path) -> list[tuple[str, list[str]]]:
-    """Return (tool, options) of every `tools/x.py --option ...` in a guide's prose."""
+    """Return (tool, options) of `tools/x.py --option ...` and `scaling x --option ...` in a guide's prose."""
     prose = re.sub(r"```.*?```", "", guide.read_text(), flags=re.DOTALL)
     spans = re.findall(r"`(?:[^`]*?\s)?(tools/(?:bench/)?\w+\.py)([^`]*)`", prose)
+    named = re.findall(r"`scaling ([a-z-]+)([^`]*)`", prose)
+    spans += [(f"tools/{SUBCOMMANDS[name]}.py", words) for name, words in named if name in SUBCOMMANDS]
     return [(tool, re.findall(r"(?<![\w-])--[a-z][\w-]*", words)) for tool, words in spans]
 
 
@@ -204,6 +206,11 @@ def tool_module(name: str) -> ModuleType:
 
 def parse_tool(command: Command) -> None:
     """Parse the arguments of a command's tool; the arguments of its launcher are not checked here."""
+    if command.words[0] == "scaling":
+        name = command.words[1]
+        action = [name] if SUBCOMMANDS[name] in ACTIONS else []
+        tool = f"tools/{SUBCOMMANDS[name]}.py"
+        command = replace(command, words=["python", tool, *action, *command.words[2:]])
     at = next((i for i, word in enumerate(command.words) if TOOL.match(word)), None)
     if at is None:
         return
@@ -217,6 +224,13 @@ def parse_tool(command: Command) -> None:
         assert ended.code == 0, f"{command.where}: {name} does not accept {shlex.join(words)}"
         return
     check_overrides(command.where, name, args)
+
+
+def list_options(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the options of a parser and of its actions."""
+    actions = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    inner = (list_options(other) for action in actions for other in action.choices.values())
+    return set(parser._option_string_actions).union(*inner)
 
 
 def check_overrides(where: str, tool: str, args: argparse.Namespace) -> None:
@@ -254,8 +268,7 @@ def check_program(command: Command) -> None:
         name = command.words[1] if len(command.words) > 1 else "--help"
         assert name in (*SUBCOMMANDS, "--help"), f"{command.where}: no sub-command {name}"
         if name in SUBCOMMANDS:
-            tool = f"tools/{SUBCOMMANDS[name]}.py"
-            parse_tool(replace(command, words=["python", tool, *command.words[2:]]))
+            parse_tool(command)
     elif program == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         for word in command.words[1:]:
@@ -309,7 +322,7 @@ def _check_script(command: Command, words: Sequence[str]) -> None:
     if len(tools) != 1:  # the script passes its arguments to no tool, or to several
         return
     tool = tools[0]
-    options = tool_module(tool).build_parser()._option_string_actions
+    options = list_options(tool_module(tool).build_parser())
     for word in words[1:]:
         if word.startswith("--"):
             assert word.partition("=")[0] in options, f"{command.where}: {tool} has no option {word}"

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt", "constraints.txt")
+
 STUB = (
     "#include <pybind11/pybind11.h>\nPYBIND11_MODULE(_csrc, m) {}\n"  # the helper takes a minute to compile
 )
@@ -120,7 +122,7 @@ def test_every_pin_of_development_is_within_the_bounds_of_an_extra(root: Path) -
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     texts = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
     bounds = {entry.name.lower(): entry for entry in map(Requirement, texts)}
-    text = "".join((root / name).read_text() for name in ("requirements.txt", "constraints.txt"))
+    text = "".join((root / name).read_text() for name in REQUIREMENTS)
     pins = re.findall(r"^([\w.-]+)==([\w.]+)", text, re.MULTILINE)
     assert len(pins) > 20 and "torch" in dict(pins)
     for name, version in pins:

@@ -12,7 +12,6 @@ from __future__ import annotations  # old Pythons must be able to run this and r
 import argparse
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -21,35 +20,34 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 DISTRIBUTION = "megatron-scaling"
+REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt")
 PYTHONS = ((3, 11), (3, 14))  # first supported version, first unsupported one
 TRAINING = ("torch", "numpy", "omegaconf")  # imported by tools/pretrain.py
 WAIT_S = 120  # for one external program; importing torch from a network disk is slow
-# Runs in a separate process: an import of torch with a missing library may crash, and it takes seconds. A
-# torch for ROCm has no torch.version.cuda.
+# Runs in a separate process: an import of torch with a missing library may crash, and it takes seconds.
 TORCH_QUERY = """
-import json, torch
-gpu = torch.cuda.is_available()
-print(json.dumps({"n_gpus": torch.cuda.device_count(), "nccl": gpu and torch.version.cuda is not None
-    and ".".join(map(str, torch.cuda.nccl.version()))}))
+import torch
+n = torch.cuda.device_count()
+built = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+print("built for", built if torch.version.cuda or torch.version.hip else "the CPU", "and sees", n, "GPUs")
 """
-INSTALL = "make test, or pip install -r requirements.txt"
+GPUS = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+CUDA_INDEX = "https://download.pytorch.org/whl/cu130 (or cu126, rocm7.2)"
+PROGRAMS = (  # words, purpose, how to install it
+    (("nvcc", "--version"), "building apex and DeepSpeed's kernels", "load the cluster's CUDA module"),
+    (("sbatch", "--version"), "train_slurm.sh, sweep.py --launcher slurm", "use a cluster's login node"),
+    (("mpirun", "--version"), "train_mpi.sh", "apt-get install openmpi-bin, or the cluster's module"),
+    (("chromium", "--version"), "make_report.py --figures", "apt-get install chromium"),
+)
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the table.
-
-    item      program, library or device
-    value     its version or path; empty if it is missing
-    purpose   feature that requires it
-    fix       how to install it
-    required  whether training requires it
-    """
+class Row(NamedTuple):
+    """One line of the table: an empty value is missing; `required` by training."""
 
     item: str
     value: str
@@ -57,37 +55,30 @@ class Row:
     fix: str = ""
     required: bool = False
 
-    @property
-    def mark(self) -> str:
-        """Return 'ok', 'missing' (required and absent) or '-' (optional and absent)."""
-        return "ok" if self.value else "missing" if self.required else "-"
-
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     try:
         from megatron.cli import create_parser
 
-        parser = create_parser(__doc__)
+        parser: argparse.ArgumentParser = create_parser(__doc__)
     except ModuleNotFoundError:  # nothing is installed yet: the same options without the shared help layout
-        parser = argparse.ArgumentParser(
-            description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-    parser.add_argument(
-        "--quick", action="store_true", help="only list what is installed, without importing torch (seconds)"
-    )
+        parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="without importing torch, which takes seconds")
     return parser
 
 
-def run_command(*words: str) -> str:
-    """Return the standard output of a program; '' if it is missing, fails or exceeds WAIT_S."""
+def run_command(*words: str) -> tuple[str, str]:
+    """Return (standard output, "") of a program, or ("", the last line of its error)."""
     if shutil.which(words[0]) is None:
-        return ""
+        return "", f"no program {words[0]}"
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", str(error)
+    if done.returncode:
+        return "", (done.stderr.strip().splitlines() or ["no error message"])[-1]
+    return done.stdout.strip(), ""
 
 
 def installed_version(library: str) -> str:
@@ -99,230 +90,118 @@ def installed_version(library: str) -> str:
 
 
 def machine_rows() -> Iterator[Row]:
-    """Yield rows for cores, memory, disk and the Python interpreter."""
+    """Yield rows for the machine and the Python interpreter."""
     # the cores that taskset, Slurm or a container allows, which may be fewer than those of the machine
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Row("machine", f"{platform.system()} {platform.machine()}, {cores} cores for this process")
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        yield Row("memory", format_gib(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
-    yield Row("disk", f"{format_gib(shutil.disk_usage(ROOT).free)} free at {ROOT}")
+    disk = f"{shutil.disk_usage(ROOT).free / 2**30:,.1f} GiB free at {ROOT}"
+    yield Row("machine", f"{platform.system()} {platform.machine()}, {cores} cores for this process, {disk}")
     fits = PYTHONS[0] <= sys.version_info[:2] < PYTHONS[1]
-    names = [f"{major}.{minor}" for major, minor in PYTHONS]
-    yield Row(
-        f"Python {names[0]} to <{names[1]}",
-        f"{platform.python_version()} at {sys.executable}" if fits else "",
-        "everything",
-        f"this is {platform.python_version()}: install python3.12, then make PYTHON=python3.12",
-        required=True,
-    )
-
-
-def format_gib(n_bytes: float) -> str:
-    """Format a size in bytes as GiB."""
-    return f"{n_bytes / 2**30:,.1f} GiB"
-
-
-def list_gpus() -> list[str]:
-    """Return 'name, memory, driver' for each GPU, as reported by nvidia-smi and rocm-smi."""
-    output = run_command(
-        "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"
-    )
-    gpus = []
-    for line in output.splitlines():
-        # from the right: a name may contain a comma. nvidia-smi reports memory in MiB.
-        name, memory, driver = [part.strip() for part in line.rsplit(",", 2)]
-        size = (
-            format_gib(float(memory) * 2**20) if memory.replace(".", "").isdigit() else "memory not reported"
-        )
-        gpus.append(f"{name}, {size}, driver {driver}")
-    output = run_command(
-        "rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showdriverversion", "--json"
-    )
-    try:
-        cards = json.loads(output) if output else {}
-    except ValueError:
-        cards = {}
-    driver = cards.get("system", {}).get("Driver version", "not reported")
-    for key in sorted(cards):
-        if key.startswith("card"):
-            memory = float(cards[key].get("VRAM Total Memory (B)", 0))
-            name = cards[key].get("Card series") or cards[key].get("Card Series") or "AMD GPU"
-            gpus.append(f"{name}, {format_gib(memory)}, driver {driver}")
-    return gpus
+    low, high = (f"{major}.{minor}" for major, minor in PYTHONS)
+    value = f"{platform.python_version()} at {sys.executable}" if fits else ""
+    fix = f"this is {platform.python_version()}: install python3.12, then make PYTHON=python3.12"
+    yield Row(f"Python {low} to <{high}", value, "everything", fix, required=True)
 
 
 def torch_rows(quick: bool) -> Iterator[Row]:
-    """Yield rows for torch, its build (CPU, CUDA or ROCm), the driver's GPUs, and the GPUs of torch."""
-    installed, cards = installed_version("torch"), list_gpus()
-    built = "the CPU"
-    if installed:
-        # version.py is read as text, because an import takes seconds and may fail: cuda: Optional[str] =
-        # '13.0'. A build for the CPU has None, which the pattern with quotes does not match.
-        text = (
-            Path(importlib.metadata.distribution("torch").locate_file("torch")) / "version.py"
-        ).read_text()
-        for name, label in (("cuda", "CUDA"), ("hip", "ROCm")):
-            if match := re.search(rf"^{name}[^=\n]*= '([^']+)'", text, re.MULTILINE):
-                built = f"{label} {match[1]}"
-    report, error = {}, ""
-    if installed and not quick:
-        report, error = query_torch()
-    yield Row("torch", "" if error else installed and f"{installed}, built for {built}", "training, scoring",
-              error or INSTALL, required=True)  # fmt: skip
+    """Yield rows for torch, its build (CPU, CUDA or ROCm), and the GPUs of the driver and of torch."""
+    version, report, error = installed_version("torch"), "", ""
+    if version and not quick:
+        report, error = run_command(sys.executable, "-c", TORCH_QUERY)
+        # the last line, since libraries may print to standard output during the import
+        report = report.rpartition("\n")[2]
+    fix = f"reinstall it: import torch fails ({error})" if error else "make test"
+    value = "" if error else ", ".join(filter(None, (version, report)))
+    yield Row("torch", value, "training, scoring", fix, required=True)
+    cards = run_command(*GPUS)[0].splitlines()
     for i, card in enumerate(cards):
         yield Row(f"GPU {i}", card)
-    if not cards:
-        yield Row(
-            "GPU",
-            "",
-            "speed; everything also runs on CPUs",
-            "install its driver: nvidia-smi and rocm-smi list no GPU",
-        )
-    elif not quick and not error and installed:
-        n_seen = report.get("n_gpus", 0)
-        yield Row(
-            "GPUs that torch sees", f"{n_seen} of {len(cards)}" if n_seen else "", "training on GPUs",
-            "install a torch for your driver: pip install torch --index-url "
-            "https://download.pytorch.org/whl/cu130 (or cu126, rocm7.2)",
-        )  # fmt: skip
-        nccl = report.get("nccl")
-        yield Row(
-            "NCCL", str(nccl) if nccl else "", "several NVIDIA GPUs", "installed with a CUDA build of torch"
-        )
+    if report.endswith("sees 0 GPUs"):
+        fix = f"pip install torch --index-url {CUDA_INDEX}" if cards else "install its driver"
+        yield Row("GPUs of torch", "", "speed; everything also runs on CPUs", fix)
 
 
-def query_torch() -> tuple[dict, str]:
-    """Return (torch's report of GPUs and NCCL, '') or ({}, error) if torch cannot be imported."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", TORCH_QUERY], capture_output=True, text=True, timeout=WAIT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {}, f"installed, but 'import torch' takes more than {WAIT_S} s"
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no error message"])[-1]
-        return {}, f"installed, but cannot be imported ({last}): reinstall it"
-    # the last line, since libraries may print to standard output during the import
-    return json.loads(done.stdout.splitlines()[-1]), ""
-
-
-def package_rows() -> Iterator[Row]:
-    """Yield a row for the C++ extension of megatron."""
-    helper = ""
+def extension_rows() -> Iterator[Row]:
+    """Yield rows for the C++ extension of megatron, and for what compiles it."""
+    helper, fix = "", ""
     try:
         from megatron import _csrc
 
         helper = str(_csrc.__file__)
-        fix = ""
     except ImportError as error:
-        fix = f"pip install --no-build-isolation --no-deps -e . ({error})"
-        if error.name == "megatron._csrc":
-            fix = str(error)
+        is_ours = error.name == "megatron._csrc"
+        fix = str(error) if is_ours else f"pip install --no-build-isolation --no-deps -e . ({error})"
     yield Row("megatron._csrc", helper, "data for training", fix, required=True)
-
-
-def compiler_rows() -> Iterator[Row]:
-    """Yield rows for what builds the C++ extension."""
-    compiler = run_command("g++", "--version").partition("\n")[0]
-    yield Row("g++", compiler, "building megatron._csrc (C++20: 10 or newer)", "apt-get install g++")
-    headers = Path(sysconfig.get_path("include"), "Python.h")
+    compiler = os.environ.get("CXX") or "g++"
     yield Row(
-        "Python's C headers", str(headers.parent) if headers.is_file() else "", "building megatron._csrc",
-        "apt-get install python3-dev",
-    )  # fmt: skip
+        compiler, run_command(compiler, "-dumpversion")[0], "building megatron._csrc", "apt-get install g++"
+    )
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    value = str(header) if header.is_file() else ""
+    yield Row("Python.h", value, "building megatron._csrc", "apt-get install python3-dev")
 
 
 def read_requirements() -> list[tuple[str, str, str]]:
-    """Return (library, pinned version, purpose) of requirements.txt, or without a checkout of the wheel."""
-    file = ROOT / "requirements.txt"
-    if file.is_file():
+    """Return (library, pinned version, purpose) of the requirements, or without a checkout of the wheel."""
+    text = "".join((ROOT / name).read_text() for name in REQUIREMENTS if (ROOT / name).is_file())
+    if text:
         # "numpy==2.4.6  # arrays" -> ("numpy", "2.4.6", "arrays")
-        return re.findall(r"^([\w.-]+)==(\S+)\s*(?:# (.*))?$", file.read_text(), re.MULTILINE)
-    try:
-        # "numpy>=1.26; extra == 'train'" -> "numpy"
-        lines = importlib.metadata.requires(DISTRIBUTION) or []
-    except importlib.metadata.PackageNotFoundError:
-        lines = []
-    names = dict.fromkeys(re.split(r"[^\w.-]", line)[0] for line in lines)
+        return re.findall(r"^([\w.-]+)(?:\[\w+\])?==(\S+)\s*(?:# (.*))?$", text, re.MULTILINE)
+    lines = importlib.metadata.requires(DISTRIBUTION) if installed_version(DISTRIBUTION) else []
+    names = dict.fromkeys(re.split(r"[^\w.-]", line)[0] for line in lines or [])
     return [(name, "", "an extra of this package") for name in names if name != DISTRIBUTION]
 
 
-def library_rows() -> Iterator[Row]:
-    """Yield a row for each required library, with the installed version."""
-    for library, pinned, purpose in read_requirements():
-        if library == "torch":
-            continue
-        installed = installed_version(library)
-        value = f"{installed} (pinned: {pinned})" if pinned and installed not in ("", pinned) else installed
-        yield Row(
-            library, value, purpose or "building megatron._csrc, tests",
-            f"pip install {library}=={pinned}" if pinned else f"pip install {library}",
-            library in TRAINING,
-        )  # fmt: skip
-
-
-def optional_rows() -> Iterator[Row]:
-    """Yield rows for programs and libraries that only some options and scripts require."""
-    compiler = run_command("nvcc", "--version").splitlines() or run_command("hipcc", "--version").splitlines()
-    yield Row("nvcc or hipcc", compiler[-1] if compiler else "", "building apex and DeepSpeed's kernels",
-              "load the cluster's CUDA or ROCm module")  # fmt: skip
-    yield Row("apex", find_apex(), "optim.kernel: apex", "build it from https://github.com/NVIDIA/apex with "
-              "--cuda_ext, which builds amp_C (INSTALL.md; the apex of PyPI is another project)")  # fmt: skip
+def library_rows(libraries: Sequence[tuple[str, str, str]]) -> Iterator[Row]:
+    """Yield a row for each library, with the installed version."""
+    for library, pinned, purpose in libraries:
+        value = installed_version(library)
+        if value and pinned not in ("", value):
+            value += f" (pinned: {pinned})"
+        fix = f"pip install {library}" + (f"=={pinned}" if pinned else "")
+        yield Row(library, value, purpose or "building megatron._csrc, tests", fix, library in TRAINING)
+    fix = "clone https://github.com/NVIDIA/apex and build it with amp_C as in INSTALL.md; PyPI's is another"
+    yield Row("apex", find_apex(), "optim.kernel: apex", fix)
     yield Row("torchao", installed_version("torchao"), "dist.float8: true", "pip install torchao")
-    slurm = run_command("sbatch", "--version")
-    fix = (
-        "provide a slurm.conf: sbatch is installed but has no configuration"
-        if shutil.which("sbatch")
-        else "available on the login node of a cluster"
-    )
-    yield Row("Slurm", slurm, "train_slurm.sh, sweep.py --launcher slurm", fix)
-    mpi = run_command("mpirun", "--version").partition("\n")[0]
-    yield Row("MPI", mpi, "train_mpi.sh", "apt-get install openmpi-bin, or the cluster's module")
-    browsers = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    browser = next((path for path in map(shutil.which, browsers) if path), "")
-    yield Row("chromium", browser, "make_report.py --figures", "apt-get install chromium")
-    data = Path(os.environ.get("SCALING_DATA", ROOT.parent / "shared" / "data"))
-    yield Row("SCALING_DATA", str(data) if data.is_dir() else "", "tests on real text",
-              "set it to a folder with c4/, gpt2_tokenizer/, ...; otherwise they are skipped")  # fmt: skip
 
 
 def find_apex() -> str:
-    """Return the version or path of NVIDIA's apex with amp_C, its kernels; '' without either.
-
-    The PyPI project of that name has no optimizers.
-    """
+    """Return the path of NVIDIA's apex with amp_C, its kernels; '' without. PyPI's apex has no optimizers."""
     has_kernels = importlib.util.find_spec("amp_C") is not None
     for folder in map(Path, sys.path):
         if has_kernels and (folder / "apex" / "optimizers" / "fused_adam.py").is_file():
-            return installed_version("apex") or str(folder / "apex")
+            return str(folder / "apex")
     return ""
 
 
-def environment_rows(quick: bool) -> Iterator[Row]:
+def list_rows(quick: bool) -> Iterator[Row]:
     """Yield all rows, in the order of installation."""
     yield from machine_rows()
-    libraries = [library for library, pinned, _ in read_requirements() if pinned]
-    n_missing = sum(not installed_version(library) for library in libraries)
-    if n_missing > len(libraries) / 2:  # a new checkout: one command for all, not one for each
-        fix = f"make quickstart, or make test ({n_missing} of the {len(libraries)} pinned ones are missing)"
-        yield Row("packages", "", "everything", fix, required=True)
-        yield from compiler_rows()
+    libraries = read_requirements()
+    # those of the quickstart are first
+    if not any(installed_version(library) for library, _, _ in libraries[:8]):
+        yield Row("packages", "", "everything", "make quickstart, or make test", required=True)
         return
     yield from torch_rows(quick)
-    yield from package_rows()
-    yield from compiler_rows()
-    yield from library_rows()
-    yield from optional_rows()
+    yield from extension_rows()
+    yield from library_rows([row for row in libraries if row[0] != "torch"])
+    for words, purpose, fix in PROGRAMS:
+        output, error = run_command(*words)
+        yield Row(words[0], output.partition("\n")[0], purpose, f"{fix} ({error})")
+    data = Path(os.environ.get("SCALING_DATA", ROOT.parent / "shared" / "data"))
+    fix = "set it to a folder with c4/, gpt2_tokenizer/, ...; otherwise they are skipped"
+    yield Row("SCALING_DATA", str(data) if data.is_dir() else "", "tests on real text", fix)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print each row as soon as it is available, then whether training can run."""
     args = build_parser().parse_args(argv)
     lacking = []
-    for row in environment_rows(args.quick):
-        detail = row.value or f"for {row.purpose}; to install: {row.fix}"
+    for row in list_rows(args.quick):
+        mark = "ok" if row.value else "missing" if row.required else "-"
         # aligned here, not by rich, which may be missing; and a row is shown at once
-        print(f"{row.mark:<8}{row.item:<21} {detail}", flush=True)
+        print(
+            f"{mark:<8}{row.item:<21} {row.value or f'for {row.purpose}; to install: {row.fix}'}", flush=True
+        )
         if row.required and not row.value:
             lacking.append(row.item)
     if lacking:

@@ -14,9 +14,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from megatron.cli import create_parser, print_table, report_error, run_main
+import pandas as pd
+
+from megatron.cli import create_parser, print_table, run_main
 from megatron.study.downstream_scores import (
     REFERENCES,
     add_score_columns,
@@ -50,11 +51,6 @@ def format_known(value: float, write: Callable[[float], str]) -> str:
     return NOT_KNOWN if math.isnan(value) else write(value)
 
 
-def format_measured_loss(loss: float, se: float) -> str:
-    """Format a loss, with its standard error unless that is NaN."""
-    return format_loss(loss, None if math.isnan(se) else se)
-
-
 SHOWN = {
     "run": lambda row: row.run,
     "status": lambda row: row.status,
@@ -62,60 +58,34 @@ SHOWN = {
     "D": lambda row: format_count(row.train_tokens, 3),
     "epochs": lambda row: format_known(row.epochs, lambda epochs: format_digits(epochs, 2)),
     "FLOPs": lambda row: format_exponent(row.train_flops),
-    "loss": lambda row: format_known(row.loss, lambda loss: format_measured_loss(loss, row.loss_se)),
+    "loss": lambda row: format_known(
+        row.loss, lambda loss: format_loss(loss, None if math.isnan(row.loss_se) else row.loss_se)
+    ),
     "time": lambda row: format_known(row.wall_s, format_duration),
     "note": lambda row: row.note,
 }
 TEXT_COLUMNS = ("run", "status", "note")
 
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
-    parser.add_argument(
-        "paths",
-        type=Path,
-        nargs="+",
-        metavar="STUDY_DIR",
-        help="a directory that contains runs/, or log files with --from",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="TABLE.csv", help="output file; default: STUDY_DIR/table.csv"
-    )
-    published = parser.add_argument_group("published models beside a study")
-    published.add_argument(
-        "--references",
-        type=Path,
-        nargs="+",
-        metavar="SCORES",
-        help="scores of published models, of evaluate_downstream.py or lm-eval; writes references.csv",
-    )
-    published.add_argument(
-        "--reference-facts",
-        type=Path,
-        metavar="FACTS.csv",
-        help="columns model and n_params, train_tokens, note",
-    )
-    other = parser.add_argument_group("runs of other programs")
-    other.add_argument("--from", choices=KINDS, dest="kind", help="program that wrote the logs")
-    other.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=VALUE",
-        help=f"values missing in the logs, for all runs: {', '.join(FACTS)}",
-    )  # fmt: skip
-    other.add_argument(
-        "--facts", type=Path, metavar="FACTS.csv", help="the same per run: a CSV with a column 'run'"
-    )
-    other.add_argument(
-        "--map",
-        nargs="+",
-        default=[],
-        metavar="OURS=THEIRS",
-        help="names of CSV columns, for example loss=val_loss",
-    )
+    add = parser.add_argument
+    paths = "a directory that contains runs/, or log files with --from"
+    add("paths", type=Path, nargs="+", metavar="STUDY_DIR", help=paths)
+    add("--out", type=Path, metavar="TABLE.csv", help="output file; default: STUDY_DIR/table.csv")
+    add = parser.add_argument_group("published models beside a study").add_argument
+    scores = "scores of published models, of evaluate_downstream.py or lm-eval; writes references.csv"
+    add("--references", type=Path, nargs="+", metavar="SCORES", help=scores)
+    facts = "columns model and n_params, train_tokens, note"
+    add("--reference-facts", type=Path, metavar="FACTS.csv", help=facts)
+    add = parser.add_argument_group("runs of other programs").add_argument
+    add("--from", choices=KINDS, dest="kind", help="program that wrote the logs")
+    values = f"values missing in the logs, for all runs: {', '.join(FACTS)}"
+    add("--set", nargs="+", default=[], metavar="NAME=VALUE", help=values)
+    add("--facts", type=Path, metavar="FACTS.csv", help="the same per run: a CSV with a column 'run'")
+    names = "names of CSV columns, for example loss=val_loss"
+    add("--map", nargs="+", default=[], metavar="OURS=THEIRS", help=names)
     return parser
 
 
@@ -142,7 +112,7 @@ def parse_pairs(words: Sequence[str], option: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
-def collect_runs(args: argparse.Namespace) -> "DataFrame":
+def collect_runs(args: argparse.Namespace) -> pd.DataFrame:
     """Return the table of a study, or of the logs of other programs."""
     if args.kind is None:
         return read_runs(args.paths[0])
@@ -152,7 +122,7 @@ def collect_runs(args: argparse.Namespace) -> "DataFrame":
     return read_external_logs(args.paths, args.kind, facts, parse_pairs(args.map, "--map"))
 
 
-def add_scores(args: argparse.Namespace, table: "DataFrame") -> tuple["DataFrame", str]:
+def add_scores(args: argparse.Namespace, table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Return the table with the downstream scores of a study's runs, and a note for the user.
 
     The scores are also written to scores.csv, unless that file was written by another program.
@@ -182,7 +152,7 @@ def add_references(args: argparse.Namespace) -> str:
     return f"{path}: {n_models} published models, {len(references)} scores\n"
 
 
-def score_study_forecasts(args: argparse.Namespace, table: "DataFrame") -> str:
+def score_study_forecasts(args: argparse.Namespace, table: pd.DataFrame) -> str:
     """Score the sealed forecasts of a study and write forecasts.csv; return a note for the user."""
     if args.kind is not None or not (args.paths[0] / FORECASTS).is_dir():
         return ""
@@ -195,22 +165,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Collect the rows, write the table and print it."""
     args = parse_args(argv)
     out = args.out or args.paths[0] / "table.csv"
-    try:
-        if out.suffix == ".parquet":
-            raise ValueError(
-                f"--out: got {out}, expected a .csv file. The parquet file is written beside it."
-            )
-        table, score_note = add_scores(args, collect_runs(args))
-        score_note += add_references(args) + score_study_forecasts(args, table)
-        write_table(table, out)
-        write_table(table, out.with_suffix(".parquet"))
-    except (OSError, ValueError) as error:
-        return report_error(error)
+    if out.suffix == ".parquet":
+        raise ValueError(f"--out: got {out}, expected a .csv file. The parquet file is written beside it.")
+    table, note = add_scores(args, collect_runs(args))
+    note += add_references(args) + score_study_forecasts(args, table)
+    write_table(table, out)
+    write_table(table, out.with_suffix(".parquet"))
     rows = [[str(show(row)) for show in SHOWN.values()] for row in table.itertuples()]
     print_table(list(SHOWN), rows, TEXT_COLUMNS)
     for warning in table.attrs["warnings"]:
         print(f"warning: {warning}")
-    print(score_note, end="")
+    print(note, end="")
     counts = Counter(table["status"])
     counted = join_list([f"{n} {status}" for status, n in counts.most_common()]) or "no runs"
     print(f"\n{out.with_suffix('.parquet')}: the same table\n{out}: {counted}")

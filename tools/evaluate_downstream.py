@@ -1,7 +1,7 @@
 """Score models on downstream tasks through lm-evaluation-harness.
 
     python tools/evaluate_downstream.py experiments/run --tasks arc_easy,copa --limit 200
-    python tools/evaluate_downstream.py EleutherAI/pythia-70m@step1000 --tasks arc_easy --batch-size auto
+    python tools/evaluate_downstream.py EleutherAI/pythia-70m@step1000 --tasks arc_easy --batch-size 64
     torchrun --standalone --nproc-per-node 2 tools/evaluate_downstream.py experiments/run --tasks hellaswag
 
 MODEL is any format that tools/convert_checkpoint.py reads, a folder of checkpoints, a study, or NAME or
@@ -13,64 +13,36 @@ NAME.scores/; finished tasks are not scored again.
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
-from megatron.cli import create_parser, positive_int, report_error, run_main, shorten_path
+from megatron.cli import create_parser, positive_int, run_main, shorten_path
 from megatron.config.cli_choices import METHODS
-from megatron.evaluation.machine_options import add_machine_options, open_requested_world, refuse_option
+from megatron.evaluation.machine_options import add_machine_options, open_requested_world
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__, takes_ranks=True)
-    parser.add_argument(
-        "models",
-        nargs="+",
-        type=Path,
-        metavar="MODEL",
-        help="checkpoints, runs, a study, models in other formats, names of the hub",
-    )
+    parser.removed = {"--data-dir": "Use --include-path, as in DOWNSTREAM.md"}
+    models = "checkpoints, runs, a study, models in other formats, names of the hub"
+    parser.add_argument("models", nargs="+", type=Path, metavar="MODEL", help=models)
     add = parser.add_argument_group("tasks").add_argument
     add("--tasks", required=True, metavar="NAMES", help="lm-eval tasks, separated by commas")
-    add(
-        "--include-path",
-        type=Path,
-        metavar="DIR",
-        help="folder of task files, for example with local data; default: lm-eval's tasks",
-    )
-    add(
-        "--data-dir",
-        metavar="DIR",
-        type=refuse_option("--include-path, as in DOWNSTREAM.md"),
-        help=argparse.SUPPRESS,
-    )
-    add(
-        "--limit",
-        type=positive_int,
-        metavar="N",
-        help="score the first N documents of each task; default: all",
-    )
-    add(
-        "--num-fewshot",
-        type=int,
-        metavar="N",
-        help="examples before each question; default: that of the task",
-    )
+    folder = "folder of task files, for example with local data; default: lm-eval's tasks"
+    add("--include-path", type=Path, metavar="DIR", help=folder)
+    add("--limit", type=positive_int, metavar="N", help="first N documents of each task; default: all")
+    add("--num-fewshot", type=int, metavar="N", help="examples of each question; default: the task's")
     how = parser.add_argument_group("scoring")
-    add = how.add_argument
-    add(
-        "--method",
-        choices=METHODS,
-        help="masked diffusion: mc, the likelihood bound (default), or ar, left to right",
-    )
-    add("--num-mc", type=positive_int, default=32, metavar="N", help="mc: sampled masks per answer")
-    only = how.add_mutually_exclusive_group()
-    only.add_argument("--only-generate", action="store_true", help="masked diffusion: only exact-match tasks")
-    only.add_argument(
-        "--only-mc-nll", action="store_true", help="masked diffusion: only tasks ranked by the bound"
-    )
-    add("--seed", type=int, default=0, metavar="N", help="seed of masks and of sampled text")
-    add("--tokenizer", metavar="PATH", help="default: the tokenizer that the model names")
+    method = "masked diffusion: mc, the likelihood bound (default), or ar, left to right"
+    how.add_argument("--method", choices=METHODS, help=method)
+    masks = "mc: sampled masks per answer"
+    how.add_argument("--num-mc", type=positive_int, default=32, metavar="N", help=masks)
+    add = how.add_mutually_exclusive_group().add_argument
+    add("--only-generate", action="store_true", help="masked diffusion: only exact-match tasks")
+    add("--only-mc-nll", action="store_true", help="masked diffusion: only tasks ranked by the bound")
+    how.add_argument("--seed", type=int, default=0, metavar="N", help="seed of masks and of sampled text")
+    how.add_argument("--tokenizer", metavar="PATH", help="default: the tokenizer that the model names")
     add = parser.add_argument_group("results").add_argument
     add("--out", type=Path, metavar="DIR", help="output folder, for a single model")
     add("--log-samples", action="store_true", help="write every prompt with the model's output")
@@ -88,41 +60,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     from megatron.evaluation.scored_models import find_models
     from megatron.plan.run_dir import DOWNSTREAM_RESULTS
 
-    try:
-        selection = DownstreamRequest(
-            tasks=tuple(name for name in args.tasks.split(",") if name),
-            include_path=args.include_path,
-            limit=args.limit,
-            num_fewshot=args.num_fewshot,
-            samples=args.log_samples,
-        )
-        scoring = Scoring(
-            method=args.method,
-            num_mc=args.num_mc,
-            only_generate=args.only_generate,
-            only_mc_nll=args.only_mc_nll,
-            seed=args.seed,
-            batch_size=args.batch_size,
-            dtype=args.dtype,
-        )
-        models = find_models(args.models, args.out)
-        with open_requested_world(args) as world:
-            for model in models:
-                results, before, folder = evaluate_downstream(
-                    model,
-                    selection,
-                    scoring,
-                    world,
-                    tokenizer=args.tokenizer,
-                    out=args.out,
-                )
-                if world.is_first:
-                    print(format_results(results))
-                    if before:
-                        print(f"scored before: {', '.join(before)}")
-                    print(shorten_path(folder / DOWNSTREAM_RESULTS))
-    except (OSError, ValueError) as error:
-        return report_error(error)
+    request = DownstreamRequest(
+        tasks=tuple(name for name in args.tasks.split(",") if name),
+        include_path=args.include_path,
+        limit=args.limit,
+        num_fewshot=args.num_fewshot,
+        samples=args.log_samples,
+    )
+    names = {field.name for field in fields(Scoring)} & set(vars(args))
+    scoring = Scoring(**{name: getattr(args, name) for name in names})
+    models = find_models(args.models, args.out)
+    with open_requested_world(args) as world:
+        for model in models:
+            results, before, folder = evaluate_downstream(
+                model, request, scoring, world, tokenizer=args.tokenizer, out=args.out
+            )
+            if world.is_first:
+                print(format_results(results))
+                if before:
+                    print(f"scored before: {', '.join(before)}")
+                print(shorten_path(folder / DOWNSTREAM_RESULTS))
     return 0
 
 

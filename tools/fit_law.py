@@ -8,14 +8,14 @@ python tools/fit_law.py table.csv --approach 2 --flops-by train_flops
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from megatron.cli import create_parser, report_error, run_main
+from megatron.cli import create_parser, run_main
 from megatron.io import replace_nonfinite, write_json
 from megatron.laws.forms import FITTED_FORMS, FORM, check_fitted_form
 from megatron.laws.holdout import compare_forms, extrapolate_law, score_holdout
@@ -23,35 +23,29 @@ from megatron.laws.isoflop import fit_isoflop
 from megatron.laws.law import Law
 from megatron.laws.law_text import format_comparisons, summarise_law
 from megatron.study.frontier import suggest_plan
-from megatron.study.selection import (
-    Columns,
-    Selection,
-    compute_of,
-    optional_column_of,
-    select_runs,
-)
+from megatron.study.selection import Columns, Selection, compute_of, optional_column_of, select_runs
 from megatron.study.table import read_table
 
-REMOVED = {  # options of earlier versions -> replacement
-    "--max-loss": "--where 'loss <= NATS'",
-    "--prior": "--fix NAME=VALUE, or a form of your own in Python (LIBRARY.md)",
-    "--profile": "the bootstrap interval of the constant, or --fix NAME=VALUE at several values",
-    "--stack": "a fit without it, which measures the error of extrapolation",
-    "--weights": "--where to skip runs; noise that changes with compute is estimated",
+REMOVED = {
+    "--max-loss": "Use --where 'loss <= NATS'",
+    "--prior": "Use --fix NAME=VALUE, or a form of your own in Python (LIBRARY.md)",
+    "--profile": "Use the bootstrap interval of the constant, or --fix NAME=VALUE at several values",
+    "--seed": "The resamples are those of seed 0; use `fit_law(..., seed=...)` in Python",
+    "--stack": "A fit measures the error of extrapolation",
+    "--weights": "Use --where to skip runs; noise that changes with compute is estimated",
+}
+COLUMNS = {  # option -> (default, what the column has)
+    "--n-column": ("n_params", "parameters"),
+    "--d-column": ("train_tokens", "training tokens"),
+    "--loss-column": ("loss", "loss, in nats per token"),
+    "--flops-column": (None, "FLOPs C that replaces tokens: D = C / (6 N)"),
+    "--unique-column": ("unique_tokens", "unique tokens"),
+    "--loss-se-column": ("loss_se", "loss's standard error due to the shared held-out text, if present"),
 }
 BIASED = (
     "Parabolas are symmetric and losses are not: their minima are biased (arXiv 2603.22339). "
-    "tools/fit_frontier.py fits these runs without this bias."
+    "`scaling frontier` fits these runs without this bias."
 )
-
-
-def refuse_option(replacement: str) -> Callable[[str], str]:
-    """Return an argument type that refuses any value and names the replacement of the option."""
-
-    def refuse(word: str) -> str:
-        raise argparse.ArgumentTypeError(f"this option was removed; use {replacement}")
-
-    return refuse
 
 
 def parse_form(name: str) -> str:
@@ -66,124 +60,48 @@ def parse_form(name: str) -> str:
 def parse_approach(word: str) -> int:
     """Parse the number of an approach."""
     if word not in ("2", "3"):
-        raise argparse.ArgumentTypeError(
-            f"got '{word}', expected 2 or 3. Approach 1: use tools/fit_frontier.py."
-        )
+        raise argparse.ArgumentTypeError(f"got '{word}', expected 2 or 3. Approach 1: use scaling frontier.")
     return int(word)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
-    parser.add_argument(
-        "table",
-        type=Path,
-        metavar="TABLE.csv",
-        help="table with one run per row, as written by tools/collect.py",
+    parser.removed = REMOVED
+    add = parser.add_argument
+    add("table", type=Path, metavar="TABLE.csv", help="table of runs, as written by tools/collect.py")
+    forms = f"{', '.join(FITTED_FORMS)}; chinchilla: E + A/N^alpha + B/D^beta"
+    add("--form", type=parse_form, metavar="FORM", default="chinchilla", help=forms)
+    add("--out", type=Path, metavar="LAW.json", default=Path("law.json"), help="output file")
+    add = parser.add_argument_group("selection of runs").add_argument
+    objective = "only runs of this objective; default: the only objective in the table"
+    add("--objective", metavar="NAME", help=objective)
+    for option, (default, what) in COLUMNS.items():
+        add(option, default=default, metavar="NAME", help=f"column of the {what}")
+    where = "only rows that satisfy this expression of pandas, for example 'loss < 3.4'; may be repeated"
+    add("--where", action="append", default=[], metavar="CONDITION", help=where)
+    group = (
+        "rows with equal values share a model, a trunk or a seed and are resampled together; default: trunk "
+        "if runs branch, run if names repeat, else N if residuals correlate; 'none': all are independent"
     )
-    parser.add_argument(
-        "--form",
-        type=parse_form,
-        metavar="FORM",
-        default="chinchilla",
-        help=f"{', '.join(FITTED_FORMS)}; default: chinchilla, E + A/N^alpha + B/D^beta",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="LAW.json",
-        default=Path("law.json"),
-        help="output file; default: law.json",
-    )
-    runs = parser.add_argument_group("selection of runs")
-    runs.add_argument(
-        "--objective",
-        metavar="NAME",
-        help="only runs of this objective; default: the only objective in the table",
-    )
-    runs.add_argument("--n-column", default="n_params", metavar="NAME", help="column of the parameters")
-    runs.add_argument(
-        "--d-column", default="train_tokens", metavar="NAME", help="column of the training tokens"
-    )
-    runs.add_argument(
-        "--loss-column", default="loss", metavar="NAME", help="column of the loss, in nats per token"
-    )
-    runs.add_argument(
-        "--flops-column", metavar="NAME", help="column of FLOPs C that replaces tokens: D = C / (6 N)"
-    )
-    runs.add_argument(
-        "--unique-column", default="unique_tokens", metavar="NAME", help="column of the unique tokens"
-    )
-    runs.add_argument(
-        "--where",
-        action="append",
-        default=[],
-        metavar="CONDITION",
-        help="only rows that satisfy this expression of pandas, for example \"dataset == 'c4'\" or "
-        "'loss < 3.4'; may be repeated",
-    )
-    runs.add_argument(
-        "--group",
-        metavar="COLUMN",
-        help="rows with equal values share a model, a trunk or a seed and are resampled together; "
-        "default: trunk if runs branch, run if names repeat, else N if residuals correlate; 'none': "
-        "every row is independent",
-    )
-    runs.add_argument(
-        "--loss-se-column",
-        default="loss_se",
-        metavar="NAME",
-        help="column of the loss's standard error due to the shared held-out text; used if present",
-    )
-    fit = parser.add_argument_group("fit")
-    fit.add_argument(
-        "--residual",
-        choices=("log", "nats"),
-        default="log",
-        help="residuals of the log loss, or of the loss in nats",
-    )
-    fit.add_argument(
-        "--fix",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="fix a constant: alpha=0.34; may be repeated",
-    )
-    for option, replacement in REMOVED.items():
-        refuse = refuse_option(replacement)
-        fit.add_argument(option, type=refuse, nargs="?", const="", metavar="X", help=argparse.SUPPRESS)
-    fit.add_argument(
-        "--approach",
-        type=parse_approach,
-        default=3,
-        metavar="2|3",
-        help="approach of the Chinchilla paper: 2 isoFLOP parabolas, 3 parametric (--form)",
-    )
-    fit.add_argument(
-        "--flops-by",
-        default="6nd",
-        metavar="NAME",
-        help="compute for approach 2: a column such as train_flops, or 6nd",
-    )
-    fit.add_argument(
-        "--hold-out", type=int, default=0, metavar="RUNS",
-        help="hold out this many of the largest runs, besides those that the table marks held_out",
-    )  # fmt: skip
-    fit.add_argument("--fit-all", action="store_true", help="also fit the runs marked held_out")
-    fit.add_argument(
-        "--compare", metavar="FORM,FORM", help="print which form predicts the --hold-out runs best, and exit"
-    )
-    fit.add_argument(
-        "--huber-delta",
-        type=float,
-        metavar="NATS",
-        default=1e-3,
-        help="threshold of the Huber loss, in log loss",
-    )
-    fit.add_argument(
-        "--n-bootstrap", type=int, default=1000, metavar="R", help="bootstrap resamples of the runs"
-    )
-    fit.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the resamples")
+    add("--group", metavar="COLUMN", help=group)
+    add = parser.add_argument_group("fit").add_argument
+    residual = "residuals of the log loss, or of the loss in nats"
+    add("--residual", choices=("log", "nats"), default="log", help=residual)
+    fix = "fix a constant: alpha=0.34; may be repeated"
+    add("--fix", action="append", default=[], metavar="NAME=VALUE", help=fix)
+    approach = "approach of the Chinchilla paper: 2 isoFLOP parabolas, 3 parametric (--form)"
+    add("--approach", type=parse_approach, default=3, metavar="2|3", help=approach)
+    flops = "compute for approach 2: a column such as train_flops, or 6nd"
+    add("--flops-by", default="6nd", metavar="NAME", help=flops)
+    hold_out = "hold out this many of the largest runs, besides those that the table marks held_out"
+    add("--hold-out", type=int, default=0, metavar="RUNS", help=hold_out)
+    add("--fit-all", action="store_true", help="also fit the runs marked held_out")
+    compare = "print which form predicts the --hold-out runs best, and exit"
+    add("--compare", metavar="FORM,FORM", help=compare)
+    delta = "threshold of the Huber loss, in log loss"
+    add("--huber-delta", type=float, metavar="NATS", default=1e-3, help=delta)
+    add("--n-bootstrap", type=int, default=1000, metavar="R", help="bootstrap resamples of the runs")
     return parser
 
 
@@ -216,7 +134,6 @@ def fit_parametric_law(args: argparse.Namespace, runs: Selection) -> Law:
         fixed=fixed,
         huber_delta=args.huber_delta,
         n_bootstrap=args.n_bootstrap,
-        seed=args.seed,
     )
     warnings = law.warnings + runs.warnings
     scored = {}
@@ -289,36 +206,25 @@ def fit_without_form(args: argparse.Namespace, runs: Selection) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit, save and print the law."""
     args = build_parser().parse_args(argv)
+    # check the output path before the fit, which may take minutes
+    if args.out.is_dir() or not args.out.parent.is_dir():
+        raise ValueError(f"--out: got {args.out}, expected a file in an existing folder, such as law.json")
     columns = Columns(args.n_column, args.d_column, args.loss_column, args.flops_column, args.unique_column)
-    try:
-        # check the output path before the fit, which may take minutes
-        if args.out.is_dir() or not args.out.parent.is_dir():
-            raise ValueError(
-                f"--out: got {args.out}, expected a file in an existing folder, such as law.json"
-            )
-        runs = select_runs(
-            args.table,
-            columns,
-            args.objective,
-            requires_unique_tokens(args),
-            args.group,
-            args.where,
-        )
-        if args.fit_all:
-            runs = replace(runs, frame=runs.frame.assign(held_out=0.0))
-        if args.compare:
-            print(format_comparison(args, runs))
-            return 0
-        if args.approach != 3:
-            print(fit_without_form(args, runs.subset(~runs.held_out(args.hold_out))))
-            return 0
-        law = fit_parametric_law(args, runs)
-        law.save(args.out)
-    except (OSError, ValueError) as error:
-        return report_error(error)
+    needs_unique = requires_unique_tokens(args)
+    runs = select_runs(args.table, columns, args.objective, needs_unique, args.group, args.where)
+    if args.fit_all:
+        runs = replace(runs, frame=runs.frame.assign(held_out=0.0))
+    if args.compare:
+        print(format_comparison(args, runs))
+        return 0
+    fitted = runs.subset(~runs.held_out(args.hold_out))
+    if args.approach != 3:
+        print(fit_without_form(args, fitted))
+        return 0
+    law = fit_parametric_law(args, runs)
+    law.save(args.out)
     print(f"{args.out}: {summarise_law(law)}")
     if law.identified is False:
-        fitted = runs.subset(~runs.held_out(args.hold_out))
         print(f"  to do: {suggest_plan(float(6 * fitted.N @ fitted.D), args.table, law.filter)}")
     return 0
 

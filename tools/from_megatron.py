@@ -19,15 +19,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.cli import create_parser, report_error, run_main
+from megatron.cli import create_parser, run_main
 from megatron.config.megatron_rules import translate_command, write_translation
 from megatron.config.megatron_script import LAUNCHERS, record_launch_script
 
-# options of earlier versions -> what replaces them
 REMOVED = {
+    "--ranks": "Give --global-batch-size in the command",
     "--set": "Set variables in the environment, as in NAME=VALUE python tools/from_megatron.py, and give "
     "arguments of the script after --",
-    "--ranks": "Give --global-batch-size in the command",
 }
 OBJECTIVES = {"ar": "autoregressive", "mdm": "masked_diffusion"}
 
@@ -35,84 +34,50 @@ OBJECTIVES = {"ar": "autoregressive", "mdm": "masked_diffusion"}
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
-    parser.add_argument(
-        "command",
-        nargs="*",
-        default=[],
-        metavar="ARGS",
-        help="after --: the command, with or without its launcher, or the arguments of the script",
-    )
-    parser.add_argument("--script", type=Path, metavar="FILE", help="bash script that starts the command")
-    parser.add_argument("--execute", action="store_true", help="run the script, without its launchers")
-    parser.add_argument(
-        "--objective", choices=OBJECTIVES, help="default: mdm for pretrain_diff_gpt.py, ar for other scripts"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="RUN.yaml", help="write the configuration; default: print it"
-    )
-    parser.add_argument(
-        "--omit-unsupported",
-        action="store_true",
-        help="write the configuration without the arguments that are not supported; it is then another run",
-    )
+    parser.removed = REMOVED
+    add = parser.add_argument
+    command = "after --: the command, with or without its launcher, or the arguments of the script"
+    add("command", nargs="*", default=[], metavar="ARGS", help=command)
+    add("--script", type=Path, metavar="FILE", help="bash script that starts the command")
+    add("--execute", action="store_true", help="run the script, without its launchers")
+    objective = "default: mdm for pretrain_diff_gpt.py, ar for other scripts"
+    add("--objective", choices=OBJECTIVES, help=objective)
+    add("--out", type=Path, metavar="RUN.yaml", help="write the configuration; default: print it")
+    omit = "write it without the arguments that are not supported; it is then another run"
+    add("--omit-unsupported", action="store_true", help=omit)
     return parser
-
-
-def split_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return (words of this command, words after the first --), which are Megatron's."""
-    words = list(argv)
-    if "--" not in words:
-        return words, []
-    place = words.index("--")
-    return words[:place], words[place + 1 :]
-
-
-def check_removed_options(words: Sequence[str]) -> None:
-    """Raise ValueError for an option of earlier versions, with what replaces it."""
-    for word in words:
-        name = word.partition("=")[0]
-        if name in REMOVED:
-            raise ValueError(f"{name}: removed. {REMOVED[name]}.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Translate the command, print what is special about it, and write the configuration."""
-    words, command = split_words(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    # words after the first -- are Megatron's
+    place = words.index("--") if "--" in words else len(words)
+    words, command = words[:place], words[place + 1 :]
     parser = build_parser()
-    try:
-        check_removed_options(words)
-    except ValueError as error:
-        parser.error(str(error))
     args = parser.parse_args(words)
     if not command and args.script is None:
         parser.error("give either a command after -- or --script")
     if args.script is not None and not args.execute:
         parser.error(f"--script: {args.script} is translated by running it. Read it, then add --execute")
     texts: dict[str, str] = {}
-    try:
-        if args.script is not None:
-            names = ", ".join(LAUNCHERS)
-            print(f"{args.script.resolve()}: run by bash, with a recorder for {names}", flush=True)
-            command, texts = record_launch_script(args.script, command)
-            print(f"command: {shlex.join(command)}")
-        objective = None if args.objective is None else OBJECTIVES[args.objective]
-        translation = translate_command(command, objective, texts)
-        for note in translation.notes:
-            print(note)
-        for line in translation.commands:
-            print(f"first: {line}")
-        if translation.refused and not args.omit_unsupported:
-            reasons = translation.explain_refusal()
-            raise ValueError(f"{reasons}. Change the command, or add --omit-unsupported.")
-        if translation.refused:
-            print(f"omitted: {translation.explain_refusal()}")
-        if args.out is None:
-            print(write_translation(translation, None))
-        else:
-            write_translation(translation, args.out)
-            print(f"{args.out}: configuration; train with python tools/pretrain.py {args.out}")
-    except (OSError, ValueError) as error:
-        return report_error(error)
+    if args.script is not None:
+        names = ", ".join(LAUNCHERS)
+        print(f"{args.script.resolve()}: run by bash, with a recorder for {names}", flush=True)
+        command, texts = record_launch_script(args.script, command)
+        print(f"command: {shlex.join(command)}")
+    objective = None if args.objective is None else OBJECTIVES[args.objective]
+    translation = translate_command(command, objective, texts)
+    for line in [*translation.notes, *(f"first: {line}" for line in translation.commands)]:
+        print(line)
+    if translation.refused and not args.omit_unsupported:
+        reasons = translation.explain_refusal()
+        raise ValueError(f"{reasons}. Change the command, or add --omit-unsupported.")
+    if translation.refused:
+        print(f"omitted: {translation.explain_refusal()}")
+    text = write_translation(translation, args.out)
+    done = f"{args.out}: configuration; train with python tools/pretrain.py {args.out}"
+    print(text if args.out is None else done)
     return 0
 
 

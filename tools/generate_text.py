@@ -12,26 +12,18 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.cli import create_parser, positive_int, report_error, run_main
+from megatron.cli import create_parser, positive_int, run_main
 from megatron.config.cli_choices import ORDERS
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
-    parser.add_argument(
-        "model",
-        type=Path,
-        metavar="MODEL",
-        help="a run, a checkpoint, a Hugging Face folder, a name of the hub",
-    )
+    model = "a run, a checkpoint, a Hugging Face folder, a name of the hub"
+    parser.add_argument("model", type=Path, metavar="MODEL", help=model)
     add = parser.add_argument_group("prompts").add_argument
-    add(
-        "--prompt",
-        action="append",
-        metavar="TEXT",
-        help="text to continue; may be repeated, several prompts form one batch",
-    )
+    prompt = "text to continue; may be repeated, several prompts form one batch"
+    add("--prompt", action="append", default=[], metavar="TEXT", help=prompt)
     add("--prompt-file", type=Path, metavar="FILE", help="file with one prompt per line")
     add("--n-samples", type=positive_int, default=1, metavar="N", help="continuations of each prompt")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="maximum tokens of a continuation")
@@ -40,20 +32,12 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("sampling").add_argument
     add("--temperature", type=float, default=0.8, metavar="T", help="0: always the most likely token")
     add("--top-k", type=positive_int, metavar="K", help="sample from the K most likely tokens")
-    add(
-        "--top-p", type=float, metavar="P", help="sample from the most likely tokens with total probability P"
-    )
+    add("--top-p", type=float, metavar="P", help="sample from the most likely tokens of probability P")
     add("--seed", type=int, default=0, metavar="N", help="seed of the sampling")
-    diffusion = parser.add_argument_group("masked-diffusion models")
-    diffusion.add_argument(
-        "--steps", type=positive_int, metavar="N", help="forward passes; default: one per token"
-    )
-    diffusion.add_argument(
-        "--order", choices=ORDERS, default=ORDERS[0], help="order in which masked positions are filled"
-    )
-    diffusion.add_argument(
-        "--block-tokens", type=positive_int, metavar="N", help="fill blocks of N tokens from left to right"
-    )
+    add = parser.add_argument_group("masked-diffusion models").add_argument
+    add("--steps", type=positive_int, metavar="N", help="forward passes; default: one per token")
+    add("--order", choices=ORDERS, default=ORDERS[0], help="order in which positions are filled")
+    add("--block-tokens", type=positive_int, metavar="N", help="fill blocks of N tokens from the left")
     add = parser.add_argument_group("device and output").add_argument
     add("--stream", action="store_true", help="print a single continuation while it is generated")
     add("--device", metavar="NAME", help="torch device; default: cuda if a GPU is available, else cpu")
@@ -73,33 +57,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    try:
-        prompts = list(args.prompt or [])
-        if args.prompt_file is not None:
-            prompts += args.prompt_file.read_text().splitlines()
-        # prompts [a, b] with 2 samples: [a, a, b, b]; without a prompt, text from the start of a document
-        prompts = [prompt for prompt in prompts or [""] for _ in range(args.n_samples)]
-        how = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
-        device = _choose_device(args.device)
-        is_name = not args.model.exists() and parse_hub_name(str(args.model)) is not None
-        path = open_hub_model(str(args.model)) if is_name else args.model
-        writer = TextGenerator(read_any(path, tokenizer=args.tokenizer), device)
-        writer.ignore_end = args.ignore_end
-        if args.stream:
-            for piece in writer.stream_text(prompts, args.max_new_tokens, how):
-                print(piece, end="", flush=True)
-            print()
-            return 0
-        texts = writer.write(
-            prompts,
-            args.max_new_tokens,
-            how,
-            n_steps=args.steps,
-            order=args.order,
-            block_tokens=args.block_tokens,
-        )
-    except (OSError, ValueError) as error:
-        return report_error(error)
+    prompts = list(args.prompt)
+    if args.prompt_file is not None:
+        prompts += args.prompt_file.read_text().splitlines()
+    # prompts [a, b] with 2 samples: [a, a, b, b]; without a prompt, text from the start of a document
+    prompts = [prompt for prompt in prompts or [""] for _ in range(args.n_samples)]
+    how = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
+    device = _choose_device(args.device)
+    is_name = not args.model.exists() and parse_hub_name(str(args.model)) is not None
+    path = open_hub_model(str(args.model)) if is_name else args.model
+    writer = TextGenerator(read_any(path, tokenizer=args.tokenizer), device)
+    writer.ignore_end = args.ignore_end
+    if args.stream:
+        for piece in writer.stream_text(prompts, args.max_new_tokens, how):
+            print(piece, end="", flush=True)
+        print()
+        return 0
+    diffusion = {"n_steps": args.steps, "order": args.order, "block_tokens": args.block_tokens}
+    texts = writer.write(prompts, args.max_new_tokens, how, **diffusion)
     print("\n\n".join(prompt + text for prompt, text in zip(prompts, texts, strict=True)))
     return 0
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from megatron.cli import create_parser, report_error, run_main
+from megatron.cli import create_parser, run_main
 from megatron.config.megatron_args import PAGE, load_rows
 from megatron.config.option import list_choices, read_switch, split_type
 from megatron.config.presets import load_epoch_tokens, load_model_sizes
@@ -201,12 +201,9 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the files."""
     build_parser().parse_args(argv)
-    try:
-        for name, text in render_files(ROOT).items():
-            write_atomic(ROOT / name, text)
-            print(ROOT / name)
-    except (OSError, ValueError) as error:
-        return report_error(error)
+    for name, text in render_files(ROOT).items():
+        write_atomic(ROOT / name, text)
+        print(ROOT / name)
     return 0
 
 

@@ -10,30 +10,21 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.cli import create_parser, report_error, run_main
+from megatron.cli import create_parser, run_main
+from megatron.study.tariff import add_tariff_options, read_tariff
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
     add = parser.add_argument
-    study_help = "directory that contains runs/ or table.csv and, if fitted, compute_law.json and law.json"
-    add("study_dir", type=Path, metavar="STUDY_DIR", help=study_help)
+    study = "directory that contains runs/ or table.csv and, if fitted, compute_law.json and law.json"
+    add("study_dir", type=Path, metavar="STUDY_DIR", help=study)
     add("--out", type=Path, metavar="PAGE.html", help="output file; default: STUDY_DIR/report.html")
-    add(
-        "--figures",
-        type=Path,
-        metavar="FOLDER",
-        help="also write each figure as PNG, PDF and SVG and its data as JSON (requires kaleido, chromium)",
-    )
-    add(
-        "--plotly-js",
-        type=Path,
-        metavar="FILE.js",
-        help="build of plotly.js to embed, e.g. plotly.js-basic-dist-min: a page of 0.6 MB instead of 2",
-    )
-    from megatron.study.tariff import add_tariff_options
-
+    figures = "also write figures as PNG, PDF and SVG and their data (requires kaleido, chromium)"
+    add("--figures", type=Path, metavar="FOLDER", help=figures)
+    script = "build of plotly.js to embed, e.g. plotly.js-basic-dist-min: a page of 0.6 MB instead of 2"
+    add("--plotly-js", type=Path, metavar="FILE.js", help=script)
     add_tariff_options(parser.add_argument_group("cost"))
     return parser
 
@@ -44,18 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     from megatron.report.answer import make_answer  # slow imports after the arguments have been parsed
     from megatron.report.report import export_figures, make_figures, write_report
     from megatron.report.study_data import read_study
-    from megatron.study.tariff import read_tariff
 
-    try:
-        path = write_report(args.study_dir, args.out, read_tariff(args), args.plotly_js)
-        study = read_study(args.study_dir)
-        paths = []
-        if args.figures:
-            command = ["python", "tools/make_report.py", str(args.study_dir), "--figures", str(args.figures)]
-            paths = export_figures(make_figures(study), args.figures, shlex.join(command))
-    except (OSError, ValueError) as error:
-        return report_error(error)
+    path = write_report(args.study_dir, args.out, read_tariff(args), args.plotly_js)
+    study = read_study(args.study_dir)
     answer = make_answer(study)
+    paths = []
+    if args.figures:
+        command = ["python", "tools/make_report.py", str(args.study_dir), "--figures", str(args.figures)]
+        paths = export_figures(make_figures(study), args.figures, shlex.join(command))
     for line in filter(None, (answer.verdict, answer.check, answer.todo)):
         print(line)
     print(f"report: {path}")

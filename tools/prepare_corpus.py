@@ -14,65 +14,31 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.cli import create_parser, report_error, run_main
+from megatron.cli import create_parser, run_main
 from megatron.text.corpus import HELD_OUT_SHARE, HELD_OUT_SHARE_RANGE, CorpusLimits, prepare_corpus
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
-    text = parser.add_argument_group("text")
-    text.add_argument(
-        "--corpus",
-        metavar="TEXT",
-        default="auto",
-        help="auto: the C4 sample in $SCALING_DATA, else the first documents of C4 from the Hugging Face "
-        "hub, else local; c4; local: Python's standard library and the sources of some packages of "
-        "requirements.txt, as installed; or a path: .jsonl or .json files, plain or gzipped, a folder or a "
-        "pattern of them",
+    add = parser.add_argument_group("text").add_argument
+    corpus = (
+        "auto: the C4 sample in $SCALING_DATA, else the first documents of C4 from the Hugging Face hub, "
+        "else local; c4; local: Python's standard library and the sources of some packages of "
+        "requirements.txt, as installed; or a path: .jsonl or .json "
+        "files, plain or gzipped, a folder or a pattern of them"
     )
-    text.add_argument(
-        "--max-mb", type=float, default=8.0, metavar="MB", help="use at most this many MB of text"
-    )
-    text.add_argument(
-        "--min-mb",
-        type=float,
-        default=0.0,
-        metavar="MB",
-        help="require at least this many MB; auto and c4 are filled up with documents of the local text",
-    )
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--held-out-share",
-        type=float,
-        default=HELD_OUT_SHARE,
-        metavar="SHARE",
-        help=f"share of held-out documents, {HELD_OUT_SHARE_RANGE[0]:g} to {HELD_OUT_SHARE_RANGE[1]:g}; "
-        "the sha256 of a text decides its side",
-    )
-    output.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="FOLDER",
-        help="output folder of train.jsonl and held_out.jsonl",
-    )
+    add("--corpus", metavar="TEXT", default="auto", help=corpus)
+    add("--max-mb", type=float, default=8.0, metavar="MB", help="use at most this many MB of text")
+    least = "require at least this many MB; auto and c4 are filled up with documents of the local text"
+    add("--min-mb", type=float, default=0.0, metavar="MB", help=least)
+    add = parser.add_argument_group("output").add_argument
+    low, high = HELD_OUT_SHARE_RANGE
+    share = f"share of held-out documents, {low:g} to {high:g}; the sha256 of a text decides its side"
+    add("--held-out-share", type=float, default=HELD_OUT_SHARE, metavar="SHARE", help=share)
+    out = "output folder of train.jsonl and held_out.jsonl"
+    add("--out", type=Path, required=True, metavar="FOLDER", help=out)
     return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the text, and print which corpus was used."""
-    args = build_parser().parse_args(argv)
-    try:
-        min_bytes = to_bytes(args.min_mb)
-        limits = CorpusLimits(to_bytes(args.max_mb), min_bytes, args.held_out_share)
-        content, is_new = prepare_corpus(args.corpus, args.out, limits)
-    except (OSError, ValueError) as error:
-        return report_error(error)
-    note = "" if is_new else " (already there)"
-    print(f"{args.out}{note}: {content['corpus']}")
-    print("\n".join(f"  {line}" for line in format_counts(content)))
-    return 0
 
 
 def to_bytes(number: float) -> int:
@@ -81,6 +47,17 @@ def to_bytes(number: float) -> int:
     if not math.isfinite(number):
         raise ValueError(f"got {number} MB, expected a finite size")
     return int(number * 1e6)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prepare the text, and print which corpus was used."""
+    args = build_parser().parse_args(argv)
+    limits = CorpusLimits(to_bytes(args.max_mb), to_bytes(args.min_mb), args.held_out_share)
+    content, is_new = prepare_corpus(args.corpus, args.out, limits)
+    note = "" if is_new else " (already there)"
+    print(f"{args.out}{note}: {content['corpus']}")
+    print("\n".join(f"  {line}" for line in format_counts(content)))
+    return 0
 
 
 def format_counts(content: dict[str, Any]) -> Iterator[str]:

@@ -27,27 +27,17 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 gc.set_threshold(100_000)  # the default threshold rescans the imported modules, a tenth of the start-up time
 
 import megatron.cli  # noqa: F401  # before slow imports, so that a signal during them is handled
-from megatron.cli import create_parser, install_stop_handlers, positive_int, report_error, run_main
+from megatron.cli import create_parser, install_stop_handlers, positive_int, run_main
 from megatron.config.megatron_args import load_rows
 from megatron.io import explain_disk_full, is_url
 from megatron.log import get_logger
 from megatron.text.arguments import parse_count, parse_output_prefix
 from megatron.text.inputs import add_root, parse_part
-from megatron.text.preprocess import PreprocessOptions, estimate_job, preprocess
+from megatron.text.preprocess import PreprocessOptions, PreprocessResult, estimate_job, preprocess
 from megatron.tokenizer.kinds import TOKENIZER_FILES, add_tokenizer_options, parse_tokenizer_spec
 
 FORMATS = ("mmap", "lazy", "cached")  # of --dataset-impl; the first is written
 FLAGS = [row for row in load_rows() if "preprocessing" in row.conversion]
-
-
-def add_ignored_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the options of Megatron's scripts that have no effect, so that commands for them work here."""
-    group = parser.add_argument_group("of Megatron's scripts: accepted, without effect")
-    for flag in FLAGS:
-        if flag.form == "switch":
-            group.add_argument(f"--{flag.name}", action="store_true", help=flag.note)
-        else:
-            group.add_argument(f"--{flag.name}", metavar="VALUE", help=flag.note)
 
 
 def drop_ignored_options(args: argparse.Namespace) -> Iterator[str]:
@@ -70,84 +60,66 @@ def drop_ignored_options(args: argparse.Namespace) -> Iterator[str]:
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__, may_stop=True)
-    files = parser.add_argument_group("files")
-    files.add_argument(
-        "--input",
-        nargs="+",
-        required=True,
-        metavar="PATH",
-        help=".jsonl or .json files, plain, .gz, .zst, .bz2 or .xz; .parquet; folders, searched recursively, "
-        "also as saved by the datasets library; patterns; s3://, gs:// and hf:// URLs of all these; "
-        "or - for standard input",
+    add = parser.add_argument_group("files").add_argument
+    inputs = (
+        ".jsonl or .json files, plain, .gz, .zst, .bz2 or .xz; .parquet; folders, searched recursively, also "
+        "as saved by the datasets library; patterns; s3://, gs:// and hf:// URLs of all these; "
+        "or - for standard input"
     )
-    files.add_argument(
-        "--output-prefix",
-        type=lambda word: word if is_url(word) else parse_output_prefix(word),
-        required=True,
-        metavar="NAME",
-        help="prefix of the output files: NAME_text_document.bin, .idx and .json; s3:// and gs:// URLs are "
-        "written to --work-dir first and then uploaded",
+    add("--input", nargs="+", required=True, metavar="PATH", help=inputs)
+    output = (
+        "prefix of the output files: NAME_text_document.bin, .idx and .json; s3:// and gs:// URLs are "
+        "written to --work-dir first and then uploaded"
     )
-    files.add_argument(
-        "--work-dir",
-        type=Path,
-        metavar="DIR",
-        help="folder for the outputs until they are uploaded to a URL, deleted then (default: --root)",
+    add("--output-prefix", type=parse_output, required=True, metavar="NAME", help=output)
+    work_dir = "folder for the outputs until they are uploaded to a URL, deleted then (default: --root)"
+    add("--work-dir", type=Path, metavar="DIR", help=work_dir)
+    add("--overwrite", action="store_true", help="replace an output of other inputs or settings")
+    root = "output folder; an input that is not found is also searched there"
+    add("--root", type=Path, default=Path("."), metavar="DIR", help=root)
+    add("--dataset-impl", choices=FORMATS, default=FORMATS[0], help=f"always {FORMATS[0]}")
+    keys = "keys of the text; each has its own output"
+    add("--json-keys", nargs="+", default=["text"], metavar="KEY", help=keys)
+    on_error = (
+        "for a line that is not JSON or has no string under a key, and for a compressed, .parquet or .arrow "
+        "file that is damaged or cannot be downloaded: fail prints its position and stops; skip omits the "
+        "line or the whole file and lists it in NAME.rejects.jsonl"
     )
-    files.add_argument(
-        "--overwrite", action="store_true", help="replace an output of other inputs or settings"
-    )
-    files.add_argument(
-        "--root",
-        type=Path,
-        default=Path("."),
-        metavar="DIR",
-        help="output folder; an input that is not found is also searched there",
-    )
-    files.add_argument(
-        "--dataset-impl", choices=FORMATS, default=FORMATS[0], help=f"format on disk; always {FORMATS[0]}"
-    )
-    files.add_argument(
-        "--json-keys",
-        nargs="+",
-        default=["text"],
-        metavar="KEY",
-        help="keys of the text; each has its own output",
-    )
-    files.add_argument(
-        "--on-error",
-        choices=["fail", "skip"],
-        default="fail",
-        help="for a line that is not JSON or has no string under a key, and for a compressed, .parquet or "
-        ".arrow file that is damaged or cannot be downloaded: fail prints its position and stops; skip omits "
-        "the line or the whole file and lists it in NAME.rejects.jsonl",
-    )
-    files.add_argument(
-        "--max-tokens",
-        type=parse_count,
-        metavar="N",
-        help="keep the fewest first documents that hold N tokens of the first key; K, M, B and T are 10^3, "
-        "10^6, 10^9 and 10^12, as in 100M; default: all",
-    )
+    add("--on-error", choices=["fail", "skip"], default="fail", help=on_error)
+    most = "keep the fewest first documents that hold N tokens of the first key, as in 100M; default: all"
+    add("--max-tokens", type=parse_count, metavar="N", help=most)
     add_tokenizer_options(parser)
-    add_ignored_flags(parser)
-    work = parser.add_argument_group("work")
-    work.add_argument(
-        "--part",
-        type=parse_part,
-        metavar="I/N",
-        help="tokenize only part I of N equal parts of the input's bytes, such as 3/16, to "
-        "NAME-part-00003-of-00016; jobs on several machines do one part each, in any order",
+    add = parser.add_argument_group("of Megatron's scripts: accepted, without effect").add_argument
+    for flag in FLAGS:
+        kind = {"action": "store_true"} if flag.form == "switch" else {"metavar": "VALUE"}
+        add(f"--{flag.name}", help=flag.note, **kind)
+    add = parser.add_argument_group("work").add_argument
+    part = (
+        "tokenize only part I of N equal parts of the input's bytes, such as 3/16, to "
+        "NAME-part-00003-of-00016; jobs on several machines do one part each, in any order"
     )
-    work.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print files, bytes, and the time and disk that the job takes by a short sample of its input, "
-        "and write nothing",
-    )
-    work.add_argument("--workers", type=positive_int, default=1, metavar="N", help="number of threads")
-    work.add_argument("--quiet", action="store_true", help="no progress bar")
+    add("--part", type=parse_part, metavar="I/N", help=part)
+    add("--dry-run", action="store_true", help="print what the job reads and needs, and write nothing")
+    add("--workers", type=positive_int, default=1, metavar="N", help="number of threads")
+    add("--quiet", action="store_true", help="no progress bar")
     return parser
+
+
+def parse_output(word: str) -> str | Path:
+    """Parse the prefix of the outputs: a URL or a path."""
+    return word if is_url(word) else parse_output_prefix(word)
+
+
+def print_totals(totals: PreprocessResult) -> None:
+    """Print the size of each output, and the number of rejected lines."""
+    for output in totals.outputs:
+        print(
+            f"{output.prefix}.bin: {output.n_tokens:,} tokens per epoch, {output.n_documents:,} documents "
+            f"({output.n_empty:,} empty), the longest {output.longest_document:,} tokens"
+        )
+    if totals.rejected.path:
+        files = f", {totals.rejected.n_files:,} damaged files skipped" if totals.rejected.n_files else ""
+        print(f"{totals.rejected.path}: {totals.rejected.n_lines:,} lines rejected{files}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -158,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     install_stop_handlers()  # a signal raises KeyboardInterrupt, which ends the workers in order
     gc.freeze()  # exclude the imported modules from garbage collection, also at exit
     is_remote = is_url(args.output_prefix)
-    inputs = add_root(args.input, args.root)
+    inputs, spec = add_root(args.input, args.root), parse_tokenizer_spec(args)
     # of a URL: the place in the work folder
     folder = (args.work_dir or args.root) if is_remote else args.root
     prefix = folder / (args.output_prefix.rpartition("/")[2] if is_remote else args.output_prefix)
@@ -173,30 +145,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         overwrite=args.overwrite,
         part=args.part,
     )
-    try:
-        if args.dry_run:
-            print(estimate_job(inputs, prefix, parse_tokenizer_spec(args), options))
-            return 0
-        # a full disk is an OSError deep in a worker; this adds the output's folder and the space that is free
-        with explain_disk_full(prefix.parent):
-            if is_remote:
-                from megatron.text.remote_output import preprocess_to_store
+    if args.dry_run:
+        print(estimate_job(inputs, prefix, spec, options))
+        return 0
+    # a full disk is an OSError deep in a worker; this adds the output's folder and the space that is free
+    with explain_disk_full(prefix.parent):
+        if is_remote:
+            from megatron.text.remote_output import preprocess_to_store
 
-                totals = preprocess_to_store(
-                    inputs, args.output_prefix, prefix.parent, parse_tokenizer_spec(args), options
-                )
-            else:
-                totals = preprocess(inputs, prefix, parse_tokenizer_spec(args), options)
-    except (OSError, ValueError) as error:
-        return report_error(error)
-    for output in totals.outputs:
-        print(
-            f"{output.prefix}.bin: {output.n_tokens:,} tokens per epoch, {output.n_documents:,} documents "
-            f"({output.n_empty:,} empty), the longest {output.longest_document:,} tokens"
-        )
-    if totals.rejected.path:
-        files = f", {totals.rejected.n_files:,} damaged files skipped" if totals.rejected.n_files else ""
-        print(f"{totals.rejected.path}: {totals.rejected.n_lines:,} lines rejected{files}")
+            totals = preprocess_to_store(inputs, args.output_prefix, prefix.parent, spec, options)
+        else:
+            totals = preprocess(inputs, prefix, spec, options)
+    print_totals(totals)
     return 0
 
 

@@ -33,14 +33,10 @@ AFTER_FIRST_S = 5.0  # delay before other ranks than the first of a host report 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__, may_stop=True, takes_ranks=True)
-    parser.add_argument("config", metavar="CONFIG.yaml", help="configuration of the run")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="section.key=value",
-        help="changes to the configuration, applied in order",
-    )
+    add = parser.add_argument
+    add("config", metavar="CONFIG.yaml", help="configuration of the run")
+    changes = "changes to the configuration, applied in order"
+    add("overrides", nargs="*", default=[], metavar="section.key=value", help=changes)
     return parser
 
 

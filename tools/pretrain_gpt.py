@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.cli import ToolParser, create_parser, report_error, run_main
+from megatron.cli import ToolParser, create_parser, run_main
 from megatron.config.megatron_args import PAGE, Translation, find_argument, parse_arguments
 from megatron.config.megatron_rules import split_overrides, translate_command, write_translation
 from megatron.parallel.rank_env import ranks_from_environment
@@ -54,19 +54,16 @@ def main(
 ) -> int:
     """Write the configuration of a command, and replace this process by tools/pretrain.py."""
     args = build_parser(doc).parse_args(argv)
-    try:
-        ranks = ranks_from_environment(os.environ)
-        overrides, words = split_overrides(args.arguments)
-        translation = translate_command(words, objective)
-        for note in translation.notes if ranks.rank == 0 else ():
-            print(note, flush=True)
-        check_translation(translation)
-        path = Path(translation.settings["logging"]["run_dir"]) / "from_megatron.yaml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # every rank writes the same content, as its node may have a disk of its own
-        write_translation(translation, path, ranks.rank)
-    except (OSError, ValueError) as error:
-        return report_error(error)
+    ranks = ranks_from_environment(os.environ)
+    overrides, words = split_overrides(args.arguments)
+    translation = translate_command(words, objective)
+    for note in translation.notes if ranks.rank == 0 else ():
+        print(note, flush=True)
+    check_translation(translation)
+    path = Path(translation.settings["logging"]["run_dir"]) / "from_megatron.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # every rank writes the same content, as its node may have a disk of its own
+    write_translation(translation, path, ranks.rank)
     trainer = Path(__file__).with_name("pretrain.py")
     # the same process, so that signals and environment of the launcher reach the training
     os.execv(sys.executable, [sys.executable, str(trainer), str(path), *overrides])

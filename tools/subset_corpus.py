@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import megatron.cli  # noqa: F401  # before slow imports, so that a signal during them is handled
-from megatron.cli import STOPPED, create_parser, install_stop_handlers, report_error, run_main
+from megatron.cli import STOPPED, create_parser, install_stop_handlers, non_negative_int, run_main
 from megatron.io import explain_disk_full
 from megatron.text.arguments import parse_count, parse_count_or_fraction, parse_output_prefix
 from megatron.text.split import SPLIT_NAMES, split_dataset
@@ -27,7 +27,7 @@ from megatron.text.subset import (
     subset_dataset,
     subset_text,
 )
-from megatron.text.workers import EncoderRecipe
+from megatron.text.workers import encoder_builder
 from megatron.tokenizer.encoder import NO_EOD, build_fast_bpe, encode_with_location
 from megatron.tokenizer.kinds import (
     TokenizerSpec,
@@ -40,50 +40,30 @@ from megatron.tokenizer.kinds import (
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__, may_stop=True)
-    files = parser.add_argument_group("files")
-    files.add_argument(
-        "--input",
-        nargs="+",
-        required=True,
-        metavar="PATH",
-        help=".jsonl or .json files, plain, .gz or .zst; .parquet; folders, searched recursively, also as "
-        "saved by the datasets library; patterns; - for standard input; or one .bin/.idx dataset without its "
-        "suffix",
+    add = parser.add_argument_group("files").add_argument
+    inputs = (
+        ".jsonl or .json files, plain, .gz or .zst; .parquet; folders, also as saved by the datasets "
+        "library; patterns; - for standard input; or one .bin/.idx dataset without its suffix"
     )
-    files.add_argument(
-        "--output",
-        type=parse_output_prefix,
-        required=True,
-        metavar="PATH",
-        help="for text: a .jsonl, .jsonl.gz or .jsonl.zst file; for a dataset: prefix of the new one",
-    )
-    files.add_argument("--overwrite", action="store_true", help="replace an existing output")
-    files.add_argument("--json-key", default="text", metavar="KEY", help="key of the text")
-    files.add_argument("--quiet", action="store_true", help="no progress bar")
+    add("--input", nargs="+", required=True, metavar="PATH", help=inputs)
+    output = "for text: a .jsonl, .jsonl.gz or .jsonl.zst file; for a dataset: prefix of the new one"
+    add("--output", type=parse_output_prefix, required=True, metavar="PATH", help=output)
+    add("--overwrite", action="store_true", help="replace an existing output")
+    add("--json-key", default="text", metavar="KEY", help="key of the text")
+    add("--quiet", action="store_true", help="no progress bar")
     which = parser.add_argument_group("selection of documents (K, M, B, T are 10^3, 10^6, 10^9, 10^12)")
-    exclusive = which.add_mutually_exclusive_group(required=True)
-    exclusive.add_argument("--documents", type=parse_count, metavar="N", help="the first N documents")
-    exclusive.add_argument(
-        "--tokens",
-        type=parse_count,
-        metavar="N",
-        help="the fewest first documents that contain N tokens, for example 100M",
+    add = which.add_mutually_exclusive_group(required=True).add_argument
+    add("--documents", type=parse_count, metavar="N", help="the first N documents")
+    tokens = "the fewest first documents that contain N tokens, for example 100M"
+    add("--tokens", type=parse_count, metavar="N", help=tokens)
+    sample = "each document with a probability, in input order; of a dataset also N random documents"
+    add("--sample", type=parse_count_or_fraction, metavar="N|SHARE", help=sample)
+    split = (
+        "of a dataset: its documents in order, cut as by Megatron's --split into OUTPUT_train, OUTPUT_valid "
+        "and OUTPUT_test; a share of 0 gives none"
     )
-    exclusive.add_argument(
-        "--sample",
-        type=parse_count_or_fraction,
-        metavar="N|SHARE",
-        help="each document with a probability between 0 and 1, in input order; of a dataset also N random "
-        "documents",
-    )
-    exclusive.add_argument(
-        "--split",
-        type=parse_shares,
-        metavar="949,50,1",
-        help="of a dataset: its documents in order, cut as by Megatron's --split into OUTPUT_train, "
-        "OUTPUT_valid and OUTPUT_test; a share of 0 gives none",
-    )
-    which.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sample")
+    add("--split", type=parse_shares, metavar="949,50,1", help=split)
+    which.add_argument("--seed", type=non_negative_int, default=0, metavar="N", help="seed of the sample")
     add_tokenizer_options(parser)
     return parser
 
@@ -97,15 +77,6 @@ def parse_shares(word: str) -> tuple[Fraction, ...]:
     if not 1 <= len(shares) <= len(SPLIT_NAMES) or min(shares) < 0 or not sum(shares):
         raise argparse.ArgumentTypeError(f"got '{word}', expected up to three numbers such as 949,50,1")
     return shares
-
-
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments and check their combinations."""
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    if args.seed < 0:
-        parser.error(f"--seed: got {args.seed}, expected 0 or more")
-    return args
 
 
 def take_subset(args: argparse.Namespace) -> SubsetResult:
@@ -136,7 +107,7 @@ def build_counter(args: argparse.Namespace, spec: TokenizerSpec) -> Callable[[Do
     """Return the function that counts the tokens of a document."""
     tokenizer = load_tokenizer(spec)
     eod = tokenizer.eod_id if args.append_eod else NO_EOD
-    encoder = EncoderRecipe(spec, build_fast_bpe(tokenizer)[0], args.special_text == "token").build()
+    encoder = encoder_builder(spec, build_fast_bpe(tokenizer)[0], args.special_text == "token")()
     return lambda d: len(encode_with_location(encoder, [d.text], [d.location], eod)[0])
 
 
@@ -156,7 +127,7 @@ def take_split(args: argparse.Namespace) -> SubsetResult:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the part, and print its size."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     install_stop_handlers()  # a signal raises KeyboardInterrupt, which removes the partial output
     try:
         with explain_disk_full(args.output.parent):
@@ -164,11 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped; nothing was written", file=sys.stderr)
         return STOPPED
-    except (OSError, ValueError) as error:
-        return report_error(error)
-    tokens = "tokens not counted (no tokenizer given)"
-    if subset.n_tokens is not None:
-        tokens = f"{subset.n_tokens:,} tokens"
+    is_counted = subset.n_tokens is not None
+    tokens = f"{subset.n_tokens:,} tokens" if is_counted else "tokens not counted (no tokenizer given)"
     print(f"{args.output}: {subset.n_documents:,} documents, {tokens}")
     return 0
 

@@ -15,7 +15,6 @@ from megatron.cli import (
     escape_controls,
     non_negative_int,
     positive_int,
-    report_error,
     run_main,
 )
 from megatron.study.forecast import RUN, read_forecasts
@@ -30,78 +29,48 @@ from megatron.study.price import Speed, estimate_speed, format_price_table
 from megatron.study.sweep import SweepOptions, count_jobs, run_sweep, time_study
 from megatron.study.tariff import add_tariff_options, fill_watts, read_tariff
 
-REMOVED = {  # options of earlier versions -> replacement
-    "--tflops": "--hardware GPU --mfu SHARE",
-    "--details": "plan.json in the folder of each run, or tools/model_sizes.py",
+REMOVED = {
+    "--details": "Use plan.json in the folder of each run, or `scaling sizes`",
+    "--tflops": "Use --hardware GPU --mfu SHARE",
 }
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__, may_stop=True)
-    parser.add_argument("study", metavar="STUDY.yaml", help="study file")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="key=value",
-        help="changes to the study, e.g. run.optim.lr=1e-3",
-    )
-    running = parser.add_argument_group("execution")
-    running.add_argument(
-        "--launcher",
-        choices=("local", "slurm"),
-        default="local",
-        help="processes on this machine, or Slurm job arrays",
-    )
-    running.add_argument(
-        "--jobs",
-        type=positive_int,
-        metavar="N",
-        help="concurrent runs; default: one per core, as many as fit on a GPU, with Slurm all",
-    )
-    running.add_argument("--part", metavar="NAME", help="only the runs of the cells with this `part`")
-    running.add_argument(
-        "--gpus-per-run", type=positive_int, default=1, metavar="N", help="GPUs that share each run"
-    )
-    running.add_argument(
-        "--retries", type=non_negative_int, default=1, metavar="N", help="number of restarts of a failed run"
-    )
-    running.add_argument(
-        "--sbatch", action="append", default=[], metavar="WORD", help="argument for sbatch; may be repeated"
-    )
+    parser.removed = REMOVED
+    add = parser.add_argument
+    add("study", metavar="STUDY.yaml", help="study file")
+    changes = "changes to the study, e.g. run.optim.lr=1e-3"
+    add("overrides", nargs="*", default=[], metavar="key=value", help=changes)
+    add = parser.add_argument_group("execution").add_argument
+    launcher = "processes on this machine, or Slurm job arrays"
+    add("--launcher", choices=("local", "slurm"), default="local", help=launcher)
+    jobs = "concurrent runs; default: one per core, as many as fit on a GPU, with Slurm all"
+    add("--jobs", type=positive_int, metavar="N", help=jobs)
+    add("--part", metavar="NAME", help="only the runs of the cells with this `part`")
+    add("--gpus-per-run", type=positive_int, default=1, metavar="N", help="GPUs that share each run")
+    add("--retries", type=non_negative_int, default=1, metavar="N", help="restarts of a failed run")
+    sbatch = "argument for sbatch; may be repeated"
+    add("--sbatch", action="append", default=[], metavar="WORD", help=sbatch)
     price = parser.add_argument_group("price")
-    price.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print each run with its cost and exit; without data, add run.dataset.path_train=synthetic "
-        "run.dataset.path_eval=synthetic",
+    add = price.add_argument
+    dry_run = (
+        "print each run with its cost and exit; without data, add run.dataset.path_train=synthetic "
+        "run.dataset.path_eval=synthetic"
     )
-    price.add_argument(
-        "--hardware",
-        metavar="GPU",
-        help="GPU to price for, e.g. H100; default: time a few steps of the smallest and largest model here",
-    )
-    price.add_argument(
-        "--mfu",
-        type=float,
-        metavar="SHARE",
-        help="with --hardware: share of the peak that every run reaches; default: by size, from a roofline",
-    )
+    add("--dry-run", action="store_true", help=dry_run)
+    gpu = "GPU to price for, e.g. H100; default: time steps of the smallest and largest model here"
+    add("--hardware", metavar="GPU", help=gpu)
+    mfu = "with --hardware: share of the peak that every run reaches; default: from a roofline"
+    add("--mfu", type=float, metavar="SHARE", help=mfu)
     add_tariff_options(price)
-    for option in REMOVED:
-        price.add_argument(option, nargs="?", const="", metavar="X", help=argparse.SUPPRESS)
     return parser
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments; options may appear between positional words."""
-    parser = build_parser()
-    args = parser.parse_intermixed_args(argv)
-    for option, replacement in REMOVED.items():
-        if getattr(args, option.removeprefix("--")) is not None:
-            parser.error(f"{option} was removed; use {replacement}")
-    return args
+    return build_parser().parse_intermixed_args(argv)
 
 
 def has_forecast(study: StudyPlan) -> bool:
@@ -130,8 +99,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(format_price_table(runs, speed, jobs, args.gpus_per_run, tariff))
             return 0
         outcome = run_sweep(study, options, price_runs)
-    except (OSError, ValueError) as error:
-        return report_error(error)
     except KeyboardInterrupt:  # raised while steps were timed, before any run has started
         print("stopped; nothing was trained", file=sys.stderr)
         return STOPPED
@@ -140,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the last line of a log may contain escape sequences
         print(f"error: {escape_controls(line)}", file=sys.stderr)
     if outcome.n_done == outcome.n_runs and study.best is not None and not has_forecast(study):
-        print(f"next: python tools/fit_frontier.py {study.directory} --predict, then this command again")
+        print(f"next: scaling frontier {study.directory} --predict, then this command again")
     if outcome.interrupted:
         print("stopped; run the same command again to resume", file=sys.stderr)
         return STOPPED

@@ -7,34 +7,26 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.cli import create_parser, positive_int, report_error, run_main
+from megatron.cli import create_parser, positive_int, run_main
 from megatron.text.corpus import train_tokenizer
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
-    parser.add_argument(
-        "text", type=Path, metavar="TEXT.jsonl", help="text file with one JSON object per line"
-    )
-    parser.add_argument("--key", metavar="KEY", default="text", help="key of the text")
-    parser.add_argument(
-        "--n-tokens", type=positive_int, default=4096, metavar="N", help="size of the vocabulary"
-    )
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="FOLDER", help="output folder of tokenizer.json"
-    )
+    add = parser.add_argument
+    add("text", type=Path, metavar="TEXT.jsonl", help="text file with one JSON object per line")
+    add("--key", metavar="KEY", default="text", help="key of the text")
+    add("--n-tokens", type=positive_int, default=4096, metavar="N", help="size of the vocabulary")
+    add("--out", type=Path, required=True, metavar="FOLDER", help="output folder of tokenizer.json")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train the tokenizer, and print its path."""
     args = build_parser().parse_args(argv)
-    try:
-        trained = train_tokenizer(args.text, args.key, args.n_tokens, args.out)
-    except (OSError, ValueError) as error:
-        return report_error(error)
-    print(f"{args.out}/tokenizer.json: {args.n_tokens} tokens" + ("" if trained else ", already there"))
+    is_new = train_tokenizer(args.text, args.key, args.n_tokens, args.out)
+    print(f"{args.out}/tokenizer.json: {args.n_tokens} tokens" + ("" if is_new else ", already there"))
     return 0
 
 

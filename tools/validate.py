@@ -3,7 +3,7 @@
     python tools/validate.py experiments/run --data data/held_out
     python tools/validate.py experiments/study --data utils/datapaths/c4_and_slimpajama.txt
     python tools/validate.py A B --data data/held_out --compare
-    python tools/validate.py EleutherAI/pythia-70m --data data/held_out_neox --batch-size auto
+    python tools/validate.py EleutherAI/pythia-70m --data data/held_out_neox --batch-size 64
     torchrun --standalone --nproc-per-node 2 tools/validate.py experiments/run --data data/held_out
 
 CHECKPOINT is a checkpoint, a run, a folder of either (a study), a model that tools/convert_checkpoint.py
@@ -15,6 +15,7 @@ is NaN or Inf gets no result; the others are scored, and the exit status is 1.
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,52 +33,25 @@ if TYPE_CHECKING:  # so that --help does not load torch
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__, takes_ranks=True)
-    parser.add_argument(
-        "models",
-        nargs="+",
-        type=Path,
-        metavar="CHECKPOINT",
-        help="checkpoints, runs, a study, names of the hub",
-    )
+    models = "checkpoints, runs, a study, names of the hub"
+    parser.add_argument("models", nargs="+", type=Path, metavar="CHECKPOINT", help=models)
     add = parser.add_argument_group("data").add_argument
-    add(
-        "--data",
-        required=True,
-        metavar="PREFIX|DATAPATH",
-        help="a .bin/.idx dataset, or a .txt file that lists several",
-    )
+    data = "a .bin/.idx dataset, or a .txt file that lists several"
+    add("--data", required=True, metavar="PREFIX|DATAPATH", help=data)
     add("--max-samples", type=positive_int, metavar="N", help="first windows of each corpus; default: all")
     add("--seq-len", type=positive_int, metavar="N", help="tokens per window; default: as in training")
-    add(
-        "--stride",
-        type=positive_int,
-        metavar="N",
-        help="autoregressive: a window every N tokens; default: the window's length",
-    )
-    add(
-        "--windows",
-        choices=WINDOWS,
-        default=WINDOWS[0],
-        help="corpus: windows across documents; document: each document separately, without its end token",
-    )
-    add(
-        "--allow-other-tokenizer",
-        action="store_true",
-        help="also score a corpus of another tokenizer than the model's, with a warning",
-    )
+    stride = "autoregressive: a window every N tokens; default: the window's length"
+    add("--stride", type=positive_int, metavar="N", help=stride)
+    windows = "corpus: windows across documents; document: each separately, without its end token"
+    add("--windows", choices=WINDOWS, default=WINDOWS[0], help=windows)
+    other = "also score a corpus of another tokenizer than the model's, with a warning"
+    add("--allow-other-tokenizer", action="store_true", help=other)
     add = parser.add_argument_group("scoring").add_argument
-    add(
-        "--method",
-        choices=METHODS,
-        help="masked diffusion: mc, the likelihood bound (default), or ar, exact and slow",
-    )
+    method = "masked diffusion: mc, the likelihood bound (default), or ar, exact and slow"
+    add("--method", choices=METHODS, help=method)
     add("--num-mc", type=positive_int, default=8, metavar="N", help="mc: masks for each window")
     add("--seed", type=int, default=0, metavar="N", help="seed of masks")
-    add(
-        "--tokenizer",
-        metavar="PATH",
-        help="for bits per byte; default: the tokenizer that the data or the model name",
-    )
+    add("--tokenizer", metavar="PATH", help="for bits per byte; default: that of the data or the model")
     add = parser.add_argument_group("results").add_argument
     add("--save-per-document", action="store_true", help="write the nats of every document as parquet")
     add("--compare", action="store_true", help="paired bootstrap of each model against the first")
@@ -94,34 +68,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     from megatron.evaluation.held_out import HeldOutScoring
     from megatron.evaluation.scored_models import find_models
 
-    try:
-        settings = HeldOutScoring(
-            data=args.data,
-            method=args.method,
-            num_mc=args.num_mc,
-            stride=args.stride,
-            seq_len=args.seq_len,
-            seed=args.seed,
-            batch_size=args.batch_size,
-            dtype=args.dtype,
-            max_samples=args.max_samples,
-            # the comparison is paired by documents, so it requires their losses
-            per_document=args.save_per_document or args.compare,
-            windows=args.windows,
-            allow_other_tokenizer=args.allow_other_tokenizer,
-        )
-        models = find_models(args.models, args.out)
-        if args.compare and len(models) < 2:
-            raise ValueError(f"--compare: got {len(models)} model, expected two or more.")
-        with open_requested_world(args) as world:
-            paths = _score_models(models, settings, args, world)
-            failures = paths.count(None)
-            if args.compare and failures:
-                raise ValueError(f"--compare: got {failures} models without a loss, expected none.")
-            if args.compare and world.is_first:
-                _compare_models(paths, [model.path for model in models], args.n_bootstrap, args.seed)
-    except (OSError, ValueError) as error:
-        return report_error(error)
+    names = {field.name for field in fields(HeldOutScoring)} & set(vars(args))
+    settings = HeldOutScoring(
+        # the comparison is paired by documents, so it requires their losses
+        per_document=args.save_per_document or args.compare,
+        **{name: getattr(args, name) for name in names},
+    )
+    models = find_models(args.models, args.out)
+    if args.compare and len(models) < 2:
+        raise ValueError(f"--compare: got {len(models)} model, expected two or more.")
+    with open_requested_world(args) as world:
+        paths = _score_models(models, settings, args, world)
+        failures = paths.count(None)
+        if args.compare and failures:
+            raise ValueError(f"--compare: got {failures} models without a loss, expected none.")
+        if args.compare and world.is_first:
+            _compare_models(paths, [model.path for model in models], args.n_bootstrap, args.seed)
     return 1 if failures else 0
 
 

@@ -22,7 +22,7 @@ for split in train held_out; do
 done
 echo "4/7 ladder";     python tools/sweep.py "$study" "${overrides[@]}"
 echo "5/7 frontier, and the forecast of a run at 4 times the largest budget"
-if python tools/fit_frontier.py "$out" --predict; then
+if python tools/laws.py frontier "$out" --predict; then
     echo "6/7 that run";  python tools/sweep.py "$study" "${overrides[@]}"
 else
     echo "6/7 no forecast, for the reason above; continuing with the report"

@@ -22,5 +22,5 @@ python tools/collect.py "$out"
 fit=(python tools/fit_law.py "$out/table.csv")
 "${fit[@]}" --objective autoregressive --form over_repetition --out "$out/law.json"
 "${fit[@]}" --objective masked_diffusion --form repeated_data --where 'loss <= 5.37' --out "$out/law_masked_diffusion.json"
-python tools/find_crossover.py "$out/law.json" "$out/law_masked_diffusion.json" --unique 1e4 1e5 1e6
+python tools/laws.py crossover "$out/law.json" "$out/law_masked_diffusion.json" --unique 1e4 1e5 1e6
 python tools/make_report.py "$out"

@@ -22,10 +22,10 @@ for part in "$@"; do
     case $part in u65k) next=65536 ;; u131k) next=131072 ;; *) next= ;; esac
     # a forecast is made once, before the first run on its text
     if [ -n "$next" ] && ! compgen -G "$out/runs/*-${part//[!0-9]/}*kunique-*" >/dev/null; then
-        python tools/find_crossover.py "$out" --seal "$next"
+        python tools/laws.py crossover "$out" --seal "$next"
     fi
     python tools/sweep.py "$study" --part "$part" "directory=$out" ${JOBS:+--jobs "$JOBS"}
     python tools/collect.py "$out"
-    python tools/find_crossover.py "$out"
+    python tools/laws.py crossover "$out"
 done
 python tools/make_report.py "$out"

@@ -81,8 +81,7 @@ class DatasetFiles:
     def count_bytes(self) -> int:
         """Return the bytes of all tokens, from the size of the .bin or from the list of parts."""
         if self.has_parts:
-            n_tokens = sum(part.get("tokens") or 0 for part in read_sidecar(self.uri).get("parts") or [])
-            return n_tokens * count_token_bytes(read_header(self.index)[0])
+            return count_tokens(self.uri) * count_token_bytes(read_header(self.index)[0])
         return int(self.data.stat().st_size if self.cached is None else self.cached.files[".bin"].size)
 
     def version(self) -> Any:
@@ -188,14 +187,17 @@ def read_header(index: Path) -> tuple[str, int, int]:
 
 
 def count_tokens(uri: str | Path) -> int:
-    """Return the number of tokens of a dataset, without its tokens and without its sidecar.
+    """Return the number of tokens of a dataset, from its sidecar, which suffices for a plan, or its files.
 
     Raises FileNotFoundError for a missing file, ValueError for an index of another format.
     """
-    files = locate_dataset(uri)
-    if not files.exists():
-        raise FileNotFoundError(f"{uri}.idx or {uri}.bin: no such file, {HOW}")
-    return files.count_bytes() // count_token_bytes(read_header(files.index)[0])
+    files, sidecar = locate_dataset(uri), load_sidecar(uri) or {}
+    if sidecar.get("tokens") is not None:
+        return int(sidecar["tokens"])
+    if not files.index.is_file():
+        raise FileNotFoundError(f"{uri}.idx: no such file, {HOW}")
+    n_bytes = count_token_bytes(read_header(files.index)[0])
+    return files.count_bytes() // n_bytes
 
 
 @dataclass(frozen=True)

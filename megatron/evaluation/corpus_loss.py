@@ -105,21 +105,14 @@ def _t_quantile(freedom: int) -> float:
 def compute_autoregressive_loss(
     model: Gpt,
     corpus: IndexedTokens,
+    windows: Sequence[Window],
     *,
-    seq_len: int,
-    stride: int,
     batch_size: int,
     world: World,
-    max_samples: int | None = None,
     progress: ProgressCallback = lambda n: None,
-    text: TextIds | None = None,
     eod_id: int | None = None,
 ) -> CorpusLoss:
-    """Compute the exact loss; with `text`, of documents read alone.
-
-    Raises ValueError for a stride that skips tokens, or a corpus of fewer than two tokens.
-    """
-    windows = select_windows(corpus, True, seq_len, stride, max_samples, text)
+    """Compute the exact loss of the windows of `select_windows`."""
     sums = _DocumentSums(corpus, eod_id)
     device = model.embedding.weight.device
     for batch in iter_window_batches(windows, batch_size, world, progress):
@@ -143,14 +136,12 @@ def compute_bound_loss(
     model: Gpt,
     objective: MaskedDiffusion,
     corpus: IndexedTokens,
+    windows: Sequence[Window],
     *,
-    seq_len: int,
     num_mc: int,
     batch_size: int,
     world: World,
-    max_samples: int | None = None,
     progress: ProgressCallback = lambda n: None,
-    text: TextIds | None = None,
     eod_id: int | None = None,
 ) -> CorpusLoss:
     """Estimate the bound from `num_mc` masks per window; a batch contains (window, mask) rows.
@@ -159,7 +150,6 @@ def compute_bound_loss(
     """
     if num_mc < 1:
         raise ValueError(f"--num-mc: got {num_mc}, expected 1 or more")
-    windows = select_windows(corpus, False, seq_len, None, max_samples, text)
     sums = _DocumentSums(corpus, eod_id, num_mc)
     device = model.embedding.weight.device
     # rows and not windows are batched: a batch may contain some of the draws of a window
@@ -216,23 +206,25 @@ def _compute_masked_nll(
 def compute_left_to_right_loss(
     model: Gpt,
     corpus: IndexedTokens,
+    windows: Sequence[Window],
     *,
-    seq_len: int,
     batch_size: int,
     world: World,
-    max_samples: int | None = None,
     progress: ProgressCallback = lambda n: None,
-    text: TextIds | None = None,
     eod_id: int | None = None,
 ) -> CorpusLoss:
     """Compute the exact loss of a diffusion model under left-to-right generation, a forward per token."""
-    windows = select_windows(corpus, False, seq_len, None, max_samples, text)
     requests = []
     for window in windows:
         ids = read_window(corpus, window).tolist()
         requests.append(Request(tuple(ids[: window.n_context]), tuple(ids[window.n_context :])))
     log_p, _ = score_tokens_left_to_right(
-        model, requests, batch_size=batch_size, max_length=seq_len + 1, world=world, progress=progress
+        model,
+        requests,
+        batch_size=batch_size,
+        max_length=max(window.n_read for window in windows) + 1,
+        world=world,
+        progress=progress,
     )
     sums = _DocumentSums(corpus, eod_id)
     if world.is_first:  # every rank has all values; the sum below must count them once

@@ -140,7 +140,7 @@ class _ScoredParts:
             "device": str(world.device),
             "model_dtype": f"torch.{scoring.dtype}",
             "model_num_parameters": sum(parameter.numel() for parameter in reader.model.parameters()),
-            "batch_size": reader.batch_size,
+            "batch_size": scoring.batch_size,
         }
         for name, task in open_tasks(names, request.include_path).items():
             loaded = task.load()

@@ -14,7 +14,6 @@ from megatron.config.cli_choices import WINDOWS
 from megatron.data import open_dataset
 from megatron.data.indexed import IndexedTokens
 from megatron.data.sidecar import load_sidecar, locate_dataset
-from megatron.evaluation.batch_size import choose_batch_size
 from megatron.evaluation.corpus_loss import (
     CorpusLoss,
     compute_autoregressive_loss,
@@ -66,7 +65,7 @@ class HeldOutScoring:
     seq_len  positions of a window; None: as in training
     windows  corpus: across document ends; document: each document alone (windows.py)
     allow_other_tokenizer   score a corpus even if its tokenizer is not the model's
-    batch_size  windows per forward pass; None: measured (batch_size.py)
+    batch_size  windows per forward pass
     dtype       of weights and activations
     """
 
@@ -76,7 +75,7 @@ class HeldOutScoring:
     stride: int | None = None
     seq_len: int | None = None
     seed: int = 0
-    batch_size: int | None = 16
+    batch_size: int = 16
     max_samples: int | None = None
     per_document: bool = False
     windows: str = "corpus"
@@ -192,9 +191,6 @@ def score_held_out(
         return previous, path, True
     losses = {}
     net = weights.build_model().to(world.device, getattr(torch, scoring.dtype))
-    if scoring.batch_size is None:
-        causal = weights.objective == "autoregressive"
-        scoring = replace(scoring, batch_size=choose_batch_size(net, scoring.seq_len, causal, world))
     for corpus, tokens in opened.items():
         losses[corpus] = _score_corpus(net, weights, scoring, tokens, tokenizers[corpus], world)
     result = {
@@ -278,24 +274,19 @@ def _score_corpus(
     name, total = Path(corpus.prefix).name, len(windows) * scoring.num_mc
     with ProgressBar(name, total, "windows", quiet=not world.is_first) as bar:
         options: dict[str, Any] = {
-            "seq_len": scoring.seq_len,
             "batch_size": scoring.batch_size,
-            "max_samples": scoring.max_samples,
             "world": world,
             "progress": bar.update,
-            "text": text,
             "eod_id": eod_id,
         }
         if causal:
-            loss = compute_autoregressive_loss(
-                net, corpus, stride=scoring.stride or scoring.seq_len, **options
-            )
+            loss = compute_autoregressive_loss(net, corpus, windows, **options)
         elif scoring.method == "ar":
-            loss = compute_left_to_right_loss(net, corpus, **options)
+            loss = compute_left_to_right_loss(net, corpus, windows, **options)
         else:
             mask_id = weights.config.mask_row
             objective = MaskedDiffusion(mask_id, weights.rate_min or RATE_MIN, scoring.seed)
-            loss = compute_bound_loss(net, objective, corpus, num_mc=scoring.num_mc, **options)
+            loss = compute_bound_loss(net, objective, corpus, windows, num_mc=scoring.num_mc, **options)
     if len(bad := np.flatnonzero(~np.isfinite(loss.nats))):
         raise NonFiniteError(
             f"{weights.source}: got a loss of {loss.nats[bad[0]]} for document {bad[0]} of {corpus.prefix}, "

@@ -20,7 +20,7 @@ def add_machine_options(parser: ArgumentParser, batch_size: int, unit: str) -> N
         type=parse_batch_size,
         default=batch_size,
         metavar="N",
-        help=f"{unit} per forward pass; auto: the fastest that fits in memory",
+        help=f"{unit} per forward pass",
     )
     add(
         "--dtype",
@@ -47,9 +47,11 @@ def refuse_option(replacement: str) -> Callable[[str], NoReturn]:
     return refuse
 
 
-def parse_batch_size(text: str) -> int | None:
-    """Parse a count above 0, or auto, which is None."""
-    return None if text == "auto" else positive_int(text)
+def parse_batch_size(text: str) -> int:
+    """Parse a count above 0; the removed `auto` is an error that names the replacement."""
+    if text == "auto":
+        raise ArgumentTypeError("auto was removed; give a number, such as 16")
+    return positive_int(text)
 
 
 def open_requested_world(args: Namespace) -> AbstractContextManager["World"]:

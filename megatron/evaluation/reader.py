@@ -8,7 +8,6 @@ import torch
 
 from megatron.checkpoint.model_weights import Weights
 from megatron.config.cli_choices import METHODS, SCORING_DTYPES
-from megatron.evaluation.batch_size import choose_batch_size
 from megatron.evaluation.likelihood import Likelihoods, ProgressCallback, Request, score_autoregressive
 from megatron.evaluation.likelihood_diffusion import decode_greedily, score_bound, score_left_to_right
 from megatron.generation.completions import TextGenerator
@@ -30,8 +29,7 @@ class Scoring:
     num_mc         mc: masks per answer
     only_generate  masked diffusion: only check whether greedy generation gives the continuation
     only_mc_nll    masked diffusion: only the bound, without generation
-    batch_size     requests per forward pass (masked diffusion: rows; a row is a request under one mask).
-                   None: measured (batch_size.py)
+    batch_size     requests per forward pass (masked diffusion: rows; a row is a request under one mask)
     dtype          of weights and activations; logits become float32 before the softmax
     """
 
@@ -40,7 +38,7 @@ class Scoring:
     only_generate: bool = False
     only_mc_nll: bool = False
     seed: int = 0
-    batch_size: int | None = 32
+    batch_size: int = 32
     dtype: str = "float32"
 
     def resolve(self, objective: str) -> "Scoring":
@@ -59,7 +57,7 @@ class Scoring:
         if self.only_mc_nll and method != "mc":
             raise ValueError("--only-mc-nll requires --method mc. Omit --method ar.")
         for name, value in (("--num-mc", self.num_mc), ("--batch-size", self.batch_size)):
-            if value is not None and value < 1:
+            if value < 1:
                 raise ValueError(f"{name}: got {value}, expected 1 or more")
         if self.dtype not in SCORING_DTYPES:
             raise ValueError(f"--dtype: got {self.dtype!r}, expected {' or '.join(SCORING_DTYPES)}")
@@ -84,9 +82,6 @@ class Reader:
         self.end_id = self.tokenizer.eod_id
         self.begin_id: int | None = self.writer.bos_id
         self.n_truncated = 0
-        self.batch_size = scoring.batch_size or choose_batch_size(
-            self.model, self.max_length, self.causal, world
-        )
         self.scoring = scoring
 
     @property
@@ -141,7 +136,7 @@ class Reader:
 
         Raises NonFiniteRequestError if a requested log-likelihood is NaN or Inf.
         """
-        scoring, size = self.scoring, self.batch_size
+        scoring, size = self.scoring, self.scoring.batch_size
         shared: dict[str, Any] = {"batch_size": size, "max_length": self.max_length, "world": self.world}
         options = {**shared, "progress": progress}
         if self.causal:
@@ -184,7 +179,7 @@ class Reader:
         prompts = [sequence[-room:] for sequence in ids]
         # longest first; batch t belongs to rank t mod n_ranks
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
-        size = self.batch_size
+        size = self.scoring.batch_size
         written = torch.zeros(
             len(prompts), max_new_tokens, dtype=torch.int32
         )  # ids + 1, so that 0 is padding

@@ -191,7 +191,7 @@ class ComputeLaw:
     @classmethod
     def load(cls, path: str | Path) -> "ComputeLaw":
         """Read a compute_law.json. Raises FileNotFoundError, or ValueError for any other file."""
-        return load_law(path, "a compute law", "tools/fit_frontier.py", cls._from_dict)
+        return load_law(path, "a compute law", "scaling frontier", cls._from_dict)
 
     @classmethod
     def _from_dict(cls, stored: Any) -> "ComputeLaw":

@@ -22,11 +22,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-MAX_FIT_POINTS = 1000  # per fit, evenly spaced, so that the time of a fit does not grow with the run
-ALPHA_BOUNDS, MAX_LOG_BETA, MIN_LOG_EPS = (0.001, 0.8), 6.5, 0.5  # bounds in place of the authors' penalties
+# per fit, evenly spaced, so that the time of a fit does not grow with the run
+MAX_FIT_POINTS = 1000
+# bounds in place of the authors' penalties
+ALPHA_BOUNDS, MAX_LOG_BETA, MIN_LOG_EPS = (0.001, 0.8), 6.5, 0.5
 # of residuals in log L: a relative error of 0.1 % of the loss
 HUBER_DELTA = 1e-3
-ALPHA_STARTS = np.linspace(0.02, 0.78, 9)  # for a fixed alpha the law is linear in eps and beta
+# for a fixed alpha the law is linear in eps and beta
+ALPHA_STARTS = np.linspace(0.02, 0.78, 9)
 MAX_ITERATIONS = 60
 MIN_SPEED_ALPHA = 0.05  # the authors' minimum of alpha in the speed
 
@@ -69,7 +72,8 @@ class AdoConfig:
     s: float = 0.5
     min_weight: float = 0.01
     refit_every: int = 100  # the authors' 1000 steps, at one observation in 10 steps
-    n_ignored: int = 50  # first observations, while the loss falls from that of a random model
+    # first observations, while the loss falls from that of a random model
+    n_ignored: int = 50
     # observations in the window of the Savitzky-Golay filter; the authors' 101
     # steps
     smoothing_window: int = 11
@@ -188,7 +192,8 @@ class Ado:
         self.prior = np.asarray(prior, dtype=np.float64) / np.sum(prior)
         self.history, self.mean_policy = self.prior.copy(), self.prior.copy()
         self.n_updates = self.n_observed = 0
-        self.seen: list[list[list[float]]] = [[[], []] for _ in self.prior]  # for each domain: n, loss
+        # for each domain: n, loss
+        self.seen: list[list[list[float]]] = [[[], []] for _ in self.prior]
         self.laws: list[DomainLaw | None] = [None] * len(self.prior)
 
     def observe(self, n: int, nats: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -8,18 +8,12 @@ can be read until they are pruned.
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from megatron.config.presets import suggest_nearest
-from megatron.mixture.files import (
-    MAX_SAMPLE_BYTES,
-    SourceFile,
-    connect_database,
-    import_duckdb,
-    import_pyarrow,
-)
+from megatron.mixture.files import SourceFile, connect_database, explain_errors, import_pyarrow
 from megatron.mixture.properties import Corpus, Property, quote_identifier, read_property
 from megatron.mixture.records import RecordFunction, RecordReader
 from megatron.mixture.registration import RegistrationResult, add_files, find_input_files
@@ -36,21 +30,8 @@ from megatron.mixture.table import (
 from megatron.text.token_counts import TokenCounter
 
 MAX_VALUES = 20  # of a property that are listed
-RANGE_KINDS = ("integer", "float", "date")  # more values are listed as a range
 
 HistogramRow = tuple[Any, int, int | None]  # value, documents, tokens if they are counted
-
-
-@dataclass(frozen=True)
-class CorpusSummary:
-    """Totals of one corpus."""
-
-    name: str
-    n_files: int
-    n_documents: int
-    n_broken: int
-    n_tokens: int | None
-    properties: tuple[str, ...]
 
 
 class Catalog(AbstractContextManager["Catalog"]):
@@ -92,32 +73,27 @@ class Catalog(AbstractContextManager["Catalog"]):
     def _check_new(self) -> None:
         """Raise unless a catalog without corpora is a new one."""
         path = Path(self.path)
-        is_old = path.is_file() or (path / "commits").is_dir()
         # a folder without files may be that of a corpus that another process
-        # creates
-        has_files = any(child.is_file() for child in path.glob("*"))
-        if not is_object_url(self.path) and (is_old or has_files):
-            content = "a catalog of an earlier version" if is_old else "a folder with other files"
+        # creates; an earlier version had the folder `commits`, or was one file
+        files = [child for child in (path, *path.glob("*")) if child.is_file()]
+        if not is_object_url(self.path) and (files or (path / "commits").is_dir()):
             raise ValueError(
-                f"{path}: got {content}, expected a catalog of Delta Lake tables. "
-                "Register the files again, in a new folder."
+                f"{path}: got other files or a catalog of an earlier version, expected a catalog of "
+                "Delta Lake tables. Register the files again, in a new folder."
             )
         if self._read_only:
-            raise FileNotFoundError(f"{self.path}: no such catalog. Create it with tools/register_corpus.py.")
+            raise FileNotFoundError(f"{self.path}: no such catalog. Create it with scaling register.")
 
     def _show(self, table: CorpusTable) -> None:
         """Add the files and the view of a table; an empty table is not shown."""
         name = table.name
         everything = f"all of {name}"
-        try:
+        with explain_errors(
+            f"{self.path}: {name} version {table.version} cannot be read",
+            "Use a version that was not pruned, or register it again.",
+        ):
             files, dead = table.list_files(self.connection)
             table.scan(self.connection, "documents", everything)
-        except import_duckdb().Error as error:
-            why = str(error).splitlines()[0]
-            raise ValueError(
-                f"{self.path}: {name} version {table.version} cannot be read ({why}). "
-                "Use a version that was not pruned, or register it again."
-            ) from error
         others = [file for file in self.files if file.corpus != name]
         # the number of a file depends on the documents only, not on the
         # registration
@@ -163,34 +139,27 @@ class Catalog(AbstractContextManager["Catalog"]):
     def register(
         self, name: str, inputs: Sequence[str], properties: Sequence[Property],
         text_key: str = "text", quiet: bool = False, counter: TokenCounter | None = None,
-        verify: bool = False, member_bytes: int = MAX_SAMPLE_BYTES,
         shard: tuple[int, int] = (0, 1), function: RecordFunction | None = None,
     ) -> RegistrationResult:  # fmt: skip
         """Add new and changed files: JSON lines, parquet, tar archives, .bin/.idx datasets.
 
-        counter        counts the tokens of documents; the index of a dataset
-                       contains them
-        verify         compare the content of registered files; by default a
-                       file with the same size and modification time is skipped
-        member_bytes   size limit of one sample of a tar archive
-        shard          (k, n): only files k, k + n, ... of the inputs, for n
-                       processes
-        function       called with each record; its values are merged into the
-                       record
+        counter    counts the tokens of documents; the index of a dataset contains them
+        shard      (k, n): only files k, k + n, ... of the inputs, for n processes
+        function   called with each record; its values are merged into the record
 
-        Broken lines are counted and located; `list_broken` returns them. Raises
-        ValueError if the corpus has other properties or another tokenizer, or
-        if a file cannot be read. The files before it stay registered. Small
-        files are registered in batches.
+        A registered file with the same size and modification time is skipped. Broken
+        lines are counted and located; `list_broken` returns them. Raises ValueError if
+        the corpus has other properties or another tokenizer, or if a file cannot be
+        read. The files before it stay registered. Small files are registered in
+        batches.
         """
-        self._check_writable()
         paths = [path.resolve() for path in find_input_files(inputs)][shard[0] :: shard[1]]
         tokenizer = None if counter is None else counter.settings
         table = self._open_for_writing(Corpus(name, text_key, tuple(properties), tokenizer))
         with closing(connect_database(self._n_threads)) as scratch:
-            reader = RecordReader(scratch, table.corpus, counter, member_bytes, function)
+            reader = RecordReader(scratch, table.corpus, counter, function)
             before = table.list_files(self.connection)[0]
-            result = add_files(table, before, paths, reader, verify, quiet)
+            result = add_files(table, before, paths, reader, quiet)
         dead = table.list_files(self.connection)[1]
         if dead:
             # another writer may add rows meanwhile: readers skip the dead ones
@@ -204,21 +173,16 @@ class Catalog(AbstractContextManager["Catalog"]):
 
     def _open_for_writing(self, corpus: Corpus) -> CorpusTable:
         """Return the current table of a corpus. Raises ValueError if it has other settings."""
-        try:
-            table = CorpusTable(self.path, corpus.name)
-        except FileNotFoundError:
-            table = CorpusTable.create(self.path, corpus)
+        table = CorpusTable.create(self.path, corpus)
         existing = table.corpus
         if existing.compatibility_key == corpus.compatibility_key:
             return table
-        if not table.list_files(self.connection)[0]:
-            return CorpusTable.create(self.path, corpus, replace=True)  # it was removed
         properties = "; ".join(map(str, existing.properties)) or "none"
         tokenizer = (existing.tokenizer or {}).get("name")
         raise ValueError(
             f"{self.path}: corpus '{corpus.name}' has the properties {properties}, its text under "
             f"'{existing.text_key}', {f'tokens of {tokenizer}' if tokenizer else 'no tokenizer'}. "
-            "Use the same settings or another name, or remove the corpus first."
+            "Use the same settings or another name, or delete the folder of the corpus first."
         )
 
     def _find_absent(self, corpus: Corpus) -> tuple[str, ...]:
@@ -239,7 +203,6 @@ class Catalog(AbstractContextManager["Catalog"]):
         Raises ValueError for a file without these columns, and for repeated or
         unknown documents.
         """
-        self._check_writable()
         table, files = self.get_table(name), self.list_files(name)
         added = read_property(f"{prop.split()[0]} AS {prop}")
         if added.name in {old.name for old in table.corpus.properties}:
@@ -247,13 +210,9 @@ class Catalog(AbstractContextManager["Catalog"]):
         others = tuple(old for old in table.corpus.added if old.name != added.name)
         corpus = replace(table.corpus, added=(*others, added))
         schema, arrow = make_schema(corpus), import_pyarrow()
-        try:
+        with explain_errors(values, f"Give path, row and {added.name}."):
             rows = arrow.parquet.read_table(values, columns=["path", "row", added.name])
             documents = self._join_values(table.corpus, added, rows)
-        except (import_duckdb().Error, arrow.ArrowException, OSError) as error:
-            raise ValueError(
-                f"{values}: {str(error).splitlines()[0]}. Give path, row and {added.name}."
-            ) from error
         n = sum(documents.column("given").to_pylist())
         if n != len(rows) or len(documents) != sum(file.n_documents for file in files):
             raise ValueError(
@@ -281,35 +240,14 @@ class Catalog(AbstractContextManager["Catalog"]):
             f"LEFT JOIN ({given}) g USING (file, row) ORDER BY file, row"
         ).to_arrow_table()
 
-    def remove(self, name: str) -> None:
-        """Remove a corpus from the catalog. Its files and earlier versions stay."""
-        self._check_writable()
-        table = self.get_table(name)
-        table.refresh()
-        table.delete()
-        self._show(table)
-
-    def _check_writable(self) -> None:
-        if self._read_only:
-            raise ValueError(f"{self.path}: was opened to be read. Open it without read_only.")
-
     def _fetch(self, statement: str) -> list[tuple[Any, ...]]:
-        try:
+        with explain_errors(self.path):
             return self.connection.execute(statement).fetchall()
-        except import_duckdb().Error as error:
-            raise ValueError(f"{self.path}: {str(error).splitlines()[0]}") from error
 
-    def summarize_corpora(self) -> list[CorpusSummary]:
-        """Return the totals of every corpus."""
-        summaries = []
-        for corpus in self.list_corpora():
-            files, view = self.list_files(corpus.name), self.view(corpus.name)
-            ((n_tokens,),) = self._fetch(f"SELECT CAST(sum(tokens) AS BIGINT) FROM {view}")
-            n_documents = sum(file.n_documents for file in files)
-            n_broken = sum(file.n_broken for file in files)
-            names = tuple(prop.name for prop in corpus.all_properties)
-            summaries.append(CorpusSummary(corpus.name, len(files), n_documents, n_broken, n_tokens, names))
-        return summaries
+    def count_tokens(self, name: str) -> int | None:
+        """Return the tokens of a corpus; None if they are not counted."""
+        ((n_tokens,),) = self._fetch(f"SELECT CAST(sum(tokens) AS BIGINT) FROM {self.view(name)}")
+        return n_tokens
 
     def list_broken(self, name: str) -> list[tuple[str, int, str]]:
         """Return (file, line or row from 1, reason) of the records that are not documents.
@@ -322,10 +260,9 @@ class Catalog(AbstractContextManager["Catalog"]):
     def describe_corpus(self, name: str) -> dict[str, list[HistogramRow]]:
         """Return (value, documents, tokens) for each property of a corpus.
 
-        At most MAX_VALUES values are listed, the most frequent first, and the
-        others are summed. More values of a number or date are one row with
-        their range. A document counts once for each element of a list. None is
-        a missing value or an empty list.
+        At most MAX_VALUES values are listed, the most frequent first. A document
+        counts once for each element of a list. None is a missing value or an empty
+        list.
         """
         corpus = self.get_table(name).corpus
         return {prop.name: self._count_values(name, prop) for prop in corpus.all_properties}
@@ -337,28 +274,14 @@ class Catalog(AbstractContextManager["Catalog"]):
             # counts the document
             value = f"unnest(CASE WHEN len({value}) > 0 THEN {value} ELSE [NULL] END)"
         values = f"(SELECT {value} AS value, tokens FROM {self.view(corpus)})"
-        ((n_values,),) = self._fetch(f"SELECT count(DISTINCT value) FROM {values}")
-        if n_values > MAX_VALUES and prop.kind in RANGE_KINDS:
-            ends = "concat(min(value), ' to ', max(value))"
-            return self._fetch(
-                f"SELECT CASE WHEN count(value) > 0 THEN {ends} END, {counts} FROM {values} "
-                "GROUP BY value IS NULL ORDER BY 1 NULLS LAST"
-            )
-        rows = self._fetch(f"SELECT value, {counts} FROM {values} GROUP BY 1 ORDER BY 2 DESC, 1 NULLS LAST")
-        others = rows[MAX_VALUES:]
-        if not others:
-            return rows
-        tokens = None if others[0][2] is None else sum(t or 0 for *_, t in others)
-        n_others = sum(value is not None for value, *_ in others)
-        summed = f"({n_others:,} other values)", sum(n for _, n, _ in others), tokens
-        return [*rows[:MAX_VALUES], summed]
+        order = f"ORDER BY 2 DESC, 1 NULLS LAST LIMIT {MAX_VALUES}"
+        return self._fetch(f"SELECT value, {counts} FROM {values} GROUP BY 1 {order}")
 
     def prune(self, keep: Mapping[str, int]) -> int:
         """Delete what neither the current versions nor those of `keep` need.
 
         Returns the number of deleted files.
         """
-        self._check_writable()
         return sum(
             CorpusTable(self.path, name).prune([keep[name]] if name in keep else [])
             for name in list_tables(self.path)

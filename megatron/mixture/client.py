@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from megatron.mixture.files import import_flight, import_pyarrow
+from megatron.mixture.files import explain_errors, import_flight, import_pyarrow
 from megatron.mixture.loaders import MixtureDataset
-from megatron.mixture.properties import Condition
 from megatron.mixture.registration import RegistrationResult
 from megatron.mixture.weights import NotReadyError
 
@@ -24,10 +23,8 @@ LOSSES_WAIT_S = 0.05  # between two requests for a chunk that waits for losses
 NOT_YET = "not yet: "  # begin of the error for chunks whose losses are not reported
 MAKE_TOKEN = "(umask 077 && openssl rand -hex 16 > token)"
 REGISTRATION_S = 7 * 86_400.0  # limit of one registration
-HOST = r"\[[0-9A-Fa-f:.]+(%[\w.~-]+)?\]|[^\s:/@\[\]]+"
-LOCATION = re.compile(rf"grpc\+(tcp|tls)://({HOST}):\d{{1,5}}")
 
-Where = str | Condition | Sequence[str | Condition]
+Where: TypeAlias = str | Sequence[str]
 
 
 def check_private(path: Path) -> None:
@@ -44,9 +41,12 @@ def read_token(path: Path) -> str:
     """Return the token in a file of mode 0600. Raises PermissionError, or ValueError for an invalid token."""
     check_private(path)
     token = path.read_bytes().decode("latin-1").strip()
-    if not re.fullmatch(r"[!-~]+", token):  # printable ASCII without spaces, as HTTP headers allow
-        content = "spaces or unprintable characters" if token else "no token"
-        raise ValueError(f"{path}: got {content}, expected one printable word. Make one with {MAKE_TOKEN}.")
+    # printable ASCII without spaces, as HTTP headers allow; 16 hexadecimal digits have 64 bits
+    if not re.fullmatch(r"[!-~]{16,}", token):
+        raise ValueError(
+            f"{path}: got {len(token)} characters, expected a printable word of at least 16. "
+            f"Make one with {MAKE_TOKEN}."
+        )
     return token
 
 
@@ -59,25 +59,22 @@ def make_token_file(folder: Path) -> Path:
     return path
 
 
-class Connection(AbstractContextManager["Connection"]):
-    """Connection to a mixture server.
+class MixtureClient(AbstractContextManager["MixtureClient"]):
+    """Client that registers, queries, mixes and reads on a server; a context manager.
 
-    Requests raise ConnectionError after `patience_s` without a response.
+    Refused requests raise ValueError, and those without a response for
+    `patience_s` ConnectionError.
     """
 
     def __init__(
         self, location: str, token: str | None = None, tls_roots: bytes | None = None,
         patience_s: float = 60.0,
     ) -> None:  # fmt: skip
-        """location: grpc+tcp://host:port, or grpc+tls. Raises ValueError for another form."""
-        if not LOCATION.fullmatch(location):
-            raise ValueError(
-                f"{location}: expected grpc+tcp://HOST:PORT, or grpc+tls://HOST:PORT for TLS. "
-                "Write an IPv6 HOST in brackets."
-            )
+        """location: grpc+tcp://host:port, or grpc+tls. A request to another form raises ValueError."""
         self.location, self.patience_s = location, patience_s
         self._tls_roots, self._client = tls_roots, None
         self._headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+        self._copy = partial(MixtureClient, location, token, tls_roots, patience_s)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -118,23 +115,24 @@ class Connection(AbstractContextManager["Connection"]):
         while True:
             try:
                 if self._client is None:
-                    self._client = fl.connect(self.location, tls_root_certs=self._tls_roots)
+                    with explain_errors(self.location, "Write grpc+tcp://HOST:PORT or grpc+tls://HOST:PORT."):
+                        self._client = fl.connect(self.location, tls_root_certs=self._tls_roots)
                 return send(self._client, options)
             except fl.FlightUnauthenticatedError as error:
                 raise ValueError(f"{self.location}: refused the token. Use the server's token.") from error
             except (fl.FlightUnavailableError, fl.FlightTimedOutError) as error:
                 self.close()
                 why = str(error).rpartition("last error: ")[2]
-                if "handshake" in why:  # not temporary: fail without waiting
-                    raise ConnectionError(
-                        f"{self.location}: its certificate is not trusted ({why.rpartition(': ')[2]}). "
-                        "Pass it, or that of its authority, as tls_roots (--tls-roots)."
-                    ) from error
+                is_refused = "handshake" in why  # not temporary: fail without waiting
                 # exponential backoff, without a wait beyond the deadline
-                if time.monotonic() + wait_s > until:
+                if is_refused or time.monotonic() + wait_s > until:
+                    fix = (
+                        "Pass its certificate as tls_roots"
+                        if is_refused
+                        else "Restart the server, and resume"
+                    )
                     raise ConnectionError(
-                        f"{self.location}: no answer for {self.patience_s:.0f} s ({why}). "
-                        "Restart the server, then resume from the last checkpoint."
+                        f"{self.location}: no answer for {self.patience_s:.0f} s ({why}). {fix}."
                     ) from error
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
@@ -143,78 +141,6 @@ class Connection(AbstractContextManager["Connection"]):
                 message = str(error).partition(". Detail:")[0]
                 kind = NotReadyError if NOT_YET in message else ValueError
                 raise kind(f"{self.location}: {message}") from error
-
-
-class RemoteChunks:
-    """Chunks of a mixture on a server. A lost connection is not the end of the data.
-
-    run   the run whose losses the weights follow, if they follow any
-    """
-
-    def __init__(self, connection: Connection, mixture: str, run: str = "main") -> None:
-        """Describe the mixture. Raises ValueError if the server does not have it."""
-        self.connection = connection
-        meta = connection.request("describe", {"mixture": mixture, "run": run})
-        self.identity, self.chunk_size = meta["identity"], meta["chunk_size"]
-        self.names, self.at_once = tuple(meta["domains"]), meta["at_once"]
-        self.every: int | None = meta["every"]
-        self._names = {"mixture": mixture, "identity": self.identity, "run": run}
-
-    def read(self, first: int, n_chunks: int, position: dict[str, Any] | None = None) -> Any:
-        """Read chunks, as `ChunkSource`.
-
-        Raises ValueError for a request that the server refuses, and
-        NotReadyError for chunks whose weights are not computed after
-        `patience_s`.
-        """
-        request = {**self._names, "first": first, "n": n_chunks, "position": position}
-        return self._poll(lambda: self.connection.read(request).read_all())
-
-    def _poll(self, send: Callable[[], Any]) -> Any:
-        # the server replies at once, so that waiting clients occupy none of its
-        # threads
-        until = time.monotonic() + self.connection.patience_s
-        while True:
-            try:
-                return send()
-            except NotReadyError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(LOSSES_WAIT_S)
-
-    def find_position(self, chunk: int, position: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the position before a chunk, as `ChunkSource`."""
-        request = {**self._names, "chunk": chunk, "position": position}
-        return self._poll(lambda: self.connection.request("position", request))
-
-    def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
-        """Report losses, as `ChunkSource`. They are on the server's disk when this returns."""
-        if self.every is None or chunk % self.every:
-            return False
-        losses = {"nats": nats.tolist(), "tokens": tokens.tolist()}
-        return bool(self.connection.request("report", {**self._names, "chunk": chunk, **losses}))
-
-    def close(self) -> None:
-        """Close the connection."""
-        self.connection.close()
-
-
-class MixtureClient(AbstractContextManager["MixtureClient"]):
-    """Client that registers, queries and mixes on a server; a context manager.
-
-    Refused requests are ValueErrors.
-    """
-
-    def __init__(
-        self, location: str, token: str | None = None, tls_roots: bytes | None = None,
-        patience_s: float = 60.0,
-    ) -> None:  # fmt: skip
-        """Arguments of `Connection`."""
-        self._connect = partial(Connection, location, token, tls_roots, patience_s)
-        self.connection = self._connect()
-
-    def __exit__(self, *_: object) -> None:
-        self.connection.close()
 
     def register(
         self, corpus: str, inputs: Sequence[str], properties: Sequence[str] = (),
@@ -231,7 +157,7 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
             "text_key": text_key, "preset": preset, "tokenizer": tokenizer,
             "append_eod": append_eod,
         }  # fmt: skip
-        result = self.connection.request("register", request, limit_s)
+        result = self.request("register", request, limit_s)
         return RegistrationResult(**{**result, "absent": tuple(result["absent"])})
 
     def add_property(self, corpus: str, prop: str, values: Path | str) -> int:
@@ -253,7 +179,7 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
                 writer.done_writing()
                 return reader.read().to_pybytes()
 
-        return int(json.loads(self.connection.call(send))["answer"])
+        return int(json.loads(self.call(send))["answer"])
 
     def count(
         self, where: Where = (), by: Sequence[str] = (), corpora: Sequence[str] = (),
@@ -261,12 +187,11 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
     ) -> dict[tuple[Any, ...], tuple[int, int | None]]:  # fmt: skip
         """Return (documents, tokens) of each combination of the properties `by`.
 
-        where   SQL over properties, or an expression of `field`s; of several,
-                all must hold
+        where   SQL over properties; of several conditions, all must hold
         tokens  also count tokens; otherwise they are None
         """
-        query = _format_query(where, by, corpora)
-        reply = self.connection.request("count", {"query": query, "tokens": tokens})
+        query = {"where": where, "by": by, "corpora": corpora}
+        reply = self.request("count", {"query": query, "tokens": tokens})
         n_tokens = reply["tokens"] or [None] * len(reply["documents"])
         counts = zip(reply["documents"], n_tokens, strict=True)
         return dict(zip(map(tuple, reply["domains"]), counts, strict=True))
@@ -275,8 +200,7 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
         self, where: Where = (), by: Sequence[str] = (), corpora: Sequence[str] = ()
     ) -> Iterator[tuple[str, str, int]]:  # fmt: skip
         """Yield (domain, path on the server, row from 0) of the documents of a query."""
-        query = _format_query(where, by, corpora)
-        for piece in self.connection.read({"query": query}):
+        for piece in self.read({"query": {"where": where, "by": by, "corpora": corpora}}):
             yield from zip(*(column.to_pylist() for column in piece.data.columns), strict=True)
 
     def create_mixture(self, spec: dict[str, Any], name: str | None = None) -> str:
@@ -285,13 +209,11 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
         name   default: a hash of the keys. The same keys give the same mixture,
                with the documents that it had when it was created.
         """
-        if "where" in spec:
-            spec = spec | {"where": _format_conditions(spec["where"])}
-        return str(self.connection.request("create_mixture", {"spec": spec, "name": name}))
+        return str(self.request("create_mixture", {"spec": spec, "name": name}))
 
-    def open_chunks(self, name: str, run: str = "main") -> RemoteChunks:
+    def open_chunks(self, name: str, run: str = "main") -> "RemoteChunks":
         """Return the chunks of a mixture, over a separate connection."""
-        return _open_chunks(self._connect, name, run)
+        return _open_chunks(self._copy, name, run)
 
     def open_dataset(
         self, name: str, group: int = 0, n_groups: int = 1, run: str = "main",
@@ -302,17 +224,60 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
         Workers of a DataLoader connect separately.
         """
         self.open_chunks(name, run).close()  # an unknown mixture is an error here
-        return MixtureDataset(partial(_open_chunks, self._connect, name, run), group, n_groups, parse)
+        return MixtureDataset(partial(_open_chunks, self._copy, name, run), group, n_groups, parse)
 
 
-def _open_chunks(connect: Callable[[], Connection], name: str, run: str) -> RemoteChunks:
+def _open_chunks(connect: Callable[[], MixtureClient], name: str, run: str) -> "RemoteChunks":
     """Connect in the process that reads; a connection cannot be sent to a worker."""
     return RemoteChunks(connect(), name, run)
 
 
-def _format_conditions(where: Where) -> list[str]:
-    return [str(where)] if isinstance(where, str | Condition) else list(map(str, where))
+class RemoteChunks:
+    """Chunks of a mixture on a server. A lost connection is not the end of the data.
 
+    run   the run whose losses the weights follow, if they follow any
+    """
 
-def _format_query(where: Where, by: Sequence[str], corpora: Sequence[str]) -> dict[str, Any]:
-    return {"where": _format_conditions(where), "by": list(by), "corpora": list(corpora)}
+    def __init__(self, client: MixtureClient, mixture: str, run: str = "main") -> None:
+        """Describe the mixture. Raises ValueError if the server does not have it."""
+        self.client = client
+        meta = client.request("describe", {"mixture": mixture, "run": run})
+        self.identity, self.chunk_size = meta["identity"], meta["chunk_size"]
+        self.names, self.at_once = tuple(meta["domains"]), meta["at_once"]
+        self._names = {"mixture": mixture, "identity": self.identity, "run": run}
+
+    def read(self, first: int, n_chunks: int, position: dict[str, Any] | None = None) -> Any:
+        """Read chunks, as `ChunkSource`.
+
+        Raises ValueError for a request that the server refuses, and
+        NotReadyError for chunks whose weights are not computed after
+        `patience_s`.
+        """
+        request = {**self._names, "first": first, "n": n_chunks, "position": position}
+        return self._poll(lambda: self.client.read(request).read_all())
+
+    def _poll(self, send: Callable[[], Any]) -> Any:
+        # the server replies at once, so that waiting clients occupy none of its
+        # threads
+        until = time.monotonic() + self.client.patience_s
+        while True:
+            try:
+                return send()
+            except NotReadyError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(LOSSES_WAIT_S)
+
+    def find_position(self, chunk: int, position: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the position before a chunk, as `ChunkSource`."""
+        request = {**self._names, "chunk": chunk, "position": position}
+        return self._poll(lambda: self.client.request("position", request))
+
+    def report(self, chunk: int, nats: np.ndarray, tokens: np.ndarray) -> bool:
+        """Report losses, as `ChunkSource`. They are on the server's disk when this returns."""
+        losses = {"nats": nats.tolist(), "tokens": tokens.tolist()}
+        return bool(self.client.request("report", {**self._names, "chunk": chunk, **losses}))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.client.close()

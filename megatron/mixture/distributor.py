@@ -168,11 +168,8 @@ class Distributor:
 
         The last chunk of `redistribute` may hold fewer units than the others.
 
-        Raises ValueError for another value of `dry`, or for a domain with a
-        weight and without units.
+        Raises ValueError for a domain with a weight and without units.
         """
-        if dry not in DRY_POLICIES:
-            raise ValueError(f"dry: got '{dry}', expected one of {', '.join(DRY_POLICIES)}.")
         self.n_units, self.weights = np.asarray(n_units, dtype=np.int64), weights
         empty = (self.n_units < 1) & (weights.weights_at(0)[0] > 0)
         if empty.any():
@@ -187,12 +184,11 @@ class Distributor:
         self.origin = Position.start(len(self.n_units))
         self._positions: dict[tuple[bytes, int], Position] = {}
         self._lock = threading.Lock()
-        self._cached: tuple[int, int, ChunkUnits] | None = None  # the latest chunks: first, end, units
 
     def restore(self, position: Position) -> None:
         """Resume from a saved position. Raises ValueError for the position of another mixture."""
         self.check_position(position)
-        self.origin, self._cached = position, None
+        self.origin = position
 
     def check_position(self, position: Position) -> None:
         """Raise ValueError for a position that is not one of this mixture."""
@@ -256,22 +252,14 @@ class Distributor:
         Raises ValueError for an index behind the end.
         """
         first, last = int(numbers.min()) // self.chunk_size, int(numbers.max()) // self.chunk_size
-        # read once: another thread may replace the range between the test and
-        # the use
-        cached = self._cached
-        # batches are read in order, so that one range of chunks serves many
-        # calls
-        if cached is None or not cached[0] <= first <= last < cached[1]:
-            units = self._schedule_ahead(first, last)
-            # rounded up, because the last chunk of the mixture may be shorter
-            cached = self._cached = first, first + -(-len(units.domain) // self.chunk_size), units
-        offsets = numbers - cached[0] * self.chunk_size
-        if int(offsets.max()) >= len(cached[2].domain):
+        units = self.schedule_chunks(first, last - first + 1)
+        offsets = numbers - first * self.chunk_size
+        if int(offsets.max()) >= len(units.domain):
             raise ValueError(
                 f"the mixture ends after {self.count_units_before(last + 1):,} units, where a domain is "
                 "exhausted. Shorten the run, or set dry to repeat or redistribute."
             )
-        return ChunkUnits(cached[2].domain[offsets], cached[2].number[offsets])
+        return ChunkUnits(units.domain[offsets], units.number[offsets])
 
     def count_units_before(self, chunk: int) -> int:
         """Return the number of units of all chunks before `chunk`.
@@ -279,15 +267,6 @@ class Distributor:
         It is chunk * chunk_size, or less if the data end before.
         """
         return int(self.find_position(chunk).done.sum())
-
-    def _schedule_ahead(self, first: int, last: int) -> ChunkUnits:
-        """Return chunks `first` to at least `last`, and more if their weights are known."""
-        # batches of 256 samples: 2^15 / 256 = 128 chunks are scheduled at once
-        n = max(last - first + 1, BATCH_UNITS // self.chunk_size)
-        # do not wait for weights that the caller does not need yet
-        if self.weights.known_to is not None:
-            n = max(last - first + 1, min(n, self.weights.known_to - first))
-        return self.schedule_chunks(first, n)
 
     def _walk_chunks(self, position: Position, n: int) -> Iterator[tuple[ChunkUnits, Position]]:
         """Yield `n` chunks from a position on, several at a time; fewer if the data end."""

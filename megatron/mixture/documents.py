@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,26 +16,23 @@ import numpy as np
 from megatron import _csrc
 from megatron.mixture.distributor import ChunkUnits, Distributor, Position
 from megatron.mixture.files import (
-    PACKED_SUFFIXES,
-    TAR_SUFFIXES,
     Pool,
     SourceFile,
     connect_database,
+    explain_errors,
     import_duckdb,
     import_pyarrow,
-    read_sample,
 )
 from megatron.mixture.learner import RUN_NAME, Learner
 from megatron.mixture.properties import json_path
 from megatron.mixture.records import replace_lone_surrogates
 from megatron.mixture.spec import build_chunk_weights, open_selection, read_spec
 from megatron.plan.mixture_use import mixture_folder
+from megatron.text.inputs import PLAIN_SUFFIXES
 
 MAX_FILES = 512  # open at a time; the usual limit per process is 1,024
-GROUP_CACHE_BYTES = 1 << 29  # texts of the latest row groups of parquet files
 PIECE_BYTES = 1 << 22  # of a server's answer that are in memory
 ROW_BYTES = 512  # of a row besides its text
-LINES, ROWS, TAR = range(3)  # kinds of files; the first two have texts
 STATE_CHANGED = "has changed since it was registered. Restore the file, or register it again."
 
 
@@ -121,8 +117,7 @@ class DocumentChunks(AbstractContextManager["DocumentChunks"]):
 
         position   of an earlier chunk, from which these are computed; None: the start
 
-        The second column of tar archives is `sample`: its key, text and members. There
-        are fewer rows if the data end. Raises NotReadyError (a ValueError) for chunks
+        There are fewer rows if the data end. Raises NotReadyError (a ValueError) for chunks
         whose weights follow from losses that are not reported yet.
         """
         return self._read_units(self._schedule(first, n_chunks, position))
@@ -166,8 +161,7 @@ class DocumentChunks(AbstractContextManager["DocumentChunks"]):
         # inverse permutation, for file [2, 0, 1]: order [1, 2, 0], back [2, 0,
         # 1]
         back[order] = np.arange(len(order))
-        name = "sample" if arrow.types.is_struct(texts.type) else "text"
-        return arrow.table({"domain": units.domain, name: texts.take(arrow.array(back))})
+        return arrow.table({"domain": units.domain, "text": texts.take(arrow.array(back))})
 
 
 def _check_place(file: SourceFile, roots: Sequence[Path]) -> None:
@@ -191,60 +185,39 @@ class OpenFiles:
         self.files, self.folder = files, folder
         self._lock = threading.RLock()
         self._descriptors = Pool(MAX_FILES, lambda opened: os.close(opened[0]))
-        self._groups = Pool(GROUP_CACHE_BYTES)
         self._scratch = connect_database(1)
-        self._kinds = np.array([_find_kind(file) for file in files], dtype=np.int8)
-        self._keys = [file.text_key for file in files]
+        for file in filter(lambda file: file.is_dataset, files):
+            raise ValueError(
+                f"{file.path}: got a .bin/.idx dataset, expected text for chunks of documents. "
+                "Train on it with dataset.mixture or TitanLoader."
+            )
 
     def close(self) -> None:
         """Close all files. A later read opens them again."""
         with self._lock:
-            for cache in (self._descriptors, self._groups):
-                cache.clear()
+            self._descriptors.clear()
 
     def read(self, file: np.ndarray, begin: np.ndarray, size: np.ndarray) -> Any:
         """Return the documents at these places, sorted by file, as an Arrow array.
 
-        Raises ValueError for a file that has changed or cannot be read, and for
-        documents of several kinds.
+        Lines of all files are parsed together. Raises ValueError for a file that has
+        changed or cannot be read.
         """
-        arrow = import_pyarrow()
-        if not len(file):
-            return arrow.array([], arrow.large_string())
-        kinds = set(self._kinds[np.unique(file)].tolist())
-        if len(kinds) > 1 and kinds != {LINES, ROWS}:
-            raise ValueError("got text and tar archives in one mixture. Select files of one kind.")
-        cuts = [0, *(np.flatnonzero(np.diff(file)) + 1).tolist(), len(file)]
+        arrow, parts = import_pyarrow(), []
+        cuts = [0, *(np.flatnonzero(np.diff(file)) + 1).tolist(), len(file)] if len(file) else [0]
         spans = list(zip(file[cuts[:-1]].tolist(), map(slice, cuts[:-1], cuts[1:]), strict=True))
+        # without the newline, which the last line of a file may not have
+        sizes = size.astype(np.int64) - 1
         # the caches and the database are shared; another thread must not close
         # a file in use
         with self._lock:
-            if TAR in kinds:
-                parts = [self._read_samples(number, begin[span], size[span]) for number, span in spans]
-            else:
-                parts = self._read_texts(spans, begin, size)
-        return parts[0] if len(parts) == 1 else arrow.concat_arrays(parts)
-
-    def _read_texts(
-        self, spans: Sequence[tuple[int, slice]], begin: np.ndarray, size: np.ndarray
-    ) -> list[Any]:
-        """Return the texts of lines and rows. Lines of all files are parsed together."""
-        parts: list[Any] = []
-        # adjacent files with a common kind and key
-        for (kind, _), group in groupby(spans, key=lambda span: (self._kinds[span[0]], self._keys[span[0]])):
-            files = list(group)
-            if kind == ROWS:
-                parts += [self._read_rows(number, begin[span]) for number, span in files]
-                continue
-            # without the newline, which the last line of a file may not have
-            sizes = size[files[0][1].start : files[-1][1].stop].astype(np.int64) - 1
-            first = files[0][1].start
-            content = b"".join(
-                self._read_bytes(number, begin[span], sizes[span.start - first : span.stop - first])
-                for number, span in files
-            )
-            parts.append(self._extract_texts(content, sizes, files[0][0]))
-        return parts
+            # adjacent files with a common key
+            for key, group in groupby(spans, key=lambda span: self.files[span[0]].text_key):
+                places = list(group)
+                content = b"".join(self._read_bytes(k, begin[span], sizes[span]) for k, span in places)
+                of_group = sizes[places[0][1].start : places[-1][1].stop]
+                parts.append(self._extract_texts(content, of_group, key, self.files[places[0][0]].path))
+        return arrow.concat_arrays([*parts, arrow.array([], arrow.large_string())])
 
     def _read_bytes(self, number: int, begins: np.ndarray, sizes: np.ndarray) -> Any:
         """Return bytes [begin, begin + size) of each span of a file, concatenated."""
@@ -262,7 +235,7 @@ class OpenFiles:
     def _open(self, number: int) -> tuple[int, tuple[int, int]]:
         """Return (descriptor, (bytes, modification time)) of a file or its unpacked content."""
         file = self.files[number]
-        path = file.unpack(self.folder) if file.path.endswith(PACKED_SUFFIXES) else file.path
+        path = file.path if file.path.endswith(PLAIN_SUFFIXES) else file.unpack(self.folder)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         status = os.fstat(descriptor)
         state = status.st_size, status.st_mtime_ns
@@ -271,11 +244,9 @@ class OpenFiles:
             raise ValueError(f"{path}: {STATE_CHANGED}")
         return descriptor, state
 
-    def _extract_texts(self, content: bytes, sizes: np.ndarray, number: int) -> Any:
+    def _extract_texts(self, content: bytes, sizes: np.ndarray, key: str, path: str) -> Any:
         """Return the texts of JSON lines, one call of DuckDB for all files of a chunk."""
-        arrow, key = import_pyarrow(), self._keys[number]
-        ends = np.append(0, np.cumsum(sizes))
-        failures = (import_duckdb().Error, arrow.ArrowException)
+        arrow, ends = import_pyarrow(), np.append(0, np.cumsum(sizes))
 
         def extract(content: bytes) -> Any:
             buffers = [None, arrow.py_buffer(ends), arrow.py_buffer(content)]
@@ -286,79 +257,8 @@ class OpenFiles:
             return texts.cast(arrow.large_string()).combine_chunks()
 
         try:
-            try:
-                return extract(content)
-            except failures:
-                # registration has accepted every line after this replacement
+            return extract(content)
+        except (import_duckdb().Error, arrow.ArrowException):
+            # registration has accepted every line after this replacement
+            with explain_errors(f"{path}: got lines that are not JSON"):
                 return extract(replace_lone_surrogates(content))
-        except failures as error:
-            why = str(error).splitlines()[0]
-            raise ValueError(
-                f"{self.files[number].path}: got lines that are not JSON ({why}). Register it again."
-            ) from error
-
-    def _read_rows(self, number: int, rows: np.ndarray) -> Any:
-        """Return the texts of rows of a parquet file. Its row groups are decoded whole."""
-        arrow, file = import_pyarrow(), self.files[number]
-        ends = self._groups.get((number, -1), lambda: self._load_group_ends(file))
-        groups = np.searchsorted(ends, rows, side="right")
-        if len(rows) and int(rows.max()) >= int(ends[-1]):
-            raise ValueError(f"{file.path}: {STATE_CHANGED}")
-        texts = arrow.array([None] * len(rows), arrow.large_string())
-        parts, places = [], []
-        for group in np.unique(groups).tolist():
-            mask = np.flatnonzero(groups == group)
-            column = self._groups.get((number, group), partial(self._load_group, file, group))
-            first = int(ends[group - 1]) if group else 0
-            parts.append(column.take(arrow.array(rows[mask] - first)))
-            places.append(mask)
-        if parts:
-            back = np.argsort(np.concatenate(places), kind="stable")
-            texts = arrow.concat_arrays(parts).take(arrow.array(back))
-        return texts
-
-    def _load_group_ends(self, file: SourceFile) -> tuple[np.ndarray, int]:
-        meta = import_pyarrow().parquet.ParquetFile(file.check_unchanged()).metadata
-        ends = np.cumsum([meta.row_group(i).num_rows for i in range(meta.num_row_groups)])
-        return ends, ends.nbytes
-
-    def _load_group(self, file: SourceFile, group: int) -> tuple[Any, int]:
-        arrow = import_pyarrow()
-        try:
-            source = arrow.parquet.ParquetFile(file.check_unchanged())
-            # case-insensitive, as in DuckDB
-            names = [name for name in source.schema_arrow.names if name.lower() == file.text_key.lower()]
-            column = source.read_row_group(group, columns=names[:1]).column(0)
-            texts = arrow.concat_arrays([part.cast(arrow.large_string()) for part in column.chunks])
-        except (arrow.ArrowException, OSError, IndexError) as error:
-            raise ValueError(
-                f"{file.path}: cannot be read ({str(error).splitlines()[0]}). Register it again."
-            ) from error
-        return texts, texts.nbytes
-
-    def _read_samples(self, number: int, begins: np.ndarray, sizes: np.ndarray) -> Any:
-        """Return samples of a tar archive: struct of key, text, and members (extension to bytes)."""
-        arrow, file = import_pyarrow(), self.files[number]
-        content = bytes(self._read_bytes(number, begins, sizes.astype(np.int64)))
-        ends = np.cumsum(sizes, dtype=np.int64)
-        spans = map(slice, ends - sizes, ends)
-        try:
-            samples = [read_sample(content[span], file.text_key) for span in spans]
-        except ValueError as error:
-            raise ValueError(f"{file.path}: {error}. Register it again.") from error
-        fields = {"key": arrow.string(), "text": arrow.large_string(),
-                  "members": arrow.map_(arrow.string(), arrow.large_binary())}  # fmt: skip
-        rows = [
-            {"key": sample.pop("__key__"), "text": sample.pop("text"), "members": list(sample.items())}
-            for sample in samples
-        ]
-        return arrow.array(rows, arrow.struct(list(fields.items())))
-
-
-def _find_kind(file: SourceFile) -> int:
-    if file.is_dataset:
-        raise ValueError(
-            f"{file.path}: got a .bin/.idx dataset, expected text for chunks of documents. "
-            "Train on it with dataset.mixture or TitanLoader."
-        )
-    return ROWS if file.path.endswith(".parquet") else TAR if file.path.endswith(TAR_SUFFIXES) else LINES

@@ -1,50 +1,46 @@
 """Registered files: their formats, and the sizes, times and sums that detect other content.
 
+Every text is a line of JSON with random access. A compressed file, a parquet file and a
+WebDataset archive are unpacked once into such lines.
+
 A WebDataset archive contains samples. A sample is the members of a tar that share a name up
 to its first dot: `3/cat.json`, `3/cat.txt` and `3/cat.jpg`, in adjacent positions, are the
 sample `3/cat`. Its record is the object in `.json`, with the key `__key__` added. The content
-of `.txt` becomes its text if `.json` has none. In the catalog it is the span from its first
-header to the end of its last member, of the decompressed content. Headers are those of the
-standard library, and what its `data` filter refuses is refused here: links outside of the
-archive, devices, absolute names.
+of `.txt` becomes its text if `.json` has none; other members are not read. Headers are those
+of the standard library, and what its `data` filter refuses is refused here: links outside of
+the archive, devices, absolute names.
 """
 
-import bz2
-import gzip
 import hashlib
-import io
 import json
-import lzma
 import os
 import re
 import tarfile
-import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any
+from typing import Any
 
 from megatron.io import atomic_path, wait_for_lock
+from megatron.text.inputs import COMPRESSED_SUFFIXES, PLAIN_SUFFIXES
+from megatron.text.text_readers import iter_blocks, open_decompressed, translate_read_errors
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tar.zst")
 KEY_FIELD = "__key__"
 # 3/cat.seg.png: key 3/cat, extension seg.png. A name such as 3/.hidden has no key.
-MEMBER_NAME = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")  # files with other names belong to no sample
+# files with other names belong to no sample
+MEMBER_NAME = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")
 TEXT_EXTENSIONS = ("json", "txt")  # members that registration reads
-BLOCK_BYTES = 512  # members are padded to multiples of it
-MAX_SAMPLE_BYTES = 256 << 20  # limit of a sample with all its members, because it is read as a whole
-TAR_ERRORS = (tarfile.TarError, EOFError, OSError, zlib.error, ArithmeticError)
+MAX_MEMBER_BYTES = 256 << 20  # limit of a text, because it is read as a whole
 PARTS_SUFFIX = ".parts.json"  # a list of .bin/.idx datasets that are one
-PACKED_SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
-LINE_SUFFIXES = (
-    ".jsonl",
-    ".json",
-    *(f".json{end}{packed}" for packed in PACKED_SUFFIXES for end in ("l", "")),
-)
 DATASET_SUFFIXES = (".bin", PARTS_SUFFIX)
-INPUT_SUFFIXES = (*LINE_SUFFIXES, ".parquet", *TAR_SUFFIXES, *DATASET_SUFFIXES)
+INPUT_SUFFIXES = (*PLAIN_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet", *TAR_SUFFIXES, *DATASET_SUFFIXES)
+# modules of errors; the last: of deltalake
+LIBRARIES = ("duckdb", "_duckdb", "pyarrow", "_internal")
 
 
 def import_duckdb() -> ModuleType:
@@ -145,7 +141,7 @@ class SourceFile:
         if hash_content(path) != self.sha256:
             raise ValueError(
                 f"{path}: got other content than was registered, with the same size and modification time. "
-                "Restore the file, or register it again with --verify."
+                "Restore the file, or touch it and register it again."
             )
 
     def check_unchanged(self) -> Path:
@@ -164,27 +160,21 @@ class SourceFile:
         return path
 
     def unpack(self, folder: Path) -> Path:
-        """Return a path that allows random access: the file, or its content, decompressed into `folder`."""
+        """Return a file of lines with random access: this one, or its lines, unpacked into `folder`."""
         path = self.check_unchanged()
-        if not path.name.endswith(PACKED_SUFFIXES):
+        if path.name.endswith(PLAIN_SUFFIXES):
             return path
         # a changed file has another name here, so that an old content is never read
         # in its place
-        name = hashlib.sha256(json.dumps([self.path, self.n_bytes, self.sha256]).encode()).hexdigest()[:16]
-        plain = folder / "unpacked" / f"{name}-{self.mtime_ns}"
-        if plain.is_file():
-            return plain
+        content = json.dumps([self.path, self.n_bytes, self.sha256, self.text_key])
+        name = hashlib.sha256(content.encode()).hexdigest()[:16]
+        plain = folder / "unpacked" / f"{name}-{self.mtime_ns}.jsonl"
         plain.parent.mkdir(parents=True, exist_ok=True)
         # one process unpacks it, and the others wait
         with wait_for_lock(plain.with_name(plain.name + ".lock")):
             if not plain.is_file():
-                with (
-                    atomic_path(plain) as partial,
-                    partial.open("wb") as sink,
-                    open_decompressed(path) as source,
-                ):
-                    while block := source.read(1 << 20):
-                        sink.write(block)
+                with atomic_path(plain) as partial, partial.open("wb") as sink:
+                    sink.writelines(iter_content(path, self.text_key))
         return plain
 
 
@@ -219,21 +209,38 @@ def properties_path(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(suffix) + ".parquet")
 
 
+def iter_content(path: Path, text_key: str) -> Iterator[bytes]:
+    """Yield the lines of a file in any blocks; of parquet and tars those with its texts.
+
+    Raises ValueError for a file that cannot be read to its end.
+    """
+    if path.suffix == ".parquet":
+        for batch in import_pyarrow().parquet.ParquetFile(path).iter_batches(1 << 12, columns=[text_key]):
+            yield from iter_row_lines(batch, text_key)
+    elif path.name.endswith(TAR_SUFFIXES):
+        yield from iter_sample_lines(path, text_key)
+    else:
+        yield from iter_blocks(path)
+
+
+def iter_row_lines(rows: Any, text_key: str) -> Iterator[bytes]:
+    """Yield the texts of rows of Arrow as lines of JSON."""
+    for text in rows.column(text_key).to_pylist():
+        yield json.dumps({text_key: text}).encode() + b"\n"
+
+
 @contextmanager
-def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
-    """Open the decompressed content of a file. Opening and reading a damaged one raise ValueError."""
-    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+def explain_errors(where: object, fix: str = "Register it again.") -> Iterator[None]:
+    """Convert errors of DuckDB, Arrow and Delta Lake to ValueErrors of one line, with a fix."""
     try:
-        if path.name.endswith(".zst"):
-            with import_pyarrow().CompressedInputStream(str(path), "zstd") as stream:
-                yield stream
-        else:
-            with openers.get(path.suffix, Path.open)(path, "rb") as stream:
-                yield stream
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, OSError) as error:
-        if isinstance(error, FileNotFoundError | PermissionError):
+        yield
+    except Exception as error:
+        # compared by name, so that no library is imported for it
+        if type(error).__module__.partition(".")[0] not in LIBRARIES:
             raise
-        raise ValueError(f"{path}: cannot be read to its end ({error}). Copy it again.") from error
+        # DuckDB adds the statement after an empty line
+        why = " ".join(str(error).partition("\n\n")[0].split())
+        raise ValueError(f"{where}: {why}. {fix}".rstrip()) from error
 
 
 def stat_file(path: Path) -> tuple[int, int]:
@@ -270,62 +277,28 @@ class _Header(tarfile.TarInfo):
             raise tarfile.ReadError(str(error)) from error
 
 
-@dataclass
-class TarSample:
-    """Adjacent members with a common name.
+def iter_sample_lines(path: Path, text_key: str) -> Iterator[bytes]:
+    """Yield the records of the samples of a tar in order, as lines of JSON.
 
-    members   content by extension; empty for those that were not read
-    fault     reason why it is not a sample
-    """
-
-    key: str
-    begin: int
-    end: int
-    members: dict[str, bytes] = field(default_factory=dict)
-    fault: str | None = None
-
-    def build_record(self, text_key: str) -> dict[str, Any]:
-        """Return the record over which properties are evaluated. Raises ValueError for a broken sample."""
-        if self.fault is not None:
-            raise ValueError(self.fault)
-        try:
-            record = json.loads(self.members.get("json", b"{}"))
-        except (ValueError, RecursionError):
-            raise ValueError("its .json is not JSON") from None
-        if not isinstance(record, dict):
-            raise ValueError("its .json is not an object")
-        if not isinstance(record.get(text_key), str):
-            if "txt" not in self.members:
-                raise ValueError(f"no text under '{text_key}' in its .json, and no .txt")
-            try:
-                record[text_key] = self.members["txt"].decode()
-            except UnicodeDecodeError:
-                raise ValueError("its .txt is not UTF-8") from None
-        # last, so that a `__key__` in the .json does not replace the key
-        return {**record, KEY_FIELD: self.key}
-
-
-def iter_samples(path: Path, stream: IO[bytes], max_bytes: int = MAX_SAMPLE_BYTES) -> Iterator[TarSample]:
-    """Yield the samples of an archive in order, read forwards from its decompressed content.
-
-    Raises ValueError for an archive that cannot be read to its end, that contains a
-    member which the `data` filter refuses, or with a sample of more than
-    `max_bytes` bytes. Memory is bounded by one sample and the names of all.
+    Raises ValueError for an archive that cannot be read to its end, or with a member
+    that the `data` filter refuses. A sample without a text has a record without it.
     """
     try:
         # "r|" reads forwards only, and does not require a file that can seek
-        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as archive:
-            yield from _group_members(archive, max_bytes, TEXT_EXTENSIONS)
-    except TAR_ERRORS as error:
+        with (
+            translate_read_errors(path),
+            path.open("rb") if path.suffix == ".tar" else open_decompressed(path) as stream,
+            tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as archive,
+        ):
+            for key, members in groupby(_iter_members(archive), key=itemgetter(0)):
+                contents = {extension: content for _, extension, content in members}
+                yield json.dumps(_build_record(key, contents, text_key)).encode() + b"\n"
+    except (tarfile.TarError, ArithmeticError) as error:
         raise ValueError(f"{path}: cannot be read to its end ({error}). Pack it again.") from error
 
 
-def _group_members(
-    archive: tarfile.TarFile, max_bytes: int, extensions: Collection[str] | None = None
-) -> Iterator[TarSample]:
-    """Yield samples with the content of the members in `extensions`; None: of all."""
-    seen: set[str] = set()
-    sample: TarSample | None = None
+def _iter_members(archive: tarfile.TarFile) -> Iterator[tuple[str, str, bytes]]:
+    """Yield (key of the sample, extension, content) of members; no content of other than text."""
     while (member := archive.next()) is not None:
         archive.members.clear()  # type: ignore[attr-defined]  # typeshed lacks it; the list would only grow
         if tarfile.data_filter(member, "/archive") is None or member.issparse():
@@ -333,51 +306,21 @@ def _group_members(
         named = MEMBER_NAME.fullmatch(member.name)
         if not member.isfile() or named is None:
             continue
-        key, extension = named[1], named[2].lower()
-        if sample is None or sample.key != key:
-            if sample is not None:
-                yield sample
-            # `offset` is the first header of the member, including a long name or
-            # PAX record before it
-            sample = TarSample(key, member.offset, 0)
-            # members of the sample that are not adjacent cannot be one span of
-            # bytes
-            if key in seen:
-                sample.fault = "not adjacent to other members of its name; sort them (tar --sort=name)"
-            seen.add(key)
-        # rounded up to a multiple of the block size
-        sample.end = member.offset_data + -(-member.size // BLOCK_BYTES) * BLOCK_BYTES
-        if sample.end - sample.begin > max_bytes:
-            raise tarfile.ReadError(
-                f"{member.name}: got a sample of {sample.end - sample.begin:,} bytes, expected at most "
-                f"{max_bytes:,}; if the sample is valid, raise --max-sample-mb"
-            )
-        if extension in sample.members:
-            sample.fault = f"two members .{extension}"
-        is_read = extensions is None or extension in extensions
-        sample.members[extension] = _read_member(archive, member) if is_read else b""
-    if sample is not None:
-        yield sample
+        file = archive.extractfile(member) if named[2].lower() in TEXT_EXTENSIONS else None
+        if file is not None and member.size > MAX_MEMBER_BYTES:
+            raise tarfile.ReadError(f"{member.name}: got a text of over {MAX_MEMBER_BYTES:,} bytes")
+        yield named[1], named[2].lower(), b"" if file is None else file.read()
 
 
-def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = archive.extractfile(member)
-    assert file is not None, "extractfile returns None for non-files only"
-    return file.read()
-
-
-def read_sample(span: bytes, text_key: str) -> dict[str, Any]:
-    """Return the bytes of one sample as a document: `__key__`, `text`, and each member by its extension.
-
-    Raises ValueError for bytes that are not one sample.
-    """
+def _build_record(key: str, contents: dict[str, bytes], text_key: str) -> dict[str, Any]:
+    """Return the record of a sample."""
     try:
-        # a span has no end-of-archive blocks: tarfile also ends where the bytes end
-        with tarfile.open(fileobj=io.BytesIO(span), mode="r|", tarinfo=_Header) as archive:
-            samples = list(_group_members(archive, len(span)))
-    except TAR_ERRORS as error:
-        raise ValueError(f"got bytes that are not a sample ({error})") from error
-    if len(samples) != 1:
-        raise ValueError(f"got members of {len(samples)} samples, expected one")
-    sample = samples[0]
-    return {**sample.members, KEY_FIELD: sample.key, "text": sample.build_record(text_key)[text_key]}
+        record = json.loads(contents.get("json", b"{}"))
+        if not isinstance(record, dict):
+            raise ValueError("its .json is not an object")
+        if not isinstance(record.get(text_key), str) and "txt" in contents:
+            record[text_key] = contents["txt"].decode()
+    except (ValueError, RecursionError):
+        record = {}  # without a text it counts as broken
+    # last, so that a `__key__` in the .json does not replace the key
+    return {**record, KEY_FIELD: key}

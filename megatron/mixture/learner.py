@@ -16,7 +16,8 @@ from megatron.mixture.adaptive import WeightRule
 from megatron.mixture.distributor import Distributor, Position, quantize_weights
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-RULE_SAVE_INTERVAL = 100  # observations between two saved states of the rule; at most so many are repeated
+# observations between two saved states of the rule; at most so many are repeated
+RULE_SAVE_INTERVAL = 100
 
 log = get_logger(__name__)
 
@@ -46,7 +47,8 @@ class Learner:
         """
         self.rule, self.weights, self.distributor = rule, distributor.weights, distributor
         self.path, self.every, self.delay = path, every, delay
-        self._lock = threading.Lock()  # of the attributes below, for several callers of `report`
+        # of the attributes below, for several callers of `report`
+        self._lock = threading.Lock()
         self._reports: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._next_chunk = 0
         self._position = Position.start(len(distributor.n_units))

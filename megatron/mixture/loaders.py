@@ -53,9 +53,6 @@ class ChunkSource(Protocol):
 class Chunk:
     """Documents of one chunk, with their domains (indices into `names` of the source).
 
-    They are text. A document of a tar archive is a dict: `__key__`, `text`, and the bytes of
-    each member by its extension.
-
     state   of the dataset after this chunk and those that the other groups read
             at the same time
     """
@@ -140,7 +137,8 @@ class MixtureDataset(IterableDataset[Chunk]):
         # of the epochs of a StatefulDataLoader; `start` applies to the resumed
         # one only
         self.first = Progress()
-        self._latest: Progress | None = None  # progress of the latest iterator of this process
+        # progress of the latest iterator of this process
+        self._latest: Progress | None = None
         # 1 if the iterators are in other processes. In shared memory: __iter__
         # sets it in a worker process, and state_dict reads it in the main
         # process.
@@ -210,7 +208,8 @@ class ChunkIterator(Iterator[Chunk]):
         self.progress = copy(dataset.start)
         self.progress.next_chunk += worker * self.n_groups
         self._source = source
-        self._table: tuple[int, Any] | None = None  # number of its first chunk, table of chunks
+        # number of its first chunk, table of chunks
+        self._table: tuple[int, Any] | None = None
         self._is_over = False
 
     def __next__(self) -> Chunk:
@@ -223,12 +222,11 @@ class ChunkIterator(Iterator[Chunk]):
             raise ValueError(CHANGED)
         number, step = progress.next_chunk + self.dataset.group, self.n_groups * self.n_workers
         rows = self._read_chunk(source, number, step)
-        self._is_over = len(rows) < source.chunk_size  # only the last chunk is shorter, or empty
+        # only the last chunk is shorter, or empty
+        self._is_over = len(rows) < source.chunk_size
         if not len(rows):
             raise StopIteration
         domains, documents = (rows.column(i).to_pylist() for i in (0, 1))
-        if rows.column_names[1] == "sample":
-            documents = [unpack_sample(record) for record in documents]
         if self.dataset.parse is not None:
             documents = list(map(self.dataset.parse, documents))
         # rounds are multiples of n_groups from the start, so that the positions
@@ -280,21 +278,16 @@ class ChunkIterator(Iterator[Chunk]):
         # in place: the dataset refers to the progress of its latest iterator
         vars(self.progress).update(vars(Progress.from_dict(state)))
         self._table, self._is_over = None, False
-        self.dataset.start = copy(self.dataset.first)  # the epoch after the resumed one is complete
-
-
-def unpack_sample(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return a sample of an archive: `__key__`, `text`, and the bytes of each member."""
-    return {**dict(sample["members"]), "__key__": sample["key"], "text": sample["text"]}
+        # the epoch after the resumed one is complete
+        self.dataset.start = copy(self.dataset.first)
 
 
 def hugging_face(dataset: MixtureDataset) -> Any:
     """Return the documents of one group as a `datasets.IterableDataset`, in their order.
 
-    Columns: text or (of tar archives) sample; domain (its name); chunk
-    (its number). Its `state_dict` is a position, from which it resumes without
-    replaying documents. A state saved at the end of a chunk resumes on any
-    number of groups. In a DataLoader the first worker reads and the others
+    Columns: text; domain (its name); chunk (its number). Its `state_dict` is a
+    position, from which it resumes without replaying documents. A state saved at the
+    end of a chunk resumes on any number of groups. In a DataLoader the first worker reads and the others
     idle, so that the order is that of one process. `shuffle` shuffles the
     buffer of `datasets` only.
     """
@@ -340,7 +333,6 @@ class DocumentExamples:
         dataset.start = Progress.from_dict(state)
         source = dataset.open_source()
         for chunk in dataset.iter_chunks(source=source):
-            key = "sample" if isinstance(chunk.documents[0], dict) else "text"
             state["identity"] = chunk.state["identity"]
             # above 0 in the first chunk after a resume only
             for index in range(state["document"], len(chunk.documents)):
@@ -352,7 +344,7 @@ class DocumentExamples:
                     # the first round after this one, from which any number of
                     # groups can resume
                     state |= chunk.state
-                row = {key: chunk.documents[index], "domain": source.names[chunk.domains[index]]}
+                row = {"text": chunk.documents[index], "domain": source.names[chunk.domains[index]]}
                 yield f"{chunk.number}-{index}", row | {"chunk": chunk.number}
 
     def shuffle_data_sources(self, generator: Any) -> "DocumentExamples":

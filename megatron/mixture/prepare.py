@@ -13,9 +13,9 @@ import numpy as np
 from megatron.cli import ProgressBar
 from megatron.data import open_dataset
 from megatron.data.indexed import IndexedTokens
-from megatron.io import atomic_path, wait_for_lock, write_json
+from megatron.io import wait_for_lock, write_json
 from megatron.log import get_logger
-from megatron.mixture.files import TAR_SUFFIXES, SourceFile, iter_samples, open_decompressed
+from megatron.mixture.files import TAR_SUFFIXES, SourceFile
 from megatron.mixture.query import Selection, documents_path
 from megatron.mixture.spec import MixtureSpec, build_step_weights, read_spec
 from megatron.plan.datapaths import compare_eods
@@ -125,7 +125,7 @@ def tokenize_files(
             if dataset.n_documents != sum(counts):
                 raise ValueError(
                     f"{batch[0].path}: {sum(counts):,} documents are registered, {dataset.n_documents:,} are "
-                    f"tokenized, of {len(batch):,} files. Correct the lines that register_corpus.py CATALOG "
+                    f"tokenized, of {len(batch):,} files. Correct the lines that scaling register CATALOG "
                     "broken lists, and register the files again."
                 )
             places += [(len(datasets), first) for first in accumulate(counts[:-1], initial=0)]
@@ -168,30 +168,14 @@ def _tokenize_batch(batch: Sequence[SourceFile], spec: MixtureSpec, folder: Path
     if not prefix.with_name(prefix.name + ".json").is_file():
         prefix.parent.mkdir(parents=True, exist_ok=True)
         inputs = [
-            _write_texts(path, key, prefix.parent) if path.name.endswith(TAR_SUFFIXES) else path
-            for path in paths
+            file.unpack(folder) if file.path.endswith(TAR_SUFFIXES) else path
+            for file, path in zip(batch, paths, strict=True)
         ]
         options = PreprocessOptions(
             keys=(key,), append_eod=True, skip_bad_lines=True, quiet=True, overwrite=True
         )
         preprocess([str(path) for path in inputs], prefix.with_name(name), tokenizer, options)
-        for lines in set(inputs) - set(paths):
-            lines.unlink()
     return str(prefix)
-
-
-def _write_texts(path: Path, text_key: str, folder: Path) -> Path:
-    """Write the texts of the samples of a tar archive as lines of JSON, and return their path."""
-    lines = folder / f"{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.jsonl"
-    with atomic_path(lines) as partial, partial.open("w") as sink, open_decompressed(path) as stream:
-        # registration has checked the size of the samples
-        for sample in iter_samples(path, stream, max_bytes=1 << 62):
-            try:
-                record = sample.build_record(text_key)
-            except ValueError:  # counted as broken at registration
-                continue
-            sink.write(json.dumps({text_key: record[text_key]}) + "\n")
-    return lines
 
 
 def _check_tokenizer(datasets: Sequence[IndexedTokens]) -> dict[str, Any]:

@@ -1,22 +1,14 @@
-"""Properties of documents, the settings of a corpus, and conditions over properties.
+"""Properties of documents, and the settings of a corpus.
 
 A property is written `EXPRESSION AS name TYPE`. The expression is a path
 (`meta.language`, `files[0].lang`), or any DuckDB SQL over the columns of the
 record. A line of JSON has one column, `record`.
-
-Conditions are SQL, or Python expressions with the operators of SQL:
-
-    (field("source") == "Github") & field("language").isin(["Python", "JavaScript"])
-
-As in SQL, a missing value satisfies no comparison and no `~` of one; `is_null()`
-selects it.
 """
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import date
 from typing import Any
 
 from megatron.config.presets import suggest_nearest
@@ -76,22 +68,20 @@ class Property:
         """First name of a path; None for SQL."""
         return re.split(r"[.\[]", self.expression)[0] if PATH_PATTERN.fullmatch(self.expression) else None
 
-    def raw_sql(self, is_json: bool) -> str:
+    def raw_sql(self) -> str:
         """Return the SQL of the value as it is in the record."""
         if not PATH_PATTERN.fullmatch(self.expression):
             return f"({self.expression})"
-        if not is_json:
-            return self.expression
         # a list must stay JSON for the cast to VARCHAR[]; other kinds are cast from
         # text without quotes
         how = "json_extract" if self.kind == "list" else "json_extract_string"
         return f"{how}(record, '$.{self.expression}')"
 
-    def to_sql(self, is_json: bool) -> str:
+    def to_sql(self) -> str:
         """Return the SQL of the value in its type. DuckDB raises an error for a value that cannot be cast."""
-        raw = self.raw_sql(is_json)
+        raw = self.raw_sql()
         # json_extract_string returns VARCHAR already
-        is_text = is_json and self.sql_type == "VARCHAR" and PATH_PATTERN.fullmatch(self.expression)
+        is_text = self.sql_type == "VARCHAR" and PATH_PATTERN.fullmatch(self.expression)
         return raw if is_text else f"CAST({raw} AS {self.sql_type})"
 
 
@@ -191,86 +181,3 @@ def read_properties(texts: Sequence[str], preset: str | None = None) -> tuple[Pr
                 f"property '{name}': got the name twice. Rename one of them with AS another_name."
             )
     return tuple(properties)
-
-
-class Condition:
-    """SQL of a condition, which &, | and ~ combine."""
-
-    def __init__(self, sql: str) -> None:
-        self.sql = sql
-
-    def __and__(self, other: "Condition") -> "Condition":
-        return Condition(f"({self.sql} AND {_check_condition(other).sql})")
-
-    def __or__(self, other: "Condition") -> "Condition":
-        return Condition(f"({self.sql} OR {_check_condition(other).sql})")
-
-    def __invert__(self) -> "Condition":
-        return Condition(f"(NOT {self.sql})")
-
-    def __bool__(self) -> bool:
-        # `a and b` and `1 < x < 2` call bool() and would drop the first condition
-        raise ValueError(f"{self}: a condition has no truth value. Join conditions with &, | and ~.")
-
-    def __str__(self) -> str:
-        return self.sql
-
-
-def _make_operator(symbol: str) -> Any:
-    def compare(self: "Field", value: Any) -> Condition:
-        return Condition(f"({self.sql} {symbol} {self.quote(value)})")
-
-    return compare
-
-
-class Field:
-    """A property, ready to be compared."""
-
-    __hash__ = None  # type: ignore[assignment]  # == returns a condition
-    __eq__, __ne__ = _make_operator("="), _make_operator("<>")
-    __lt__, __le__ = _make_operator("<"), _make_operator("<=")
-    __gt__, __ge__ = _make_operator(">"), _make_operator(">=")
-
-    def __init__(self, name: str) -> None:
-        self.name, self.sql = name, quote_identifier(name)
-
-    def isin(self, values: Iterable[Any]) -> Condition:
-        """Return the condition that the property has one of the values."""
-        # a string is iterable too: isin("en") would mean "e" or "n"
-        given = [] if isinstance(values, str) else list(map(self.quote, values))
-        if not given:
-            raise ValueError(f"field '{self.name}': got {values!r}, expected a list for isin.")
-        return Condition(f"({self.sql} IN ({', '.join(given)}))")
-
-    def between(self, low: Any, high: Any) -> Condition:
-        """Return the condition that the property is from `low` to `high`, both included."""
-        return Condition(f"({self.sql} BETWEEN {self.quote(low)} AND {self.quote(high)})")
-
-    def contains(self, value: str) -> Condition:
-        """Return the condition that a list contains the element, or a text the part."""
-        return Condition(f"contains({self.sql}, {self.quote(value)})")
-
-    def is_null(self) -> Condition:
-        """Return the condition that the document has no value of the property."""
-        return Condition(f"({self.sql} IS NULL)")
-
-    def quote(self, value: Any) -> str:
-        """Return a value in SQL. Raises ValueError for other than text, numbers and dates."""
-        if isinstance(value, bool | int | float):
-            return repr(value)
-        if isinstance(value, str | date):
-            return quote_text(str(value))
-        raise ValueError(
-            f"field '{self.name}': got {value!r}, expected text, a number or a date. Use is_null()."
-        )
-
-
-def field(name: str) -> Field:
-    """Return the property of that name, or one of `corpus`, `tokens` and `size`."""
-    return Field(name)
-
-
-def _check_condition(other: Any) -> Condition:
-    if not isinstance(other, Condition):
-        raise ValueError(f"got {other!r}, expected a condition. Put each comparison in parentheses.")
-    return other

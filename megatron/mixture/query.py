@@ -6,8 +6,7 @@ its pages are in memory once, and nothing is read before it is used.
 
 import hashlib
 import json
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ import numpy as np
 from megatron.config.presets import suggest_nearest
 from megatron.io import atomic_path
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.files import SourceFile, import_duckdb, import_pyarrow
-from megatron.mixture.properties import Condition, quote_identifier, quote_text
+from megatron.mixture.files import SourceFile, explain_errors, import_pyarrow
+from megatron.mixture.properties import quote_identifier, quote_text
 from megatron.plan.mixture_use import mixture_folder
 
-BUILTIN_PROPERTIES = {"corpus": "category", "tokens": "integer", "size": "integer"}  # type by name
+# type by name
+BUILTIN_PROPERTIES = {"corpus": "category", "tokens": "integer", "size": "integer"}
 COLUMNS = {"file": "<i4", "row": "<i4", "begin": "<i8", "size": "<i4"}  # of a selection
 BATCH_ROWS = 1 << 17
 COUNTED_CODES = 1 << 20  # 8 MB of counters
@@ -31,22 +31,13 @@ Values = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Query:
-    """Conditions over corpora of a catalog. A document must satisfy all of them.
-
-    A document with several values of a property, such as languages, is in the
-    domain of one of them, chosen by a hash of the file's content, the row and the
-    property.
-
-    weighted   values of properties that take precedence, because the mixture gives
-               them a weight
-    """
+    """Conditions over corpora of a catalog. A document must satisfy all of them."""
 
     corpora: tuple[str, ...] = ()  # empty: all
-    conditions: tuple[str | Condition, ...] = ()
-    weighted: Mapping[str, Collection[str]] = field(default_factory=dict)
+    conditions: tuple[str, ...] = ()
 
-    def where(self, condition: str | Condition) -> "Query":
-        """Return this query with one more condition: SQL, or an expression of `field`s."""
+    def where(self, condition: str) -> "Query":
+        """Return this query with one more condition, in SQL."""
         return replace(self, conditions=(*self.conditions, condition))
 
     def run(self, catalog: Catalog, by: Sequence[str] = (), count_tokens: bool = False) -> "Selection":
@@ -63,7 +54,7 @@ class Query:
             _encode_columns(batch, by, tokens) for batch in self._iter_batches(catalog, by) if len(batch)
         ]
         if not batches:
-            condition_text = " AND ".join(map(str, self.conditions)) or "that"
+            condition_text = " AND ".join(self.conditions) or "that"
             raise ValueError(f"{catalog.path}: no document satisfies {condition_text}")
         documents = import_pyarrow().Table.from_batches(batches).unify_dictionaries()
         n_missing = documents.column("tokens").null_count if count_tokens else 0
@@ -81,41 +72,28 @@ class Query:
         names = list(self.corpora) or [corpus.name for corpus in catalog.list_corpora()]
         corpora = [catalog.get_table(name).corpus for name in names]
         if not corpora:
-            raise ValueError(
-                f"{catalog.path}: has no documents. Register files with tools/register_corpus.py."
-            )
+            raise ValueError(f"{catalog.path}: has no documents. Register files with scaling register.")
         kinds = {prop.name: prop.kind for corpus in corpora for prop in corpus.all_properties}
         kinds |= BUILTIN_PROPERTIES
         for name in by:
             if name not in kinds:
                 hint = suggest_nearest(name, sorted(kinds))
                 raise ValueError(f"domains: no property {name!r}; {hint}")
-        lists = [name for name in by if kinds[name] == "list"]
-        domains = [self._list_sql(name) if name in lists else quote_identifier(name) for name in by]
-        try:
-            selected = self._filter(catalog, names, bool(lists))
-            columns = ", ".join(["file", "row", '"begin"', "size", "tokens", *domains])
+            if kinds[name] == "list":
+                raise ValueError(
+                    f"by: got {name!r}, a list, expected a property with one value. "
+                    "Register its first value, such as --property 'meta.tags[0] AS tag'."
+                )
+        with explain_errors(f"where {' AND '.join(self.conditions)}", ""):
+            selected = self._filter(catalog, names)
+            columns = ", ".join(["file", "row", '"begin"', "size", "tokens", *map(quote_identifier, by)])
             for batch in selected.project(columns).to_arrow_reader(BATCH_ROWS):
                 yield batch.rename_columns(["file", "row", "begin", "size", "tokens", *by])
-        except (import_duckdb().Error, import_pyarrow().ArrowException) as error:
-            why = next(iter(str(error).splitlines()), "")
-            unknown = re.search(r'Referenced column "(.+)" not found', why)
-            hint = f"; {suggest_nearest(unknown[1].lower(), sorted(kinds))}" if unknown else ""
-            where = " AND ".join(map(str, self.conditions))
-            raise ValueError(f"where {where}: {why}{hint}") from error
 
-    def _filter(self, catalog: Catalog, names: Sequence[str], with_sums: bool) -> Any:
+    def _filter(self, catalog: Catalog, names: Sequence[str]) -> Any:
         """Return the documents of some corpora that satisfy all conditions, as a relation."""
-        connection, parts = catalog.connection, []
-        if with_sums:
-            sums = {
-                "file": [file.id for file in catalog.files],
-                "_sha256": [file.sha256 for file in catalog.files],
-            }
-            connection.register("file_sums", import_pyarrow().table(sums))
-        join = " JOIN file_sums USING (file)" if with_sums else ""
-        for name in names:
-            parts.append(f"SELECT *, {quote_text(name)} AS corpus FROM {catalog.view(name)}{join}")
+        connection = catalog.connection
+        parts = [f"SELECT *, {quote_text(name)} AS corpus FROM {catalog.view(name)}" for name in names]
         # BY NAME: a property that a corpus does not have is NULL
         documents = connection.sql(" UNION ALL BY NAME ".join(parts))
         for condition in self.conditions:
@@ -126,17 +104,6 @@ class Query:
             # ends a comment
             documents = documents.filter(f"({condition}\n)")
         return documents
-
-    def _list_sql(self, name: str) -> str:
-        """Return the domain of a document by a property with several values, in SQL."""
-        values = f"list_sort(list_distinct({quote_identifier(name)}))"  # without NULL
-        if weighted := ", ".join(map(quote_text, sorted(self.weighted.get(name, ())))):
-            preferred = f"list_sort(list_intersect({values}, [{weighted}]))"
-            values = f"CASE WHEN len({preferred}) > 0 THEN {preferred} ELSE {values} END"
-        # a function of the content, the row and the property: not of the place
-        # or the time of registration
-        draw = f"md5_number_upper(concat_ws('/', _sha256, row, {quote_text(name)}))"
-        return f"({values})[1 + CAST({draw} % greatest(len({values}), 1) AS BIGINT)]"
 
 
 def documents_path(mixture: str | Path, identity: str) -> Path:
@@ -227,7 +194,7 @@ class Selection:
         """Load what `save` wrote. Raises FileNotFoundError, or ValueError for other files."""
         arrow = import_pyarrow()
         if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file. Run tools/prepare_mixture.py.")
+            raise FileNotFoundError(f"{path}: no such file. Run scaling mixture.")
         try:
             with arrow.memory_map(str(path)) as source, arrow.ipc.open_file(source) as reader:
                 # the columns are pages of the map: nothing is copied, and only
@@ -240,7 +207,7 @@ class Selection:
             return cls(by, domains, files, table, bounds, **meta)
         except (arrow.ArrowException, KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{path}: got a damaged file, or one of an earlier version. Run tools/prepare_mixture.py."
+                f"{path}: got a damaged file, or one of an earlier version. Run scaling mixture."
             ) from error
 
 
@@ -304,7 +271,8 @@ def _sort_documents(domain: np.ndarray, file: np.ndarray, row: np.ndarray) -> np
     # documents
     place = file.astype(np.int64) << 31 | row
     if len(place) > 1 and not (np.diff(place) >= 0).all():
-        order = np.argsort(place, kind="stable")  # DuckDB's threads return parts in any order
+        # DuckDB's threads return parts in any order
+        order = np.argsort(place, kind="stable")
     else:
         order = np.arange(len(place))
     # a stable sort of 16 bits is a radix sort, ten times as fast as one of 32

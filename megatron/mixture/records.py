@@ -17,13 +17,12 @@ import numpy as np
 from megatron.data import open_dataset
 from megatron.mixture.files import (
     DATASET_SUFFIXES,
-    MAX_SAMPLE_BYTES,
     PARTS_SUFFIX,
-    TAR_SUFFIXES,
+    explain_errors,
     import_duckdb,
     import_pyarrow,
-    iter_samples,
-    open_decompressed,
+    iter_content,
+    iter_row_lines,
     properties_path,
 )
 from megatron.mixture.properties import Corpus, json_path, quote_identifier, quote_text
@@ -31,7 +30,6 @@ from megatron.text.token_counts import TokenCounter
 
 BLOCK_BYTES = 32 << 20
 LOCATION = ("file", "row", "begin", "size")  # columns of every document
-BEGIN, TOKENS = "row_of_the_file", "tokens_of_the_text"  # unlikely as columns of a user
 MAX_BROKEN_LISTED = 1000  # lines per file that are listed; all are counted
 # any JSON escape; group 1 is an unpaired surrogate, because pairs are matched
 # first
@@ -69,7 +67,6 @@ class RecordReader:
     scratch: Any
     corpus: Corpus
     counter: TokenCounter | None = None
-    member_bytes: int = MAX_SAMPLE_BYTES
     function: RecordFunction | None = None
 
     def read(self, path: Path, file: int, counts: RecordCounts) -> Iterator[Any]:
@@ -82,31 +79,38 @@ class RecordReader:
         cannot be evaluated.
         """
         beside = _open_beside(path)
-        try:
+        with explain_errors(path, ""):
             if path.name.endswith(DATASET_SUFFIXES):
                 yield from self._read_dataset(path, file, beside, counts)
-            elif path.suffix == ".parquet" and self.function is None:
-                yield from self._read_parquet(path, file, counts)
             else:
-                for block in self._iter_blocks(path, counts):
+                for block in self._iter_records(path):
                     if beside is not None and len(beside) < counts.n_documents + len(block):
                         raise _make_rows_error(path, len(beside))
                     yield self._evaluate(block, file, beside, counts)
-        except (import_duckdb().Error, import_pyarrow().ArrowException) as error:
-            raise ValueError(f"{path}: {str(error).splitlines()[0]}") from error
         if beside is not None and len(beside) != counts.n_documents:
             raise _make_rows_error(path, len(beside))
 
-    def _iter_blocks(self, path: Path, counts: RecordCounts) -> Iterator[Any]:
+    def _iter_records(self, path: Path) -> Iterator[Any]:
         """Yield records as Arrow tables: record (text), begin, size and _number (in the file)."""
-        if path.suffix == ".parquet":
-            blocks = iter_row_records(path)
-        elif path.name.endswith(TAR_SUFFIXES):
-            blocks = self._iter_sample_records(path, counts)
-        else:
-            blocks = iter_line_blocks(path)
-        for block in blocks:
+        is_table = path.suffix == ".parquet"
+        for block in self._iter_rows(path) if is_table else iter_line_blocks(path, self.corpus.text_key):
             yield block if self.function is None else self._apply_function(path, block)
+
+    def _iter_rows(self, path: Path) -> Iterator[Any]:
+        """Yield the rows of a parquet file as records; begin and size are those of the lines of its texts."""
+        arrow, n_rows, offset = import_pyarrow(), 0, 0
+        for batch in arrow.parquet.ParquetFile(path).iter_batches(1 << 12):
+            rows = arrow.Table.from_batches([batch])
+            if self.corpus.text_key not in rows.column_names:
+                raise ValueError(f"{path}: got no column '{self.corpus.text_key}'. Set --text-key.")
+            records = self._query("SELECT CAST(to_json(rows) AS VARCHAR) AS record FROM rows", rows)
+            lines = iter_row_lines(rows, self.corpus.text_key)
+            sizes = np.fromiter(map(len, lines), np.int64, len(rows))
+            ends = offset + np.cumsum(sizes)
+            numbers = np.arange(n_rows, n_rows + len(rows))
+            record = records.column("record").cast(arrow.large_string())
+            yield arrow.table({"record": record, "begin": ends - sizes, "size": sizes, "_number": numbers})
+            n_rows, offset = n_rows + len(rows), offset + int(sizes.sum())
 
     def _apply_function(self, path: Path, block: Any) -> Any:
         """Return the block with the function's values in each record."""
@@ -128,24 +132,6 @@ class RecordReader:
                     f"{path}, record {number}: the function raised {error!r}. Correct it."
                 ) from error
         return block.set_column(0, "record", arrow.array(lines, arrow.large_string()))
-
-    def _iter_sample_records(self, path: Path, counts: RecordCounts) -> Iterator[Any]:
-        """Yield the records of a tar. A sample without text, or in parts, is broken."""
-        places, records, n_chars = [], [], 0
-        with open_decompressed(path) as stream:
-            samples = iter_samples(path, stream, self.member_bytes)
-            for number, sample in enumerate(samples):
-                try:
-                    records.append(json.dumps(sample.build_record(self.corpus.text_key)))
-                except ValueError as error:
-                    counts.add_broken([number + 1], [f"{sample.key}: {error}"])
-                    continue
-                places.append((sample.begin, sample.end - sample.begin, number))
-                n_chars += len(records[-1])
-                if n_chars >= BLOCK_BYTES:
-                    yield make_block(records, places)
-                    places, records, n_chars = [], [], 0
-        yield make_block(records, places)
 
     def _evaluate(self, block: Any, file: int, beside: Any, counts: RecordCounts) -> Any:
         """Return the documents of a block, and count its broken lines."""
@@ -169,16 +155,14 @@ class RecordReader:
         n = len(block)
         block = block.append_column("file", [np.full(n, file)])
         block = block.append_column("row", [np.arange(n_before, n_before + n)])
-        names = [] if beside is None else sorted(set(beside.column_names) - set(block.column_names))
-        for name in names:
-            block = block.append_column(name, beside.column(name).slice(n_before, n))
-        return self.select_block(block, names, n_before)
+        if beside is not None:
+            block = block.append_column("beside", beside.slice(n_before, n).to_struct_array())
+            merged = "json_merge_patch(record, to_json(beside))"
+            block = self._query(f"SELECT * REPLACE (CAST({merged} AS VARCHAR) AS record) FROM rows", block)
+        return self.select_block(block, n_before)
 
-    def select_block(self, block: Any, columns: Sequence[str] = (), n_before: int = 0) -> Any:
-        """Return the documents of a block with `file` and `row`. A broken one raises the error of DuckDB.
-
-        columns   those of the block that are properties
-        """
+    def select_block(self, block: Any, n_before: int = 0) -> Any:
+        """Return the documents of a block with `file` and `row`. A broken one raises the error of DuckDB."""
         # a record without text raises, which ends the statement before anything
         # is selected
         kind = f"json_type(record, {json_path(self.corpus.text_key)})"
@@ -186,7 +170,7 @@ class RecordReader:
         text = f"json_extract_string(record, {json_path(self.corpus.text_key)})"
         documents = self._query(
             f"SELECT file, {row}, begin, size, CAST(NULL AS BIGINT) AS tokens"
-            f"{self._columns_sql(columns)}{'' if self.counter is None else f', {text}'} FROM rows",
+            f"{self._columns_sql()}{'' if self.counter is None else f', {text}'} FROM rows",
             block,
         )
         return self._count_tokens(documents, n_before)
@@ -199,15 +183,10 @@ class RecordReader:
         finally:
             self.scratch.unregister("rows")
 
-    def _columns_sql(self, columns: Any, is_json: bool = True) -> str:
-        """Return the properties in SQL, each after a comma.
-
-        columns   columns of the parquet beside the file, which come before the
-                  record
-        """
+    def _columns_sql(self) -> str:
+        """Return the properties in SQL, each after a comma."""
         return "".join(
-            f", {prop.to_sql(is_json and prop.root not in columns)} AS {quote_identifier(prop.name)}"
-            for prop in self.corpus.properties
+            f", {prop.to_sql()} AS {quote_identifier(prop.name)}" for prop in self.corpus.properties
         )
 
     def _count_tokens(self, documents: Any, n_before: int) -> Any:
@@ -231,31 +210,10 @@ class RecordReader:
         cases.append(f"WHEN {kind} IS DISTINCT FROM 'VARCHAR' THEN {missing}")
         for prop in self.corpus.properties:
             fault = quote_text(f"'{prop.name}' is no {prop.kind}")
-            raw, value = prop.raw_sql(True), prop.to_sql(True)
+            raw, value = prop.raw_sql(), prop.to_sql()
             cases.append(f"WHEN TRY({raw}) IS NOT NULL AND TRY({value}) IS NULL THEN {fault}")
         statement = f"SELECT CASE {' '.join(cases)} END AS reason FROM rows"
         return self._query(statement, block).column("reason").to_pylist()
-
-    def _read_parquet(self, path: Path, file: int, counts: RecordCounts) -> Iterator[Any]:
-        """Yield the rows of a parquet file, by row group; a row without a text is broken."""
-        arrow, column = import_pyarrow(), quote_identifier(self.corpus.text_key)
-        source = arrow.parquet.ParquetFile(path)
-        for group in range(source.num_row_groups):
-            rows, first = source.read_row_group(group), counts.n_documents + counts.n_broken
-            numbers = np.arange(first, first + len(rows))
-            rows = rows.append_column(BEGIN, arrow.array(numbers))
-            rows = rows.append_column(TOKENS, arrow.nulls(len(rows), arrow.int64()))
-            documents = self._select_columns(rows, file, column)
-            empty = np.setdiff1d(numbers, documents.column("begin").to_numpy()) + 1
-            reason = f"no text under '{self.corpus.text_key}'"
-            counts.add_broken(empty.tolist(), [reason] * len(empty))
-            n_before = counts.n_documents
-            counts.n_documents += len(documents)
-            numbers = arrow.array(np.arange(n_before, counts.n_documents))
-            documents = documents.set_column(1, "row", numbers)
-            if self.counter is None:
-                documents = documents.remove_column(documents.num_columns - 1)
-            yield self._count_tokens(documents, n_before)
 
     def _read_dataset(self, path: Path, file: int, beside: Any, counts: RecordCounts) -> Iterator[Any]:
         """Yield the documents of a .bin/.idx dataset, with the rows of <prefix>.parquet."""
@@ -270,37 +228,18 @@ class RecordReader:
             raise FileNotFoundError(
                 f"{properties_path(path)}: no such file. Put the properties of the dataset into it."
             )
-        counts.n_documents = dataset.n_documents
-        # the caller refuses another number of rows
-        if beside is None or len(beside) == dataset.n_documents:
-            lengths = {BEGIN: np.arange(dataset.n_documents), TOKENS: dataset.document_tokens}
-            rows = import_pyarrow().table(lengths)
-            for name in () if beside is None else beside.column_names:
-                rows = rows.append_column(name, beside.column(name))
-            yield self._select_columns(rows, file)
-
-    def _select_columns(self, rows: Any, file: int, text: str | None = None) -> Any:
-        """Return LOCATION, tokens, the properties and last the text of rows that have one."""
-        columns = f'{file} AS file, {BEGIN} AS row, {BEGIN} AS "begin", 0 AS size, {TOKENS} AS tokens'
-        end = f", {text} FROM rows WHERE {text} IS NOT NULL" if text else " FROM rows"
-        return self._query(f"SELECT {columns}{self._columns_sql((), is_json=False)}{end}", rows)
-
-
-def make_block(records: list[str], places: list[tuple[int, int, int]]) -> Any:
-    """Return the block of records at (begin, size, number)."""
-    arrow = import_pyarrow()
-    columns = np.array(places, dtype=np.int64).reshape(-1, 3).T.copy()
-    block = {"record": arrow.array(records, arrow.large_string())}
-    return arrow.table(block | dict(zip(("begin", "size", "_number"), columns, strict=True)))
-
-
-def iter_row_records(path: Path) -> Iterator[Any]:
-    """Yield the rows of a parquet file as records, for a function of the user."""
-    n_rows = 0
-    for batch in import_pyarrow().parquet.ParquetFile(path).iter_batches(1 << 10):
-        records = [json.dumps(row, default=str) for row in batch.to_pylist()]
-        yield make_block(records, [(n_rows + i, 0, n_rows + i) for i in range(len(records))])
-        n_rows += len(records)
+        counts.n_documents = n = dataset.n_documents
+        if beside is not None and len(beside) != n:
+            return  # the caller refuses another number of rows
+        rows = {"begin": np.arange(n), "tokens": dataset.document_tokens}
+        values = import_pyarrow().table(rows)
+        if beside is not None:
+            values = values.append_column("beside", beside.to_struct_array())
+        yield self._query(
+            f'SELECT {file} AS file, "begin" AS row, "begin", 0 AS size, tokens{self._columns_sql()} FROM '
+            f"(SELECT *, {'NULL' if beside is None else 'to_json(beside)'} AS record FROM rows)",
+            values,
+        )
 
 
 def repair_surrogates(block: Any) -> Any:
@@ -317,21 +256,25 @@ def replace_lone_surrogates(lines: bytes) -> bytes:
     return ESCAPE.sub(lambda match: b"\\ufffd" if match[1] else match[0], lines)
 
 
-def iter_line_blocks(path: Path) -> Iterator[Any]:
+def iter_line_blocks(path: Path, text_key: str) -> Iterator[Any]:
     """Yield the lines of a file, without blank ones, in blocks of BLOCK_BYTES or more."""
-    n_lines, offset, rest = 0, 0, b""
-    with open_decompressed(path) as file:
-        while part := file.read(BLOCK_BYTES):
-            content = rest + part
-            cut = content.rfind(b"\n") + 1  # after the last complete line
-            content, rest = content[:cut] if cut < len(content) else content, content[cut:]
-            if content:
-                n, block = split_lines(content, offset, n_lines)
-                yield block
-                n_lines, offset = n_lines + n, offset + cut
-    if rest:
-        # the last line of the file has no newline
-        yield split_lines(rest + b"\n", offset, n_lines)[1]
+    n_lines, offset, parts, n_new = 0, 0, [], 0
+    for part in iter_content(path, text_key):
+        parts.append(part)
+        n_new += len(part)
+        if n_new < BLOCK_BYTES:
+            continue
+        content = b"".join(parts)
+        cut = content.rfind(b"\n") + 1  # after the last complete line
+        parts, n_new = [content[cut:]], 0
+        if cut:
+            n, block = split_lines(content[:cut], offset, n_lines)
+            yield block
+            n_lines, offset = n_lines + n, offset + cut
+    if content := b"".join(parts):
+        # the last line of the file may have no newline
+        end = b"" if content.endswith(b"\n") else b"\n"
+        yield split_lines(content + end, offset, n_lines)[1]
 
 
 def split_lines(content: bytes, offset: int = 0, n_before: int = 0) -> tuple[int, Any]:

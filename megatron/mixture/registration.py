@@ -1,12 +1,10 @@
 """Registration of files: which files, in which commits, and their rows in a table."""
 
-import os
 import secrets
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +23,9 @@ from megatron.mixture.files import (
 )
 from megatron.mixture.records import RecordCounts, RecordReader, split_lines
 from megatron.mixture.table import CorpusTable, complete_columns, iter_file_batches, make_schema
+from megatron.text.inputs import PLAIN_SUFFIXES, find_files
 
-# of adjacent files that share a commit
-SMALL_BYTES, BATCH_BYTES, BATCH_FILES = 1 << 20, 16 << 20, 1000
+BATCH_BYTES, BATCH_FILES = 16 << 20, 1000  # of adjacent files that share a commit
 
 
 @dataclass
@@ -47,7 +45,7 @@ class RegistrationResult:
 
 def add_files(
     table: CorpusTable, before: Sequence[SourceFile], paths: Sequence[Path], reader: RecordReader,
-    verify: bool, quiet: bool,
+    quiet: bool,
 ) -> RegistrationResult:  # fmt: skip
     """Commit the new and changed files of some paths to a table, batch by batch.
 
@@ -62,10 +60,7 @@ def add_files(
     ):
         for path in paths:
             entry = registered.get(str(path))
-            is_same = entry is not None and entry.stamp == stat_file(path)
-            if is_same and verify:
-                is_same = entry is not None and hash_content(path) == entry.sha256
-            if is_same:
+            if entry is not None and entry.stamp == stat_file(path):
                 result.n_known += 1
                 bar.update(sizes[path])
             else:
@@ -82,22 +77,16 @@ def add_files(
 
 
 def batch_files(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """Yield files in order: adjacent small files of plain lines in one batch, every other file alone."""
+    """Yield files in order: adjacent small ones in one batch, a large one alone."""
     batch: list[Path] = []
     n_bytes = 0
     for path in paths:
         size = path.stat().st_size
-        is_small = (
-            path.suffix in (".jsonl", ".json") and size <= SMALL_BYTES and not properties_path(path).exists()
-        )
-        if batch and (not is_small or n_bytes + size > BATCH_BYTES or len(batch) == BATCH_FILES):
+        if batch and (n_bytes + size > BATCH_BYTES or len(batch) == BATCH_FILES):
             yield batch
             batch, n_bytes = [], 0
-        if is_small:
-            batch.append(path)
-            n_bytes += size
-        else:
-            yield [path]
+        batch.append(path)
+        n_bytes += size
     if batch:
         yield batch
 
@@ -110,19 +99,8 @@ def find_input_files(inputs: Sequence[str]) -> list[Path]:
     """
     paths: dict[Path, None] = {}
     for word in inputs:
-        path = Path(word)
-        if path.is_dir():
-            walked = os.walk(path, followlinks=True)
-            matches = sorted(
-                Path(folder) / name for folder, _, names in walked for name in names if name[0] != "."
-            )
-        elif path.is_file():
-            matches = [path]
-        else:
-            datasets = [Path(f"{word}{suffix}") for suffix in (".bin", PARTS_SUFFIX)]
-            matches = [path for path in datasets if path.is_file()] or [
-                Path(name) for name in sorted(glob(word, recursive=True))
-            ]
+        datasets = [Path(f"{word}{suffix}") for suffix in (".bin", PARTS_SUFFIX)]
+        matches = find_files(word, INPUT_SUFFIXES) or [path for path in datasets if path.is_file()]
         names = set(matches)
         chosen = [
             path for path in matches if path.name.endswith(INPUT_SUFFIXES) and not _is_part(path, names)
@@ -183,7 +161,10 @@ def iter_batches(
 def _read_files(
     paths: Sequence[Path], ids: Sequence[int], counts: Sequence[RecordCounts], reader: RecordReader
 ) -> Iterator[Any]:
-    if len(paths) > 1 and reader.function is None:
+    is_plain = all(
+        path.name.endswith(PLAIN_SUFFIXES) and not properties_path(path).exists() for path in paths
+    )
+    if len(paths) > 1 and is_plain and reader.function is None:
         block, n_lines = join_small_files(paths, ids)
         try:
             yield reader.select_block(block)

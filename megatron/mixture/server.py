@@ -12,13 +12,10 @@ is in memory.
 
 import hashlib
 import hmac
-import ipaddress
 import json
 import tempfile
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +23,9 @@ import numpy as np
 
 from megatron.io import write_atomic
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.client import MAKE_TOKEN, NOT_YET
+from megatron.mixture.client import NOT_YET
 from megatron.mixture.documents import DocumentChunks
-from megatron.mixture.files import import_flight, import_pyarrow
+from megatron.mixture.files import explain_errors, import_flight, import_pyarrow
 from megatron.mixture.learner import RUN_NAME
 from megatron.mixture.properties import read_properties
 from megatron.mixture.query import Query, Selection
@@ -36,59 +33,13 @@ from megatron.mixture.registration import find_input_files
 from megatron.mixture.weights import NotReadyError
 from megatron.text.token_counts import TokenCounter
 
-MIN_TOKEN_CHARS = 16  # 64 bits as hexadecimal digits; required for non-local addresses
 MAX_CHUNKS = 64  # of one request
 MAX_SOURCES = 256  # mixtures, and runs of adaptive ones, open at a time
 PIECE_ROWS = 1 << 14  # rows of an answer to a query that are in memory
-COUNTED = ("requests", "chunks", "documents", "errors")
+# others may be reached from other machines
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 SPEC_KEYS = ("corpora", "where", "by", "weights", "count", "schedule",
              "adaptive", "dry", "shuffle", "chunk_size")  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListenOptions:
-    """Address of a server.
-
-    Beyond loopback it requires a long token, and TLS (certificate, key) or
-    `allow_plain`.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    token: str
-    tls: tuple[bytes, bytes] | None = None
-    allow_plain: bool = False
-
-    def check(self) -> None:
-        """Raise ValueError for an address that other machines reach without protection."""
-        if is_loopback(self.host):
-            return
-        if len(self.token) < MIN_TOKEN_CHARS:
-            raise ValueError(
-                f"{self.host}: got a token of {len(self.token)} characters, expected at least "
-                f"{MIN_TOKEN_CHARS} for a non-local address. Make one with {MAKE_TOKEN}."
-            )
-        if self.tls is None and not self.allow_plain:
-            raise ValueError(
-                f"{self.host}: got a non-local address without TLS. "
-                "Give --tls-cert and --tls-key, or --no-tls on a trusted network."
-            )
-
-    @property
-    def location(self) -> str:
-        """Address as Flight writes it."""
-        host = f"[{self.host.strip('[]')}]" if ":" in self.host else self.host
-        return f"grpc+{'tls' if self.tls else 'tcp'}://{host}:{self.port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address belongs to this machine alone."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        # no other name is resolved: it counts as non-local, which requires a
-        # token
-        return host == "localhost"
 
 
 class ServedFolder:
@@ -107,7 +58,6 @@ class ServedFolder:
         self._sources: dict[tuple[str, str | None], DocumentChunks] = {}
         # a mixture is opened once, and one registration runs at a time
         self._opening, self._writing = threading.Lock(), threading.Lock()
-        self._counts, self._counting = Counter(dict.fromkeys(COUNTED, 0)), threading.Lock()
         self.actions: dict[str, Callable[[dict[str, Any]], Any]] = {
             "register": self._register,
             "count": self._count_documents,
@@ -115,7 +65,7 @@ class ServedFolder:
             "describe": self._describe,
             "position": self._find_position,
             "report": self._report,
-            "status": lambda _: self._counts | {"mixtures": self.list_mixtures()},
+            "status": lambda _: {"mixtures": self.list_mixtures(), "open": sorted(map(str, self._sources))},
         }
 
     def handle_action(self, kind: str, body: bytes) -> Any:
@@ -131,11 +81,6 @@ class ServedFolder:
         """Close the mixtures and the logs of runs."""
         for source in self._sources.values():
             source.close()
-
-    def add_counts(self, **counts: int) -> None:
-        """Add to the counts of the status."""
-        with self._counting:
-            self._counts.update(counts)
 
     def _read(self, ask: Callable[[Catalog], Any]) -> Any:
         with Catalog(self.folder / "catalog", read_only=True) as catalog:
@@ -168,10 +113,8 @@ class ServedFolder:
 
     def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
         source = self.open_mixture(request)
-        adaptive = source.spec.settings.adaptive
         meta = {key: getattr(source, key) for key in ("identity", "chunk_size", "at_once")}
-        every = None if adaptive is None else adaptive.every_steps
-        return meta | {"domains": source.names, "every": every}
+        return meta | {"domains": source.names}
 
     def _find_position(self, request: dict[str, Any]) -> dict[str, Any]:
         source, chunk = self.open_mixture(request), _read_count(request, "chunk")
@@ -192,15 +135,13 @@ class ServedFolder:
         first, n = _read_count(request, "first"), _read_count(request, "n")
         if n > MAX_CHUNKS:
             raise ValueError(f"n: got {n} chunks, expected at most {MAX_CHUNKS}. Request fewer.")
-        n_rows = 0
-        for table in source.read_pieces(first, n, request.get("position")):
-            n_rows += len(table)
-            yield table
-        self.add_counts(requests=1, documents=n_rows, chunks=-(-n_rows // source.chunk_size))
+        yield from source.read_pieces(first, n, request.get("position"))
 
     def _select(self, query: Any, count_tokens: bool = False) -> Selection:
         if not isinstance(query, dict):
             raise ValueError(f"query: got {query!r}, expected where, by and corpora.")
+        where = query.get("where", [])
+        query = query | {"where": [where] if isinstance(where, str) else where}
         where, corpora, by = (tuple(map(str, query.get(key, []))) for key in ("where", "corpora", "by"))
         described = Query(corpora, where)
         return self._read(lambda catalog: described.run(catalog, by, count_tokens))
@@ -310,24 +251,44 @@ def _read_count(request: dict[str, Any], name: str) -> int:
     return value
 
 
-def serve(
-    folder: Path, where: ListenOptions, seed: int, roots: Sequence[Path], on_ready: Callable[[int], None]
-) -> None:  # fmt: skip
-    """Serve a folder until the process is stopped. `on_ready` is called with the port.
+def translate_errors(make: Callable[[], Any]) -> Any:
+    """Return make(), whose errors become those of Flight: `refused:` and one line."""
+    fl = import_flight()
+    try:
+        return make()
+    except NotReadyError as error:
+        raise fl.FlightServerError(f"{NOT_YET}{error}") from error
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        why = f"request: missing or wrong {why}" if isinstance(error, KeyError | TypeError) else why
+        raise fl.FlightServerError(f"refused: {why}") from error
 
-    Raises ValueError as `ListenOptions.check`, and for an address that is not
+
+def stream_batches(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches of a table and of those that follow."""
+    yield from first.to_batches()
+    while (table := translate_errors(lambda: next(rest, None))) is not None:
+        yield from table.to_batches()
+
+
+def make_server(
+    served: ServedFolder, token: str, host: str = "127.0.0.1", port: int = 0,
+    tls: tuple[bytes, bytes] | None = None, allow_plain: bool = False,
+) -> Any:  # fmt: skip
+    """Return a running Flight server, whose `port` is that of the socket.
+
+    tls   certificate and key; beyond this machine they are required, or `allow_plain`
+
+    Raises ValueError for an address without this protection, or that is not
     available.
     """
-    where.check()
-    server = make_server(ServedFolder(folder, seed, roots), where)
-    on_ready(server.port)
-    # until the process is killed: what a run depends on is on disk before a
-    # client gets a reply
-    threading.Event().wait()
-
-
-def make_server(served: ServedFolder, where: ListenOptions) -> Any:
-    """Return a running Flight server. Raises ValueError for an address that cannot be listened on."""
+    host = host.strip("[]")
+    if host not in LOCAL_HOSTS and tls is None and not allow_plain:
+        raise ValueError(
+            f"{host}: got a non-local address without TLS. "
+            "Give --tls-cert and --tls-key, or --no-tls on a trusted network."
+        )
+    location = f"grpc+{'tls' if tls else 'tcp'}://{f'[{host}]' if ':' in host else host}:{port}"
     fl = import_flight()
 
     class TokenMiddleware(fl.ServerMiddlewareFactory):  # type: ignore[name-defined,misc]  # no types
@@ -336,8 +297,7 @@ def make_server(served: ServedFolder, where: ListenOptions) -> Any:
         def start_call(self, info: Any, headers: dict[str, list[str]]) -> None:
             given = (headers.get("authorization") or [""])[0]
             # compare_digest takes the same time for any wrong token
-            if not hmac.compare_digest(given.encode(), f"Bearer {where.token}".encode()):
-                served.add_counts(errors=1)
+            if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
                 raise fl.FlightUnauthenticatedError("missing or wrong token")
 
     class Server(fl.FlightServerBase):  # type: ignore[name-defined,misc]  # no types
@@ -348,7 +308,7 @@ def make_server(served: ServedFolder, where: ListenOptions) -> Any:
             # the schema must be known before the stream starts, and an early
             # error becomes that of the call
             first = translate_errors(lambda: next(tables))
-            return fl.GeneratorStream(first.schema, iter_batches(first, tables))
+            return fl.GeneratorStream(first.schema, stream_batches(first, tables))
 
         def do_action(self, context: Any, action: Any) -> list[bytes]:
             body = action.body.to_pybytes()
@@ -360,29 +320,6 @@ def make_server(served: ServedFolder, where: ListenOptions) -> Any:
             n = translate_errors(lambda: served.add_property(request, reader.read_all()))
             writer.write(json.dumps({"answer": n}).encode())
 
-    def iter_batches(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-        yield from first.to_batches()
-        while (table := translate_errors(lambda: next(rest, None))) is not None:
-            yield from table.to_batches()
-
-    def translate_errors(make: Callable[[], Any]) -> Any:
-        """Call `make`, and count and translate its errors to those of Flight."""
-        try:
-            return make()
-        except NotReadyError as error:
-            raise fl.FlightServerError(f"{NOT_YET}{error}") from error
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            served.add_counts(errors=1)
-            # the first line: DuckDB adds the statement
-            why = next(iter(str(error).splitlines()), type(error).__name__)
-            why = f"request: missing or wrong {why}" if isinstance(error, KeyError | TypeError) else why
-            raise fl.FlightServerError(f"refused: {why}") from error
-
-    options = {"tls_certificates": [where.tls] if where.tls else None}
-    try:
-        return Server(where.location, middleware={"gate": TokenMiddleware()}, **options)
-    except (import_pyarrow().ArrowException, OSError) as error:
-        why = str(error).splitlines()[0]
-        raise ValueError(
-            f"{where.location}: cannot be listened on ({why}). Use another port, or 0."
-        ) from error
+    with explain_errors(location, "Use another port, or 0."):
+        middleware, certificates = {"gate": TokenMiddleware()}, [tls] if tls else None
+        return Server(location, middleware=middleware, tls_certificates=certificates)

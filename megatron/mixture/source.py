@@ -8,7 +8,7 @@ one token. The distributor assigns the domain of each sample.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from megatron.mixture.query import Selection, documents_path
 from megatron.mixture.spec import build_step_weights, read_spec
 from megatron.plan.mixture_use import read_resolved
 
-EPOCHS_KEPT = 2  # per domain: concurrent readers are in adjacent epochs
+EPOCHS_KEPT = 3  # per domain: concurrent readers are in adjacent epochs
 MAX_MAPPED = 64  # datasets mapped at a time; each takes two open files
 BLOCK_DOCUMENTS = 64  # per block; ends within it are computed for each window
 BLOCKS_AT_ONCE = 1 << 10
@@ -49,7 +49,7 @@ class DomainStream:
         # T tokens have T - 1 targets: window w has tokens w S to w S + S
         self.n_windows = max(0, (self.n_tokens - 1) // seq_len)
         self.orders = UnitOrder(np.array([len(lengths)]), [name], seed, shuffle)
-        self._epochs: dict[int, np.ndarray] = {}
+        self._load_block_ends = lru_cache(EPOCHS_KEPT)(self._compute_block_ends)
 
     def copy_windows(
         self, numbers: np.ndarray, rows: Sequence[np.ndarray], positions: Sequence[np.ndarray] | None = None
@@ -82,7 +82,8 @@ class DomainStream:
         # The block with the token; its documents are searched below.
         # `right`: a token at the end of a block is the first of the next one.
         block = int(np.searchsorted(ends, token, side="right"))
-        before = token - (int(ends[block - 1]) if block else 0)  # tokens of the block that precede the window
+        # tokens of the block that precede the window
+        before = token - (int(ends[block - 1]) if block else 0)
         for first in range(block * BLOCK_DOCUMENTS, len(self.lengths), BLOCK_DOCUMENTS):
             order = self.compute_document_order(epoch, first, BLOCK_DOCUMENTS)
             place = 0
@@ -104,20 +105,8 @@ class DomainStream:
         numbers = np.arange(first, min(first + n, n_documents)) + epoch * n_documents
         return self.orders.lookup_units(ChunkUnits(np.zeros(len(numbers), dtype=np.int32), numbers))
 
-    def _load_block_ends(self, epoch: int) -> np.ndarray:
-        """Return the tokens up to the end of each block of an epoch's documents, int64."""
-        block_ends = self._epochs.get(epoch)
-        if block_ends is None:
-            block_ends = self._compute_block_ends(epoch)
-            # the adjacent epochs stay, because a prefetching reader may be in
-            # the next one already
-            recent = {e: ends for e, ends in self._epochs.items() if abs(e - epoch) < EPOCHS_KEPT}
-            # replaced, not changed: another thread may be reading the old
-            # dictionary
-            self._epochs = recent | {epoch: block_ends}
-        return block_ends
-
     def _compute_block_ends(self, epoch: int) -> np.ndarray:
+        """Return the tokens up to the end of each block of an epoch's documents, int64."""
         ends, n_at_once = [np.zeros(1, dtype=np.int64)], BLOCK_DOCUMENTS * BLOCKS_AT_ONCE
         # 2^16 documents at a time, so that the order of a whole epoch is never
         # in memory
@@ -270,7 +259,7 @@ class TitanLoader:
         self, mixture: str | Path, seq_len: int, local_batch_size: int, dp_rank: int, dp_world_size: int,
         global_batch_size: int | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
-        """Open a mixture that tools/prepare_mixture.py has prepared.
+        """Open a mixture that scaling mixture has prepared.
 
         global_batch_size   samples of a step, if a step accumulates several
                             batches; the same on every layout
@@ -351,7 +340,7 @@ def _make_loader_class() -> type:
 
         @dataclass(kw_only=True, slots=True)
         class Config(BaseDataLoader.Config):  # type: ignore[misc]  # as above
-            """`dataset_path`: the mixture, prepared by tools/prepare_mixture.py."""
+            """`dataset_path`: the mixture, prepared by scaling mixture."""
 
             dataset: str = "mixture"
             global_batch_size: int | None = None

@@ -44,15 +44,11 @@ from megatron.mixture.catalog import Catalog
 from megatron.mixture.distributor import DRY_POLICIES
 from megatron.mixture.query import Query, Selection
 from megatron.mixture.table import is_object_url
-from megatron.mixture.weights import (
-    ARBITRARY,
-    DomainWeights,
-    compute_weights,
-    find_weighted_values,
-)
+from megatron.mixture.weights import ARBITRARY, DomainWeights, compute_weights
 from megatron.plan.mixture_use import mixture_folder
 
-RULE_CLASS = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")  # custom rule: module:Class
+# custom rule: module:Class
+RULE_CLASS = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 POINTS = "a list of {at: 0, weights: ...}"
 
 
@@ -79,7 +75,7 @@ def _read_snapshot(value: Any, name: str) -> dict[str, int]:
     if not is_mapping or any(type(version) is not int or version < 0 for version in value.values()):
         raise ValueError(
             f"{name}: got {value!r}, expected versions of corpora such as {{slim: 3}}. "
-            "List them with tools/register_corpus.py CATALOG snapshots."
+            "List them with scaling register CATALOG snapshots."
         )
     return {str(corpus): version for corpus, version in value.items()}
 
@@ -165,19 +161,9 @@ class MixtureSpec:
 
     def select_documents(self, count_tokens: bool) -> Selection:
         """Return the documents of the catalog. Raises what opening and querying raise."""
-        settings = self.settings
-        points = [] if settings.schedule is None else settings.schedule.points
-        weighted: dict[str, set[str]] = {}
-        for weights in [point.weights for point in points] or [settings.weights]:
-            try:
-                values_by_name = find_weighted_values(weights, settings.by)
-            except ValueError as error:
-                raise ValueError(f"{self.path}: {error}") from error
-            for name, values in values_by_name.items():
-                weighted.setdefault(name, set()).update(values)
-        query = Query(tuple(settings.corpora), tuple(settings.where), weighted)
+        query = Query(tuple(self.settings.corpora), tuple(self.settings.where))
         with self.open_catalog() as catalog:
-            return query.run(catalog, settings.by, count_tokens)
+            return query.run(catalog, self.settings.by, count_tokens)
 
     def compute_sha256(self) -> str:
         """Return a hash of all keys except the location and snapshot of the catalog.

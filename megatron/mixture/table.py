@@ -10,20 +10,19 @@ else writes.
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from megatron.log import get_logger
-from megatron.mixture.files import SourceFile, import_pyarrow
+from megatron.mixture.files import SourceFile, explain_errors, import_pyarrow
 from megatron.mixture.properties import Corpus, quote_identifier, quote_text
 
 KIND, META = "_kind", "_meta"
-ORPHAN_HOURS = 7 * 24  # files that no commit names may belong to a running registration until then
-log = get_logger(__name__)
+# files that no commit names may belong to a running registration until then
+ORPHAN_HOURS = 7 * 24
 
 
 def make_schema(corpus: Corpus) -> Any:
@@ -53,32 +52,29 @@ class CorpusTable:
         self.uri = f"{catalog}/{quote(name, safe=' ')}"
         import deltalake
 
-        try:
-            self.delta = deltalake.DeltaTable(self.uri, version=version, storage_options=storage_options())
-        except deltalake.exceptions.TableNotFoundError as error:
-            raise FileNotFoundError(f"{catalog}: no corpus '{name}'. Register it.") from error
-        except (deltalake.exceptions.DeltaError, OSError) as error:
-            what = f"{name} version {version}" if version is not None else name
-            raise ValueError(f"{catalog}: {what} cannot be opened ({_first_line(error)}).") from error
+        what, options = f"{name} version {version}" if version is not None else name, storage_options()
+        with explain_errors(f"{catalog}: {what} cannot be opened", "Register it again."):
+            if not deltalake.DeltaTable.is_deltatable(self.uri, options):
+                raise FileNotFoundError(f"{catalog}: no corpus '{name}'. Register it.")
+            self.delta = deltalake.DeltaTable(self.uri, version=version, storage_options=options)
         self.corpus = Corpus.from_json(self.delta.metadata().description)
 
     @classmethod
-    def create(cls, catalog: Path | str, corpus: Corpus, replace: bool = False) -> "CorpusTable":
-        """Create the table of a corpus, or replace an empty one. If another process did, open its table."""
+    def create(cls, catalog: Path | str, corpus: Corpus) -> "CorpusTable":
+        """Create the table of a corpus, or open the one that exists."""
         import deltalake
 
         uri = f"{catalog}/{quote(corpus.name, safe=' ')}"
         if not is_object_url(catalog):
             Path(uri).mkdir(parents=True, exist_ok=True)
-        try:
+        # of two simultaneous creations one fails; another failure is an error of the next line
+        with suppress(deltalake.exceptions.DeltaError):
             deltalake.DeltaTable.create(
-                uri, make_schema(corpus), mode="overwrite" if replace else "error", partition_by=[KIND],
+                uri, make_schema(corpus), mode="ignore", partition_by=[KIND],
                 description=corpus.to_json(), storage_options=storage_options(),
                 # DuckDB reads the statistics in the parquet files
                 configuration={"delta.dataSkippingNumIndexedCols": "0"},
             )  # fmt: skip
-        except deltalake.exceptions.DeltaError as error:
-            log.debug("%s: %s", uri, error)  # a simultaneous creation, or the next line raises
         return cls(catalog, corpus.name)
 
     @property
@@ -86,11 +82,9 @@ class CorpusTable:
         """Number of the commit that is shown."""
         return int(self.delta.version())
 
-    def refresh(self) -> bool:
-        """Show the current version. Returns whether it changed."""
-        before = self.version
+    def refresh(self) -> None:
+        """Show the current version."""
         self.delta.update_incremental()
-        return before != self.version
 
     def append(self, batches: Iterable[Any]) -> None:
         """Append Arrow batches with the columns of `make_schema` in one commit."""
@@ -101,7 +95,8 @@ class CorpusTable:
         def guard() -> Iterator[Any]:
             try:
                 yield from batches
-            except BaseException as error:  # the writer would replace it by an error of its own
+            # the writer would replace it by an error of its own
+            except BaseException as error:
                 failure.append(error)
                 raise
 
@@ -110,7 +105,7 @@ class CorpusTable:
         columns = dict.fromkeys(("row", "begin", "size"), plain)
         properties = deltalake.WriterProperties(compression="ZSTD", column_properties=columns)
         try:
-            with self._translate_errors("cannot be written"):
+            with explain_errors(self.uri, "Run it again."):
                 deltalake.write_deltalake(
                     self.uri, reader, mode="append", partition_by=[KIND],
                     writer_properties=properties, storage_options=storage_options(),
@@ -153,18 +148,17 @@ class CorpusTable:
             dead += [] if first is last else [first.id]
         return list(winners.values()), dead
 
-    def delete(self, ids: Iterable[int] | None = None) -> None:
-        """Delete the rows of some files, or all, in one commit. Earlier versions keep them."""
-        where = None if ids is None else f"file IN ({', '.join(map(str, ids))})"
-        with self._translate_errors("cannot be changed"):
-            self.delta.delete(where)
+    def delete(self, ids: Iterable[int]) -> None:
+        """Delete the rows of some files in one commit. Earlier versions keep them."""
+        with explain_errors(self.uri, "Run it again."):
+            self.delta.delete(f"file IN ({', '.join(map(str, ids))})")
         self.refresh()
 
     def overwrite(self, corpus: Corpus, reader: Any) -> None:
         """Replace all rows in one commit, with the columns of changed settings."""
         import deltalake
 
-        with self._translate_errors("cannot be changed"):
+        with explain_errors(self.uri, "Run it again."):
             deltalake.write_deltalake(
                 self.delta, reader, mode="overwrite", schema_mode="overwrite", partition_by=[KIND]
             )
@@ -190,19 +184,6 @@ class CorpusTable:
         )  # fmt: skip
         removed = vacuum(retention_hours=0, full=False)
         return len(removed) + len(vacuum(retention_hours=ORPHAN_HOURS, full=True))
-
-    @contextmanager
-    def _translate_errors(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # several kinds, of Rust
-            kind = OSError if isinstance(error, OSError) else ValueError
-            why = _first_line(error)
-            raise kind(f"{self.catalog}: corpus '{self.name}' {what} ({why}). Run it again.") from error
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def storage_options() -> dict[str, str]:

@@ -1,23 +1,14 @@
-"""Weights of domains as written in a mixture file: for combinations of properties, nested, over time.
+"""Weights of domains as written in a mixture file: nested values of properties, and over time.
 
-    weights: inferred                                   proportional to the size
-                                                        of the domains
-    weights: arbitrary                                  without `by`: all
-                                                        documents, in one order
-    weights: {Github: 0.7, C4: 0.3}                     values of the first
-                                                        property of `by`
-    weights: {Github: {weight: 0.7, weights: {Python: 3, Go: 1}}, C4: 0.3}     values
-                                                                               of
-                                                                               the
-                                                                               next
-                                                                               one,
-                                                                               nested
-    weights: [{where: {language: [Go, C], source: Github}, weight: 2}, ...]     any
-                                                                                combination
+    weights: inferred                proportional to the size of the domains
+    weights: arbitrary               without `by`: all documents, in one order
+    weights: {Github: 0.7, C4: 0.3}  values of the first property of `by`
+    weights: {Github: {weight: 0.7, weights: {Python: 3, Go: 1}}, C4: 0.3}
+                                     values of the next property, nested
 
-Weights of one level need not sum to 1. An entry that matches several domains
-and has no nested weights is divided among them by their size. A domain that no
-entry matches has weight 0.
+Weights of one level need not sum to 1. A value that several domains have and that
+has no nested weights is divided among them by their size. A domain that no value
+matches has weight 0.
 """
 
 from bisect import bisect_right
@@ -40,27 +31,30 @@ def compute_weights(
 
     natural [K]   size of the domains, in tokens or documents
 
-    Raises ValueError, with the key, for an entry that matches no domain, for a
-    domain that two entries match, and for an invalid weight.
+    Raises ValueError, with the key, for a value that no domain has, and for an
+    invalid weight.
     """
+    if written == ARBITRARY and by:
+        raise ValueError(
+            f"weights: got arbitrary with by: {', '.join(by)}, expected no domains. Remove by, or set "
+            f"weights: {INFERRED}."
+        )
     weights = np.zeros(len(domains))
-    if written == ARBITRARY:
-        if by:
-            raise ValueError(
-                f"weights: got arbitrary with by: {', '.join(by)}, expected no domains. Remove by, or set "
-                f"weights: {INFERRED}."
-            )
-        written = INFERRED  # of one domain
-    _distribute_share(written, 1.0, list(range(len(domains))), by, domains, natural, weights, "weights")
+    written = INFERRED if written == ARBITRARY else written  # of one domain
+    _distribute_share(written, 1.0, range(len(domains)), by, domains, natural, weights, "weights")
     return weights
 
 
 def _distribute_share(
-    written: Any, share: float, members: list[int], by: Sequence[str], domains: Sequence[tuple[Any, ...]],
-    natural: np.ndarray, weights: np.ndarray, where: str,
+    written: Any, share: float, members: Sequence[int], by: Sequence[str],
+    domains: Sequence[tuple[Any, ...]], natural: np.ndarray, weights: np.ndarray, where: str,
 ) -> None:  # fmt: skip
-    """Write the weights of the domains `members`, which have `share` together."""
-    if written is None or written == INFERRED:
+    """Write the weights of the domains `members`, which have `share` together.
+
+    by   the properties of this level and the nested ones, which are the last values
+         of a domain
+    """
+    if written in (None, INFERRED):
         total = natural[members].sum()
         if not total > 0:
             raise ValueError(
@@ -68,107 +62,33 @@ def _distribute_share(
             )
         weights[members] = share * natural[members] / total
         return
+    if not isinstance(written, Mapping) or not by:
+        raise ValueError(f"{where}: got {written!r}, expected '{INFERRED}', or values with weights, nested.")
     # {Github: {weight: 0.7, weights: {Python: 3, Go: 1}}, C4: 0.3}:
     # Github/Python gets 0.7 * 3/4 = 0.525
-    parts = _parse_level(written, by, where)
-    total = sum(weight for _, weight, _, _ in parts)
+    parts = [(value, *_read_entry(entry, f"{where}.{value}")) for value, entry in written.items()]
+    total = sum(weight for _, weight, _ in parts)
     if not 0 < total < float("inf"):
         raise ValueError(f"{where}: weights sum to {total}, expected a finite sum above 0.")
-    assigned: dict[int, str] = {}
-    for criteria, weight, inner, place in parts:
-        matches = [
-            k
-            for k in members
-            if all(domains[k][by.index(name)] in values for name, values in criteria.items())
-        ]
+    for value, weight, nested in parts:
+        matches = [k for k in members if domains[k][-len(by)] == value]
         if not matches:
-            available = [
-                f"{name}={value}"
-                for name in criteria
-                for value in sorted({str(domains[k][by.index(name)]) for k in members})
-            ]
-            requested = ", ".join(f"{name}={value}" for name, values in criteria.items() for value in values)
-            raise ValueError(f"{place}: no document has {requested}; {suggest_nearest(requested, available)}")
-        for k in matches:
-            # no order of precedence: an entry that overrides another could be a
-            # typing error
-            if k in assigned:
-                raise ValueError(
-                    f"{place}: matches {domains[k]}, which {assigned[k]} matches already. Remove one of them."
-                )
-            assigned[k] = place
-        names = _find_nested_by(criteria, inner, by)
-        projected = domains if names == by else _project_domains(domains, by, names)
-        _distribute_share(inner, share * weight / total, matches, names, projected, natural, weights, place)
+            hint = suggest_nearest(str(value), sorted({str(domains[k][-len(by)]) for k in members}))
+            raise ValueError(f"{where}.{value}: no document has {by[0]}={value}; {hint}")
+        share_of_value = share * weight / total
+        place = f"{where}.{value}"
+        _distribute_share(nested, share_of_value, matches, by[1:], domains, natural, weights, place)
 
 
-def _find_nested_by(criteria: Mapping[str, list[Any]], inner: Any, by: Sequence[str]) -> Sequence[str]:
-    """Return the properties that the weights `inner` of an entry use."""
-    # a property with a single requested value is fixed and cannot be used by
-    # nested weights; entries of a nested list may use all properties
-    left = [name for name in by if name not in criteria or len(criteria[name]) > 1]
-    return by if isinstance(inner, list) or not left else left
-
-
-def _project_domains(
-    domains: Sequence[tuple[Any, ...]], by: Sequence[str], left: Sequence[str]
-) -> list[tuple[Any, ...]]:
-    """Return the values of the properties `left` of each domain."""
-    # of all domains, not of the members: the indices in `members` stay valid
-    return [tuple(values[by.index(name)] for name in left) for values in domains]
-
-
-def _parse_level(
-    written: Any, by: Sequence[str], where: str
-) -> list[tuple[dict[str, list[Any]], float, Any, str]]:
-    """Return (values of properties to match, weight, nested weights, key) of each entry of one level."""
-    if isinstance(written, Mapping) and by:
-        entries = [
-            ({by[0]: [value]}, entry if isinstance(entry, Mapping) else {"weight": entry}, f"{where}.{value}")
-            for value, entry in written.items()
-        ]
-    elif isinstance(written, list):
-        entries = []
-        for i, entry in enumerate(written):
-            check_known_keys(entry, ("where", "weight", "weights"), f"{where}[{i}]")
-            conditions = entry.get("where") or {}
-            if not isinstance(conditions, Mapping):
-                raise ValueError(f"{where}[{i}].where: got {conditions!r}, expected {{property: value}}")
-            criteria = {
-                name: value if isinstance(value, list) else [value] for name, value in conditions.items()
-            }
-            for name in criteria:
-                if name not in by:
-                    raise ValueError(
-                        f"{where}[{i}].where: '{name}' is not in by; {suggest_nearest(str(name), list(by))}"
-                    )
-            entries.append((criteria, {key: entry[key] for key in entry if key != "where"}, f"{where}[{i}]"))
-    else:
-        raise ValueError(f"{where}: got {written!r}, expected '{INFERRED}', values with weights, or a list.")
-    parts = []
-    for criteria, entry, place in entries:
-        check_known_keys(entry, ("weight", "weights"), place)
-        weight = entry.get("weight")
-        # bool is a subclass of int; NaN fails the comparison
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
-            raise ValueError(f"{place}: got the weight {weight!r}, expected a number of at least 0.")
-        parts.append((criteria, float(weight), entry.get("weights"), place))
-    return parts
-
-
-def find_weighted_values(written: Any, by: Sequence[str], where: str = "weights") -> dict[str, set[str]]:
-    """Return the values of each property to which weights, as in a mixture file, give a share above 0."""
-    values_by_name: dict[str, set[str]] = {}
-    if written in (None, INFERRED, ARBITRARY):
-        return values_by_name
-    for criteria, weight, inner, place in _parse_level(written, by, where):
-        if weight == 0:
-            continue
-        nested = find_weighted_values(inner, _find_nested_by(criteria, inner, by), place)
-        for name, values in [*criteria.items(), *nested.items()]:
-            texts = {value for value in values if isinstance(value, str)}
-            values_by_name.setdefault(name, set()).update(texts)
-    return values_by_name
+def _read_entry(entry: Any, where: str) -> tuple[float, Any]:
+    """Return the weight and the nested weights of a value."""
+    entry = entry if isinstance(entry, Mapping) else {"weight": entry}
+    check_known_keys(entry, ("weight", "weights"), where)
+    weight = entry.get("weight")
+    # bool is a subclass of int; NaN fails the comparison
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+        raise ValueError(f"{where}: got the weight {weight!r}, expected a number of at least 0.")
+    return float(weight), entry.get("weights")
 
 
 class NotReadyError(ValueError):
@@ -186,10 +106,7 @@ class DomainWeights:
     def __init__(
         self, points: Sequence[tuple[int, np.ndarray]], linear: bool = False, known_to: int | None = None
     ) -> None:
-        """`linear`: from one point to the next. Raises ValueError unless they begin at 0 and rise."""
-        chunks = [chunk for chunk, _ in points]
-        if chunks[:1] != [0] or chunks != sorted(set(chunks)):
-            raise ValueError(f"schedule.points: got at {chunks}, expected 0 first and rising.")
+        """points: from 0 on, rising. linear: from one point to the next."""
         self.points = [(chunk, np.asarray(weights, dtype=np.float64)) for chunk, weights in points]
         # Weights of chunks before `known_to` are final. With every = 10 and
         # delay = 8, weights from chunk 0 apply from chunk 8 on with known_to

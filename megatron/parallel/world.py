@@ -2,7 +2,7 @@
 
 import os
 import socket
-import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -142,33 +142,20 @@ def resolve_host(host: str, wait_s: float = RESOLVE_S) -> None:
     """Wait until the host name of rank 0 resolves. Raises ConnectionError if it does not within `wait_s`.
 
     torch would retry for dist.timeout_s without a message. On a cluster, names may become resolvable some
-    seconds after a job starts. A lookup can itself block for long, so it runs in a thread.
+    seconds after a job starts.
     """
-    reasons: list[str] = []
-    is_resolvable = threading.Event()
-
-    # The thread is a daemon: a lookup that blocks for minutes cannot keep the process alive.
-    def look_up() -> None:
-        while not cancelled.is_set():
-            try:
-                socket.getaddrinfo(host, None)
-            except (OSError, UnicodeError) as error:  # UnicodeError: a label of more than 63 letters
-                reasons.append(str(error))
-                cancelled.wait(RETRY_S)
-            else:
-                is_resolvable.set()
-                return
-
-    cancelled = threading.Event()
-    threading.Thread(target=look_up, daemon=True).start()
-    resolved = is_resolvable.wait(wait_s)
-    cancelled.set()
-    if not resolved:
-        reason = reasons[-1] if reasons else "no answer"
-        raise ConnectionError(
-            f"MASTER_ADDR: got {host!r}, expected the host of rank 0 ({reason} for {wait_s:g} s). Set it to "
-            "a name or an address that every host of the run resolves."
-        )
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            socket.getaddrinfo(host, None)
+            return
+        except (OSError, UnicodeError) as error:  # UnicodeError: a label of more than 63 letters
+            if time.monotonic() >= deadline:
+                raise ConnectionError(
+                    f"MASTER_ADDR: got {host!r}, expected the host of rank 0 ({error} for {wait_s:g} s). "
+                    "Set it to a name or an address that every host of the run resolves."
+                ) from error
+        time.sleep(RETRY_S)
 
 
 def backend_for(device: torch.device) -> str:

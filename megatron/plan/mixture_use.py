@@ -43,7 +43,7 @@ def read_resolved(path: str | Path) -> ResolvedMixture:
     resolved_path = mixture_folder(path) / RESOLVED
     record = read_json(resolved_path)
     if record is None:
-        raise FileNotFoundError(f"{resolved_path}: no such file. Run tools/prepare_mixture.py {path} first.")
+        raise FileNotFoundError(f"{resolved_path}: no such file. Run scaling mixture {path} first.")
     try:
         as_tuples: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in record.items()
@@ -51,7 +51,7 @@ def read_resolved(path: str | Path) -> ResolvedMixture:
         return ResolvedMixture(**as_tuples)
     except TypeError as error:
         raise ValueError(
-            f"{resolved_path}: got other keys than expected ({error}). Run tools/prepare_mixture.py {path}"
+            f"{resolved_path}: got other keys than expected ({error}). Run scaling mixture {path}"
         ) from error
 
 

@@ -307,6 +307,6 @@ def suggest_runs(study: Study) -> str:
         columns = [runs[name].to_numpy() for name in ("N", "loss", "C")]
         return f"To do: {' '.join(suggest_next_steps(study.frontier, *columns))}" if len(runs) else ""
     if study.law is None:
-        return "To do: fit runs at equal compute with tools/fit_frontier.py, others with tools/fit_law.py."
+        return "To do: fit runs at equal compute with scaling frontier, others with tools/fit_law.py."
     flops = float(study.main_runs["flops_6nd"].sum())
     return f"To do: {suggest_plan(flops, study.folder / 'table.csv', study.law.filter)}." if flops else ""

@@ -266,7 +266,7 @@ def list_commands(study: Study) -> list[str]:
         else []
     )
     lines.append(f"python tools/collect.py {folder}")
-    lines += [f"python tools/fit_frontier.py {folder}"] if study.frontier is not None else []
+    lines += [f"scaling frontier {folder}"] if study.frontier is not None else []
     for objective, law in study.laws.items():
         name = "law" if law is study.law else f"law_{objective}"
         lines.append(

@@ -172,7 +172,7 @@ def suggest_plan(flops: float, table: Path, about: Mapping[str, Any]) -> str:
     """
     options = f"--budget {PLAN_SHARE * flops:.2g} --runs {PLAN_RUNS} --criterion D --done {table}"
     options += f" --objective {about['objective']}" if about.get("objective") else ""
-    return f"choose runs to add with `python tools/plan_study.py {options}`"
+    return f"choose runs to add with `scaling plan {options}`"
 
 
 def suggest_next_steps(law: ComputeLaw, N: np.ndarray, L: np.ndarray, C: np.ndarray) -> list[str]:

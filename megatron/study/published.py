@@ -100,7 +100,7 @@ def find_law(name: str | Path) -> tuple[Law | HyperparameterLaw, PublishedLaw | 
     if published is None:
         raise FileNotFoundError(
             f"{name}: got neither a file nor the name of a published law; "
-            f"{suggest_nearest(str(name), list(load_published()))} (tools/predict.py --list)"
+            f"{suggest_nearest(str(name), list(load_published()))} (scaling predict --list)"
         )
     if isinstance(published, HyperparameterLaw):
         return published, None

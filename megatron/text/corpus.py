@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron.data.block_hash import hash_file
 from megatron.io import fsync_path, open_partial_folder, publish_files, read_json, write_json
 from megatron.log import get_logger
 from megatron.text.inputs import Source, find_inputs, locate_source, stat_source
@@ -51,6 +52,7 @@ class SplitWriter:
 
     def __init__(self, train: Any, held_out: Any, held_out_share: float) -> None:
         self.counts: Counter[str] = Counter()
+        self.n_documents = self.n_bytes = 0  # on both sides
         self._files = {"train": train, "held_out": held_out}
         self._limit = held_out_share * 2**64  # first 8 bytes of sha256 are uniform on 0..2^64 - 1
         self._digests: set[bytes] = set()  # 32 bytes per document
@@ -70,16 +72,8 @@ class SplitWriter:
         self._files[side].write(line.encode())
         self.counts[f"{side}_documents"] += 1
         self.counts[f"{side}_bytes"] += len(raw)
-
-    @property
-    def n_documents(self) -> int:
-        """Number of documents on both sides."""
-        return self.counts["train_documents"] + self.counts["held_out_documents"]
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of text on both sides."""
-        return self.counts["train_bytes"] + self.counts["held_out_bytes"]
+        self.n_documents += 1
+        self.n_bytes += len(raw)
 
 
 def prepare_corpus(which: str, folder: Path, limits: CorpusLimits) -> tuple[dict[str, Any], bool]:
@@ -120,12 +114,7 @@ def prepare_corpus(which: str, folder: Path, limits: CorpusLimits) -> tuple[dict
 def _hash_sides(folder: Path) -> dict[str, str]:
     """Return the sha256 of each side's file that exists."""
     paths = (folder / "train.jsonl", folder / "held_out.jsonl")
-    return {path.name: _hash_file(path) for path in paths if path.is_file()}
-
-
-def _hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {path.name: hash_file(path) for path in paths if path.is_file()}
 
 
 def _write_split(which: str, paths: Sequence[Source], folder: Path, limits: CorpusLimits) -> dict[str, Any]:
@@ -181,11 +170,6 @@ def find_paths(which: str) -> list[Source]:
         return [*sorted(folder.glob("c4_en_*.jsonl")), *sorted(folder.glob("redpajama_c4_*.jsonl"))]
     if which in ("c4", "local"):
         return []
-    if which.endswith(".txt"):
-        raise ValueError(
-            f"{which}: got .txt, expected JSON lines. Write a document per line of the file by "
-            "jq -Rc '{text: .}' FILE, or per file by jq -Rsc '{text: .}' FILE."
-        )
     try:
         return find_inputs([which], JSON_SUFFIXES)
     except FileNotFoundError as error:
@@ -244,9 +228,7 @@ def train_tokenizer(path: Path, key: str, n_tokens: int, folder: Path) -> bool:
     """
     from megatron.tokenizer.train_bpe import train_bpe  # imports the library
 
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file. Create it with tools/prepare_corpus.py.")
-    source = {"sha256": _hash_file(path), "key": key, "n_tokens": n_tokens}
+    source = {"sha256": hash_file(path), "key": key, "n_tokens": n_tokens}
     record_path = folder / TRAINING_RECORD
     if (folder / "tokenizer.json").is_file() and read_json(record_path) == source:
         return False

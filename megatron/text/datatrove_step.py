@@ -25,7 +25,7 @@ from megatron.text.encode import BATCH_DOCUMENTS
 from megatron.text.join import dataset_prefix
 from megatron.text.preprocess import describe_settings, load_fast_bpe
 from megatron.text.text_readers import check_texts, find_text, parse_record
-from megatron.text.workers import EncoderRecipe
+from megatron.text.workers import encoder_builder
 from megatron.tokenizer.encoder import NO_EOD, build_fast_bpe, encode_with_location
 from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer
 
@@ -93,7 +93,7 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
         loaded = load_tokenizer(self.tokenizer)
         if loaded.sha256 != self.meta["tokenizer"]["sha256"]:
             raise ValueError(f"{loaded.name}: got other files than at the start. Use the same on all nodes.")
-        encoder = EncoderRecipe(self.tokenizer, build_fast_bpe(loaded)[0], self.special_text).build()
+        encoder = encoder_builder(self.tokenizer, build_fast_bpe(loaded)[0], self.special_text)()
         # common to the parts of this dataset; the inputs are not known here
         dataset = _hash_text(f"{self.meta['job']} {self.output_prefix}")
         number = {"number": rank + 1, "of": world_size, "inputs_sha256": dataset}

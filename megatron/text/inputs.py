@@ -46,7 +46,12 @@ def find_inputs(words: Sequence[str], suffixes: Sequence[str] = INPUT_SUFFIXES) 
     """
     inputs: list[Source] = []
     for word in words:
-        paths = _find_remote(word, suffixes) if is_url(word) else find_files(word, suffixes)
+        if is_url(word):
+            from megatron.data.remote import find_remote
+
+            paths: Sequence[Source] = find_remote(word, suffixes)
+        else:
+            paths = find_files(word, suffixes)
         if not paths:
             raise FileNotFoundError(
                 f"{describe_inputs([word])}: no such file, and no folder or pattern of {', '.join(suffixes)}."
@@ -78,12 +83,6 @@ def find_files(word: str, suffixes: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(p for files in groups for p in files))  # ** matches folders and their files
 
 
-def _find_remote(url: str, suffixes: Sequence[str]) -> "list[RemoteFile]":
-    from megatron.data.remote import find_remote
-
-    return find_remote(url, suffixes)
-
-
 def add_root(words: Sequence[str], root: Path) -> list[str]:
     """Return the words, with those that name nothing here but something in `root` below it.
 
@@ -100,11 +99,7 @@ def add_root(words: Sequence[str], root: Path) -> list[str]:
 
 
 def describe_inputs(words: Sequence[str]) -> str:
-    """Format input names for a message, without the queries and passwords of URLs."""
-    if any(is_url(word) for word in words):
-        from megatron.data.remote import redact
-
-        words = [redact(word) for word in words]
+    """Format input names for a message."""
     return ", ".join("standard input" if word == str(STDIN) else word for word in words)
 
 

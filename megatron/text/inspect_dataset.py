@@ -84,7 +84,7 @@ def find_faults(prefix: str | Path, advance: Callable[[int], object] = lambda n_
     """
     dataset = open_dataset(prefix)
     if not dataset.parts:
-        yield from _find_own_faults(dataset, dataset.sidecar, advance)
+        yield from _find_own_faults(dataset, advance)
         return
     for part in dataset.parts:
         yield from _verify_part(part, dataset, advance)
@@ -98,20 +98,14 @@ def _verify_part(part: DatasetPart, whole: IndexedTokens, advance: Callable[[int
     if not part.matches_record():
         yield f"{part.prefix}: got another sidecar or index than in {whole.files.sidecar}"
     try:
-        dataset = open_dataset(part.prefix)
-        is_recorded = part.sidecar_sha256 is None and "bin" in part.sha256
-        sidecar = {"sha256": part.sha256} if is_recorded else dataset.sidecar
-        yield from _find_own_faults(dataset, sidecar, advance)
+        yield from _find_own_faults(open_dataset(part.prefix), advance)
     except (OSError, ValueError) as error:
         yield str(error)
 
 
-def _find_own_faults(
-    dataset: IndexedTokens,
-    sidecar: dict[str, Any] | None,
-    advance: Callable[[int], object],
-) -> Iterator[str]:
+def _find_own_faults(dataset: IndexedTokens, advance: Callable[[int], object]) -> Iterator[str]:
     """Yield the messages for a dataset without parts."""
+    sidecar = dataset.sidecar
     if sidecar is None:
         yield f"{dataset.prefix}.json: no sidecar; hashes and vocabulary cannot be checked"
     else:

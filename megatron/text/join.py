@@ -142,10 +142,14 @@ class UnitJoiner:
         n_rejected = len(lines) - n_damaged  # a damaged file is one of the rejects, and not a line
         meta = {"sources": sources, "rejected_lines": n_rejected, "rejected_files": n_damaged, "job": job}
         rejects = rejects_path(self.prefix)
+        settings = self.units.settings
         with ExitStack() as stack:
             outputs = []
-            for i, key in enumerate(self.units.settings.keys):
-                writer = stack.enter_context(self._open_writer(key))
+            for i, key in enumerate(settings.keys):
+                entries = self.meta | {"json_key": key}
+                target, dtype = dataset_prefix(self.prefix, key), np.dtype(settings.dtype)
+                writer = stack.enter_context(_JoinedWriter(target, dtype, entries, self.units.folder))
+                writer.n_threads = self.n_threads
                 n_empty = self._add_units(writer, i)
                 writer.meta |= {"empty_documents": n_empty, **meta}
                 writer.prepare()  # published at the end of the `with` block, together with the other keys
@@ -158,13 +162,6 @@ class UnitJoiner:
             with atomic_path(rejects) as partial, partial.open("w") as file:
                 file.writelines(lines)
         return PreprocessResult(outputs, RejectSummary(n_rejected, n_damaged, rejects))
-
-    def _open_writer(self, key: str) -> _JoinedWriter:
-        meta, folder = self.meta | {"json_key": key}, self.units.folder
-        dtype = np.dtype(self.units.settings.dtype)
-        writer = _JoinedWriter(dataset_prefix(self.prefix, key), dtype, meta, folder)
-        writer.n_threads = self.n_threads
-        return writer
 
     def _add_units(self, writer: _JoinedWriter, key: int) -> int:
         """Append the used documents of one key; return the number of empty ones."""

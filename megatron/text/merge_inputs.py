@@ -132,28 +132,19 @@ def check_part_numbers(datasets: Sequence[IndexedTokens]) -> None:
     Datasets without a part number are not checked.
     Raises ValueError for a missing or repeated part.
     """
-    jobs: dict[tuple[Any, ...], dict[int, str]] = {}
+    jobs: dict[tuple[Any, ...], list[int]] = {}
     for dataset in datasets:
         sidecar = dataset.sidecar or {}
         part = sidecar.get("part") or {}
         number, n_parts = part.get("number"), part.get("of")
-        if not isinstance(number, int) or not isinstance(n_parts, int):
-            continue
-        numbers = jobs.setdefault((n_parts, str(part.get("inputs_sha256")), sidecar.get("json_key")), {})
-        if number in numbers:
-            raise ValueError(
-                f"{dataset.prefix}: got part {number} of {n_parts:,} again, as {numbers[number]}. "
-                "Give each part once."
-            )
-        numbers[number] = dataset.prefix
+        if isinstance(number, int) and isinstance(n_parts, int):
+            job = str(part.get("inputs_sha256")), sidecar.get("json_key")
+            jobs.setdefault((n_parts, *job), []).append(number)
     for (n_parts, *_), numbers in jobs.items():
-        # not a list of all missing numbers: n_parts is a number in a file
-        first_missing = next(number for number in range(1, len(numbers) + 2) if number not in numbers)
-        if first_missing <= n_parts:
+        if len(numbers) != n_parts or set(numbers) != set(range(1, len(numbers) + 1)):
             raise ValueError(
-                f"{next(iter(numbers.values()))}: got {len(numbers):,} of {n_parts:,} parts of its job, not "
-                f"part {first_missing} of the same input. Write it with tools/preprocess_data_many_cores.py "
-                "--part."
+                f"got the parts {', '.join(map(str, sorted(numbers)))} of one job, expected each of its "
+                f"{n_parts:,} parts once. Write others with tools/preprocess_data_many_cores.py --part."
             )
 
 

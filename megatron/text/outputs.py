@@ -42,8 +42,14 @@ def find_finished(
     for name in (dataset_prefix(prefix, key).name for key in keys):
         sidecar = _read_sidecar(folder, name)
         if job is None or sidecar.get("job") != job:
-            if not may_replace:
-                _refuse_existing(folder, name)
+            existing = [
+                suffix for suffix in DATASET_SUFFIXES if find_output(folder, name + suffix) is not None
+            ]
+            if existing and not may_replace:
+                raise ValueError(
+                    f"{locate_output(folder, name + existing[0])}: exists already, from other files or "
+                    "settings. Choose another name, or replace it with --overwrite."
+                )
             continue
         if all(find_output(folder, name + suffix) is not None for suffix in DATASET_SUFFIXES):
             counts = [
@@ -69,12 +75,3 @@ def _read_sidecar(folder: Path | str, name: str) -> dict[str, Any]:
             sidecar = json.load(content)
             return sidecar if isinstance(sidecar, dict) else {}
     return {}
-
-
-def _refuse_existing(folder: Path | str, name: str) -> None:
-    for suffix in DATASET_SUFFIXES:
-        if find_output(folder, name + suffix) is not None:
-            raise ValueError(
-                f"{locate_output(folder, name + suffix)}: exists already, from other files or settings. "
-                "Choose another name, or replace it with --overwrite."
-            )

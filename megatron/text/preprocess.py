@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +37,8 @@ from megatron.text.join import PreprocessResult, UnitJoiner, dataset_prefix, rej
 from megatron.text.outputs import find_finished
 from megatron.text.text_readers import DamagedFileError, split_into_pieces
 from megatron.text.units import EncodeSettings, UnitFolder
-from megatron.text.workers import EncoderRecipe, encode_pieces
-from megatron.tokenizer.encoder import NO_EOD, build_fast_bpe
+from megatron.text.workers import encode_pieces, encoder_builder
+from megatron.tokenizer.encoder import NO_EOD, Encoder, build_fast_bpe
 from megatron.tokenizer.fast_bpe import FastBpe
 from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load_tokenizer
 
@@ -110,9 +110,9 @@ def preprocess(
                     split_into_pieces(selection.paths, PIECE_BYTES, selection.ranges), units, prefix,
                     _describe_part(loaded, options, selection), options.max_tokens, options.n_workers,
                 )  # fmt: skip
-                recipe = EncoderRecipe(tokenizer, load_fast_bpe(loaded), options.special_text)
+                build = encoder_builder(tokenizer, load_fast_bpe(loaded), options.special_text)
                 try:
-                    _encode_missing(joiner, recipe, options)
+                    _encode_missing(joiner, build, options)
                     sources = joiner.describe_sources(selection.paths)
                 finally:  # instead of the error of a line that was read while it was written
                     if _hash_job(selection, loaded, settings, options) != job:
@@ -245,7 +245,7 @@ def _describe_part(loaded: Tokenizer, options: PreprocessOptions, selection: Sel
 def estimate_job(
     inputs: Sequence[str], prefix: Path, tokenizer: TokenizerSpec | str, options: PreprocessOptions
 ) -> str:
-    """Return the size of the input and of the output; warn if the disk is too small.
+    """Return the size of the input, of the output and of the free disk.
 
     Encodes a piece from the middle of the input and writes nothing. Raises the
     errors of `preprocess` for the inputs and the tokenizer, and ValueError for
@@ -261,7 +261,7 @@ def estimate_job(
         )
     loaded, piece = load_tokenizer(tokenizer), pieces[len(pieces) // 2]
     settings = make_settings(loaded, options, SAMPLE_TOKENS)
-    encoder = EncoderRecipe(tokenizer, load_fast_bpe(loaded), options.special_text).build()
+    encoder = encoder_builder(tokenizer, load_fast_bpe(loaded), options.special_text)()
     n_read = [piece.end - piece.begin]
     with tempfile.TemporaryDirectory(prefix="dry-run") as scratch:
         record = encode_piece(piece, Path(scratch, "sample"), settings, encoder, n_read.append)
@@ -273,22 +273,17 @@ def estimate_job(
         share = min(share, options.max_tokens / max(1, record.n_tokens[0]))
     n_tokens = round(sum(record.n_tokens) * share)
     output_bytes = n_tokens * np.dtype(settings.dtype).itemsize
-    disk_bytes = 2 * output_bytes  # the units exist until the outputs are complete
     folder = next(parent for parent in prefix.absolute().parents if parent.is_dir())
-    free_bytes = shutil.disk_usage(folder).free
-    if disk_bytes > free_bytes:
-        log.warning(
-            "%s: the disk has %sB free, and the job needs about %sB. Make room, or choose another folder.",
-            folder, format_si(free_bytes), format_si(disk_bytes),
-        )  # fmt: skip
+    # the units exist until the outputs are complete
+    disk, free = format_si(2 * output_bytes), format_si(shutil.disk_usage(folder).free)
     return (
         f"{prefix}: {len(selection.paths):,} files, {format_si(n_bytes)}B to read; expected "
-        f"{format_si(n_tokens)} tokens, {format_si(output_bytes)}B of output, {format_si(disk_bytes)}B of "
-        f"disk until it is complete ({format_si(free_bytes)}B are free); nothing was written"
+        f"{format_si(n_tokens)} tokens, {format_si(output_bytes)}B of output, {disk}B of disk until it is "
+        f"complete ({free}B are free); nothing was written"
     )
 
 
-def _encode_missing(joiner: UnitJoiner, recipe: EncoderRecipe, options: PreprocessOptions) -> None:
+def _encode_missing(joiner: UnitJoiner, build: Callable[[], Encoder], options: PreprocessOptions) -> None:
     """Encode the pieces that have no record, and show progress.
 
     With max_tokens no piece is begun after the first pieces with enough tokens.
@@ -303,7 +298,7 @@ def _encode_missing(joiner: UnitJoiner, recipe: EncoderRecipe, options: Preproce
     missing = {i: piece for i, piece in enumerate(pieces) if i not in records}
     with (
         ProgressBar(title, sum(sizes) or None, "B", n_finished, options.quiet) as bar,
-        closing(encode_pieces(missing, joiner.units, recipe, options.n_workers, bar)) as encoded,
+        closing(encode_pieces(missing, joiner.units, build, options.n_workers, bar)) as encoded,
     ):
         for number in range(len(pieces)):
             joiner.add_record(records.get(number) or next(encoded))

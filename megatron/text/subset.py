@@ -70,11 +70,6 @@ class DocumentSelection:
     seed: int = 0
     skip: int = 0
 
-    @property
-    def n_documents(self) -> int | None:
-        """Number of documents that must be selected; None: it depends on the input."""
-        return self.sample if isinstance(self.sample, int) else self.documents
-
     def to_meta(self) -> dict[str, Any]:
         """Return the selection as an entry of a sidecar."""
         if self.sample is not None:
@@ -262,7 +257,7 @@ def _select_dataset_documents(dataset: IndexedTokens, selection: DocumentSelecti
 
 
 def _check_enough(selection: DocumentSelection, n_documents: int, n_tokens: int, source: str) -> None:
-    requested = selection.n_documents
+    requested = selection.sample if isinstance(selection.sample, int) else selection.documents
     if requested is not None and n_documents < requested:
         raise ValueError(f"{source}: got {n_documents:,} documents, expected {requested:,}. Request fewer.")
     if selection.tokens is not None and n_tokens < selection.tokens:

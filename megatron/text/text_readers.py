@@ -30,6 +30,7 @@ from megatron.text.inputs import (
 )
 
 PARQUET_MAGIC = b"PAR1"
+ONE_OBJECT = "Write an object per line, as jq -c . FILE does; jq -c '.[]' FILE does so for an array"
 MAX_PARSED_LINE = 16 << 20  # bytes; a longer line must be plain JSON, which C++ streams
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -245,22 +246,14 @@ def parse_text(line: bytes, key: str) -> str:
 def parse_record(line: bytes, parse_int: Callable[[str], Any] | None = None) -> dict[str, Any]:
     """Return the object of one JSON line. Raises ValueError that describes an invalid line."""
     try:
-        decoded = line.decode("utf-8-sig")  # json.loads(bytes) would also detect UTF-16 and UTF-32
-        record: Any = json.loads(decoded, parse_int=parse_int)
-    except json.JSONDecodeError as error:  # its own message counts lines, and there is a single one
-        rest = decoded[error.pos : error.pos + 20]
-        context = repr(rest) if rest.strip() else "the line ends"
-        raise ValueError(
-            f"not JSON ({error.msg} at character {error.pos + 1}: {context}){_multiline_hint(line)}"
-        ) from error
+        # json.loads(bytes) would also detect UTF-16 and UTF-32
+        record: Any = json.loads(line.decode("utf-8-sig"), parse_int=parse_int)
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"not UTF-8 (byte {error.start + 1} of the line is 0x{line[error.start]:02x})"
-        ) from error
-    except RecursionError as error:
-        raise ValueError("JSON nested too deep") from error
+        raise ValueError(f"not UTF-8 ({error.reason} at byte {error.start + 1} of the line)") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error}). {ONE_OBJECT}") from error
     if not isinstance(record, dict):
-        raise ValueError(f"got {_json_type(record)}, expected an object{_multiline_hint(line)}")
+        raise ValueError(f"got {type(record).__name__}, expected an object. {ONE_OBJECT}")
     return record
 
 
@@ -278,7 +271,7 @@ def check_text(text: Any, key: str) -> str:
     Raises ValueError for a value that is not a string.
     """
     if not isinstance(text, str):
-        raise ValueError(f"'{key}' is {_json_type(text)}, expected a string")
+        raise ValueError(f"'{key}' is {type(text).__name__}, expected a string")
     return text if text.isascii() else SURROGATE.sub("\ufffd", text)
 
 
@@ -291,20 +284,6 @@ def check_texts(texts: Sequence[Any], key: str, locations: Sequence[str]) -> lis
         except ValueError as error:
             raise ValueError(f"{location}: {error}") from error
     return checked
-
-
-def _multiline_hint(line: bytes) -> str:
-    """Return a hint for a file with a single array or a multi-line object instead of one object per line."""
-    if line.strip().startswith(b"["):
-        return "; jq -c '.[]' FILE writes each element of an array as a line"
-    return "; jq -c . FILE writes an object on several lines as one line" if line.strip() == b"{" else ""
-
-
-def _json_type(value: Any) -> str:
-    """Return the JSON name of a value's type."""
-    names = {"NoneType": "null", "bool": "a boolean", "dict": "an object", "list": "an array"}
-    name = type(value).__name__
-    return names.get(name, "a number" if name in ("int", "float") else name)
 
 
 def count_lines_before(piece: InputPiece) -> int:

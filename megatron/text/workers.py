@@ -4,9 +4,9 @@ C++ and the libraries of tokenizers release the GIL while they encode.
 """
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 
 from megatron.cli import ProgressBar
 from megatron.text.encode import encode_piece
@@ -22,31 +22,29 @@ class StoppedError(Exception):
     """Raised in a worker thread after the job has failed: its result is not needed."""
 
 
-@dataclass(frozen=True)
-class EncoderRecipe:
-    """Source of the encoder of a worker. `fast` None: the library of the tokenizer."""
+def encoder_builder(
+    tokenizer: TokenizerSpec | str, fast: FastBpe | None, special_text: bool
+) -> Callable[[], Encoder]:
+    """Return a function that builds the encoder of a thread, which has a cache and buffers.
 
-    tokenizer: TokenizerSpec | str
-    fast: FastBpe | None
-    special_text: bool
-
-    def build(self) -> Encoder:
-        """Return an encoder for one thread: it has a cache and buffers."""
-        if self.fast is not None:
-            return FastEncoder(self.fast, self.special_text)
-        return LibraryEncoder(load_tokenizer(self.tokenizer), self.special_text)
+    fast   the C++ encoder of the tokenizer; None: use its library
+    """
+    if fast is not None:
+        return partial(FastEncoder, fast, special_text)
+    return lambda: LibraryEncoder(load_tokenizer(tokenizer), special_text)
 
 
 _worker = threading.local()  # its encoder
 
 
-def _start_worker(recipe: EncoderRecipe) -> None:
-    _worker.encoder = recipe.build()
+def _start_worker(build: Callable[[], Encoder]) -> None:
+    _worker.encoder = build()
 
 
 def encode_pieces(
-    pieces: dict[int, InputPiece], units: UnitFolder, recipe: EncoderRecipe, n_workers: int, bar: ProgressBar
-) -> Generator[UnitRecord, None, None]:
+    pieces: dict[int, InputPiece], units: UnitFolder, build: Callable[[], Encoder], n_workers: int,
+    bar: ProgressBar,
+) -> Generator[UnitRecord, None, None]:  # fmt: skip
     """Encode pieces; yield their records in order. `bar` shows the bytes that were read.
 
     Raises the exception of the first piece that has one. Then, and when the generator is closed,
@@ -72,10 +70,10 @@ def encode_pieces(
 
     n_workers = min(n_workers, len(pieces))
     if n_workers < 2 or any(piece.path == STDIN for piece in pieces.values()):
-        _start_worker(recipe)  # in the main thread: only there a signal interrupts a read of a pipe
+        _start_worker(build)  # in the main thread: only there a signal interrupts a read of a pipe
         yield from map(encode, pieces)
         return
-    with ThreadPoolExecutor(n_workers, "encode", _start_worker, (recipe,)) as pool:
+    with ThreadPoolExecutor(n_workers, "encode", _start_worker, (build,)) as pool:
         try:
             for future in [pool.submit(encode, number) for number in pieces]:
                 yield future.result()

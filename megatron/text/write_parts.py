@@ -36,10 +36,6 @@ def write_parts_list(
     """
     datasets, meta = open_inputs(prefixes, output, mixed_eod)
     result = count_documents(datasets)
-    if len({dataset.files.location for dataset in datasets}) < len(datasets):
-        raise ValueError(
-            f"{output}: got a dataset twice, expected each part once. Use weights to repeat text."
-        )
     check_not_exists(Path(f"{output}.bin"), Path(f"{output}.idx"))
     parts = [
         describe_part(dataset.files, dataset.n_documents, dataset.n_tokens, output.parent)

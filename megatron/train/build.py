@@ -36,7 +36,7 @@ from megatron.plan.exposure import Exposure
 from megatron.plan.run_dir import CHECKPOINTS
 from megatron.plan.run_plan import RunPlan
 from megatron.plan.weighted_round_robin import WeightedRoundRobin
-from megatron.train.microbatch import choose_microbatch_rows, confirm_microbatch_rows
+from megatron.train.microbatch import choose_microbatch_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,6 @@ def build_run(config: RunConfig, plan: RunPlan, world: World) -> Run:
     if config.checkpoint.init_from is not None:
         copy_weights(model, load_weights(Path(config.checkpoint.init_from)))
     engine = build_engine(model, objective, config, world, rows)
-    rows = confirm_microbatch_rows(rows, engine, objective, config, world)
     n_samples = plan.n_steps * config.dataset.batch_size
     held_out, test = (
         None if path is None else open_held_out_samples(path, config, key)

@@ -151,7 +151,6 @@ def _run_steps(
         record.accumulate(report, state.step + 1, batches.sample_range(state.next_sample))
         state = state.after_step(config.dataset.batch_size, plan.seq_len, time.perf_counter() - started)
         started = time.perf_counter()
-        record.log_memory(state.step)
         collect()
         last = state.step == plan.n_steps
         due_save = last or state.step % save_every == 0 or state.step in save_at

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import torch
 
-from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World
 
 # messages in a plain RuntimeError: of torch's CPU
@@ -29,23 +28,6 @@ def measure_memory(device: torch.device) -> tuple[float, float]:
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return used / 2**30, used / whole
-
-
-def gather_peaks(world: World) -> list[float]:
-    """Return the peak memory of every rank in GiB, on all ranks. Collective."""
-    peaks = torch.zeros(world.n_ranks, dtype=torch.float64, device=world.device)
-    peaks[world.rank] = measure_memory(world.device)[0]
-    return sum_over_ranks(peaks, world).tolist()
-
-
-def format_memory_line(step: int, peaks: list[float], device: torch.device) -> str:
-    """Format one line with the peaks of all ranks."""
-    used, fraction = measure_memory(device)
-    most = max(range(len(peaks)), key=peaks.__getitem__)
-    return (
-        f"memory after step {step}: peak {min(peaks):.2f} to {max(peaks):.2f} GiB on {len(peaks)} rank(s), "
-        f"most on rank {most}, of {used / fraction:.2f} GiB on {device.type}"
-    )
 
 
 @contextmanager

@@ -22,13 +22,12 @@ from megatron.plan.hardware import compute_mfu, peak_tflops
 from megatron.plan.run_dir import METRICS
 from megatron.plan.run_plan import RunPlan
 from megatron.train.feedback import DomainStats
-from megatron.train.memory_usage import format_memory_line, gather_peaks, measure_memory
+from megatron.train.memory_usage import measure_memory
 from megatron.train.nonfinite_monitor import NonFiniteMonitor
 from megatron.train.scalars import Scalars
 from megatron.train.state import TrainState
 
 log = get_logger(__name__)
-MEMORY_STEPS = 2
 
 
 class MetricsLogger:
@@ -47,7 +46,6 @@ class MetricsLogger:
         self.executed_per_token = flops_per_token_executed(
             config.model, config.dataset.seq_len, causal, predicted
         )
-        self.report_memory_until = first_step + MEMORY_STEPS
         on_gpu = world.device.type == "cuda"
         self.peak_tflops = peak_tflops(torch.cuda.get_device_name(world.device)) if on_gpu else None
         self.exposure = Exposure(config)
@@ -136,14 +134,6 @@ class MetricsLogger:
             }
         )
         log.info(format_log_line(state.step, loss, grad_norm, memory, tps_of_rank, tflops, mfu))
-
-    def log_memory(self, step: int) -> None:
-        """Log the peak memory of every rank after the first steps; step 1 allocates the optimizer state."""
-        if step > self.report_memory_until:
-            return
-        peaks = gather_peaks(self.world)
-        self._write_line({"kind": "memory", "step": step, "peak_gib": peaks})
-        log.info(format_memory_line(step, peaks, self.world.device))
 
     def log_validation(self, state: TrainState, held_out: HeldOutLoss, checkpoint: str | None) -> None:
         """Log a held-out loss with its checkpoint; NaN or Inf is written as null, with a warning."""

@@ -1,22 +1,13 @@
-"""Number of samples per forward: allowed values, the choice by estimated memory, and its check on a GPU."""
+"""Number of samples per forward: allowed values, and the choice by estimated memory on a GPU."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-
-import numpy as np
 import torch
 
 from megatron.config.schema import RunConfig
-from megatron.engine.interface import Engine
 from megatron.engine.torch.compilation import is_compilation_requested
-from megatron.engine.torch.torch_native import TorchEngine
 from megatron.log import get_logger
-from megatron.objective.task import Objective, Task
-from megatron.parallel.collectives import any_rank, min_over_ranks
+from megatron.parallel.collectives import min_over_ranks
 from megatron.parallel.world import World
-from megatron.plan.memory import choose_rows, estimate_memory
-
-MAX_MEASURED_SHARE = 0.92  # of a GPU's memory, measured without the fragments of the allocator
+from megatron.plan.memory import choose_rows
 
 log = get_logger(__name__)
 
@@ -76,90 +67,3 @@ def list_microbatches(config: RunConfig, world: World) -> list[int]:
             f"{n_microbatches} microbatches, expected {expected} for a pipeline of {stages} ranks. {fix}"
         )
     return [micro]
-
-
-def confirm_microbatch_rows(
-    rows: int, engine: Engine, objective: Objective, config: RunConfig, world: World
-) -> int:
-    """Return the number of samples per forward that a trial on the GPU confirms, `rows` or fewer. Collective.
-
-    Only where the number was chosen by the estimate, and a forward needs no other rank: a rank that runs out
-    of memory in the middle of a collective would leave the others waiting.
-    """
-    if config.dataset.microbatch_size is not None or world.device.type != "cuda":
-        return rows
-    if not isinstance(engine, TorchEngine) or not engine.can_probe:
-        return rows
-    limit = torch.cuda.get_device_properties(world.device).total_memory * MAX_MEASURED_SHARE
-
-    def measure(n: int) -> float:
-        torch.cuda.reset_peak_memory_stats(world.device)
-        engine.probe(build_largest_task(objective, config, n).pin_memory())
-        peak = float(torch.cuda.max_memory_allocated(world.device))
-        estimate = estimate_memory(config, world.n_ranks, n, engine.is_compiled)
-        log.info(
-            "dataset.microbatch_size: %d samples per forward need %.1f GB, estimated %.1f GB",
-            n,
-            peak / 1e9,
-            estimate / 1e9,
-        )
-        return peak
-
-    candidates = [n for n in list_microbatches(config, world) if n <= rows]
-    confirmed = find_fitting_rows(candidates, measure, limit, world)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(world.device)
-    return confirmed
-
-
-def find_fitting_rows(
-    candidates: Sequence[int], measure: Callable[[int], float], limit: float, world: World
-) -> int:
-    """Return the first candidate whose peak memory is at most `limit` on every rank.
-
-    The last candidate needs no trial. measure(n) returns the peak of a forward and backward of n samples, or
-    raises an error of memory. After a failure at n samples the next candidate is at most n / 2.
-    """
-    remaining = list(candidates)
-    while len(remaining) > 1:
-        rows = remaining[0]
-        if not any_rank(_exceeds(rows, measure, limit), world):
-            return rows
-        if world.is_first:
-            log.warning(
-                "dataset.microbatch_size: %d samples per forward exceed the memory; fewer are tried", rows
-            )
-        remaining = [n for n in remaining if n <= rows // 2] or remaining[-1:]
-        # graphs of the failed size would make the
-        # compiler treat the number of samples as variable
-        torch._dynamo.reset()
-    return remaining[0]
-
-
-def _exceeds(rows: int, measure: Callable[[int], float], limit: float) -> bool:
-    try:
-        return measure(rows) > limit
-    except RuntimeError as error:
-        # the compiler, which runs kernels to choose the
-        # fastest, wraps the error in one of its own
-        if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error).lower():
-            raise
-        # outside of this block the exception and the tensors in its frames are gone
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return True
-
-
-def build_largest_task(objective: Objective, config: RunConfig, n_samples: int) -> Task:
-    """Return a training task of `n_samples` samples that predicts every position, with the most memory."""
-    tokens = np.zeros((n_samples, config.dataset.seq_len + 1), dtype=np.int64)
-    task = objective.corrupt(tokens, np.arange(n_samples))
-    if task.positions is None:
-        return task
-    n = task.inputs.numel()
-    return replace(
-        task,
-        positions=torch.arange(n),
-        targets=torch.zeros(n, dtype=torch.int64),
-        scale=None if task.scale is None else torch.ones(n),
-    )

@@ -44,7 +44,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "bos_token": {"__type": "AddedToken", "content": "<s>", "special": True},
         },
         "chat_template.jinja": TEMPLATE,
-        "additional_chat_templates/short.jinja": "{{ messages[0]['content'] }}",
     },
     "map of special tokens": {
         "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"},

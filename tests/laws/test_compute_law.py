@@ -221,7 +221,7 @@ def test_a_file_with_a_wrong_type_is_refused_in_a_sentence(tmp_path: Path, key: 
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {key: value}))
     with pytest.raises(
-        ValueError, match=r"compute_law.json: not a compute law .* Fit it again with tools/fit_frontier.py"
+        ValueError, match=r"compute_law.json: not a compute law .* Fit it again with scaling frontier"
     ):
         ComputeLaw.load(path)
 
@@ -231,7 +231,7 @@ def test_a_file_that_is_not_a_law_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "law.json").write_text(text)
     with pytest.raises(ValueError, match="not a compute law"):
         ComputeLaw.load(tmp_path / "law.json")
-    with pytest.raises(FileNotFoundError, match="fit_frontier"):
+    with pytest.raises(FileNotFoundError, match="scaling frontier"):
         ComputeLaw.load(tmp_path / "none.json")
 
 

@@ -61,7 +61,7 @@ def start(root: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def begin(*words: object) -> tuple[subprocess.Popen[str], str]:
-        command = [sys.executable, str(root / "tools" / "mixture_server.py"), *map(str, words)]
+        command = [sys.executable, str(root / "tools" / "mixtures.py"), "serve", *map(str, words)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None

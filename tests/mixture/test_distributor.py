@@ -234,5 +234,3 @@ def test_stop_ends_before_the_first_chunk_with_a_missing_document_and_get_units_
         mixture.get_units(np.array([40]))
     with pytest.raises(ValueError, match="domain 'domain 0' has no units"):
         make_distributor([0, 5], [0.5, 0.5], 4)
-    with pytest.raises(ValueError, match="dry: got 'x'"):
-        make_distributor([5, 5], [0.5, 0.5], 4, "x")

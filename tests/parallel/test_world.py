@@ -48,7 +48,7 @@ def test_a_resolvable_host_returns_at_once(host: str) -> None:
     assert time.monotonic() - begin < 9
 
 
-def test_a_late_name_is_retried_and_a_hanging_lookup_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_name_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
     def resolve_late(host: str, port: None) -> list[str]:
@@ -60,11 +60,6 @@ def test_a_late_name_is_retried_and_a_hanging_lookup_times_out(monkeypatch: pyte
     monkeypatch.setattr(socket, "getaddrinfo", resolve_late)
     resolve_host("node1")
     assert calls == ["node1"] * 3
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: time.sleep(5))
-    begin = time.monotonic()
-    with pytest.raises(ConnectionError, match="no answer for 0.5 s"):
-        resolve_host("node1", wait_s=0.5)
-    assert time.monotonic() - begin < 4
 
 
 def test_a_run_with_an_unresolvable_host_ends_with_a_one_line_error(root: Path) -> None:

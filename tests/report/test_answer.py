@@ -181,7 +181,7 @@ def test_an_unsound_law_does_not_answer(parametric: Study, change) -> None:
     law = replace(parametric.law, **change)
     answer = make_answer(replace(parametric, laws={"autoregressive": law}))
     assert answer.verdict.startswith("No answer yet: ") and answer.optima is None
-    assert answer.todo.startswith("To do: choose runs to add with `python tools/plan_study.py --budget ")
+    assert answer.todo.startswith("To do: choose runs to add with `scaling plan --budget ")
 
 
 def test_a_law_that_lacks_finished_runs_is_to_be_fitted_again(parametric: Study) -> None:

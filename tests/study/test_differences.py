@@ -18,7 +18,7 @@ from megatron.study.differences import (
     group_cells,
 )
 from megatron.study.table import make_frame, write_table
-from tests.guide_commands import tool_module
+from tests.tool_modules import load_command
 
 AR = "autoregressive"
 
@@ -170,7 +170,7 @@ def test_the_best_of_five_equal_runs_is_called_better_in_at_most_5_percent_of_st
 
 
 def test_the_command_prints_table_sentence_and_json(tmp_path, capsys) -> None:
-    tool = tool_module("tools/compare_runs.py")
+    tool = load_command("compare")
     path = str(write_table(TWO, tmp_path / "table.csv"))
     assert tool.main([path, "ar-y", "ar-x"]) == 0
     printed = capsys.readouterr().out

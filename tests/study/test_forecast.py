@@ -46,6 +46,7 @@ from tests.study.forecast_study import (
     write_results,
     write_study_file,
 )
+from tests.tool_modules import load_command
 
 LAW_RUNS = [(n, d) for n in (1e4, 3e4, 1e5, 3e5, 1e6) for d in (1e6, 4e6, 1.6e7, 6.4e7)]
 HELD_OUT = "  - {size: [w64, w96], flops: 2.0e+12, held_out: true}\n"
@@ -229,7 +230,7 @@ def test_files_of_the_first_version_are_read_and_scored(root: Path, study, law_p
 
 def test_the_sweep_refuses_a_study_that_lost_a_sealed_run(study, law_path, capsys) -> None:
     path = str(study.directory.parent / "study.in.yaml")
-    assert tool_module("tools/predict.py").main([str(law_path), "--seal", path]) == 0
+    assert load_command("predict").main([str(law_path), "--seal", path]) == 0
     assert capsys.readouterr().out.count("95 % [") == 2
     check_sealed_runs(study, expand_study(study))
     changed = read_study_plan(path, ["seed=1"])
@@ -336,7 +337,7 @@ def test_the_seed_of_a_study_is_added_to_every_seed(tmp_path: Path) -> None:
 
 
 def test_the_command_predicts_once_checks_and_prints_at_most_100_columns(finished, capsys) -> None:
-    tool, folder = tool_module("tools/fit_frontier.py"), str(finished.directory)
+    tool, folder = load_command("frontier"), str(finished.directory)
     assert tool.main([folder, "--check"]) == 1
     assert "got no forecast of a run" in capsys.readouterr().err
     assert tool.main([folder, "--predict"]) == 0

@@ -21,7 +21,7 @@ from megatron.study.ladder import StudyPlan, check_sealed_runs, expand_study, re
 from megatron.study.measured import measure_study
 from megatron.study.sealing import seal_text
 from megatron.study.table import read_runs, read_table, write_table
-from tests.guide_commands import tool_module
+from tests.tool_modules import load_command
 
 EXPONENT = 1.5
 STUDY = """
@@ -160,7 +160,7 @@ def test_a_text_without_a_crossing_counts_as_beyond_the_intervals(folder) -> Non
 
 
 def test_the_tool_and_the_page_state_the_crossings(folder, capsys) -> None:
-    tool = tool_module("tools/find_crossover.py")
+    tool = load_command("crossover")
 
     def run(*words: object) -> list[str]:
         assert tool.main([str(word) for word in words]) == 0

@@ -15,6 +15,8 @@ from megatron.text.corpus import CorpusLimits, choose_source, find_paths, prepar
 from megatron.text.local_text import MAX_BYTES, MIN_BYTES, PACKAGES, read_local_text
 from tests.tool_modules import load_tool
 
+REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt", "constraints.txt")
+
 LIMITS = CorpusLimits(10**6)
 
 
@@ -112,7 +114,6 @@ def test_a_small_sample_of_c4_is_filled_with_local_text_and_this_is_declared(
         (["--min-mb", "9"], "", "Raise --max-mb or lower --min-mb"),
         (["--max-mb", "inf"], "", "got inf MB, expected a finite size"),
         (["--corpus", "nowhere.jsonl"], "", "nowhere.jsonl: no such file"),
-        (["--corpus", "book.txt"], "", "book.txt: got .txt, expected JSON lines. Write a document per line"),
         (["--corpus", "c4"], "", "not available from the Hugging Face hub (http://127.0.0.1:9: "),
         (["--corpus", "in.jsonl.gz"], '{"text": "only one"}\n', "got 1 documents and none in held_out.jsonl"),
         (["--corpus", "in.jsonl.gz"], '{"text": "one"}\noops\n', "in.jsonl.gz, line 2: not JSON"),
@@ -176,5 +177,5 @@ def test_the_standard_library_excludes_tests_build_settings_and_packages(tmp_pat
 
 
 def test_the_packages_are_pinned_in_the_requirements(root: Path) -> None:
-    text = "".join((root / name).read_text() for name in ("requirements.txt", "constraints.txt"))
+    text = "".join((root / name).read_text() for name in REQUIREMENTS)
     assert set(PACKAGES) <= set(re.findall(r"^([\w-]+)==", text, re.MULTILINE))

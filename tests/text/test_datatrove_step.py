@@ -176,7 +176,7 @@ def test_a_second_attempt_is_refused_while_the_first_one_writes(tmp_path: Path) 
     ("line", "message"),
     [
         (b'{"text": "a"', r"1\.jsonl, line 3: not JSON"),
-        (b'["text"]', r"1\.jsonl, line 3: got an array, expected an object"),
+        (b'["text"]', r"1\.jsonl, line 3: got list, expected an object"),
     ],
 )
 def test_a_bad_line_stops_the_strict_reader(tmp_path: Path, line: bytes, message: str) -> None:
@@ -198,7 +198,7 @@ def test_a_tokenizer_without_cpp_code_gives_its_own_ids_and_names_a_bad_document
     step = EncodeToMegatron(tmp_path / "m", spec)
     with pytest.raises(ValueError, match="s3://bucket/x.jsonl, id b: NullTokenizer: got '9'"):
         list(step.run(iter([document])))
-    with pytest.raises(ValueError, match="document, id c: 'text' is null, expected a string"):
+    with pytest.raises(ValueError, match="document, id c: 'text' is NoneType, expected a string"):
         list(step.run(iter([Document(text=None, id="c")])))  # type: ignore[arg-type]  # a faulty step
 
 

@@ -151,7 +151,7 @@ def test_bad_lines_fail_with_the_first_ones_number_or_are_listed(
         line.encode("latin-1" if i == 800 else "utf-8") + b"\n" for i, line in enumerate(lines)
     )
     path.write_bytes(gzip.compress(content) if packing else content)
-    with pytest.raises(ValueError, match=r"b.jsonl\S*, line 201: not JSON .*'not json"):
+    with pytest.raises(ValueError, match=r"b.jsonl\S*, line 201: not JSON "):
         run([path], tmp_path / "x", tokenizer, n_workers=n_workers)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     result = run(
@@ -160,7 +160,7 @@ def test_bad_lines_fail_with_the_first_ones_number_or_are_listed(
     rejects = [json.loads(line) for line in (tmp_path / "x.rejects.jsonl").read_text().splitlines()]
     assert [reject["line"] for reject in rejects] == [i + 1 for i in bad]
     assert [reject["reason"].split(" (")[0] for reject in rejects] == [
-        "not JSON", "no key 'text'; it has 'url'", "'text' is a number, expected a string", "not UTF-8",
+        "not JSON", "no key 'text'; it has 'url'", "'text' is int, expected a string", "not UTF-8",
     ]  # fmt: skip
     assert (result.rejected.n_lines, result.rejected.n_files) == (4, 0)
     expected = [ids for i, ids in enumerate(encode_by_library(tokenizer)) if i not in (*bad, 400)]

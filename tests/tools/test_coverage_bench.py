@@ -1,7 +1,7 @@
-"""Tests of tools/bench/coverage.py: resuming, and a reduced version of its table."""
+"""Tests of tools/bench/coverage.py: scores of intervals, and a reduced version of its table."""
 
-import json
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +11,8 @@ import pytest
 
 @pytest.fixture(scope="module")
 def bench(root: Path) -> dict[str, Any]:
+    sys.path.append(str(root / "tools" / "bench"))  # for the harness
     return runpy.run_path(str(root / "tools" / "bench" / "coverage.py"))
-
-
-def test_a_stopped_run_resumes_with_the_same_simulations(
-    bench: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--designs", "20", "--n-bootstrap", "20", "--json"]
-    whole, parts = tmp_path / "whole.json", tmp_path / "parts.json"
-    assert bench["main"]([*words, str(whole), "--simulations", "3"]) == 0
-    for n in ("1", "3"):
-        assert bench["main"]([*words, str(parts), "--simulations", n]) == 0
-    stored = [json.loads(path.read_text())["results"]["20"] for path in (whole, parts)]
-    assert stored[0] == stored[1] and np.array(stored[0]).shape == (3, 7, 2, 3)
-    capsys.readouterr()
-    words[words.index("20", 2)] = "30"
-    assert bench["main"]([*words, str(parts), "--simulations", "3"]) == 1
-    assert "got 20 replicates, expected 30" in capsys.readouterr().err
 
 
 def test_coverage_width_and_score_are_those_of_the_intervals(bench: dict[str, Any]) -> None:

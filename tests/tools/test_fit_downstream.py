@@ -1,18 +1,17 @@
-"""Tests of tools/fit_downstream.py and tools/find_crossover.py from the command line."""
+"""Tests of scaling downstream and scaling crossover from the command line."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from megatron.laws.fit import fit_law
 from megatron.laws.forms import FORM
 
 
 def run_tool(root: Path, tool: str, *words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(root / "tools" / tool), *map(str, words)]
+    command = [sys.executable, str(root / "tools" / "laws.py"), tool, *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
@@ -27,17 +26,15 @@ def test_a_score_is_fitted_and_predicted_through_the_law(root: Path, tmp_path: P
     table = tmp_path / "table.csv"
     table.write_text("\n".join(["n_params,train_tokens,loss,err", *rows]) + "\n")
     fit_law(n, d, loss, n_bootstrap=5).save(tmp_path / "law.json")
-    done = run_tool(root, "fit_downstream.py", table, "--score-column", "err", "--law", tmp_path / "law.json",
+    done = run_tool(root, "downstream", table, "--score-column", "err", "--law", tmp_path / "law.json",
                "--predict", 7e9, 1.4e12)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "eps 0.9, k 2, gamma 0.7" in done.stdout
     at = 1.7 + 400 / 7e9**0.34 + 900 / 1.4e12**0.31
     assert f"predicted {0.9 - 2 * np.exp(-0.7 * at):.4f}" in done.stdout
-    refused = run_tool(root, "fit_downstream.py", table, "--score-column", "er")
+    refused = run_tool(root, "downstream", table, "--score-column", "er")
     assert refused.returncode == 1 and "did you mean 'err'?" in refused.stderr
-    assert (
-        run_tool(root, "fit_downstream.py", table, "--score-column", "err", "--predict", 1, 2).returncode == 2
-    )
+    assert run_tool(root, "downstream", table, "--score-column", "err", "--predict", 1, 2).returncode == 2
 
 
 def test_the_crossover_of_two_laws_is_printed(root: Path, tmp_path: Path) -> None:
@@ -48,16 +45,11 @@ def test_the_crossover_of_two_laws_is_printed(root: Path, tmp_path: Path) -> Non
         loss = FORM["repeated_data"].loss(params, n, d, u)
         fit_law(n, d, loss, U=u, form="repeated_data", n_bootstrap=3).save(tmp_path / f"{name}.json")
     words = (tmp_path / "ar.json", tmp_path / "md.json", "--unique", 1e8, 1e9)
-    done = run_tool(root, "find_crossover.py", *words)
+    done = run_tool(root, "crossover", *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("C_crit ") == 2 and "95 % confidence [" in done.stdout
-    assert run_tool(root, "find_crossover.py", tmp_path / "ar.json", tmp_path / "none.json").returncode == 1
-    assert "expected a number of tokens above 0" in run_tool(root, "find_crossover.py", *words[:3], -1).stderr
-
-
-@pytest.mark.parametrize("tool", ["fit_downstream.py", "find_crossover.py"])
-def test_help_shows_a_command(root: Path, tool: str) -> None:
-    assert f"python tools/{tool}" in run_tool(root, tool, "--help").stdout
+    assert run_tool(root, "crossover", tmp_path / "ar.json", tmp_path / "none.json").returncode == 1
+    assert "expected a number above 0" in run_tool(root, "crossover", *words[:3], -1).stderr
 
 
 def test_tasks_are_not_mixed_and_the_interval_is_labelled_with_its_kind(root: Path, tmp_path: Path) -> None:
@@ -73,18 +65,15 @@ def test_tasks_are_not_mixed_and_the_interval_is_labelled_with_its_kind(root: Pa
     table.write_text("\n".join(lines) + "\n")
     fit_law(n, d, loss, n_bootstrap=20).save(tmp_path / "law.json")
     words = (table, "--score-column", "accuracy", "--kind", "accuracy")
-    mixed = run_tool(root, "fit_downstream.py", *words)
+    mixed = run_tool(root, "downstream", *words)
     assert mixed.returncode == 1 and "got hellaswag, piqa, expected one task" in mixed.stderr
-    done = run_tool(root, "fit_downstream.py", *words, "--task", "piqa", "--n-questions", 900,
+    done = run_tool(root, "downstream", *words, "--task", "piqa", "--n-questions", 900,
                "--law", tmp_path / "law.json", "--predict", 2e9, 1e11)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "20 runs: floor 0.5, " in done.stdout and "; top fixed at 1, floor at chance" in done.stdout
     assert "95 % predictive [" in done.stdout and "95 % confidence [" in done.stdout
-    free = run_tool(root, "fit_downstream.py", *words, "--task", "piqa", "--chance", "free",
+    free = run_tool(root, "downstream", *words, "--task", "piqa", "--chance", "free",
                     "--ceiling", 0.9).stdout  # fmt: skip
     assert "floor 0.5," not in free and "; top fixed at 0.9\n" in free
-    assert (
-        "got 'half'"
-        in run_tool(root, "fit_downstream.py", *words, "--task", "piqa", "--chance", "half").stderr
-    )
-    assert run_tool(root, "fit_downstream.py", *words, "--task", "copa").returncode == 1
+    assert "got 'half'" in run_tool(root, "downstream", *words, "--task", "piqa", "--chance", "half").stderr
+    assert run_tool(root, "downstream", *words, "--task", "copa").returncode == 1

@@ -1,4 +1,4 @@
-"""Tests of tools/fit_frontier.py on a table of runs."""
+"""Tests of scaling frontier on a table of runs."""
 
 import csv
 import json
@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.tool_modules import load_tool
+from tests.tool_modules import load_command
 
-main = load_tool(Path(__file__).parents[2] / "tools" / "fit_frontier.py").main
+main = load_command("frontier").main
 E, A, B, ALPHA, BETA = 1.8, 480.0, 2080.0, 0.35, 0.37
 
 
@@ -29,7 +29,7 @@ def table(tmp_path: Path) -> Path:
     path = tmp_path / "table.csv"
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["size", "D", "nats", "flops", "corpus"])
+        writer.writerow(["n_params", "train_tokens", "loss", "flops", "corpus"])
         for corpus, worse in (("c4", 1.0), ("code", 1.5)):
             for flops in np.geomspace(1e17, 1e20, 5):
                 for ratio in (0.4, 0.8, 1.5, 3.0):
@@ -39,14 +39,10 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-WORDS = ["--n-column", "size", "--d-column", "D", "--loss-column", "nats"]
-
-
 def test_the_optimum_of_a_table_is_that_of_its_surface(table: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "law.json"
     words = [
         str(table),
-        *WORDS,
         "--flops-by",
         "flops",
         "--where",
@@ -76,12 +72,11 @@ def test_the_optimum_of_a_table_is_that_of_its_surface(table: Path, tmp_path: Pa
         (["--where", "corpus == 'wiki'"], "corpus"),
         (["--predict"], "expected a study's directory"),
         (["--flops-by", "FLOPs"], "FLOPs"),
-        (["--loss-column", "loss"], "--loss-column"),
     ],
 )
 def test_a_column_or_option_that_a_table_does_not_have_is_refused(
     table: Path, more: list[str], message: str, capsys
 ) -> None:
-    assert main([str(table), *WORDS, *more]) == 1
+    assert main([str(table), *more]) == 1
     assert message in capsys.readouterr().err
     assert not list(table.parent.glob("*.json"))

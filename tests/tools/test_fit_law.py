@@ -333,12 +333,12 @@ def test_fixed_constants_and_removed_options_from_the_command_line(root: Path, t
         (("--fix", "alpha=beta"), 1, "Exponents are one in --form over_training."),
         (("--fix", "alpha=0.3.1"), 1, "for example alpha=0.34"),
         (("--fix", "alpha=0.3", "--fix", "alpha=0.4"), 1, "got alpha twice"),
-        (("--profile", "E"), 2, "use the bootstrap interval of the constant"),
-        (("--stack",), 2, "use a fit without it"),
+        (("--profile", "E"), 2, "Use the bootstrap interval of the constant"),
+        (("--stack",), 2, "A fit measures the error"),
         (("--form", "kaplan"), 2, "is of published laws only"),
-        (("--prior", "alpha=0.3+-0.1"), 2, "use --fix NAME=VALUE"),
-        (("--weights", "w"), 2, "use --where to skip runs"),
-        (("--approach", "1"), 2, "use tools/fit_frontier.py"),
+        (("--prior", "alpha=0.3+-0.1"), 2, "Use --fix NAME=VALUE"),
+        (("--weights", "w"), 2, "Use --where to skip runs"),
+        (("--approach", "1"), 2, "use scaling frontier"),
         (("--form", "bounded"), 2, "Pass its formula as a function"),
     ):
         refused = run_fit(*words)

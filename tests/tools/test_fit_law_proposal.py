@@ -24,7 +24,7 @@ def test_a_law_that_is_not_identified_is_printed_with_a_warning(root: Path, tmp_
     law = Law.load(tmp_path / "law.json")
     assert law.identified is False and "alpha" in law.not_identified
     assert "NOT IDENTIFIED by these runs: " in done.stdout.splitlines()[1]
-    assert "  to do: choose runs to add with `python tools/plan_study.py" in done.stdout.splitlines()[-1]
+    assert "  to do: choose runs to add with `scaling plan" in done.stdout.splitlines()[-1]
     assert any(
         line.startswith("  alpha") and line.endswith("not identified") for line in done.stdout.splitlines()
     )

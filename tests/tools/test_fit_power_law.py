@@ -1,4 +1,4 @@
-"""Tests of tools/fit_power_law.py from the command line."""
+"""Tests of scaling power-law from the command line."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def run_tool(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(root / "tools" / "fit_power_law.py"), *map(str, words)]
+    command = [sys.executable, str(root / "tools" / "laws.py"), "power-law", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 

@@ -1,4 +1,4 @@
-"""Tests of tools/model_sizes.py from the command line."""
+"""Tests of scaling sizes from the command line."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ Listed = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def listed(root: Path) -> Listed:
     def run_tool(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(root / "tools" / "model_sizes.py"), *words]
+        command = [sys.executable, str(root / "tools" / "plan.py"), "sizes", *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
     return run_tool
@@ -39,7 +39,7 @@ def test_every_name_is_listed_with_the_parameter_count_of_the_built_model(listed
 
 def test_the_table_in_the_guide_is_what_the_tool_prints(root: Path, listed: Listed) -> None:
     guide = (root / "examples_scaling" / "training" / "TRAIN.md").read_text()
-    assert f"$ python tools/model_sizes.py\n{listed().stdout}```" in guide
+    assert f"$ scaling sizes\n{listed().stdout}```" in guide
 
 
 def test_options_change_the_count_and_20_tokens_a_parameter_the_flops(listed: Listed) -> None:
@@ -72,7 +72,7 @@ def test_unknown_sizes_and_options_are_reported_in_one_line(
 
 
 def test_conventions_are_listed_side_by_side_in_units_of_6nd(root: Path) -> None:
-    words = [sys.executable, str(root / "tools" / "model_sizes.py"), "7M", "117M", "--conventions"]
+    words = [sys.executable, str(root / "tools" / "plan.py"), "sizes", "7M", "117M", "--conventions"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     head, *lines = done.stdout.splitlines()

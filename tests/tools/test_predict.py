@@ -1,4 +1,4 @@
-"""Tests of tools/predict.py from the command line."""
+"""Tests of scaling predict from the command line."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ TRUTH = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
 
 
 def run_tool(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(root / "tools" / "predict.py"), *map(str, words)]
+    command = [sys.executable, str(root / "tools" / "laws.py"), "predict", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -110,7 +110,7 @@ def test_published_laws_are_listed_and_predict(root: Path) -> None:
         ((), 2, "got no LAW"),
         (("chinchilla", 1e9, 1e10, "--unique", 1e9), 1, "no term for repetition"),
         (("chinchilla", "--flops", 0), 1, "C: got 0.0"),
-        (("chinchilla", "--flops", 1e20, "--flops-per-param-token", 7), 2, "use --flops with 6/K times"),
+        (("chinchilla", "--flops", 1e20, "--flops-per-param-token", 7), 2, "Use --flops with 6/K times"),
         (("step-law", "--flops", 1e20), 1, "It is not a law of loss"),
         (("chinchilla", 1e9, 1e10, "--level", 95), 1, "level: got 95"),
     ],

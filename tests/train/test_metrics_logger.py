@@ -21,7 +21,7 @@ from megatron.parallel.world import World
 from megatron.plan.resolve import resolve_config
 from megatron.plan.run_dir import read_metrics
 from megatron.plan.run_plan import plan_run
-from megatron.train.memory_usage import explain_oom, format_memory_line
+from megatron.train.memory_usage import explain_oom
 from megatron.train.metrics_logger import MetricsLogger, format_log_line
 from megatron.train.state import TrainState
 
@@ -89,25 +89,6 @@ def test_a_window_of_steps_is_profiled(pretrain, words, tmp_path) -> None:
     updates = [event for event in events if "Optimizer.step#AdamW" in event.get("name", "")]
     assert len(updates) == 2
     assert "aten::mm" in (run / "profile" / "steps_3-4.txt").read_text()
-
-
-@pytest.mark.ranks
-def test_memory_of_every_rank_is_logged_after_the_first_steps(pretrain, words, tmp_path) -> None:
-    done = pretrain([*words, f"logging.run_dir={tmp_path / 'run'}"], n_ranks=2)
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "memory"]
-    assert [(line["step"], len(line["peak_gib"])) for line in lines] == [(1, 2), (2, 2)]
-    # Python with torch takes more than 100 MB, and the run less than 4 GB. The kernel begins the peak of a
-    # process with the memory of the process that started it, here the tests.
-    most = 4 + resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    assert all(0.1 < peak < most for line in lines for peak in line["peak_gib"])
-    assert done.stderr.count("GiB on 2 rank(s), most on rank ") == 2
-
-
-def test_the_memory_line_names_the_rank_with_most() -> None:
-    assert format_memory_line(2, [1.0, 3.5, 2.0], CPU.device).startswith(
-        "memory after step 2: peak 1.00 to 3.50 GiB on 3 rank(s), most on rank 1, of "
-    )
 
 
 def test_an_out_of_memory_error_contains_a_fix(root, words, tmp_path) -> None:

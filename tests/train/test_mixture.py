@@ -280,7 +280,7 @@ def test_invalid_mixtures_are_refused_with_a_one_line_error(folder) -> None:
         ("wieghts: {a: 1}", "did you mean 'weights'"),
         ("dry: maybe", "expected one of stop, repeat, redistribute"),
         ("adaptive: {rule: magic}", "expected ado, or your module:Class"),
-        ("where: \"knid = 'a'\"", "did you mean 'kind'"),
+        ("where: \"knid = 'a'\"", 'Candidate bindings: "kind"'),
         ("schedule: {points: [{at: 0}]}", r"schedule.points\[0\].weights: got None, expected"),
         (
             "schedule: {points: [{at: soon, weights: {a: 1}}]}",

@@ -321,20 +321,13 @@ def exported(full: Path, tmp_path: Path) -> Path:
     return tmp_path / "exported"
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["../model.safetensors", "/etc/passwd", "a/../../model.safetensors", ".hidden.safetensors", 3, None, ""],
-)
-def test_an_index_of_safetensors_stays_in_its_folder(exported: Path, tmp_path: Path, name: Any) -> None:
+def test_the_index_of_safetensors_names_no_file_that_is_read(exported: Path, tmp_path: Path) -> None:
     (exported / "model.safetensors").rename(tmp_path / "model.safetensors")  # a valid file outside the folder
-    index = exported / "model.safetensors.index.json"
-    for content in ({"weight_map": {"w": name}}, {"weight_map": name}, {}):
-        index.write_text(json.dumps(content))
-        with pytest.raises(ValueError, match="index.json: weight_map: got"):
+    for name in ("../model.safetensors", "/etc/passwd", ".hidden.safetensors", 3, None):
+        index = {"weight_map": {"w": name}}
+        (exported / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(FileNotFoundError, match="got 0 files"):
             read_huggingface(exported)
-    index.write_text("[" * 100_000)
-    with pytest.raises(ValueError, match="not JSON"):
-        read_huggingface(exported)
 
 
 def test_safetensors_with_a_wrong_header_are_refused(exported: Path) -> None:

@@ -13,13 +13,11 @@ level 1 - q, (u - l) + 2/q (l - x)+ + 2/q (x - u)+ (Gneiting and Raftery 2007, e
 oracle: generalized least squares, linearized at the truth, with the exact covariance of the noise. 1.00 is as
 good.
 
-With --json the simulations are saved regularly, and an interrupted run resumes. Of 500 replicates the
-outermost 12 are cut, and the interval ends are where 0.2 % more would be cut on average: coverage is lower by
-that amount.
+Of 500 replicates the outermost 12 are cut, and the interval ends are where 0.2 % more would be cut on
+average: coverage is lower by that amount.
 """
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -27,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import write_results
 
-from megatron.cli import create_parser, positive_int, report_error, run_main
-from megatron.io import write_json
+from megatron.cli import create_parser, positive_int, run_main
 from megatron.laws.fit import fit_law
 from megatron.laws.forms import chinchilla
 from megatron.laws.frontier import optimal_frontier
@@ -45,7 +43,6 @@ LARGEST = 1e20  # FLOPs of the largest runs of every design
 # from a fifth of the usual 20 tokens per parameter to five times as many
 RATIOS = (4.0, 100.0)  # D/N of the runs
 BEYOND = 10.0
-SAVED_EVERY = 25  # simulations
 QUANTITIES = ("E", "alpha", "beta", "a", "L at 10x", "new run", "new at 10x")
 
 
@@ -215,22 +212,6 @@ def _simulate_named(name: str, seed: int, n_bootstrap: int) -> np.ndarray:
     return simulate_design(build_designs()[name], seed, n_bootstrap)
 
 
-def load_results(path: Path | None, n_bootstrap: int) -> dict[str, list[Any]]:
-    """Load {design: simulations} of an earlier run.
-
-    Raise ValueError if it had another number of replicates.
-    """
-    if path is None or not path.is_file():
-        return {}
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    if stored.get("n_bootstrap") != n_bootstrap:
-        raise ValueError(
-            f"{path}: got {stored.get('n_bootstrap')} replicates, expected {n_bootstrap}. "
-            "Use another file, or the same --n-bootstrap."
-        )
-    return stored["results"]
-
-
 def summarise_results(results: Sequence[Any]) -> dict[str, dict[str, float]]:
     """Return coverage, median width, score over the oracle's, and the oracle's coverage, by quantity."""
     # [simulations, 7 quantities, ours or oracle, (inside, width, score)]
@@ -258,36 +239,26 @@ def build_parser() -> argparse.ArgumentParser:
     add("--simulations", type=positive_int, default=500, metavar="N", help="simulations of each design")
     add("--n-bootstrap", type=positive_int, default=500, metavar="R", help="bootstrap replicates of each fit")
     add("--workers", type=positive_int, default=1, metavar="N", help="worker processes")
-    add("--json", type=Path, metavar="FILE", help="save all simulations to this file, and resume from it")
+    add("--json", type=Path, metavar="FILE", help="also write the table to this file")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulate the designs, and print one row for each."""
     args = build_parser().parse_args(argv)
-    try:
-        results = load_results(args.json, args.n_bootstrap)
-    except (OSError, ValueError) as error:
-        return report_error(error)
+    results = {}
     print(f"{args.simulations} simulations of each design, {args.n_bootstrap} replicates; nominal 95 %")
     print("a cell: coverage, median width, interval score over the oracle's")
     print(f"{'':<16}" + "".join(f"{name:>20}" for name in QUANTITIES))
     for name in args.designs or build_designs():
-        rows = results.setdefault(name, [])
-        while len(rows) < args.simulations:
-            # simulation i has seed i, so a run that resumed has the same simulations as one that was not
-            # interrupted
-            seeds = range(len(rows), min(len(rows) + SAVED_EVERY * args.workers, args.simulations))
-            rows += measure_coverage(name, seeds, args.n_bootstrap, args.workers)
-            if args.json:
-                # written atomically, so a kill leaves the previous file
-                write_json(args.json, {"n_bootstrap": args.n_bootstrap, "results": results})
-        table = summarise_results(rows[: args.simulations])
+        rows = measure_coverage(name, range(args.simulations), args.n_bootstrap, args.workers)
+        results[name] = summarise_results(rows)
         cells = [
             f"{summary['coverage']:.3f} {summary['median_width']:8.3g} {summary['score_ratio']:5.2f}"
-            for summary in table.values()
+            for summary in results[name].values()
         ]
         print(f"{build_designs()[name].name:<16}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
+    write_results(args.json, results)
     return 0
 
 

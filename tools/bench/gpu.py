@@ -4,17 +4,16 @@
     python tools/bench/gpu.py --out gpu_bench                   # measures until --minutes are over
     python tools/bench/gpu.py --device cpu --sizes tiny --steps 2 --out /tmp/tiny
 
-A cell is a size, an objective and at most one setting that differs from the defaults; other sides are
-LlamaForCausalLM of transformers and a model in the style of nanoGPT, eager and compiled. Each cell or check
-is a process of its own: it warms up, is timed, and is then profiled. Its record is
-appended to OUT/cells.jsonl (OUT/parity.jsonl) at once, and the same command again measures what is missing.
-OUT/table.md is the table for benchmarks.md. A CPU exercises the bench and gives no benchmark.
+A cell is a size, an objective and at most one setting that differs from the defaults; the other side is
+LlamaForCausalLM of transformers, eager and compiled. Each cell or check is a process of its own, which warms
+up and is timed. Its record is appended to OUT/cells.jsonl (OUT/parity.jsonl) at once, and the same command
+again measures what is missing. OUT/table.md is the table for benchmarks.md. A CPU exercises the bench and
+gives no benchmark.
 """
 
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -29,9 +28,8 @@ from megatron.cli import create_parser, positive_int, report_error, run_main
 WARMUP = 12
 MIN_LEFT_S = 30.0  # nothing is begun with less time
 LIMIT_S = 240.0  # time of one cell or check
-TOP_KERNELS = 5
 N_BLOCKS = 5
-HEAD = ("cell", "tokens/s", "MFU", "predicted tokens/s", "predicted MFU", "GiB", "kernels/step")
+HEAD = ("cell", "tokens/s", "MFU", "predicted tokens/s", "predicted MFU", "GiB")
 
 
 def run_worker(args: argparse.Namespace) -> dict[str, Any]:
@@ -62,7 +60,7 @@ def measure_cell(cell: Any, args: argparse.Namespace, device: Any) -> dict[str, 
     from megatron.plan.count import flops_per_token_mfu
     from megatron.plan.hardware import find_device
 
-    with cells.use_attention(cell, device, args.seq_len) as attention:
+    with cells.use_attention(cell):
         step = cells.build_step(cell, device, args.seq_len, args.accumulate)
         for i in range(min(WARMUP, args.steps)):
             loss = step(i)
@@ -70,18 +68,12 @@ def measure_cell(cell: Any, args: argparse.Namespace, device: Any) -> dict[str, 
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         seconds = time_steps(step, args.steps, device)
-        peak = torch.cuda.max_memory_allocated
-        memory = peak() / 2**30 if device.type == "cuda" else None
-        kernels = profile_kernels(step, device)
-    tokens = cell.rows * args.seq_len * args.accumulate
-    rate = tokens / statistics.median(seconds)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU"
-    record = {"tokens_per_s": rate, "step_s": seconds, "memory_gib": memory, "hardware": name}
-    record |= {"attention": attention, "loss": first_loss, "torch": torch.__version__}
-    whole = sum(us for us, _ in kernels.values()) or 1.0
-    top = sorted(kernels.items(), key=lambda item: -item[1][0])[:TOP_KERNELS]
-    record["kernels"] = [{"name": key[:96], "share": us / whole} for key, (us, _) in top]
-    record["kernels_per_step"] = sum(n for _, n in kernels.values())
+    on_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if on_gpu else "CPU"
+    rate = cell.rows * args.seq_len * args.accumulate / statistics.median(seconds)
+    record = {"tokens_per_s": rate, "step_s": seconds, "hardware": name, "loss": first_loss}
+    record["memory_gib"] = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
+    record |= {"attention": cell.attention, "torch": torch.__version__}
     if hardware := find_device(name):
         flops = rate * flops_per_token_mfu(cells.make_model(cell.size), args.seq_len)
         record["mfu"] = flops / (hardware.peak_tflops * 1e12)
@@ -104,25 +96,6 @@ def time_steps(step: Any, n_steps: int, device: Any) -> list[float]:
             torch.cuda.synchronize()
         seconds.append((time.perf_counter() - began) / n)
     return seconds
-
-
-def profile_kernels(step: Any, device: Any) -> dict[str, tuple[float, float]]:
-    """Return (microseconds, launches) of a step for each kernel by name; on a CPU for each operator."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    on_gpu = device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu) as profiler:
-        step(0)
-        if on_gpu:
-            torch.cuda.synchronize()
-    # on a GPU only events of the device itself, not the operators that launched them
-    kind = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
-    return {
-        event.key: (event.self_device_time_total if on_gpu else event.self_cpu_time_total, event.count)
-        for event in profiler.key_averages()
-        if event.device_type == kind and not getattr(event, "is_user_annotation", False)
-    }
 
 
 def run_all(names: Sequence[str], args: argparse.Namespace, words: Sequence[str]) -> list[dict[str, Any]]:
@@ -156,18 +129,15 @@ def run_all(names: Sequence[str], args: argparse.Namespace, words: Sequence[str]
 
 def describe_record(record: dict[str, Any]) -> str:
     """Return the outcome of a cell or a check in one line."""
-    if "status" in record:
-        return f"{record['status']:<8} {record['detail']}"
     if "tokens_per_s" not in record:
         return " ".join(f"{key}: {value}" for key, value in record.items())
-    top = ", ".join(f"{kernel['share']:.0%} {kernel['name'][:24]}" for kernel in record["kernels"][:2])
-    return f"{record['tokens_per_s']:,.0f} tokens/s  {top}"
+    return f"{record['tokens_per_s']:,.0f} tokens/s"
 
 
 def format_markdown(records: Sequence[dict[str, Any]], seq_len: int) -> str:
     """Return the table for benchmarks.md, and the ratios to the other sides of the same run."""
     lines = [f"| {' | '.join(HEAD)} |", f"| {' | '.join('---' for _ in HEAD)} |"]
-    keys = ("tokens_per_s", "mfu", "predicted", "predicted_mfu", "memory_gib", "kernels_per_step")
+    keys = ("tokens_per_s", "mfu", "predicted", "predicted_mfu", "memory_gib")
     measured = {record["name"]: record for record in records if "tokens_per_s" in record}
     for name, record in measured.items():
         values = (record.get(key) for key in keys)

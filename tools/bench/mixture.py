@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from harness import Cost, add_options, median_cpu, median_wall, time_call, write
 from megatron.cli import create_parser, positive_int, run_main
 from megatron.mixture.adaptive import fit_domain_law
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.client import Connection, RemoteChunks, make_token_file, read_token
+from megatron.mixture.client import MixtureClient, RemoteChunks, make_token_file, read_token
 from megatron.mixture.distributor import Distributor
 from megatron.mixture.documents import DocumentChunks
 from megatron.mixture.properties import read_properties
@@ -47,7 +47,6 @@ def build_parser() -> argparse.ArgumentParser:
     sizes = [1e5, 1e6]
     add("--documents", type=float, nargs="+", default=sizes, metavar="N", help="documents in the catalog")
     add("--threads", type=positive_int, default=2, metavar="N", help="DuckDB threads for registration")
-    add("--files", type=positive_int, default=1000, metavar="N", help="files of the mixture of many files")
     add_options(parser, repeat=3)
     return parser
 
@@ -89,24 +88,23 @@ def bench_size(n: int, threads: int, report: Report) -> None:
         folder = Path(name)
         path, lines = folder / "catalog", folder / "documents.jsonl"
         write_documents(lines, n)
-        for properties in (PROPERTIES[:1], PROPERTIES):
+        number = count()
+        for properties in (PROPERTIES, PROPERTIES[:1]):
             with Catalog(path, n_threads=threads) as catalog:
 
                 def register(catalog: Catalog = catalog, properties: Sequence[str] = properties) -> None:
-                    # A repetition must register everything again: unchanged files would be skipped.
-                    if catalog.tables:
-                        catalog.remove("bench")
-                    catalog.register("bench", [str(lines)], read_properties(properties), quiet=True)
+                    # another name, because unchanged files would be skipped
+                    catalog.register(
+                        f"bench {next(number)}", [str(lines)], read_properties(properties), quiet=True
+                    )
 
                 report.add(f"register, properties: {len(properties)}", n, "documents", register)
-                if len(properties) == 1:
-                    catalog.remove("bench")
-        query = Query(conditions=CONDITIONS)
+        query = Query(("bench 0",), CONDITIONS)
         with Catalog(path, read_only=True, n_threads=1) as catalog:
             by = ["language", "licence"]
             report.add("query, 4 properties, 1 thread", n, "documents", lambda: query.run(catalog, by))
         mixture = folder / "mixture.yaml"
-        mixture.write_text("catalog: catalog\nby: [language]\ncount: documents\n")
+        mixture.write_text("catalog: catalog\ncorpora: [bench 0]\nby: [language]\ncount: documents\n")
         n_chunks = min(200, n // CHUNK)
 
         def stream(source: DocumentChunks | RemoteChunks) -> None:
@@ -129,44 +127,18 @@ def bench_size(n: int, threads: int, report: Report) -> None:
 @contextmanager
 def serve_mixture(mixture: Path) -> Iterator[RemoteChunks]:
     """Start a server of the mixture, and yield a client."""
-    tool = str(Path(__file__).parents[1] / "mixture_server.py")
+    tool = str(Path(__file__).parents[1] / "mixtures.py")
     token = read_token(make_token_file(mixture.parent))
-    words = [sys.executable, tool, str(mixture.parent), "--port", "0"]
+    words = [sys.executable, tool, "serve", str(mixture.parent), "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         # The line is printed when the server listens: "listening on 127.0.0.1:PORT". Port 0 was requested, so
         # the port is not known before.
         try:
             address = server.stdout.readline().split()[-1]
-            yield RemoteChunks(Connection(f"grpc+tcp://{address}", token), mixture.stem)
+            yield MixtureClient(f"grpc+tcp://{address}", token).open_chunks(mixture.stem)
         finally:
             server.kill()  # otherwise the end of Popen's context would wait for it without limit
-
-
-def bench_many_files(n_files: int, report: Report) -> None:
-    """Time reading as 8 groups from `n_files` files of 500 documents of 240 bytes."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        text = "lorem ipsum dolor sit amet " * 6
-        for f in range(n_files):
-            with (folder / f"{f:06}.jsonl").open("w") as file:
-                file.writelines(
-                    f'{{"text": "{text}{i}", "language": "{LANGUAGES[i % 8]}"}}\n' for i in range(500)
-                )
-        with Catalog(folder / "catalog") as catalog:
-            catalog.register("bench", [str(folder)], read_properties(["language"]), quiet=True)
-        (folder / "mixture.yaml").write_text("catalog: catalog\nby: [language]\ncount: documents\n")
-        n_rounds = max(1, min(40, n_files * 500 // CHUNK // 8))
-        with DocumentChunks(folder / "mixture.yaml") as source:
-
-            def read_rounds() -> None:
-                # the first of 8 groups reads chunks 0, 8, 16, ...
-                for first in range(0, 8 * n_rounds, 8):
-                    source.read(first, 1).column("text").to_pylist()
-
-            for n, work in ((1, lambda: source.read(0, n_rounds)), (8, read_rounds)):
-                what = f"stream text, {n_files} files, {n} group{'s' * (n > 1)}"
-                report.add(what, n_rounds * CHUNK, "documents", work)
 
 
 def bench_domains(n_domains: int, report: Report) -> None:
@@ -192,7 +164,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     report = Report(args.repeat)
     for n in args.documents:
         bench_size(int(n), args.threads, report)
-    bench_many_files(args.files, report)
     for n_domains in (8, 760):
         bench_domains(n_domains, report)
     # 2 + 10 n^-0.35 nats with 2 % of noise

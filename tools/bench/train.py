@@ -70,7 +70,7 @@ def build_our_step(shape: ModelConfig, dtype: str, world: World, compiled: bool)
 
 def build_their_step(shape: ModelConfig, seq_len: int, dtype: str) -> Step:
     """Return a function that runs one step of LlamaForCausalLM with the same weights."""
-    from gpu_bench.baselines import build_llama  # found only when this file is the command
+    from gpu_bench.cells import build_llama  # found only when this file is the command
 
     model = build_llama(shape, seq_len)
     ours = Gpt(shape)

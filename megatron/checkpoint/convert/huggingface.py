@@ -26,8 +26,7 @@ from megatron.checkpoint.convert.huggingface_config import (
     parse_hf_config,
 )
 from megatron.checkpoint.convert.mdlm_names import import_mdlm_names
-from megatron.checkpoint.convert.names import MASK, choose_family, export_names, import_names
-from megatron.checkpoint.convert.redundant_tensors import check_tied_head
+from megatron.checkpoint.convert.names import BUFFERS, choose_family, export_names, import_names
 from megatron.checkpoint.model_weights import Weights, clone_if_view
 from megatron.config.hf import (
     DIFFUSION_TYPE,
@@ -42,10 +41,8 @@ from megatron.log import get_logger
 log = get_logger(__name__)
 
 CONFIG_FILE, GENERATION = "config.json", "generation_config.json"
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-# one name in the same folder: no "/", no NUL, and
-# no leading dot, as in "../model.safetensors"
-SHARD = re.compile(r"(?!\.)[^/\\\0]+\.safetensors")
+SINGLE = "model.safetensors"
+SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 # keys of this project in config.json; transformers preserves and ignores them
 PROJECT_KEYS = ("n_tokens", "objective")
 CODE = "modeling_masked_diffusion.py"
@@ -55,8 +52,8 @@ def read_huggingface(folder: Path) -> Weights:
     """Load the weights of a model folder as float32.
 
     Keys missing in config.json have transformers' defaults. Keys that do not affect the logits are logged.
-    Every tensor is used, or dropped after a check that it is redundant (a tied head, rotary frequencies,
-    causal masks).
+    Every tensor is used, or dropped because it is redundant (a tied head, after a check that it is equal;
+    rotary frequencies, causal masks).
     Raises FileNotFoundError if it is not a model folder, ValueError for an unsupported model.
     """
     hf_config = _read_json(folder / CONFIG_FILE)
@@ -107,7 +104,7 @@ def _read_objective(exported: Any, kind: str) -> str:
 def _convert_names(tensors: dict[str, Tensor], config: ModelConfig, kind: str) -> dict[str, Tensor]:
     """Return tensors under this model's names, without redundant ones. Raises ValueError for others."""
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point() and not MASK.search(name):
+        if not tensor.is_floating_point() and not BUFFERS.search(name):
             raise ValueError(
                 f"{name}: got {tensor.dtype}, expected floating point; quantised models are not supported"
             )
@@ -117,7 +114,11 @@ def _convert_names(tensors: dict[str, Tensor], config: ModelConfig, kind: str) -
         state = import_names(choose_family(kind, config), tensors, config)
     head = state.get("unembedding.weight")
     if config.tied_embedding and head is not None and "embedding.weight" in state:
-        check_tied_head(head, state["embedding.weight"], "lm_head.weight")
+        if not torch.equal(head, state["embedding.weight"]):  # False for other shapes too
+            raise ValueError(
+                "lm_head.weight: differs from the embedding, expected equal under tie_word_embeddings true. "
+                "Set tie_word_embeddings to false in config.json if the head is a separate matrix."
+            )
         del state["unembedding.weight"]
     if not config.tied_embedding and head is None:
         raise ValueError(
@@ -184,57 +185,36 @@ def write_huggingface(
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors of the single safetensors file, or of the files that the index lists."""
+    """Return all tensors of the single safetensors file, or of the numbered files of a larger model."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    files, index = [SINGLE], None
-    # the single file has precedence, as in transformers:
-    # an index beside it may be left over from another save
-    if not (folder / SINGLE).is_file() and (folder / INDEX).is_file():
-        index = _read_index(folder / INDEX)
-        # many tensors share a file: {tensor: file} -> each file once
-        files = sorted(set(index.values()))
+    # The single file has precedence, as in transformers. The index is not read: the names of
+    # the files contain their number, and `build_model` detects a missing tensor.
+    single = folder / SINGLE
+    files = [single] if single.is_file() else sorted(p for p in folder.iterdir() if SHARD.fullmatch(p.name))
+    expected = {SINGLE} if single.is_file() else {f"of-{len(files):05}.safetensors"}
+    if (
+        not files
+        or not single.is_file()
+        and {p.name[-len("of-00000.safetensors") :] for p in files} != expected
+    ):
+        raise FileNotFoundError(
+            f"{folder}: got {len(files)} files model-K-of-N.safetensors, expected {SINGLE} or all N of one "
+            "model. Download it again."
+        )
     state: dict[str, Tensor] = {}
-    for i, name in enumerate(files):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder / name}: no such file; expected a model with safetensors")
+    for i, path in enumerate(files):
         if len(files) > 1:
-            log.info("reading %s (%d of %d)", name, i + 1, len(files))
+            log.info("reading %s (%d of %d)", path, i + 1, len(files))
         try:
-            tensors = load_file(folder / name)
+            tensors = load_file(path)
         except SafetensorError as error:
-            raise ValueError(
-                f"{folder / name}: not a safetensors file ({error}); download it again"
-            ) from error
-        if index is not None:
-            # symmetric difference: tensors that only the file or only the index has
-            unmatched = set(tensors) ^ {tensor for tensor, file in index.items() if file == name}
-            if unmatched:
-                raise ValueError(
-                    f"{folder / name}: {sorted(unmatched)[0]} is in only one of this file and {INDEX}; "
-                    "download both again"
-                )
+            raise ValueError(f"{path}: not a safetensors file ({error}); download it again") from error
+        if repeated := set(tensors) & set(state):
+            raise ValueError(f"{path}: got {min(repeated)} in two files, expected one; download both again")
         state |= tensors
     return state
-
-
-def _read_index(path: Path) -> dict[str, str]:
-    """Return {tensor: file name} of an index.
-
-    Raises ValueError for anything but file names in the same folder, because an untrusted index may contain
-    any path.
-    """
-    files = _read_json(path).get("weight_map")
-    if not isinstance(files, dict) or not files:
-        raise ValueError(f"{path}: weight_map: got nothing, expected file names by tensor")
-    for file in files.values():
-        if not isinstance(file, str) or not SHARD.fullmatch(file):
-            raise ValueError(
-                f"{path}: weight_map: got {file!r:.80}, expected .safetensors files of the same folder. "
-                "Download the model again from its author."
-            )
-    return files
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

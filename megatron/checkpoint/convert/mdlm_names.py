@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from megatron.checkpoint.convert.redundant_tensors import check_inverse_frequencies
 from megatron.config.schema import ModelConfig
 
 N_FREQUENCIES = 256  # width of MDLM's embedding of the time
@@ -22,8 +21,7 @@ def import_mdlm_names(state: dict[str, Tensor], config: ModelConfig) -> dict[str
     Raises ValueError for missing and for unknown tensors.
     """
     left = {name.removeprefix("backbone."): tensor.double() for name, tensor in state.items()}
-    if "rotary_emb.inv_freq" in left:
-        check_inverse_frequencies("rotary_emb.inv_freq", left.pop("rotary_emb.inv_freq").float(), config)
+    left.pop("rotary_emb.inv_freq", None)  # a buffer that follows from the configuration
 
     def pop(name: str) -> Tensor:
         if name not in left:

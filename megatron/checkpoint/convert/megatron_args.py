@@ -5,8 +5,7 @@ wmn-231314/diffusion-data-constraint trains both objectives with the same argume
 checkpoints are recognised by the arguments in FORK, and their objective by
     attn_mask                     saved by its pipeline; True: attention is masked. Nothing masked: masked
                                   diffusion. All later positions masked: autoregressive. Conclusive.
-    DIFFUSION_ONLY, CAUSAL_ONLY   options that only one of its two trainers reads, if they are enabled
-If these are absent or contradict each other, the caller must give the objective.
+Without it the caller must give the objective.
 """
 
 from argparse import Namespace
@@ -21,8 +20,6 @@ from megatron.config.yaml_file import is_finite
 AUTOREGRESSIVE, MASKED_DIFFUSION = "autoregressive", "masked_diffusion"
 # in every version of the fork, and in no other project
 FORK = ("low_noise_start", "ar_ratio", "randmask_ratio")
-DIFFUSION_ONLY = ("low_noise_start", "ar_ratio", "untie_with_additional_mask")
-CAUSAL_ONLY = ("randmask_ratio", "use_order_list", "target_random_ratio")
 FORK_RATE_MIN = 1e-3  # `eps` of its pretrain_diff_gpt.py
 NOT_READ = (  # each of these changes the computation if it is enabled
     "apply_layernorm_1p", "rotary_interleaved", "use_target_position_embeddings", "squared_relu", "geglu",
@@ -51,8 +48,7 @@ def read_objective(args: Namespace, requested: str | None, step: Path) -> str:
     if (exported := getattr(args, "training_objective", None)) in (AUTOREGRESSIVE, MASKED_DIFFUSION):
         return str(exported)
     is_fork = any(hasattr(args, name) for name in FORK)
-    # Evidence in the order of its weight: the mask of the attention, then the
-    # caller, then the options. A contradiction between mask and caller is an error,
+    # A contradiction between the mask of the attention and the caller is an error,
     # because the weights load under either objective and would score wrongly.
     certain = _infer_objective(getattr(args, "attn_mask", None))
     if certain == MASKED_DIFFUSION and not is_fork:
@@ -61,7 +57,7 @@ def read_objective(args: Namespace, requested: str | None, step: Path) -> str:
     else:
         # an unknown option with "diffusion" in its name:
         # perhaps another fork, of unknown objective
-        foreign = [name for name in vars(args) if "diffusion" in str(name) and name not in DIFFUSION_ONLY]
+        foreign = [name for name in vars(args) if "diffusion" in str(name)]
         undecided = is_fork or any(_is_enabled(vars(args)[name]) for name in foreign)
     if certain is not None and requested not in (None, certain):
         raise ValueError(
@@ -72,14 +68,6 @@ def read_objective(args: Namespace, requested: str | None, step: Path) -> str:
         return certain or requested or ""
     if not undecided:
         return AUTOREGRESSIVE
-    hints = {
-        objective
-        for objective, names in ((MASKED_DIFFUSION, DIFFUSION_ONLY), (AUTOREGRESSIVE, CAUSAL_ONLY))
-        if any(_is_enabled(getattr(args, name, None)) for name in names)
-    }
-    # two hints contradict each other, and no hint proves nothing
-    if is_fork and len(hints) == 1:
-        return hints.pop()
     raise ValueError(
         f"{step}: its args do not show whether it is autoregressive or masked diffusion. Convert it with "
         f"tools/convert_checkpoint.py --objective {AUTOREGRESSIVE} or --objective {MASKED_DIFFUSION}."

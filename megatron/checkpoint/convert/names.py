@@ -9,15 +9,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from megatron.checkpoint.convert.redundant_tensors import check_causal_mask, check_inverse_frequencies
 from megatron.config.schema import ModelConfig
 
 QKV = ("attention.query", "attention.key", "attention.value")
 OUR_BLOCK = re.compile(r"blocks\.([0-9]+)\.(.+)\.(weight|bias)")
 # Buffers of older files: rotary frequencies, the causal mask
 # and the score of hidden positions. "c_attn.bias" is a weight.
-FREQUENCIES = re.compile(r"rotary_(pos_)?emb\.inv_freq$")
-MASK = re.compile(r"\.(attn|attention)\.(masked_)?bias$")
+BUFFERS = re.compile(r"rotary_(pos_)?emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,18 +190,15 @@ def export_names(family: Family, state: dict[str, Tensor], config: ModelConfig) 
 def import_names(family: Family, state: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Invert `export_names`. Names of the bare model, without the prefix, are accepted too.
 
-    Rotary frequencies and causal masks of older files are checked and dropped. Raises ValueError for any
-    other tensor, for two tensors of one name, and for a joined matrix with another number of rows.
+    Rotary frequencies and causal masks of older files are dropped, as in transformers, which computes them
+    from the configuration. Raises ValueError for any other tensor, for two tensors of one name, and for a
+    joined matrix with another number of rows.
     """
     heads = tuple(theirs for theirs in family.outer.values() if not theirs.startswith(family.prefix))
     named: dict[str, Tensor] = {}
     for name, tensor in state.items():
         full = name if name.startswith((family.prefix, *heads)) else family.prefix + name
-        if FREQUENCIES.search(full):
-            check_inverse_frequencies(name, tensor, config)
-            continue
-        if MASK.search(full):
-            check_causal_mask(name, tensor)
+        if BUFFERS.search(full):
             continue
         renamed = _import_tensor(family, full, tensor, config)
         if not renamed:

@@ -1,4 +1,4 @@
-"""Read and write transformers' files of a tokenizer: special tokens, chat templates, tokenizer.json."""
+"""Read and write transformers' files of a tokenizer: special tokens, chat template, tokenizer.json."""
 
 import json
 import shutil
@@ -18,14 +18,13 @@ MAP = "special_tokens_map.json"
 TOKEN_KINDS = ("bos", "eos", "pad", "unk")
 # bos token of a class if none is configured
 CLASS_BOS = {"GPT2Tokenizer": "<|endoftext|>", "GPT2TokenizerFast": "<|endoftext|>"}
-TEMPLATE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
-TEMPLATE_FILES = (TEMPLATE, "chat_template.json")
+TEMPLATE = "chat_template.jinja"
 
 
 def write_tokenizer(name: str, folder: Path) -> dict[str, Any]:
     """Write the files of a tokenizer, given by folder, file or name; return its keys for config.json.
 
-    Files of transformers next to it are copied: names of special tokens and chat templates. This project's
+    Files of transformers next to it are copied: names of special tokens and the chat template. This project's
     end-of-document token is written as eos_token.
     Errors as in `kinds.load_tokenizer_by_name`, and ValueError for a kind that transformers has no files for.
     """
@@ -33,15 +32,13 @@ def write_tokenizer(name: str, folder: Path) -> dict[str, Any]:
     # This project's end-of-document id overrides: generation
     # must stop at the token that ended documents in training.
     ids = find_special_ids(name, tokenizer) | {"eos": tokenizer.eod_id}
-    _copy_templates(name, folder)
+    _copy_companions(name, folder, TEMPLATE)
     if isinstance(tokenizer, BpeTokenizer):
         tokenizer.save(folder)
         _write_settings(name, folder, {kind: _get_vocabulary_token(tokenizer, i) for kind, i in ids.items()})
     elif Path(name).is_file():
         shutil.copyfile(name, folder / "tokenizer.model")
-        for file in (CONFIG, MAP):
-            if path := find_companion_file(name, file):
-                shutil.copyfile(path, folder / file)
+        _copy_companions(name, folder, CONFIG, MAP)
     else:
         raise ValueError(f"{name}: transformers has no files for this kind of tokenizer")
     return {f"{kind}_token_id": i for kind, i in ids.items() if kind != "unk"}
@@ -71,15 +68,10 @@ def _write_settings(name: str, folder: Path, words: dict[str, str]) -> None:
         _write_json(folder / MAP, tokens)
 
 
-def _copy_templates(name: str, folder: Path) -> None:
-    for file in TEMPLATE_FILES:
+def _copy_companions(name: str, folder: Path, *files: str) -> None:
+    for file in files:
         if path := find_companion_file(name, file):
             shutil.copyfile(path, folder / file)
-    templates = Path(name) / TEMPLATES
-    if templates.is_dir():
-        (folder / TEMPLATES).mkdir()
-        for path in sorted(templates.glob("*.jinja")):
-            shutil.copyfile(path, folder / TEMPLATES / path.name)
 
 
 def _get_token_text(token: Any) -> Any:

@@ -14,7 +14,6 @@ from megatron.engine.torch import full_state
 from megatron.engine.torch.compilation import choose_compilation
 from megatron.engine.torch.passes import build_passes
 from megatron.engine.torch.rank_weights import RankWeights
-from megatron.engine.torch.unpipelined import UnpipelinedModel
 from megatron.model.transformer import Gpt
 from megatron.objective.task import Task
 from megatron.optim.adamw import build_fused_adamw, set_lr, step_optimizer
@@ -42,9 +41,6 @@ class TorchEngine:
         self.mesh = build_mesh(world, sharded=uses_fsdp(dist, world))
         self.is_compiled = choose_compilation(dist, world)
         self.passes = build_passes(model, causal, dist, world, self.mesh, self.is_compiled)
-        # ranks of a forward that needs no other rank can try how many samples fit
-        needs_others = self.mesh.fsdp is not None or self.mesh.context is not None
-        self.can_probe = isinstance(self.passes, UnpipelinedModel) and not needs_others
         self.weights = RankWeights(self.passes.named_parameters(), world, self.passes.duplicated)
         self.optimizer = build_fused_adamw(self.weights.local_tensors, optim, model.config)
         self.loss_scale = LossScale(world.device) if dist.dtype == "float16" else None
@@ -106,16 +102,6 @@ class TorchEngine:
             divisor = divisor * ((norm + 1e-6) / self.grad_clip).clamp(min=1.0)
         step_optimizer(self.optimizer, divisor, is_finite)
         return norm.float()
-
-    def probe(self, task: Task) -> None:
-        """Run the forward and backward of a microbatch on this rank alone, and change no weight."""
-        assert isinstance(self.passes, UnpipelinedModel), "can_probe"
-        try:
-            with self._autocast_context():
-                self.passes.probe(task.to(self.world.device))
-        finally:
-            for parameter in self.weights.parameters.values():
-                parameter.grad = None
 
     @torch.no_grad()
     def score(self, task: Task) -> tuple[Tensor, int]:

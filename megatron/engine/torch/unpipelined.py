@@ -71,13 +71,6 @@ class UnpipelinedModel:
             total += nats.detach()
         return total
 
-    def probe(self, task: Task) -> None:
-        """Run the forward and backward of a microbatch without other ranks; the gradients are meaningless."""
-        self.root.train()
-        root = self.root
-        with root.no_sync() if isinstance(root, DistributedDataParallel) else nullcontext():
-            root(task).backward()
-
     def score(self, task: Task) -> Tensor:
         """Return the nats of each sample, float64 [B]."""
         self.root.eval()

@@ -1,17 +1,17 @@
 """Cells of the GPU bench: what is measured, in order of importance, and the steps of each side."""
 
-import contextlib
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpu_bench.baselines import NanoGpt, build_llama, build_plain_step
 from megatron.config.presets import load_named_shape, padded_rows
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch.torch_native import TorchEngine
@@ -42,7 +42,7 @@ TINY_SIZE, TINY_TOKENS = "tiny", 200
 class Cell:
     """One measurement.
 
-    side       ours, transformers, nanogpt or nanogpt-compiled
+    side       ours, transformers or transformers-compiled
     setting    name of the one setting that differs from the defaults of the code
     dist       keys of DistConfig that differ
     attention  backend of torch's attention to force: flash, cudnn or efficient
@@ -82,7 +82,8 @@ def list_cells(sizes: list[str] | None = None) -> list[Cell]:
     """Return the cells in order of importance; `sizes` limits them, and replaces the sizes by tiny ones."""
     large, largest = Cell("ours", "425M", AR), Cell("ours", "1143M", AR)
     cells = [large, Cell("ours", "425M", MD), largest, Cell("ours", "1143M", MD)]
-    cells += [Cell(side, "425M", AR) for side in ("nanogpt-compiled", "nanogpt", "transformers")]
+    other = "transformers-compiled"
+    cells += [Cell(other, "425M", AR), Cell("transformers", "425M", AR), Cell(other, "1143M", AR)]
     eager = {"setting": "compile off", "dist": {"compile": False}}
     cells += [replace(large, **eager)]
     cells += [replace(large, setting=f"attention {name}", attention=name) for name in ATTENTION]
@@ -94,9 +95,9 @@ def list_cells(sizes: list[str] | None = None) -> list[Cell]:
     cells += [Cell("ours", size, AR, **eager) for size in ("7M", "44M", "106M")]
     cells += [
         Cell("ours", "7M", MD, **eager),
-        Cell("nanogpt-compiled", "44M", AR),
+        Cell(other, "44M", AR),
         Cell("ours", "7M", AR, "microbatch 32", rows=32),
-        Cell("nanogpt-compiled", "7M", AR),
+        Cell(other, "7M", AR),
     ]
     if sizes == [TINY_SIZE]:
         # every kind of cell once, with the shape replaced
@@ -152,46 +153,37 @@ def build_step(cell: Cell, device: torch.device, seq_len: int, accumulate: int) 
         raise SkippedCellError("needs CUDA")
     tasks = make_tasks(cell, seq_len, device)
     if cell.side == "ours":
-        return EngineStep(cell, tasks, device, accumulate)
-    if cell.side == "transformers" and importlib.util.find_spec("transformers") is None:
+        return build_engine_step(cell, tasks, device, accumulate)
+    if importlib.util.find_spec("transformers") is None:
         raise SkippedCellError("transformers is not installed")
-    model = make_model(cell.size)
     with device:
-        network: nn.Module = NanoGpt(model) if cell.side != "transformers" else build_llama(model, seq_len)
+        network = build_llama(make_model(cell.size), seq_len)
     fill_weights(network)
-    if cell.side == "nanogpt-compiled":
-        network.forward = torch.compile(network.forward)  # the whole model, as in nanoGPT
+    if cell.side.endswith("compiled"):
+        network.forward = torch.compile(network.forward)  # the whole model at once
     return build_plain_step(network, tasks, OPTIM, device, accumulate)
 
 
-class EngineStep:
-    """The step of the torch engine."""
+def build_engine_step(cell: Cell, tasks: list[Task], device: torch.device, accumulate: int) -> Step:
+    """Build the step of the torch engine."""
+    with device:
+        network = Gpt(make_model(cell.size))
+    fill_weights(network)
+    dist = DistConfig(cpu_only=device.type != "cuda", **cell.dist)
+    world, causal = World(0, 1, 0, device), cell.objective == AR
+    engine = TorchEngine(network, causal=causal, dist=dist, optim=OPTIM, world=world)
 
-    def __init__(self, cell: Cell, tasks: list[Task], device: torch.device, accumulate: int) -> None:
-        with device:
-            network = Gpt(make_model(cell.size))
-        fill_weights(network)
-        dist = DistConfig(cpu_only=device.type != "cuda", **cell.dist)
-        world = World(0, 1, 0, device)
-        causal = cell.objective == AR
-        self.engine = TorchEngine(network, causal=causal, dist=dist, optim=OPTIM, world=world)
-        self.tasks, self.accumulate = tasks, accumulate
-
-    def __call__(self, i: int) -> Tensor:
-        first = i * self.accumulate
-        microbatches = [self.tasks[(first + j) % len(self.tasks)] for j in range(self.accumulate)]
-        report = self.engine.step(microbatches, OPTIM.lr)
+    def step(i: int) -> Tensor:
+        first = i * accumulate
+        report = engine.step([tasks[(first + j) % len(tasks)] for j in range(accumulate)], OPTIM.lr)
         return report.loss_sum / report.count
 
+    return step
 
-@contextlib.contextmanager
-def use_attention(cell: Cell, device: torch.device, seq_len: int) -> Iterator[str | None]:
-    """Allow only the attention of a cell, and yield its name; None: torch chooses."""
-    if cell.attention is not None:
-        with sdpa_kernel([ATTENTION[cell.attention]]):
-            yield cell.attention
-        return
-    yield None
+
+def use_attention(cell: Cell) -> AbstractContextManager[None]:
+    """Allow only the attention of a cell; without one, torch chooses."""
+    return nullcontext() if cell.attention is None else sdpa_kernel([ATTENTION[cell.attention]])
 
 
 def predict_cell(cell: Cell, hardware: str, seq_len: int, accumulate: int) -> StepTime | None:
@@ -207,4 +199,53 @@ def predict_cell(cell: Cell, hardware: str, seq_len: int, accumulate: int) -> St
         cell.predicted,
         microbatch_tokens=tokens,
         tokens_per_step=tokens * accumulate,
+    )
+
+
+def build_plain_step(
+    network: nn.Module, tasks: list[Task], optim: OptimConfig, device: torch.device, accumulate: int
+) -> Step:
+    """Build a training step in a few lines: autocast, cross_entropy, torch's fused AdamW."""
+    matrices = [p for p in network.parameters() if p.ndim >= 2]
+    gains = [p for p in network.parameters() if p.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": optim.weight_decay},
+        {"params": gains, "weight_decay": 0.0},
+    ]
+    betas = (optim.beta1, optim.beta2)
+    optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=betas, eps=optim.eps, fused=True)
+
+    def step(i: int) -> Tensor:
+        total = torch.zeros((), device=device)
+        for j in range(accumulate):
+            task = tasks[(i * accumulate + j) % len(tasks)].to(device)
+            with torch.autocast(device.type, torch.bfloat16):
+                logits = network(task.inputs).logits
+                loss = F.cross_entropy(logits.flatten(0, 1), task.targets) / accumulate
+            loss.backward()
+            total += loss.detach()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), optim.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return total
+
+    return step
+
+
+def build_llama(model: ModelConfig, seq_len: int) -> nn.Module:
+    """Build LlamaForCausalLM of transformers with the shape of a model and torch's fused attention."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    names = {"hidden_size": "d_model", "intermediate_size": "d_ff", "head_dim": "d_head"}
+    names |= {"num_attention_heads": "n_heads", "num_key_value_heads": "n_heads"}
+    names |= {"num_hidden_layers": "n_layers", "vocab_size": "vocab_rows", "rms_norm_eps": "norm_eps"}
+    shape = {name: getattr(model, ours) for name, ours in names.items()}
+    return LlamaForCausalLM(
+        LlamaConfig(
+            **shape,
+            max_position_embeddings=seq_len,
+            tie_word_embeddings=True,
+            use_cache=False,
+            attn_implementation="sdpa",
+        )
     )

@@ -1,19 +1,13 @@
-"""Checks of the GPU bench: results on a device against float64 on a CPU, resuming and two ranks.
+"""Checks of the GPU bench: results on a device against float64 on a CPU, and resuming.
 
-Each check returns a dictionary with status (passed, failed or skipped) and a detail.
+Each check returns a dictionary with status (passed or failed) and a detail.
 """
 
 import itertools
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,13 +17,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpu_bench import cells
-from gpu_bench.baselines import NanoGpt
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch.torch_native import TorchEngine
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt
 from megatron.objective.task import Task
-from megatron.parallel.world import World, open_world
+from megatron.parallel.world import World
 
 # heads of 64 channels and S = 256, so that a GPU takes its fused kernels; 3 x 256 rows in a step
 MODEL = ModelConfig(d_model=128, d_ff=320, d_head=64, n_heads=2, n_layers=3, n_tokens=1000, vocab_rows=1024)
@@ -40,9 +33,7 @@ DOCUMENT = 61  # positions of a document of SPECIAL
 OPTIM = OptimConfig(lr=1e-3)
 # relative error of the loss, and of the gradient of each matrix as |difference| / |gradient|
 TOLERANCES = {"float32": (1e-5, 1e-3), "bfloat16": (2e-3, 4e-2)}
-RANK_TOLERANCE = 1e-5
-RANK_TIMEOUT_S = 120
-PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+PASSED, FAILED = "passed", "failed"
 
 Check = dict[str, Any]
 
@@ -62,7 +53,6 @@ def list_checks(device: torch.device) -> dict[str, Callable[[], Check]]:
         checks[f"{name} dropout and documents against float64"] = check
     for objective, short in cells.SHORT.items():
         checks[f"{short} resumed equals uninterrupted"] = partial(check_resume, objective, device)
-    checks["two ranks equal one"] = partial(check_ranks, device)
     return checks
 
 
@@ -86,15 +76,9 @@ def build_engine(objective: str, world: World, model: ModelConfig = MODEL, **dis
 
 
 def compute_reference(objective: str, model: ModelConfig) -> tuple[float, dict[str, Tensor]]:
-    """Return (nats, gradients by name) in float64 on the CPU.
-
-    Of plain modules without our kernels; for SPECIAL of our model, whose attention on a CPU has dense masks.
-    """
-    network: torch.nn.Module = Gpt(model)
+    """Return (nats, gradients by name) of our model in float64 on the CPU, where attention is dense."""
+    network = Gpt(model)
     init_weights(network, 0)
-    if model is not SPECIAL:
-        state, network = network.state_dict(), NanoGpt(model)
-        network.load_state_dict(state)
     network = network.double()
     task = make_task(objective, 0, model)
     logits = network(task.inputs, causal=objective == cells.AR, **task.model_kwargs).flatten(0, 1)
@@ -142,11 +126,11 @@ def use_deterministic_kernels() -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def take_steps(engine: TorchEngine, objective: str, steps: range) -> tuple[list[float], dict[str, Tensor]]:
-    """Take steps; return their losses and the weights on the CPU."""
-    reports = [engine.step([make_task(objective, i)], OPTIM.lr) for i in steps]
-    losses = [float(report.loss_sum) / report.count for report in reports]
-    return losses, {name: p.detach().cpu().clone() for name, p in engine.passes.named_parameters().items()}
+def take_steps(engine: TorchEngine, objective: str, steps: range) -> dict[str, Tensor]:
+    """Take steps; return the weights on the CPU."""
+    for i in steps:
+        engine.step([make_task(objective, i)], OPTIM.lr)
+    return {name: p.detach().cpu().clone() for name, p in engine.passes.named_parameters().items()}
 
 
 def is_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
@@ -158,64 +142,13 @@ def check_resume(objective: str, device: torch.device) -> Check:
     """Compare 4 steps with 2 steps, a state dictionary loaded by another engine, and 2 steps: bit for bit."""
     world = World(0, 1, 0, device)
     with use_deterministic_kernels():
-        runs = [take_steps(build_engine(objective, world), objective, range(4))[1] for _ in range(2)]
+        runs = [take_steps(build_engine(objective, world), objective, range(4)) for _ in range(2)]
         first = build_engine(objective, world)
         take_steps(first, objective, range(2))
         second = build_engine(objective, world)
         second.load_state_dict(first.state_dict())
-        _, resumed = take_steps(second, objective, range(2, 4))
+        resumed = take_steps(second, objective, range(2, 4))
     if is_equal(runs[0], resumed):
         return {"status": PASSED, "detail": "equal bits after 2 + 2 steps"}
     cause = "two uninterrupted runs are equal" if is_equal(*runs) else "two uninterrupted runs differ as well"
     return {"status": FAILED, "detail": f"other bits; {cause}"}
-
-
-def check_ranks(device: torch.device) -> Check:
-    """Compare the losses of two ranks with those of one, in float32; on a single GPU they share it."""
-    with tempfile.TemporaryDirectory() as folder:
-        alone, both = (run_ranks(n, device, Path(folder) / f"{n}.json") for n in (1, 2))
-    error = max(abs(a - b) / abs(a) for a, b in zip(alone, both, strict=True))
-    place = ", both on one GPU through gloo" if shares_gpu(device.type) else ""
-    status = PASSED if error <= RANK_TOLERANCE else FAILED
-    return {"status": status, "detail": f"relative error of the losses {error:.1e}{place}"}
-
-
-def shares_gpu(device_name: str) -> bool:
-    """Return whether two ranks have a single GPU, which NCCL refuses and gloo allows."""
-    return device_name == "cuda" and torch.cuda.device_count() == 1
-
-
-def run_ranks(n: int, device: torch.device, out: Path) -> list[float]:
-    """Return the losses of n ranks, as processes of this file."""
-    bench = str(Path(__file__).resolve().parents[1])
-    path = os.pathsep.join([bench, *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
-    command += [__file__, device.type, str(out)]
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, env=environment, timeout=RANK_TIMEOUT_S, check=True)
-    return json.loads(out.read_text(encoding="utf-8"))
-
-
-def run_rank(device_name: str, out: Path) -> None:
-    """Take 3 steps as one of the ranks; rank 0 writes the losses of the whole batch."""
-    rows, losses = 4, []
-    backend = "gloo" if shares_gpu(device_name) else None
-    dist = DistConfig(cpu_only=device_name != "cuda", dtype="float32", backend=backend)
-    with open_world(dist, 1) as world, use_deterministic_kernels():
-        network = Gpt(MODEL)
-        init_weights(network, 0)
-        engine = TorchEngine(network, causal=True, dist=dist, optim=OPTIM, world=world)
-        part = slice(world.rank * rows // world.n_ranks, (world.rank + 1) * rows // world.n_ranks)
-        for step in range(3):
-            tokens = cells.draw_tokens(MODEL, rows, SEQ_LEN, step)
-            task = cells.make_objective(cells.AR, MODEL.n_tokens).corrupt(tokens[part], np.arange(rows)[part])
-            total = engine.step([task], OPTIM.lr).loss_sum.clone()
-            if world.n_ranks > 1:
-                torch.distributed.all_reduce(total)
-            losses.append(float(total) / (rows * SEQ_LEN))
-        if world.is_first:
-            out.write_text(json.dumps(losses), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    run_rank(sys.argv[1], Path(sys.argv[2]))

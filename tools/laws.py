@@ -1,0 +1,758 @@
+"""Fit frontiers, scores and power laws, predict with laws, and compare runs and objectives.
+
+    scaling frontier experiments/quickstart --predict
+    scaling frontier table.csv --flops-by train_flops --budgets 1e19 1e20 --out compute_law.json
+    scaling downstream table.csv --score-column score_hellaswag --law law.json --predict 7e9 1.4e11
+    scaling downstream scores.csv --task piqa --score-column acc --kind accuracy --n-questions 1838
+    scaling power-law optima.csv --x-column C --y-column N_opt --sigma-column SE --predict 1e24
+    scaling predict law.json 7e9 1.4e11
+    scaling predict muennighoff 2.8e9 5.5e10 --unique 4e9
+    scaling predict law.json --seal STUDY.yaml
+    scaling crossover law_autoregressive.json law_masked_diffusion.json --unique 1e8 1e9 1e10
+    scaling crossover experiments/study_crossover_cpu --without '*masked*' '*drop*'
+    scaling compare experiments/study RUN_A RUN_B
+
+`python tools/laws.py ACTION ...` is the same. frontier --predict stores the forecast of a study's cell
+`size: best` before that run is trained; --check compares it with the result. crossover compares two laws at
+their best sizes, or the runs of a study on dataset.path_test, and writes crossover.json. The noise of compare
+is the scatter of runs that differ only in their seed, or around the study's law, and the paired error of
+per-document losses, if both have them (tools/validate.py --save-per-document).
+"""
+
+import argparse
+import fnmatch
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from megatron.cli import ToolParser, add_action, create_parser, positive_float, run_main, shorten_path
+from megatron.config.presets import suggest_nearest
+from megatron.io import replace_nonfinite
+from megatron.laws import prediction
+from megatron.laws.compute_law import ComputeLaw
+from megatron.laws.crossover import crossover
+from megatron.laws.downstream_curve import CONSTANTS, chance_of_task, fit_downstream, predict_score
+from megatron.laws.forms import FORM
+from megatron.laws.law import Law
+from megatron.laws.power_law import PowerLaw, fit_power
+from megatron.study import differences, forecast, frontier
+from megatron.study.ladder import STUDY, read_study_plan
+from megatron.study.published import HyperparameterLaw, PublishedLaw, find_law, load_published
+from megatron.study.sealing import seal_best, seal_runs, seal_text
+from megatron.study.selection import Columns, Selection, optional_column_of, select_runs
+from megatron.study.table import SCORE_PREFIX, read_runs, read_table, select_finished
+
+DOCUMENTS = "validation/*/*.documents.parquet"  # relative to the run's folder
+TASK = "task"  # column of tables with a row for each run and task
+NO_INTERVAL = "no interval: the law has no bootstrap replicates"
+NOT_MEASURED = (  # benchmarks.md
+    "outside the runs such 95 % intervals included .84 of the held-out runs of public sets, and .95 with the "
+    "error of extrapolation: fit this law again with tools/fit_law.py"
+)
+RENAME = "Rename the columns with `scaling collect TABLE.csv --from csv --map`"
+REMOVED = {
+    "--again": "A forecast is never replaced; use another study directory",
+    "--d-column": RENAME,
+    "--flops-per-param-token": "Use --flops with 6/K times the FLOPs",
+    "--group": "Fit a table of independent rows, or a law with `scaling fit --group`",
+    "--log-sigma": "Write a column of the standard errors of y: those of log y times y",
+    "--loss-column": RENAME,
+    "--n-column": RENAME,
+    "--new-text": "Add text_error.relative of the law to log L, in quadrature",
+}
+
+
+class ActionParser(ToolParser):
+    """Parser that names the replacement of removed options, also in its actions."""
+
+    removed = REMOVED
+
+
+def add_frontier(actions: Any) -> None:
+    """Add the action frontier."""
+    example = "scaling frontier experiments/quickstart --predict"
+    parser = add_action(
+        actions,
+        "frontier",
+        "fit the compute-optimal frontier: the best N and D at C FLOPs, and the loss there",
+        example,
+    )
+    add = parser.add_argument
+    add("runs", type=Path, metavar="STUDY_DIR|TABLE.csv", help="a study, or a table of runs")
+    add("--out", type=Path, metavar="LAW.json", help=f"default: STUDY_DIR/{frontier.COMPUTE_LAW}")
+    budgets = "budgets to list, in FLOPs; default: those of the runs"
+    add("--budgets", type=positive_float, nargs="+", metavar="C", help=budgets)
+    compute = "compute of a table: a column of FLOPs, or 6nd; default: train_flops, else 6nd"
+    add("--flops-by", metavar="NAME", help=compute)
+    add_selection(parser)
+    steps = parser.add_mutually_exclusive_group()
+    predict = f"choose the size of `size: best`, and seal a forecast in {forecast.FORECASTS}/"
+    steps.add_argument("--predict", action="store_true", help=predict)
+    check = "compare the prediction with the result, and stop"
+    steps.add_argument("--check", action="store_true", help=check)
+    parser.set_defaults(run=run_frontier)
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """Add the options that select rows of a table."""
+    parser.add_argument("--objective", metavar="NAME", help="only runs of this objective")
+    where = "only rows that satisfy this expression of pandas, for example \"dataset == 'c4'\""
+    parser.add_argument("--where", action="append", default=[], metavar="CONDITION", help=where)
+
+
+def run_frontier(args: argparse.Namespace) -> int:
+    """Fit, save and print the frontier, or seal or check a forecast."""
+    is_study = args.runs.is_dir()
+    if (args.predict or args.check) and not is_study:
+        raise ValueError(
+            f"{args.runs}: not a directory, expected a study's directory for --predict and --check."
+        )
+    if is_study and (args.where or args.flops_by):
+        raise ValueError("--where, --flops-by: got a study's directory, expected a table. Collect it first.")
+    if args.check:
+        outcome = find_outcome(args.runs)
+        print(f"check: {outcome.describe()}")
+        return 0 if outcome.observed is not None else 1
+    out = args.out or (args.runs if is_study else Path()) / frontier.COMPUTE_LAW
+    if out.is_dir() or not out.parent.is_dir():
+        raise ValueError(
+            f"--out: got {out}, expected a file in an existing folder, such as {frontier.COMPUTE_LAW}"
+        )
+    # --check returned above: a fit with later runs must not replace the law of the prediction
+    if is_study:
+        runs = frontier.read_study_runs(args.runs, args.objective)
+    else:
+        runs = frontier.read_table_runs(args.runs, Columns(), args.objective, args.flops_by, args.where, None)
+    law = frontier.fit_frontier(runs)
+    text = summarise_frontier(args, law, runs)
+    law.save(out)
+    print(f"{shorten_path(out)}: {text}")
+    if args.predict:
+        seal_best(args.runs)
+        outcome = find_outcome(args.runs)
+        print(f"forecast: {outcome.describe()}")
+        if outcome.observed is None:
+            print("next: rerun tools/sweep.py on this study to train this run")
+    return 0
+
+
+def summarise_frontier(args: argparse.Namespace, law: ComputeLaw, runs: Selection) -> str:
+    """Return the table of optima with a heading and notes."""
+    budget = None
+    if (args.runs / STUDY).is_file() and (best := read_study_plan(args.runs / STUDY).best) is not None:
+        budget = best.flops[0]
+    compute = [(C, "") for C in args.budgets or ()] or frontier.choose_compute(law, runs.C, budget)
+    head = f"{law.n_runs} runs at {law.n_budgets} budgets, C = {law.C[0]:.2e} to {law.C[1]:.2e} FLOPs"
+    table = frontier.format_frontier_table(law, compute)
+    return "\n".join([head, table, *frontier.describe_frontier(law, runs)])
+
+
+def find_outcome(study_dir: Path) -> forecast.Outcome:
+    """Return the outcome of the forecast of one run. Raise ValueError without a forecast."""
+    forecasts = [sealed for sealed in forecast.read_forecasts(study_dir) if sealed.quantity == forecast.RUN]
+    if not forecasts:
+        raise ValueError(
+            f"{study_dir / forecast.FORECASTS}: got no forecast of a run. Run scaling frontier {study_dir} "
+            "--predict before training it."
+        )
+    return forecast.score_forecasts(forecasts[-1:], read_runs(study_dir))[0]
+
+
+def add_downstream(actions: Any) -> None:
+    """Add the action downstream."""
+    example = "scaling downstream table.csv --score-column score_hellaswag"
+    parser = add_action(
+        actions,
+        "downstream",
+        "fit the downstream score of one task to the loss, and predict it through a law",
+        example,
+    )
+    add = parser.add_argument
+    add("table", type=Path, metavar="TABLE.csv", help="table with one run per row")
+    column = "column of the score; runs without a value are skipped"
+    add("--score-column", required=True, metavar="NAME", help=column)
+    add("--kind", choices=list(CONSTANTS), help="default: accuracy for columns score_..., else error")
+    chance = "floor of an accuracy, or 'free' to fit it; default: chance if the task is known"
+    add("--chance", metavar="SHARE", help=chance)
+    ceiling = "top of an accuracy, for a task whose labels are not all right"
+    add("--ceiling", type=float, default=1.0, metavar="SHARE", help=ceiling)
+    add("--n-questions", type=int, metavar="N", help="questions, for the binomial error of a score")
+    add("--task", metavar="NAME", help="only rows whose column 'task' has this value")
+    add_selection(parser)
+    add("--law", type=Path, metavar="LAW.json", help="the law of the loss, for --predict")
+    sizes = "parameters and tokens to predict for"
+    add("--predict", type=float, nargs=2, metavar=("N", "D"), help=sizes)
+    parser.set_defaults(run=run_downstream, refuse=parser.error)
+
+
+def run_downstream(args: argparse.Namespace) -> int:
+    """Fit the curve, print it, and print a prediction with --predict."""
+    if args.predict and args.law is None:
+        args.refuse("--predict requires --law LAW.json")
+    where = args.where + ([] if args.task is None else [f"{TASK} == {args.task!r}"])
+    runs = select_runs(args.table, Columns(), args.objective, where=where)
+    task = find_task(args, runs)
+    scores = optional_column_of(args.table, runs, args.score_column)
+    kind = args.kind or ("accuracy" if args.score_column.startswith(SCORE_PREFIX) else "error")
+    # a run that was not scored has an empty cell, read as NaN
+    has_score = np.isfinite(scores)
+    curve = fit_downstream(
+        runs.L[has_score],
+        scores[has_score],
+        kind,
+        chance=find_chance(args.chance, task, kind),
+        n_questions=args.n_questions,
+        ceiling=args.ceiling,
+        groups=None if runs.groups is None else runs.groups[has_score],
+        N=runs.N[has_score],
+    )
+    words = ", ".join(f"{name} {value:.6g}" for name, value in curve.params.items())
+    print(f"{args.score_column} of loss, {curve.n_runs} runs: {words}")
+    note = f"; top fixed at {args.ceiling:g}" if kind == "accuracy" else ""
+    note += "" if curve.chance is None else ", floor at chance"
+    print(f"  a score scatters by {curve.spread:.4f} around the curve{note}")
+    for warning in runs.warnings + curve.warnings:
+        print(f"  warning: {warning}")
+    if args.predict:
+        # two steps: (N, D) -> loss by the law -> score by the curve
+        law = Law.load(args.law)
+        parts = [f"predicted {float(predict_score(law, curve, *args.predict)[0]):.4f}"]
+        for interval in ("predictive", "confidence"):
+            _, low, high = predict_score(law, curve, *args.predict, kind=interval)
+            parts.append(f"95 % {interval} [{float(low):.4f}, {float(high):.4f}]")
+        print("  ".join(parts))
+    return 0
+
+
+def find_task(args: argparse.Namespace, runs: Selection) -> str:
+    """Return the task of the runs. Raise ValueError if the column 'task' has several values."""
+    if TASK in runs.frame:
+        # only the rows that the conditions select: a table of many tasks is valid with --task
+        names = sorted(set(runs.frame[TASK]))
+        if len(names) > 1:
+            raise ValueError(
+                f"{args.table}, column '{TASK}': got {', '.join(names[:4])}{', ...' * (len(names) > 4)}, "
+                "expected one task. Choose one with --task."
+            )
+        return names[0]
+    return args.score_column.removeprefix(SCORE_PREFIX)
+
+
+def find_chance(word: str | None, task: str, kind: str) -> float | None:
+    """Return the floor of the accuracy: --chance, else that of a known task; None: it is fitted."""
+    if word is None:
+        return chance_of_task(task) if kind == "accuracy" else None
+    try:
+        return None if word == "free" else float(word)
+    except ValueError:
+        raise ValueError(f"--chance: got '{word}', expected a share such as 0.25, or 'free'") from None
+
+
+def add_power_law(actions: Any) -> None:
+    """Add the action power-law."""
+    example = "scaling power-law optima.csv --x-column C --y-column N_opt --predict 1e24"
+    parser = add_action(
+        actions,
+        "power-law",
+        "fit a power law y = k x^p to the points of a table, such as N_opt against compute",
+        example,
+    )
+    add = parser.add_argument
+    add("table", type=Path, metavar="TABLE.csv", help="table with one point per row")
+    add("--x-column", default="C", metavar="NAME", help="column of x, such as compute")
+    add("--y-column", default="N_opt", metavar="NAME", help="column of y, such as the best N")
+    sigma = "column of the standard errors of y; default: equal weights"
+    add("--sigma-column", metavar="NAME", help=sigma)
+    add("--predict", type=float, nargs="+", default=[], metavar="X", help="predict y at these x")
+    add("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run_power_law)
+
+
+def run_power_law(args: argparse.Namespace) -> int:
+    """Fit the power law to the table's points, and print it with its predictions."""
+    names = (args.x_column, args.y_column, args.sigma_column)
+    options = ("--x-column", "--y-column", "--sigma-column")
+    x, y, sigma = (
+        None if name is None else read_positive(args.table, name, option)
+        for name, option in zip(names, options, strict=True)
+    )
+    # log y = log k + p log x; se(log y) = se(y) / y to first order
+    law = fit_power(x, y, None if sigma is None else sigma / y)
+    predictions = [describe_point(law, at, x) for at in args.predict]
+    if args.json:
+        print_json({"x": names[0], "y": names[1], "n_points": len(x), "coefficient": law.coefficient,
+                    "exponent": law.exponent, "exponent_confidence": law.interval, "scatter": law.scatter,
+                    "dof": law.dof, "level": differences.LEVEL, "range": [x.min(), x.max()],
+                    "predictions": predictions})  # fmt: skip
+        return 0
+    print(f"{names[1]} = {law.coefficient:.5g} {names[0]}^{law.exponent:.4f}  ({len(x)} points)")
+    print(f"  exponent: 95 % confidence {format_ends(law.interval, '.4f')}")
+    for point in predictions:
+        note = "  OUTSIDE the points" if point["outside"] else ""
+        print(f"at {names[0]} = {point['x']:.4g}: {names[1]} {point['y']:.5g}{note}")
+        print(f"  one new point: 95 % predictive {format_ends(point['predictive'], '.5g')}")
+        print(f"  the law's value: 95 % confidence {format_ends(point['confidence'], '.5g')}")
+    return 0
+
+
+def describe_point(law: PowerLaw, at: float, x: np.ndarray) -> dict[str, Any]:
+    """Return the prediction of a power law at a point, and whether it is outside the points `x`."""
+    if not 0 < at < math.inf:
+        raise ValueError(f"--predict: got {at}, expected a number above 0")
+    ends = {kind: law.predict(at, differences.LEVEL, kind)[1:] for kind in ("predictive", "confidence")}
+    return {"x": at, "y": law.evaluate(at), "outside": not x.min() <= at <= x.max()} | ends
+
+
+def format_ends(ends: Sequence[float], digits: str) -> str:
+    """Format an interval as [low, high], or 'not known' without an interval."""
+    return "not known" if np.isnan(ends).any() else f"[{ends[0]:{digits}}, {ends[1]:{digits}}]"
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON; NaN and Inf become null, since JSON has no such numbers."""
+    print(json.dumps(replace_nonfinite(value), indent=1, allow_nan=False, default=float))
+
+
+def read_positive(path: Path, name: str, option: str) -> np.ndarray:
+    """Read a column as numbers above 0 [n]. Raise ValueError for a missing column or an invalid cell."""
+    table = read_table(path)
+    if name not in table:
+        raise ValueError(
+            f"{path}: no column '{name}'; {suggest_nearest(name, list(table))}. Name another with {option}."
+        )
+    values = pd.to_numeric(table[name], errors="coerce").to_numpy(float)
+    # the fit is of log x and log y; NaN fails the comparison
+    is_valid = (values > 0) & (values < np.inf)
+    if not is_valid.all():
+        i = int(np.argmin(is_valid))
+        raise ValueError(f"{path}, row {i + 1}, {name}: got '{table[name][i]}', expected a number above 0")
+    return values
+
+
+def add_predict(actions: Any) -> None:
+    """Add the action predict."""
+    parser = add_action(
+        actions,
+        "predict",
+        "predict the loss of a run, or the best use of a budget, with a fitted or a published law",
+        "scaling predict law.json 7e9 1.4e11 --flops 1e21",
+    )
+    add = parser.add_argument
+    add("law", nargs="?", metavar="LAW", help="a law.json, or the name of a published law")
+    add("N", nargs="?", type=float, metavar="N", help="parameters")
+    add("D", nargs="?", type=float, metavar="D", help="training tokens")
+    add("--unique", type=float, metavar="TOKENS", help="unique tokens; default: all tokens")
+    add("--flops", type=float, metavar="C", help="print the optimum at this compute")
+    add(
+        "--level",
+        type=float,
+        default=differences.LEVEL,
+        metavar="SHARE",
+        help="confidence level of the intervals",
+    )
+    seal = "store predictions of runs of this study that are not started; default: its held-out runs"
+    add("--seal", type=Path, metavar="STUDY.yaml", help=seal)
+    add("--runs", metavar="PATTERN", help="names of the runs to seal, e.g. '*-131kunique-*'")
+    add("--json", action="store_true", help="print JSON")
+    add("--list", action="store_true", help="list the published laws with their sources")
+    parser.set_defaults(run=run_predict, refuse=parser.error)
+
+
+def run_predict(args: argparse.Namespace) -> int:
+    """Print the prediction, the sealed forecasts, or the list of published laws."""
+    check_prediction(args)
+    if args.list:
+        rows = list_laws()
+        if args.json:
+            print_json(rows)
+        for row in () if args.json else rows:
+            print(f"{row['name']:<21}{row['formula']}\n  {row['source']}; N: {row['N']}")
+            if row["note"]:
+                print(f"  {row['note']}")
+        return 0
+    if args.seal is not None:
+        study = read_study_plan(args.seal)
+        forecasts = seal_runs(study, args.law, args.runs)
+        if args.json:
+            print_json([asdict(sealed) | {"sha256": sealed.sha256()} for sealed in forecasts])
+            return 0
+        print_forecasts(forecasts, ".4f", " nats per token")
+        print(f"{study.directory / forecast.FORECASTS}: {len(forecasts)} sealed")
+        return 0
+    law, published = find_law(args.law)
+    if isinstance(law, HyperparameterLaw):
+        predict_hyperparameters(args, law)
+    else:
+        predict_loss(args, law, published)
+    return 0
+
+
+def check_prediction(args: argparse.Namespace) -> None:
+    """Exit with status 2 for arguments that do not go together."""
+    if args.list:
+        return
+    if args.law is None:
+        args.refuse("got no LAW, expected a law.json or the name of a published law (--list)")
+    if (args.N is None) != (args.D is None):
+        args.refuse("got N without D, expected both")
+    if args.runs and args.seal is None:
+        args.refuse("--runs requires --seal STUDY.yaml")
+    is_target = args.N is not None or args.flops is not None
+    if args.seal is not None and (is_target or args.unique is not None):
+        args.refuse("--seal: the study defines N and D of its runs; omit them")
+    if args.seal is None and not is_target:
+        args.refuse("got no N and D and no --flops, expected one of the two")
+
+
+def list_laws() -> list[dict[str, str]]:
+    """Return name, formula, definition of N, source and note of each published law."""
+    return [
+        {
+            "name": name,
+            "formula": (law.to_law() if isinstance(law, PublishedLaw) else law).formula(),
+            "N": law.counts,
+            "source": law.source,
+            "note": law.note,
+        }
+        for name, law in load_published().items()
+    ]
+
+
+def print_forecasts(forecasts: Sequence[forecast.Forecast], digits: str, unit: str = "") -> None:
+    """Print a line with value, intervals and hash of each sealed forecast."""
+    for sealed in forecasts:
+        ends = ", ".join(
+            f"{100 * level:g} % [{low:{digits}}, {high:{digits}}]"
+            for level, (low, high) in zip(forecast.LEVELS, sealed.intervals, strict=True)
+        )
+        digest = sealed.sha256()[:12]
+        print(f"{sealed.name}: {sealed.predicted:{digits}}{unit}; {ends}; sha256 {digest}")
+
+
+def describe_law(law: Law, published: PublishedLaw | None) -> dict[str, Any]:
+    """Return the law's formula and form, with its warnings and unidentified constants."""
+    description: dict[str, Any] = {
+        "formula": law.formula(),
+        "form": law.form,
+        "identified": law.identified,
+        "not_identified": law.not_identified,
+        "warnings": list(law.warnings),
+        "ranges": law.ranges,
+    }
+    if published is not None:
+        description |= {"source": published.source, "N_counts": published.counts}
+    if law.lack_of_fit and not law.lack_of_fit["passes"]:
+        description["warnings"].append(
+            f"The form does not fit repeated runs (lack of fit, p = {law.lack_of_fit['p_value']:.2g})."
+        )
+    return description
+
+
+def list_warnings(about: dict[str, Any]) -> list[str]:
+    """Return the warnings, which are printed before any number."""
+    lines = []
+    if about["identified"] is False:
+        names = ", ".join(about["not_identified"]) or "its constants"
+        lines.append(f"NOT IDENTIFIED by the runs of this law: {names}.")
+    reasons = list(dict.fromkeys(about["not_identified"].values()))
+    return lines + [f"warning: {warning}" for warning in dict.fromkeys(reasons + about["warnings"])]
+
+
+def format_interval(level: float, kind: str, interval: tuple[float, float] | None, digits: str) -> str:
+    """Format one interval with its level and kind."""
+    return NO_INTERVAL if interval is None else f"{100 * level:g} % {kind} {format_ends(interval, digits)}"
+
+
+def format_range_check(law: Law, outside: dict[str, str]) -> list[str]:
+    """Format a line for each value outside the fitted range, or one if all are inside, and the note on it."""
+    if not law.ranges:
+        return ["  range of the fitted runs: not known"]
+    if not outside:
+        return ["  within the range of the fitted runs"]
+    lines = [
+        # ranges[name] is (low, high), and False and True are the indices 0 and 1
+        f"  OUTSIDE the fitted runs: {name} is {side} {law.ranges[name][side == 'above']:.4g}; "
+        "this extrapolates"
+        for name, side in outside.items()
+    ]
+    note = describe_extrapolation(law, outside)
+    return lines + ([f"  {note}"] if note else [])
+
+
+def format_run(law: Law, run: prediction.Prediction) -> list[str]:
+    """Format the prediction of one run as text."""
+    unique = "" if run.U is None else f", {run.U:.4g} of them unique"
+    lines = [f"N {run.N:.4g} parameters, D {run.D:.4g} tokens{unique}: loss {run.loss:.4f} nats per token"]
+    if run.predictive is None:
+        lines.append(f"  {NO_INTERVAL}")
+    else:
+        predictive = format_interval(run.level, "predictive", run.predictive, ".4f")
+        confidence = format_interval(run.level, "confidence", run.confidence, ".4f")
+        lines += [f"  one new run:     {predictive}", f"  the law's value: {confidence}"]
+    return lines + format_range_check(law, run.outside)
+
+
+def format_optimum(law: Law, optimum: prediction.OptimumPrediction) -> list[str]:
+    """Format the optimum at one compute as text."""
+    lines = [f"C {optimum.C:.4g} FLOPs (C = 6 N D):"]
+    for name in "NDL":
+        confidence = getattr(optimum, f"{name}_confidence")
+        words = format_interval(optimum.level, "confidence", confidence, ".5g")
+        lines.append(f"  {name}* {getattr(optimum, name):.5g}  {words}")
+    if optimum.L_predictive is not None:
+        words = format_interval(optimum.level, "predictive", optimum.L_predictive, ".5g")
+        lines.append(f"     one new run there: {words}")
+    return lines + format_range_check(law, optimum.outside)
+
+
+def describe_extrapolation(law: Law, outside: dict[str, str]) -> str:
+    """Describe the error of extrapolation in the intervals of a prediction; "" inside the runs."""
+    if not outside or not law.replicates:
+        return ""
+    if not law.extrapolation:
+        return NOT_MEASURED
+    growth = 100 * law.extrapolation["growth"]
+    return f"the intervals include {growth:.2g} % more deviation for each factor of e in compute"
+
+
+def predict_loss(args: argparse.Namespace, law: Law, published: PublishedLaw | None) -> None:
+    """Predict with a law of loss, and print the result."""
+    # without a term for repetition, a prediction would silently ignore --unique
+    if args.unique is not None and not FORM[law.form].needs_unique:
+        raise ValueError(
+            f"--unique: got {args.unique:g} for form {law.form}, which has no term for repetition. "
+            "Use a law of form data_constrained, repeated_data or over_repetition."
+        )
+    about = describe_law(law, published)
+    answer: dict[str, Any] = {"law": str(args.law)} | about
+    lines = [*list_warnings(about), f"{args.law}: {law.formula()}"]
+    if published is not None:
+        lines.append(f"  {published.source}; N: {published.counts}")
+    if args.N is not None:
+        run = prediction.predict_run(law, args.N, args.D, args.unique, args.level)
+        note = describe_extrapolation(law, run.outside)
+        answer["prediction"] = asdict(run) | {"note": note}
+        lines += format_run(law, run)
+    if args.flops is not None:
+        optimum = prediction.predict_optimum(law, args.flops, args.unique, args.level)
+        note = describe_extrapolation(law, optimum.outside)
+        answer["optimum"] = asdict(optimum) | {"note": note}
+        lines += format_optimum(law, optimum)
+    if args.json:
+        print_json(answer)
+    else:
+        print("\n".join(lines))
+
+
+def predict_hyperparameters(args: argparse.Namespace, law: HyperparameterLaw) -> None:
+    """Predict learning rate and batch size with a law of hyperparameters, and print the result."""
+    if args.N is None or args.flops is not None or args.unique is not None:
+        raise ValueError(f"{law.name}: got --flops or --unique, expected N and D. It is not a law of loss.")
+    rate, batch = law.predict(args.N, args.D)
+    if args.json:
+        record = {"law": law.name, "source": law.source, "N_counts": law.counts, "note": law.note}
+        print_json(record | {"N": args.N, "D": args.D, "lr": rate, "batch_tokens": batch})
+        return
+    print(f"{law.name}: {law.formula()}\n  {law.source}; N: {law.counts}\n  {law.note}")
+    print(f"N {args.N:.4g}, D {args.D:.4g}: learning rate {rate:.4g}, batch {batch:.4g} tokens")
+    print(f"  {NO_INTERVAL}")
+
+
+def add_crossover(actions: Any) -> None:
+    """Add the action crossover."""
+    parser = add_action(
+        actions,
+        "crossover",
+        "find the compute above which one objective beats another on the same unique text",
+        "scaling crossover experiments/study_crossover_cpu",
+    )
+    add = parser.add_argument
+    first = "law of the objective that is better at low compute, a study, or its table.csv"
+    add("first", type=Path, metavar="FIRST.json", help=first)
+    add("second", type=Path, nargs="?", metavar="SECOND.json", help="law of the other objective")
+    seal = "of a study: store forecasts for this amount of unique text, before its runs"
+    add("--seal", type=positive_float, metavar="TOKENS", help=seal)
+    without = "leave out the autoregressive runs whose name matches, and store nothing"
+    add("--without", nargs="+", default=[], metavar="PATTERN", help=without)
+    amounts = [1e7, 1e8, 1e9, 1e10]
+    unique = "amounts of unique text"
+    add("--unique", type=positive_float, nargs="+", default=amounts, metavar="TOKENS", help=unique)
+    pairs = "pairs of bootstrap replicates for the interval"
+    add("--replicates", type=int, metavar="N", default=50, help=pairs)
+    parser.set_defaults(run=run_crossover, refuse=parser.error)
+
+
+def run_crossover(args: argparse.Namespace) -> int:
+    """Find the crossovers and print one line for each amount of unique text."""
+    if args.seal is not None and (args.second is not None or args.first.is_file()):
+        args.refuse("--seal requires the folder of a study")
+    if args.without and (args.second is not None or args.seal is not None):
+        args.refuse("--without requires a study or its table, and no --seal")
+    if args.seal is not None:
+        print_forecasts(seal_text(args.first, args.seal), ".4g")
+    elif args.second is None:
+        measure_crossovers(args)
+    else:
+        laws = [Law.load(args.first), Law.load(args.second)]
+        result = crossover(*laws, args.unique, n_replicates=args.replicates)
+        for i, (u, c) in enumerate(zip(result.U, result.C, strict=True)):
+            ends = result.ends and f"  95 % confidence [{result.ends[0][i]:.3g}, {result.ends[1][i]:.3g}]"
+            words = f"C_crit {c:.4g} FLOPs{ends or ''}" if math.isfinite(c) else "no crossover"
+            print(f"U {u:.3g} tokens: {words}")
+    return 0
+
+
+def measure_crossovers(args: argparse.Namespace) -> None:
+    """Print the measured crossovers of a study or of its table; store those of a study with all its runs."""
+    from megatron.study import measured  # imports scipy, which --help does not need
+
+    is_table = args.first.suffix == ".csv"
+    table = select_finished(read_table(args.first) if is_table else read_runs(args.first))
+    matches = [any(fnmatch.fnmatchcase(run, p) for p in args.without) for run in table["run"]]
+    compared = table[~(np.array(matches, bool) & (table["objective"] == measured.FIRST))]
+    if args.without and len(compared) == len(table):
+        raise ValueError(
+            f"--without: got {' '.join(args.without)}, which match no autoregressive run of {args.first}. "
+            "Quote patterns with *, and see the column run of table.csv."
+        )
+    if args.without:
+        print(f"without {len(table) - len(compared)} runs that match {' '.join(args.without)}")
+    crossovers, law = measured.measure_study(compared)
+    for at in crossovers:
+        print(measured.format_measured(at))
+    if law is not None:
+        low, high = law.interval
+        # two crossings whose own noise is not bounded leave no degree of freedom
+        confidence = (
+            f"95 % confidence of the exponent [{low:.3g}, {high:.3g}]"
+            if math.isfinite(low) and math.isfinite(high)
+            else "confidence of the exponent not determined"
+        )
+        print(f"C_crit = {law.coefficient:.3g} U^{law.exponent:.3g}, {confidence}, {law.dof + 2} crossings")
+    if not args.without and not is_table:
+        print(f"{measured.write_crossover(args.first, crossovers, law)}: {len(crossovers)} texts")
+
+
+def add_compare(actions: Any) -> None:
+    """Add the action compare."""
+    parser = add_action(
+        actions,
+        "compare",
+        "compare the held-out losses of two runs, or of two cells of seeds, against the noise floor",
+        "scaling compare experiments/study --best objective",
+    )
+    add = parser.add_argument
+    add("study", type=Path, metavar="STUDY_DIR|TABLE.csv", help="a study or a table of its runs")
+    add("a", nargs="?", metavar="RUN_A", help="a run or a cell, or a prefix of its name")
+    add("b", nargs="?", metavar="RUN_B", help="the run or cell to compare with")
+    best = "compare the lowest loss with the others, for each compute or each objective"
+    add("--best", nargs="?", const="compute", choices=("compute", "objective"), help=best)
+    add("--law", type=Path, metavar="LAW.json", help="for a table: law whose scatter is the noise")
+    add("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run_compare, refuse=parser.error)
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    """Print the noise floor, a table of differences and the conclusion."""
+    from megatron.report.difference_text import describe_difference, describe_floor, format_text_table
+
+    if args.best is None and (args.a is None or args.b is None):
+        args.refuse("got no RUN_A and RUN_B and no --best, expected one of the two")
+    if args.best is not None and args.a is not None:
+        args.refuse("got --best and RUN_A, expected one of the two")
+    table, laws = read_source(args.study, args.law)
+    floors = differences.estimate_noise_floors(table, laws)
+    if args.best is None:
+        a, b = differences.find_side(table, args.a), differences.find_side(table, args.b)
+        paired = paired_error(args.study, a, b)
+        groups = [[differences.compare_runs(table, args.a, args.b, laws=laws, paired=paired)]]
+    else:
+        groups = differences.compare_best(table, same=args.best, laws=laws)
+    if not groups:
+        raise ValueError(
+            f"{args.study}: got no two finished runs of the same {args.best}, expected at least one pair."
+        )
+    if args.json:
+        compared = [asdict(difference) for group in groups for difference in group]
+        noise = {name: asdict(floor) for name, floor in floors.items()}
+        print_json({"noise_floor": noise, "differences": compared})
+        return 0
+    for name, floor in floors.items():
+        print(describe_floor(name, floor))
+    for group in groups:
+        print(f"\n{format_text_table(group)}\n{describe_difference(group[0])}")
+    return 0
+
+
+def read_source(path: Path, law: Path | None) -> tuple[pd.DataFrame, Mapping[str, Law]]:
+    """Return the runs and the laws by objective. Raise ValueError for a table without names or losses."""
+    table = read_runs(path) if path.is_dir() else read_table(path)
+    files = [*([law] if law else []), *(sorted(path.glob("law*.json")) if path.is_dir() else [])]
+    for name in ("run", "loss"):
+        if name not in table:
+            raise ValueError(f"{path}: got no column {name!r}. Write a table with tools/collect.py.")
+    table = table.reindex(columns=list(dict.fromkeys([*table, "objective"])))
+    laws: dict[str, Law] = {}
+    for file in files:
+        loaded = Law.load(file)
+        # a law without a filter on the objective is one of autoregressive runs
+        laws.setdefault(str(loaded.filter.get("objective", "autoregressive")), loaded)
+    return table, laws
+
+
+def paired_error(folder: Path, a: differences.Side, b: differences.Side) -> tuple[float, float] | None:
+    """Return the standard error of the paired difference over documents (nats), and its degrees of freedom.
+
+    Return None for cells, and if the runs have no per-document files of the same name and documents.
+    """
+    # documents pair only between two single runs: the mean of a cell has no per-document losses
+    if not folder.is_dir() or a.n_seeds > 1 or b.n_seeds > 1:
+        return None
+    from megatron.evaluation.compare import compare_documents
+
+    files = [
+        {path.name: path for path in sorted((folder / str(side.runs["path"].iloc[0])).glob(DOCUMENTS))}
+        for side in (a, b)
+    ]
+    for name in sorted(files[0].keys() & files[1].keys()):
+        try:
+            comparison = compare_documents(files[0][name], files[1][name], n_bootstrap=2000)
+        # other documents under the same name: the next pair of files may match
+        except ValueError:
+            continue
+        # the standard error of a normal 95 % interval of the bootstrap
+        return (comparison.high - comparison.low) / (2 * 1.959964), comparison.n_documents - 1.0
+    return None
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the argument parser."""
+    parser = create_parser(__doc__, parser_class=ActionParser)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", help="what to do")
+    for add in (
+        add_frontier,
+        add_downstream,
+        add_power_law,
+        add_predict,
+        add_crossover,
+        add_compare,
+    ):
+        add(actions)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one action, and print its result."""
+    args = build_parser().parse_args(argv)
+    status: int = args.run(args)
+    return status
+
+
+if __name__ == "__main__":
+    run_main(main)
