@@ -223,14 +223,14 @@ def format_counts(state: SweepState, n_runs: int, left_s: float) -> str:
     counts = f"{n_runs - n_open} of {n_runs} runs done, "
     counts += f"{len(state.running)} running, {len(state.waiting)} waiting"
     counts += f", {len(state.failed)} failed" if state.failed else ""
-    return f"{counts}; about {format_duration(left_s, estimate=True)} left"
+    return f"{counts}; about {format_duration(left_s)} left"
 
 
 def format_job_row(job: Job) -> tuple[str, ...]:
     """Return the cells of a running job, in the order of HEAD."""
     record, plan = job.last_record(), job.run.plan
     step, loss, tps = record.get("step", 0), record.get("loss"), record.get("tps")
-    left = format_duration((plan.n_steps - step) * plan.tokens_per_step / tps, estimate=True) if tps else "?"
+    left = format_duration((plan.n_steps - step) * plan.tokens_per_step / tps) if tps else "?"
     return (
         job.run.config.name,
         f"{step:,}",
