@@ -198,9 +198,10 @@ def _load(path: Path) -> Forecast:
         # the hash cannot contain itself
         stored = content.pop("sha256", None)
         forecast = _read_fields(content)
+        sha256 = forecast.sha256()  # raises ValueError for NaN
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: got an invalid forecast ({error}). {REMEDY}") from error
-    if stored != forecast.sha256() or path.stem != forecast.name:
+    if stored != sha256 or path.stem != forecast.name:
         raise ValueError(f"{path}: got fields or a name that differ from the sealed ones. {REMEDY}")
     return forecast
 
