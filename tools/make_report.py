@@ -1,7 +1,7 @@
 """Write the report of a study as one HTML page that works offline.
 
 python tools/make_report.py experiments/quickstart
-python tools/make_report.py experiments/quickstart --price-per-hour 2.5 --currency EUR
+python tools/make_report.py experiments/quickstart --price-per-hour 2.5
 python tools/make_report.py experiments/quickstart --figures paper/figures  # PNG, PDF and SVG of each
 """
 

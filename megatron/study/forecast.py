@@ -25,6 +25,7 @@ import pandas as pd
 
 from megatron.config.yaml_file import is_single_line
 from megatron.io import code_revision, read_json, wait_for_lock, write_atomic_bytes, write_json
+from megatron.laws.law_file import convert_fields
 from megatron.plan.run_dir import CHECKPOINTS, LOCK, METRICS, PLAN, RESULT
 from megatron.study.format import format_count, format_loss, format_plural, format_with_interval
 
@@ -37,6 +38,7 @@ RUN, BEST_LOSS, CROSSING = "run", "best_loss", "crossing"
 # in nats per token; compute at which masked diffusion reaches autoregression on
 # U unique tokens, in FLOPs
 QUANTITIES = (RUN, BEST_LOSS, CROSSING)
+Interval = tuple[float, float]
 TEXTS = ("name", "quantity", "objective", "identity", "method", "law", "law_sha256", "data_sha256", "time")
 ADDED = ("study", "runs")  # fields that the first version of the format did not have
 REMEDY = "Restore the file, or move it and the folders of its runs away."
@@ -71,7 +73,7 @@ class Forecast:
     D: float | None
     U: float | None
     predicted: float
-    intervals: tuple[tuple[float, float], ...]
+    intervals: tuple[Interval, Interval, Interval]
     method: str
     law: str
     law_sha256: str
@@ -196,9 +198,10 @@ def _load(path: Path) -> Forecast:
         # the hash cannot contain itself
         stored = content.pop("sha256", None)
         forecast = _read_fields(content)
+        sha256 = forecast.sha256()  # raises ValueError for NaN
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: got an invalid forecast ({error}). {REMEDY}") from error
-    if stored != forecast.sha256() or path.stem != forecast.name:
+    if stored != sha256 or path.stem != forecast.name:
         raise ValueError(f"{path}: got fields or a name that differ from the sealed ones. {REMEDY}")
     return forecast
 
@@ -208,22 +211,16 @@ def _read_fields(content: dict[str, Any]) -> Forecast:
     names = {f.name for f in fields(Forecast)}
     if set(content) not in (names, names - set(ADDED)):
         raise ValueError(f"its keys differ in {', '.join(sorted(names ^ set(content))[:3])}")
-    pairs = [tuple(pair) for pair in content["intervals"]]
-    if [len(pair) for pair in pairs] != [2] * len(LEVELS):
-        raise ValueError(f"intervals are not {len(LEVELS)} pairs")
-    sizes = [content[name] for name in ("N", "D", "U") if content[name] is not None]
-    numbers = [content["predicted"], *sizes, *(end for pair in pairs for end in pair)]
-    # type(), so that true is refused
-    if not all(type(number) in (int, float) and 0 < number < math.inf for number in numbers):
-        raise ValueError("a number is not above 0")
-    if any(low > high for low, high in pairs):
-        raise ValueError("the ends of an interval are not in order")
-    texts = [*(content[name] for name in TEXTS), content["commit"] or "", *content.get("runs", {})]
-    if not all(isinstance(text, str) and is_single_line(text) for text in texts):
+    forecast = Forecast(**convert_fields(Forecast, content))
+    # NaN or null
+    if not all(0 < low <= high < math.inf for low, high in forecast.intervals):
+        raise ValueError("the ends of an interval are not in order above 0")
+    texts = [*(content[name] for name in TEXTS), content["commit"] or "", *(forecast.runs or {})]
+    if not all(map(is_single_line, texts)):
         raise ValueError("a text is not one line")
     if content["quantity"] not in QUANTITIES:
         raise ValueError(f"quantity is not one of {', '.join(QUANTITIES)}")
-    return Forecast(**content | {"intervals": tuple(pairs)})
+    return forecast
 
 
 def list_started_files(run_dir: Path) -> str:

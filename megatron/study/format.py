@@ -63,19 +63,12 @@ def format_loss(value: float | None, se: float | None = None) -> str:
     return f"{value:.3f}" if se is None else f"{value:.3f} ± {se:.3f}"
 
 
-def format_duration(seconds: float | None, estimate: bool = False) -> str:
+def format_duration(seconds: float | None) -> str:
     """Format a duration: 42 s, 6.5 min, 3.2 h, 12 d.
 
-    With `estimate`: 42 s, 7 min, 3.2 h, 5.1 d, and "?" for NaN or Inf.
+    A time that is not known, None or NaN, is a dash.
     """
-    if estimate:
-        if seconds is None or not math.isfinite(seconds):
-            return "?"
-        for scale, unit in ((86400, "d"), (3600, "h")):
-            if seconds >= scale:
-                return f"{seconds / scale:.1f} {unit}"
-        return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return NOT_KNOWN
     # a unit starts at two of it: 119 s, but 2.0 min from 120 s, as a change
     # of unit at 1 would lose a digit

@@ -293,13 +293,13 @@ def format_total(
     seconds = [speed.seconds(run) for run in waiting]
     tokens = sum(run.plan.tokens_per_step * run.trained_steps for run in waiting)
     flops = sum(run.trained_flops for run in waiting)
-    wall_time = format_duration(makespan(seconds, jobs), estimate=True) if seconds else "0 s"
+    wall_time = format_duration(makespan(seconds, jobs)) if seconds else "0 s"
     together = f"about {wall_time} with {jobs} at a time"
     together += f" on {gpus_per_run} GPUs each" if gpus_per_run > 1 else ""
     lines = [
         f"{together}: {len(waiting)} of {len(runs)} runs to do, {format_short(tokens)} tokens, "
         f"{flops:.2e} FLOPs",
-        f"({format_duration(sum(seconds), estimate=True)} one after another; expected from {speed.basis})",
+        f"({format_duration(sum(seconds))} one after another; expected from {speed.basis})",
     ]
     lines.append((tariff or Tariff()).describe(sum(seconds) * gpus_per_run))
     return [part for line in lines for part in textwrap.wrap(line, WIDTH)]
@@ -318,6 +318,6 @@ def _format_row(run: PlannedRun, speed: Speed, gpus_per_run: int) -> tuple[str, 
         f"{plan.n_steps:,}",
         f"{plan.train_flops:.2e}",
         f"{estimate_memory(run.config, gpus_per_run) / 2**30:.1f}",
-        format_duration(speed.seconds(run), estimate=True),
+        format_duration(speed.seconds(run)),
         f"{'done' if done else 'to run'} {marks}".strip(),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from megatron.cli import STOPPED, LiveView
-from megatron.io import read_json, wait_for_lock
+from megatron.io import open_exclusive, read_json
 from megatron.plan.memory import estimate_memory
 from megatron.plan.run_dir import LOCK, RESULT, is_done
 from megatron.study.format import format_duration
@@ -121,16 +121,27 @@ def run_sweep(
     """Train every run of the study that has no result yet; a failed run does not stop the others.
 
     price: returns the expected speed of the runs. The table of all runs is
-    printed by the first sweep only.
+    printed by the first sweep only. Raises ValueError while another sweep of
+    the study runs.
     """
     runs = expand_study(study)
     check_sealed_runs(study, runs)
     runs = select_runs_of_part(study, runs, options.part)
     study.directory.mkdir(parents=True, exist_ok=True)
-    with wait_for_lock(study.directory / LOCK):  # another sweep may start concurrently
+    # the lock ends with the process: one sweep of a study at a time
+    with open_exclusive(study.directory / LOCK, study.directory):
+        # saved first: the report and a forecast need the file even if all
+        # runs are done
         study.save()
-    # after study.yaml is saved: the report and a forecast need the file even
-    # if all runs are done
+        return _train_runs(study, options, price, runs)
+
+
+def _train_runs(
+    study: StudyPlan,
+    options: SweepOptions,
+    price: Callable[[Sequence[PlannedRun]], Speed],
+    runs: Sequence[PlannedRun],
+) -> SweepOutcome:
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
     if not waiting:
         print(f"nothing to do: {len(runs)} of {len(runs)} runs are done")
@@ -158,8 +169,7 @@ def run_sweep(
         # also after an exception: the traceback would be printed over the
         # table
         live.view.close()
-    # counted from the files: another sweep may have finished runs that this
-    # one did not follow
+    # counted from the files, as results can come from other processes
     n_done = sum(is_done(run.folder, run.plan.identity) for run in runs)
     return SweepOutcome(len(runs), n_done, failed, not whole)
 
@@ -213,14 +223,14 @@ def format_counts(state: SweepState, n_runs: int, left_s: float) -> str:
     counts = f"{n_runs - n_open} of {n_runs} runs done, "
     counts += f"{len(state.running)} running, {len(state.waiting)} waiting"
     counts += f", {len(state.failed)} failed" if state.failed else ""
-    return f"{counts}; about {format_duration(left_s, estimate=True)} left"
+    return f"{counts}; about {format_duration(left_s)} left"
 
 
 def format_job_row(job: Job) -> tuple[str, ...]:
     """Return the cells of a running job, in the order of HEAD."""
     record, plan = job.last_record(), job.run.plan
     step, loss, tps = record.get("step", 0), record.get("loss"), record.get("tps")
-    left = format_duration((plan.n_steps - step) * plan.tokens_per_step / tps, estimate=True) if tps else "?"
+    left = format_duration((plan.n_steps - step) * plan.tokens_per_step / tps) if tps else "?"
     return (
         job.run.config.name,
         f"{step:,}",

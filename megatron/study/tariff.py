@@ -16,16 +16,14 @@ class Tariff:
     """Price and power of one device; None: not known.
 
     price_per_hour  money for one hour of one device
-    currency        its unit, as printed
     watts           power of one device
     """
 
     price_per_hour: float | None = None
-    currency: str = ""
     watts: float | None = None
 
     def describe(self, device_seconds: float, word: str = "GPU") -> str:
-        """Return hours, money and energy of one or more devices, such as `3.2 GPU-hours, 8.0 EUR at ...`.
+        """Return hours, money and energy of one or more devices, such as `3.2 GPU-hours, 8.0 at 2.5 an hour`.
 
         Energy is an upper bound if `watts` is a power limit. Empty without a
         price or a power, or for no known time.
@@ -35,9 +33,7 @@ class Tariff:
         hours = device_seconds / 3600
         parts = [f"{format_digits(hours)} {word}-hours"]
         if self.price_per_hour is not None:
-            unit = f" {self.currency}" if self.currency else ""
-            money = format_digits(hours * self.price_per_hour)
-            parts.append(f"{money}{unit} at {self.price_per_hour:g}{unit} an hour")
+            parts.append(f"{format_digits(hours * self.price_per_hour)} at {self.price_per_hour:g} an hour")
         if self.watts is not None:
             # 700 W for 10 hours: 7 kWh
             parts.append(f"up to {format_digits(hours * self.watts / 1000)} kWh at {self.watts:g} W")
@@ -45,24 +41,15 @@ class Tariff:
 
 
 def add_tariff_options(group: argparse._ArgumentGroup) -> None:
-    """Add --price-per-hour, --currency and --watts to a group of options."""
-    group.add_argument(
-        "--price-per-hour", type=positive_float, metavar="AMOUNT", help="price of one GPU for an hour"
-    )
-    group.add_argument(
-        "--currency", default="", metavar="NAME", help="unit of --price-per-hour, as printed, e.g. EUR"
-    )
-    group.add_argument(
-        "--watts",
-        type=positive_float,
-        metavar="WATTS",
-        help="power of one GPU; default: the power limit of a listed GPU",
-    )
+    """Add --price-per-hour and --watts to a group of options."""
+    watts = "power of one GPU; default: the power limit of a listed GPU"
+    for name, about in (("--price-per-hour", "price of one GPU for an hour"), ("--watts", watts)):
+        group.add_argument(name, type=positive_float, metavar="NUMBER", help=about)
 
 
 def read_tariff(args: argparse.Namespace) -> Tariff:
     """Return the tariff of the options of `add_tariff_options`."""
-    return Tariff(args.price_per_hour, args.currency, args.watts)
+    return Tariff(args.price_per_hour, args.watts)
 
 
 def fill_watts(tariff: Tariff, hardware: str | None) -> Tariff:

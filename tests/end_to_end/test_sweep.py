@@ -221,22 +221,14 @@ def test_a_sweep_that_is_killed_and_started_again_at_once_ends_well(root, study,
     assert "another process is training there" not in (run / "log.txt").read_text()
 
 
-def test_two_sweeps_of_one_study_share_its_runs_and_both_end_well(root, study, tmp_path) -> None:
-    grid = "cells=[{size: [tiny], tokens: [2560], lr: [1.0e-3, 2.0e-3, 3.0e-3]}]"  # 3 runs of 20 steps
-    words = sweep_command(root, study, grid, "--jobs", "2")
-    several = [
-        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    outputs = [process.communicate(timeout=280) for process in several]
-    assert [process.returncode for process in several] == [0, 0], outputs
-    for out, error in outputs:
-        assert out.splitlines()[-1] == f"{tmp_path}: 3 of 3 runs done", (out, error)
-    folders = [path.parent for path in tmp_path.glob("runs/*/plan.json")]
-    assert len(folders) == 3
-    for run in folders:
-        assert read_steps(run) == list(range(1, 21))
-        log = (run / "log.txt").read_text()
-        assert log.count("done, ") == 1 and "error" not in log, log
+def test_a_second_sweep_of_a_study_is_refused(root, study, tmp_path) -> None:
+    words = sweep_command(root, study, LONG)
+    first = _start_and_wait_for_steps(words, dict(os.environ), tmp_path)
+    second = subprocess.run(words, capture_output=True, text=True, timeout=280)
+    first.terminate()
+    first.communicate(timeout=120)
+    assert second.returncode != 0
+    assert f"{tmp_path}: in use by another process. Wait until it has ended" in second.stderr
 
 
 @pytest.mark.slow

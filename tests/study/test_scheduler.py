@@ -55,7 +55,6 @@ class FakeLauncher(Launcher):
     """Launcher that ends each job at once with the next status of its run's script (default 0)."""
 
     def __init__(self, script: dict[int, list[int]], alive: Sequence[Job] = ()) -> None:
-        super().__init__()
         self.script, self.alive, self.started, self.stopped, self.left = script, list(alive), [], [], []
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:

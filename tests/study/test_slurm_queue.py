@@ -14,7 +14,7 @@ from megatron.cli import STOPPED
 from megatron.plan.run_dir import RESULT, lock_run
 from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
 from megatron.study.launchers import slurm
-from megatron.study.launchers.launch import RunLocks, SweepState, run_all
+from megatron.study.launchers.launch import SweepState, is_free, run_all
 from megatron.study.launchers.slurm import SlurmLauncher
 
 STUDY = """
@@ -147,7 +147,6 @@ def test_a_queue_that_hangs_times_out(runs, cluster, monkeypatch) -> None:
 def test_the_next_call_follows_the_tasks_and_submits_a_lost_one_again(runs, cluster) -> None:
     first = SlurmLauncher(cluster.folder / "lists", None)
     first.start(runs)
-    first.locks.release_all()  # as if the process were killed
     cluster.end("1_0")  # without a result
     cluster.fail("squeue")
     second = SlurmLauncher(cluster.folder / "lists", None)
@@ -171,7 +170,6 @@ def test_a_task_that_left_a_preempt_checkpoint_is_preempted_and_another_one_has_
         cluster.end(job.handle)
     launcher.next_poll_s = 0.0
     assert [status for _, status in launcher.collect_ended(jobs)] == [STOPPED, 1]
-    launcher.locks.release_all()
 
 
 def test_an_invalid_submission_ends_the_sweep_at_once(runs, cluster) -> None:
@@ -187,29 +185,11 @@ def test_tasks_that_cannot_be_cancelled_are_named(runs, cluster) -> None:
     cluster.fail("scancel")
     with pytest.raises(OSError, match="2 tasks still run: scancel 1_0 1_1"):
         launcher.stop(jobs)
-    launcher.locks.release_all()
-
-
-def test_runs_of_another_sweep_are_waited_for_and_taken_over_if_it_dies(runs, cluster) -> None:
-    first = SlurmLauncher(cluster.folder / "lists", None)
-    jobs = first.start(runs[:1])
-    handle = jobs[0].handle
-
-    def at_tick(n: int, state: SweepState) -> None:
-        if n == 3:
-            assert (state.waiting, [job.run for job in state.running]) == (runs[:1], runs[1:])
-            first.locks.release_all()  # as if the process were killed
-        if n == 8:
-            assert {job.run.folder: job.handle for job in state.running}[runs[0].folder] == handle
-            end_all(cluster, state)
-
-    state, _ = run_to_end(runs, cluster, at_tick)
-    assert (len(state.done), cluster.calls("sbatch")) == (2, 2)
 
 
 def test_a_run_of_another_process_is_started_if_that_ends_without_a_result(runs, cluster) -> None:
     training = lock_run(runs[0].folder)
-    assert training is not None and not RunLocks().acquire(runs[0])
+    assert training is not None and not is_free(runs[0])
 
     def at_tick(n: int, state: SweepState) -> None:
         if n == 5:

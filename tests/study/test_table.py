@@ -107,7 +107,7 @@ def test_a_run_that_is_only_planned_is_missing(study):
         (
             "plan.json",
             '{"identity": "a", "n_params": "1M", "train_tokens": 1}',
-            "n_params is '1M', expected a number",
+            "n_params is '1M', expected another value",
         ),
         ("result.json", "", "result.json cannot be read"),
         ("result.json", '{"loss": null}', "was not scored"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from megatron.cli import STOPPED, replace_lost_terminal, stop_signals
 from megatron.config.read import write_config
-from megatron.io import LockedFile, acquire_lock, write_json
+from megatron.io import write_json
 from megatron.plan.run_dir import CHECKPOINTS, CONFIG, EXIT, METRICS, PLAN, is_done, lock_run
 from megatron.study.forecast import read_forecasts, record_seals
 from megatron.study.ladder import PlannedRun
@@ -20,10 +20,6 @@ from megatron.study.ladder import PlannedRun
 ROOT = Path(__file__).resolve().parents[3]
 LOG = "log.txt"
 STOP_WAIT_S = 60.0
-# Two locks, because they end at different times. After a sweep is killed,
-# `.sweep.lock` is free at once, but `.lock` only when the training has saved.
-# A new sweep must not start the run in between.
-SWEEP_LOCK = ".sweep.lock"
 
 
 @dataclass
@@ -81,13 +77,10 @@ def read_last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any] | Non
 class Launcher:
     """Starts and follows runs. Methods raise OSError if the backend does not respond."""
 
-    def __init__(self) -> None:
-        self.locks = RunLocks()
-
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
         """Prepare and start those of `runs` that fit now, in order; none while the backend does not respond.
 
-        A run that an earlier sweep started is followed. A run that another process has locked is not
+        A run that an earlier sweep started is followed. A run that another process trains is not
         started, and waits.
         """
         raise NotImplementedError
@@ -105,65 +98,17 @@ class Launcher:
         self.stop(jobs)
 
 
-class RunLocks:
-    """Locks of the runs of one sweep, which coordinate concurrent sweeps of one study.
-
-    A sweep locks a run (`.sweep.lock` in its folder) from before its start
-    until its end. The training process locks the folder too (`.lock`) and can
-    outlive its sweep while it saves a checkpoint. A run is free if neither lock
-    is taken.
-    """
-
-    def __init__(self) -> None:
-        self._locks: dict[str, LockedFile] = {}
-
-    def acquire(self, run: PlannedRun) -> bool:
-        """Lock a run that this process may start now. False if it is done or belongs to another process."""
-        if not self.lock_run(run):
-            return False
-        # the run may have finished between planning and this lock, so its
-        # result is checked while it is locked
-        if self.is_training(run) or is_done(run.folder, run.plan.identity):
-            self.release(run)
-            return False
-        return True
-
-    def lock_run(self, run: PlannedRun) -> bool:
-        """Lock a run against other sweeps, even while it is being trained. False if another sweep has it."""
-        identity = run.plan.identity
-        if identity not in self._locks:
-            run.folder.mkdir(parents=True, exist_ok=True)
-            claim = acquire_lock(run.folder / SWEEP_LOCK)
-            if claim is None:
-                return False
-            # the lock file stays open: closing it releases the lock, also
-            # when the process is killed
-            self._locks[identity] = claim
-        return True
-
-    def is_training(self, run: PlannedRun) -> bool:
-        """Return whether a process is training the run."""
-        # a probe of the lock, released at once so that a training can take it
-        # A training process that starts during this probe finds the folder
-        # locked. It retries for LOCK_WAIT_S (train/loop.py), much longer than
-        # the probe takes.
-        training = lock_run(run.folder)
-        if training is not None:
-            training.close()
-        return training is None
-
-    def release(self, run: PlannedRun) -> None:
-        """Unlock a run; do nothing if it is not locked."""
-        if claim := self._locks.pop(run.plan.identity, None):
-            claim.close()
-
-    def release_all(self) -> None:
-        """Unlock all runs, at the end of a sweep."""
-        # a lock is popped before it is closed, so one that cannot be closed
-        # does not make this loop endless
-        while self._locks:
-            with contextlib.suppress(OSError):
-                self._locks.popitem()[1].close()
+def is_free(run: PlannedRun) -> bool:
+    """Return whether a run has no result and no process trains it: one that outlived an earlier sweep."""
+    # a probe of the lock, released at once so that a training can take it. A
+    # training process that starts during this probe finds the folder locked.
+    # It retries for LOCK_WAIT_S (train/loop.py), much longer than the probe
+    # takes.
+    training = lock_run(run.folder)
+    if training is None:
+        return False
+    training.close()
+    return not is_done(run.folder, run.plan.identity)
 
 
 def prepare_run(run: PlannedRun) -> None:
@@ -286,8 +231,8 @@ def run_all(
                 for job, status in launcher.collect_ended(state.running):
                     state.running.remove(job)
                     _record_end(state, job, status, retries, on_end)
-                # results of other processes: another sweep of this study, or a
-                # run started by hand
+                # results of other processes: trainings that outlived a killed
+                # sweep, or were started by hand
                 for run in [run for run in state.waiting if is_done(run.folder, run.plan.identity)]:
                     state.waiting.remove(run)
                     _record_end(state, Job(run, None), 0, retries, on_end)
@@ -303,10 +248,6 @@ def run_all(
             # the sweep keep running
             end = launcher.detach if signals and set(signals) == {signal.SIGHUP} else launcher.stop
             end(state.running)
-        finally:
-            # the locks are released last: until then no other sweep starts a
-            # run that is still being stopped here
-            launcher.locks.release_all()
     return state, not (state.waiting or state.running)
 
 

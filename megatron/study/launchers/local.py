@@ -13,7 +13,7 @@ from megatron.cli import STOPPED, TOOLS, die_with_parent
 from megatron.plan.memory import estimate_memory
 from megatron.plan.run_dir import CONFIG
 from megatron.study.ladder import PlannedRun
-from megatron.study.launchers.launch import LOG, STOP_WAIT_S, Job, Launcher, prepare_run
+from megatron.study.launchers.launch import LOG, STOP_WAIT_S, Job, Launcher, is_free, prepare_run
 
 PRETRAIN = TOOLS / "pretrain.py"
 START_RANKS = TOOLS / "start_ranks.py"  # exits with 75 if its ranks were preempted; torchrun exits with 1
@@ -60,7 +60,6 @@ class LocalLauncher(Launcher):
 
     def __init__(self, devices: Sequence[Device], on_gpus: bool, gpus_per_run: int = 1) -> None:
         self.devices, self.on_gpus, self.gpus_per_run = list(devices), on_gpus, gpus_per_run
-        super().__init__()
         self.active: list[Job] = []
 
     @property
@@ -78,10 +77,9 @@ class LocalLauncher(Launcher):
             # continue, not break: a later and smaller run may still fit
             if devices is None:
                 continue
-            # another sweep has the run, a training that outlived its sweep
-            # still saves, or the run has become done since the plan: it waits
-            # until one of the three has ended
-            if not self.locks.acquire(run):
+            # a training that outlived its sweep still saves, or the run has
+            # become done since the plan
+            if not is_free(run):
                 continue
             prepare_run(run)
             # order: config.yaml is written before the process that reads it
@@ -129,9 +127,8 @@ class LocalLauncher(Launcher):
             self.active.remove(job)
             # a process that was started by hand locked the run first: this is
             # no failure of the run
-            if status and self.locks.is_training(job.run):
+            if status and not is_free(job.run):
                 status = STOPPED
-            self.locks.release(job.run)
             over.append((job, status))
         return over
 

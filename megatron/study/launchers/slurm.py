@@ -14,7 +14,7 @@ from megatron.io import write_atomic
 from megatron.log import get_logger
 from megatron.plan.run_dir import CHECKPOINTS, is_done
 from megatron.study.ladder import PlannedRun
-from megatron.study.launchers.launch import ROOT, STOP_WAIT_S, Job, Launcher, prepare_run
+from megatron.study.launchers.launch import ROOT, STOP_WAIT_S, Job, Launcher, is_free, prepare_run
 
 PRETRAIN = TOOLS / "pretrain.py"
 # a wheel has the script beside its tools
@@ -42,7 +42,6 @@ class SlurmLauncher(Launcher):
         jobs         number of tasks of an array that run concurrently; None: all
         sbatch_args  additional arguments of sbatch
         """
-        super().__init__()
         self.folder, self.jobs, self.sbatch_args = folder, jobs, list(sbatch_args)
         self.next_poll_s = 0.0
         self.queued: set[str] = set()
@@ -57,11 +56,10 @@ class SlurmLauncher(Launcher):
         jobs, free = list[Job](), list[PlannedRun]()
         for run in runs:
             task = self._read_task(run)
-            # a lock on a task from an earlier sweep means that this sweep
-            # follows it from now on
-            if task is not None and self.locks.lock_run(run):
+            # a task of an earlier sweep is followed from now on
+            if task is not None:
                 jobs.append(Job(run, task))
-            elif task is None and self.locks.acquire(run):
+            elif is_free(run):
                 free.append(run)
         submitted = self._submit_array(free) if free else []
         for job in submitted:
@@ -100,10 +98,7 @@ class SlurmLauncher(Launcher):
         """See Launcher. The queue is polled every POLL_INTERVAL_S; without a response no job has ended."""
         if not jobs or not self._poll_queue():
             return []
-        over = [job for job in jobs if job.handle not in self.queued]
-        for job in over:
-            self.locks.release(job.run)
-        return [(job, _find_status(job.run)) for job in over]
+        return [(job, _find_status(job.run)) for job in jobs if job.handle not in self.queued]
 
     def stop(self, jobs: Sequence[Job]) -> None:
         """See Launcher: cancels the tasks, which save and end; after STOP_WAIT_S Slurm kills the rest.
