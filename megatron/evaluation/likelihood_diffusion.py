@@ -180,7 +180,7 @@ def score_masked_rows(
     lengths = np.array([len(sequence) for sequence in sequences])
     places, targets, row_of = [], [], []
     for b, (sequence, is_hidden) in enumerate(zip(sequences, hidden, strict=True)):
-        tokens[b, : len(sequence)] = sequence
+        tokens[b, : len(sequence)] = np.asarray(sequence)
         hidden_columns = len(sequence) - len(is_hidden) + np.flatnonzero(is_hidden)
         scored_columns = hidden_columns[:1] if first_only else hidden_columns
         places.append(b * width + scored_columns)
