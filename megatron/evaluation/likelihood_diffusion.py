@@ -11,7 +11,7 @@ Requests and masks are batched together: a row is one request under one mask.
 
 import math
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -165,11 +165,11 @@ def _count_masks(length: int, num_mc: int) -> int:
 @torch.inference_mode()
 def score_masked_rows(
     model: Gpt,
-    sequences: Sequence[Sequence[int]] | Sequence[np.ndarray],
+    sequences: Sequence[Any],
     hidden: Sequence[np.ndarray],
     first_only: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run one forward pass over rows whose last tokens are masked according to `hidden` (bool [answer] each).
+    """Run one forward pass over rows of ids whose last tokens are masked by `hidden` (bool [answer] each).
 
     Returns for every masked token (first_only: for the first of each row): log p float64 [T], whether it is
     the argmax, and its row.
@@ -180,7 +180,7 @@ def score_masked_rows(
     lengths = np.array([len(sequence) for sequence in sequences])
     places, targets, row_of = [], [], []
     for b, (sequence, is_hidden) in enumerate(zip(sequences, hidden, strict=True)):
-        tokens[b, : len(sequence)] = np.asarray(sequence)
+        tokens[b, : len(sequence)] = sequence
         hidden_columns = len(sequence) - len(is_hidden) + np.flatnonzero(is_hidden)
         scored_columns = hidden_columns[:1] if first_only else hidden_columns
         places.append(b * width + scored_columns)
