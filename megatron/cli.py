@@ -501,7 +501,7 @@ class ToolParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2 and a one-line message, with suggestions for misspelt options."""
-        # the parsers of actions (`register_corpus.py
+        # the parsers of actions (`scaling register
         # CATALOG add`) leave unknown options to this one
         parsers: list[argparse.ArgumentParser] = [self]
         for parser in parsers:  # grows: actions may have actions

@@ -73,7 +73,7 @@ def read_parts_list(files: DatasetFiles, sidecar: dict[str, Any]) -> list[Datase
 
 def describe_part(files: DatasetFiles, n_documents: int, n_tokens: int, folder: Path) -> dict[str, Any]:
     """Return the entry of a dataset in the list of parts in `folder`. Raises ValueError for a URL."""
-    if files.cached is not None:
+    if files.remote is not None:
         raise ValueError(
             f"{files.uri}: got a URL, expected a part on this machine. Merge it, or download it."
         )

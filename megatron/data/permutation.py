@@ -78,7 +78,7 @@ class ShuffledEpochs:
         return indices
 
     def _epoch_order(self, epoch: int) -> Permutation:
-        # Read the attribute once: another thread of the Prefetcher may replace
+        # Read the attribute once: another thread of `prefetch` may replace
         # the tuple meanwhile. Both values stay valid, so no lock is needed.
         cached = self._order
         if cached is None or cached[0] != epoch:

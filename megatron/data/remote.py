@@ -7,7 +7,7 @@ stores repeat failed requests.
 
 A dataset is downloaded once for all processes of a machine, each file complete or absent:
 
-    $SCALING_CACHE/remote/<name>-<key>/<name>.idx, .json, .bin     key: hash of the URL and of all versions
+    $SCALING_CACHE/remote/<hash of URL, size and version>/<name of the file>
 """
 
 import hashlib
@@ -227,44 +227,33 @@ def remove_file(url: str) -> None:
 
 
 @cache
-def cache_dataset(prefix: str) -> "CachedDataset":
-    """Find a dataset at a URL without suffix, and download its .idx and .json.
+def locate_remote(prefix: str) -> tuple[Path, Path, RemoteFile]:
+    """Return (index, sidecar, .bin) of a dataset at a URL without suffix; the first two are downloaded.
 
     A process uses the versions of its first call. Raises RemoteError, or ValueError for an unusable URL.
     """
-    files = {suffix: find_file(prefix + suffix) for suffix in (".bin", ".idx")}
-    with suppress(RemoteMissingError):  # other programs write no sidecar
-        files[".json"] = find_file(f"{prefix}.json")
-    content = [prefix, [[file.size, file.version] for file in files.values()]]
-    key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
+    data, index = find_file(f"{prefix}.bin"), cached_copy(find_file(f"{prefix}.idx"))
+    try:
+        return index, cached_copy(find_file(f"{prefix}.json")), data
+    except RemoteMissingError:  # other programs write no sidecar
+        return index, index.with_name("no sidecar"), data
+
+
+def cached_copy(file: RemoteFile) -> Path:
+    """Return the local copy of a file, after a download if it is missing. Raises RemoteError."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "megatron-scaling"
     folder = Path(os.environ.get("SCALING_CACHE") or default) / "remote"
-    name = files[".bin"].name.removesuffix(".bin")
-    dataset = CachedDataset(folder / f"{name[:80]}-{key}" / name, files)
-    for suffix in files.keys() - {".bin"}:
-        dataset.download(suffix)
-    return dataset
-
-
-@dataclass(frozen=True)
-class CachedDataset:
-    """Files of a remote dataset by suffix, and the prefix of their copies in the cache."""
-
-    local_prefix: Path
-    files: dict[str, RemoteFile]
-
-    def download(self, suffix: str) -> Path:
-        """Return the local copy of a file, after a download if it is missing. Raises RemoteError."""
-        target, file = Path(f"{self.local_prefix}{suffix}"), self.files[suffix]
-        if target.is_file():
-            return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with explain_disk_full(target.parent), wait_for_lock(target.parent / f".lock{suffix}"):
-            if not target.is_file():  # else another process has downloaded it meanwhile
-                log.info("%s: downloading %s bytes to %s", file, f"{file.size:,}", target)
-                with atomic_path(target) as partial:
-                    _download_file(file, partial)
+    identity = json.dumps([file.url, file.size, file.version])
+    target = folder / hashlib.sha256(identity.encode()).hexdigest()[:24] / file.name
+    if target.is_file():
         return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with explain_disk_full(target.parent), wait_for_lock(target.parent / ".lock"):
+        if not target.is_file():  # else another process has downloaded it meanwhile
+            log.info("%s: downloading %s bytes to %s", file, f"{file.size:,}", target)
+            with atomic_path(target) as partial:
+                _download_file(file, partial)
+    return target
 
 
 def _download_file(file: RemoteFile, target: Path) -> None:

@@ -61,33 +61,37 @@ class DatasetFiles:
     index: Path
     sidecar: Path
     has_parts: bool = False  # the sidecar lists them
-    cached: Any = None  # remote.CachedDataset of a URL
+    remote: Any = None  # the .bin of a URL, a remote.RemoteFile
 
     @property
     def data(self) -> Path:
         """The .bin of a dataset without parts; that of a URL is downloaded by the first access."""
-        return Path(f"{self.uri}.bin") if self.cached is None else self.cached.download(".bin")
+        if self.remote is None:
+            return Path(f"{self.uri}.bin")
+        from megatron.data.remote import cached_copy
+
+        return cached_copy(self.remote)
 
     @property
     def location(self) -> str:
         """A name for comparisons: the URL, or the absolute path of the .bin without links."""
-        return self.uri if self.cached is not None else str(Path(f"{self.uri}.bin").resolve())
+        return self.uri if self.remote is not None else str(Path(f"{self.uri}.bin").resolve())
 
     def exists(self) -> bool:
         """Return whether the dataset has its index and its tokens."""
-        has_data = self.has_parts or self.cached is not None or Path(f"{self.uri}.bin").is_file()
+        has_data = self.has_parts or self.remote is not None or Path(f"{self.uri}.bin").is_file()
         return has_data and self.index.is_file()
 
     def count_bytes(self) -> int:
         """Return the bytes of all tokens, from the size of the .bin or from the list of parts."""
         if self.has_parts:
             return count_tokens(self.uri) * count_token_bytes(read_header(self.index)[0])
-        return int(self.data.stat().st_size if self.cached is None else self.cached.files[".bin"].size)
+        return int(self.data.stat().st_size if self.remote is None else self.remote.size)
 
     def version(self) -> Any:
         """Return a JSON value that changes with the files."""
-        if self.cached is not None:
-            return self.index.parent.name  # contains a hash of the versions of the files
+        if self.remote is not None:
+            return [self.remote.url, self.remote.size, self.remote.version]
         path = self.sidecar if self.has_parts else self.data
         return [[path.name, path.stat().st_size, path.stat().st_mtime_ns]]
 
@@ -100,11 +104,10 @@ def locate_dataset(uri: str | Path) -> DatasetFiles:
     """
     prefix = str(uri)
     if is_url(prefix):
-        from megatron.data.remote import cache_dataset  # a local path needs no fsspec
+        from megatron.data.remote import locate_remote  # a local path needs no fsspec
 
-        cached = cache_dataset(prefix)
-        local = cached.local_prefix
-        return DatasetFiles(prefix, Path(f"{local}.idx"), Path(f"{local}.json"), cached=cached)
+        index, sidecar, data = locate_remote(prefix)
+        return DatasetFiles(prefix, index, sidecar, remote=data)
     parts = Path(f"{prefix}{PARTS_SUFFIX}")
     if parts.is_file():
         return DatasetFiles(prefix, Path(f"{prefix}{PARTS_INDEX_SUFFIX}"), parts, has_parts=True)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from megatron.data.batches import SampleSource
-from megatron.data.prefetch import Prefetcher
+from megatron.data.prefetch import prefetch
 from megatron.engine.interface import Engine
 from megatron.objective.task import Objective, Task
 from megatron.parallel.collectives import sum_over_ranks
@@ -70,7 +70,7 @@ def validate(
     # slices of this buffer, and not indices on the host,
     # which would be copied and waited for in every batch
     local = torch.zeros(n_turns, n_draws, dtype=torch.float64, device=world.device)
-    with Prefetcher(make_task, len(begins), n_workers, make_thread_init(world.device)) as tasks:
+    with prefetch(make_task, len(begins), n_workers, make_thread_init(world.device)) as tasks:
         for item, task in enumerate(tasks):
             mark_phase(None, "validation")
             begin, n_samples_of_batch = begins[item], len(task.inputs)

@@ -193,10 +193,8 @@ def load_hf_tokenizer(name_or_folder: str) -> BpeTokenizer:
         return _load_packaged_gpt2()
     # the cache first: it needs no network, and compute nodes often have
     # none
-    file = find_cached_file(name_or_folder, "tokenizer.json") or download_file(
-        name_or_folder, "tokenizer.json"
-    )
-    if file is None:
+    place = name_or_folder, "tokenizer.json"
+    if (file := find_cached_file(*place) or download_file(*place)) is None:
         raise ValueError(f"{name_or_folder}: no tokenizer.json on the hub. Set a folder with tokenizer.json.")
     config = find_cached_file(name_or_folder, CONFIG)
     if config is None and find_hub_error() is None:

@@ -5,7 +5,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from megatron.checkpoint.layout import find_checkpoints
 from megatron.checkpoint.preempt import StopMonitor
 from megatron.config.read import config_to_dict, write_config
 from megatron.data.batches import SampleSource
-from megatron.data.prefetch import Prefetcher
+from megatron.data.prefetch import prefetch
 from megatron.evaluation.validate import HeldOutLoss, validate
 from megatron.io import code_revision, replace_nonfinite, write_atomic, write_json
 from megatron.log import get_logger
@@ -71,7 +71,7 @@ def train(run: Run, stop: StopMonitor) -> bool:
     return done
 
 
-def open_feed(run: Run, first_sample: int, n_steps: int) -> Prefetcher[list[Task]]:
+def open_feed(run: Run, first_sample: int, n_steps: int) -> AbstractContextManager[Iterator[list[Task]]]:
     """Return this rank's microbatches of `n_steps` steps, prepared by dataset.num_workers threads.
 
     Order, masks and other noise are functions of the sample numbers, so the number of workers does not change
@@ -89,7 +89,7 @@ def open_feed(run: Run, first_sample: int, n_steps: int) -> Prefetcher[list[Task
         tasks = [run.objective.corrupt(batch.tokens[part], batch.numbers[part]) for part in parts]
         return [task.pin_memory() for task in tasks] if on_gpu else tasks
 
-    return Prefetcher(make_tasks, n_steps, run.config.dataset.num_workers, make_thread_init(run.world.device))
+    return prefetch(make_tasks, n_steps, run.config.dataset.num_workers, make_thread_init(run.world.device))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 from megatron.data.batches import Batches
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.prefetch import PREFETCH_FACTOR, Prefetcher
+from megatron.data.prefetch import PREFETCH_FACTOR, prefetch
 from megatron.data.samples import Samples
 
 WORKERS = (0, 1, 2, 4)
@@ -26,7 +26,7 @@ def test_items_come_in_order_however_long_each_takes(n_workers: int) -> None:
         time.sleep(0.004 if i % 3 == 0 else 0)
         return i * i
 
-    with Prefetcher(make, 40, n_workers) as feed:
+    with prefetch(make, 40, n_workers) as feed:
         assert list(feed) == [i * i for i in range(40)]
     assert not list_workers()
 
@@ -40,7 +40,7 @@ def test_batches_of_all_ranks_are_the_same_for_any_number_of_workers(tmp_path: P
         rows = []
         for rank in range(n_ranks):
             batches = Batches(samples, 8, rank, n_ranks)
-            with Prefetcher(lambda k, batches=batches: batches.batch_at(24 + 8 * k), 50, n_workers) as feed:
+            with prefetch(lambda k, batches=batches: batches.batch_at(24 + 8 * k), 50, n_workers) as feed:
                 rows.append([(batch.numbers, batch.tokens) for batch in feed])
         numbers, tokens = (
             np.concatenate([np.concatenate([rank[k][i] for rank in rows]) for k in range(50)]) for i in (0, 1)
@@ -57,7 +57,7 @@ def test_an_exception_of_a_worker_is_raised_at_its_item_and_ends_all(n_workers: 
         return i
 
     items: list[int] = []
-    with pytest.raises(OSError, match="the disk is gone"), Prefetcher(make, 100, n_workers) as feed:
+    with pytest.raises(OSError, match="the disk is gone"), prefetch(make, 100, n_workers) as feed:
         items.extend(feed)
     assert items == [0, 1, 2, 3, 4]
     assert not list_workers()
@@ -67,7 +67,7 @@ def test_a_worker_that_fails_to_start_is_an_error_not_a_deadlock() -> None:
     def fail_to_start() -> None:
         raise RuntimeError("no such device")
 
-    with pytest.raises(RuntimeError), Prefetcher(lambda i: i, 10, 2, fail_to_start) as feed:
+    with pytest.raises(RuntimeError), prefetch(lambda i: i, 10, 2, fail_to_start) as feed:
         next(feed)
     assert not list_workers()
 
@@ -75,7 +75,7 @@ def test_a_worker_that_fails_to_start_is_an_error_not_a_deadlock() -> None:
 @pytest.mark.parametrize("n_workers", [1, 2, 4])
 def test_workers_stay_a_few_items_ahead_and_stop_at_once(n_workers: int) -> None:
     started: list[int] = []
-    with Prefetcher(started.append, 10**9, n_workers) as feed:
+    with prefetch(started.append, 10**9, n_workers) as feed:
         for _ in range(3):
             next(feed)
         time.sleep(0.1)

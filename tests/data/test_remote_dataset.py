@@ -28,9 +28,9 @@ FILES = (".bin", ".idx", ".json")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SCALING_CACHE", str(tmp_path / "cache"))
-    remote.cache_dataset.cache_clear()
+    remote.locate_remote.cache_clear()
     yield tmp_path / "cache" / "remote"
-    remote.cache_dataset.cache_clear()
+    remote.locate_remote.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_the_workers_of_a_machine_download_once(url: str, local: Path, downloads
     with ThreadPoolExecutor(3) as pool:  # the lock is of an open file, so threads exclude each other
         assert list(pool.map(sum_samples, [url] * 3)) == [sum_samples(str(local))] * 3
     assert sorted(downloads) == [".bin", ".idx", ".json"]
-    remote.cache_dataset.cache_clear()  # as another process
+    remote.locate_remote.cache_clear()  # as another process
     assert len(open_dataset(url).tokens) >= N_TOKENS and len(downloads) == 3
 
 
@@ -122,9 +122,9 @@ def test_a_changed_object_is_another_dataset(url: str, store: Any, local: Path) 
     store.pipe(f"bucket/t/{local.name}.bin", content)
     with pytest.raises(RemoteError, match="The file was replaced meanwhile"):
         before.tokens[:1]
-    remote.cache_dataset.cache_clear()  # as another process
+    remote.locate_remote.cache_clear()  # as another process
     after = open_dataset(url)
-    assert after.files.index != before.files.index and after.files.version() != before.files.version()
+    assert after.files.data != before.files.remote and after.files.version() != before.files.version()
     assert np.asarray(after.tokens[:50]).tobytes() == content[:100]
 
 

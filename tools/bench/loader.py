@@ -24,7 +24,7 @@ from megatron.cli import create_parser, positive_int, run_main
 from megatron.data import open_dataset
 from megatron.data.batches import Batches
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.prefetch import Prefetcher
+from megatron.data.prefetch import prefetch
 from megatron.data.samples import Samples
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.masked_diffusion import MaskedDiffusion
@@ -59,7 +59,7 @@ def iterate_ours(
             task.corrupt(batch.tokens, batch.numbers)
         return batch.tokens
 
-    with Prefetcher(make_batch, n_batches, n_workers) as feed:
+    with prefetch(make_batch, n_batches, n_workers) as feed:
         for tokens in feed:
             # one column: a sum over all ids would be a considerable part of the time
             yield int(tokens[:, 0].sum())
