@@ -15,7 +15,7 @@ is NaN or Inf gets no result; the others are scored, and the exit status is 1.
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,7 +151,7 @@ def _compare_models(
         # the name depends on what is compared, so that comparisons with several models do not overwrite each
         # other
         key = hash_json([str(models[0].resolve()), seed, n_bootstrap])[:8]
-        write_json(path.with_suffix(f".compared-{key}.json"), {**about, **comparison.as_dict()})
+        write_json(path.with_suffix(f".compared-{key}.json"), {**about, **asdict(comparison)})
         print(f"{models[0]} against {model}: {comparison}")
 
 

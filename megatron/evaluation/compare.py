@@ -1,6 +1,6 @@
 """Compare two models on the same documents with a paired bootstrap."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -37,10 +37,6 @@ class Comparison:
             f"(95 %: {self.low:+.5f} to {self.high:+.5f}), p = {self.p_value:.2g}, "
             f"{self.n_documents:,} documents, {self.n_bootstrap:,} resamples"
         )
-
-    def as_dict(self) -> dict[str, float | int]:
-        """Return the fields for JSON."""
-        return asdict(self)
 
 
 def compare_documents(a: Path, b: Path, *, n_bootstrap: int = 10_000, seed: int = 0) -> Comparison:

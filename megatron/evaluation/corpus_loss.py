@@ -12,13 +12,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Unpack
 
 import numpy as np
 import torch
 
 from megatron.data.indexed import IndexedTokens
-from megatron.evaluation.likelihood import ProgressCallback, Request
-from megatron.evaluation.likelihood_diffusion import score_tokens_left_to_right
+from megatron.evaluation.likelihood import Request, ScoringOptions, iter_rank_batches
+from megatron.evaluation.likelihood_diffusion import score_masked_rows, score_tokens_left_to_right
 from megatron.evaluation.windows import (
     TextIds,
     Window,
@@ -26,7 +27,6 @@ from megatron.evaluation.windows import (
     iter_disjoint_windows,
     iter_document_windows,
     iter_strided_windows,
-    iter_window_batches,
     pad_rows,
     read_window,
 )
@@ -107,21 +107,20 @@ def compute_autoregressive_loss(
     corpus: IndexedTokens,
     windows: Sequence[Window],
     *,
-    batch_size: int,
-    world: World,
-    progress: ProgressCallback = lambda n: None,
     eod_id: int | None = None,
+    **options: Unpack[ScoringOptions],
 ) -> CorpusLoss:
     """Compute the exact loss of the windows of `select_windows`."""
     sums = _DocumentSums(corpus, eod_id)
     device = model.embedding.weight.device
-    for batch in iter_window_batches(windows, batch_size, world, progress):
+    lengths_read = [window.n_read for window in windows]
+    for rows in iter_rank_batches(lengths_read, np.ones(len(windows), dtype=np.int64), options):
+        batch = [windows[number] for number, _ in rows]
         ids, lengths = pad_rows([read_window(corpus, window) for window in batch])
         inputs = torch.from_numpy(ids[:, :-1].copy()).to(device)
         with torch.inference_mode():
-            hidden = model.hidden_states(
-                inputs, causal=True
-            )  # padding follows all tokens, so none attends to it
+            # padding follows all tokens, so none attends to it
+            hidden = model.hidden_states(inputs, causal=True)
             for states, window, row, length in zip(hidden, batch, ids, lengths, strict=True):
                 scored = row[window.n_context : length]
                 targets = torch.from_numpy(scored.copy()).to(device)
@@ -129,7 +128,7 @@ def compute_autoregressive_loss(
                 # - 1 .. length - 2 predict ids n_context .. length - 1
                 nll = linear_nll(states[window.n_context - 1 : length - 1], model.head_weight, targets)
                 sums.add(np.arange(window.scored, window.end), nll.double().cpu().numpy(), scored)
-    return sums.reduce(world, windows)
+    return sums.reduce(options["world"], windows)
 
 
 def compute_bound_loss(
@@ -139,10 +138,8 @@ def compute_bound_loss(
     windows: Sequence[Window],
     *,
     num_mc: int,
-    batch_size: int,
-    world: World,
-    progress: ProgressCallback = lambda n: None,
     eod_id: int | None = None,
+    **options: Unpack[ScoringOptions],
 ) -> CorpusLoss:
     """Estimate the bound from `num_mc` masks per window; a batch contains (window, mask) rows.
 
@@ -151,56 +148,29 @@ def compute_bound_loss(
     if num_mc < 1:
         raise ValueError(f"--num-mc: got {num_mc}, expected 1 or more")
     sums = _DocumentSums(corpus, eod_id, num_mc)
-    device = model.embedding.weight.device
     # rows and not windows are batched: a batch may contain some of the draws of a window
-    rows = [(window, draw) for window in windows for draw in range(num_mc)]
-    for batch in iter_window_batches(rows, batch_size, world, progress):
-        inputs, columns, scales, row_numbers = [], [], [], []
-        for b, (window, draw) in enumerate(batch):
+    n_rows, n_read = np.full(len(windows), num_mc), [window.n_read for window in windows]
+    for rows in iter_rank_batches(n_read, n_rows, options):
+        sequences, hidden, scales, places = [], [], [], []
+        for number, draw in rows:
+            window = windows[number]
             ids = read_window(corpus, window)
-            context, scored = np.split(ids, [window.n_context])
             # corrupt() drops a sample's last token, a
             # target of the other objective: append a dummy
-            task = objective.corrupt(np.append(scored, 0)[None], np.array([window.number]), draw)
-            assert task.positions is not None and task.scale is not None, (
-                "masked diffusion scores masked tokens only"
-            )
-            inputs.append(np.concatenate([context, task.inputs[0].numpy()]))
-            columns.append(task.positions.numpy() + window.n_context)
+            scored = np.append(ids[window.n_context :], 0)
+            task = objective.corrupt(scored[None], np.array([window.number]), draw)
+            assert task.positions is not None and task.scale is not None, "it scores masked tokens only"
+            masked = np.isin(np.arange(len(scored) - 1), task.positions.numpy())
+            sequences.append(ids)
+            hidden.append(masked)
             scales.append(task.scale.double().numpy())
-            row_numbers += [b] * len(task.positions)
-        target_rows, target_columns = np.array(row_numbers), np.concatenate(columns)
-        # column n_context of a row is the token at `scored`
-        token_places = (
-            np.array([window.scored - window.n_context for window, _ in batch])[target_rows] + target_columns
-        )
+            places.append(window.scored + np.flatnonzero(masked))
+        log_p, _, row_of = score_masked_rows(model, sequences, hidden)
+        nats = -log_p.numpy() * np.concatenate(scales)
+        token_places = np.concatenate(places)
         targets = corpus.tokens[token_places].astype(np.int64)
-        nll = _compute_masked_nll(model, inputs, target_rows, target_columns, targets, device)
-        nats = nll * np.concatenate(scales)
-        sums.add(token_places, nats, targets, np.array([draw for _, draw in batch])[target_rows])
-    return sums.reduce(world, windows)
-
-
-@torch.inference_mode()
-def _compute_masked_nll(
-    model: Gpt,
-    inputs: Sequence[np.ndarray],
-    row: np.ndarray,
-    column: np.ndarray,
-    targets: np.ndarray,
-    device: torch.device,
-) -> np.ndarray:
-    """Return -log p, float64 [T], of `targets` [T] at (row, column) of padded inputs."""
-    ids, lengths = pad_rows(inputs)
-    width, visible = ids.shape[1], None
-    if lengths.min() < width:  # bidirectional attention would read the padding
-        is_token = torch.from_numpy(np.arange(width) < lengths[:, None]).to(device)
-        visible = is_token[:, None, :].expand(-1, width, -1)
-    read = torch.from_numpy(ids).to(device)
-    states = model.hidden_states(read, causal=False, visible=visible).flatten(0, 1)
-    chosen = states.index_select(0, torch.from_numpy(row * width + column).to(device))
-    nll = linear_nll(chosen, model.head_weight, torch.from_numpy(targets).to(device))
-    return nll.double().cpu().numpy()
+        sums.add(token_places, nats, targets, np.array([draw for _, draw in rows])[row_of.numpy()])
+    return sums.reduce(options["world"], windows)
 
 
 def compute_left_to_right_loss(
@@ -208,29 +178,21 @@ def compute_left_to_right_loss(
     corpus: IndexedTokens,
     windows: Sequence[Window],
     *,
-    batch_size: int,
-    world: World,
-    progress: ProgressCallback = lambda n: None,
     eod_id: int | None = None,
+    **options: Unpack[ScoringOptions],
 ) -> CorpusLoss:
     """Compute the exact loss of a diffusion model under left-to-right generation, a forward per token."""
     requests = []
     for window in windows:
         ids = read_window(corpus, window).tolist()
         requests.append(Request(tuple(ids[: window.n_context]), tuple(ids[window.n_context :])))
-    log_p, _ = score_tokens_left_to_right(
-        model,
-        requests,
-        batch_size=batch_size,
-        max_length=max(window.n_read for window in windows) + 1,
-        world=world,
-        progress=progress,
-    )
+    max_length = max(window.n_read for window in windows) + 1
+    log_p, _ = score_tokens_left_to_right(model, requests, max_length=max_length, **options)
     sums = _DocumentSums(corpus, eod_id)
-    if world.is_first:  # every rank has all values; the sum below must count them once
+    if options["world"].is_first:  # every rank has all values; the sum below must count them once
         places = np.concatenate([np.arange(window.scored, window.end) for window in windows])
         sums.add(places, -log_p, np.concatenate([request.continuation for request in requests]))
-    return sums.reduce(world, windows)
+    return sums.reduce(options["world"], windows)
 
 
 def select_windows(

@@ -84,10 +84,12 @@ def evaluate_downstream(
     barrier(world)  # no rank may write before all have checked which files exist
     skipped: dict[str, str] = {}
     if missing:
-        scored = _ScoredParts(folder, settings, request, model.name)
-        skipped = scored.score(missing, weights, scoring, world)
-        parts |= scored.parts
-        config |= scored.about
+        reader = Reader(weights, scoring, world)
+        scored, skipped = _score_tasks(missing, reader, request, folder, settings)
+        parts |= scored
+        n_parameters = sum(parameter.numel() for parameter in reader.model.parameters())
+        model_info = (n_parameters, f"torch.{scoring.dtype}", scoring.batch_size, str(world.device))
+        config |= zip(MODEL_INFO, model_info, strict=True)
     else:
         stored = (read_json(folder / DOWNSTREAM_RESULTS) or {}).get("config") or {}
         config |= {key: stored[key] for key in MODEL_INFO if key in stored}
@@ -118,56 +120,34 @@ def _describe_scoring(
     }
 
 
-class _ScoredParts:
-    """Scores tasks one by one and writes each when done.
+def _score_tasks(
+    names: Sequence[str], reader: Reader, request: DownstreamRequest, folder: Path, settings: str
+) -> tuple[dict[str, Results], dict[str, str]]:
+    """Score tasks one by one and write each when done.
 
-    parts   results by task
-    about   what the loaded model adds to the results' config (MODEL_INFO)
+    Return the results by task, and {task: reason} of those to which the scoring does not apply.
     """
-
-    def __init__(self, folder: Path, settings: str, request: DownstreamRequest, name: str) -> None:
-        self.folder, self.settings, self.request, self.name = folder, settings, request, name
-        self.parts: dict[str, Results] = {}
-        self.about: dict[str, Any] = {}
-
-    def score(self, names: Sequence[str], weights: Weights, scoring: Scoring, world: World) -> dict[str, str]:
-        """Score tasks; return {task: reason} of those to which the scoring does not apply."""
-        skipped: dict[str, str] = {}
-        request = self.request
-        reader = Reader(weights, scoring, world)
-        lm = harness_model(reader)
-        self.about = {
-            "device": str(world.device),
-            "model_dtype": f"torch.{scoring.dtype}",
-            "model_num_parameters": sum(parameter.numel() for parameter in reader.model.parameters()),
-            "batch_size": scoring.batch_size,
-        }
-        for name, task in open_tasks(names, request.include_path).items():
-            loaded = task.load()
-            if (reason := find_mismatch(loaded, scoring)) is not None:
-                skipped[name] = reason
-                if world.is_first:
-                    log.warning("skipped %s", reason)
-                continue
-            log.info("%s: %s", self.name, name)
-            how: dict[str, Any] = {"limit": request.limit, "num_fewshot": request.num_fewshot}
-            part = score_task(lm, reader, loaded, **how, samples=request.samples)
+    parts: dict[str, Results] = {}
+    skipped: dict[str, str] = {}
+    lm, world = harness_model(reader), reader.world
+    how: dict[str, Any] = {"limit": request.limit, "num_fewshot": request.num_fewshot}
+    for name, task in open_tasks(names, request.include_path).items():
+        loaded = task.load()
+        if (reason := find_mismatch(loaded, reader.scoring)) is not None:
+            skipped[name] = reason
             if world.is_first:
-                _warn_truncated(name, reader)
-                self.folder.mkdir(parents=True, exist_ok=True)
-                _write_task(self.folder, name, part, self.settings)
-            self.parts[name] = part
-        return skipped
-
-
-def _warn_truncated(name: str, reader: Reader) -> None:
-    if reader.n_truncated:
-        log.warning(
-            "%s: %d requests exceed the model's %d positions and were truncated on the left",
-            name,
-            reader.n_truncated,
-            reader.max_length,
-        )
+                log.warning("skipped %s", reason)
+            continue
+        log.info("%s: %s", reader.writer.weights.source, name)
+        part = score_task(lm, reader, loaded, **how, samples=request.samples)
+        if world.is_first:
+            if reader.n_truncated:
+                text = "%s: %d requests exceed the model's %d positions and were truncated on the left"
+                log.warning(text, name, reader.n_truncated, reader.max_length)
+            folder.mkdir(parents=True, exist_ok=True)
+            _write_task(folder, name, part, settings)
+        parts[name] = part
+    return parts, skipped
 
 
 def _build_label(scoring: Scoring, request: DownstreamRequest) -> str:

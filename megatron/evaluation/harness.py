@@ -13,7 +13,7 @@ from megatron.generation.nonfinite_scores import CAUSE, NonFiniteError, NonFinit
 from megatron.generation.sampling import Sampling
 
 if TYPE_CHECKING:
-    from lm_eval.api.model import LM, CacheHook
+    from lm_eval.api.model import LM
 
 RANKS_ONLY = ("multiple_choice",)  # output types that do not use greedy generation
 
@@ -37,8 +37,6 @@ class MegatronModel:
     decode   False: only log-likelihoods are needed, not the greedy flags
     """
 
-    cache_hook: "CacheHook"  # set by LM
-
     def __init__(self, reader: Reader) -> None:
         super().__init__()
         self.reader = reader
@@ -54,10 +52,7 @@ class MegatronModel:
         named = _name_request_errors([(request, 1) for request in requests])
         with _open_bar(len(encoded), "log-likelihoods", self.reader) as bar, named:
             likelihoods = self.reader.compute_likelihoods(encoded, bar.update, self.decode)
-        answers = list(zip(likelihoods.log_p.tolist(), likelihoods.greedy.tolist(), strict=True))
-        for request, answer in zip(requests, answers, strict=True):
-            self.cache_hook.add_partial("loglikelihood", request.args, answer)
-        return answers
+        return list(zip(likelihoods.log_p.tolist(), likelihoods.greedy.tolist(), strict=True))
 
     def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
@@ -78,10 +73,7 @@ class MegatronModel:
             lengths = [b - a for a, b in zip(begins, ends, strict=True)]
             with _name_request_errors(list(zip(requests, lengths, strict=True))):
                 log_p = self.reader.compute_likelihoods(encoded, bar.update, decode=False).log_p
-        answers = [float(log_p[a:b].sum()) for a, b in zip(begins, ends, strict=True)]
-        for request, answer in zip(requests, answers, strict=True):
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, answer)
-        return answers
+        return [float(log_p[a:b].sum()) for a, b in zip(begins, ends, strict=True)]
 
     def generate_until(self, requests: list[Any]) -> list[str]:
         from lm_eval.models.utils import normalize_gen_kwargs
@@ -109,7 +101,6 @@ class MegatronModel:
                 )
                 for i, text in zip(members, new, strict=True):
                     texts[i] = text
-                    self.cache_hook.add_partial("generate_until", requests[i].args, text)
         return texts
 
 
@@ -141,14 +132,9 @@ def score_task(
     num_fewshot: int | None,
     samples: bool,
 ) -> Results:
-    """Score a task or group. Return PARTS of lm-eval's results, and its samples if `samples` is True.
-
-    Raises ValueError if the scoring does not apply to the kind of task.
-    """
+    """Score a task or group. Return PARTS of lm-eval's results, and its samples if `samples` is True."""
     from lm_eval.evaluator import evaluate
 
-    if (reason := find_mismatch(loaded, reader.scoring)) is not None:
-        raise ValueError(reason)
     kinds = {name: task.OUTPUT_TYPE for name, task in loaded["tasks"].items()}
     for task in loaded["tasks"].values():
         # the requested number, else that of the task, else 0, as lm-eval resolves it

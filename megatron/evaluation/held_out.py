@@ -271,8 +271,8 @@ def _score_corpus(
         eod_id = tokenizer.eod_id
     text = None if scoring.windows == "corpus" else resolve_text_ids(corpus, eod_id, tokenizer)
     windows = select_windows(corpus, causal, scoring.seq_len, scoring.stride, scoring.max_samples, text)
-    name, total = Path(corpus.prefix).name, len(windows) * scoring.num_mc
-    with ProgressBar(name, total, "windows", quiet=not world.is_first) as bar:
+    name = Path(corpus.prefix).name
+    with ProgressBar(name, len(windows), "windows", quiet=not world.is_first) as bar:
         options: dict[str, Any] = {
             "batch_size": scoring.batch_size,
             "world": world,

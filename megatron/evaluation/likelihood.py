@@ -8,6 +8,7 @@ one token add nothing to the forward pass.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NotRequired, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -20,6 +21,25 @@ from megatron.parallel.world import World
 
 WORTH_SHARING = 4  # a shared prefix is at least 1 / WORTH_SHARING of a sequence
 ProgressCallback = Callable[[int], None]  # called with the number of newly finished requests
+
+
+class ScoringOptions(TypedDict):
+    """Options of all functions that score.
+
+    batch_size  rows per forward pass; a row is a request or a window, under masked diffusion with one mask
+    world       ranks that share the work
+    progress    called when requests or windows are finished
+    """
+
+    batch_size: int
+    world: World
+    progress: NotRequired[ProgressCallback]
+
+
+class RequestOptions(ScoringOptions):
+    """max_length: positions of the model."""
+
+    max_length: int
 
 
 @dataclass(frozen=True)
@@ -82,22 +102,15 @@ def truncate_left(requests: Sequence[Request], n: int) -> tuple[list[tuple[int, 
 
 
 def score_autoregressive(
-    model: Gpt,
-    requests: Sequence[Request],
-    *,
-    batch_size: int,
-    max_length: int,
-    world: World,
-    progress: ProgressCallback = lambda n: None,
+    model: Gpt, requests: Sequence[Request], **options: Unpack[RequestOptions]
 ) -> Likelihoods:
     """Compute log p(continuation | context) of each request.
 
-    batch_size   requests per forward pass
-    max_length   positions of the model
-
     The batches are shared by the ranks but do not depend on their number, so neither do the results.
     """
-    sequences, n_truncated = truncate_left(requests, max_length + 1)  # the last token is only predicted
+    batch_size, world = options["batch_size"], options["world"]
+    # the last token is only predicted
+    sequences, n_truncated = truncate_left(requests, options["max_length"] + 1)
     scores = torch.zeros(len(requests), 2, dtype=torch.float64)
     # Inputs are sequences without their last token: four choices of one token after a context of 100 have
     # equal inputs, and packed they read 100 tokens instead of 400.
@@ -109,9 +122,43 @@ def score_autoregressive(
         if turn % world.n_ranks == world.rank:
             numbers, log_p, greedy = _score_rows(model, batch, requests)
             scores[numbers, 0], scores[numbers, 1] = log_p, greedy.double()
-        progress(sum(len(row.numbers) for row in batch))
+        _report(sum(len(row.numbers) for row in batch), options)
     scores = sum_over_ranks(scores.to(world.device), world).cpu()
     return Likelihoods(scores[:, 0].numpy(), scores[:, 1].numpy() > 0, n_truncated)
+
+
+def iter_rank_batches(
+    lengths: Sequence[int], n_rows: np.ndarray, options: ScoringOptions
+) -> Iterator[list[tuple[int, int]]]:
+    """Yield this rank's batches of (item, row of the item), longest item first.
+
+    lengths   tokens of each item, a request or a window
+    n_rows    int64 [items]  rows of each item
+
+    The division into batches does not depend on the number of ranks.
+    """
+    # Longest first: little padding, and memory peaks at the first batch. Batch t belongs to rank t mod n.
+    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
+    # All rows of all items are numbered consecutively in this order; a batch is a range of numbers.
+    # n_rows 2 3 in this order and batch_size 2: ends 2 5; rows 0 1 | 2 3 | 4 are (item 0: 0 1), (item
+    # 1: 0 1), (item 1: 2). side="right" skips items without rows.
+    ends = np.cumsum(n_rows[order])
+    world, batch_size, n_reported = options["world"], options["batch_size"], 0
+    for turn, begin in enumerate(range(0, int(ends[-1]) if len(ends) else 0, batch_size)):
+        rows = np.arange(begin, min(begin + batch_size, int(ends[-1])))
+        at = np.searchsorted(ends, rows, side="right")
+        if turn % world.n_ranks == world.rank:
+            row_in_item = rows - (ends[at] - n_rows[order[at]])
+            yield list(zip(order[at].tolist(), row_in_item.tolist(), strict=True))
+        # items whose last row is in this batch or an earlier one
+        done = int(np.searchsorted(ends, rows[-1] + 1, side="right"))
+        _report(done - n_reported, options)
+        n_reported = done
+
+
+def _report(n: int, options: ScoringOptions) -> None:
+    if "progress" in options:
+        options["progress"](n)
 
 
 def _build_rows(inputs: Sequence[tuple[int, ...]], most: int) -> list[_Row]:

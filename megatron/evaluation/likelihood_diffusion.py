@@ -10,7 +10,8 @@ Requests and masks are batched together: a row is one request under one mask.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -18,9 +19,10 @@ from torch import Tensor
 
 from megatron.evaluation.likelihood import (
     Likelihoods,
-    ProgressCallback,
     Request,
+    RequestOptions,
     compute_hidden_at,
+    iter_rank_batches,
     truncate_left,
 )
 from megatron.generation.generate_diffusion import generate_diffusion
@@ -29,76 +31,54 @@ from megatron.kernels.linear_cross_entropy import linear_log_p
 from megatron.model.transformer import Gpt
 from megatron.objective.sample_noise import Purpose, make_generator
 from megatron.parallel.collectives import sum_over_ranks
-from megatron.parallel.world import World
 
 
 def score_left_to_right(
-    model: Gpt,
-    requests: Sequence[Request],
-    *,
-    batch_size: int,
-    max_length: int,
-    world: World,
-    progress: ProgressCallback = lambda n: None,
+    model: Gpt, requests: Sequence[Request], **options: Unpack[RequestOptions]
 ) -> Likelihoods:
     """Compute the exact log p of each continuation under left-to-right generation, and its greedy flag.
 
     `batch_size` is in rows per forward pass. A request has one row per token of its continuation.
     """
-    log_p, best = score_tokens_left_to_right(
-        model, requests, batch_size=batch_size, max_length=max_length, world=world, progress=progress
-    )
+    log_p, best = score_tokens_left_to_right(model, requests, **options)
     ends = np.cumsum([len(request.continuation) for request in requests])
     request_tokens = np.split(np.arange(len(log_p)), ends[:-1])
     greedy = np.array([best[tokens].all() for tokens in request_tokens], dtype=bool)
     return Likelihoods(
         np.array([log_p[tokens].sum() for tokens in request_tokens]),
         greedy,
-        truncate_left(requests, max_length)[1],
+        truncate_left(requests, options["max_length"])[1],
     )
 
 
 def score_tokens_left_to_right(
-    model: Gpt,
-    requests: Sequence[Request],
-    *,
-    batch_size: int,
-    max_length: int,
-    world: World,
-    progress: ProgressCallback = lambda n: None,
+    model: Gpt, requests: Sequence[Request], **options: Unpack[RequestOptions]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return log p (float64) of every token of the concatenated continuations, and whether it is the argmax.
 
     A request may have an empty context.
     """
-    sequences, _ = truncate_left(requests, max_length)
+    sequences, _ = truncate_left(requests, options["max_length"])
     n_rows = np.array([len(request.continuation) for request in requests], dtype=np.int64)
     # continuations of 2 and 3 tokens: begins 0 2 5, and
     # token r of request n has the index begins[n] + r
     begins = np.concatenate([[0], np.cumsum(n_rows)])
     scores = torch.zeros(2, int(begins[-1]), dtype=torch.float64)
-    for batch in _iter_rank_batches(sequences, n_rows, batch_size, world, progress):
+    for batch in iter_rank_batches([len(sequence) for sequence in sequences], n_rows, options):
         # row r of a request: tokens r, r + 1, ... of
         # the answer are masked, and token r is scored
         hidden = [np.arange(n_rows[number]) >= row for number, row in batch]
-        log_p, best, _ = _score_masked_rows(model, [sequences[n] for n, _ in batch], hidden, first_only=True)
+        log_p, best, _ = score_masked_rows(model, [sequences[n] for n, _ in batch], hidden, first_only=True)
         places = torch.tensor([begins[number] + row for number, row in batch])
         scores[0, places], scores[1, places] = log_p, best.double()
     # every index was filled on one rank and is 0 on the others, so the sum is a gather
+    world = options["world"]
     all_scores = sum_over_ranks(scores.to(world.device), world).cpu().numpy()
     return all_scores[0], all_scores[1] > 0
 
 
 def score_bound(
-    model: Gpt,
-    requests: Sequence[Request],
-    *,
-    num_mc: int,
-    seed: int,
-    batch_size: int,
-    max_length: int,
-    world: World,
-    progress: ProgressCallback = lambda n: None,
+    model: Gpt, requests: Sequence[Request], *, num_mc: int, seed: int, **options: Unpack[RequestOptions]
 ) -> Likelihoods:
     """Estimate the bound from `num_mc` masks per request, keyed by seed and index in the list.
 
@@ -107,51 +87,40 @@ def score_bound(
     """
     if num_mc < 1:
         raise ValueError(f"num_mc: got {num_mc}, expected 1 or more")
-    sequences, n_truncated = truncate_left(requests, max_length)
+    sequences, n_truncated = truncate_left(requests, options["max_length"])
     lengths = [len(request.continuation) for request in requests]
     n_rows = np.array([_count_masks(length, num_mc) for length in lengths], dtype=np.int64)
     log_p_bounds = torch.zeros(len(requests), dtype=torch.float64)
-    for batch in _iter_rank_batches(sequences, n_rows, batch_size, world, progress):
+    for batch in iter_rank_batches([len(sequence) for sequence in sequences], n_rows, options):
         masks = {n: draw_answer_masks(lengths[n], num_mc, seed, n) for n in {n for n, _ in batch}}
         hidden = [masks[number][0][row] for number, row in batch]
         weights = torch.tensor([masks[number][1][row] for number, row in batch], dtype=torch.float64)
-        log_p, _, row_of = _score_masked_rows(model, [sequences[n] for n, _ in batch], hidden)
+        log_p, _, row_of = score_masked_rows(model, [sequences[n] for n, _ in batch], hidden)
         log_p_bounds.index_add_(0, torch.tensor([n for n, _ in batch])[row_of], log_p * weights[row_of])
+    world = options["world"]
     all_bounds = sum_over_ranks(log_p_bounds.to(world.device), world).cpu().numpy()
     return Likelihoods(all_bounds, np.zeros(len(requests), dtype=bool), n_truncated)
 
 
 def decode_greedily(
-    model: Gpt,
-    requests: Sequence[Request],
-    *,
-    batch_size: int,
-    max_length: int,
-    world: World,
-    progress: ProgressCallback = lambda n: None,
+    model: Gpt, requests: Sequence[Request], **options: Unpack[RequestOptions]
 ) -> Likelihoods:
     """Check whether greedy generation, most confident token first, gives each continuation.
 
     One token per forward pass. `log_p` is NaN.
     """
-    sequences, n_truncated = truncate_left(requests, max_length)
-    lengths = [len(request.continuation) for request in requests]
-    # prompts of one length need no padding, which bidirectional attention would read
-    groups: dict[tuple[int, int], list[int]] = {}
-    for i, sequence in enumerate(sequences):
-        groups.setdefault((len(sequence), lengths[i]), []).append(i)
-    matches = torch.zeros(len(requests), dtype=torch.float64)
-    turn = 0
-    for (_, n_new), members in sorted(groups.items(), reverse=True):
-        for begin in range(0, len(members), batch_size):
-            batch = members[begin : begin + batch_size]
-            if turn % world.n_ranks == world.rank:
-                prompts = [sequences[i][: len(sequences[i]) - n_new] for i in batch]
-                written = _generate_greedily(model, prompts, n_new)
-                for i, tokens in zip(batch, written, strict=True):
-                    matches[i] = float(tuple(tokens) == tuple(requests[i].continuation))
-            turn += 1
-            progress(len(batch))
+    sequences, n_truncated = truncate_left(requests, options["max_length"])
+    matches, world = torch.zeros(len(requests), dtype=torch.float64), options["world"]
+    ones = np.ones(len(requests), dtype=np.int64)
+    for batch in iter_rank_batches([len(sequence) for sequence in sequences], ones, options):
+        # answers of one length are generated together
+        groups: dict[int, list[int]] = {}
+        for i, _ in batch:
+            groups.setdefault(len(requests[i].continuation), []).append(i)
+        for n_new, members in groups.items():
+            prompts = [sequences[i][: len(sequences[i]) - n_new] for i in members]
+            for i, tokens in zip(members, _generate_greedily(model, prompts, n_new), strict=True):
+                matches[i] = float(tuple(tokens) == tuple(requests[i].continuation))
     all_matches = sum_over_ranks(matches.to(world.device), world).cpu().numpy()
     return Likelihoods(np.full(len(requests), math.nan), all_matches > 0, n_truncated)
 
@@ -193,40 +162,14 @@ def _count_masks(length: int, num_mc: int) -> int:
     return min(num_mc, 2**length - 1) if length < 63 else num_mc
 
 
-def _iter_rank_batches(
-    sequences: Sequence[Sequence[int]],
-    n_rows: np.ndarray,
-    batch_size: int,
-    world: World,
-    progress: ProgressCallback,
-) -> Iterator[list[tuple[int, int]]]:
-    """Yield this rank's batches of (request, row of the request), longest first.
-
-    The division into batches does not depend on the number of ranks.
-    """
-    order = np.array(sorted(range(len(sequences)), key=lambda i: -len(sequences[i])), dtype=np.int64)
-    # All rows of all requests are numbered consecutively in this order; a batch is a range of numbers.
-    # n_rows 2 3 in this order and batch_size 2: ends 2 5; rows 0 1 | 2 3 | 4 are (request 0: 0 1), (request
-    # 1: 0 1), (request 1: 2). side="right" skips requests without rows.
-    ends = np.cumsum(n_rows[order])
-    n_reported = 0
-    for turn, begin in enumerate(range(0, int(ends[-1]) if len(ends) else 0, batch_size)):
-        rows = np.arange(begin, min(begin + batch_size, int(ends[-1])))
-        at = np.searchsorted(ends, rows, side="right")
-        if turn % world.n_ranks == world.rank:
-            row_in_request = rows - (ends[at] - n_rows[order[at]])
-            yield list(zip(order[at].tolist(), row_in_request.tolist(), strict=True))
-        # requests whose last row is in this batch or an earlier one
-        done = int(np.searchsorted(ends, rows[-1] + 1, side="right"))
-        progress(done - n_reported)
-        n_reported = done
-
-
 @torch.inference_mode()
-def _score_masked_rows(
-    model: Gpt, sequences: Sequence[Sequence[int]], hidden: Sequence[np.ndarray], first_only: bool = False
+def score_masked_rows(
+    model: Gpt,
+    sequences: Sequence[Any],
+    hidden: Sequence[np.ndarray],
+    first_only: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run one forward pass over rows whose last tokens are masked according to `hidden` (bool [answer] each).
+    """Run one forward pass over rows of ids whose last tokens are masked by `hidden` (bool [answer] each).
 
     Returns for every masked token (first_only: for the first of each row): log p float64 [T], whether it is
     the argmax, and its row.

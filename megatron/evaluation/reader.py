@@ -2,13 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import takewhile
 
+import numpy as np
 import torch
 
 from megatron.checkpoint.model_weights import Weights
-from megatron.config.cli_choices import METHODS, SCORING_DTYPES
-from megatron.evaluation.likelihood import Likelihoods, ProgressCallback, Request, score_autoregressive
+from megatron.config.cli_choices import METHODS
+from megatron.evaluation.likelihood import (
+    Likelihoods,
+    ProgressCallback,
+    Request,
+    RequestOptions,
+    iter_rank_batches,
+    score_autoregressive,
+)
 from megatron.evaluation.likelihood_diffusion import decode_greedily, score_bound, score_left_to_right
 from megatron.generation.completions import TextGenerator
 from megatron.generation.generate import stream_tokens
@@ -59,8 +67,6 @@ class Scoring:
         for name, value in (("--num-mc", self.num_mc), ("--batch-size", self.batch_size)):
             if value < 1:
                 raise ValueError(f"{name}: got {value}, expected 1 or more")
-        if self.dtype not in SCORING_DTYPES:
-            raise ValueError(f"--dtype: got {self.dtype!r}, expected {' or '.join(SCORING_DTYPES)}")
         return replace(self, method=method)
 
 
@@ -136,9 +142,7 @@ class Reader:
 
         Raises NonFiniteRequestError if a requested log-likelihood is NaN or Inf.
         """
-        scoring, size = self.scoring, self.scoring.batch_size
-        shared: dict[str, Any] = {"batch_size": size, "max_length": self.max_length, "world": self.world}
-        options = {**shared, "progress": progress}
+        scoring, options = self.scoring, self._options(progress)
         if self.causal:
             result = score_autoregressive(self.model, requests, **options)
         elif scoring.only_generate:
@@ -148,12 +152,20 @@ class Reader:
         else:
             result = score_bound(self.model, requests, num_mc=scoring.num_mc, seed=scoring.seed, **options)
             if decode and not scoring.only_mc_nll:
-                written = decode_greedily(self.model, requests, **shared)
+                written = decode_greedily(self.model, requests, **self._options(lambda n: None))
                 result = Likelihoods(result.log_p, written.greedy, result.n_truncated)
         if not scoring.only_generate or self.causal:
             check_log_p(result.log_p)
         self.n_truncated += result.n_truncated
         return result
+
+    def _options(self, progress: ProgressCallback) -> RequestOptions:
+        return RequestOptions(
+            batch_size=self.scoring.batch_size,
+            max_length=self.max_length,
+            world=self.world,
+            progress=progress,
+        )
 
     def continue_texts(
         self,
@@ -177,19 +189,13 @@ class Reader:
         ids = [list(sequence) or [self.prefix_id] for sequence in self.encode(contexts)]
         self.n_truncated += sum(len(sequence) > room for sequence in ids)
         prompts = [sequence[-room:] for sequence in ids]
-        # longest first; batch t belongs to rank t mod n_ranks
-        order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
-        size = self.scoring.batch_size
-        written = torch.zeros(
-            len(prompts), max_new_tokens, dtype=torch.int32
-        )  # ids + 1, so that 0 is padding
-        for turn, begin in enumerate(range(0, len(order), size)):
-            batch = order[begin : begin + size]
-            if turn % self.world.n_ranks == self.world.rank:
-                new = self._generate([prompts[i] for i in batch], max_new_tokens, until, sampling)
-                for i, tokens in zip(batch, new, strict=True):
-                    written[i, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32) + 1
-            progress(len(batch))
+        # ids + 1, so that 0 is padding
+        written = torch.zeros(len(prompts), max_new_tokens, dtype=torch.int32)
+        ones = np.ones(len(prompts), dtype=np.int64)
+        for batch in iter_rank_batches([len(prompt) for prompt in prompts], ones, self._options(progress)):
+            new = self._generate([prompts[i] for i, _ in batch], max_new_tokens, until, sampling)
+            for (i, _), tokens in zip(batch, new, strict=True):
+                written[i, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32) + 1
         # each row was written by one rank; the sum is in float64, which is exact for ids
         all_ids = sum_over_ranks(written.to(self.world.device), self.world).long().cpu()
         texts = []
@@ -205,9 +211,7 @@ class Reader:
             new = generate_diffusion(
                 self.model, prompts, n_new_tokens=n_new, n_steps=n_new, sampling=sampling
             )
-            return [
-                tokens[: tokens.index(self.end_id)] if self.end_id in tokens else tokens for tokens in new
-            ]
+            return [list(takewhile(lambda token: token != self.end_id, tokens)) for tokens in new]
         written: list[list[int]] = [[] for _ in prompts]
         ended = [False] * len(prompts)
         for step in stream_tokens(

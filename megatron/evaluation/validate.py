@@ -28,7 +28,6 @@ class HeldOutLoss:
     loss_se: float | None
     mc_se: float | None
     num_mc: int | None
-    n_samples: int
     n_tokens: int
 
 
@@ -93,6 +92,5 @@ def validate(
         loss_se=float(means.std(ddof=1) / math.sqrt(n_samples)) if n_samples > 1 else None,
         mc_se=mc_se,
         num_mc=None if objective.exact else n_draws,
-        n_samples=n_samples,
         n_tokens=n_samples * samples.seq_len,
     )

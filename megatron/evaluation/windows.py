@@ -1,4 +1,4 @@
-"""Windows of a corpus that are read and scored together, and their batches.
+"""Windows of a corpus that are read and scored together.
 
 corpus     documents are concatenated, and windows cross document ends
 document   each document is read alone, after the id that begins a text; its end-of-document token is not text
@@ -8,13 +8,10 @@ document   each document is read alone, after the id that begins a text; its end
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
 from megatron.data.indexed import IndexedTokens
-from megatron.evaluation.likelihood import ProgressCallback
-from megatron.parallel.world import World
 
 
 @dataclass(frozen=True)
@@ -137,24 +134,3 @@ def count_scored_tokens(corpus: IndexedTokens, windows: Sequence[Window]) -> np.
     until = before[clipped] + np.clip(edges - begins[clipped], 0, lengths[clipped])
     # cumulative count at every document edge; edges before the first window have count 0
     return np.diff(np.where(last_window < 0, 0, until))
-
-
-WindowRow = TypeVar("WindowRow", Window, tuple[Window, int])
-
-
-def iter_window_batches(
-    rows: Sequence[WindowRow], batch_size: int, world: World, progress: ProgressCallback
-) -> Iterator[list[WindowRow]]:
-    """Yield this rank's batches of rows, longest first. The batches do not depend on the number of ranks."""
-    # Longest first: little padding, and memory peaks at
-    # the first batch. Batch t belongs to rank t mod n.
-    order = sorted(range(len(rows)), key=lambda i: -_get_window(rows[i]).n_read)  # stable
-    for turn, begin in enumerate(range(0, len(order), batch_size)):
-        batch = [rows[i] for i in order[begin : begin + batch_size]]
-        if turn % world.n_ranks == world.rank:
-            yield batch
-        progress(len(batch))
-
-
-def _get_window(row: Window | tuple[Window, int]) -> Window:
-    return row[0] if isinstance(row, tuple) else row

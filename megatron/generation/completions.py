@@ -70,10 +70,7 @@ class TextGenerator:
         end = self.tokenizer.eod_id
         if self.causal:
             if n_steps is not None or block_tokens is not None:
-                raise ValueError(
-                    "--steps and --block-tokens are for masked diffusion, but the model is autoregressive. "
-                    "Omit them."
-                )
+                raise ValueError("--steps, --block-tokens: got an autoregressive model. Omit them.")
             stops = [] if self.ignore_end else [end]
             new = generate(self.model, ids, max_new_tokens=max_new_tokens, sampling=sampling, stop_ids=stops)
         else:
@@ -130,5 +127,4 @@ class TextGenerator:
     def decode_new(self, read: Sequence[int], new: Sequence[int]) -> str:
         """Return the text that new tokens add after those read. Decoding them alone may lose a space."""
         text = read[1:] if self.bos_id is not None and read[0] == self.bos_id else read
-        before = self.tokenizer.decode(text)
-        return self.tokenizer.decode([*text, *new])[len(before) :]
+        return self.tokenizer.decode([*text, *new])[len(self.tokenizer.decode(text)) :]

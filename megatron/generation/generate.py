@@ -45,14 +45,11 @@ def stream_tokens(
         cache = KvCache(model.config, len(prompts), tokens.shape[1], device, model.embedding.weight.dtype)
         new = tokens[:, :n_read]
         while not all(ended):
-            logits = model.compute_logits(
-                model.hidden_states(new.to(device), causal=True, cache=cache)[:, -1]
-            )
-            logits = logits[:, : model.config.n_tokens]
+            states = model.hidden_states(new.to(device), causal=True, cache=cache)
+            logits = model.compute_logits(states[:, -1])[:, : model.config.n_tokens]
             check_logits(logits)
-            chosen = sample_tokens(
-                logits, None if uniforms is None else uniforms[:, n_read].to(device), sampling
-            ).tolist()
+            u = None if uniforms is None else uniforms[:, n_read].to(device)
+            chosen = sample_tokens(logits, u, sampling).tolist()
             new_tokens: list[int | None] = [None] * len(prompts)
             # position n_read is predicted for all prompts;
             # a longer prompt keeps its own token there

@@ -46,9 +46,7 @@ def generate_diffusion(
     written: list[list[int]] = [[] for _ in prompts]
     for length in sorted({len(prompt) for prompt in prompts}):  # a forward pass needs prompts of equal length
         rows = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
-        plan = list(
-            _plan_steps(n_new_tokens, n_steps, n_new_tokens if block_tokens is None else block_tokens)
-        )
+        plan = list(_plan_steps(n_new_tokens, n_steps, block_tokens or n_new_tokens))
         filled = _fill_positions(model, [prompts[i] for i in rows], rows, n_new_tokens, plan, order, sampling)
         for i, tokens in zip(rows, filled.tolist(), strict=True):
             written[i] = tokens
@@ -93,9 +91,8 @@ def _fill_positions(
         block = slice(n_read + begin, n_read + end)
         hidden = tokens[:, block] == mask_id  # [B, block]
         # logits of the current block; [MASK] and padding rows are excluded
-        logits = model.compute_logits(model.hidden_states(tokens, causal=False)[:, block])[
-            ..., : model.config.n_tokens
-        ]
+        states = model.hidden_states(tokens, causal=False)[:, block]
+        logits = model.compute_logits(states)[..., : model.config.n_tokens]
         check_logits(logits)
         if model.config.mask_id is not None:  # an id of the tokenizer, which no position may keep
             logits[..., mask_id] = -torch.inf

@@ -72,9 +72,8 @@ def sample_tokens(logits: Tensor, u: Tensor | None, sampling: Sampling) -> Tenso
     if sampling.top_p is not None:
         # sum of all more probable tokens; the token that crosses top_p is included
         preceding = probabilities.cumsum(-1) - probabilities
-        probabilities = probabilities * (
-            preceding < sampling.top_p
-        )  # keeps at least the first: the sum before it is 0
+        # keeps at least the first: the sum before it is 0
+        probabilities = probabilities * (preceding < sampling.top_p)
     cumulative = probabilities.cumsum(-1)
     # u is scaled by the total, so that truncated probabilities need no normalization
     # right=True: token i is chosen if cumulative[i - 1] <= u total < cumulative[i]. A token of probability 0

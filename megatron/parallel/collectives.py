@@ -40,17 +40,14 @@ def sum_gradients(gradients: Iterable[Tensor], group: ProcessGroup | None) -> No
     remaining = list(gradients)
     while remaining:
         bucket.append(remaining.pop())
-        if (
-            not remaining
-            or sum(gradient.numel() for gradient in bucket) + remaining[-1].numel() > BUCKET_ELEMENTS
-        ):
+        n_elements = sum(gradient.numel() for gradient in [*bucket, *remaining[-1:]])
+        if not remaining or n_elements > BUCKET_ELEMENTS:
             # popped from the end on every rank: the buckets are the same everywhere
             flat = torch.cat([gradient.flatten() for gradient in bucket])
             dist.all_reduce(flat, group=group)
             parts = flat.split([gradient.numel() for gradient in bucket])
-            torch._foreach_copy_(
-                bucket, [p.view_as(gradient) for p, gradient in zip(parts, bucket, strict=True)]
-            )
+            views = [part.view_as(gradient) for part, gradient in zip(parts, bucket, strict=True)]
+            torch._foreach_copy_(bucket, views)
             bucket = []
 
 

@@ -4,14 +4,9 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
+from torch.distributed import fsdp
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-)
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 
 def shard_model(
@@ -35,7 +30,8 @@ def shard_model(
     A 2-D mesh shards along its last axis and replicates along the first. zero0 uses a last axis of size 1:
     replication only.
     """
-    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if cpu_offload else OffloadPolicy()
+    pins = mesh.device_type == "cuda"
+    offload = fsdp.CPUOffloadPolicy(pin_memory=pins) if cpu_offload else fsdp.OffloadPolicy()
     policy = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype,
         reduce_dtype=torch.float32,
@@ -44,14 +40,8 @@ def shard_model(
     # blocks first: fully_shard of the root then manages
     # only the parameters that no block has claimed
     for block in blocks:
-        reshard_after_forward = stage.startswith("zero3")
-        fully_shard(
-            block,
-            mesh=mesh,
-            mp_policy=policy,
-            reshard_after_forward=reshard_after_forward,
-            offload_policy=offload,
-        )
+        reshard = stage.startswith("zero3")
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, offload_policy=offload)
     # The root group holds the embedding, which is also the head: it is used first and
     # last in the forward, so resharding in between would only add a second gather.
     fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False, offload_policy=offload)

@@ -127,11 +127,8 @@ class Pipeline:
         all_positions: those of the input of the head, with the positions of all tensor ranks.
         """
         n_samples, n_positions = tokens.shape
-        shape = (
-            n_samples,
-            n_positions // (1 if all_positions else stage.n_tensor_ranks),
-            stage.config.d_model,
-        )
+        n_positions //= 1 if all_positions else stage.n_tensor_ranks
+        shape = (n_samples, n_positions, stage.config.d_model)
         dtype = self.precision.compute if all_positions else self.precision.residual
         return torch.empty(shape, dtype=dtype, device=tokens.device, requires_grad=True)
 

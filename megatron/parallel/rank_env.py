@@ -83,23 +83,18 @@ def ranks_from_environment(environment: Mapping[str, str]) -> Ranks:
         rank, n_ranks, local_rank, port = _read_rank_numbers(
             "torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"), environment, ("MASTER_ADDR",)
         )
-        n_local = (
-            _read_number("LOCAL_WORLD_SIZE", environment) if "LOCAL_WORLD_SIZE" in environment else n_ranks
-        )
+        n_local = _read_number("LOCAL_WORLD_SIZE", {"LOCAL_WORLD_SIZE": str(n_ranks), **environment})
         return Ranks(rank, n_ranks, local_rank, n_local, environment["MASTER_ADDR"], port)
     for launcher in LAUNCHERS:
         if launcher.marker in environment:
             return _read_ranks(launcher, environment)
-    for (
-        launcher
-    ) in LAUNCHERS:  # incomplete without its marker; Slurm's variables are also set in a batch script
+    # incomplete without its marker; Slurm's variables are also set in a batch script
+    for launcher in LAUNCHERS:
         present = {launcher.rank, launcher.n_ranks, launcher.local_rank} & environment.keys()
         if present and launcher is not SRUN:
             return _read_ranks(launcher, environment)
-    if (
-        _read_number("SLURM_NTASKS", {"SLURM_NTASKS": "1", **environment}) > 1
-        and "SLURM_PROCID" in environment
-    ):
+    n_tasks = _read_number("SLURM_NTASKS", {"SLURM_NTASKS": "1", **environment})
+    if n_tasks > 1 and "SLURM_PROCID" in environment:
         raise ValueError(
             f"environment: a Slurm job of {environment['SLURM_NTASKS']} tasks, and this process is its batch "
             "script; start with srun, or unset SLURM_NTASKS for one process"

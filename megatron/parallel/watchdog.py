@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -31,8 +31,8 @@ from megatron.log import get_logger
 from megatron.parallel.rank_env import Ranks
 
 STORE_TIMEOUT_S = 3.0  # timeout of one store operation
-BEAT_INTERVAL_S = (0.25, 1.0)  # minimum and maximum interval between beats
 WARN_AT = 0.75  # fraction of dist.timeout_s without progress after which the ranks are compared
+POLL_S = 0.05  # between two looks at whether rank 0 has arrived
 EXIT_DELAY_S = 20.0  # a rank whose threads still block this long after its error is terminated
 
 log = get_logger(__name__)
@@ -79,8 +79,8 @@ class Watchdog:
     def __init__(self, ranks: Ranks, timeout_s: float) -> None:
         """Start sending heartbeats to the store of the process group."""
         self.ranks, self.timeout_s = ranks, timeout_s
-        # 1800 s / 16 is limited to 1 s; a timeout of 8 s gives 0.5 s
-        self.interval_s = min(max(timeout_s / 16, BEAT_INTERVAL_S[0]), BEAT_INTERVAL_S[1])
+        # between beats: 1800 s / 16 is limited to 1 s; a timeout of 8 s gives 0.5 s
+        self.interval_s = min(max(timeout_s / 16, 0.25), 1.0)
         self.n_waits, self.warned_at = 0, -1
         # a connection runs one operation at a time, so each thread has its
         # own: the one that sends, the one that compares, and the main thread
@@ -104,7 +104,7 @@ class Watchdog:
         # poll the key and its beats for as long as the beats change.
         global _marked_at
         self.n_waits += 1  # all ranks call this equally often, so the count names the same wait on every rank
-        key, pause_s, alive, last = f"first/{self.n_waits}", 0.002, time.monotonic(), b""
+        key, alive, last = f"first/{self.n_waits}", time.monotonic(), b""
         while True:
             answered, beat = _call_with_timeout(STORE_TIMEOUT_S, lambda: self._poll_rank_0(key))
             if answered and beat is None:
@@ -115,8 +115,7 @@ class Watchdog:
             if time.monotonic() - alive > self.timeout_s:
                 raise RuntimeError("Timed out waiting for rank 0 to finish work of its own")
             _marked_at = time.monotonic()  # rank 0 is alive: waiting for it is no stall
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.5)  # short waits stay short, long ones cost little
+            time.sleep(POLL_S)
 
     def _poll_rank_0(self, key: str) -> bytes | None:
         """Return the last beat of rank 0; None if it has reached `key`."""
@@ -131,13 +130,11 @@ class Watchdog:
 
         is_late   a collective has timed out: a silent rank hangs. Otherwise its connection was closed.
         """
-        position = str(_progress)
         # _compare_beats sleeps for 2.5 intervals; the rest of the 3 and STORE_TIMEOUT_S are for the store
         limit_s = 3 * self.interval_s + STORE_TIMEOUT_S
         answered, verdict = _call_with_timeout(limit_s, lambda: self._compare_beats(self.store, is_late))
         if not answered:
-            hangs = "hangs: " if is_late else ""
-            text = f"rank 0 {hangs}does not answer (or its host); it hosts the store of all ranks"
+            text = "rank 0 does not answer (or its host); it hosts the store of all ranks"
         elif verdict is None:
             text = "rank 0 has ended, and its record of the other ranks with it"
         else:
@@ -145,7 +142,7 @@ class Watchdog:
             self.report_exit("lost another")  # otherwise the other ranks would list this one as silent
             if self.ranks.rank == 0:
                 time.sleep(2.5 * self.interval_s)  # the store ends with this process, and others compare too
-        return f"{text}; rank {self.ranks.rank} is in {position}"
+        return f"{text}; rank {self.ranks.rank} is in {_progress}"
 
     def report_exit(self, reason: str = "error") -> None:
         """Publish to the other ranks that this one ends, by default because of its own error."""
@@ -155,12 +152,10 @@ class Watchdog:
         number = 0
         while not self.stop_event.wait(self.interval_s if number else 0.0):
             number += 1
-            # one value, so that the fields belong together
-            values = [number, _progress.count, _progress.step, _progress.phase]
             try:
-                self.sender.set(f"beat/{self.ranks.rank}", json.dumps(values))
-            except RuntimeError as error:  # the store ends with rank 0; the main thread reports the error
-                log.debug("watchdog: %s", error)
+                # one value, so that the fields belong together
+                self.sender.set(f"beat/{self.ranks.rank}", json.dumps([number, *astuple(_progress)]))
+            except RuntimeError:  # the store ends with rank 0; the main thread reports the error
                 return
             if time.monotonic() - _marked_at > WARN_AT * self.timeout_s and self.warned_at != _progress.count:
                 self.warned_at = _progress.count  # an equal count means that this is still the same stall
@@ -175,11 +170,11 @@ class Watchdog:
         # only a rank behind prints its stack: others
         # would show the collective in which they wait
         if self.ranks.rank in lost:
-            text = "no progress for %.0f s in %s while other ranks wait; stack of this rank:"
-            log.warning(text, waited_s, _progress)
-            faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-        elif lost:
+            text = f"in {_progress} while other ranks wait; stack of this rank:"
+        if lost:
             log.warning("no progress for %.0f s of dist.timeout_s=%g: %s", waited_s, self.timeout_s, text)
+        if self.ranks.rank in lost:
+            faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
 
     def _compare_beats(self, store: Store, is_late: bool) -> tuple[list[int], str]:
         """Read the beats twice, 2.5 intervals apart, and classify the ranks as in the module docstring.
@@ -204,17 +199,15 @@ class Watchdog:
         }
         for state, lost in states.items():
             if lost:
-                text = (
-                    f"rank {', rank '.join(map(str, lost[:8]))} {state} {progress.get(lost[0], Progress())}"
-                )
+                names = ", rank ".join(map(str, lost[:8]))
+                text = f"rank {names} {state} {progress.get(lost[0], Progress())}"
                 return lost, text + f"; others in {furthest}" * state.startswith("is behind")
         return [], f"all ranks are alive, in {furthest}"
 
     def _read_beats(self, store: Store) -> dict[int, list[Any]]:
         """Return [number of the beat, count, step, phase] of each rank that has sent one."""
-        keys = [f"beat/{rank}" for rank in range(self.ranks.n_ranks)]
-        present = [rank for rank, key in enumerate(keys) if store.check([key])]
-        values = store.multi_get([keys[rank] for rank in present])
+        present = [rank for rank in range(self.ranks.n_ranks) if store.check([f"beat/{rank}"])]
+        values = store.multi_get([f"beat/{rank}" for rank in present])
         return {rank: json.loads(value) for rank, value in zip(present, values, strict=True)}
 
 
@@ -233,8 +226,7 @@ def _call_with_timeout(seconds: float, function: Callable[[], Any]) -> tuple[boo
     def call() -> None:
         try:
             answers.append(function())
-        except RuntimeError as error:
-            log.debug("watchdog: %s", error)
+        except RuntimeError:
             answers.append(None)
 
     thread = threading.Thread(target=call, daemon=True)

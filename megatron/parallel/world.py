@@ -77,12 +77,9 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
         torch.set_num_threads(n_threads)
     if config.backend == "nccl" and not on_gpu and not config.cpu_only:
         raise ValueError("dist.backend: got nccl without a GPU. Omit the key or set gloo.")
-    device = (
-        torch.device("cuda", device_index(local_rank, torch.cuda.device_count()))
-        if on_gpu
-        else torch.device("cpu")
-    )
+    device = torch.device("cpu")
     if on_gpu:
+        device = torch.device("cuda", device_index(local_rank, torch.cuda.device_count()))
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=config.timeout_s)
     watchdog = None
@@ -223,9 +220,8 @@ def _find_peer_error(error: BaseException) -> BaseException | None:
         if isinstance(cause, dist.DistError):
             return cause
         # an OSError "Broken pipe" is from the operating system and concerns some other pipe
-        if not isinstance(cause, OSError) and any(
-            text in str(cause) for text in PEER_GONE_ERRORS + TIMEOUT_ERRORS
-        ):
+        texts = () if isinstance(cause, OSError) else PEER_GONE_ERRORS + TIMEOUT_ERRORS
+        if any(text in str(cause) for text in texts):
             return cause
         cause = cause.__cause__
     return None

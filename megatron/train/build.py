@@ -82,13 +82,6 @@ def build_run(config: RunConfig, plan: RunPlan, world: World) -> Run:
         copy_weights(model, load_weights(Path(config.checkpoint.init_from)))
     engine = build_engine(model, objective, config, world, rows)
     n_samples = plan.n_steps * config.dataset.batch_size
-    held_out, test = (
-        None if path is None else open_held_out_samples(path, config, key)
-        for key, path in (
-            ("dataset.path_eval", config.dataset.path_eval),
-            ("dataset.path_test", config.dataset.path_test),
-        )
-    )
     directory = config.checkpoint.directory
     # after initialization, which has its own generator:
     # the state of the default one is saved in checkpoints
@@ -102,8 +95,8 @@ def build_run(config: RunConfig, plan: RunPlan, world: World) -> Run:
         objective=objective,
         engine=engine,
         train_samples=open_train_samples(config, n_samples),
-        held_out=held_out,
-        test=test,
+        held_out=open_held_out_samples(config.dataset.path_eval, config),
+        test=open_held_out_samples(config.dataset.path_test, config, "dataset.path_test"),
     )
 
 
@@ -230,11 +223,15 @@ def _open_mixture(path: str, config: RunConfig) -> SampleSource:
     return samples
 
 
-def open_held_out_samples(path: str, config: RunConfig, key: str = "dataset.path_eval") -> SampleSource:
-    """Open the samples of a prefix or a data-path file in file order, in a single pass.
+def open_held_out_samples(
+    path: str | None, config: RunConfig, key: str = "dataset.path_eval"
+) -> SampleSource | None:
+    """Open the samples of a prefix or a data-path file in file order, in a single pass; None without a path.
 
     key   configuration key of the path, for messages
     """
+    if path is None:
+        return None
     if path == SYNTHETIC:
         return SyntheticSamples(
             config.model.n_tokens, config.dataset.seq_len, config.misc.seed, held_out=True

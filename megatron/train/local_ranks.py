@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from megatron.cli import STOPPED, die_with_parent, replace_lost_terminal, stop_signals
 
@@ -38,18 +39,12 @@ def run_ranks(command: Sequence[str], n_ranks: int) -> int:
     try:
         with reserve_port() as port:
             common = _build_common_environment(n_ranks, port)
+            # A new session: otherwise the terminal sends Ctrl-C to the rank directly
+            # as well, and a second signal means "stop immediately, without saving".
+            options: dict[str, Any] = {"start_new_session": True, "preexec_fn": die_with_parent()}
             for rank in range(n_ranks):
                 variables = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                # A new session: otherwise the terminal sends Ctrl-C to the rank directly
-                # as well, and a second signal means "stop immediately, without saving".
-                ranks.append(
-                    subprocess.Popen(
-                        command,
-                        env=os.environ | variables,
-                        start_new_session=True,
-                        preexec_fn=die_with_parent(),
-                    )
-                )
+                ranks.append(subprocess.Popen(command, env=os.environ | variables, **options))
             return _wait_for_ranks(ranks, pending)
     finally:
         # the handlers are restored last: a second signal during the

@@ -1,9 +1,10 @@
 """The training loop."""
 
+import gc
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from megatron.parallel.watchdog import mark_phase
 from megatron.parallel.world import make_thread_init
 from megatron.plan.run_dir import CONFIG, METRICS, PLAN, RESULT, lock_run, read_metrics
 from megatron.train.build import Run, build_schedule
-from megatron.train.collection import scheduled_collection
 from megatron.train.feedback import Feedback
 from megatron.train.memory_usage import explain_oom
 from megatron.train.metrics_logger import MetricsLogger
@@ -53,17 +53,20 @@ def train(run: Run, stop: StopMonitor) -> bool:
             log.info(line)
         for warning in run.plan.warnings if run.world.is_first else ():
             log.warning("%s", warning)
-        if run.plan.warmup_steps > run.plan.n_steps and run.world.is_first:
-            log.warning(
-                "the run ends after %d of its %d warm-up steps: sufficient for a test, not for training",
-                run.plan.n_steps,
-                run.plan.warmup_steps,
-            )
+        n_steps, n_warmup = run.plan.n_steps, run.plan.warmup_steps
+        if n_warmup > n_steps and run.world.is_first:
+            text = "the run ends after %d of its %d warm-up steps: sufficient for a test, not for training"
+            log.warning(text, n_steps, n_warmup)
         try:
             feed = open_feed(run, state.next_sample, run.plan.n_steps - state.step)
-            with feed as batches, scheduled_collection() as collect:
-                state, done = _run_steps(run, state, batches, record, stop, collect)
+            # Later garbage collections skip the objects of the start, which live as long as the run. They
+            # would take hundreds of milliseconds, on one rank while the others wait.
+            gc.collect()
+            gc.freeze()
+            with feed as batches:
+                state, done = _run_steps(run, state, batches, record, stop)
         finally:
+            gc.unfreeze()
             record.close()
     return done
 
@@ -103,12 +106,7 @@ def _lock_run_folder(run: Run) -> Iterator[None]:
 
 
 def _run_steps(
-    run: Run,
-    state: TrainState,
-    feed: Iterator[list[Task]],
-    record: MetricsLogger,
-    stop: StopMonitor,
-    collect: Callable[[], None],
+    run: Run, state: TrainState, feed: Iterator[list[Task]], record: MetricsLogger, stop: StopMonitor
 ) -> tuple[TrainState, bool]:
     plan, config = run.plan, run.config
     schedule = build_schedule(config, plan)
@@ -151,7 +149,6 @@ def _run_steps(
         record.accumulate(report, state.step + 1, batches.sample_range(state.next_sample))
         state = state.after_step(config.dataset.batch_size, plan.seq_len, time.perf_counter() - started)
         started = time.perf_counter()
-        collect()
         last = state.step == plan.n_steps
         due_save = last or state.step % save_every == 0 or state.step in save_at
         # log_train checks for NaN and Inf first, so such weights are never saved
@@ -195,7 +192,11 @@ def _score_and_save(run: Run, state: TrainState, record: MetricsLogger, saver: S
 
 
 def _score(run: Run, state: TrainState, samples: SampleSource) -> HeldOutLoss:
-    """Return the loss of held-out samples. Raises FloatingPointError as `_check_held_out`."""
+    """Return the loss of held-out samples.
+
+    Raises FloatingPointError for a loss that is NaN or Inf, before anything is saved. With
+    misc.on_nonfinite=skip it is raised at the end only: a run without a loss is not done.
+    """
     evaluation = run.config.evaluation
     rows = evaluation.batch_size
     with explain_oom(state.step, "evaluation.batch_size", rows, run.plan.seq_len, run.world):
@@ -209,18 +210,9 @@ def _score(run: Run, state: TrainState, samples: SampleSource) -> HeldOutLoss:
             max_samples=evaluation.max_samples,
             n_workers=min(1, run.config.dataset.num_workers),
         )
-    _check_held_out(run, state, held_out)
-    return held_out
-
-
-def _check_held_out(run: Run, state: TrainState, held_out: HeldOutLoss) -> None:
-    """Raise FloatingPointError for a held-out loss that is NaN or Inf, before anything is saved.
-
-    With misc.on_nonfinite=skip it is raised at the end only: a run without a loss is not done.
-    """
     ends = state.step == run.plan.n_steps
     if math.isfinite(held_out.loss) or run.config.misc.on_nonfinite == "skip" and not ends:
-        return
+        return held_out
     raise FloatingPointError(
         f"step {state.step}: got a held-out loss of {held_out.loss}, expected a finite number. "
         "Lower optim.lr, or look for a damaged corpus; nothing was saved at this step."

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +91,9 @@ class MetricsLogger:
         """
         self.check_finite()
         # counted tokens can differ between ranks: a rank with a loss of NaN adds none
-        total = sum_over_ranks(
-            torch.stack(
-                [torch.as_tensor(x, device=self.world.device).double() for x in (self.nats, self.count)]
-            ),
-            self.world,
-        )
-        nats, count = total.tolist()
-        # after the all-reduce: reading `total` has waited
-        # for the device, so the clock covers the steps
+        local = [torch.as_tensor(x, device=self.world.device).double() for x in (self.nats, self.count)]
+        # reading the sums waits for the device, so the clock covers the steps
+        nats, count = sum_over_ranks(torch.stack(local), self.world).tolist()
         seconds = time.perf_counter() - self.since
         self.nats, self.count, self.since = 0.0, 0, time.perf_counter()
         if not count:
@@ -145,11 +140,7 @@ class MetricsLogger:
                 "kind": "validation",
                 "step": state.step,
                 "tokens": state.tokens_seen,
-                "loss": held_out.loss,
-                "loss_se": held_out.loss_se,
-                "mc_se": held_out.mc_se,
-                "num_mc": held_out.num_mc,
-                "n_tokens": held_out.n_tokens,
+                **asdict(held_out),
                 "checkpoint": checkpoint,
             }
         )

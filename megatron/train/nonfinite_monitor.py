@@ -30,12 +30,10 @@ class NonFiniteStep:
         return {"kind": "nonfinite", "step": self.step, "ranks": named}
 
     def __str__(self) -> str:
+        if not self.shares:
+            return f"step {self.step}: the gradient is NaN or Inf, but every loss is finite"
         where = ", ".join(f"rank {rank} (samples {first} to {last})" for rank, first, last in self.shares)
-        return f"step {self.step}: " + (
-            f"the loss is NaN or Inf on {where}"
-            if where
-            else "the gradient is NaN or Inf, but every loss is finite"
-        )
+        return f"step {self.step}: the loss is NaN or Inf on {where}"
 
 
 class NonFiniteMonitor:

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -117,48 +118,37 @@ class Saver:
 
         # asynchronous: the state is copied before this
         # returns, so the next step may change the weights
-        writing = (
-            sharded.write_sharded_async(partial, state_dict, self.group) if self.config.asynchronous else None
-        )
-        if writing is None:
-            try:
-                sharded.write_sharded(partial, state_dict)
-                self._seal_checkpoint(partial, final, meta)
-            except OSError as failed:
-                shutil.rmtree(partial, ignore_errors=True)
-                error = failed
-            self._raise_on_any_rank(error, f"of step {state.step}")
-        else:
+        if self.config.asynchronous:
+            writing = sharded.write_sharded_async(partial, state_dict, self.group)
             # one thread and at most one pending save: `save` waits for the previous one first
-            self.pending = self.pool.submit(self._finish_async, writing, partial, final, meta)
+            self.pending = self.pool.submit(
+                self._commit, lambda: sharded.wait_for_write(partial, writing), final, meta
+            )
+            return final
+        try:
+            self._commit(lambda: sharded.write_sharded(partial, state_dict), final, meta)
+        except OSError as failed:
+            error = failed
+        self._raise_on_any_rank(error, f"of step {state.step}")
         return final
 
-    def _finish_async(self, writing: Future[Any], partial: Path, final: Path, meta: dict[str, Any]) -> None:
+    def _commit(self, write: Callable[[], object], final: Path, meta: dict[str, Any]) -> None:
+        """Write the tensors; then rank 0 adds the checksums and gives the folder its final name."""
+        partial = final.with_name(final.name + PARTIAL)
         try:
-            from megatron.checkpoint import sharded
-
-            sharded.wait_for_write(partial, writing)
-            self._seal_checkpoint(partial, final, meta)
+            write()
+            # DCP returns on rank 0 only after all ranks have written their files
+            if self.run.world.is_first:
+                store.commit_checkpoint(partial, final, meta)
+                self._remove_old(final)
         except OSError:
             shutil.rmtree(partial, ignore_errors=True)
             raise
 
-    def _seal_checkpoint(self, partial: Path, final: Path, meta: dict[str, Any]) -> None:
-        # DCP returns on rank 0 only after all ranks have written their files
-        if self.run.world.is_first:
-            store.commit_checkpoint(partial, final, meta)
-            self._remove_old(final)
-
     def _remove_old(self, saved: Path) -> None:
         config = self.config
-        store.remove_old_checkpoints(
-            self.run.checkpoints,
-            config.prefix,
-            config.keep_last,
-            config.keep_every,
-            config.chkpt_at or (),
-            saved,
-        )
+        kept_steps = (config.keep_last, config.keep_every, config.chkpt_at or ())
+        store.remove_old_checkpoints(self.run.checkpoints, config.prefix, *kept_steps, saved)
 
 
 def _describe_error(error: OSError | None) -> str:

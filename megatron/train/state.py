@@ -1,7 +1,7 @@
 """Progress of a run; all of it is part of the checkpoint."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -35,11 +35,7 @@ class TrainState:
         """Return the content of iter_state_dict.pt: the state, and its epoch as a range of sample numbers."""
         epoch = self.next_sample // samples_per_epoch
         return {
-            "step": self.step,
-            "next_sample": self.next_sample,
-            "tokens_seen": self.tokens_seen,
-            "best_loss": self.best_loss,
-            "elapsed_s": self.elapsed_s,
+            **asdict(self),
             "epoch": epoch,
             "segment_index": epoch,
             "segment_start": epoch * samples_per_epoch,

@@ -28,12 +28,7 @@ from megatron.checkpoint.convert.huggingface_config import (
 from megatron.checkpoint.convert.mdlm_names import import_mdlm_names
 from megatron.checkpoint.convert.names import BUFFERS, choose_family, export_names, import_names
 from megatron.checkpoint.model_weights import Weights, clone_if_view
-from megatron.config.hf import (
-    DIFFUSION_TYPE,
-    DIFFUSION_TYPES,
-    MDLM,
-    find_model_type,
-)
+from megatron.config.hf import DIFFUSION_TYPE, DIFFUSION_TYPES, MDLM, find_model_type
 from megatron.config.schema import ModelConfig
 from megatron.io import atomic_folder
 from megatron.log import get_logger
@@ -191,14 +186,11 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 
     # The single file has precedence, as in transformers. The index is not read: the names of
     # the files contain their number, and `build_model` detects a missing tensor.
-    single = folder / SINGLE
-    files = [single] if single.is_file() else sorted(p for p in folder.iterdir() if SHARD.fullmatch(p.name))
-    expected = {SINGLE} if single.is_file() else {f"of-{len(files):05}.safetensors"}
-    if (
-        not files
-        or not single.is_file()
-        and {p.name[-len("of-00000.safetensors") :] for p in files} != expected
-    ):
+    files = sorted(p for p in folder.iterdir() if SHARD.fullmatch(p.name))
+    of_all = f"-of-{len(files):05}.safetensors"
+    if (folder / SINGLE).is_file():
+        files = [folder / SINGLE]
+    elif not files or not all(p.name.endswith(of_all) for p in files):
         raise FileNotFoundError(
             f"{folder}: got {len(files)} files model-K-of-N.safetensors, expected {SINGLE} or all N of one "
             "model. Download it again."

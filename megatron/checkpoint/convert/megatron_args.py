@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.config.yaml_file import is_finite
-
 AUTOREGRESSIVE, MASKED_DIFFUSION = "autoregressive", "masked_diffusion"
 # in every version of the fork, and in no other project
 FORK = ("low_noise_start", "ar_ratio", "randmask_ratio")
@@ -26,16 +24,14 @@ NOT_READ = (  # each of these changes the computation if it is enabled
     "quick_geglu", "multi_latent_attention", "apply_residual_connection_post_layernorm",
     "window_attn_skip_freq",
 )  # fmt: skip
-# the args that are read, by type
-COUNTS = ("num_attention_heads", "num_query_groups", "num_key_value_heads", "kv_channels", "seq_length")
-NUMBERS = (
-    "norm_epsilon", "layernorm_epsilon", "rotary_base", "rope_theta", "rotary_percent", "rope_scaling_factor",
-    "rotary_seq_len_interpolation_factor",
-)  # fmt: skip
-SWITCHES = (
-    "swiglu", "group_query_attention", "add_bias_linear", "use_rotary_position_embeddings", "add_qkv_bias",
-    "use_rope_scaling",
-)  # fmt: skip
+
+
+def get_args(part: Any, path: Path) -> Namespace:
+    """Return the args of a rank file. Raises ValueError without them."""
+    args = part.get("args") if isinstance(part, dict) else None
+    if not isinstance(args, Namespace) or getattr(args, "num_attention_heads", None) is None:
+        raise ValueError(f"{path}: got no args with num_attention_heads, expected a Megatron checkpoint")
+    return args
 
 
 def read_objective(args: Namespace, requested: str | None, step: Path) -> str:
@@ -127,8 +123,7 @@ def move_mask_row(args: Namespace, merged: dict[str, Tensor], n_tokens: int, ste
 
 
 def check_args(args: Namespace, step: Path) -> None:
-    """Raise ValueError for settings of a wrong type and for settings that this model does not support."""
-    _check_types(args, step)
+    """Raise ValueError for settings that this model does not support."""
     if getattr(args, "num_experts", None) not in (None, 1, [1]):
         raise ValueError(
             f"{step}: got num_experts {args.num_experts}, expected none; this model has no experts"
@@ -189,26 +184,6 @@ def read_model_options(args: Namespace, d_head: int, step: Path) -> dict[str, An
             raise ValueError(f"{step}: got window_size {str(window)[:40]}, expected (positions before, 0)")
         options["attention_window"] = window[0] + 1
     return options
-
-
-def _check_types(args: Namespace, step: Path) -> None:
-    """Raise ValueError for args of a wrong type or range. None counts as absent."""
-    checks = (
-        (COUNTS, "a whole number above 0", lambda value: type(value) is int and 0 < value < 1 << 31),
-        (NUMBERS, "a number above 0", lambda value: is_finite(value) and value > 0),
-        (SWITCHES, "True or False", lambda value: value in (0, 1)),
-        (("normalization",), "a string", lambda value: isinstance(value, str)),
-    )
-    for names, expected, is_sound in checks:
-        for name in names:
-            value = getattr(args, name, None)
-            if value is not None and not is_sound(value):
-                raise ValueError(f"{step}: args.{name}: got {str(value)[:40]!r}, expected {expected}")
-    n_heads, groups = args.num_attention_heads, getattr(args, "num_query_groups", None)
-    if n_heads is None:
-        raise ValueError(f"{step}: args.num_attention_heads: got None, expected a whole number above 0")
-    if _is_enabled(getattr(args, "group_query_attention", None)) and groups is not None and n_heads % groups:
-        raise ValueError(f"{step}: got {n_heads} heads in {groups} groups, expected a multiple of the groups")
 
 
 def _infer_objective(mask: Any) -> str | None:

@@ -10,11 +10,11 @@ or, of layers that differ, with the number of the layer. The tensors are those o
 import re
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from megatron.checkpoint.convert.dcp_folder import read_dcp_tensors
+from megatron.checkpoint.convert.megatron_args import get_args
 from megatron.checkpoint.convert.pickled_tensors import read_pickled_tensors
 from megatron.checkpoint.layout import METADATA
 
@@ -34,12 +34,7 @@ def read_torch_dist(step: Path) -> tuple[Namespace, dict[str, Tensor]]:
 
     Raises ValueError for a damaged checkpoint and for one without args.
     """
-    common: Any = read_pickled_tensors(step / COMMON)
-    args = common.get("args") if isinstance(common, dict) else None
-    if not isinstance(args, Namespace) or not hasattr(args, "num_attention_heads"):
-        raise ValueError(
-            f"{step / COMMON}: got no args with num_attention_heads, expected those of Megatron-LM"
-        )
+    args = get_args(read_pickled_tensors(step / COMMON), step / COMMON)
     tensors: dict[str, Tensor] = {}
     for name, tensor in read_dcp_tensors(step, _is_model_tensor).items():
         match = STACKED.fullmatch(name)

@@ -28,16 +28,11 @@ def write_megatron(weights: Weights, folder: Path) -> None:
     named, args = export_names(MEGATRON, weights.state, config), _build_args(weights)
     _check_supported(weights, named, args)
     state = {name: clone_if_view(tensor) for name, tensor in named.items()}
-    checkpoint = {
-        "model": state,
-        "args": args,
-        "checkpoint_version": CHECKPOINT_VERSION,
-        "iteration": 0,
-    }
+    counters = {"checkpoint_version": CHECKPOINT_VERSION, "iteration": 0}
     with atomic_folder(folder) as partial:
         rank = partial / RELEASE / "mp_rank_00"
         rank.mkdir(parents=True)
-        torch.save(checkpoint, rank / "model_optim_rng.pt")
+        torch.save({"model": state, "args": args, **counters}, rank / "model_optim_rng.pt")
         (partial / TRACKER).write_text(RELEASE + "\n")
 
 

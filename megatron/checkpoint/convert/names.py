@@ -44,11 +44,7 @@ LLAMA = Family(
     title="Llama",
     prefix="model.",
     block="model.layers.",
-    outer={
-        "embedding": "model.embed_tokens",
-        "norm": "model.norm",
-        "unembedding": "lm_head",
-    },
+    outer={"embedding": "model.embed_tokens", "norm": "model.norm", "unembedding": "lm_head"},
     inner={
         "attention_norm": "input_layernorm",
         "attention.query": "self_attn.q_proj",
@@ -63,10 +59,7 @@ LLAMA = Family(
         "mlp.down": "mlp.down_proj",
     },
 )
-OLMO2_NORMS = {
-    "attention_norm": "post_attention_layernorm",
-    "mlp_norm": "post_feedforward_layernorm",
-}
+OLMO2_NORMS = {"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"}
 OLMO2 = replace(LLAMA, inner=LLAMA.inner | OLMO2_NORMS)
 GPT_NEOX = Family(
     title="GPT-NeoX",
@@ -148,10 +141,7 @@ MEGATRON = Family(
         "mlp_norm": "mlp.linear_fc1.layer_norm_",
         "mlp.down": "mlp.linear_fc2",
     },
-    joined={
-        "self_attention.linear_qkv": QKV,
-        "mlp.linear_fc1": ("mlp.gate", "mlp.up"),
-    },
+    joined={"self_attention.linear_qkv": QKV, "mlp.linear_fc1": ("mlp.gate", "mlp.up")},
     by_group=True,
 )
 

@@ -48,8 +48,6 @@ def read_pickled_tensors(path: Path) -> Any:
 
 
 def _make_stand_in(name: str) -> type:
-    return (
-        argparse.Namespace
-        if name == "argparse.Namespace"
-        else type(name.rpartition(".")[2], (InertObject,), {})
-    )
+    if name == "argparse.Namespace":
+        return argparse.Namespace
+    return type(name.rpartition(".")[2], (InertObject,), {})
