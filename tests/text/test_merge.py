@@ -280,6 +280,6 @@ def test_the_tool_refuses_wrong_options_and_names(tmp_path: Path, capsys: pytest
         with pytest.raises(SystemExit) as stop:
             main(["a", *words])
         assert stop.value.code == 2
-    assert "--remove: no longer supported. Delete the inputs after the merge" in capsys.readouterr().err
+    assert "--remove: removed. Delete the inputs after the merge" in capsys.readouterr().err
     assert main([str(tmp_path / "none*"), "--parts", str(tmp_path / "x")]) == 1
     assert "no dataset matches" in capsys.readouterr().err
