@@ -135,7 +135,8 @@ def _exit_stopped(number: int, frame: FrameType | None) -> None:
     """Handle a stop signal during imports: exit at once."""
     if "RANK" not in os.environ:  # a launcher that stops its ranks prints its own message
         # os.write and os._exit instead of print and sys.exit: an import may discard
-        # SystemExit, and the signal may have interrupted a write to the same buffered stream
+        # SystemExit, and the signal may have interrupted
+        # a write to the same buffered stream
         os.write(2, f"{STOPPED_MESSAGE}\n".encode())
     os._exit(STOPPED)
 
@@ -203,10 +204,12 @@ def replace_lost_terminal() -> None:
 
     Writing to a closed terminal raises EIO.
     """
-    # The descriptors, not sys.stdout: C libraries and child processes write to them too.
+    # The descriptors, not sys.stdout: C libraries
+    # and child processes write to them too.
     for descriptor in (1, 2):
         with suppress(OSError):
-            # a closed terminal is still a character device, but isatty() is false for it
+            # a closed terminal is still a character
+            # device, but isatty() is false for it
             if os.path.samestat(os.fstat(descriptor), os.stat(os.devnull)) or os.isatty(descriptor):
                 continue
             if stat.S_ISCHR(os.fstat(descriptor).st_mode):
@@ -261,7 +264,8 @@ def open_console(stream: TextIO) -> "Console":
     from rich.console import Console
 
     console = Console(file=stream, force_terminal=True, markup=False, emoji=False, highlight=False)
-    # rich hides the cursor while it draws. After Ctrl-Z or kill -9 the shell would have none.
+    # rich hides the cursor while it draws. After
+    # Ctrl-Z or kill -9 the shell would have none.
     console.show_cursor = lambda show=True: False  # type: ignore[method-assign]  # of one instance
     return console
 
@@ -269,7 +273,8 @@ def open_console(stream: TextIO) -> "Console":
 def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str]) -> list[str]:
     """Return lines of aligned columns: those named in `left` to the left, others to the right."""
     lines = [[escape_controls(cell) for cell in row] for row in (head, *rows)]
-    # the heading is a line like the others, so it also counts for the width of a column
+    # the heading is a line like the others, so
+    # it also counts for the width of a column
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     aligned = []
     for line in lines:
@@ -337,7 +342,8 @@ class LiveView:
         if self._live is None:
             self.out.write(line + "\n")
         else:
-            # soft_wrap: the terminal wraps a long line, so that it is copied as one line
+            # soft_wrap: the terminal wraps a long
+            # line, so that it is copied as one line
             self._live.console.print(line, soft_wrap=True)
         self.out.flush()
 
@@ -514,7 +520,8 @@ class ToolParser(argparse.ArgumentParser):
         for word in words:
             if word in self.removed:
                 self.exit(2, f"{self.prog}: error: {word}: removed. {self.removed[word]} (see --help)\n")
-            # argparse accepts unique prefixes, so a prefix of an option is not misspelt
+            # argparse accepts unique prefixes, so
+            # a prefix of an option is not misspelt
             is_option = word.startswith("--") and not any(name.startswith(word) for name in names)
             if is_option and (nearest := get_close_matches(word.lstrip("-"), options, 1)):
                 message += f"; {word}: did you mean {options[nearest[0]]}?"
@@ -611,7 +618,8 @@ def run_main(main: Callable[[], int]) -> NoReturn:
         status = STOPPED
     except BrokenPipeError:
         # the flush at exit must not raise again
-        # The buffer still has text for the closed pipe. Python flushes it at exit, now to /dev/null.
+        # The buffer still has text for the closed pipe.
+        # Python flushes it at exit, now to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     except (OSError, ValueError) as error:
@@ -771,7 +779,8 @@ def run_mixture_server() -> None:
 def _runs_tool() -> bool:
     """Return whether this process runs a file in tools/ and is not a multiprocessing worker."""
     process = sys.modules.get("multiprocessing.process")
-    # A spawned worker imports the main module again; its parent decides when it ends.
+    # A spawned worker imports the main module
+    # again; its parent decides when it ends.
     if process is not None and process.parent_process() is not None:
         return False
     return Path(getattr(sys.modules["__main__"], "__file__", None) or "").resolve().parent == TOOLS

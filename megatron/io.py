@@ -106,8 +106,10 @@ def open_partial_folder(path: Path, replace: bool = False) -> Iterator[Path]:
     partial = path.with_name(path.name + PARTIAL)
     descriptor = _lock_folder(partial, path, replace)
     try:
-        # The lock is granted, so the writer of these files has ended. A link is deleted,
-        # never followed: rmtree of a link's target would delete data outside the folder.
+        # The lock is granted, so the writer of
+        # these files has ended. A link is deleted,
+        # never followed: rmtree of a link's target
+        # would delete data outside the folder.
         for leftover in partial.iterdir():
             shutil.rmtree(leftover) if leftover.is_dir() and not leftover.is_symlink() else leftover.unlink()
         yield partial
@@ -350,7 +352,8 @@ def _try_lock(descriptor: int, path: Path) -> bool:
     except OSError as error:
         if error.errno not in WITHOUT_FLOCK:
             raise
-        # where no process can lock, an empty file or folder was made for this lock: remove it
+        # where no process can lock, an empty file or
+        # folder was made for this lock: remove it
         with suppress(OSError):
             if path.is_dir():
                 path.rmdir()

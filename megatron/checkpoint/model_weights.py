@@ -209,8 +209,10 @@ def copy_weights(model: Gpt, weights: Weights) -> None:
     targets = model.state_dict()
     with torch.no_grad():
         for name, tensor in weights.state.items():
-            # The model's table may be padded further: [V_source, D] goes into rows 0
-            # to V_source - 1. other tensors are copied whole: [:None] selects all rows
+            # The model's table may be padded
+            # further: [V_source, D] goes into rows 0
+            # to V_source - 1. other tensors are
+            # copied whole: [:None] selects all rows
             rows = len(tensor) if name in VOCABULARY_TENSORS else None
             targets[name][:rows].copy_(tensor)
 

@@ -20,7 +20,8 @@ class StopMonitor:
         """Start counting `max_hours` now."""
         self.stop_file = stop_file
         self.max_hours = max_hours
-        # not time.time(): a correction of the wall clock must not end or extend the run
+        # not time.time(): a correction of the wall
+        # clock must not end or extend the run
         self.started = time.monotonic()
         self.reason: str | None = None
 
@@ -51,8 +52,10 @@ def watch_for_stop(stop_file: str | None, max_hours: float | None = None) -> Ite
         if number == signal.SIGHUP:
             replace_lost_terminal()
 
-    # Batch systems can send SIGUSR1 before the time limit (sbatch --signal=USR1@120), and
-    # send SIGTERM shortly before SIGKILL. signal.signal is allowed in the main thread only.
+    # Batch systems can send SIGUSR1 before the
+    # time limit (sbatch --signal=USR1@120), and
+    # send SIGTERM shortly before SIGKILL.
+    # signal.signal is allowed in the main thread only.
     previous_handlers = {
         number: signal.signal(number, record_signal) for number in stop_signals(signal.SIGUSR1)
     }

@@ -141,7 +141,8 @@ def _translate_errors(folder: Path) -> Iterator[None]:
     `CheckpointException` derives from BaseException, so callers' `except Exception` would miss it.
     """
     try:
-        # a global filter, because the writer thread may emit the warning after this block
+        # a global filter, because the writer thread
+        # may emit the warning after this block
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield
     except CheckpointException as error:

@@ -75,7 +75,8 @@ def commit_checkpoint(partial: Path, final: Path, meta: dict[str, Any]) -> None:
 def write_meta(partial: Path, meta: dict[str, Any]) -> None:
     """Write meta.json with the checksums of all files of a checkpoint."""
     # The checksums are of the files as written, not of the tensors in memory: they
-    # detect every later change, but not a tensor that was wrong before it was saved.
+    # detect every later change, but not a
+    # tensor that was wrong before it was saved.
     written = sorted(partial.iterdir())
     with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
         digests = list(pool.map(compute_sha256, written))
@@ -84,7 +85,8 @@ def write_meta(partial: Path, meta: dict[str, Any]) -> None:
         for path, digest in zip(written, digests, strict=True)
     }
     meta = {**meta, "files": files}
-    # meta.json is not in its own `files`; it has a checksum of its other keys instead
+    # meta.json is not in its own `files`; it
+    # has a checksum of its other keys instead
     (partial / META).write_text(json.dumps({**meta, META_CHECKSUM: compute_meta_checksum(meta)}, indent=1))
 
 
@@ -321,5 +323,6 @@ def _remove_interrupted(directory: Path, prefix: str) -> None:
 def _is_retained(info: CheckpointInfo, keep_every: int | None, keep_at: Sequence[int]) -> bool:
     if info.is_preempt or info.step is None:
         return False
-    # a preemption saves at an arbitrary step: a multiple of keep_every is then a coincidence
+    # a preemption saves at an arbitrary step: a
+    # multiple of keep_every is then a coincidence
     return info.step in keep_at or keep_every is not None and info.step % keep_every == 0

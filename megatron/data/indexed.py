@@ -145,7 +145,8 @@ class IndexedTokens:
 
     def _sequence_starts(self, sequences: np.ndarray) -> np.ndarray:
         """Return the first token of each sequence; n_tokens for n_sequences."""
-        # The end of the last document is sequence n_sequences, which has no position:
+        # The end of the last document is sequence
+        # n_sequences, which has no position:
         # its start is the end of the data.
         starts = np.full(len(sequences), self.n_tokens, dtype=np.int64)
         inside = sequences < self.n_sequences
@@ -175,7 +176,8 @@ def check_index(path: Path, dtype: str, n_sequences: int, n_documents: int) -> t
         n_tokens, longest, in_order, sound = _csrc.check_index(
             file.fileno(), HEADER.size, n_sequences, n_documents, np.dtype(dtype).itemsize
         )
-    # readers compute spans from positions, and `tokens` assumes that there are no gaps
+    # readers compute spans from positions, and
+    # `tokens` assumes that there are no gaps
     if not (sound and in_order):
         raise ValueError(f"{path}: got inconsistent lengths, positions or document boundaries. {HINT}.")
     return n_tokens, longest

@@ -56,7 +56,8 @@ class IndexedWriter:
                 f"{parts}: exists already, a dataset of parts. Choose another name, or delete it."
             )
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
-        # The lock is on the partial .bin. Its content belongs to another process before the
+        # The lock is on the partial .bin. Its content
+        # belongs to another process before the
         # lock, so that open_exclusive does not truncate.
         self._bin = open_exclusive(self._files[0][0], self.prefix)
         self._bin.truncate(0)
@@ -100,7 +101,8 @@ class IndexedWriter:
 
     def _append_ids(self, ids: np.ndarray) -> None:
         if ids.dtype != self.dtype and len(ids):
-            # the conversion below would wrap silently: 65,536 would become 0 in uint16
+            # the conversion below would wrap silently:
+            # 65,536 would become 0 in uint16
             limits = np.iinfo(self.dtype)
             if ids.min() < limits.min or ids.max() > limits.max:
                 odd = ids.min() if ids.min() < limits.min else ids.max()
@@ -134,7 +136,8 @@ class IndexedWriter:
             "tokens": self.n_tokens,
             "empty_documents": self.n_empty,
             "longest_document": self.longest,
-            # a caller's entry replaces a count: `empty_documents` counts EOD-only documents
+            # a caller's entry replaces a count:
+            # `empty_documents` counts EOD-only documents
             **self.meta,
             "sha256": self.sha256,
         }

@@ -8,7 +8,8 @@ therefore collide. This project makes every SeedSequence with `seed_sequence`.
 import numpy as np
 
 WORD = 1 << 32
-# first number of the key of a corpus's sample order: two words, so four words with seed and epoch
+# first number of the key of a corpus's sample order:
+# two words, so four words with seed and epoch
 # The number is the ASCII text "order", 5 bytes.
 SAMPLE_ORDER = 0x6F72646572
 END = 1  # last word of a long key, which then has at least five words and gets no padding from numpy
@@ -36,7 +37,8 @@ def key_words(*numbers: int) -> list[int]:
             return list(numbers)
     words = [len(numbers)]
     for number in numbers:
-        # Example: (5,) -> [1, 2, 5, 0, 1]: one number; one word, positive; 5; the end.
+        # Example: (5,) -> [1, 2, 5, 0, 1]: one
+        # number; one word, positive; 5; the end.
         # Each prefix determines how many words follow.
         digits = _split_into_words(abs(number))
         words += [2 * len(digits) + (number < 0), *digits]  # one word for both length and sign

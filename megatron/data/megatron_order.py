@@ -49,13 +49,16 @@ class MegatronOrder:
         # windows share one token: w windows need w * seq_len + 1 tokens
         self.n_windows = (self.n_epochs * per_epoch - 1) // seq_len
         state = np.random.RandomState(seed).get_state(legacy=False)["state"]
-        # One generator shuffles documents, then windows: (key, pos) is its state between both.
-        # ranges (begin, end, times) for csrc/shuffled.cpp; each is shuffled separately
+        # One generator shuffles documents, then
+        # windows: (key, pos) is its state between both.
+        # ranges (begin, end, times) for
+        # csrc/shuffled.cpp; each is shuffled separately
         epochs = [(0, n, self.n_epochs)] if n_first is None else [(0, n, self.n_epochs - 1), (0, n, 1)]
         self.document_index, key, pos = _csrc.shuffled(
             state["key"], state["pos"], np.array(epochs), np.dtype(np.int32)
         )
-        # [n_windows // 8 + 1, 2]: one row per 8 windows, where Megatron stores one per window.
+        # [n_windows // 8 + 1, 2]: one row per 8
+        # windows, where Megatron stores one per window.
         # The token of the last row exists: n_windows * seq_len <= all tokens - 1.
         self._starts = _csrc.sample_starts(
             lengths, self.document_index, INDEX_STRIDE * seq_len, self.n_windows // INDEX_STRIDE + 1
@@ -83,7 +86,8 @@ def split_epochs(tokens_per_epoch: int, seq_len: int, n_samples: int) -> tuple[i
     n_epochs = max(1, -(-(n_samples * seq_len + 1) // tokens_per_epoch))
     if n_epochs == 1:
         return 1, None
-    # Example: 1000 tokens per epoch and seq_len 100 give 9 windows in one epoch, 19 in two.
+    # Example: 1000 tokens per epoch and seq_len
+    # 100 give 9 windows in one epoch, 19 in two.
     # 12 samples need two epochs, and 12 - 9 = 3 of them start in the last one.
     # 3 < int(0.8 * 9) = 7: it is shuffled separately.
     n_before = ((n_epochs - 1) * tokens_per_epoch - 1) // seq_len
@@ -114,7 +118,8 @@ class MegatronSamples(Samples):
             sequences = self.indices.document_index[place : place + n_places]
             starts, lengths = self.tokens.sequence_spans(sequences)
             # ends[i]: tokens up to the end of sequence place + i
-            # The loop ends: the last window ends at or before the last token of the order.
+            # The loop ends: the last window ends at
+            # or before the last token of the order.
             ends = np.cumsum(lengths)
             if ends[-1] >= skip + len(row):
                 break

@@ -24,7 +24,8 @@ class Permutation:
         self.n = n
         # Walks are short: they visit disjoint parts of the 2^(2b) numbers. All n
         # walks together therefore have at most 2^(2b) < 4 n steps for n > 1.
-        # b = half: bits per side of the Feistel network, the smallest with 2^(2b) >= n
+        # b = half: bits per side of the Feistel
+        # network, the smallest with 2^(2b) >= n
         half = max(1, ((n - 1).bit_length() + 1) // 2)
         self._half = np.uint64(half)
         self._mask = np.uint64((1 << half) - 1)
@@ -32,7 +33,8 @@ class Permutation:
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Map positions (int64, any shape, 0 <= position < n); the result has the same shape."""
-        # uint64 throughout: an operation of int64 with uint64 arrays would give float64
+        # uint64 throughout: an operation of int64
+        # with uint64 arrays would give float64
         x = np.asarray(positions, dtype=np.uint64)
         shape = x.shape
         x = self._apply_rounds(x.reshape(-1))
@@ -45,12 +47,14 @@ class Permutation:
         return x.astype(np.int64).reshape(shape)
 
     def _apply_rounds(self, x: np.ndarray) -> np.ndarray:
-        # One round maps (L, R) to (A, B) = (R, L xor F(R)). Its inverse is (B xor F(A), A).
+        # One round maps (L, R) to (A, B) = (R, L
+        # xor F(R)). Its inverse is (B xor F(A), A).
         # With six rounds both halves are mixed three times.
         left, right = x >> self._half, x & self._mask
         for key in self._keys:
             mixed = (right ^ key) * MIX  # uint64 arithmetic wraps around, as intended
-            # The low bits of a product depend on the low bits of the input alone. This copies
+            # The low bits of a product depend on the
+            # low bits of the input alone. This copies
             # the high half into the low half; bits 29 to 28 + b are well mixed.
             mixed ^= mixed >> np.uint64(32)
             mixed *= MIX
@@ -71,7 +75,8 @@ class ShuffledEpochs:
         """Return the items at positions int64 [n] of any epochs."""
         epochs, positions = np.divmod(numbers, self.n)
         indices = np.empty_like(positions)
-        # a batch is usually in one epoch or in two adjacent ones, so this loop is short
+        # a batch is usually in one epoch or in
+        # two adjacent ones, so this loop is short
         for epoch in np.unique(epochs):
             in_epoch = epochs == epoch
             indices[in_epoch] = self._epoch_order(int(epoch))(positions[in_epoch])

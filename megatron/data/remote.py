@@ -36,7 +36,8 @@ log = get_logger(__name__)
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub"}
 MAGIC = re.compile(r"[*?[]")
 CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^\s/'\"@]*@")
-# keys of fsspec's file information, in order of preference; backends have different ones
+# keys of fsspec's file information, in order
+# of preference; backends have different ones
 VERSION_KEYS = ("ETag", "etag", "blob_id", "Content-MD5", "Last-Modified", "mtime")
 BLOCK_BYTES = 8 << 20  # per request
 

@@ -44,7 +44,8 @@ FIELDS: dict[str, dict[type, str]] = {
 }
 # type: what an error calls it, and its test
 KINDS: dict[type, tuple[str, Callable[[Any], bool]]] = {
-    # JSON does not separate counts from other numbers: 1.0, true, -1 and 10^30 are rejected
+    # JSON does not separate counts from other
+    # numbers: 1.0, true, -1 and 10^30 are rejected
     int: ("a whole number", lambda x: type(x) is int and 0 <= x < 1 << 63),
     bool: ("true or false", lambda x: isinstance(x, bool)),
     str: ("a string", lambda x: isinstance(x, str)),
@@ -159,7 +160,8 @@ def _check_fields(path: Path, section: str, where: str, content: dict[str, Any])
     for kind, names in FIELDS[section].items():
         expected, is_valid = KINDS[kind]
         for name in names.split():
-            # unknown and missing keys are accepted: other versions have fewer or more
+            # unknown and missing keys are accepted:
+            # other versions have fewer or more
             if (value := content.get(name)) is not None and not is_valid(value):
                 raise ValueError(
                     f"{path}: {where}{name}: got {str(value)[:40]!r}, expected {expected}. "

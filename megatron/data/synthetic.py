@@ -25,7 +25,8 @@ class SyntheticSamples(SampleSource):
         There are 64 held-out samples, equal for every seed.
         """
         self.n_tokens, self.seq_len = n_tokens, seq_len
-        # seed 0 for every run: evaluation losses of different seeds are of the same samples
+        # seed 0 for every run: evaluation losses of
+        # different seeds are of the same samples
         self.key = [HELD_OUT, 0] if held_out else [TRAIN, seed]
         self.samples_per_epoch = N_HELD_OUT if held_out else n_unique or 2**40  # 2^40: never reached
         self._order = None if n_unique is None else ShuffledEpochs(n_unique, [TRAIN, seed])

@@ -70,8 +70,10 @@ class CorpusLoss:
         loss, scored = total / n, int((self.tokens > 0).sum())
         loss_se = mc_se = interval = None
         if scored > 1:
-            # linearized standard error of the ratio estimator sum(nats) / sum(tokens) over documents
-            # a mean of losses per document would weight short documents as much as long ones
+            # linearized standard error of the ratio estimator
+            # sum(nats) / sum(tokens) over documents
+            # a mean of losses per document would weight
+            # short documents as much as long ones
             spread = float(((self.nats - loss * self.tokens) ** 2).sum())
             loss_se = math.sqrt(spread * scored / (scored - 1)) / n
         if self.draws is not None and len(self.draws) > 1:
@@ -148,7 +150,8 @@ def compute_bound_loss(
     if num_mc < 1:
         raise ValueError(f"--num-mc: got {num_mc}, expected 1 or more")
     sums = _DocumentSums(corpus, eod_id, num_mc)
-    # rows and not windows are batched: a batch may contain some of the draws of a window
+    # rows and not windows are batched: a batch
+    # may contain some of the draws of a window
     n_rows, n_read = np.full(len(windows), num_mc), [window.n_read for window in windows]
     for rows in iter_rank_batches(n_read, n_rows, options):
         sequences, hidden, scales, places = [], [], [], []
@@ -282,6 +285,7 @@ class _DocumentSums:
         draws = None
         if self.draws is not None:
             draws = sum_over_ranks(torch.from_numpy(self.draws).to(world.device), world).cpu().numpy()
-            # self.nats sums over draws, and each draw is an estimate of the same bound
+            # self.nats sums over draws, and each
+            # draw is an estimate of the same bound
             nats = nats / len(draws)
         return CorpusLoss(nats[:-1], tokens, draws, None, float(nats[-1]))

@@ -57,8 +57,10 @@ class MegatronModel:
     def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-        # A diffusion model reads the positions that it predicts, also the last one, which an
-        # autoregressive model does not read. A window of it is therefore one token shorter.
+        # A diffusion model reads the positions that
+        # it predicts, also the last one, which an
+        # autoregressive model does not read. A window
+        # of it is therefore one token shorter.
         length = self.reader.max_length if self.reader.causal else self.reader.max_length - 1
         encoded: list[Request] = []
         ends: list[int] = []
@@ -137,7 +139,8 @@ def score_task(
 
     kinds = {name: task.OUTPUT_TYPE for name, task in loaded["tasks"].items()}
     for task in loaded["tasks"].values():
-        # the requested number, else that of the task, else 0, as lm-eval resolves it
+        # the requested number, else that of the
+        # task, else 0, as lm-eval resolves it
         if num_fewshot is not None or task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=num_fewshot or 0)
         task.set_fewshot_seed(seed=FEWSHOT_SEED)

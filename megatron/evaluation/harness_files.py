@@ -106,7 +106,8 @@ def write_harness_files(
             raise OSError(f"{folder}: lm-eval wrote {len(files)} files, expected {1 + len(samples)}")
         target = folder / files[0].parent.name
         target.mkdir(exist_ok=True)
-        # samples first: readers of lm-eval list the results and then look for their samples
+        # samples first: readers of lm-eval list the
+        # results and then look for their samples
         for file in sorted(files, key=lambda file: file.name.startswith("results_")):
             os.replace(file, target / file.name)
     return next(target / file.name for file in files if file.name.startswith("results_"))

@@ -181,7 +181,8 @@ def score_held_out(
             for corpus, tokens in opened.items()
         }
         # If no tokenizer can be loaded now, the stored score is at least as good.
-        # Otherwise a machine without the tokenizer would replace it by a score without bits per byte.
+        # Otherwise a machine without the tokenizer would
+        # replace it by a score without bits per byte.
         sums = [None if item is None else item.sha256 for item in tokenizers.values()]
         is_current = (
             is_current and previous is not None and (None in sums or sums == previous.get("tokenizers"))

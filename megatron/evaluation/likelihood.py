@@ -112,9 +112,11 @@ def score_autoregressive(
     # the last token is only predicted
     sequences, n_truncated = truncate_left(requests, options["max_length"] + 1)
     scores = torch.zeros(len(requests), 2, dtype=torch.float64)
-    # Inputs are sequences without their last token: four choices of one token after a context of 100 have
+    # Inputs are sequences without their last token: four
+    # choices of one token after a context of 100 have
     # equal inputs, and packed they read 100 tokens instead of 400.
-    # a document mask excludes packing, because the model then computes positions itself
+    # a document mask excludes packing, because
+    # the model then computes positions itself
     rows = _build_rows(
         [sequence[:-1] for sequence in sequences], 1 if model.config.document_mask else batch_size
     )
@@ -137,10 +139,13 @@ def iter_rank_batches(
 
     The division into batches does not depend on the number of ranks.
     """
-    # Longest first: little padding, and memory peaks at the first batch. Batch t belongs to rank t mod n.
+    # Longest first: little padding, and memory peaks at
+    # the first batch. Batch t belongs to rank t mod n.
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
-    # All rows of all items are numbered consecutively in this order; a batch is a range of numbers.
-    # n_rows 2 3 in this order and batch_size 2: ends 2 5; rows 0 1 | 2 3 | 4 are (item 0: 0 1), (item
+    # All rows of all items are numbered consecutively
+    # in this order; a batch is a range of numbers.
+    # n_rows 2 3 in this order and batch_size 2: ends
+    # 2 5; rows 0 1 | 2 3 | 4 are (item 0: 0 1), (item
     # 1: 0 1), (item 1: 2). side="right" skips items without rows.
     ends = np.cumsum(n_rows[order])
     world, batch_size, n_reported = options["world"], options["batch_size"], 0
@@ -172,9 +177,11 @@ def _build_rows(inputs: Sequence[tuple[int, ...]], most: int) -> list[_Row]:
         if rows:
             row = rows[-1]
             shared, n = _count_common_prefix(row.inputs[-1][: row.shared], tokens), len(row.numbers)
-            # n + 1 requests may share less than n did. Packing saves (n - 1) * row.shared tokens before
+            # n + 1 requests may share less than n did.
+            # Packing saves (n - 1) * row.shared tokens before
             # this request and n * shared with it, and must not save less.
-            # four requests share 100 tokens, a fifth only 10: 10 * 4 < 100 * 3, so it begins a new row
+            # four requests share 100 tokens, a fifth only
+            # 10: 10 * 4 < 100 * 3, so it begins a new row
             if n < most and shared * n > row.shared * (n - 1) and shared * WORTH_SHARING >= len(tokens):
                 row.numbers.append(i)
                 row.inputs.append(tokens)
@@ -240,7 +247,8 @@ def _score_rows(
     if parts.any():  # a position attends to the shared prefix and to its own request
         part_of = torch.from_numpy(parts).to(device)
         # [B, S, S], causal mask applies in addition
-        # padding has part 0 too, but it follows all tokens of its row: causality hides it
+        # padding has part 0 too, but it follows
+        # all tokens of its row: causality hides it
         visible = (part_of[:, None, :] == 0) | (part_of[:, None, :] == part_of[:, :, None])
         position_ids = torch.from_numpy(positions).to(device)
     # several requests may use the same position
@@ -274,8 +282,10 @@ def compute_hidden_at(
     n_rows, width = tokens.shape
     row, position = np.divmod(places, width)
     n_queries = np.bincount(row, minlength=n_rows)
-    # places -> (row, column) of a rectangular table of query positions, padded with position 0
-    # width 4, places 1 3 6: rows 0 0 1, n_queries 2 1, columns 0 1 0, query_positions [[1, 3], [2, 0]]. The
+    # places -> (row, column) of a rectangular table
+    # of query positions, padded with position 0
+    # width 4, places 1 3 6: rows 0 0 1, n_queries 2 1,
+    # columns 0 1 0, query_positions [[1, 3], [2, 0]]. The
     # padded 0 is computed and never selected.
     column = np.arange(len(places)) - (n_queries.cumsum() - n_queries)[row]
     query_positions = np.zeros((n_rows, int(n_queries.max(initial=0))), dtype=np.int64)

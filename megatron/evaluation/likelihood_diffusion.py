@@ -71,7 +71,8 @@ def score_tokens_left_to_right(
         log_p, best, _ = score_masked_rows(model, [sequences[n] for n, _ in batch], hidden, first_only=True)
         places = torch.tensor([begins[number] + row for number, row in batch])
         scores[0, places], scores[1, places] = log_p, best.double()
-    # every index was filled on one rank and is 0 on the others, so the sum is a gather
+    # every index was filled on one rank and is
+    # 0 on the others, so the sum is a gather
     world = options["world"]
     all_scores = sum_over_ranks(scores.to(world.device), world).cpu().numpy()
     return all_scores[0], all_scores[1] > 0
@@ -149,10 +150,12 @@ def draw_answer_masks(length: int, num_mc: int, seed: int, number: int) -> tuple
         ways = np.array([1] + [n * math.comb(length, n) for n in range(1, length + 1)])
         return hidden, 1.0 / ways[hidden.sum(axis=1)]
     rng = make_generator(seed, Purpose.ANSWER, number)
-    # one t in each part has a smaller variance than independent t, and the same mean
+    # one t in each part has a smaller variance
+    # than independent t, and the same mean
     t = (np.arange(num_mc) + rng.random(num_mc)) / num_mc
     n_hidden = np.minimum(1 + np.floor(t * length).astype(np.int64), length)  # t can be rounded up to 1
-    # argsort of argsort: random ranks; the n_hidden smallest ranks are a uniform subset
+    # argsort of argsort: random ranks; the
+    # n_hidden smallest ranks are a uniform subset
     order = rng.random((num_mc, length)).argsort(axis=1).argsort(axis=1)
     return order < n_hidden[:, None], length / n_hidden / num_mc
 

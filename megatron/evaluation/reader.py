@@ -97,7 +97,8 @@ class Reader:
 
     def encode(self, texts: Sequence[str], begin: bool = True) -> list[tuple[int, ...]]:
         """Return the ids of each text; `begin`: put bos_id first, if the tokenizer has one."""
-        # the choices of a question share its context, so most texts occur several times
+        # the choices of a question share its
+        # context, so most texts occur several times
         unique = list(dict.fromkeys(texts))
         encoded = dict(zip(unique, self.tokenizer.encode_batch(unique), strict=True))
         first = () if self.begin_id is None or not begin else (self.begin_id,)
@@ -109,11 +110,14 @@ class Reader:
         Both are encoded as one text, which is split after as many ids as the context alone has. Spaces at the
         end of the context are moved to the continuation.
         """
-        # moved: pairs after moving the spaces at the end of a context to its continuation
+        # moved: pairs after moving the spaces at
+        # the end of a context to its continuation
         moved = []
         for context, continuation in pairs:
-            # in most tokenizers a space belongs to the token of the next word: a context
-            # that ends with one would split the text as it is never split in training
+            # in most tokenizers a space belongs to
+            # the token of the next word: a context
+            # that ends with one would split the
+            # text as it is never split in training
             stripped = context.rstrip() if context else ""
             moved.append(
                 (stripped, context[len(stripped) :] + continuation) if context else ("", continuation)
@@ -128,7 +132,8 @@ class Reader:
         for (context, _), context_ids, whole_ids, bare_ids in zip(pairs, contexts, whole, bare, strict=True):
             if context:
                 requests.append(Request(context_ids or (self.prefix_id,), whole_ids[len(context_ids) :]))
-            # a text that already begins with the prefix id must not get a second one
+            # a text that already begins with the
+            # prefix id must not get a second one
             elif bare_ids[:1] == (self.prefix_id,):
                 requests.append(Request(bare_ids[:1], bare_ids[1:]))
             else:
@@ -196,7 +201,8 @@ class Reader:
             new = self._generate([prompts[i] for i, _ in batch], max_new_tokens, until, sampling)
             for (i, _), tokens in zip(batch, new, strict=True):
                 written[i, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32) + 1
-        # each row was written by one rank; the sum is in float64, which is exact for ids
+        # each row was written by one rank; the sum
+        # is in float64, which is exact for ids
         all_ids = sum_over_ranks(written.to(self.world.device), self.world).long().cpu()
         texts = []
         for prompt, row in zip(prompts, all_ids, strict=True):
@@ -225,7 +231,8 @@ class Reader:
                     continue
                 written[i].append(token)
                 text = self.writer.decode_new(prompts[i], written[i])
-                # on the text and not on ids: a stop word may begin in the middle of a token
+                # on the text and not on ids: a stop word
+                # may begin in the middle of a token
                 ended[i] = _find_first(until, text) < len(text)
             if all(ended):
                 break

@@ -51,9 +51,12 @@ def validate(
     n_samples = min(samples.samples_per_epoch, max_samples or samples.samples_per_epoch)
     n_draws = 1 if objective.exact else num_mc
     nats = torch.zeros(n_samples, n_draws, dtype=torch.float64, device=world.device)
-    # Sharded forward passes are collective, so all ranks need the same number of batches: ranks with fewer
-    # samples score the last sample again, and only the first n_local results of a rank are counted.
-    # 10 samples on 4 ranks: 3 turns. Rank 2 scores 2, 6 and, instead of 10, again 9; n_local = 2.
+    # Sharded forward passes are collective, so all ranks
+    # need the same number of batches: ranks with fewer
+    # samples score the last sample again, and only
+    # the first n_local results of a rank are counted.
+    # 10 samples on 4 ranks: 3 turns. Rank 2 scores
+    # 2, 6 and, instead of 10, again 9; n_local = 2.
     n_turns = -(-n_samples // world.dp_size)
     local_samples = np.minimum(np.arange(n_turns) * world.dp_size + world.dp_rank, n_samples - 1)
     n_local = len(range(world.dp_rank, n_samples, world.dp_size))

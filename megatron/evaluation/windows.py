@@ -132,5 +132,6 @@ def count_scored_tokens(corpus: IndexedTokens, windows: Sequence[Window]) -> np.
     last_window = np.searchsorted(begins, edges, side="right") - 1
     clipped = np.maximum(last_window, 0)
     until = before[clipped] + np.clip(edges - begins[clipped], 0, lengths[clipped])
-    # cumulative count at every document edge; edges before the first window have count 0
+    # cumulative count at every document edge;
+    # edges before the first window have count 0
     return np.diff(np.where(last_window < 0, 0, until))

@@ -84,7 +84,8 @@ def _fill_positions(
     read = torch.as_tensor(prompts, dtype=torch.long, device=device)
     tokens = torch.cat([read, read.new_full((len(prompts), n_new), mask_id)], dim=1)
     n_read = read.shape[1]
-    # drawn for all steps in advance, one stream per prompt: 16 bytes per step and new token
+    # drawn for all steps in advance, one stream
+    # per prompt: 16 bytes per step and new token
     streams = [draw_uniforms(sampling.seed, i, len(plan), 2, n_new) for i in numbers]
     noise = torch.from_numpy(np.stack(streams)).to(device)  # [B, steps, 2, n_new]: 0: tokens, 1: order
     for step, (begin, end, n_settled) in enumerate(plan):
@@ -97,7 +98,8 @@ def _fill_positions(
         if model.config.mask_id is not None:  # an id of the tokenizer, which no position may keep
             logits[..., mask_id] = -torch.inf
         u = noise[:, step, 0, begin:end].flatten()
-        # every position is sampled at each step, but only the chosen ones are written
+        # every position is sampled at each step,
+        # but only the chosen ones are written
         sampled = sample_tokens(logits.flatten(0, 1), u, sampling).unflatten(0, hidden.shape)
         if order == "confidence":
             priority = logits.float().log_softmax(-1).gather(-1, sampled[..., None])[..., 0]
@@ -105,7 +107,8 @@ def _fill_positions(
             priority = noise[:, step, 1, begin:end]
         else:
             priority = -torch.arange(end - begin, device=device).expand(hidden.shape).float()
-        # topk over masked positions only; the plan guarantees that at least n_settled of them are left
+        # topk over masked positions only; the plan
+        # guarantees that at least n_settled of them are left
         # -Inf for the positions already written: their number equals that of the earlier steps of the block
         # in every row
         best = priority.masked_fill(~hidden, -torch.inf).topk(n_settled, dim=-1).indices

@@ -13,7 +13,8 @@ from megatron.kernels.range_mask import RangeMask, attend_in_ranges
 QUERY_BLOCK = 64
 
 # Kernels for a dense mask. Flash attention reads none. The backward of cuDNN's
-# returns NaN in the gradient of q where the last tile of 128 positions is half full.
+# returns NaN in the gradient of q where the
+# last tile of 128 positions is half full.
 MASKED_BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 ATTENTION_OPERATORS = (
@@ -55,7 +56,8 @@ def scaled_dot_product_attention(
         return cpu_attention(q, k, v, causal, scale)
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-    # torch refuses is_causal together with a mask; a mask already contains causality
+    # torch refuses is_causal together with a
+    # mask; a mask already contains causality
     if q.device.type == "cuda":
         return _attend_with_mask(q, k, v, mask, scale)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
@@ -104,9 +106,11 @@ def attend_in_query_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
     output = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
     for begin in range(0, q.shape[2], QUERY_BLOCK):
         end = min(begin + QUERY_BLOCK, q.shape[2])
-        # queries begin..end - 1 see at most keys 0..end - 1: keys after `end` are never read
+        # queries begin..end - 1 see at most keys
+        # 0..end - 1: keys after `end` are never read
         if mask is None:
-            # row i is query begin + i, so tril(begin) keeps keys 0 .. begin + i. With begin = 64 and end
+            # row i is query begin + i, so tril(begin) keeps
+            # keys 0 .. begin + i. With begin = 64 and end
             # = 128: [64, 128], and the first row sees keys 0..64.
             seen = torch.ones(end - begin, end, dtype=torch.bool, device=q.device).tril(begin)
         else:

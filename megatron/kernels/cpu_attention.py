@@ -77,7 +77,8 @@ def _compute_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: flo
             # the softmax is float32; P is rounded to
             # the input dtype only as an operand of P V
             weights = _compute_weights(queries[:, rows], keys[:, :n_seen], causal, scores).to(q.dtype)
-            # [b H, n, n_seen] @ [b H, n_seen, K] -> [b H, n, K], seen as [b, H, n, K]
+            # [b H, n, n_seen] @ [b H, n_seen, K]
+            # -> [b H, n, K], seen as [b, H, n, K]
             out[:, :, rows] = torch.bmm(weights, values[:, :n_seen]).view_as(out[:, :, rows])
     return output
 
@@ -171,8 +172,10 @@ def _like_heads(q: Tensor) -> Tensor:
 
 def _samples_per_pass(q: Tensor) -> int:
     """Return the number of samples processed at a time, so that their scores fit in MAX_SCORES."""
-    # 12 heads and 512 positions: 12 x 128 x 512 = 786,432 > MAX_SCORES, so one sample
-    # at a time. 4 heads and 256 positions: 4 x 128 x 256 = 131,072, so four samples.
+    # 12 heads and 512 positions: 12 x 128 x
+    # 512 = 786,432 > MAX_SCORES, so one sample
+    # at a time. 4 heads and 256 positions: 4
+    # x 128 x 256 = 131,072, so four samples.
     return max(1, min(len(q), MAX_SCORES // (q.shape[1] * min(QUERY_BLOCK, q.shape[2]) * q.shape[2])))
 
 

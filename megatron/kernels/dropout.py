@@ -14,8 +14,10 @@ MASK32 = 0xFFFFFFFF
 
 def scramble_bits(x: Tensor) -> Tensor:
     """Hash 32-bit integers stored in int64, with the finalizer of MurmurHash3."""
-    # masked after every product: int64 would keep the high bits that uint32 arithmetic discards
-    # two 32-bit factors can overflow int64, which wraps modulo 2^64: the low 32 bits are still correct
+    # masked after every product: int64 would keep
+    # the high bits that uint32 arithmetic discards
+    # two 32-bit factors can overflow int64, which wraps
+    # modulo 2^64: the low 32 bits are still correct
     x = x & MASK32
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & MASK32
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & MASK32
@@ -59,7 +61,8 @@ def drop_hidden(x: Tensor, key: Tensor, place: int, rate: float) -> Tensor:
     if rate == 0:
         return x
     _, n_positions, width = x.shape
-    # features are the "keys" of one head: a draw for each (sample, position, feature)
+    # features are the "keys" of one head: a
+    # draw for each (sample, position, feature)
     keep = draw_keep_mask(derive_layer_key(key, place), 1, n_positions, width, rate)[:, 0]
     return x * keep / (1 - rate)
 

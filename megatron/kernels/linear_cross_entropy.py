@@ -22,8 +22,10 @@ from megatron.plan.memory import LOGITS_PER_CHUNK
 # Logits processed by softmax and its gradient at a time. On a CPU 1 MiB of float32,
 # which stays in the L2 cache of a core. On a GPU LOGITS_PER_CHUNK, 256 MiB.
 CHUNK_ELEMENTS_CPU = 1 << 18
-# Minimum rows of a matrix product; with fewer rows it is inefficient. In half precision the gradient
-# of the head is accumulated in float32 in a separate pass over [V, D] per chunk: 512 rows took 0.5 to 0.8 of
+# Minimum rows of a matrix product; with fewer rows
+# it is inefficient. In half precision the gradient
+# of the head is accumulated in float32 in a separate
+# pass over [V, D] per chunk: 512 rows took 0.5 to 0.8 of
 # the time of 128 rows.
 MIN_ROWS = 128
 MIN_ROWS_HALF = 512
@@ -94,7 +96,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         rows = _rows_per_softmax(hidden, n_rows) if shard is None else chunk
         grad_hidden = torch.empty_like(hidden)
         grad_weight: Tensor | None = None
-        # 10^6 tokens of 10 nats sum to 10^7, where consecutive float32 numbers differ by 1
+        # 10^6 tokens of 10 nats sum to 10^7, where
+        # consecutive float32 numbers differ by 1
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         buffer = hidden.new_empty(min(n, chunk), n_rows)  # reused by all chunks: logits, then their gradient
         for begin in range(0, n, chunk):
@@ -182,7 +185,8 @@ def linear_log_p(hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor) 
     Returns log p float32 [T], and bool [T]: whether the target is the argmax of its row.
     """
     # sorted by row, the places of each chunk of rows are one contiguous slice
-    # chunk = 2 and rows 3 0 3: sorted rows 0 3 3, edges 0 2 4, bounds 0 1 3. Chunk 0 has place 0, chunk 1 has
+    # chunk = 2 and rows 3 0 3: sorted rows 0 3 3, edges 0
+    # 2 4, bounds 0 1 3. Chunk 0 has place 0, chunk 1 has
     # places 1 and 2.
     order = rows.argsort(stable=True)
     rows, targets = rows[order], targets[order]

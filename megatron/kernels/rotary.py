@@ -51,7 +51,8 @@ def rotary_at_positions(positions: Tensor, model: ModelConfig) -> Rotary:
 @lru_cache(maxsize=4)
 def rotary_table(n_positions: int, model: ModelConfig, device: torch.device, first: int = 0) -> Rotary:
     """Return cos and sin of consecutive positions from `first`, each float32 [S, R]; cached, so read-only."""
-    # not as inference tensors: autograd could not save a cached one in a later training step
+    # not as inference tensors: autograd could not
+    # save a cached one in a later training step
     with torch.inference_mode(False):
         return rotary_at_positions(torch.arange(first, first + n_positions, device=device), model)
 

@@ -74,8 +74,10 @@ def _write_gradient(
     """Do the same with torch operations, including the collectives of a vocabulary shard."""
     log_p = _log_softmax(logits, shard)
     target_log_p, column, is_local = _gather_target(log_p, targets, shard)
-    # d nll / d logits = softmax - onehot; a target on another rank subtracts 0 from some
-    # local column exp_ overwrites log_p; target_log_p was copied from it by gather before
+    # d nll / d logits = softmax - onehot; a
+    # target on another rank subtracts 0 from some
+    # local column exp_ overwrites log_p; target_log_p
+    # was copied from it by gather before
     grad = log_p.exp_().scatter_add_(1, column, -is_local)
     logits.copy_(grad if scale is None else grad.mul_(scale[:, None]))
     return -target_log_p
@@ -108,8 +110,10 @@ def _gather_target(
         column = targets[:, None]
         # a view with stride 0: no memory for a mask of ones
         return log_p.gather(1, column)[:, 0], column, log_p.new_ones(()).expand(column.shape)
-    # targets of other ranks are clamped to a valid column and zeroed by the mask before the sum
-    # V = 50,304 on 2 ranks, target 30,000: column 4,848 on rank 1; on rank 0 column 25,151 with mask 0
+    # targets of other ranks are clamped to a valid
+    # column and zeroed by the mask before the sum
+    # V = 50,304 on 2 ranks, target 30,000: column 4,848
+    # on rank 1; on rank 0 column 25,151 with mask 0
     column = targets[:, None] - shard.first_row
     is_local = (column >= 0) & (column < log_p.shape[1])
     column = column.clamp(0, log_p.shape[1] - 1)

@@ -296,7 +296,8 @@ def fit_compute_law(
     if len(np.unique(labels)) < len(y):
         noise = estimate_noise(residual, jacobian, labels)
         spread, dof, correlation = noise.sigma, int(noise.dof), noise.correlate(labels)
-    # least squares in the free directions; rows of constants that are not free are 0
+    # least squares in the free directions;
+    # rows of constants that are not free are 0
     errors = basis @ np.linalg.pinv(jacobian, 3e-8)  # [7, n], of the constants by the noise
     covariance = spread**2 * errors @ (errors.T if correlation is None else correlation @ errors.T)
     test = check_lack_of_fit(residual, orthonormal_basis(jacobian), np.stack([N, D], axis=-1))

@@ -67,7 +67,8 @@ def crossover(first: Law, second: Law, U: Sequence[float], n_replicates: int = 5
     if n:
         pairs = [(first.replicate(i), second.replicate(i)) for i in range(n)]
         replicate_C = np.array([[critical_compute(*pair, u) for u in unique_tokens] for pair in pairs])
-        # a replicate without a crossover counts as one above the range of the search
+        # a replicate without a crossover counts
+        # as one above the range of the search
         replicate_C = np.where(np.isnan(replicate_C), np.inf, replicate_C)
         n_units = [law.n_units for law in (first, second) if law.n_units]
         level = expanded_level(LEVEL, min(n_units, default=None))

@@ -178,7 +178,8 @@ class Designer:
             # the next run may cost more than an equal share, but
             # enough must remain for the cheapest of the others
             rest = (n_runs - len(others) - 1) * cost.min()
-            # and never more than what is left, also where that is below the cheapest
+            # and never more than what is left,
+            # also where that is below the cheapest
             allowed = cost <= min(left, max(left - rest, cost.min()))
             allowed[others] = False
             if not allowed.any():

@@ -44,7 +44,8 @@ def convert_value(name: str, value: Any, hint: Any) -> Any:
         return math.nan if value is None else float(value)
     if hint is Any or (hint in (int, str, bool) and type(value) is hint):
         return value
-    # the value is cut to 40 characters, since replicates may be thousands of numbers
+    # the value is cut to 40 characters, since
+    # replicates may be thousands of numbers
     expected = getattr(hint, "__name__", str(hint)) if origin is None else str(hint)
     raise ValueError(f"{name}: got {str(value)[:40]!r}, expected {expected}")
 

@@ -22,8 +22,10 @@ class KvCache:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         # one allocation for all layers: [L, 2, B, H, n_positions, K]
-        # 12 layers, 8 sequences of 1024 positions, 12 heads of 64 in float32: 12 * 2 * 8 * 12 * 1024 * 64 * 4
-        # bytes = 576 MiB. Positions from n_read on are uninitialized, and `extend` never returns them.
+        # 12 layers, 8 sequences of 1024 positions, 12 heads
+        # of 64 in float32: 12 * 2 * 8 * 12 * 1024 * 64 * 4
+        # bytes = 576 MiB. Positions from n_read on are
+        # uninitialized, and `extend` never returns them.
         self.storage = torch.empty(
             config.n_layers,
             2,
@@ -47,7 +49,8 @@ class KvCache:
         window = n_keys if self.window is None else self.window
         if (self.n_read == 0 or n_new == 1) and n_keys <= window:
             return None
-        # row i is position n_read + i: it sees the cached keys and the new ones up to itself
+        # row i is position n_read + i: it sees the
+        # cached keys and the new ones up to itself
         # n_read = 2, n_new = 2: rows 1110 and 1111
         return build_window_mask(n_new, n_keys, window, self.storage.device)[None, None]
 
@@ -71,5 +74,6 @@ class LayerCache:
         end = self.n_read + keys.shape[2]
         self.keys[:, :, self.n_read : end] = keys
         self.values[:, :, self.n_read : end] = values
-        # views, no copies; n_read itself is advanced by KvCache once all layers have written
+        # views, no copies; n_read itself is advanced
+        # by KvCache once all layers have written
         return self.keys[:, :, :end], self.values[:, :, :end]

@@ -10,8 +10,10 @@ from megatron.kernels.range_mask import RangeMask, build_range_mask, can_use_ran
 def document_numbers(tokens: Tensor, eod_id: int) -> Tensor:
     """Return the document number of each position, [B, S], from 0; an end token is part of its document."""
     ends = (tokens == eod_id).long()
-    # number of ends strictly before each position: an end token itself does not count yet
-    # tokens a b E c d, with E the end-of-document token: ends 0 0 1 0 0, cumsum 0 0 1 1 1, result 0 0 0 1 1
+    # number of ends strictly before each position:
+    # an end token itself does not count yet
+    # tokens a b E c d, with E the end-of-document token:
+    # ends 0 0 1 0 0, cumsum 0 0 1 1 1, result 0 0 0 1 1
     return ends.cumsum(1) - ends
 
 
@@ -81,5 +83,6 @@ def build_attention_mask(
         visible = same if visible is None else visible & same
     if visible is None:
         return None  # a mask costs B S^2 bytes and is slower than plain causal or full attention
-    # the softmax of a row without any key is NaN: `same` always contains the position itself
+    # the softmax of a row without any key is NaN:
+    # `same` always contains the position itself
     return (visible.tril() if causal else visible)[:, None]

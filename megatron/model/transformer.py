@@ -210,7 +210,8 @@ class Gpt(nn.Module):
         if config.positions == "learned":
             assert config.n_positions is not None, "set by read.py"
             self.position_embedding = nn.Embedding(config.n_positions, config.d_model)
-        # a bias of the head is the column of a channel that is always 1 (see `_read_out`)
+        # a bias of the head is the column of a
+        # channel that is always 1 (see `_read_out`)
         width, tied = config.d_model + config.head_bias, config.tied_embedding
         head = None if tied else nn.Linear(width, config.vocab_rows, bias=False)
         self.unembedding: nn.Linear | None = head
@@ -276,7 +277,8 @@ class Gpt(nn.Module):
         for i, block in enumerate(self.blocks):
             if drops and dropout_key is not None:
                 inputs = replace(inputs, dropout_key=derive_layer_key(dropout_key, i))
-            # earlier blocks need all positions, since the next block attends to them
+            # earlier blocks need all positions,
+            # since the next block attends to them
             if query_positions is not None and i == len(self.blocks) - 1:
                 inputs = inputs.select_queries(query_positions, tokens.shape[1])
             x = block(x, inputs)
@@ -302,7 +304,8 @@ class Gpt(nn.Module):
         inputs = AttentionInputs(cache.n_read == 0, rotary, cache.build_mask(tokens.shape[1]))
         for block, layer in zip(self.blocks, cache.layers, strict=True):
             x = block(x, replace(inputs, cache=layer))
-        # only after the last block: until then every layer writes at the same n_read
+        # only after the last block: until then
+        # every layer writes at the same n_read
         cache.advance(tokens.shape[1])
         return self._read_out(x)
 

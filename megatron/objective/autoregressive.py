@@ -101,7 +101,8 @@ class Autoregressive:
             # one t per selected position, then an independent draw for each key
             rate = (1 - self.rate_min) * rng.random(len(picked)) + self.rate_min
             seen[picked] = rng.random((len(picked), n), dtype=np.float32) >= rate[:, None]
-        # after the draws, so that every selected position uses n numbers of the stream
+        # after the draws, so that every selected
+        # position uses n numbers of the stream
         # also keeps every row of the softmax non-empty
         visible[:, np.arange(n), np.arange(n)] = True
         return visible

@@ -68,7 +68,8 @@ class MaskedDiffusion:
         else:
             hidden, n_hidden = draw_scoring_masks(self.seed, numbers, clean.shape[1], draw)
             weight = clean.shape[1] / n_hidden  # S / l: a uniform model costs log V per token exactly
-        # the head is applied to masked positions only: rows of the flattened [B * S]
+        # the head is applied to masked positions
+        # only: rows of the flattened [B * S]
         positions = np.flatnonzero(hidden)
         # both index `hidden` row by row, so scale[i] is the weight of positions[i]
         scale = np.broadcast_to(weight[:, None], hidden.shape)[hidden]

@@ -6,7 +6,8 @@ import numpy as np
 
 from megatron.data.keys import seed_sequence
 
-# fractional part of the golden ratio: its multiples modulo 1 are evenly spread over (0, 1)
+# fractional part of the golden ratio: its
+# multiples modulo 1 are evenly spread over (0, 1)
 GOLDEN = 0.6180339887498949
 
 
@@ -45,7 +46,8 @@ def pair_antithetic(seed: int, numbers: np.ndarray, t: np.ndarray) -> np.ndarray
 
     t [B] are the independent draws of the samples; those with even numbers are unchanged.
     """
-    # the partner's draw is computed again: it may be in another batch or on another rank
+    # the partner's draw is computed again: it
+    # may be in another batch or on another rank
     odd = numbers % 2 == 1
     # random() is the first number of the stream, the
     # column 0 that draw_training_noise returns as t
@@ -95,11 +97,13 @@ def draw_scoring_masks(seed: int, numbers: np.ndarray, n: int, draw: int) -> tup
     """
     start = make_generator(seed, Purpose.VALIDATE_LATTICE, draw).random()
     # v_k of this draw plus the golden-ratio (Kronecker) lattice over sample numbers
-    # float64: for sample number 10^9 the product is resolved to 1e-7, far finer than 1 / n
+    # float64: for sample number 10^9 the product
+    # is resolved to 1e-7, far finer than 1 / n
     t = (start + numbers * GOLDEN) % 1.0
     n_hidden = np.minimum(1 + np.floor(t * n).astype(np.int64), n)  # rounding may give t * n = n
     u = np.stack([make_generator(seed, Purpose.VALIDATE, draw, int(i)).random(n) for i in numbers])
     # the l positions with the smallest u are masked: a uniform set of size l
-    # argsort of argsort is the rank: u = .7 .1 .4 has argsort 1 2 0 and ranks 2 0 1; l = 2 masks the last two
+    # argsort of argsort is the rank: u = .7 .1 .4 has
+    # argsort 1 2 0 and ranks 2 0 1; l = 2 masks the last two
     rank = u.argsort(axis=1).argsort(axis=1)
     return rank < n_hidden[:, None], n_hidden

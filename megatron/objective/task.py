@@ -142,5 +142,6 @@ def compute_sample_nats(
     if task.positions is None:
         return nats.unflatten(0, task.inputs.shape).sum(1)
     sample = task.positions // task.inputs.shape[1]
-    # index_add_ and not split: the number of predictions differs per sample and may be 0
+    # index_add_ and not split: the number of
+    # predictions differs per sample and may be 0
     return torch.zeros(len(task.inputs), dtype=nats.dtype, device=nats.device).index_add_(0, sample, nats)

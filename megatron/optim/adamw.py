@@ -81,7 +81,8 @@ class FusedAdamW:
                 grad_scale=divisor,
                 found_inf=found_inf,
             )
-            # found_inf is a tensor on the device: 0 or 1 is subtracted without reading it
+            # found_inf is a tensor on the device: 0
+            # or 1 is subtracted without reading it
             torch._foreach_sub_(steps, [found_inf] * len(steps))
 
 

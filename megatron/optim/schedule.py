@@ -46,8 +46,10 @@ class LearningRateSchedule:
             first = self.n_steps - self.decay_steps
             if step < first:
                 return self.peak
-            # + 1: the first decay step is already below the peak, and the last one reaches the minimum
-            # n_steps = 10, decay_steps = 4: steps 6..9 have done = 0.25, 0.5, 0.75, 1
+            # + 1: the first decay step is already below the
+            # peak, and the last one reaches the minimum
+            # n_steps = 10, decay_steps = 4: steps
+            # 6..9 have done = 0.25, 0.5, 0.75, 1
             shape, done = self.decay_shape, (step - first + 1) / self.decay_steps
         else:
             descent = self.decay_steps or max(1, self.n_steps - 1 - self.warmup_steps)

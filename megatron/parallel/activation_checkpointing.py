@@ -29,7 +29,10 @@ def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: str) -> No
             recompute, context_fn=partial(create_selective_checkpoint_contexts, SAVED_OPERATORS)
         )
     for block in blocks:
-        # `forward` is replaced instead of the module, so that the parameters keep their names. Only the
-        # variant without reentrant autograd accepts keyword arguments and a context_fn.
-        # the forward draws no random numbers (dropout is keyed by sample): no generator state to restore
+        # `forward` is replaced instead of the module, so
+        # that the parameters keep their names. Only the
+        # variant without reentrant autograd accepts
+        # keyword arguments and a context_fn.
+        # the forward draws no random numbers (dropout is
+        # keyed by sample): no generator state to restore
         block.forward = partial(recompute, block.forward)

@@ -39,8 +39,10 @@ def build_mesh(world: World, *, sharded: bool) -> Mesh:
     ensure_group(world)
     layout = world.layout
     fsdp = tensor = None
-    # ranks are numbered with the tensor axis fastest: data x context = replicas x shards for FSDP
-    # pipeline 2, data 2, context 1, tensor 2: ranks 0 1 | 2 3 | 4 5 | 6 7 are the tensor groups, 0 2 | 1 3 |
+    # ranks are numbered with the tensor axis fastest:
+    # data x context = replicas x shards for FSDP
+    # pipeline 2, data 2, context 1, tensor 2: ranks 0 1 |
+    # 2 3 | 4 5 | 6 7 are the tensor groups, 0 2 | 1 3 |
     # 4 6 | 5 7 have equal weights, 0 4 | 1 5 | 2 6 | 3 7 are the pipelines
     if sharded or layout.tensor > 1:
         copies = layout.data * layout.context // layout.shard
@@ -81,8 +83,10 @@ def _build_group(world: World, axes: tuple[str, ...], only_ends: bool = False) -
             for rank in range(world.n_ranks)
             if all(getattr(world.layout.locate_rank(rank), axis) == coordinate[axis] for axis in others)
         ]
-        # sorted by rank, so the first and last are the first and last pipeline stage of this group
-        # 2 stages: both ends are the whole group. 4 stages of ranks 0 2 4 6: ranks 0 and 6.
+        # sorted by rank, so the first and last are the
+        # first and last pipeline stage of this group
+        # 2 stages: both ends are the whole group.
+        # 4 stages of ranks 0 2 4 6: ranks 0 and 6.
         if only_ends:
             ranks = [ranks[0], ranks[-1]]
         group = dist.new_group(ranks, timeout=world.timeout)

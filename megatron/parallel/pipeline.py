@@ -34,7 +34,8 @@ class Stage(nn.Module):
         self.config, self.causal, self.precision = model.config, causal, model.precision
         self.context_rank, self.n_tensor_ranks = context_rank, n_tensor_ranks
         self.is_first, self.is_last = index == 0, index == n_stages - 1
-        # stage i holds blocks L i / n .. L (i + 1) / n - 1: sizes differ by at most one
+        # stage i holds blocks L i / n .. L (i +
+        # 1) / n - 1: sizes differ by at most one
         # 10 blocks in 4 stages: 0-1, 2-4, 5-6, 7-9
         begin, end = (model.config.n_layers * i // n_stages for i in (index, index + 1))
         # the first stage is on rank 0 and the last on rank
@@ -86,7 +87,8 @@ class Pipeline:
         # number of microbatches and shape of tokens
         if key not in self.schedules:
             self.schedules[key] = self._build_schedule(n, inputs[0])
-        # the schedule cuts the batch along dimension 0 into n equal microbatches again
+        # the schedule cuts the batch along dimension
+        # 0 into n equal microbatches again
         tokens = (torch.cat(inputs),) if 0 in self.stages else ()
         # the schedule splits the target into n scalars:
         # the loss receives the index of its microbatch
@@ -112,10 +114,13 @@ class Pipeline:
             )
             for index, stage in self.stages.items()
         ]
-        # 1F1B: a stage starts the backward of a microbatch as soon as it can, so at most p microbatches have
-        # their activations in memory. With m microbatches a rank is idle for (p - 1) / (m + p - 1) of the
+        # 1F1B: a stage starts the backward of a microbatch
+        # as soon as it can, so at most p microbatches have
+        # their activations in memory. With m microbatches
+        # a rank is idle for (p - 1) / (m + p - 1) of the
         # time, and with v stages per rank the idle part is divided by about v.
-        # scale_grads=False: the loss is already divided by all tokens, not by the number of microbatches
+        # scale_grads=False: the loss is already divided
+        # by all tokens, not by the number of microbatches
         if len(stages) == 1:
             return Schedule1F1B(stages[0], n_microbatches, microbatch_loss, scale_grads=False)
         return ScheduleInterleaved1F1B([*stages], n_microbatches, microbatch_loss, scale_grads=False)
@@ -139,7 +144,8 @@ class Pipeline:
         previous one. With several stages per rank the ranks form a ring, so the neighbours are modulo p.
         """
         rank, size = self.group.rank(), self.group.size()
-        # p = 2 with 4 stages: stage 1 on rank 1 sends to stage 2 on rank (1 + 1) % 2 = 0
+        # p = 2 with 4 stages: stage 1 on rank 1
+        # sends to stage 2 on rank (1 + 1) % 2 = 0
         previous_rank, next_rank = (dist.get_global_rank(self.group, (rank + way) % size) for way in (-1, 1))
         x = tokens
         for index, stage in self.stages.items():

@@ -27,8 +27,10 @@ class LauncherVariables:
     jobs: tuple[str, ...]
 
 
-# The order matters: mpirun inside a Slurm job sets its variables per rank, beside Slurm's
-# per node. SRUN precedes PMI in the table, because srun --mpi=pmi2 sets PMI_RANK too.
+# The order matters: mpirun inside a Slurm job
+# sets its variables per rank, beside Slurm's
+# per node. SRUN precedes PMI in the table,
+# because srun --mpi=pmi2 sets PMI_RANK too.
 SRUN = LauncherVariables(
     "srun", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE",
     ("SLURM_JOB_ID", "SLURM_STEP_ID"),
@@ -88,7 +90,8 @@ def ranks_from_environment(environment: Mapping[str, str]) -> Ranks:
     for launcher in LAUNCHERS:
         if launcher.marker in environment:
             return _read_ranks(launcher, environment)
-    # incomplete without its marker; Slurm's variables are also set in a batch script
+    # incomplete without its marker; Slurm's
+    # variables are also set in a batch script
     for launcher in LAUNCHERS:
         present = {launcher.rank, launcher.n_ranks, launcher.local_rank} & environment.keys()
         if present and launcher is not SRUN:
@@ -126,7 +129,8 @@ def _read_ranks(launcher: LauncherVariables, environment: Mapping[str, str]) -> 
     )
     if n_ranks == 1:
         return Ranks()  # one process needs no address, so none must be set
-    # all ranks of a job compute the same port, and jobs on one host are unlikely to collide
+    # all ranks of a job compute the same port,
+    # and jobs on one host are unlikely to collide
     # All ranks have the job id, so none needs to send a port to the others.
     job = "".join(environment.get(name, "") for name in launcher.jobs)
     port = FIRST_PORT + zlib.crc32(job.encode()) % N_PORTS

@@ -58,7 +58,8 @@ _active: "Watchdog | None" = None
 def mark_phase(step: int | None, phase: str) -> None:
     """Set the current phase of this rank; step None: the step is unchanged."""
     global _progress, _marked_at
-    # no lock: an assignment is atomic, and the thread that sends it reads the variable once
+    # no lock: an assignment is atomic, and the
+    # thread that sends it reads the variable once
     step = _progress.step if step is None else step
     _progress, _marked_at = Progress(_progress.count + 1, step, phase), time.monotonic()
 
@@ -109,7 +110,8 @@ class Watchdog:
             answered, beat = _call_with_timeout(STORE_TIMEOUT_S, lambda: self._poll_rank_0(key))
             if answered and beat is None:
                 return  # rank 0 has arrived; or the store is down, and the collective will report why
-            # a changed beat proves that rank 0 runs, whatever the clocks of the hosts
+            # a changed beat proves that rank 0
+            # runs, whatever the clocks of the hosts
             if answered and beat != last:
                 last, alive = beat, time.monotonic()
             if time.monotonic() - alive > self.timeout_s:
@@ -130,7 +132,8 @@ class Watchdog:
 
         is_late   a collective has timed out: a silent rank hangs. Otherwise its connection was closed.
         """
-        # _compare_beats sleeps for 2.5 intervals; the rest of the 3 and STORE_TIMEOUT_S are for the store
+        # _compare_beats sleeps for 2.5 intervals; the rest
+        # of the 3 and STORE_TIMEOUT_S are for the store
         limit_s = 3 * self.interval_s + STORE_TIMEOUT_S
         answered, verdict = _call_with_timeout(limit_s, lambda: self._compare_beats(self.store, is_late))
         if not answered:
@@ -159,7 +162,8 @@ class Watchdog:
                 return
             if time.monotonic() - _marked_at > WARN_AT * self.timeout_s and self.warned_at != _progress.count:
                 self.warned_at = _progress.count  # an equal count means that this is still the same stall
-                # in a thread of its own: this rank must not look silent during the comparison
+                # in a thread of its own: this rank must
+                # not look silent during the comparison
                 threading.Thread(target=self._log_stall, daemon=True).start()
 
     def _log_stall(self) -> None:
@@ -190,7 +194,8 @@ class Watchdog:
         others = [rank for rank in ranks if rank not in left]
         progress = {rank: Progress(*values[1:]) for rank, values in beats.items()}
         furthest = max(progress.values(), key=lambda entry: entry.count, default=Progress())
-        # a beat that does not change within 2.5 intervals means that the rank is silent
+        # a beat that does not change within 2.5
+        # intervals means that the rank is silent
         silent = [rank for rank in others if first.get(rank) == beats.get(rank) and rank != self.ranks.rank]
         states = {
             "ended with an error of its own since": [rank for rank in left if left[rank] == b"error"],

@@ -89,7 +89,8 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
                 resolve_host(ranks.address)
             backend = GLOO if config.backend == GLOO else backend_for(device)
             dist.init_process_group(backend, timeout=timeout)
-            # after init_process_group: rank 0's store accepts connections from here on
+            # after init_process_group: rank 0's
+            # store accepts connections from here on
             watchdog = Watchdog(ranks, config.timeout_s)
         try:
             with nullcontext() if on_gpu else use_fastest_matmul():
@@ -107,7 +108,8 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
             # the error is a consequence of another rank:
             # name that rank instead of printing a traceback
             text = _explain_peer_error(cause, watchdog)
-            # destroy_process_group may wait for a collective that can no longer finish
+            # destroy_process_group may wait for a
+            # collective that can no longer finish
             exit_after_delay()
             raise ConnectionError(text) from error
         finally:
@@ -219,7 +221,8 @@ def _find_peer_error(error: BaseException) -> BaseException | None:
     while cause is not None:
         if isinstance(cause, dist.DistError):
             return cause
-        # an OSError "Broken pipe" is from the operating system and concerns some other pipe
+        # an OSError "Broken pipe" is from the
+        # operating system and concerns some other pipe
         texts = () if isinstance(cause, OSError) else PEER_GONE_ERRORS + TIMEOUT_ERRORS
         if any(text in str(cause) for text in texts):
             return cause

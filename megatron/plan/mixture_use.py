@@ -60,7 +60,8 @@ def split_by_weights(weights: Sequence[float], n: int) -> list[int]:
 
     This estimates what a run takes from each domain to within a few samples.
     """
-    # example: 10 samples by 0.55, 0.25 and 0.2 are [5, 2, 2]; the first domain gets the tenth
+    # example: 10 samples by 0.55, 0.25 and 0.2 are
+    # [5, 2, 2]; the first domain gets the tenth
     counts = [int(weight * n) for weight in weights]
     # rounding down leaves at most one sample per domain unassigned
     counts[max(range(len(weights)), key=weights.__getitem__)] += n - sum(counts)

@@ -133,8 +133,10 @@ class WeightedRoundRobin:
         # f_k * denominator, of the sources whose count is not a whole number
         remainders = {k: n % self._denominator for k, n in enumerate(exact) if n % self._denominator}
         parts, whole = self._numerators, self._denominator
-        # time to the next deadline (1 - f_k) / w_k, and time since the release f_k / w_k, in slots
-        # the keys are exact, and k breaks ties, so every process computes the same order
+        # time to the next deadline (1 - f_k) / w_k, and
+        # time since the release f_k / w_k, in slots
+        # the keys are exact, and k breaks ties,
+        # so every process computes the same order
         by_deadline = sorted(remainders, key=lambda k: (Fraction(whole - remainders[k], parts[k]), k))
         by_release = sorted(remainders, key=lambda k: (Fraction(remainders[k], parts[k]), k))
         for k in round_in_two_orders(remainders, whole, by_deadline, by_release):
@@ -172,7 +174,8 @@ def round_in_two_orders(
         arcs["first", unit]["in", k] = None
     for k, unit in _find_touched_units(remainders, denominator, second):
         arcs["out", k]["second", unit] = None
-    # each pass finds one augmenting path by breadth-first search; there are n_units of them
+    # each pass finds one augmenting path by
+    # breadth-first search; there are n_units of them
     for _ in range(n_units):
         came_from: dict[tuple[str, int], tuple[str, int]] = {}
         queue = [("source", 0)]

@@ -39,7 +39,8 @@ def _parse_number(word: str) -> Fraction:
     factor = SUFFIXES.get(word[-1:].upper(), 1)
     digits = word if factor == 1 else word[:-1]
     try:
-        # the pattern excludes ratios, and 1e999999999, which would take hours and all memory
+        # the pattern excludes ratios, and 1e999999999,
+        # which would take hours and all memory
         if not NUMBER.fullmatch(digits):
             raise ValueError("not a decimal number")
         return Fraction(digits) * factor

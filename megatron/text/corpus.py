@@ -59,7 +59,8 @@ class SplitWriter:
 
     def add(self, text: str) -> None:
         """Write a document, or count it as skipped if it is blank or a copy of an earlier one."""
-        # an unpaired surrogate becomes "?"; the digest is of the bytes that are written
+        # an unpaired surrogate becomes "?"; the
+        # digest is of the bytes that are written
         raw = text.encode("utf-8", "replace")
         digest = hashlib.sha256(raw).digest()
         if not text.strip() or digest in self._digests:
@@ -67,7 +68,8 @@ class SplitWriter:
             return
         self._digests.add(digest)
         side = "held_out" if int.from_bytes(digest[:8]) < self._limit else "train"
-        # no ASCII escapes: the file is then about as large as the text, in any script
+        # no ASCII escapes: the file is then about
+        # as large as the text, in any script
         line = json.dumps({"text": raw.decode()}, ensure_ascii=False) + "\n"
         self._files[side].write(line.encode())
         self.counts[f"{side}_documents"] += 1
@@ -104,7 +106,8 @@ def prepare_corpus(which: str, folder: Path, limits: CorpusLimits) -> tuple[dict
         content |= {"files": _hash_sides(partial), "asked": request}
         write_json(partial / META_FILE, content)
         folder.mkdir(parents=True, exist_ok=True)
-        # META_FILE last: a folder with it is complete, and after a kill before it the next call
+        # META_FILE last: a folder with it is complete,
+        # and after a kill before it the next call
         # starts again
         names = ("train.jsonl", "held_out.jsonl", META_FILE)
         publish_files([(partial / name, folder / name) for name in names])
@@ -232,7 +235,8 @@ def train_tokenizer(path: Path, key: str, n_tokens: int, folder: Path) -> bool:
     record_path = folder / TRAINING_RECORD
     if (folder / "tokenizer.json").is_file() and read_json(record_path) == source:
         return False
-    # otherwise a run killed below would leave this record beside another text's tokenizer
+    # otherwise a run killed below would leave
+    # this record beside another text's tokenizer
     record_path.unlink(missing_ok=True)
     train_bpe(iter_texts([path], key), n_tokens, folder)
     # last: the record exists only beside a complete tokenizer.json

@@ -138,7 +138,8 @@ class StrictJsonlReader(JsonlReader):  # type: ignore[misc]  # datatrove has no 
                     except ValueError as error:
                         place = self.data_folder.resolve_paths(filepath)
                         raise ValueError(f"{place}, line {i + 1}: {error}") from error
-                    # the base class drops documents without text, so it gets a space
+                    # the base class drops documents
+                    # without text, so it gets a space
                     document = self.get_document_from_dict(record | {self.text_key: text or " "}, filepath, i)
                     document.text = text
                 yield document

@@ -145,7 +145,8 @@ class _PieceEncoder:
                 self._flush(batch)  # errors of earlier documents come first
                 self.reject(i, error)
                 continue
-            # limited by text too: 128 books would give about a gigabyte of Python integers
+            # limited by text too: 128 books would
+            # give about a gigabyte of Python integers
             n_characters += sum(map(len, batch[-1][1].values()))
             if len(batch) >= BATCH_DOCUMENTS or n_characters >= BATCH_CHARACTERS:
                 self._flush(batch)
@@ -198,7 +199,8 @@ class _PieceEncoder:
         while begin < end:
             begin, is_refused = self._encode_accepted(file, begin, end)
             if is_refused:
-                # C++ reads by descriptor with pread, so the position of `file` is free
+                # C++ reads by descriptor with pread,
+                # so the position of `file` is free
                 file.seek(begin)
                 line = file.readline(MAX_PARSED_LINE + 1)
                 is_cut = len(line) > MAX_PARSED_LINE and not line.endswith(b"\n")

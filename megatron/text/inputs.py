@@ -218,7 +218,8 @@ def select_part(paths: Sequence[Source], part: Part | None) -> Selection:
         raise ValueError("--part: got standard input, expected files, which several jobs can read")
     sizes = [stat_source(path)[0] for path in paths]
     total, position = sum(sizes), 0
-    # integers: the same borders on every machine, and border `count` is exactly the end
+    # integers: the same borders on every machine,
+    # and border `count` is exactly the end
     first, last = (total * number // part.count for number in (part.number - 1, part.number))
     selected: list[Source] = []
     ranges: dict[Source, tuple[int, int]] = {}
@@ -226,7 +227,8 @@ def select_part(paths: Sequence[Source], part: Part | None) -> Selection:
         begin, end = max(first - position, 0), min(last - position, size)
         if not size or not is_divisible(path):
             middle = position + size // 2
-            # an empty file at the very end has its middle at the border of the last part
+            # an empty file at the very end has its
+            # middle at the border of the last part
             if first <= middle < last or part.number == part.count and middle == total:
                 selected.append(path)
         elif begin < end:

@@ -177,10 +177,12 @@ class UnitJoiner:
         numbers: dict[Source, list[int]] = {path: [] for path in paths}
         for number in range(len(self.used)):
             numbers[self.pieces[number].path].append(number)
-        # files without a piece (standard input, empty files) count as read with 0 documents
+        # files without a piece (standard input,
+        # empty files) count as read with 0 documents
         unread = {piece.path for piece in self.pieces[len(self.used) :]}
         with ThreadPoolExecutor(self.n_threads, "hash") as pool:
-            # the blocks of all files are submitted before the first result is awaited
+            # the blocks of all files are submitted
+            # before the first result is awaited
             hashed = [
                 (path, read, self._hash_blocks(pool, path, read))
                 for path, read in numbers.items()
@@ -236,7 +238,8 @@ class UnitJoiner:
             first = first_pieces.setdefault(piece.path, piece)
             if record.damage is not None:
                 yield _format_reject(piece.path, None, record.damage)
-            # counted from the first piece of this part, which may begin within the file
+            # counted from the first piece of this
+            # part, which may begin within the file
             n_lines = n_before[piece.path] + (count_lines(first) if record.rejects else 0)
             n_before[piece.path] += record.n_lines
             for reject in record.rejects:

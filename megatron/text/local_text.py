@@ -9,13 +9,18 @@ from importlib import metadata
 from itertools import chain
 from pathlib import Path
 
-# Packages of requirements.txt that every training run and every fit imports, so every machine
-# for studies has them. With the standard library they have 50 MB within the limits below, twice
-# what the longest study on two cores reads. Larger packages are mostly generated code (plotly)
+# Packages of requirements.txt that every training
+# run and every fit imports, so every machine
+# for studies has them. With the standard library
+# they have 50 MB within the limits below, twice
+# what the longest study on two cores reads. Larger
+# packages are mostly generated code (plotly)
 # or near copies (transformers).
 PACKAGES = ("torch", "numpy", "scipy")
-# Longer files are mostly tables and generated code; a few of them would make the mean loss of
-# held-out text depend on the draw. Shorter files are empty __init__.py or a licence line.
+# Longer files are mostly tables and generated
+# code; a few of them would make the mean loss of
+# held-out text depend on the draw. Shorter
+# files are empty __init__.py or a licence line.
 MIN_BYTES, MAX_BYTES = 256, 65_536
 TEST_FOLDERS = {"test", "tests", "idle_test"}  # some distributions of Python omit these
 
@@ -68,6 +73,7 @@ def _iter_standard_library() -> Iterator[Path]:
 def _iter_package_files(name: str) -> Iterator[Path]:
     """Yield the .py files of an installed package, by the list of files that its installer wrote."""
     for file in metadata.files(name) or ():
-        # the list may name scripts outside the package by absolute paths or by ../../../bin
+        # the list may name scripts outside the
+        # package by absolute paths or by ../../../bin
         if file.suffix == ".py" and not file.is_absolute() and ".." not in file.parts:
             yield Path(str(file.locate()))

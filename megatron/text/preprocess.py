@@ -98,7 +98,8 @@ def preprocess(
     job = _hash_job(selection, loaded, settings, options)
     units = UnitFolder(prefix.with_name(f".{prefix.name}.shards"), settings)
     with units.lock(prefix):
-        # an interrupted call of this job has perhaps published a part of its outputs
+        # an interrupted call of this job has
+        # perhaps published a part of its outputs
         is_begun = units.is_begun(job, prefix, options.overwrite)
         try:
             may_replace = is_begun or options.overwrite

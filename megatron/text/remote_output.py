@@ -37,7 +37,8 @@ def preprocess_to_store(
     """
     check_output_url(prefix)
     store, _, name = prefix.rpartition("/")
-    # each part has its own folder, so that several jobs of a machine can share `work`
+    # each part has its own folder, so that
+    # several jobs of a machine can share `work`
     label = Path(name) if options.part is None else options.part.add_to(Path(name))
     folder = work / f".{label.name}.upload"
     folder.mkdir(parents=True, exist_ok=True)

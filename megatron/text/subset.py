@@ -231,7 +231,8 @@ def _threshold(share: Fraction) -> int:
 
 def _iter_priorities(seed: int) -> Iterator[int]:
     """Yield a random 64-bit number per document. numpy guarantees this stream across versions."""
-    # raw words of the bit generator: the methods of Generator may change between versions
+    # raw words of the bit generator: the methods
+    # of Generator may change between versions
     raw = PCG64(seed)
     while True:
         yield from raw.random_raw(PRIORITY_BATCH).tolist()

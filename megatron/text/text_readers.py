@@ -65,7 +65,8 @@ def translate_read_errors(path: Source) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # compared by name: pyarrow and the module of RemoteError are not imported for plain files
+        # compared by name: pyarrow and the module of
+        # RemoteError are not imported for plain files
         module = type(error).__module__
         # for bad content pyarrow, gzip and bz2 raise an OSError without an errno
         is_system = isinstance(error, OSError) and (error.errno is not None or module.endswith(".remote"))

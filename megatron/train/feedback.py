@@ -45,7 +45,8 @@ class Feedback:
         samples, world = self.run.train_samples, self.run.world
         first, last = self.run.open_batches().sample_range(state.next_sample)
         scored_domains = samples.scored_domains(state.step, np.arange(first, last + 1))
-        # depends on the step only, which is equal on all ranks: all of them score or none
+        # depends on the step only, which is equal
+        # on all ranks: all of them score or none
         if scored_domains is None:
             return
         domains = torch.from_numpy(scored_domains.astype(np.int64))
@@ -54,9 +55,11 @@ class Feedback:
         domains = domains.to(world.device, non_blocking=True)
         scored = [self.run.engine.score(task) for task in tasks]
         nats = torch.cat([nats for nats, _ in scored])
-        # every sample has the same number of tokens, so a microbatch is divided equally
+        # every sample has the same number of
+        # tokens, so a microbatch is divided equally
         tokens = torch.cat([torch.full_like(nats, count / len(nats)) for nats, count in scored])
-        # [nats, tokens] x domains; ranks that share a model contribute each token once
+        # [nats, tokens] x domains; ranks that
+        # share a model contribute each token once
         sums = torch.zeros(2, len(samples.names), dtype=torch.float64, device=world.device)
         sums[0].index_add_(0, domains, nats)
         sums[1].index_add_(0, domains, tokens)

@@ -29,8 +29,10 @@ def run_ranks(command: Sequence[str], n_ranks: int) -> int:
     pending: list[int] = []  # signals to forward: one may arrive before the ranks are started
 
     def queue_signal(number: int, frame: FrameType | None) -> None:
-        # A handler may interrupt any bytecode, also Popen in the loop below. It only records
-        # the signal; the waiting loop forwards it when the list of ranks is complete.
+        # A handler may interrupt any bytecode, also
+        # Popen in the loop below. It only records
+        # the signal; the waiting loop forwards
+        # it when the list of ranks is complete.
         pending.append(number)
         if number == signal.SIGHUP:
             replace_lost_terminal()
@@ -39,7 +41,8 @@ def run_ranks(command: Sequence[str], n_ranks: int) -> int:
     try:
         with reserve_port() as port:
             common = _build_common_environment(n_ranks, port)
-            # A new session: otherwise the terminal sends Ctrl-C to the rank directly
+            # A new session: otherwise the terminal
+            # sends Ctrl-C to the rank directly
             # as well, and a second signal means "stop immediately, without saving".
             options: dict[str, Any] = {"start_new_session": True, "preexec_fn": die_with_parent()}
             for rank in range(n_ranks):
@@ -66,7 +69,8 @@ def reserve_port() -> Iterator[int]:
     with socket.socket() as listener:
         if sys.platform == "linux":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # bound and never listening: a rank that connects too early is refused and tries again
+        # bound and never listening: a rank that
+        # connects too early is refused and tries again
         listener.bind(("", 0))
         port = listener.getsockname()[1]
         if sys.platform != "linux":

@@ -59,8 +59,10 @@ def train(run: Run, stop: StopMonitor) -> bool:
             log.warning(text, n_steps, n_warmup)
         try:
             feed = open_feed(run, state.next_sample, run.plan.n_steps - state.step)
-            # Later garbage collections skip the objects of the start, which live as long as the run. They
-            # would take hundreds of milliseconds, on one rank while the others wait.
+            # Later garbage collections skip the objects of
+            # the start, which live as long as the run. They
+            # would take hundreds of milliseconds,
+            # on one rank while the others wait.
             gc.collect()
             gc.freeze()
             with feed as batches:
@@ -84,7 +86,8 @@ def open_feed(run: Run, first_sample: int, n_steps: int) -> AbstractContextManag
 
     def make_tasks(step: int) -> list[Task]:
         batch = batches.batch_at(first_sample + step * size)
-        # the noise is keyed by sample number: the size of a microbatch changes rounding only
+        # the noise is keyed by sample number: the
+        # size of a microbatch changes rounding only
         parts = [slice(begin, begin + rows) for begin in range(0, len(batch.tokens), rows)]
         tasks = [run.objective.corrupt(batch.tokens[part], batch.numbers[part]) for part in parts]
         return [task.pin_memory() for task in tasks] if on_gpu else tasks
@@ -122,8 +125,10 @@ def _run_steps(
     if state.step == plan.n_steps:  # killed between the last checkpoint and the result
         return _score_and_save(run, state, record, None), True
     while state.step < plan.n_steps:
-        # A signal may reach one rank only, at any moment. All ranks decide together between
-        # two steps: a rank that stopped alone would leave the others waiting in a collective.
+        # A signal may reach one rank only, at any
+        # moment. All ranks decide together between
+        # two steps: a rank that stopped alone would
+        # leave the others waiting in a collective.
         stop_requested = any_rank(stop.should_stop(), run.world)
         # Both operands before any_rank are equal on all ranks: all of them enter
         # it or none. Local clocks differ, so one rank that is due makes all save.
@@ -175,7 +180,8 @@ def _score_and_save(run: Run, state: TrainState, record: MetricsLogger, saver: S
     if run.test is not None and ends:
         test = _score(run, state, run.test)
     name = None if saver is None else saver.next_name()
-    # a run killed between its last checkpoint and its result: that checkpoint is the newest
+    # a run killed between its last checkpoint and
+    # its result: that checkpoint is the newest
     if ends and saver is None:
         checkpoints = find_checkpoints(run.checkpoints, run.config.checkpoint.prefix)
         name = checkpoints[-1].path.name if checkpoints else None
@@ -233,7 +239,8 @@ def _prepare_folder(run: Run, state: TrainState) -> None:
         if (run.folder / METRICS).exists():
             _truncate_metrics(run.folder, state.step)
         store.remove_old_checkpoints(run.checkpoints, run.config.checkpoint.prefix, None)
-    # no rank may write a part of a checkpoint before rank 0 has removed the partial ones
+    # no rank may write a part of a checkpoint
+    # before rank 0 has removed the partial ones
     barrier(run.world)
 
 

@@ -90,7 +90,8 @@ class MetricsLogger:
         Raises FloatingPointError if no loss since then is finite.
         """
         self.check_finite()
-        # counted tokens can differ between ranks: a rank with a loss of NaN adds none
+        # counted tokens can differ between ranks:
+        # a rank with a loss of NaN adds none
         local = [torch.as_tensor(x, device=self.world.device).double() for x in (self.nats, self.count)]
         # reading the sums waits for the device, so the clock covers the steps
         nats, count = sum_over_ranks(torch.stack(local), self.world).tolist()

@@ -69,7 +69,8 @@ class NonFiniteMonitor:
         table = torch.zeros(len(flags), self.world.n_ranks, 4, dtype=torch.float64, device=flags.device)
         table[:, self.world.rank] = torch.cat([flags, samples], dim=1)
         rows = sum_over_ranks(table, self.world).tolist()
-        # the steps are the same on all ranks, the samples of a row are those of its rank
+        # the steps are the same on all ranks, the
+        # samples of a row are those of its rank
         steps, self.steps, self.flags = self.steps, [], []
         bad = []
         for (step, _, _), ranks in zip(steps, rows, strict=True):

@@ -28,8 +28,10 @@ class Saver:
         self.pending: Future[None] | None = None
         self.pool = ThreadPoolExecutor(1)
         self.last_save = time.monotonic()
-        # The background thread needs its own process group: collectives of one group must
-        # be issued in the same order on all ranks, which two threads cannot guarantee.
+        # The background thread needs its own process
+        # group: collectives of one group must
+        # be issued in the same order on all ranks,
+        # which two threads cannot guarantee.
         alone = not (self.config.asynchronous and dist.is_initialized())
         self.group = None if alone else dist.new_group(backend="gloo", timeout=run.world.timeout)
 
@@ -45,7 +47,8 @@ class Saver:
         With checkpoint.asynchronous it returns when the state has been copied. The final name appears when
         everything is written and has its checksums. An error is raised by the next `save` or `wait`.
         """
-        # at most one checkpoint is being written; an error of the previous one is raised here
+        # at most one checkpoint is being written; an
+        # error of the previous one is raised here
         self.wait()
         self.last_save = time.monotonic()
         mark_phase(state.step, "saving")
@@ -104,7 +107,8 @@ class Saver:
             small["iter"]["engine"] = {
                 key: value for key, value in state_dict["optim"].items() if key != "state"
             }
-            # before anything is written: it refuses values that the layout cannot store
+            # before anything is written: it refuses
+            # values that the layout cannot store
             meta = {"state_dict_type": "sharded", store.STATE: store.encode_state(small)}
             try:
                 create_partial_folder(final)
@@ -120,7 +124,8 @@ class Saver:
         # returns, so the next step may change the weights
         if self.config.asynchronous:
             writing = sharded.write_sharded_async(partial, state_dict, self.group)
-            # one thread and at most one pending save: `save` waits for the previous one first
+            # one thread and at most one pending save:
+            # `save` waits for the previous one first
             self.pending = self.pool.submit(
                 self._commit, lambda: sharded.wait_for_write(partial, writing), final, meta
             )

@@ -102,7 +102,8 @@ def read_dcp_tensors(folder: Path, select: Callable[[str], bool] | None = None) 
     for name, offset, place in places:
         chunk = _read_chunk(folder, place)
         with wrap_read_errors(folder / METADATA):
-            # empty: pages that no chunk fills use no memory, whatever size the index gives
+            # empty: pages that no chunk fills use no
+            # memory, whatever size the index gives
             whole = tensors.setdefault(name, torch.empty(sizes[name], dtype=chunk.dtype))
             box = [slice(begin, begin + n) for begin, n in zip(offset, chunk.shape, strict=True)]
             if whole[tuple(box)].shape != chunk.shape:

@@ -40,7 +40,8 @@ def read_any(
             f"{path}: got a file, expected a checkpoint's folder. Convert other formats, such as "
             "llama2.c's, to a Hugging Face folder first."
         )
-    # config.json has precedence over rank files, and both over a checkpoint of this project
+    # config.json has precedence over rank files,
+    # and both over a checkpoint of this project
     if (path / CONFIG_FILE).is_file():
         weights = read_huggingface(path)
     elif path.is_dir() and is_megatron_checkpoint(path):

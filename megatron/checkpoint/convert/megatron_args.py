@@ -115,7 +115,8 @@ def move_mask_row(args: Namespace, merged: dict[str, Tensor], n_tokens: int, ste
             f"and {n_tokens} ids, expected one embedding row more than head rows, and padding after the ids"
         )
     # rows [ids, padding, MASK] -> [ids, MASK, rest of the padding]
-    # Example: 4 ids and 3 rows of padding, 8 rows with [MASK] at index 7. It moves to index 4, and 7 rows are
+    # Example: 4 ids and 3 rows of padding, 8 rows with
+    # [MASK] at index 7. It moves to index 4, and 7 rows are
     # left, as many as the head has.
     moved = embedding[:-1].clone()
     moved[n_tokens] = embedding[-1]
@@ -193,7 +194,8 @@ def _infer_objective(mask: Any) -> str | None:
     # for one position, both objectives have the same mask
     if mask.shape[-1] < 2 or not mask.numel():
         return None
-    # [N, S, S] over all leading axes, such as the batch and an axis of heads of size 1
+    # [N, S, S] over all leading axes, such as
+    # the batch and an axis of heads of size 1
     hidden = mask.reshape(-1, *mask.shape[-2:]).bool()
     if not hidden.any():
         return MASKED_DIFFUSION

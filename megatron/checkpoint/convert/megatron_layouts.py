@@ -44,7 +44,8 @@ from megatron.log import get_logger
 log = get_logger(__name__)
 
 NEWEST_FILES = {"latest_checkpointed_iteration.txt": "iter_{:0>7}", "latest": "{}"}
-# mp_rank_TT or mp_rank_TT_PPP: the numbers of the tensor rank and of the pipeline rank
+# mp_rank_TT or mp_rank_TT_PPP: the numbers
+# of the tensor rank and of the pipeline rank
 RANK_FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
 RANK_FILE = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 LAYER_FILE = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
@@ -165,8 +166,10 @@ def _read_shards(step: Path) -> tuple[Namespace, RankTensors]:
             f"{step}: got files of {len(parts)} ranks, expected {n_tensor} x {n_pipeline}; a file is missing"
         )
     args = get_args(parts[0, 0], paths[0])
-    # Rows of query_key_value by version, for H heads: 0 is [3, H, K], 1 is [H, K, 3], from
-    # 2 on it is [H, 3, K]. All have the same shape, so only the version shows the order.
+    # Rows of query_key_value by version, for H
+    # heads: 0 is [3, H, K], 1 is [H, K, 3], from
+    # 2 on it is [H, 3, K]. All have the same
+    # shape, so only the version shows the order.
     version = parts[0, 0].get("checkpoint_version", 3.0)
     if not isinstance(version, (int, float)) or version < 2.0:
         raise ValueError(
@@ -195,7 +198,8 @@ def _join_stages(stages: list[dict[str, Any]], step: Path) -> dict[str, Tensor]:
     else:
         chunks = [_get_table(stage, "model", step) for stage in stages]
     rank_tensors: dict[str, Tensor] = {}
-    # Megatron numbers the layers of every chunk from 0: add the layers of all earlier chunks.
+    # Megatron numbers the layers of every chunk
+    # from 0: add the layers of all earlier chunks.
     n_before = 0
     for chunk in chunks:
         chunk_tensors = normalize_names(chunk)
@@ -227,7 +231,8 @@ def _read_layer_files(step: Path) -> RankTensors:
     for number, (_, tensor_rank, path) in enumerate(paths):
         log.info("reading %s (%d of %d)", path, number + 1, len(paths))
         tensors, shard = read_pickled_tensors(path), shards.setdefault(tensor_rank, {})
-        # blocks of this tensor rank so far: each rank has its own file of every layer
+        # blocks of this tensor rank so far: each
+        # rank has its own file of every layer
         n_before = len({name.split(".")[1] for name in shard if name.startswith("layers.")})
         if any(name.startswith("self_attention.") for name in tensors):
             named = {f"layers.{n_before}.{name}": tensor for name, tensor in tensors.items()}
@@ -272,7 +277,8 @@ def _merge_ranks(name: str, parts: list[Tensor], args: Namespace) -> Tensor:
     if are_columns:
         return torch.cat(parts, dim=1)
     if is_gated:  # every shard is [gate; up]: concatenate all gates, then all up projections
-        # torch.cat(parts) would give [gate 0; up 0; gate 1; up 1], the whole matrix is
+        # torch.cat(parts) would give [gate 0; up
+        # 0; gate 1; up 1], the whole matrix is
         # [gate 0; gate 1; up 0; up 1]
         gates, ups = zip(*(part.chunk(2) for part in parts), strict=True)
         return torch.cat([*gates, *ups])
@@ -309,7 +315,8 @@ def build_config(args: Namespace, merged: dict[str, Tensor], n_tokens: int, step
     positions = merged.get("position_embeddings.weight")
     return ModelConfig(
         d_model=d_model,
-        # [D, F] in both kinds of MLP; the rows of the first matrix are F or, if gated, 2 F
+        # [D, F] in both kinds of MLP; the rows of
+        # the first matrix are F or, if gated, 2 F
         d_ff=merged["layers.0.mlp.linear_fc2.weight"].shape[1],
         d_head=d_head,
         n_heads=n_heads,

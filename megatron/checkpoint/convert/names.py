@@ -221,7 +221,8 @@ def _import_tensor(family: Family, name: str, tensor: Tensor, config: ModelConfi
 def _join_rows(parts: list[Tensor], family: Family, config: ModelConfig) -> Tensor:
     if len(parts) < len(QKV) or not family.by_group:
         return torch.cat(parts)
-    # [H K, ...] -> [G, H / G, K, ...] and twice [G K, ...] -> [G, 1, K, ...]; joined [G, H / G + 2, K, ...]
+    # [H K, ...] -> [G, H / G, K, ...] and twice [G K, ...]
+    # -> [G, 1, K, ...]; joined [G, H / G + 2, K, ...]
     groups = [part.unflatten(0, (config.kv_heads, -1, config.d_head)) for part in parts]
     return torch.cat(groups, dim=1).flatten(0, 2)
 

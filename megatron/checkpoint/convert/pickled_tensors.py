@@ -35,9 +35,11 @@ def read_pickled_tensors(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     with wrap_read_errors(path):
-        # lists the names from the opcodes, without resolving or importing any of them
+        # lists the names from the opcodes, without
+        # resolving or importing any of them
         names = get_unsafe_globals_in_checkpoint(str(path))
-        # one placeholder class per name, because the reader looks classes up by identity
+        # one placeholder class per name, because
+        # the reader looks classes up by identity
         stand_ins: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
             (_make_stand_in(name), name) for name in names
         ]

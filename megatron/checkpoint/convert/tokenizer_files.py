@@ -56,7 +56,8 @@ def _write_settings(name: str, folder: Path, words: dict[str, str]) -> None:
     if settings is None:
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         settings |= {f"{kind}_token": word for kind, word in words.items()}
-    # transformers would try to load the code that auto_map names, which is not in the folder
+    # transformers would try to load the code that
+    # auto_map names, which is not in the folder
     if settings.pop("auto_map", None) is not None:
         log.warning("%s: its auto_map names code that is not copied; tokenizer.json is used without it", name)
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -112,7 +113,8 @@ def read_special_tokens(name: str) -> dict[str, str] | None:
         for settings in (config or {}, token_map or {}):
             token = read_token(settings, f"{kind}_token", name)
             if token:
-                # setdefault: CONFIG is first in the loop, so MAP only adds what CONFIG lacks
+                # setdefault: CONFIG is first in the loop,
+                # so MAP only adds what CONFIG lacks
                 tokens.setdefault(kind, token)
     class_bos = CLASS_BOS.get(str((config or {}).get("tokenizer_class")))
     # an explicit null in the configuration disables the default of the class

@@ -114,8 +114,10 @@ def merge_user_config(ours: dict[str, Any], path: str | Path, optim: OptimConfig
     ]
     problems += _find_optimizer_conflicts(user.pop("optimizer", None), optim)
     problems += _find_misspelled_keys(user, ours)
-    # Compare leaf by leaf under dotted keys. A key unknown to us is passed on to DeepSpeed unchanged.
-    # {"zero_optimization": {"stage": 1}} has the leaf zero_optimization.stage = 1. The last two branches
+    # Compare leaf by leaf under dotted keys. A key
+    # unknown to us is passed on to DeepSpeed unchanged.
+    # {"zero_optimization": {"stage": 1}} has the leaf
+    # zero_optimization.stage = 1. The last two branches
     # below catch a leaf in place of a section and a section in place of a leaf.
     leaves = DEFAULTS | dict(_iterate_leaves(ours))
     for key, value in _iterate_leaves(user):
@@ -148,7 +150,8 @@ def _drop_equal_settings(user: dict[str, Any], ours: dict[str, Any]) -> dict[str
         section = user.get(name)
         equal = autocast["enabled"] and autocast["dtype"] == dtype
         if equal and isinstance(section, dict) and section.get("enabled") is True:
-            # other keys of the section belong to an optimizer wrapper that stage 0 lacks
+            # other keys of the section belong to an
+            # optimizer wrapper that stage 0 lacks
             del user[name]
     zero = user.get("zero_optimization")
     if isinstance(zero, dict) and ours["zero_optimization"]["stage"] < 3:

@@ -52,18 +52,23 @@ class ShardedState:
             return ParameterFragment(parameter, 0, parameter.numel(), 0)
         if self.stage == 3:
             group, offset, n = self.zero_optimizer.grad_position[self.zero_optimizer.get_param_id(parameter)]
-            # stage 3 splits every parameter into equal ranges of n elements: rank r holds [r n, (r + 1) n),
+            # stage 3 splits every parameter into equal ranges
+            # of n elements: rank r holds [r n, (r + 1) n),
             # and the last ranks may hold padding beyond the end of the parameter
-            # 10 elements on 4 ranks: n = 3, the ranks have 3, 3, 3 and 1 elements (and 2 of padding)
+            # 10 elements on 4 ranks: n = 3, the ranks have
+            # 3, 3, 3 and 1 elements (and 2 of padding)
             start = dist.get_rank() * n
             n_elements = cast(_ZeroParameter, parameter).ds_numel
             n_local = max(0, min(n, n_elements - start))  # padding is not counted
             return ParameterFragment(
                 self.zero_optimizer.fp32_partitioned_groups_flat[group], offset, n_local, start
             )
-        # stages 1 and 2: DeepSpeed links each low-precision parameter to its range of the float32 partition
-        # Without padding, parameters a of 10 and b of 6 elements on 2 ranks, 8 elements each. Rank 0: a[0:8]
-        # = flat[0:8], none of b. Rank 1: a[8:10] = flat[0:2] (start 8, offset 0), b[0:6] = flat[2:8] (start
+        # stages 1 and 2: DeepSpeed links each low-precision
+        # parameter to its range of the float32 partition
+        # Without padding, parameters a of 10 and b of 6
+        # elements on 2 ranks, 8 elements each. Rank 0: a[0:8]
+        # = flat[0:8], none of b. Rank 1: a[8:10] = flat[0:2]
+        # (start 8, offset 0), b[0:6] = flat[2:8] (start
         # 0, offset 2).
         mapping = cast(_ZeroParameter, parameter)._hp_mapping
         if mapping is None:

@@ -12,8 +12,10 @@ from megatron.model.transformer import Block, Gpt
 from megatron.parallel.collectives import any_rank
 from megatron.parallel.world import World
 
-# Graphs of one function: training, scoring, and each with a variable number of samples. A
-# process that trains several models compiles the same function for each of their shapes.
+# Graphs of one function: training, scoring,
+# and each with a variable number of samples. A
+# process that trains several models compiles
+# the same function for each of their shapes.
 MAX_GRAPHS = 64
 BACKEND = "inductor"  # of torch.compile
 CACHE = "compiled"  # folder of compiled code
@@ -91,7 +93,8 @@ def compile_blocks(model: Gpt, *, has_tensor_ranks: bool, has_context_ranks: boo
     torch._dynamo.config.recompile_limit = max(MAX_GRAPHS, torch._dynamo.config.recompile_limit)
     for block in model.blocks:
         assert isinstance(block, Block)
-        # the compiler of torch 2.13 cannot trace a whole block under sequence parallelism
+        # the compiler of torch 2.13 cannot trace
+        # a whole block under sequence parallelism
         module: nn.Module = block.mlp if has_tensor_ranks else block
         # A graph break in a block costs speed without a message:
         # with fullgraph it is an error. The exchange of context

@@ -35,9 +35,11 @@ class RankWeights:
         self.parameters, self.world = dict(parameters), world
         self.local_tensors = {name: nn.Parameter(to_local(p).detach()) for name, p in self.parameters.items()}
         ranks_per_stage = world.n_ranks // world.layout.pipeline
-        # A parameter in k shards over the n ranks of a stage is on n / k ranks. Its squared norm is weighted
+        # A parameter in k shards over the n ranks of a stage
+        # is on n / k ranks. Its squared norm is weighted
         # by k / n, so that the sum over all ranks counts each element once.
-        # 8 ranks, 2 replicas of 4 shards: k = 4. Every shard is on 2 ranks, so squares are weighted by 4 / 8.
+        # 8 ranks, 2 replicas of 4 shards: k = 4. Every shard
+        # is on 2 ranks, so squares are weighted by 4 / 8.
         weights = [
             0.0 if n in duplicated else _count_shards(p) / ranks_per_stage for n, p in self.parameters.items()
         ]
@@ -61,7 +63,8 @@ class RankWeights:
             # the norm of a part is not that of the sum
             match_placements(parameter)
             gradient = to_local(parameter.grad)
-            # moved, not shared: FSDP accumulates into parameter.grad if it is not None
+            # moved, not shared: FSDP accumulates
+            # into parameter.grad if it is not None
             self.local_tensors[name].grad, parameter.grad = gradient, None
             gradients.append(gradient)
         return gradients
@@ -108,7 +111,8 @@ class RankWeights:
             return full
         from torch.distributed.tensor import distribute_tensor
 
-        # src_data_rank=None: no broadcast, each rank cuts its part from its own full tensor
+        # src_data_rank=None: no broadcast, each rank
+        # cuts its part from its own full tensor
         return distribute_tensor(
             full, parameter.device_mesh, parameter.placements, src_data_rank=None
         ).to_local()
@@ -126,7 +130,8 @@ def _compute_norms(tensors: list[Tensor]) -> Tensor:
     # Norms per row in float32, combined in float64, avoid that.
     if sum(t.numel() for t in tensors) <= FLOAT64_NORM_ELEMENTS:
         return torch.stack(torch._foreach_norm(tensors, dtype=torch.float64))
-    # sqrt(sum over rows of (row norm)^2) is the norm of the matrix; a vector has a single row
+    # sqrt(sum over rows of (row norm)^2) is the
+    # norm of the matrix; a vector has a single row
     return torch.stack([torch.linalg.vector_norm(t, dim=-1).double().norm() for t in tensors])
 
 

@@ -98,7 +98,8 @@ class TorchEngine:
             norm = norm / divisor
             self.loss_scale.update(is_finite)
         if self.grad_clip > 0:
-            # the reciprocal of torch's clip_grad_norm_: min(1, grad_clip / (norm + 1e-6))
+            # the reciprocal of torch's clip_grad_norm_:
+            # min(1, grad_clip / (norm + 1e-6))
             divisor = divisor * ((norm + 1e-6) / self.grad_clip).clamp(min=1.0)
         step_optimizer(self.optimizer, divisor, is_finite)
         return norm.float()

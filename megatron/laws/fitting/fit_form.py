@@ -292,7 +292,8 @@ def _complete_start(surface: Surface, base: dict[str, float], r_D: float, at: Ru
     otherwise          `r_D` with every R_N* of GRID_R_N, where the form has them
     """
     if surface.form == "over_training":
-        # A N0^-alpha = a N0^-eta at the centre; b 6^(-eta/2) is the factor of D^-eta
+        # A N0^-alpha = a N0^-eta at the centre;
+        # b 6^(-eta/2) is the factor of D^-eta
         eta = 0.5 * (base["alpha"] + base["beta"])
         terms = (base["A"] * np.exp(-base["alpha"] * at.x0), base["B"] * np.exp(-base["beta"] * at.y0))
         a, b = (t * np.exp(eta * c) for t, c in zip(terms, (at.x0, at.y0), strict=True))

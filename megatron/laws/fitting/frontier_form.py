@@ -42,8 +42,10 @@ def log_loss(theta: np.ndarray, x: np.ndarray, log_n: np.ndarray) -> np.ndarray:
     # (log L)'' = e (1 - e) gamma^2   = r slope^2 = curvature
     r = curvature / slope**2
     floor = r / (1 + r)  # e
-    # log(e + (g - e) y) by log-sum-exp from log g, so that a large |z| does not overflow
-    # g >= 1 > e, so log1p has an argument above -1; the last term is log y = -gamma x
+    # log(e + (g - e) y) by log-sum-exp from log
+    # g, so that a large |z| does not overflow
+    # g >= 1 > e, so log1p has an argument above
+    # -1; the last term is log y = -gamma x
     log_part = log_g + np.log1p(-floor * np.exp(-log_g)) - slope * (1 + r) * x
     return level + np.logaddexp(math.log(floor), log_part)
 
@@ -60,7 +62,8 @@ def log_loss_slopes(theta: np.ndarray, x: np.ndarray, log_n: np.ndarray) -> np.n
     # mean of the derivatives, weighted by the shares
     of_alpha = -z * share + (1 - share) / alpha - 1 / total
     of_beta = z * (1 - share) + share / beta - 1 / total
-    # derivatives of log g by log_size, size_exponent, alpha, beta: z has d z / d log_size = -1, and
+    # derivatives of log g by log_size, size_exponent,
+    # alpha, beta: z has d z / d log_size = -1, and
     # d z / d size_exponent = -x; log w and log(1 - w) depend on alpha and beta too
     of_shape = np.stack([-bend, -bend * x, of_alpha, of_beta], axis=-1)
     ones = np.ones_like(x)

@@ -102,9 +102,11 @@ def huber_derivatives(
     """
     s, t, alpha, beta = (phi[:, i, None] for i in range(1, 5))
     fitted, of_x, of_y, h, k = _evaluate_law(phi, runs)
-    # first and second derivatives of the Box-Cox terms by their exponents; the exponents are bounded below by
+    # first and second derivatives of the Box-Cox terms by
+    # their exponents; the exponents are bounded below by
     # varpro.EXPONENT_BOUNDS, so that the divisions are safe
-    # Differentiate alpha h = exp(-alpha x) - 1 once: h + alpha h1 = -x exp(-alpha x), and twice:
+    # Differentiate alpha h = exp(-alpha x) - 1 once:
+    # h + alpha h1 = -x exp(-alpha x), and twice:
     # 2 h1 + alpha h2 = x^2 exp(-alpha x). Solve for h1 and h2.
     h1, k1 = -(runs.x * of_x + h) / alpha, -(runs.y * of_y + k) / beta  # d h / d alpha, d k / d beta
     h2, k2 = (runs.x**2 * of_x - 2 * h1) / alpha, (runs.y**2 * of_y - 2 * k1) / beta
@@ -148,8 +150,10 @@ def transform_to_floor(
     # alpha, 1 / beta, -s / alpha^2, -t / beta^2)
     jacobian[:, 0, 1:] = np.stack([1 / alpha, 1 / beta, -s / alpha**2, -t / beta**2], axis=1)
     transposed = np.swapaxes(jacobian, 1, 2)
-    # H' = J^T H J + (d objective / d c) (second derivatives of c). The majorant has the
-    # first term only: J^T M J is positive semidefinite, and the second term need not be.
+    # H' = J^T H J + (d objective / d c) (second
+    # derivatives of c). The majorant has the
+    # first term only: J^T M J is positive
+    # semidefinite, and the second term need not be.
     transformed = transposed @ hessian @ jacobian
     of_c = gradient[:, 0]
     for i, j, second in ((1, 3, -1 / alpha**2), (2, 4, -1 / beta**2)):
