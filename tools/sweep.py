@@ -30,6 +30,7 @@ from megatron.study.sweep import SweepOptions, count_jobs, run_sweep, time_study
 from megatron.study.tariff import add_tariff_options, fill_watts, read_tariff
 
 REMOVED = {
+    "--currency": "A price is in any unit",
     "--details": "Use plan.json in the folder of each run, or `scaling sizes`",
     "--tflops": "Use --hardware GPU --mfu SHARE",
 }

@@ -231,6 +231,12 @@ class ComputeLaw:
                 values[f"{stem}_{end}"] = [getattr(at, name)[i] for at in optima]
         return DataFrame(values)
 
+    def plot(self, C: ArrayLike | None = None) -> Any:
+        """Return a plotly figure of the best N and its loss against C, with intervals."""
+        from megatron.laws.plots import plot_optima
+
+        return plot_optima(self.to_frame(C))
+
     def _theta_vector(self) -> np.ndarray:
         return np.array([self.params[name] for name in CONSTANTS])
 

@@ -1,11 +1,17 @@
-"""Figure of a law: the loss against compute."""
+"""Figures of laws: the loss against compute, and the optima along a frontier."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 N_POINTS, N_SIZES = 60, 6  # points of a line, sizes drawn
+BAND = {"fill": "toself", "line": {"width": 0}, "opacity": 0.3, "hoverinfo": "skip"}
+# column of the optima, stem of its interval's columns, title
+PANELS = (("N", "N", "N*, parameters"), ("loss", "predictive", "loss, nats per token"))
 
 
 def plot_law(
@@ -31,3 +37,24 @@ def plot_law(
     figure.update_xaxes(type="log", title="6 N D, FLOPs")
     figure.update_yaxes(type="log", title="loss, nats per token")
     return figure
+
+
+def plot_optima(optima: "DataFrame") -> Any:
+    """Return a plotly figure of the best N and its loss against C, from `ComputeLaw.to_frame`.
+
+    Bands are the confidence interval of N and the predictive interval of the
+    loss.
+    """
+    from plotly.subplots import make_subplots  # slow import
+
+    figure = make_subplots(rows=len(PANELS), shared_xaxes=True)
+    C = optima["C"].to_numpy()
+    for row, (name, interval, title) in enumerate(PANELS, 1):
+        low, high = (optima[f"{interval}_{end}"].to_numpy() for end in ("low", "high"))
+        x, y = np.concatenate([C, C[::-1]]), np.concatenate([low, high[::-1]])
+        figure.add_scatter(x=x, y=y, row=row, col=1, **BAND)
+        figure.add_scatter(x=C, y=optima[name].to_numpy(), mode="lines", row=row, col=1)
+        figure.update_yaxes(type="log", title=title, row=row)
+    figure.update_xaxes(type="log")
+    figure.update_xaxes(title="C, FLOPs", row=len(PANELS))
+    return figure.update_layout(showlegend=False, template="plotly_white")

@@ -107,6 +107,7 @@ def test_laws_print_in_one_line_and_become_frames_and_figures() -> None:
     assert [trace.name for trace in figure.data][-1] == "runs" and len(figure.data[-1].x) == 25
     best = optimal_frontier(law, 1e20).to_frame()
     np.testing.assert_allclose(best["L"], law.loss(best["N"], best["D"]))
+    assert len(frontier.plot().data) == 4
 
 
 def test_perplexities_in_place_of_losses_are_warned_about() -> None:
