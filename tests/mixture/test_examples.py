@@ -24,7 +24,8 @@ def folder(tmp_path: Path, scaling_data: Path) -> Path:
 
 def run_script(words: list[str], folder: Path, root: Path, wait_s: float = 120) -> str:
     environment = os.environ | {"PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(root / words[0]), *words[1:]]
+    program = [str(root / words[0])] if words[0].endswith(".py") else ["-m", "megatron.cli", words[0]]
+    command = [sys.executable, *program, *words[1:]]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=wait_s
     )
