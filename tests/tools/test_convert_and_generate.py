@@ -62,7 +62,7 @@ def test_bad_input_is_reported_in_one_line(
         ),
         (
             ("generate_text.py", stories_folder, "--steps", 4),
-            "--steps and --block-tokens are for masked diffusion",
+            "--steps, --block-tokens: got an autoregressive model. Omit them.",
         ),
     ):  # fmt: skip
         failed = run_tool(root, *words)
