@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 from harness import add_options, write_results
 
+from megatron import _csrc
 from megatron.cli import create_parser, positive_int, run_main
 from megatron.data import open_dataset
 from megatron.data.indexed import DTYPE_CODES
@@ -144,12 +145,15 @@ def build_side(side: str, prefix: str, seq_len: int, n_epochs: int) -> dict[str,
     if side == "megatron":
         assert isinstance(samples, MegatronSamples)
         sample_indices = samples.indices
-        lengths = samples.tokens.sequence_tokens()
-        indices = (
+        # Megatron's sample index, which ours stores for every eighth window only
+        starts = _csrc.sample_starts(
+            samples.tokens.sequence_tokens(),
             sample_indices.document_index,
-            sample_indices.sample_index(lengths),
-            sample_indices.shuffle_index,
+            seq_len,
+            sample_indices.n_windows + 1,
         )
+        starts[0] = 0  # Megatron starts at the first sequence even if it is empty
+        indices = (sample_indices.document_index, starts, sample_indices.shuffle_index)
     if side != "epoch":
         record["sums"] = [f"{array.dtype} {hashlib.sha256(array).hexdigest()}" for array in indices]
     return record
