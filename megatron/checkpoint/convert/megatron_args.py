@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron.config.yaml_file import is_finite
+
 AUTOREGRESSIVE, MASKED_DIFFUSION = "autoregressive", "masked_diffusion"
 # in every version of the fork, and in no other project
 FORK = ("low_noise_start", "ar_ratio", "randmask_ratio")
@@ -23,6 +25,16 @@ NOT_READ = (  # each of these changes the computation if it is enabled
     "apply_layernorm_1p", "rotary_interleaved", "use_target_position_embeddings", "squared_relu", "geglu",
     "quick_geglu", "multi_latent_attention", "apply_residual_connection_post_layernorm",
     "window_attn_skip_freq",
+)  # fmt: skip
+# args that are read, by the form of their values
+COUNTS = ("num_attention_heads", "num_query_groups", "num_key_value_heads", "kv_channels", "seq_length")
+NUMBERS = (
+    "norm_epsilon", "layernorm_epsilon", "rotary_base", "rope_theta", "rotary_percent", "rope_scaling_factor",
+    "rotary_seq_len_interpolation_factor",
+)  # fmt: skip
+SWITCHES = (
+    "swiglu", "group_query_attention", "add_bias_linear", "use_rotary_position_embeddings", "add_qkv_bias",
+    "use_rope_scaling",
 )  # fmt: skip
 
 
@@ -124,7 +136,16 @@ def move_mask_row(args: Namespace, merged: dict[str, Tensor], n_tokens: int, ste
 
 
 def check_args(args: Namespace, step: Path) -> None:
-    """Raise ValueError for settings that this model does not support."""
+    """Raise ValueError for settings of a wrong type, and for those that this model does not support."""
+    checks = (
+        (COUNTS, "a whole number above 0", lambda value: type(value) is int and 0 < value < 1 << 31),
+        (NUMBERS, "a number above 0", lambda value: is_finite(value) and value > 0),
+        (SWITCHES, "True or False", lambda value: value in (0, 1)),
+    )
+    for names, form, is_sound in checks:
+        for name in names:
+            if (value := getattr(args, name, None)) is not None and not is_sound(value):
+                raise ValueError(f"{step}: args.{name}: got {str(value)[:40]!r}, expected {form}")
     if getattr(args, "num_experts", None) not in (None, 1, [1]):
         raise ValueError(
             f"{step}: got num_experts {args.num_experts}, expected none; this model has no experts"
