@@ -194,11 +194,16 @@ def read_header(index: Path) -> tuple[str, int, int]:
 def count_tokens(uri: str | Path) -> int:
     """Return the number of tokens of a dataset, from its sidecar, which suffices for a plan, or its files.
 
-    Raises FileNotFoundError for a missing file, ValueError for an index of another format.
+    Raises FileNotFoundError for a missing file, ValueError for an index of another format, and for a list of
+    parts without the number.
     """
     files, sidecar = locate_dataset(uri), load_sidecar(uri) or {}
     if sidecar.get("tokens") is not None:
         return int(sidecar["tokens"])
+    if files.has_parts:
+        raise ValueError(
+            f"{files.sidecar}: tokens is missing. Write the list with merge_datasets.py --parts."
+        )
     if not files.index.is_file():
         raise FileNotFoundError(f"{uri}.idx: no such file, {HOW}")
     n_bytes = count_token_bytes(read_header(files.index)[0])

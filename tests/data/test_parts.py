@@ -153,6 +153,17 @@ def test_no_program_makes_a_pair_and_a_list_of_parts(both: tuple[str, str], tmp_
         write_parts_list([merged], tmp_path / "again")
 
 
+def test_a_list_without_its_number_of_tokens_is_refused(both: tuple[str, str]) -> None:
+    listing = Path(f"{both[0]}.parts.json")
+    content = json.loads(listing.read_text())
+    del content["tokens"]
+    listing.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="tokens is missing"):
+        count_corpus_tokens(both[0])
+    with pytest.raises(ValueError, match="for documents, tokens and dtype"):
+        open_dataset(both[0])
+
+
 def test_more_parts_than_open_files(tmp_path: Path) -> None:
     prefixes = [write_part(tmp_path / f"p{i}", 1, i) for i in range(130)]
     expected = np.concatenate([np.fromfile(f"{prefix}.bin", "<u2") for prefix in prefixes])
