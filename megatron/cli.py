@@ -491,7 +491,7 @@ class ToolParser(argparse.ArgumentParser):
     """Argument parser that suggests the nearest option for an unknown one."""
 
     arguments: Sequence[str] = ()
-    removed: Mapping[str, str] = {}  # options of earlier versions -> replacement, without a period
+    removed: Mapping[str, str] = {}  # as in `create_parser`
     takes_ranks = False
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
@@ -529,20 +529,24 @@ class ToolParser(argparse.ArgumentParser):
 
 
 def create_parser(
-    doc: str, may_stop: bool = False, takes_ranks: bool = False, parser_class: type[ToolParser] = ToolParser
-) -> ToolParser:
+    doc: str, may_stop: bool = False, takes_ranks: bool = False, removed: Mapping[str, str] | None = None,
+    parser_class: type[ToolParser] = ToolParser,
+) -> ToolParser:  # fmt: skip
     """Create a parser whose help is a module's docstring: the first paragraph, the options, then the rest.
 
     The rest begins with example commands that can be pasted.
 
     may_stop     the command saves its work on a stop signal and exits with status 75
     takes_ranks  a launcher may start the command once for each rank
+    removed      options of earlier versions -> replacement, without a period
     """
     head, _, rest = _replace_commands(doc).strip().partition("\n\n")
     stopped = f", {STOPPED} stopped by a signal (run the same command again to resume)" if may_stop else ""
     examples, _, notes = rest.partition("\n\n")
     examples = textwrap.indent(textwrap.dedent(examples), "    ")
     sections = [f"examples:\n{examples}", *([notes] if notes else []), f"{STATUSES}{stopped}."]
+    # of the class, since argparse makes the parsers of actions by the class of their parent
+    parser_class = type("ToolParser", (parser_class,), {"removed": removed or {}})
     parser = parser_class(description=head, epilog="\n\n".join(sections), formatter_class=create_formatter)
     parser.takes_ranks = takes_ranks
     return parser

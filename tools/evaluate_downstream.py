@@ -23,8 +23,8 @@ from megatron.evaluation.machine_options import add_machine_options, open_reques
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
-    parser = create_parser(__doc__, takes_ranks=True)
-    parser.removed = {"--data-dir": "Use --include-path, as in DOWNSTREAM.md"}
+    removed = {"--data-dir": "Use --include-path, as in DOWNSTREAM.md"}
+    parser = create_parser(__doc__, takes_ranks=True, removed=removed)
     models = "checkpoints, runs, a study, models in other formats, names of the hub"
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL", help=models)
     add = parser.add_argument_group("tasks").add_argument

@@ -66,8 +66,7 @@ def parse_approach(word: str) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
-    parser = create_parser(__doc__)
-    parser.removed = REMOVED
+    parser = create_parser(__doc__, removed=REMOVED)
     add = parser.add_argument
     add("table", type=Path, metavar="TABLE.csv", help="table of runs, as written by tools/collect.py")
     forms = f"{', '.join(FITTED_FORMS)}; chinchilla: E + A/N^alpha + B/D^beta"

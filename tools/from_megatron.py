@@ -33,8 +33,7 @@ OBJECTIVES = {"ar": "autoregressive", "mdm": "masked_diffusion"}
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
-    parser = create_parser(__doc__)
-    parser.removed = REMOVED
+    parser = create_parser(__doc__, removed=REMOVED)
     add = parser.add_argument
     command = "after --: the command, with or without its launcher, or the arguments of the script"
     add("command", nargs="*", default=[], metavar="ARGS", help=command)

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from megatron.cli import ToolParser, add_action, create_parser, positive_float, run_main, shorten_path
+from megatron.cli import add_action, create_parser, positive_float, run_main, shorten_path
 from megatron.config.presets import suggest_nearest
 from megatron.io import replace_nonfinite
 from megatron.laws import prediction
@@ -66,12 +66,6 @@ REMOVED = {
     "--n-column": RENAME,
     "--new-text": "Add text_error.relative of the law to log L, in quadrature",
 }
-
-
-class ActionParser(ToolParser):
-    """Parser that names the replacement of removed options, also in its actions."""
-
-    removed = REMOVED
 
 
 def add_frontier(actions: Any) -> None:
@@ -733,7 +727,7 @@ def paired_error(folder: Path, a: differences.Side, b: differences.Side) -> tupl
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
-    parser = create_parser(__doc__, parser_class=ActionParser)
+    parser = create_parser(__doc__, removed=REMOVED)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", help="what to do")
     for add in (
         add_frontier,

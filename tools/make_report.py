@@ -16,8 +16,7 @@ from megatron.study.tariff import add_tariff_options, read_tariff
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
-    parser = create_parser(__doc__)
-    parser.removed = {"--currency": "A price is in any unit"}
+    parser = create_parser(__doc__, removed={"--currency": "A price is in any unit"})
     add = parser.add_argument
     study = "directory that contains runs/ or table.csv and, if fitted, compute_law.json and law.json"
     add("study_dir", type=Path, metavar="STUDY_DIR", help=study)

@@ -28,8 +28,7 @@ REMOVED = {
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
-    parser = create_parser(__doc__, may_stop=True)
-    parser.removed = REMOVED
+    parser = create_parser(__doc__, may_stop=True, removed=REMOVED)
     prefixes = (
         "a .bin/.idx dataset without its suffix, or a quoted pattern of them in natural order (part-2 before "
         "part-10); all of the same tokenizer and dtype"

@@ -40,7 +40,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatron.cli import ToolParser, add_action, create_parser, positive_int, run_main
+from megatron.cli import add_action, create_parser, positive_int, run_main
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.prepare import prepare_mixture
 from megatron.mixture.properties import PRESETS, TYPES, read_properties
@@ -65,12 +65,6 @@ REMOVED = {
     "--processes": COMPUTE,
     "--prometheus": METRICS,
 }
-
-
-class ActionParser(ToolParser):
-    """Parser that names the replacement of removed options, also in its actions."""
-
-    removed = REMOVED
 
 
 def add_register(actions: Any) -> None:
@@ -360,7 +354,7 @@ def run_serve(args: argparse.Namespace) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
-    parser = create_parser(__doc__, parser_class=ActionParser)
+    parser = create_parser(__doc__, removed=REMOVED)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", help="what to do")
     for add in (add_register, add_mixture, add_serve):
         add(actions)

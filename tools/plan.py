@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.cli import ToolParser, add_action, create_parser, positive_float, positive_int, run_main
+from megatron.cli import add_action, create_parser, positive_float, positive_int, run_main
 from megatron.config.presets import load_model_sizes
 from megatron.config.read import build_config
 from megatron.config.schema import ModelConfig
@@ -66,12 +66,6 @@ REMOVED = {
     "--sizes": CHOOSE,
     "--tokens-per-parameter": CHOOSE,
 }
-
-
-class ActionParser(ToolParser):
-    """Parser that names the replacement of removed options, also in its actions."""
-
-    removed = REMOVED
 
 
 def run_init(args: argparse.Namespace) -> None:
@@ -248,7 +242,7 @@ def add_plan(actions: Any) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
-    parser = create_parser(__doc__, parser_class=ActionParser)
+    parser = create_parser(__doc__, removed=REMOVED)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", help="what to do")
     for add in (add_init, add_sizes, add_plan):
         add(actions)

@@ -38,8 +38,7 @@ REMOVED = {
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
-    parser = create_parser(__doc__, may_stop=True)
-    parser.removed = REMOVED
+    parser = create_parser(__doc__, may_stop=True, removed=REMOVED)
     add = parser.add_argument
     add("study", metavar="STUDY.yaml", help="study file")
     changes = "changes to the study, e.g. run.optim.lr=1e-3"
