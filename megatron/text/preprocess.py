@@ -145,10 +145,7 @@ def load_fast_bpe(loaded: Tokenizer) -> FastBpe | None:
     """Return the C++ encoder, or None with a warning if only the tokenizer's library is exact."""
     fast, reason = build_fast_bpe(loaded)
     if fast is None:
-        log.warning(
-            "%s: using its own library, which is slower than C++ (its speed is measured below); reason: %s",
-            loaded.name, reason,
-        )  # fmt: skip
+        log.warning("%s: using its own library, which is slower than C++; reason: %s", loaded.name, reason)
     return fast
 
 
