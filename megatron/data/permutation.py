@@ -53,9 +53,9 @@ class Permutation:
         left, right = x >> self._half, x & self._mask
         for key in self._keys:
             mixed = (right ^ key) * MIX  # uint64 arithmetic wraps around, as intended
-            # The low bits of a product depend on the
-            # low bits of the input alone. This copies
-            # the high half into the low half; bits 29 to 28 + b are well mixed.
+            # The low bits of a product depend on the low bits
+            # of the input alone. This copies the high half into
+            # the low half; bits 29 to 28 + b are well mixed.
             mixed ^= mixed >> np.uint64(32)
             mixed *= MIX
             # a Feistel round is invertible for any round

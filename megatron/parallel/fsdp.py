@@ -42,9 +42,9 @@ def shard_model(
     for block in blocks:
         reshard = stage.startswith("zero3")
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, offload_policy=offload)
-    # The root group holds the embedding, which
-    # is also the head: it is used first and
-    # last in the forward, so resharding in between would only add a second gather.
+    # The root group holds the embedding, which is also the
+    # head: it is used first and last in the forward, so
+    # resharding in between would only add a second gather.
     fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False, offload_policy=offload)
     # Sum the gradients: a loss is a sum over all ranks, divided by their
     # tokens once. gloo sums in every torch, but averages in newer ones only.

@@ -93,8 +93,8 @@ def read_task_scores(path: Path) -> Iterator[dict[str, Any]]:
     parts = {str(name) for names in groups.values() for name in names}
     for task, metrics in results.items():
         # keys of lm-evaluation-harness are "metric,filter"
-        # {"acc,none": 0.31, "acc_stderr,none": 0.01} -> {"acc": "acc,none",
-        # "acc_stderr": "acc_stderr,none"}
+        # {"acc,none": 0.31, "acc_stderr,none": 0.01} ->
+        # {"acc": "acc,none", "acc_stderr": "acc_stderr,none"}
         values = {key.partition(",")[0]: value for key, value in metrics.items() if _is_number(value)}
         # acc_norm before acc: its normalisation by length is the usual metric
         # where a task has both

@@ -41,9 +41,9 @@ def run_ranks(command: Sequence[str], n_ranks: int) -> int:
     try:
         with reserve_port() as port:
             common = _build_common_environment(n_ranks, port)
-            # A new session: otherwise the terminal
-            # sends Ctrl-C to the rank directly
-            # as well, and a second signal means "stop immediately, without saving".
+            # A new session: otherwise the terminal sends
+            # Ctrl-C to the rank directly as well, and a second
+            # signal means "stop immediately, without saving".
             options: dict[str, Any] = {"start_new_session": True, "preexec_fn": die_with_parent()}
             for rank in range(n_ranks):
                 variables = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}

@@ -184,9 +184,9 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    # The single file has precedence, as in
-    # transformers. The index is not read: the names of
-    # the files contain their number, and `build_model` detects a missing tensor.
+    # The single file has precedence, as in transformers. The
+    # index is not read: the names of the files contain their
+    # number, and `build_model` detects a missing tensor.
     files = sorted(p for p in folder.iterdir() if SHARD.fullmatch(p.name))
     of_all = f"-of-{len(files):05}.safetensors"
     if (folder / SINGLE).is_file():

@@ -117,8 +117,8 @@ def merge_user_config(ours: dict[str, Any], path: str | Path, optim: OptimConfig
     # Compare leaf by leaf under dotted keys. A key
     # unknown to us is passed on to DeepSpeed unchanged.
     # {"zero_optimization": {"stage": 1}} has the leaf
-    # zero_optimization.stage = 1. The last two branches
-    # below catch a leaf in place of a section and a section in place of a leaf.
+    # zero_optimization.stage = 1. The last two branches below catch
+    # a leaf in place of a section and a section in place of a leaf.
     leaves = DEFAULTS | dict(_iterate_leaves(ours))
     for key, value in _iterate_leaves(user):
         if value == "auto" or key in OVERRIDABLE or key in leaves and value == leaves[key]:

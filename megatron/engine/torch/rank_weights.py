@@ -35,9 +35,9 @@ class RankWeights:
         self.parameters, self.world = dict(parameters), world
         self.local_tensors = {name: nn.Parameter(to_local(p).detach()) for name, p in self.parameters.items()}
         ranks_per_stage = world.n_ranks // world.layout.pipeline
-        # A parameter in k shards over the n ranks of a stage
-        # is on n / k ranks. Its squared norm is weighted
-        # by k / n, so that the sum over all ranks counts each element once.
+        # A parameter in k shards over the n ranks of a stage is
+        # on n / k ranks. Its squared norm is weighted by k / n,
+        # so that the sum over all ranks counts each element once.
         # 8 ranks, 2 replicas of 4 shards: k = 4. Every shard
         # is on 2 ranks, so squares are weighted by 4 / 8.
         weights = [

@@ -62,9 +62,9 @@ def log_loss_slopes(theta: np.ndarray, x: np.ndarray, log_n: np.ndarray) -> np.n
     # mean of the derivatives, weighted by the shares
     of_alpha = -z * share + (1 - share) / alpha - 1 / total
     of_beta = z * (1 - share) + share / beta - 1 / total
-    # derivatives of log g by log_size, size_exponent,
-    # alpha, beta: z has d z / d log_size = -1, and
-    # d z / d size_exponent = -x; log w and log(1 - w) depend on alpha and beta too
+    # derivatives of log g by log_size, size_exponent, alpha,
+    # beta: z has d z / d log_size = -1, and d z / d size_exponent
+    # = -x; log w and log(1 - w) depend on alpha and beta too
     of_shape = np.stack([-bend, -bend * x, of_alpha, of_beta], axis=-1)
     ones = np.ones_like(x)
     if curvature <= 0 or slope <= 0:

@@ -264,9 +264,9 @@ def _decay_logs(
     log(U + U R (1 - exp(-r / R))) = unique + log1p(R (1 - exp(-r / R))).
     """
     repeats = np.expm1(np.clip(total - unique, 0.0, MAX_LOG_REPEATS))
-    # As R grows, R (1 - exp(-r / R)) tends to r, so
-    # D' tends to D. At R = 1e9 and r = 1 a plain
-    # 1 - exp(-1e-9) has only 7 correct digits, so expm1 is used.
+    # As R grows, R (1 - exp(-r / R)) tends to r, so D' tends
+    # to D. At R = 1e9 and r = 1 a plain 1 - exp(-1e-9) has
+    # only 7 correct digits, so expm1 is used.
     at = np.exp(log_at)
     left = np.exp(-repeats / at)
     grown = -at * np.expm1(-repeats / at)
