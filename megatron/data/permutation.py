@@ -47,8 +47,7 @@ class Permutation:
         return x.astype(np.int64).reshape(shape)
 
     def _apply_rounds(self, x: np.ndarray) -> np.ndarray:
-        # One round maps (L, R) to (A, B) = (R, L
-        # xor F(R)). Its inverse is (B xor F(A), A).
+        # One round maps (L, R) to (A, B) = (R, L xor F(R)). Its inverse is (B xor F(A), A).
         # With six rounds both halves are mixed three times.
         left, right = x >> self._half, x & self._mask
         for key in self._keys:

@@ -34,8 +34,7 @@ class Stage(nn.Module):
         self.config, self.causal, self.precision = model.config, causal, model.precision
         self.context_rank, self.n_tensor_ranks = context_rank, n_tensor_ranks
         self.is_first, self.is_last = index == 0, index == n_stages - 1
-        # stage i holds blocks L i / n .. L (i +
-        # 1) / n - 1: sizes differ by at most one
+        # stage i holds blocks L i / n .. L (i + 1) / n - 1: sizes differ by at most one
         # 10 blocks in 4 stages: 0-1, 2-4, 5-6, 7-9
         begin, end = (model.config.n_layers * i // n_stages for i in (index, index + 1))
         # the first stage is on rank 0 and the last on rank

@@ -25,8 +25,7 @@ def _build_block_plan() -> dict[str, ParallelStyle]:
     """Return the plan of a block: heads and feed-forward are split; in between, positions are split."""
     # Two all-gathers and two reduce-scatters per
     # forward of a block: positions -> all (before
-    # the projections), and partial sums of all
-    # -> positions (after `out` and `down`).
+    # the projections), and partial sums of all -> positions (after `out` and `down`).
     return {
         "attention_norm": SequenceParallel(),
         "attention": PrepareModuleInput(

@@ -177,8 +177,7 @@ class UnitJoiner:
         numbers: dict[Source, list[int]] = {path: [] for path in paths}
         for number in range(len(self.used)):
             numbers[self.pieces[number].path].append(number)
-        # files without a piece (standard input,
-        # empty files) count as read with 0 documents
+        # files without a piece (standard input, empty files) count as read with 0 documents
         unread = {piece.path for piece in self.pieces[len(self.used) :]}
         with ThreadPoolExecutor(self.n_threads, "hash") as pool:
             # the blocks of all files are submitted

@@ -277,8 +277,7 @@ def _merge_ranks(name: str, parts: list[Tensor], args: Namespace) -> Tensor:
     if are_columns:
         return torch.cat(parts, dim=1)
     if is_gated:  # every shard is [gate; up]: concatenate all gates, then all up projections
-        # torch.cat(parts) would give [gate 0; up
-        # 0; gate 1; up 1], the whole matrix is
+        # torch.cat(parts) would give [gate 0; up 0; gate 1; up 1], the whole matrix is
         # [gate 0; gate 1; up 0; up 1]
         gates, ups = zip(*(part.chunk(2) for part in parts), strict=True)
         return torch.cat([*gates, *ups])

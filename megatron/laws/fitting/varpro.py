@@ -33,8 +33,7 @@ EXPONENT_GRID = np.geomspace(0.05, 2.0, 24)  # exponents of the starts
 EXPONENT_BOUNDS = (0.01, 5.0)  # range of the search
 SLOPE_BOUNDS = (0.0, np.inf)  # of s = alpha A and t = beta B, in centred units
 # zip pairs the low ends and the high ends:
-# LOW = (-Inf, 0, 0, 0.01, 0.01), HIGH = (Inf,
-# Inf, Inf, 5, 5) for (c, s, t, alpha, beta).
+# LOW = (-Inf, 0, 0, 0.01, 0.01), HIGH = (Inf, Inf, Inf, 5, 5) for (c, s, t, alpha, beta).
 LOW, HIGH = (  # bounds of phi [5]; c is free
     np.array([end, *2 * [slope], *2 * [bound]])
     for end, slope, bound in zip((-np.inf, np.inf), SLOPE_BOUNDS, EXPONENT_BOUNDS, strict=True)

@@ -111,8 +111,7 @@ class MaskedDiffusionLm(PreTrainedModel):
         mask_id, steps = self.config.mask_token_id, steps or max_new_tokens
         tokens = F.pad(input_ids, (0, max_new_tokens), value=mask_id)
         # number of unmasked tokens after each step, as even as integers allow
-        # example: 5 tokens in 2 steps: edges = [0,
-        # 2, 5], so 2 tokens are unmasked, then 3
+        # example: 5 tokens in 2 steps: edges = [0, 2, 5], so 2 tokens are unmasked, then 3
         edges = [max_new_tokens * i // steps for i in range(steps + 1)]
         for first, end in zip(edges[:-1], edges[1:], strict=True):
             hidden = tokens == mask_id
