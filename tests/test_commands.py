@@ -51,7 +51,7 @@ GIVEN = {
     "LAWS.md": ["logs/*", "runs/", "*.csv", "law*.json", "paper/*"],
     "MIXTURE.md": ["*.yaml", "*.pem", "0/16", "s3://*", "values.parquet", "served/token"],
     "STUDY.md": ["data/*", "logs/*"],
-    "TRAIN.md": ["data/*", "tokens/*", "text/*"],
+    "TRAIN.md": ["data/*", "tokens/*", "text/*"], "slurm.md": ["c4/*", "tokens/*"],
 }  # fmt: skip
 TINY = [
     "dist.cpu_only=true", "dist.dtype=float32", "misc.n_threads=1", "dataset.seq_len=32",
