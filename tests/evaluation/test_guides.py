@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 GUIDES = {"validate.py": "evaluation/EVAL.md", "evaluate_downstream.py": "downstream/DOWNSTREAM.md"}
+COMMANDS = {"validate.py": "scaling validate", "evaluate_downstream.py": "scaling evaluate"}
 PLAIN = {"--help", "--device", "--threads"}  # documented in --help only
 
 
@@ -22,11 +23,11 @@ def test_a_guide_documents_all_options_of_its_command_and_no_others(root: Path, 
     foreign = (
         "torchrun",
         "lm_eval --model",
-        "preprocess",
+        "scaling prepare",
+        "scaling collect",
         "`--references`",
-        *(f"tools/{name}" for name in (*GUIDES, "collect.py")),
+        *(command for name, command in COMMANDS.items() if name != tool),
     )
-    foreign = tuple(word for word in foreign if word != f"tools/{tool}")
     lines = [line for line in text.splitlines() if not any(word in line for word in foreign)]
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", "\n".join(lines)))
     others = {"--output-prefix", "--dataset-impl", "--tokenizer-type", "--tokenizer-model", "--append-eod"}
