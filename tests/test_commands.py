@@ -305,6 +305,13 @@ def run_command(words: Sequence[str], folder: Path, variables: dict[str, str] | 
     return done.stdout
 
 
+def test_the_study_of_the_guide_is_the_study_that_init_writes(tmp_path: Path) -> None:
+    guide = (ROOT / "examples_scaling" / "training" / "STUDY.md").read_text()
+    shown = re.search(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    run_command(["scaling", "init", "study.yaml"], tmp_path)
+    assert shown and f"{shown[1]}# next: " in (tmp_path / "study.yaml").read_text()
+
+
 def test_a_guide_may_show_sub_commands_and_wrong_ones_are_refused() -> None:
     check_program(Command("a.md:1", ["scaling"]))
     check_program(Command("a.md:1", ["scaling", "merge", "a", "b", "--output", "c"]))
