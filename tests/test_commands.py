@@ -93,6 +93,10 @@ RUN: list[tuple[str, str, list[str], dict[str, str]]] = [
     ("LAWS.md", "scaling plan --budget 1e20", ["--runs", "5"], {}),
     ("LAWS.md", "scaling plan --budget 3e19", [], {}),
     ("TRAIN.md", "scaling sizes 117M", [], {}),
+    ("csv.md", "scaling collect examples_scaling/first_hour/quickstart_runs.csv", [], {}),
+    ("csv.md", "scaling frontier study/table.csv", [], {}),
+    ("csv.md", "scaling fit study/table.csv", ["--n-bootstrap", "50"], {}),
+    ("csv.md", "scaling predict study/law.json", [], {}),
     ("STUDY.md", "scaling compare experiments/study --best", ["--best", "objective"], {}),
     ("STUDY.md", "scaling sweep examples_scaling/training/ladder_chinchilla.yaml --dry-run", [], {}),
     ("TRAIN.md", "bash examples_scaling/training/train.sh", [
