@@ -14,8 +14,6 @@ from megatron.checkpoint import layout
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.io import read_json
 from megatron.plan.run_dir import PLAN, RESULT, read_metrics
-from tests.conftest import free_port
-from tests.tool_modules import load_tool
 
 TRAINING = "examples_scaling/training"
 SMALL = [
@@ -52,12 +50,6 @@ def run_launcher(
     if launcher == "train_mpi":
         settings |= {"CLUSTER": "frontier", "GLOO_SOCKET_IFNAME": "lo", "CACHE_ROOT": str(run.parent)}
     return run_command(root, ["bash", f"{TRAINING}/{launcher}.sh", *SMALL, *more], **settings)
-
-
-def test_a_section_that_is_not_a_mapping_is_reported_in_one_line(root) -> None:
-    pretrain = load_tool(root / "tools" / "pretrain.py")
-    with pytest.raises(ValueError, match="dataset: got 3, expected keys such as"):
-        pretrain.load_plan(str(root / "examples_scaling" / "training" / "small.yaml"), ["dataset=3"])
 
 
 @pytest.mark.ranks
@@ -145,45 +137,3 @@ def test_the_cluster_check_runs_eight_steps_on_a_cpu(root, tmp_path, n_ranks) ->
     (saved,) = layout.find_checkpoints(tmp_path / "chkpts")
     assert saved.prefix == "dummy-0.1"
     assert json.loads((saved.path / "meta.json").read_text())["step"] == 8
-
-
-LAUNCHERS = {
-    "deepspeed": ["-m", "deepspeed.launcher.runner", "--num_gpus=2"],
-    "deepspeed --no_local_rank": ["-m", "deepspeed.launcher.runner", "--num_gpus=2", "--no_local_rank"],
-    "torch.distributed.launch": ["-m", "torch.distributed.launch", "--nproc_per_node=2"],
-    "torch.distributed.launch --use-env": [
-        "-m",
-        "torch.distributed.launch",
-        "--nproc_per_node=2",
-        "--use-env",
-    ],
-}
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize(
-    "launcher", [pytest.param(name, marks=pytest.mark.slow if " " in name else []) for name in LAUNCHERS]
-)
-def test_the_launchers_of_deepspeed_and_of_older_torch_start_a_training(root, tmp_path, launcher) -> None:
-    if "deepspeed" in launcher:
-        pytest.importorskip("deepspeed", reason="the DeepSpeed engine is optional: pip install deepspeed")
-    run, small = tmp_path / "run", [word for word in SMALL if "seq_len" not in word]
-    words = [
-        *small, "dataset.path_train=synthetic", "dataset.path_eval=null", "model.n_tokens=100",
-        "dataset.seq_len=16", "model.d_model=16", "model.n_heads=2", "model.n_layers=1",
-        "lr_scheduler.total_tokens=null", "lr_scheduler.warmup_tokens=null",
-        "lr_scheduler.total_iterations=4", f"logging.run_dir={run}",
-    ]  # fmt: skip
-    port = f"--master_port={free_port()}"
-    command = [
-        sys.executable,
-        *LAUNCHERS[launcher],
-        port,
-        "tools/pretrain.py",
-        f"{TRAINING}/small.yaml",
-        *words,
-    ]
-    done = run_command(root, command, DS_ACCELERATOR="cpu")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert read_json(run / RESULT)["n_ranks"] == 2
-    assert (read_json(run / RESULT)["step"], "unrecognized" in done.stderr) == (4, False)

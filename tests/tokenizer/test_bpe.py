@@ -10,7 +10,7 @@ from megatron.text.corpus import train_tokenizer
 from megatron.tokenizer.bpe import load_hf_tokenizer
 from megatron.tokenizer.fast_bpe import compile_fast_bpe, unicode_to_bytes
 from megatron.tokenizer.train_bpe import train_bpe
-from tests.tool_modules import load_tool
+from tests.tool_modules import Cli
 
 TEXT = ["the cat sat on the mat, the cat's mat", "3.14 and \u00e9t\u00e9 \U0001f600"] * 30
 
@@ -76,20 +76,18 @@ def test_files_that_are_not_a_vocabulary_are_refused_in_one_sentence(tmp_path: P
         load_hf_tokenizer(str(tmp_path))
 
 
-def test_the_tool_trains_once_and_reports_it(root: Path, tmp_path: Path, capsys) -> None:
-    tool, source = load_tool(root / "tools" / "train_tokenizer.py"), tmp_path / "text.jsonl"
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXT))
+def test_the_tool_trains_once_and_reports_it(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXT))
 
-    def run(name: str, n_tokens: int) -> tuple[int, str]:
-        words = [str(tmp_path / name), "--n-tokens", str(n_tokens), "--out", str(tmp_path / "t")]
-        status, captured = tool.main(words), capsys.readouterr()
-        return status, (captured.out + captured.err).rpartition(": ")[2]
+    def train(name: str, n_tokens: int, status: int = 0) -> str:
+        words = [tmp_path / name, "--n-tokens", n_tokens, "--out", tmp_path / "t"]
+        done = cli("tokenizer", *words, status=status)
+        return (done.output + done.error).rpartition(": ")[2]
 
-    assert run("text.jsonl", 270) == (0, "270 tokens\n")
-    assert run("text.jsonl", 270) == (0, "270 tokens, already there\n")
-    assert run("text.jsonl", 275) == (0, "275 tokens\n")
-    status, message = run("none.jsonl", 270)
-    assert status == 1 and message.lower().startswith("no such file")
+    assert train("text.jsonl", 270) == "270 tokens\n"
+    assert train("text.jsonl", 270) == "270 tokens, already there\n"
+    assert train("text.jsonl", 275) == "275 tokens\n"
+    assert train("none.jsonl", 270, status=1).lower().startswith("no such file")
 
 
 def test_an_id_beyond_the_limit_is_refused_at_once(tmp_path: Path) -> None:
