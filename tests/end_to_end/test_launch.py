@@ -14,8 +14,10 @@ from megatron.checkpoint import layout
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.io import read_json
 from megatron.plan.run_dir import PLAN, RESULT, read_metrics
+from tests.tool_modules import Cli, load_tool
 
 TRAINING = "examples_scaling/training"
+LAUNCHERS = ["train", pytest.param("train_mpi", marks=pytest.mark.slow)]
 SMALL = [
     "dist.cpu_only=true", "dist.dtype=float32", "dataset.seq_len=16", "dataset.batch_size=8",
     "logging.every_iterations=1", "logging.tensorboard=false", "misc.n_threads=1", "evaluation.max_samples=8",
@@ -53,7 +55,7 @@ def run_launcher(
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("launcher", ["train", "train_mpi"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_script_trains_for_the_requested_epochs_without_editing(root, tmp_path, corpus, launcher) -> None:
     if launcher == "train_mpi" and shutil.which("mpirun") is None:
         pytest.skip("no mpirun: apt-get install openmpi-bin")
@@ -80,23 +82,17 @@ def test_a_wrong_setting_is_reported_by_one_rank_only(root, tmp_path, corpus) ->
     assert failed.stderr.count("\n") == 1
 
 
-def test_a_wrong_setting_that_only_the_second_rank_has_is_reported(root, tmp_path) -> None:
-    environment = {
-        "RANK": "1",
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "1",
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": "1",
-    }
-    failed = run_command(
-        root, [sys.executable, "tools/pretrain.py", str(tmp_path / "none.yaml")], **environment
-    )
-    assert failed.returncode == 1
-    assert failed.stderr == f"error: {tmp_path / 'none.yaml'}: no such configuration file\n"
+def test_a_wrong_setting_that_only_the_second_rank_has_is_reported(
+    cli: Cli, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_tool(root / "tools" / "pretrain.py"), "AFTER_FIRST_S", 0)
+    env = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    failed = cli("train", tmp_path / "none.yaml", env=env, status=1)
+    assert failed.error == f"error: {tmp_path / 'none.yaml'}: no such configuration file\n"
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("launcher", ["train", "train_mpi"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_script_exits_with_75_when_its_ranks_were_stopped(root, tmp_path, corpus, launcher) -> None:
     if launcher == "train_mpi" and shutil.which("mpirun") is None:
         pytest.skip("no mpirun: apt-get install openmpi-bin")
@@ -117,7 +113,7 @@ def test_a_script_returns_the_status_of_a_failure(root, tmp_path) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("n_ranks", [1, 2])
+@pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_cluster_check_runs_eight_steps_on_a_cpu(root, tmp_path, n_ranks) -> None:
     small = [
         "dist.cpu_only=true", "lr_scheduler.total_iterations=8", "model.hf_config.hidden_size=64",

@@ -56,6 +56,7 @@ def test_the_dry_run_prices_every_run_and_trains_nothing(study: Path, cli: Cli) 
     assert not (out / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_walk_ends_in_a_law_and_a_page_and_a_second_sweep_trains_nothing(study: Path, cli: Cli) -> None:
     out = study.parent
     output = cli("sweep", study).output
@@ -83,6 +84,7 @@ def test_the_walk_ends_in_a_law_and_a_page_and_a_second_sweep_trains_nothing(stu
     assert "s library, torch " in page
 
 
+@pytest.mark.slow
 def test_a_changed_study_keeps_runs_that_are_still_planned_and_marks_the_others_stale(
     study: Path, cli: Cli
 ) -> None:

@@ -4,10 +4,8 @@ import gzip
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from megatron.data.indexed_writer import IndexedWriter
+from megatron.mixture import registration
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.properties import read_properties
 from megatron.mixture.query import Query
@@ -228,37 +227,27 @@ def test_several_writers_register_every_file_once(tmp_path) -> None:
     assert register(tmp_path / "c", files).n_known == 12
 
 
-SCRIPT = """
-import sys
-from megatron.mixture.catalog import Catalog
-from megatron.mixture.properties import read_properties
-with Catalog(sys.argv[1], n_threads=1) as catalog:
-    print("ready", flush=True)
-    catalog.register("code", sys.argv[2:], read_properties(["meta.language AS language"]), quiet=True)
-"""
-
-
-def test_a_killed_registration_leaves_whole_files_and_resumes(tmp_path, root) -> None:
+@pytest.mark.parametrize("n_before", [10, 65, 139])
+def test_a_registration_that_ends_early_leaves_whole_files_and_resumes(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, n_before: int
+) -> None:
+    monkeypatch.setattr(registration, "BATCH_BYTES", 1)  # a commit for each file
     files = [tmp_path / f"{i}.jsonl" for i in range(6)]
     for i, path in enumerate(files):
-        write_lines(path, 25_000, first=25_000 * i)  # above the size of small files: a commit for each
-    for wait_s in (0.2, 0.5, 0.9):
-        command = [sys.executable, "-c", SCRIPT, str(tmp_path / "c"), *map(str, files)]
-        process = subprocess.Popen(
-            command, cwd=root, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(root)}
-        )
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        time.sleep(wait_s)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        try:
-            with Catalog(tmp_path / "c", read_only=True) as opened:
-                n = len(Query().run(opened).documents)
-        except (FileNotFoundError, ValueError):
-            n = 0  # nothing was committed
-        assert n % 25_000 == 0
-    register(tmp_path / "c", files, ["meta.language AS language"])
-    assert sum(count(tmp_path / "c").values()) == 150_000
+        write_lines(path, 25, first=25 * i)
+
+    def stop(record: Any) -> dict[str, int]:
+        if record["meta"]["stars"] == n_before:
+            raise KeyboardInterrupt
+        return {"bucket": 0}
+
+    properties = ["bucket AS bucket integer", *PROPERTIES]
+    with pytest.raises(KeyboardInterrupt):
+        register(tmp_path / "c", files, properties, function=stop)
+    if n_before >= 25:
+        assert sum(count(tmp_path / "c").values()) == n_before // 25 * 25
+    done = register(tmp_path / "c", files, properties, function=lambda record: {"bucket": 0})
+    assert (done.n_known, sum(count(tmp_path / "c").values())) == (n_before // 25, 150)
 
 
 @pytest.fixture(scope="module")

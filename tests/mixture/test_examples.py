@@ -50,6 +50,7 @@ def test_an_example_without_arguments_prints_its_usage_and_exits_with_2(root: Pa
     assert f"python {path}" in failed.stderr
 
 
+@pytest.mark.slow
 def test_the_examples_read_a_mixture_locally_and_from_a_server(root: Path, folder: Path) -> None:
     text = next((folder / "slimpajama").iterdir())
     (folder / "work").mkdir()

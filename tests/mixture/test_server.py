@@ -203,6 +203,7 @@ def test_the_status_lists_mixtures_and_a_wrong_token_is_refused(client, served) 
     assert client.request("status") == {"mixtures": [name], "open": [f"('{name}', None)"]}
 
 
+@pytest.mark.slow
 def test_a_kill_of_the_server_and_of_clients_changes_no_chunk(tmp_path, start: Start, mixture) -> None:
     process, location = start(tmp_path, "--port", "0")
     token, port = read_token(tmp_path / "token"), location.rpartition(":")[2]
