@@ -103,15 +103,6 @@ def test_a_script_exits_with_75_when_its_ranks_were_stopped(root, tmp_path, corp
     ] == [True]
 
 
-def test_a_script_returns_the_status_of_a_failure(root, tmp_path) -> None:
-    settings = {"MODEL": "425", "DATA": "synthetic", "STEPS": "1", "ENGINE": "torch", "GPUS": "1"}
-    failed = run_command(
-        root, ["bash", f"{TRAINING}/train.sh", *SMALL], RUN=str(tmp_path / "run"), **settings
-    )
-    assert failed.returncode == 1
-    assert "model.size: '425' is not in model_sizes.yaml; did you mean '425M'?" in failed.stderr
-
-
 @pytest.mark.ranks
 @pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_cluster_check_runs_eight_steps_on_a_cpu(root, tmp_path, n_ranks) -> None:

@@ -99,23 +99,6 @@ def test_a_file_that_cannot_be_read_is_an_error_and_is_never_skipped(
         read(["s3://corpus/c4/a.json.gz"], tmp_path / "x", tokenizer, skip_bad_lines=True)
 
 
-def test_a_file_that_is_replaced_while_it_is_read_is_an_error(
-    store: Any, tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.pipe("out/a.jsonl", FILES["a.jsonl"])
-    fetch = remote._BlockReader._fetch_range
-
-    def replace_and_read(*arguments: Any) -> bytes:
-        data = fetch(*arguments)
-        store.pipe("out/a.jsonl", FILES["a.jsonl"].replace(b"red", b"RED"))
-        return data
-
-    monkeypatch.setattr(remote._BlockReader, "_fetch_range", replace_and_read)
-    with pytest.raises(RemoteError, match="The file was replaced meanwhile"):
-        read(["s3://out/a.jsonl"], tmp_path / "x", tokenizer, skip_bad_lines=True)
-    assert not list(tmp_path.glob("x*"))
-
-
 def upload(text: Path, **options: Any) -> PreprocessResult:
     settings = PreprocessOptions(quiet=True, **options)
     return preprocess_to_store([str(text)], URL, text.parent / "work", NULL, settings)
