@@ -57,7 +57,7 @@ def test_the_dry_run_prices_every_run_and_trains_nothing(study: Path, cli: Cli) 
 
 
 @pytest.mark.slow
-def test_the_walk_ends_in_a_law_and_a_page_and_a_second_sweep_trains_nothing(study: Path, cli: Cli) -> None:
+def test_the_walk_ends_in_a_law_and_a_page_and_finished_runs_are_not_repeated(study: Path, cli: Cli) -> None:
     out = study.parent
     output = cli("sweep", study).output
     assert "7 of 7 runs done" in output
@@ -82,13 +82,7 @@ def test_the_walk_ends_in_a_law_and_a_page_and_a_second_sweep_trains_nothing(stu
     page = (out / "report.html").read_text()
     assert "Tiny study" in page
     assert "s library, torch " in page
-
-
-@pytest.mark.slow
-def test_a_changed_study_keeps_runs_that_are_still_planned_and_marks_the_others_stale(
-    study: Path, cli: Cli
-) -> None:
-    out = study.parent
+    # a changed study keeps the runs that are still planned, and marks the others stale
     words = ["cells=[{size: [small], tokens: [2560, 20480]}]"]
     output = cli("sweep", study, *words).output
     assert "1 of 2 runs to do" in output
