@@ -1,5 +1,6 @@
 """Split patterns, added tokens and NFC in C++ give the ids of `tokenizers`, for tokenizers trained here."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from megatron.tokenizer.code_points import (
     load_property,
     load_table,
 )
-from megatron.tokenizer.fast_bpe import compile_fast_bpe
+from megatron.tokenizer.fast_bpe import compile_fast_bpe, unicode_to_bytes
 from megatron.tokenizer.split_pattern import UnsupportedPatternError
 from tests.tokenizer.encoder_pair import (
     add_random_tokens,
@@ -119,6 +120,17 @@ STAGES = OTHERS | {name: [*map(split, texts), byte_level()] for name, texts in P
 @pytest.mark.parametrize("name", STAGES)
 def test_a_trained_tokenizer_with_each_pattern_and_kind_of_pre_tokenizer(name: str) -> None:
     assert assert_equal_ids(train(STAGES[name]), hostile_texts()) == 800
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_every_pair_of_ascii_is_split_as_by_the_library(name: str) -> None:
+    """Merges of all pairs show in the ids where a pattern splits, such as after the last letter of a range."""
+    vocabulary = {letter: i for i, letter in enumerate(unicode_to_bytes())}
+    merges = list(itertools.product([c for c, byte in unicode_to_bytes().items() if byte < 128], repeat=2))
+    vocabulary |= {a + b: len(vocabulary) + i for i, (a, b) in enumerate(merges)}
+    inner = Tokenizer(models.BPE(vocabulary, merges))
+    inner.pre_tokenizer = pre_tokenizers.Sequence(STAGES[name])
+    assert_equal_ids(inner, [chr(a) + chr(b) for a, b in itertools.product(range(128), repeat=2)])
 
 
 def test_words_of_the_vocabulary_before_merges() -> None:
