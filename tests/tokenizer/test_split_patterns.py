@@ -124,7 +124,7 @@ def test_a_trained_tokenizer_with_each_pattern_and_kind_of_pre_tokenizer(name: s
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_every_pair_of_ascii_is_split_as_by_the_library(name: str) -> None:
-    """Merges of all pairs show in the ids where a pattern splits, such as after the last letter of a range."""
+    """Merges of all pairs show in the ids where a pattern splits, as after the last letter of a range."""
     vocabulary = {letter: i for i, letter in enumerate(unicode_to_bytes())}
     merges = list(itertools.product([c for c, byte in unicode_to_bytes().items() if byte < 128], repeat=2))
     vocabulary |= {a + b: len(vocabulary) + i for i, (a, b) in enumerate(merges)}
