@@ -20,9 +20,9 @@ BUDGETS = {
     "tools/*.py": 2400, "tools/bench": 1900, "tests": 22000,
 }  # fmt: skip
 ABOVE = {
-    "megatron/data": 1032, "megatron/mixture": 3004, "megatron/parallel": 846, "megatron/checkpoint": 2154,
+    "megatron/data": 1032, "megatron/parallel": 846, "megatron/checkpoint": 2154,
     "megatron/evaluation": 1783, "megatron/laws": 3266, "megatron/study": 2922, "tools/*.py": 2756,
-    "tools/bench": 2013, "tests": 28493,
+    "tools/bench": 2013, "tests": 28481,
 }  # fmt: skip
 MAX_FUNCTION_LINES, N_LONGER = 60, 7
 COMMENTS_PER_100 = 8.5
