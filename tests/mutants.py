@@ -81,8 +81,8 @@ def choose_tests(file: str) -> list[str]:
     package, _, name = module.rpartition(".")
     words = re.compile(rf"{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{name}\b")
     paths = [path for path in (ROOT / "tests").rglob("test_*.py") if words.search(path.read_text())]
-    own = f"{package.rpartition('.')[2]}/"
-    paths.sort(key=lambda path: (path.stem != f"test_{name}", own not in str(path), str(path)))
+    folder = f"{package.rpartition('.')[2]}/"
+    paths.sort(key=lambda path: (path.stem != f"test_{name}", folder not in str(path), str(path)))
     return [str(path.relative_to(ROOT)) for path in paths]
 
 

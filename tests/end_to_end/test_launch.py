@@ -91,6 +91,7 @@ def test_a_wrong_setting_that_only_the_second_rank_has_is_reported(
     assert failed.error == f"error: {tmp_path / 'none.yaml'}: no such configuration file\n"
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_script_exits_with_75_when_its_ranks_were_stopped(root, tmp_path, corpus, launcher) -> None:

@@ -44,6 +44,7 @@ def study(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "study.in.yaml"
 
 
+@pytest.mark.slow
 def test_the_dry_run_prices_every_run_and_trains_nothing(study: Path, cli: Cli) -> None:
     out = study.parent
     output = cli("sweep", study, "--dry-run").output

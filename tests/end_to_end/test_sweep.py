@@ -94,6 +94,7 @@ def test_a_trunk_is_trained_once_and_its_branches_end_as_if_trained_alone(cli, s
     assert read_steps(runs_of(tmp_path)[30])[0] == 11  # the trunk's latest checkpoint before step 15
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_retried_and_then_reported(cli, study, tmp_path) -> None:
     words = ["run.dataset.path_eval=/nowhere/text", "cells=[{size: [tiny], epochs: [1]}]", "--retries", 1]
     done = cli("sweep", study, *words, status=1)
@@ -171,7 +172,6 @@ def _start_and_wait_for_steps(
     return process
 
 
-OTHER_SIGNALS = (signal.SIGKILL, signal.SIGHUP, signal.SIGTERM)
 LONG = "cells=[{size: [tiny], tokens: [12_800_000]}]"
 
 
@@ -184,10 +184,8 @@ def wait_until_gone(run: Path, seconds: float = 60) -> None:
     lock_handle.close()
 
 
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.slow) for number in OTHER_SIGNALS)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGHUP, signal.SIGTERM])
 def test_the_runs_of_a_sweep_that_is_ended_save_and_end_with_it(root, study, tmp_path, number) -> None:
     sweep = _start_and_wait_for_steps(sweep_command(root, study, LONG), dict(os.environ), tmp_path)
     (run,) = runs_of(tmp_path).values()
