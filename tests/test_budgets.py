@@ -22,7 +22,7 @@ BUDGETS = {
 ABOVE = {
     "megatron/data": 1032, "megatron/parallel": 846, "megatron/checkpoint": 2154,
     "megatron/evaluation": 1783, "megatron/laws": 3266, "megatron/study": 2922, "tools/*.py": 2756,
-    "tools/bench": 2013, "tests": 28483,
+    "tools/bench": 2013, "tests": 28475,
 }  # fmt: skip
 MAX_FUNCTION_LINES, N_LONGER = 60, 7
 COMMENTS_PER_100 = 8.5
