@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from megatron.checkpoint import layout, reshard, store
+from tests.conftest import save_checkpoint
 
 WRITER = """
 import sys
@@ -29,7 +30,7 @@ def full(tmp_path: Path) -> Path:
     parts = {name: {"step": 3, "tensor": torch.arange(1000)} for name in layout.FILES}
     parts["model"] = {"w": torch.arange(1000)}
     parts["optim"] = {"state": {"w": {"exp_avg": torch.ones(3)}}, "count": 3}
-    return store.save_checkpoint(tmp_path / "run", "step", parts, {"identity": "abc", "step": 3})
+    return save_checkpoint(tmp_path / "run", "step", parts, {"identity": "abc", "step": 3})
 
 
 def start_writer(root: Path, target: Path) -> "subprocess.Popen[str]":

@@ -22,15 +22,12 @@ from megatron.checkpoint.torch_file import check_records, check_tensors, wrap_re
 
 # no "/" and no "..": a file of the index is always in the checkpoint's folder
 SHARD = re.compile(r"[\w-]+\.distcp")
-_CLASSES = "torch.distributed.checkpoint.metadata."
+_METADATA = (
+    "Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex",
+    "StorageMeta", "_MEM_FORMAT_ENCODING",
+)  # fmt: skip
 _NAMES = {
-    f"{_CLASSES}Metadata",
-    f"{_CLASSES}TensorStorageMetadata",
-    f"{_CLASSES}TensorProperties",
-    f"{_CLASSES}ChunkStorageMetadata",
-    f"{_CLASSES}MetadataIndex",
-    f"{_CLASSES}StorageMeta",
-    f"{_CLASSES}_MEM_FORMAT_ENCODING",
+    *(f"torch.distributed.checkpoint.metadata.{name}" for name in _METADATA),
     "torch.distributed.checkpoint.filesystem._StorageInfo",
     "torch.Size",
     "torch.serialization._get_layout",
@@ -73,9 +70,6 @@ class _IndexUnpickler(pickle._Unpickler):
         if not self.any_name and full not in _NAMES and not _DTYPE.fullmatch(full):
             raise ValueError(f"got the name {full[:100]!r}, which is not allowed in a checkpoint")
         return type(name, (_Record,), {})
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise ValueError("got a reference to another file")
 
 
 def read_dcp_tensors(folder: Path, select: Callable[[str], bool] | None = None) -> dict[str, Tensor]:

@@ -58,12 +58,11 @@ def read_objective(args: Namespace, requested: str | None) -> str:
     # objective is compared with it by `read_any`
     if (exported := getattr(args, "training_objective", None)) in (AUTOREGRESSIVE, MASKED_DIFFUSION):
         return str(exported)
-    is_fork = any(hasattr(args, name) for name in FORK)
     saved = _infer_objective(getattr(args, "attn_mask", None))
     # A contradiction between the mask of the attention and the caller is an error,
     # because the weights load under either objective and would score wrongly.
     # Bidirectional attention in another project: its objective is unknown.
-    certain = saved if is_fork or saved == AUTOREGRESSIVE else None
+    certain = saved if is_fork(args) or saved == AUTOREGRESSIVE else None
     if certain and requested not in (None, certain):
         raise ValueError(
             f"got --objective {requested}, but its saved attn_mask is that of {certain}. Omit --objective."
@@ -71,7 +70,7 @@ def read_objective(args: Namespace, requested: str | None) -> str:
     # an unknown option with "diffusion" in its name:
     # perhaps another fork, of unknown objective
     is_foreign = any("diffusion" in str(name) and _is_enabled(value) for name, value in vars(args).items())
-    if not (certain or requested) and (is_fork or saved or is_foreign):
+    if not (certain or requested) and (is_fork(args) or saved or is_foreign):
         raise ValueError(
             "its args do not show whether it is autoregressive or masked diffusion. Convert it with "
             f"tools/convert_checkpoint.py --objective {AUTOREGRESSIVE} or --objective {MASKED_DIFFUSION}."
@@ -79,10 +78,9 @@ def read_objective(args: Namespace, requested: str | None) -> str:
     return certain or requested or AUTOREGRESSIVE
 
 
-def infer_rate_min(args: Namespace, objective: str) -> float | None:
-    """Return the smallest masking rate in training, or None if it is unknown."""
-    is_fork = any(hasattr(args, name) for name in FORK)
-    return FORK_RATE_MIN if is_fork and objective == MASKED_DIFFUSION else None
+def is_fork(args: Namespace) -> bool:
+    """Return whether args are those of the fork."""
+    return any(hasattr(args, name) for name in FORK)
 
 
 def count_tokens(args: Namespace, requested: int | None, rows: int, objective: str) -> int:

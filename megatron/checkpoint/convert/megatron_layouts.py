@@ -20,6 +20,7 @@ import re
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,13 @@ from torch import Tensor
 from megatron.checkpoint.convert.dcp_folder import read_dcp_tensors
 from megatron.checkpoint.convert.megatron_args import (
     EMBEDDING,
+    FORK_RATE_MIN,
     MASKED_DIFFUSION,
     build_config,
     check_args,
     count_tokens,
     get_args,
-    infer_rate_min,
+    is_fork,
     move_mask_row,
     read_objective,
 )
@@ -44,9 +46,9 @@ from megatron.checkpoint.convert.names import (
     import_names,
     normalize_megatron_names,
 )
-from megatron.checkpoint.convert.pickled_tensors import read_pickled_tensors
 from megatron.checkpoint.layout import METADATA
 from megatron.checkpoint.model_weights import Weights
+from megatron.checkpoint.torch_file import load_torch_file
 from megatron.log import get_logger
 
 log = get_logger(__name__)
@@ -62,6 +64,7 @@ MODEL_KEYS = ("embedding.", "decoder.", "output_layer.", "rotary_pos_emb.")
 # a tensor of all layers: no number after "layers."
 STACKED = re.compile(r"(decoder\.layers)\.(?!\d+\.)(.+)")
 BLOCK = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_load_file = partial(load_torch_file, map_file=True, inert_classes=True)
 RankTensors = dict[int, dict[str, Tensor]]  # tensor rank -> name in Megatron core -> tensor
 
 
@@ -106,7 +109,7 @@ def read_megatron(folder: Path, n_tokens: int | None = None, objective: str | No
     weights = Weights(
         config=config,
         objective=objective,
-        rate_min=infer_rate_min(args, objective),
+        rate_min=FORK_RATE_MIN if is_fork(args) and objective == MASKED_DIFFUSION else None,
         state={name: value.float().contiguous() for name, value in state.items()},
         seq_len=getattr(args, "seq_length", None),
         source=str(step),
@@ -155,7 +158,7 @@ def _list_ranks(step: Path) -> dict[tuple[int, int], Path]:
 def _read_shards(step: Path) -> tuple[Namespace, RankTensors]:
     """Return args and each tensor rank's tensors, with blocks numbered across all pipeline ranks."""
     if _is_torch_dist(step):
-        return get_args(read_pickled_tensors(step / COMMON), step / COMMON), {0: _read_torch_dist(step)}
+        return get_args(_load_file(step / COMMON), step / COMMON), {0: _read_torch_dist(step)}
     files = _list_ranks(step)
     if not files:
         raise FileNotFoundError(f"{step}: got no mp_rank_* files, expected a Megatron checkpoint")
@@ -168,7 +171,7 @@ def _read_shards(step: Path) -> tuple[Namespace, RankTensors]:
     # but no tensors; those are in the layer files.
     if any(LAYER_FILE.fullmatch(path.name) for path in step.iterdir()):
         first = next(iter(files.values()))
-        return get_args(read_pickled_tensors(first), first), _read_layer_files(step)
+        return get_args(_load_file(first), first), _read_layer_files(step)
     # Ranks are numbered from 0, so the largest numbers
     # give the sizes; their product detects a missing file.
     n_tensor, n_pipeline = (1 + max(numbers) for numbers in zip(*files, strict=True))
@@ -179,7 +182,7 @@ def _read_shards(step: Path) -> tuple[Namespace, RankTensors]:
     parts = {}
     for i, (rank, file) in enumerate(files.items()):
         log.info("reading %s (%d of %d)", file, i + 1, len(files))
-        parts[rank] = read_pickled_tensors(file)
+        parts[rank] = _load_file(file)
     args = get_args(parts[0, 0], files[0, 0])
     # Rows of query_key_value by version, for H
     # heads: 0 is [3, H, K], 1 is [H, K, 3], from
@@ -250,7 +253,7 @@ def _read_layer_files(step: Path) -> RankTensors:
     paths = sorted((int(m[1]), int(m[2]), p) for p in step.iterdir() if (m := LAYER_FILE.fullmatch(p.name)))
     for number, (_, tensor_rank, path) in enumerate(paths):
         log.info("reading %s (%d of %d)", path, number + 1, len(paths))
-        tensors, shard = read_pickled_tensors(path), shards.setdefault(tensor_rank, {})
+        tensors, shard = _load_file(path), shards.setdefault(tensor_rank, {})
         if any(name.startswith("self_attention.") for name in tensors):
             # File numbers count the embedding and other layers
             # too: number the blocks of each rank in file order.
