@@ -4,15 +4,12 @@ Importing torch's DTensor takes half a second, so a run on one rank avoids it.
 """
 
 import sys
-from typing import TYPE_CHECKING, TypeGuard
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
 
-
-def is_dtensor(tensor: Tensor | None) -> "TypeGuard[DTensor]":
+def is_dtensor(tensor: Tensor | None) -> TypeGuard[Any]:
     """Return whether `tensor` is a DTensor. None exists before torch's module has been imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)

@@ -14,9 +14,7 @@ def convert_to_float8(model: Gpt, device: torch.device) -> None:
     """
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     if capability is None or capability < MIN_CAPABILITY:
-        device_name = (
-            "the CPU" if capability is None else f"compute capability {capability[0]}.{capability[1]}"
-        )
+        device_name = "the CPU" if capability is None else f"compute capability {capability}"
         raise ValueError(
             f"dist.float8: got {device_name}, expected a GPU of compute capability 8.9 or more. Omit the key."
         )

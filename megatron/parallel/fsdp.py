@@ -10,14 +10,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 
 def shard_model(
-    root: nn.Module,
-    blocks: Iterable[nn.Module],
-    mesh: DeviceMesh,
-    *,
-    stage: str,
-    dtype: torch.dtype,
+    root: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, *, stage: str, dtype: torch.dtype,
     cpu_offload: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Shard a model in place: each block separately, then the remaining parameters with the root.
 
     In every stage, weights are stored as float32 shards, gathered in `dtype` for use, and their gradients

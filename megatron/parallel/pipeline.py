@@ -62,12 +62,13 @@ class Stage(nn.Module):
 class Pipeline:
     """The stages of this rank: rank r of p ranks holds stages r, r + p, r + 2p, ..."""
 
+    loss: Callable[[Tensor, int], Tensor]  # set by `backward`
+
     def __init__(
         self, stages: dict[int, Stage], n_stages: int, group: ProcessGroup, precision: Precision
     ) -> None:
         self.stages, self.n_stages, self.group, self.precision = stages, n_stages, group, precision
         self.schedules: dict[tuple[int, ...], Schedule1F1B | ScheduleInterleaved1F1B] = {}
-        self.loss: Callable[[Tensor, int], Tensor] | None = None
 
     @property
     def has_last(self) -> bool:
@@ -80,37 +81,35 @@ class Pipeline:
         loss(hidden, i) is called on the rank of the last stage with the input of the head for microbatch i.
         """
         self.loss = loss
-        n = len(inputs)
-        key = (n, *inputs[0].shape)
+        key = (len(inputs), *inputs[0].shape)
         # a schedule is built for fixed shapes: one per
         # number of microbatches and shape of tokens
         if key not in self.schedules:
-            self.schedules[key] = self._build_schedule(n, inputs[0])
+            self.schedules[key] = self._build_schedule(len(inputs), inputs[0])
         # the schedule cuts the batch along dimension
         # 0 into n equal microbatches again
         tokens = (torch.cat(inputs),) if 0 in self.stages else ()
         # the schedule splits the target into n scalars:
         # the loss receives the index of its microbatch
-        target = torch.arange(n) if self.has_last else None
+        target = torch.arange(len(inputs)) if self.has_last else None
         self.schedules[key].step(*tokens, target=target)
 
     def _build_schedule(self, n_microbatches: int, tokens: Tensor) -> Schedule1F1B | ScheduleInterleaved1F1B:
         def microbatch_loss(hidden: Tensor, number: Tensor) -> Tensor:
-            assert self.loss is not None, "set by backward"
             return self.loss(hidden, int(number))
 
         stages = [
+            # dtype and shape of every receive buffer are
+            # fixed here and must be those of the sent tensor
             PipelineStage(
                 stage,
                 index,
                 self.n_stages,
                 tokens.device,
-                # dtype and shape of every receive buffer are
-                # fixed here and must be those of the sent tensor
                 input_args=tokens if stage.is_first else self._empty_hidden_states(tokens, stage),
                 output_args=self._empty_hidden_states(tokens, stage, all_positions=stage.is_last),
                 group=self.group,
-            )
+            )  # fmt: skip
             for index, stage in self.stages.items()
         ]
         # 1F1B: a stage starts the backward of a microbatch

@@ -38,25 +38,20 @@ class LauncherVariables(NamedTuple):
 # per node. SRUN precedes PMI in the table,
 # because srun --mpi=pmi2 sets PMI_RANK too.
 SRUN = LauncherVariables(
-    "srun", ("SLURM_JOB_ID", "SLURM_STEP_ID"), "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS",
-    "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE",
+    "srun", ("SLURM_JOB_ID", "SLURM_STEP_ID"), "SLURM_STEP_ID",
+    *(f"SLURM_{name}" for name in ("PROCID", "NTASKS", "LOCALID", "STEP_TASKS_PER_NODE")),
 )  # fmt: skip
+_PALS = ("PALS_RANKID", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE")
+_HYDRA = ("MPI_LOCALRANKID", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_OPEN_MPI_JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 LAUNCHERS = (
-    LauncherVariables.with_prefix(
-        "Open MPI's mpirun", "OMPI_COMM_WORLD_", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"
-    ),
+    LauncherVariables.with_prefix("Open MPI's mpirun", "OMPI_COMM_WORLD_", *_OPEN_MPI_JOBS),
     LauncherVariables.with_prefix("MVAPICH2", "MV2_COMM_WORLD_", "PMI_JOBID"),
-    LauncherVariables(
-        "PALS", ("PALS_APID",), "PALS_RANKID", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID",
-        "PALS_LOCAL_SIZE",
-    ),
-    LauncherVariables(
-        "Hydra's mpiexec", ("PMI_JOBID",), "MPI_LOCALRANKID", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
-        "MPI_LOCALNRANKS",
-    ),
+    LauncherVariables("PALS", ("PALS_APID",), *_PALS),
+    LauncherVariables("Hydra's mpiexec", ("PMI_JOBID",), *_HYDRA),
     SRUN,
     LauncherVariables.with_prefix("PMI", "PMI_", "PMI_JOBID"),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

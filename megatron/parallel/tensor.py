@@ -33,9 +33,7 @@ def _build_block_plan() -> dict[str, ParallelStyle]:
         ),
         # weights [H K, D] are split by rows: each rank has
         # H / t heads, and attention needs no communication
-        "attention.query": ColwiseParallel(),
-        "attention.key": ColwiseParallel(),
-        "attention.value": ColwiseParallel(),
+        **{f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")},
         "attention.out": RowwiseParallel(output_layouts=POSITIONS),
         "mlp_norm": SequenceParallel(),
         "mlp": PrepareModuleInput(input_layouts=(POSITIONS,), desired_input_layouts=(Replicate(),)),

@@ -13,10 +13,8 @@ The watchdog never ends a run: slow work (compilation, a long validation, a larg
 is ended by a collective that has waited for `dist.timeout_s`, or by NCCL's own watchdog.
 """
 
-import faulthandler
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -167,18 +165,12 @@ class Watchdog:
                 threading.Thread(target=self._log_stall, daemon=True).start()
 
     def _log_stall(self) -> None:
-        """Compare the ranks, and dump this rank's stack if the others wait for it."""
+        """Compare the ranks, and log those for which the others wait."""
         waited_s = time.monotonic() - _marked_at
         _, verdict = _call_with_timeout(self.timeout_s, lambda: self._compare_beats(self.comparer, True))
         lost, text = verdict or ([], "")
-        # only a rank behind prints its stack: others
-        # would show the collective in which they wait
-        if self.ranks.rank in lost:
-            text = f"in {_progress} while other ranks wait; stack of this rank:"
         if lost:
             log.warning("no progress for %.0f s of dist.timeout_s=%g: %s", waited_s, self.timeout_s, text)
-        if self.ranks.rank in lost:
-            faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
 
     def _compare_beats(self, store: Store, is_late: bool) -> tuple[list[int], str]:
         """Read the beats twice, 2.5 intervals apart, and classify the ranks as in the module docstring.
