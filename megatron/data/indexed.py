@@ -35,17 +35,16 @@ class IndexedTokens:
         """
         self.prefix, self.files = str(uri), locate_dataset(uri)
         self.n_ids: int | None = None  # vocabulary size of the model, for `check_ids`; None: unknown
-        self._index = self.files.index
         if not self.files.exists():
             raise FileNotFoundError(
-                f"{self._index} or {self.prefix}.bin: no such file, expected the prefix of a .bin/.idx "
+                f"{self.files.index} or {self.prefix}.bin: no such file, expected the prefix of a .bin/.idx "
                 "dataset or list of parts"
             )
         self.sidecar = load_sidecar(uri)  # other programs write none
-        header = name, self.n_sequences, self.n_documents = read_header(self._index)
+        header = name, self.n_sequences, self.n_documents = read_header(self.files.index)
         self.dtype = np.dtype(name).newbyteorder("<")
         self.parts: list[DatasetPart] = []
-        self.n_tokens, self._longest = check_index(self._index, *header)
+        self.n_tokens, self._longest = check_index(self.files.index, *header)
         if self.files.has_parts:
             assert self.sidecar is not None, "a list of parts is a sidecar"
             self.parts = read_parts_list(self.files, self.sidecar)
@@ -82,7 +81,7 @@ class IndexedTokens:
         """Lengths, byte positions and document boundaries, as in the index."""
         # One map and three views: each map counts as an open file. The arrays begin
         # at byte 34, not aligned; numpy reads unaligned views correctly.
-        body = np.memmap(self._index, np.uint8, mode="r", offset=HEADER.size).view(np.ndarray)
+        body = np.memmap(self.files.index, np.uint8, mode="r", offset=HEADER.size).view(np.ndarray)
         n, n_bounds = self.n_sequences, self.n_documents + 1
         bounds = body[12 * n : 12 * n + 8 * n_bounds]
         return body[: 4 * n].view("<i4"), body[4 * n : 12 * n].view("<i8"), bounds.view("<i8")
@@ -103,7 +102,7 @@ class IndexedTokens:
         In most datasets a document is a single sequence.
         """
         # a memory map of the lengths would count as memory of the process
-        lengths = np.fromfile(self._index, "<i4", self.n_sequences, offset=HEADER.size)
+        lengths = np.fromfile(self.files.index, "<i4", self.n_sequences, offset=HEADER.size)
         return lengths.astype(np.uint16) if self._longest < 1 << 16 else lengths
 
     def sequence_spans(self, sequences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

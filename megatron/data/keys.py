@@ -12,7 +12,6 @@ WORD = 1 << 32
 # two words, so four words with seed and epoch
 # The number is the ASCII text "order", 5 bytes.
 SAMPLE_ORDER = 0x6F72646572
-END = 1  # last word of a long key, which then has at least five words and gets no padding from numpy
 
 
 def seed_sequence(*numbers: int) -> np.random.SeedSequence:
@@ -42,7 +41,8 @@ def key_words(*numbers: int) -> list[int]:
         # Each prefix determines how many words follow.
         digits = _split_into_words(abs(number))
         words += [2 * len(digits) + (number < 0), *digits]  # one word for both length and sign
-    return [*words, *[0] * (3 - len(words)), 0, END]
+    # a long key has at least five words, so numpy does not pad it; the last one is 1
+    return [*words, *[0] * (3 - len(words)), 0, 1]
 
 
 def _split_into_words(number: int) -> list[int]:

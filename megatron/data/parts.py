@@ -44,13 +44,9 @@ class DatasetPart:
 
     def matches_record(self) -> bool:
         """Return whether the sidecar, or the index without one, has the recorded hash."""
-        suffix, expected = (".json", self.sidecar_sha256)
-        if expected is None:
-            suffix, expected = ".idx", self.sha256.get("idx")
-        try:
-            return hash_file(Path(f"{self.prefix}{suffix}")) == expected
-        except OSError:
-            return False
+        suffix = ".idx" if self.sidecar_sha256 is None else ".json"
+        file = Path(f"{self.prefix}{suffix}")
+        return file.is_file() and hash_file(file) == (self.sidecar_sha256 or self.sha256.get("idx"))
 
 
 def read_parts_list(files: DatasetFiles, sidecar: dict[str, Any]) -> list[DatasetPart]:
@@ -112,14 +108,10 @@ def check_parts(
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file, expected a part of {files.uri}. {REBUILD}.")
         status = path.stat()
-        if status.st_size != size:
+        if status.st_size != size or (status.st_mtime_ns != part.mtime_ns and not part.matches_record()):
             raise ValueError(
-                f"{path}: got {status.st_size:,} bytes, expected {size:,} as a part of {files.uri}. "
-                f"{REBUILD}."
-            )
-        if status.st_mtime_ns != part.mtime_ns and not part.matches_record():
-            raise ValueError(
-                f"{path}: got another dataset than at the time when {files.sidecar} was written. {REBUILD}."
+                f"{path}: got another dataset of {status.st_size:,} bytes, expected the {size:,} bytes that "
+                f"{files.sidecar} lists. {REBUILD}."
             )
 
 

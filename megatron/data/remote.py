@@ -71,7 +71,7 @@ class RemoteFile:
         current = find_file(self.url)
         if current != self:
             raise RemoteError(
-                f"{self}: got {current.size:,} bytes (version {current.version}), expected {self.size:,} "
+                f"{self.url}: got {current.size:,} bytes (version {current.version}), expected {self.size:,} "
                 f"(version {self.version}) as when the job began. The file was replaced meanwhile: restore "
                 "it, or start again from the new one."
             )
@@ -251,7 +251,7 @@ def cached_copy(file: RemoteFile) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with explain_disk_full(target.parent), wait_for_lock(target.parent / ".lock"):
         if not target.is_file():  # else another process has downloaded it meanwhile
-            log.info("%s: downloading %s bytes to %s", file, f"{file.size:,}", target)
+            log.info("%s: downloading %s bytes to %s", file.url, f"{file.size:,}", target)
             with atomic_path(target) as partial:
                 _download_file(file, partial)
     return target

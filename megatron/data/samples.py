@@ -17,13 +17,9 @@ class Samples(SampleSource):
     """
 
     def __init__(
-        self,
-        tokens: IndexedTokens,
-        seq_len: int,
-        seed: int,
-        shuffle: bool = True,
+        self, tokens: IndexedTokens, seq_len: int, seed: int, shuffle: bool = True,
         n_windows: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`shuffle` False: file order, for held-out text. `n_windows`: use only the first n_windows windows.
 
         Raises ValueError for a corpus without a whole window.

@@ -120,11 +120,8 @@ def strip_suffix(name: str | Path) -> str:
 
     A name with such a suffix is always a file: give `c4.bin.bin` for the prefix `c4.bin`.
     """
-    prefix = str(name)
-    for suffix in (PARTS_SUFFIX, PARTS_INDEX_SUFFIX, ".bin", ".idx"):
-        if prefix.endswith(suffix):
-            return prefix.removesuffix(suffix)
-    return prefix
+    prefix, suffixes = str(name), (PARTS_SUFFIX, PARTS_INDEX_SUFFIX, ".bin", ".idx")
+    return next((prefix.removesuffix(suffix) for suffix in suffixes if prefix.endswith(suffix)), prefix)
 
 
 def find_prefix(name: str, folder: Path) -> str | None:
@@ -206,8 +203,7 @@ def count_tokens(uri: str | Path) -> int:
         )
     if not files.index.is_file():
         raise FileNotFoundError(f"{uri}.idx: no such file, {HOW}")
-    n_bytes = count_token_bytes(read_header(files.index)[0])
-    return files.count_bytes() // n_bytes
+    return files.count_bytes() // count_token_bytes(read_header(files.index)[0])
 
 
 @dataclass(frozen=True)
