@@ -26,7 +26,5 @@ def match_placements(parameter: nn.Parameter) -> None:
     Under sequence parallelism the gradients of norms have placement Partial: they still need to be summed.
     """
     grad = parameter.grad
-    if is_dtensor(grad):
-        assert is_dtensor(parameter), "the gradient of a plain weight is a plain tensor"
-        if grad.placements != parameter.placements:
-            parameter.grad = grad.redistribute(placements=parameter.placements)
+    if is_dtensor(grad) and is_dtensor(parameter) and grad.placements != parameter.placements:
+        parameter.grad = grad.redistribute(placements=parameter.placements)

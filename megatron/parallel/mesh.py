@@ -35,9 +35,8 @@ class Mesh:
 
 def build_mesh(world: World, *, sharded: bool) -> Mesh:
     """Build the groups of this rank. Collective: every rank creates every group, in the same order."""
-    if world.n_ranks == 1 and not sharded:
-        return Mesh(None, None, None, None, None, None)
-    ensure_group(world)
+    if world.n_ranks > 1 or sharded:
+        ensure_group(world)
     layout = world.layout
     fsdp = tensor = None
     # ranks are numbered with the tensor axis fastest:

@@ -144,7 +144,6 @@ class Pipeline:
         rank, size = self.group.rank(), self.group.size()
         # p = 2 with 4 stages: stage 1 on rank 1
         # sends to stage 2 on rank (1 + 1) % 2 = 0
-        previous_rank, next_rank = (dist.get_global_rank(self.group, (rank + way) % size) for way in (-1, 1))
         x = tokens
         for index, stage in self.stages.items():
             if index > 0:
@@ -152,8 +151,8 @@ class Pipeline:
                 # and sends after its forward a deadlock is impossible: stage
                 # 0 waits for no receive, and stage i only for stage i - 1
                 x = self._empty_hidden_states(tokens, stage).detach()
-                dist.recv(x, previous_rank, group=self.group)
+                dist.recv(x, group=self.group, group_src=(rank - 1) % size)
             x = stage(x)
             if not stage.is_last:
-                dist.send(x.contiguous(), next_rank, group=self.group)
+                dist.send(x.contiguous(), group=self.group, group_dst=(rank + 1) % size)
         return x if self.has_last else None

@@ -4,54 +4,37 @@ import re
 import zlib
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")  # of torchrun and of DeepSpeed
 FIRST_PORT, N_PORTS = 12_000, 18_000  # below Linux's ephemeral ports, which begin at 32,768
 
 
-class LauncherVariables(NamedTuple):
-    """Environment variables of one launcher.
-
-    jobs     identify the job equally on all ranks
-    marker   set by this launcher only
-    """
-
-    name: str
-    jobs: tuple[str, ...]
-    marker: str
-    rank: str
-    n_ranks: str
-    local_rank: str
-    n_local: str
-
-    @classmethod
-    def with_prefix(cls, name: str, prefix: str, *jobs: str) -> "LauncherVariables":
-        """Return the variables of a launcher that names them alike."""
-        names = ("RANK", "RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-        return cls(name, jobs, *(prefix + variable for variable in names))
+def _name_alike(prefix: str) -> tuple[str, ...]:
+    return tuple(prefix + name for name in ("RANK", "RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
 
 
-# The order matters: mpirun inside a Slurm job
-# sets its variables per rank, beside Slurm's
-# per node. SRUN precedes PMI in the table,
-# because srun --mpi=pmi2 sets PMI_RANK too.
-SRUN = LauncherVariables(
-    "srun", ("SLURM_JOB_ID", "SLURM_STEP_ID"), "SLURM_STEP_ID",
-    *(f"SLURM_{name}" for name in ("PROCID", "NTASKS", "LOCALID", "STEP_TASKS_PER_NODE")),
-)  # fmt: skip
-_PALS = ("PALS_RANKID", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE")
-_HYDRA = ("MPI_LOCALRANKID", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-_OPEN_MPI_JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
-LAUNCHERS = (
-    LauncherVariables.with_prefix("Open MPI's mpirun", "OMPI_COMM_WORLD_", *_OPEN_MPI_JOBS),
-    LauncherVariables.with_prefix("MVAPICH2", "MV2_COMM_WORLD_", "PMI_JOBID"),
-    LauncherVariables("PALS", ("PALS_APID",), *_PALS),
-    LauncherVariables("Hydra's mpiexec", ("PMI_JOBID",), *_HYDRA),
-    SRUN,
-    LauncherVariables.with_prefix("PMI", "PMI_", "PMI_JOBID"),
-)
+SRUN = "srun"
+# launcher -> a variable that it alone sets, rank, number of ranks, local
+# rank, ranks on this host; then those that identify the job on all ranks.
+# The order matters: mpirun inside a Slurm job sets its variables per
+# rank, beside Slurm's per node. SRUN precedes PMI in the table, because
+# srun --mpi=pmi2 sets PMI_RANK too.
+LAUNCHERS = {
+    "Open MPI's mpirun": (*_name_alike("OMPI_COMM_WORLD_"), "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+    "MVAPICH2": (*_name_alike("MV2_COMM_WORLD_"), "PMI_JOBID"),
+    "PALS": (
+        "PALS_RANKID", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_APID",
+    ),
+    "Hydra's mpiexec": (
+        "MPI_LOCALRANKID", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_JOBID",
+    ),
+    SRUN: (
+        "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE",
+        "SLURM_JOB_ID", "SLURM_STEP_ID",
+    ),
+    "PMI": (*_name_alike("PMI_"), "PMI_JOBID"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,11 +64,11 @@ def ranks_from_environment(environment: Mapping[str, str]) -> Ranks:
         )
         n_local = _read_number("LOCAL_WORLD_SIZE", {"LOCAL_WORLD_SIZE": str(n_ranks), **environment})
         return Ranks(rank, n_ranks, local_rank, n_local, environment["MASTER_ADDR"], port)
-    launchers = [launcher for launcher in LAUNCHERS if launcher.marker in environment]
+    launchers = [name for name, (marker, *_) in LAUNCHERS.items() if marker in environment]
     # incomplete without its marker; Slurm's
     # variables are also set in a batch script
     launchers += [
-        launcher for launcher in LAUNCHERS if {*launcher[3:6]} & environment.keys() and launcher != SRUN
+        name for name, names in LAUNCHERS.items() if {*names[1:4]} & environment.keys() and name != SRUN
     ]
     if launchers:
         return _read_ranks(launchers[0], environment)
@@ -116,18 +99,19 @@ def parse_first_host(hosts: str) -> str:
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", match[0])
 
 
-def _read_ranks(launcher: LauncherVariables, environment: Mapping[str, str]) -> Ranks:
-    rank, n_ranks, local_rank = _read_numbers(launcher.name, launcher[3:6], environment)
+def _read_ranks(launcher: str, environment: Mapping[str, str]) -> Ranks:
+    _, *names, local_size = LAUNCHERS[launcher][:5]
+    rank, n_ranks, local_rank = _read_numbers(launcher, tuple(names), environment)
     if n_ranks == 1:
         return Ranks()  # one process needs no address, so none must be set
     # all ranks of a job compute the same port,
     # and jobs on one host are unlikely to collide
     # All ranks have the job id, so none needs to send a port to the others.
-    job = "".join(environment.get(name, "") for name in launcher.jobs)
+    job = "".join(environment.get(name, "") for name in LAUNCHERS[launcher][5:])
     port = FIRST_PORT + zlib.crc32(job.encode()) % N_PORTS
     if environment.get("MASTER_PORT"):
         port = _read_number("MASTER_PORT", environment)
-    n_local = _count_local_ranks(launcher, environment)
+    n_local = _count_local_ranks(launcher, environment.get(local_size, ""), environment)
     address = environment.get("MASTER_ADDR")
     # all ranks are on this host, and the loopback address needs no name resolution
     if not address and n_local == n_ranks:
@@ -136,15 +120,14 @@ def _read_ranks(launcher: LauncherVariables, environment: Mapping[str, str]) -> 
         address = parse_first_host(environment["SLURM_JOB_NODELIST"])
     if not address:
         raise ValueError(
-            f"environment: {launcher.name} started {n_ranks} processes on several hosts without the "
+            f"environment: {launcher} started {n_ranks} processes on several hosts without the "
             "address of rank 0; set MASTER_ADDR to the first host on all of them"
         )
     return Ranks(rank, n_ranks, local_rank, n_local or 1, address, port)
 
 
-def _count_local_ranks(launcher: LauncherVariables, environment: Mapping[str, str]) -> int | None:
+def _count_local_ranks(launcher: str, value: str, environment: Mapping[str, str]) -> int | None:
     """Return the number of ranks on this host, None if unknown. Slurm lists them by node: `8(x2),4`."""
-    value = environment.get(launcher.n_local, "")
     if launcher != SRUN:
         return int(value) if value.isdecimal() else None
     # "8(x2),4": two nodes with 8 tasks, then one with 4

@@ -134,12 +134,11 @@ class Watchdog:
         # of the 3 and STORE_TIMEOUT_S are for the store
         limit_s = 3 * self.interval_s + STORE_TIMEOUT_S
         answered, verdict = _call_with_timeout(limit_s, lambda: self._compare_beats(self.store, is_late))
+        text = "rank 0 has ended, and its record of the other ranks with it"
         if not answered:
             text = "rank 0 does not answer (or its host); it hosts the store of all ranks"
-        elif verdict is None:
-            text = "rank 0 has ended, and its record of the other ranks with it"
-        else:
-            _, text = verdict
+        elif verdict is not None:
+            text = verdict[1]
             self.report_exit("lost another")  # otherwise the other ranks would list this one as silent
             if self.ranks.rank == 0:
                 time.sleep(2.5 * self.interval_s)  # the store ends with this process, and others compare too

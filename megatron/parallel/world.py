@@ -210,12 +210,10 @@ def _find_peer_error(error: BaseException) -> BaseException | None:
     """
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, dist.DistError):
-            return cause
         # an OSError "Broken pipe" is from the
         # operating system and concerns some other pipe
         texts = () if isinstance(cause, OSError) else PEER_GONE_ERRORS + TIMEOUT_ERRORS
-        if any(text in str(cause) for text in texts):
+        if isinstance(cause, dist.DistError) or any(text in str(cause) for text in texts):
             return cause
         cause = cause.__cause__
     return None
