@@ -110,8 +110,8 @@ def check_parts(
         status = path.stat()
         if status.st_size != size or (status.st_mtime_ns != part.mtime_ns and not part.matches_record()):
             raise ValueError(
-                f"{path}: got {status.st_size:,} bytes of another dataset, expected the part of {size:,} bytes "
-                f"in {files.sidecar}. {REBUILD}."
+                f"{path}: got {status.st_size:,} bytes of another dataset, expected the part of "
+                f"{size:,} bytes in {files.sidecar}. {REBUILD}."
             )
 
 
