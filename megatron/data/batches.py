@@ -75,8 +75,7 @@ class Batches:
         if batch_size % n_ranks:
             raise ValueError(f"got a batch of {batch_size} samples, expected a multiple of {n_ranks} ranks")
         self.samples, self.batch_size = samples, batch_size
-        self.rows = batch_size // n_ranks
-        self.rank = rank
+        self.rank, self.rows = rank, batch_size // n_ranks
 
     def sample_range(self, next_sample: int) -> tuple[int, int]:
         """Return this rank's first and last sample of the batch at `next_sample`."""

@@ -2,12 +2,25 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from megatron.data.batches import SampleSource
 from megatron.data.samples import Samples
-from megatron.plan.weighted_round_robin import WeightedRoundRobin
+
+
+class Schedule(Protocol):
+    """Corpus of each sample: megatron.plan.weighted_round_robin.WeightedRoundRobin."""
+
+    weights: Any
+    block_slots: int
+
+    def get_block(self, number: int) -> Any:
+        """Return the corpora and their samples, int64 [block_slots] each, of a block of samples."""
+
+    def prefix_counts(self, n: int) -> Sequence[int]:
+        """Return the samples of each corpus among the first n."""
 
 
 class Blend(SampleSource):
@@ -16,9 +29,7 @@ class Blend(SampleSource):
     Each corpus has its own epochs, in the order that it would have alone. Memory is constant.
     """
 
-    def __init__(
-        self, corpora: Sequence[Samples], shares: WeightedRoundRobin, single_pass: bool = False
-    ) -> None:
+    def __init__(self, corpora: Sequence[Samples], shares: Schedule, single_pass: bool = False) -> None:
         """`single_pass`: an epoch ends before any corpus would repeat; else it is as long as all corpora.
 
         Raises ValueError if `single_pass` leaves no sample.

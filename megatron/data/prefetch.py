@@ -17,9 +17,8 @@ PREFETCH_FACTOR = 2  # items per worker that may be pending or ready, as in torc
 
 @contextmanager
 def prefetch(
-    make: Callable[[int], ItemT], n_items: int, n_workers: int,
-    init_worker: Callable[[], None] | None = None,
-) -> Iterator[Iterator[ItemT]]:  # fmt: skip
+    make: Callable[[int], ItemT], n_items: int, n_workers: int, init_worker: Callable[[], None] | None = None
+) -> Iterator[Iterator[ItemT]]:
     """Yield an iterator over make(0), make(1), ... make(n_items - 1), the same for any number of workers.
 
     n_workers     0: the calling thread runs `make`
