@@ -49,8 +49,8 @@ def new_checkpoint_name(prefix: str, preempt: bool, now: datetime | None = None)
 def find_checkpoints(directory: Path, prefix: str | None = None) -> list[CheckpointInfo]:
     """Return the checkpoints in a directory, oldest first, without folders that are still being written.
 
-    The sort key is (generation, step), then the time in the name. Checkpoints with an unreadable meta.json
-    have no step and come first.
+    The sort key is (generation, step), then the time in the name. Checkpoints
+    with an unreadable meta.json have no step and come first.
     """
     if not directory.is_dir():
         return []
@@ -82,8 +82,8 @@ def _read_order(path: Path) -> tuple[int | None, int]:
 def read_meta_json(path: Path) -> dict[str, Any]:
     """Return meta.json of a checkpoint. Its checksum is verified and removed.
 
-    Raises ValueError if the file is unreadable, does not match its checksum, or lists other files than those
-    of the folder.
+    Raises ValueError if the file is unreadable, does not match its checksum, or
+    lists other files than those of the folder.
     """
     file = path / META
     try:

@@ -42,8 +42,8 @@ class OldLayoutError(ValueError):
 def save_checkpoint(final: Path, parts: dict[str, Any], meta: dict[str, Any]) -> None:
     """Write `parts` (keys of FILES) and meta.json to a folder, renamed to its final name when complete.
 
-    `meta` is extended by the sha256 and size of each file. On an OSError (for example a full disk) the
-    partial folder is removed.
+    `meta` is extended by the sha256 and size of each file. On an OSError (for
+    example a full disk) the partial folder is removed.
     """
     with atomic_folder(final) as partial:
         write_parts(partial, parts, tuple(FILES))
@@ -117,7 +117,8 @@ def decode_state(value: Any) -> Any:
 def load_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (parts, meta) of a complete checkpoint of either layout, with every file's checksum verified.
 
-    Raises ValueError if a file is missing or changed, FileNotFoundError if there is no checkpoint.
+    Raises ValueError if a file is missing or changed, FileNotFoundError if
+    there is no checkpoint.
     """
     meta = verify_checkpoint(path)
     return read_parts(path, meta), meta
@@ -238,8 +239,9 @@ def find_newest_valid(directory: Path, prefix: str) -> tuple[Path, dict[str, Any
 def next_generation(directory: Path, prefix: str, step: int) -> int:
     """Return the generation of a checkpoint of `step` that is about to be saved.
 
-    It is the generation of the newest checkpoint, plus one if that checkpoint has this step or a later one.
-    In that case the run was rewound, and its new checkpoints must sort after the old ones.
+    It is the generation of the newest checkpoint, plus one if that checkpoint
+    has this step or a later one. In that case the run was rewound, and its new
+    checkpoints must sort after the old ones.
     """
     ordered = [
         (info.generation, info.step) for info in find_checkpoints(directory, prefix) if info.step is not None
@@ -265,9 +267,10 @@ def remove_old_checkpoints(
 
     Returns the deleted checkpoints.
 
-    Checkpoints at a multiple of `keep_every` steps and at the steps `keep_at` are kept too, unless they were
-    saved on a preemption. `saved`, the one just written, is always kept. Checkpoints without a readable step
-    are kept and not counted.
+    Checkpoints at a multiple of `keep_every` steps and at the steps `keep_at`
+    are kept too, unless they were saved on a preemption. `saved`, the one just
+    written, is always kept. Checkpoints without a readable step are kept and
+    not counted.
     """
     _remove_interrupted(directory, prefix)
     ordered = [info for info in find_checkpoints(directory, prefix) if info.step is not None]

@@ -1,7 +1,8 @@
 """Read and write `torch.save` files: no code of an untrusted file runs, and disk errors keep their errno.
 
-`weights_only=True` prevents the execution of pickled code. This module checks two more things: compressed or
-overlapping records (zip bombs), and tensors that are not dense or are larger than their storage.
+`weights_only=True` prevents the execution of pickled code. This module checks
+two more things: compressed or overlapping records (zip bombs), and tensors that
+are not dense or are larger than their storage.
 """
 
 import argparse
@@ -23,7 +24,8 @@ def load_torch_file(path: Path, *, map_file: bool = False, inert_classes: bool =
     inert_classes   load argparse.Namespace, and objects of other classes as an InertObject, for files of
                     other projects: torch's reader rejects names that it does not know
 
-    Memory use is bounded by the file's size. Raises FileNotFoundError, or ValueError for an invalid file.
+    Memory use is bounded by the file's size. Raises FileNotFoundError, or
+    ValueError for an invalid file.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")

@@ -26,7 +26,8 @@ class Schedule(Protocol):
 class Blend(SampleSource):
     """Samples of several corpora: of any first n samples, w_k n are from corpus k, to within one.
 
-    Each corpus has its own epochs, in the order that it would have alone. Memory is constant.
+    Each corpus has its own epochs, in the order that it would have alone.
+    Memory is constant.
     """
 
     def __init__(self, corpora: Sequence[Samples], shares: Schedule, single_pass: bool = False) -> None:

@@ -1,8 +1,9 @@
 """Reader of datasets: Megatron's format MMIDIDX, version 1.
 
-Layout of the index, little endian: 9 bytes of magic, u64 version, u8 dtype code,
-u64 number of sequences, u64 number of documents + 1; then int32 lengths [sequences],
-int64 byte positions [sequences], int64 boundaries [documents + 1] in sequences.
+Layout of the index, little endian: 9 bytes of magic, u64 version, u8 dtype
+code, u64 number of sequences, u64 number of documents + 1; then int32 lengths
+[sequences], int64 byte positions [sequences], int64 boundaries [documents + 1]
+in sequences.
 """
 
 from collections.abc import Iterator
@@ -168,8 +169,8 @@ def check_ids(ids: np.ndarray, n_ids: int, name: str) -> None:
 def check_index(path: Path, dtype: str, n_sequences: int, n_documents: int) -> tuple[int, int]:
     """Return (tokens, longest sequence) of an index with this header.
 
-    Raises ValueError for a negative length, sequences that are not contiguous, or boundaries
-    that do not ascend from 0 to n_sequences.
+    Raises ValueError for a negative length, sequences that are not contiguous,
+    or boundaries that do not ascend from 0 to n_sequences.
     """
     with path.open("rb") as file:
         n_tokens, longest, in_order, sound = _csrc.check_index(

@@ -1,12 +1,14 @@
 """Dataset of parts: many .bin/.idx datasets that are one dataset, without a copy of their tokens.
 
-`<prefix>.parts.json` is the sidecar of the whole, with the paths of the parts from its folder.
-`<prefix>.parts.idx` is the index of the merged dataset, byte for byte, so documents and every order of
-samples are the same. The indices of the parts are not read. `megatron/text/write_parts.py` writes both.
+`<prefix>.parts.json` is the sidecar of the whole, with the paths of the parts
+from its folder. `<prefix>.parts.idx` is the index of the merged dataset, byte
+for byte, so documents and every order of samples are the same. The indices of
+the parts are not read. `megatron/text/write_parts.py` writes both.
 
-Opening takes one `stat` per part: it compares the size of each .bin with the list. If the time of a .bin
-differs (a copied folder, or a changed part), its sidecar must have the recorded hash.
-`tools/inspect_data.py --verify` reads everything.
+Opening takes one `stat` per part: it compares the size of each .bin with the
+list. If the time of a .bin differs (a copied folder, or a changed part), its
+sidecar must have the recorded hash. `tools/inspect_data.py --verify` reads
+everything.
 """
 
 import os

@@ -11,9 +11,9 @@ from megatron.data.permutation import ShuffledEpochs
 class Samples(SampleSource):
     """Infinite sequence of samples 0, 1, 2, ... Each epoch visits every window once, in its own order.
 
-    Documents are concatenated. Window w begins at token w * seq_len. Adjacent windows share
-    one token: every token but the first is a target once per epoch. Tokens after the last
-    whole window are not used.
+    Documents are concatenated. Window w begins at token w * seq_len. Adjacent
+    windows share one token: every token but the first is a target once per
+    epoch. Tokens after the last whole window are not used.
     """
 
     def __init__(

@@ -35,7 +35,8 @@ def _exchange_heads(x: Tensor, group: ProcessGroup, to_heads: bool) -> Tensor:
 class UlyssesAttention(nn.Module):
     """Attention over the positions of all ranks; q, k, v [B, H, S / n, K] hold consecutive position ranges.
 
-    Each rank computes H / n heads over the whole sequence with `local_attention`. H must be divisible by n.
+    Each rank computes H / n heads over the whole sequence with
+    `local_attention`. H must be divisible by n.
     """
 
     def __init__(self, group: ProcessGroup, local_attention: Callable[..., Tensor]) -> None:

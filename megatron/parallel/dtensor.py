@@ -23,7 +23,8 @@ def to_local(tensor: Tensor) -> Tensor:
 def match_placements(parameter: nn.Parameter) -> None:
     """Redistribute a DTensor gradient, in place, to the placements of its weight.
 
-    Under sequence parallelism the gradients of norms have placement Partial: they still need to be summed.
+    Under sequence parallelism the gradients of norms have placement Partial:
+    they still need to be summed.
     """
     grad = parameter.grad
     if is_dtensor(grad) and is_dtensor(parameter) and grad.placements != parameter.placements:

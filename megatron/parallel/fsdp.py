@@ -15,15 +15,16 @@ def shard_model(
 ) -> None:  # fmt: skip
     """Shard a model in place: each block separately, then the remaining parameters with the root.
 
-    In every stage, weights are stored as float32 shards, gathered in `dtype` for use, and their gradients
-    are summed in float32. The stages differ in how long tensors stay unsharded:
+    In every stage, weights are stored as float32 shards, gathered in `dtype`
+    for use, and their gradients are summed in float32. The stages differ in how
+    long tensors stay unsharded:
 
     zero1   weights and gradients for the whole step: one gather and one reduction per step
     zero2   weights for the whole step; the gradients of each microbatch are reduced to shards immediately
     zero3   neither: weights are gathered for the forward of each block and again for its backward
 
-    A 2-D mesh shards along its last axis and replicates along the first. zero0 uses a last axis of size 1:
-    replication only.
+    A 2-D mesh shards along its last axis and replicates along the first. zero0
+    uses a last axis of size 1: replication only.
     """
     pins = mesh.device_type == "cuda"
     offload = fsdp.CPUOffloadPolicy(pin_memory=pins) if cpu_offload else fsdp.OffloadPolicy()

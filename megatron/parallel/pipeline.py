@@ -1,6 +1,7 @@
 """Pipeline parallelism: stages of a model and their schedules (torch.distributed.pipelining).
 
-1F1B: Narayanan et al., arXiv 2006.09503; interleaved: arXiv 2104.04473, section 2.2.
+1F1B: Narayanan et al., arXiv 2006.09503; interleaved: arXiv 2104.04473, section
+2.2.
 """
 
 from collections.abc import Callable
@@ -78,7 +79,8 @@ class Pipeline:
     def backward(self, inputs: list[Tensor], loss: Callable[[Tensor, int], Tensor]) -> None:
         """Run the forward and backward of every microbatch, tokens [b, S / c] each.
 
-        loss(hidden, i) is called on the rank of the last stage with the input of the head for microbatch i.
+        loss(hidden, i) is called on the rank of the last stage with the input
+        of the head for microbatch i.
         """
         self.loss = loss
         key = (len(inputs), *inputs[0].shape)
@@ -126,8 +128,9 @@ class Pipeline:
     def _empty_hidden_states(self, tokens: Tensor, stage: Stage, all_positions: bool = False) -> Tensor:
         """Return an empty tensor with the shape and dtype of the hidden states between stages.
 
-        It gives torch's schedule the shapes, which would otherwise run a forward to infer them.
-        all_positions: those of the input of the head, with the positions of all tensor ranks.
+        It gives torch's schedule the shapes, which would otherwise run a
+        forward to infer them. all_positions: those of the input of the head,
+        with the positions of all tensor ranks.
         """
         n_samples, n_positions = tokens.shape
         n_positions //= 1 if all_positions else stage.n_tensor_ranks
@@ -138,8 +141,9 @@ class Pipeline:
     def forward(self, tokens: Tensor) -> Tensor | None:
         """Return the input of the head on the rank of the last stage, None elsewhere; without gradients.
 
-        Collective over the group. Stages run in order of their number, each after the receive from the
-        previous one. With several stages per rank the ranks form a ring, so the neighbours are modulo p.
+        Collective over the group. Stages run in order of their number, each
+        after the receive from the previous one. With several stages per rank
+        the ranks form a ring, so the neighbours are modulo p.
         """
         rank, size = self.group.rank(), self.group.size()
         # p = 2 with 4 stages: stage 1 on rank 1

@@ -55,7 +55,8 @@ class Ranks:
 def ranks_from_environment(environment: Mapping[str, str]) -> Ranks:
     """Return the ranks that the launcher's variables describe, or a single process without a launcher.
 
-    Raises ValueError if only some of its variables are set, or if the host of rank 0 is unknown.
+    Raises ValueError if only some of its variables are set, or if the host of
+    rank 0 is unknown.
     """
     first = environment.get("LOCAL_RANK", "0") == "0"  # some sites set LOCAL_RANK=0 for single processes too
     if "WORLD_SIZE" in environment or "RANK" in environment or not first:
@@ -143,7 +144,8 @@ def _read_numbers(
 ) -> list[int]:
     """Return the variables `names` as numbers. The first two are the rank and the number of ranks.
 
-    Raises ValueError if one of them or of `other_names` is missing, or if the rank is out of range.
+    Raises ValueError if one of them or of `other_names` is missing, or if the
+    rank is out of range.
     """
     required = (*names, *other_names)
     fix = f"start with {launcher}, or unset them all for one process"

@@ -1,6 +1,7 @@
 """Tensor and sequence parallelism: DTensor plans of the blocks and a vocabulary-parallel head.
 
-Shoeybi et al., arXiv 1909.08053 (tensor parallel), Korthikanti et al., arXiv 2205.05198 (sequence parallel).
+Shoeybi et al., arXiv 1909.08053 (tensor parallel), Korthikanti et al., arXiv
+2205.05198 (sequence parallel).
 """
 
 import torch.distributed as dist
@@ -16,7 +17,8 @@ POSITIONS = Shard(1)  # of [B, S, D]
 def apply_tensor_parallel(model: Gpt, mesh: DeviceMesh) -> None:
     """Apply tensor parallelism to a model over a 1-D mesh, in place. Its parameters become DTensors.
 
-    In a block, heads and feed-forward are split; in between, positions are split.
+    In a block, heads and feed-forward are split; in between, positions are
+    split.
     """
     # Two all-gathers and two reduce-scatters per
     # forward of a block: positions -> all (before

@@ -1,16 +1,18 @@
 """Watchdog: tracks the progress of every rank and names the rank that hangs.
 
-Each rank marks its current phase (`mark_phase`: sets a few attributes, no system call). A thread of each rank
-sends the last mark with a beat number to the store of the process group, over its own connection. Nothing is
-read from the store during normal operation. If a collective times out, or this rank has made no progress for
-most of `dist.timeout_s`, the ranks are compared:
+Each rank marks its current phase (`mark_phase`: sets a few attributes, no
+system call). A thread of each rank sends the last mark with a beat number to
+the store of the process group, over its own connection. Nothing is read from
+the store during normal operation. If a collective times out, or this rank has
+made no progress for most of `dist.timeout_s`, the ranks are compared:
 
 * ended     the rank has exited with an error of its own
 * silent    its beats have stopped: the process is stopped or killed, or its host is down
 * behind    it beats but has made fewer marks than others: the others wait for it
 
-The watchdog never ends a run: slow work (compilation, a long validation, a large checkpoint) continues. A run
-is ended by a collective that has waited for `dist.timeout_s`, or by NCCL's own watchdog.
+The watchdog never ends a run: slow work (compilation, a long validation, a
+large checkpoint) continues. A run is ended by a collective that has waited for
+`dist.timeout_s`, or by NCCL's own watchdog.
 """
 
 import json
@@ -65,8 +67,9 @@ def mark_phase(step: int | None, phase: str) -> None:
 def wait_for_rank_0() -> None:
     """Wait for rank 0 before a collective that it enters after work of its own, as long as rank 0 is alive.
 
-    This lets rank 0 write or verify a checkpoint for longer than dist.timeout_s. Every rank calls it. Raises
-    RuntimeError if rank 0 sends no heartbeat for dist.timeout_s.
+    This lets rank 0 write or verify a checkpoint for longer than
+    dist.timeout_s. Every rank calls it. Raises RuntimeError if rank 0 sends no
+    heartbeat for dist.timeout_s.
     """
     if _active is not None:
         _active.wait_for_rank_0()

@@ -65,8 +65,8 @@ class World:
 def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[World]:
     """Join the process group of the run for a `with` block and leave it cleanly.
 
-    Raises ConnectionError if another rank has ended or hangs for longer than dist.timeout_s. The message
-    names that rank if it can be determined.
+    Raises ConnectionError if another rank has ended or hangs for longer than
+    dist.timeout_s. The message names that rank if it can be determined.
     """
     ranks = ranks_from_environment(os.environ)
     export_ranks(ranks, os.environ)
@@ -131,8 +131,8 @@ def _default_timeout(timeout: timedelta) -> Iterator[None]:
 def resolve_host(host: str, wait_s: float = RESOLVE_S) -> None:
     """Wait until the host name of rank 0 resolves. Raises ConnectionError if it does not within `wait_s`.
 
-    torch would retry for dist.timeout_s without a message. On a cluster, names may become resolvable some
-    seconds after a job starts.
+    torch would retry for dist.timeout_s without a message. On a cluster, names
+    may become resolvable some seconds after a job starts.
     """
     deadline = time.monotonic() + wait_s
     while True:
@@ -165,8 +165,8 @@ def ensure_group(world: World) -> None:
 def device_index(local_rank: int, n_visible: int) -> int:
     """Return the index of this process's GPU among the visible ones.
 
-    Schedulers make either all GPUs of the node visible to a process, or only its own
-    (srun --gpus-per-task=1).
+    Schedulers make either all GPUs of the node visible to a process, or only
+    its own (srun --gpus-per-task=1).
     """
     if local_rank < n_visible:
         return local_rank
@@ -181,7 +181,8 @@ def device_index(local_rank: int, n_visible: int) -> int:
 def make_thread_init(device: torch.device) -> Callable[[], None] | None:
     """Return the function that a new thread calls first; None on a CPU.
 
-    A new thread has CUDA device 0 as its current device and would pin memory for that GPU.
+    A new thread has CUDA device 0 as its current device and would pin memory
+    for that GPU.
     """
     return partial(torch.cuda.set_device, device) if device.type == "cuda" else None
 
@@ -189,8 +190,8 @@ def make_thread_init(device: torch.device) -> Callable[[], None] | None:
 def use_expandable_segments() -> None:
     """Let CUDA's allocator grow its segments, unless the environment configures it.
 
-    Must be called before any allocation. The head's rows differ in every step of masked diffusion: blocks of
-    many sizes would fragment the memory.
+    Must be called before any allocation. The head's rows differ in every step
+    of masked diffusion: blocks of many sizes would fragment the memory.
     """
     # the second is the name before torch 2.10, which still has an effect
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -205,8 +206,9 @@ TIMEOUT_ERRORS = ("Timed out waiting", "Application timeout", "Wait timeout", "c
 def _find_peer_error(error: BaseException) -> BaseException | None:
     """Return the error in the chain of causes that another rank has caused through a collective, or None.
 
-    gloo's errors have no class of their own, so they are recognized by their text. A failed checkpoint wraps
-    them in an OSError, so the whole chain is searched.
+    gloo's errors have no class of their own, so they are recognized by their
+    text. A failed checkpoint wraps them in an OSError, so the whole chain is
+    searched.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -236,10 +238,12 @@ def _explain_peer_error(error: BaseException, watchdog: Watchdog) -> str:
 def use_fastest_matmul() -> Iterator[None]:
     """Use oneDNN for float32 products inside a `with` block if torch's default library is slow.
 
-    torch's default is MKL, which uses at most AVX2 on AMD processors: oneDNN's AVX-512 products are twice as
-    fast on a Zen 5. torch selects oneDNN only with matmul precision "medium", which also allows oneDNN to
-    multiply in bfloat16. oneDNN does that only with AMX, which no AMD processor has. The products are
-    nevertheless tested, and the setting is reverted if they are not exact float32.
+    torch's default is MKL, which uses at most AVX2 on AMD processors: oneDNN's
+    AVX-512 products are twice as fast on a Zen 5. torch selects oneDNN only
+    with matmul precision "medium", which also allows oneDNN to multiply in
+    bfloat16. oneDNN does that only with AMX, which no AMD processor has. The
+    products are nevertheless tested, and the setting is reverted if they are
+    not exact float32.
     """
     before = torch.get_float32_matmul_precision()
     if _is_mkl_slow():
@@ -262,7 +266,8 @@ def _is_mkl_slow() -> bool:
 def is_matmul_float32() -> bool:
     """Return whether products keep all 24 bits: products with the identity matrix must be exact.
 
-    The three products are those of a linear layer: forward, and the gradients of input and weight.
+    The three products are those of a linear layer: forward, and the gradients
+    of input and weight.
     """
     rows = torch.rand(192, 256, generator=torch.Generator().manual_seed(0))
     # each element is a sum of one random number and zeros: exact in float32,

@@ -3,8 +3,9 @@
     .metadata       pickled index: tensors, their chunks, and the place of each chunk in the files
     __0_0.distcp    torch.save archives in a row, one per chunk
 
-Every name in the index becomes an inert record: no name is imported, looked up or called. torch's own
-weights-only reader cannot read the index, which has a newer pickle protocol.
+Every name in the index becomes an inert record: no name is imported, looked up
+or called. torch's own weights-only reader cannot read the index, which has a
+newer pickle protocol.
 """
 
 import io
@@ -56,7 +57,8 @@ class _Record:
 class _IndexUnpickler(pickle._Unpickler):
     """Unpickler that resolves every name to a new class of records.
 
-    It is Python's version: C's would allocate 32 GB for the number 2^31 of a memo entry.
+    It is Python's version: C's would allocate 32 GB for the number 2^31 of a
+    memo entry.
 
     any_name   accept names outside the list, as other programs store plans of their own in the index
     """
@@ -77,7 +79,8 @@ def read_dcp_tensors(folder: Path, select: Callable[[str], bool] | None = None) 
 
     select   chooses tensors by name, for checkpoints of other programs, whose other objects are skipped
 
-    Raises ValueError for an invalid index, other objects than tensors, and chunks that are missing.
+    Raises ValueError for an invalid index, other objects than tensors, and
+    chunks that are missing.
     """
     with wrap_read_errors(folder / METADATA):
         index = _IndexUnpickler((folder / METADATA).read_bytes(), select is not None).load().state

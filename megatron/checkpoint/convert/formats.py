@@ -64,8 +64,9 @@ def convert_checkpoint(
 ) -> str:
     """Convert `source` to `target` in format `to` (TARGETS of config/cli_choices.py); return a summary line.
 
-    `dtype` and `strip_rows` (omit the rows of [MASK] and padding) apply to huggingface only.
-    Raises FileNotFoundError or ValueError with a one-line message; a partial target is removed.
+    `dtype` and `strip_rows` (omit the rows of [MASK] and padding) apply to
+    huggingface only. Raises FileNotFoundError or ValueError with a one-line
+    message; a partial target is removed.
     """
     if target.exists():
         raise ValueError(f"{target}: already exists; choose another name or delete it")

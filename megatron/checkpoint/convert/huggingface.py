@@ -1,12 +1,15 @@
 """Read and write models in the format of Hugging Face's transformers: config.json, safetensors, tokenizer.
 
-Autoregressive models are exported as the class of transformers that has their shape (CLASSES in
-huggingface_config.py); the same classes are imported. Masked-diffusion models of the shapes of Llama, Qwen2
-and Qwen3 are exported with the code that runs them, `modeling_masked_diffusion.py`, for `trust_remote_code`.
+Autoregressive models are exported as the class of transformers that has their
+shape (CLASSES in huggingface_config.py); the same classes are imported.
+Masked-diffusion models of the shapes of Llama, Qwen2 and Qwen3 are exported
+with the code that runs them, `modeling_masked_diffusion.py`, for
+`trust_remote_code`.
 
-All rows of the embedding are exported, including [MASK] and padding, so that a round trip is bitwise exact.
-`Weights.strip_spare_rows` drops the rows that are no token. config.json records the number of token rows and
-the objective under PROJECT_KEYS.
+All rows of the embedding are exported, including [MASK] and padding, so that a
+round trip is bitwise exact. `Weights.strip_spare_rows` drops the rows that are
+no token. config.json records the number of token rows and the objective under
+PROJECT_KEYS.
 """
 
 import json
@@ -47,10 +50,11 @@ TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))  # one of 
 def read_huggingface(folder: Path) -> Weights:
     """Load the weights of a model folder as float32.
 
-    Keys missing in config.json have transformers' defaults. Keys that do not affect the logits are logged.
-    Every tensor is used, or dropped because it is redundant (a tied head, after a check that it is equal;
-    rotary frequencies, causal masks).
-    Raises FileNotFoundError if it is not a model folder, ValueError for an unsupported model.
+    Keys missing in config.json have transformers' defaults. Keys that do not
+    affect the logits are logged. Every tensor is used, or dropped because it is
+    redundant (a tied head, after a check that it is equal; rotary frequencies,
+    causal masks). Raises FileNotFoundError if it is not a model folder,
+    ValueError for an unsupported model.
     """
     hf_config = read_json(folder / CONFIG_FILE)
     if hf_config is None:
@@ -118,7 +122,8 @@ def _convert_names(tensors: dict[str, Tensor], config: ModelConfig, kind: str) -
 def write_huggingface(weights: Weights, folder: Path, dtype: torch.dtype = torch.float32) -> None:
     """Write a model folder with its tokenizer, if it is known, atomically.
 
-    Raises ValueError if transformers has no class for the model, and FileExistsError if the folder exists.
+    Raises ValueError if transformers has no class for the model, and
+    FileExistsError if the folder exists.
     """
     kind = choose_model_type(weights)
     diffusion = weights.objective == "masked_diffusion"

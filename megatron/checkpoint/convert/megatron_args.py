@@ -52,7 +52,8 @@ def get_args(part: Any, path: Path) -> Namespace:
 def read_objective(args: Namespace, requested: str | None) -> str:
     """Return the objective of a checkpoint; `requested` is the caller's objective or None.
 
-    Raises ValueError if neither args nor the caller give it, or if attn_mask contradicts the caller.
+    Raises ValueError if neither args nor the caller give it, or if attn_mask
+    contradicts the caller.
     """
     # written by this project's export; the caller's
     # objective is compared with it by `read_any`
@@ -86,8 +87,9 @@ def is_fork(args: Namespace) -> bool:
 def count_tokens(args: Namespace, requested: int | None, rows: int, objective: str) -> int:
     """Return the number of tokenizer ids among `rows` of the embedding.
 
-    It is `requested`, else args.vocab_size, else all rows. Under masked diffusion the row after the ids is
-    [MASK], so their number must be known and smaller than `rows`.
+    It is `requested`, else args.vocab_size, else all rows. Under masked
+    diffusion the row after the ids is [MASK], so their number must be known and
+    smaller than `rows`.
     """
     vocab_size = getattr(args, "vocab_size", None)
     if type(vocab_size) is not int or vocab_size < 1:
@@ -109,8 +111,9 @@ def count_tokens(args: Namespace, requested: int | None, rows: int, objective: s
 def move_mask_row(args: Namespace, merged: dict[str, Tensor], n_tokens: int) -> None:
     """Move the [MASK] row of `--untie-with-additional-mask` to this project's [MASK] row, in place.
 
-    That option adds one row to the embedding, after the padding, and none to the head. In this project [MASK]
-    is the row after the ids. It replaces a padding row, whose embedding is never read.
+    That option adds one row to the embedding, after the padding, and none to
+    the head. In this project [MASK] is the row after the ids. It replaces a
+    padding row, whose embedding is never read.
     """
     head, name = merged.get("output_layer.weight"), EMBEDDING
     if not _is_enabled(getattr(args, "untie_with_additional_mask", None)) or head is None:

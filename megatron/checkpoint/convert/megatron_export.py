@@ -1,8 +1,9 @@
 """Write Megatron-LM's checkpoint format with one tensor rank: release/mp_rank_00/model_optim_rng.pt.
 
-The tensors have the names of Megatron core's GPTModel with Transformer Engine, Megatron-LM's default; `args`
-contains what its --use-checkpoint-args reads. There is no optimizer state: start with --finetune. Norms are
-stored with the matrix that follows them.
+The tensors have the names of Megatron core's GPTModel with Transformer Engine,
+Megatron-LM's default; `args` contains what its --use-checkpoint-args reads.
+There is no optimizer state: start with --finetune. Norms are stored with the
+matrix that follows them.
 """
 
 from argparse import Namespace

@@ -5,15 +5,18 @@
     global_step100/mp_rank_TT_model_states.pt             Megatron-DeepSpeed without pipeline
     global_step100/layer_LL-model_TT-model_states.pt      ... with its pipeline, one file per layer
 
-and torch_dist folders of Megatron core (.metadata, __0_0.distcp, ...; args in common.pt). There a tensor of a
-layer is stored as one tensor over all layers, `decoder.layers.mlp.linear_fc2.weight` [L, D, F], or, of layers
-that differ, with the number of the layer.
+and torch_dist folders of Megatron core (.metadata, __0_0.distcp, ...; args in
+common.pt). There a tensor of a layer is stored as one tensor over all layers,
+`decoder.layers.mlp.linear_fc2.weight` [L, D, F], or, of layers that differ,
+with the number of the layer.
 
-The settings are in `args` of the rank files. Megatron-LM has two families of names, legacy and core; both are
-supported (names.py). Tensor parallelism splits the rows of the embedding, of query_key_value and of
-the first MLP matrix over the tensor ranks in order, and the columns of the two output projections; norms are
-on every rank. The rows of query_key_value are, for each key head: its query heads, the key, the value. The
-rows of a gated first matrix are, on each rank: its share of the gate, then its share of the up projection.
+The settings are in `args` of the rank files. Megatron-LM has two families of
+names, legacy and core; both are supported (names.py). Tensor parallelism splits
+the rows of the embedding, of query_key_value and of the first MLP matrix over
+the tensor ranks in order, and the columns of the two output projections; norms
+are on every rank. The rows of query_key_value are, for each key head: its query
+heads, the key, the value. The rows of a gated first matrix are, on each rank:
+its share of the gate, then its share of the up projection.
 """
 
 import re
@@ -80,8 +83,8 @@ def read_megatron(folder: Path, n_tokens: int | None = None, objective: str | No
     n_tokens    number of ids among the rows of the padded vocabulary; default: args.vocab_size, else all rows
     objective   training objective, if args do not determine it
 
-    Raises FileNotFoundError, or ValueError for inconsistent shards, unsupported models and an unknown
-    objective.
+    Raises FileNotFoundError, or ValueError for inconsistent shards, unsupported
+    models and an unknown objective.
     """
     step = _find_step_folder(folder)
     with _name_step(step):
@@ -218,8 +221,9 @@ def _read_torch_dist(step: Path) -> dict[str, Tensor]:
 def _join_stages(stages: list[dict[str, Any]]) -> dict[str, Tensor]:
     """Merge the pipeline stages of one tensor rank.
 
-    With an interleaved schedule a stage has several chunks (model0, model1, ...). The layer order is chunk 0
-    of all stages, then chunk 1 of all stages, and so on.
+    With an interleaved schedule a stage has several chunks (model0, model1,
+    ...). The layer order is chunk 0 of all stages, then chunk 1 of all stages,
+    and so on.
     """
     # Example: 8 layers, 2 stages, 2 chunks. Stage 0 has layers 0-1 in model0
     # and 4-5 in model1, stage 1 has 2-3 and 6-7. The chunks are therefore

@@ -87,9 +87,10 @@ def export_names(family: Family, state: dict[str, Tensor], config: ModelConfig) 
 def import_names(family: Family, state: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Invert `export_names`. Names of the bare model, without the prefix, are accepted too.
 
-    Rotary frequencies and causal masks of older files are dropped, as in transformers, which computes them
-    from the configuration. Raises ValueError for any other tensor, for two tensors of one name, and for a
-    joined matrix with another number of rows.
+    Rotary frequencies and causal masks of older files are dropped, as in
+    transformers, which computes them from the configuration. Raises ValueError
+    for any other tensor, for two tensors of one name, and for a joined matrix
+    with another number of rows.
     """
     heads = tuple(theirs for theirs in family.names.values() if not theirs.startswith(family.prefix))
     named: dict[str, Tensor] = {}
@@ -117,8 +118,8 @@ def import_names(family: Family, state: dict[str, Tensor], config: ModelConfig) 
 def normalize_megatron_names(stage: dict[str, Any]) -> dict[str, Tensor]:
     """Return the tensors of one pipeline stage under the names of MEGATRON, without extra states.
 
-    A table of rotary frequencies keeps its name. Raises ValueError for an unknown tensor, and if two
-    different tensors map to one name.
+    A table of rotary frequencies keeps its name. Raises ValueError for an
+    unknown tensor, and if two different tensors map to one name.
     """
     named: dict[str, Tensor] = {}
     for name, tensor in _flatten_tables(stage, ""):

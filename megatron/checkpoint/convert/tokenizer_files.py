@@ -24,9 +24,10 @@ TEMPLATE = "chat_template.jinja"
 def write_tokenizer(name: str, folder: Path) -> dict[str, Any]:
     """Write the files of a tokenizer, given by folder, file or name; return its keys for config.json.
 
-    Files of transformers next to it are copied: names of special tokens and the chat template. This project's
-    end-of-document token is written as eos_token.
-    Errors as in `kinds.load_tokenizer_by_name`, and ValueError for a kind that transformers has no files for.
+    Files of transformers next to it are copied: names of special tokens and the
+    chat template. This project's end-of-document token is written as eos_token.
+    Errors as in `kinds.load_tokenizer_by_name`, and ValueError for a kind that
+    transformers has no files for.
     """
     tokenizer = load_tokenizer_by_name(name)
     # This project's end-of-document id overrides: generation
@@ -87,8 +88,9 @@ def read_settings(name: str, file: str) -> dict[str, Any] | None:
 def find_special_ids(name: str, tokenizer: Any) -> dict[str, int]:
     """Return {"bos": id, ...} of the configured tokens in the vocabulary, as transformers reads them.
 
-    CONFIG has precedence over MAP. Without a configuration only bos is returned, if the tokenizer puts
-    such an id before a text. Raises ValueError for a token that is not text.
+    CONFIG has precedence over MAP. Without a configuration only bos is
+    returned, if the tokenizer puts such an id before a text. Raises ValueError
+    for a token that is not text.
     """
     config, token_map = read_settings(name, CONFIG), read_settings(name, MAP)
     if config is None and token_map is None:
