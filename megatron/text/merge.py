@@ -74,8 +74,10 @@ def is_finished(output: Path, meta: dict[str, Any], overwrite: bool) -> bool:
         with suppress(OSError, ValueError):
             if content.items() <= (load_sidecar(output) or {}).items():
                 # the tokens appear last: without them the writer was killed, and merges again
-                is_complete = locate_dataset(output).exists()
-                return is_complete and bool(open_dataset(output).files)
+                if not locate_dataset(output).exists():
+                    return False
+                open_dataset(output)  # raises ValueError for files that do not fit
+                return True
     if not overwrite:
         check_not_exists(*dataset_files(output))
     return False
