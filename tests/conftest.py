@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
-from megatron.checkpoint import store
+from megatron.checkpoint import layout, store
 from megatron.config.schema import ModelConfig
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt
@@ -92,6 +92,15 @@ def load_newest(directory: Path, prefix: str) -> tuple[Path, dict[str, Any], dic
     """Return (path, parts, meta) of the newest complete checkpoint, or None."""
     newest = store.find_newest_valid(directory, prefix)
     return None if newest is None else (newest[0], store.read_parts(*newest), newest[1])
+
+
+def save_checkpoint(
+    folder: Path, prefix: str, parts: dict[str, Any], meta: dict[str, Any], preempt: bool = False
+) -> Path:
+    """Save a checkpoint under a new name in `folder`, and return its path."""
+    path = folder / layout.new_checkpoint_name(prefix, preempt)
+    store.save_checkpoint(path, parts, meta)
+    return path
 
 
 def build_tiny(n_tokens: int, seed: int = 0, sharpness: float = 20.0, **more: Any) -> Gpt:

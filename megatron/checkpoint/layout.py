@@ -49,8 +49,8 @@ def new_checkpoint_name(prefix: str, preempt: bool, now: datetime | None = None)
 def find_checkpoints(directory: Path, prefix: str | None = None) -> list[CheckpointInfo]:
     """Return the checkpoints in a directory, oldest first, without folders that are still being written.
 
-    The sort key is (generation, step), then the time in the name. Checkpoints with an unreadable meta.json
-    have no step and come first.
+    The sort key is (generation, step), then the time in the name. Checkpoints
+    with an unreadable meta.json have no step and come first.
     """
     if not directory.is_dir():
         return []
@@ -82,20 +82,30 @@ def _read_order(path: Path) -> tuple[int | None, int]:
 def read_meta_json(path: Path) -> dict[str, Any]:
     """Return meta.json of a checkpoint. Its checksum is verified and removed.
 
-    Raises ValueError if the file is unreadable or does not match its checksum.
+    Raises ValueError if the file is unreadable, does not match its checksum, or
+    lists other files than those of the folder.
     """
     file = path / META
     try:
         meta = json.loads(file.read_text())
-        if not isinstance(meta, dict):
-            raise ValueError(f"got {type(meta).__name__}, expected an object")
         own_sum = meta.pop(META_CHECKSUM, None)  # absent in older checkpoints
         is_own = own_sum is None or own_sum == compute_meta_checksum(meta)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError(f"{file}: cannot be read ({error}); the checkpoint is incomplete") from error
     if not is_own:
         raise ValueError(f"{file}: got content that does not match its checksum; {RESTORE}")
+    records = meta.get("files")
+    if not isinstance(records, dict) or not all(map(_is_file_record, records, records.values())):
+        raise ValueError(f"{file}: expected `files` with a size and a sha256 for each file; {RESTORE}")
     return meta
+
+
+def _is_file_record(name: str, record: Any) -> bool:
+    """Return True if an entry of `files` names a file directly in the folder, with a size and a sha256."""
+    fields = (record.get("bytes"), record.get("sha256")) if isinstance(record, dict) else ()
+    # "../other.pt" and "/etc/passwd" differ from their last
+    # part. type() and not isinstance(): True is an int.
+    return name == Path(name).name and [type(value) for value in fields] == [int, str]
 
 
 def compute_sha256(path: Path) -> str:

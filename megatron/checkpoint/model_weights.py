@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import torch
 from omegaconf import OmegaConf
@@ -20,8 +20,8 @@ from megatron.checkpoint.layout import (
     read_meta_json,
 )
 from megatron.checkpoint.torch_file import load_torch_file
-from megatron.config.option import split_type
 from megatron.config.schema import ModelConfig
+from megatron.config.section import read_section
 from megatron.io import atomic_folder
 from megatron.log import get_logger
 from megatron.model.transformer import Gpt
@@ -89,8 +89,9 @@ class Weights:
 def save_weights(weights: Weights, folder: Path) -> None:
     """Write a checkpoint of weights only, for `checkpoint.init_from`, scoring and generation.
 
-    meta.json has the same structure as in a run's checkpoint. START_FILE is a configuration for
-    tools/pretrain.py. Raises FileExistsError if the folder exists.
+    meta.json has the same structure as in a run's checkpoint. START_FILE is a
+    configuration for tools/pretrain.py. Raises FileExistsError if the folder
+    exists.
     """
     with atomic_folder(folder) as partial:
         path = partial / FILES["model"]
@@ -133,22 +134,28 @@ def clone_if_view(tensor: Tensor) -> Tensor:
 def load_weights(path: Path) -> Weights:
     """Load the weights of a checkpoint of a run or of a conversion; for a run folder, of its newest one.
 
-    Raises FileNotFoundError if there is no checkpoint, ValueError for a damaged one.
+    Raises FileNotFoundError if there is no checkpoint, ValueError for a damaged
+    one.
     """
     path = find_newest_checkpoint(path)
-    meta = _read_meta(path)
-    config = _parse_model_config(meta, path)
-    dataset = meta["config"].get("dataset") or {}
+    meta = read_meta_json(path)
+    config = meta.get("config")
+    sections = config if isinstance(config, dict) else {}
+    shape, objective, dataset = (sections.get(name) or {} for name in ("model", "objective", "dataset"))
+    is_valid = all(isinstance(section, dict) for section in (shape, objective, dataset))
+    if not is_valid or not isinstance(objective.get("name"), str):
+        raise ValueError(f"{path / META}: expected `config.model` and `config.objective`; {RESTORE}")
+    corpus_tokenizer = _read_corpus_tokenizer(dataset.get("path_train"))
     return Weights(
-        config=config,
-        objective=meta["config"]["objective"]["name"],
-        state=_read_state(path, meta["files"]),
+        config=read_section(ModelConfig, shape, f"{path / META}: model"),
+        objective=objective["name"],
+        state=_read_state(path, meta),
         seq_len=dataset.get("seq_len"),
-        rate_min=meta["config"]["objective"].get("rate_min"),
+        rate_min=objective.get("rate_min"),
         # a conversion records the tokenizer itself, a run only
         # its training data, whose sidecar names the tokenizer
-        tokenizer=meta.get("tokenizer") or _read_sidecar_tokenizer(dataset.get("path_train"), "name"),
-        tokenizer_sha256=_read_sidecar_tokenizer(dataset.get("path_train"), "sha256"),
+        tokenizer=meta.get("tokenizer") or corpus_tokenizer.get("name"),
+        tokenizer_sha256=corpus_tokenizer.get("sha256"),
         source=str(path),
     )
 
@@ -186,8 +193,8 @@ def _pick_newest(folder: Path, infos: list[CheckpointInfo]) -> Path:
 def copy_weights(model: Gpt, weights: Weights) -> None:
     """Copy weights into a model of the same shape, in place.
 
-    The model may have more vocabulary rows: the first rows are copied, the others keep their values.
-    Raises ValueError that lists the differing keys.
+    The model may have more vocabulary rows: the first rows are copied, the
+    others keep their values. Raises ValueError that lists the differing keys.
     """
     model_config, source_config = asdict(model.config), asdict(weights.config)
     # None and n_heads mean the same model: compare the resolved numbers
@@ -217,65 +224,26 @@ def copy_weights(model: Gpt, weights: Weights) -> None:
             targets[name][:rows].copy_(tensor)
 
 
-def _read_meta(path: Path) -> dict[str, Any]:
-    """Return meta.json with the keys that are read from it validated. Raises ValueError."""
-    meta = read_meta_json(path)
-    config, listed = meta.get("config"), meta.get("files")
-    if (
-        not isinstance(config, dict)
-        or not isinstance(listed, dict)
-        or not all(isinstance(config.get(key), dict) for key in ("model", "objective"))
-        or not isinstance(config.get("dataset") or {}, dict)
-        or not isinstance(config["objective"].get("name"), str)
-        or not all(store.is_file_record(name, record) for name, record in listed.items())
-    ):
-        raise ValueError(f"{path / META}: expected `files`, `config.model` and `config.objective`; {RESTORE}")
-    return meta
-
-
-def _parse_model_config(meta: dict[str, Any], path: Path) -> ModelConfig:
-    """Return the model configuration with every value's type checked. Raises ValueError."""
-    shape = meta["config"]["model"]
-    kinds = get_type_hints(ModelConfig)
-    if extra := sorted(set(shape) - set(kinds)):
-        raise ValueError(
-            f"{path / META}: unknown keys in model: {', '.join(extra)[:200]}; update this project"
-        )
-    # JSON has one number type: 1.0 may be stored as 1, so int is accepted for float. bool is a subclass of
-    # int and must be excluded.
-    for key, value in shape.items():
-        kind, _ = split_type(kinds[key])
-        is_unset = value is None and type(None) in get_args(kinds[key])
-        is_valid = isinstance(value, (float, int) if kind is float else kind)
-        if not is_unset and (not is_valid or isinstance(value, bool) and kind is not bool):
-            raise ValueError(f"{path / META}: model.{key}: got {type(value).__name__}, expected {kind}")
-    return ModelConfig(**shape)
-
-
-def _read_state(path: Path, files: dict[str, Any]) -> dict[str, Tensor]:
-    name = FILES["model"]
-    if name not in files:
+def _read_state(path: Path, meta: dict[str, Any]) -> dict[str, Tensor]:
+    if store.is_sharded_checkpoint(meta):
         store.verify_checkpoint(path)
         from megatron.checkpoint import sharded  # import takes a second; full checkpoints skip it
 
         return sharded.read_all_shards(path)["model"]
-    file = path / name
     # Only the weights are read and verified: verify_checkpoint
     # would also read the optimizer file, which is twice as large.
-    if not file.is_file() or compute_sha256(file) != files[name]["sha256"]:
-        raise ValueError(f"{file}: missing or changed since it was saved; the checkpoint is damaged")
+    file = path / FILES["model"]
+    store.verify_file(file, meta["files"].get(file.name))
     state = load_torch_file(file, map_file=True)
     if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
         raise ValueError(f"{file}: expected a model's weights, a dictionary of tensors")
     return state
 
 
-def _read_sidecar_tokenizer(prefix: str | None, key: str) -> str | None:
-    """Return a key of the training corpus's tokenizer (name or sha256), or None if the corpus is missing."""
-    if prefix is None:
-        return None
+def _read_corpus_tokenizer(prefix: str | None) -> dict[str, Any]:
+    """Return the tokenizer of a training corpus, as in its sidecar; empty if the corpus is missing."""
     try:
-        value = (read_corpus_sidecar(read_corpora(prefix)[0].prefix) or {})["tokenizer"][key]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # moved, or written by another program; the user can give a tokenizer
-    return value if isinstance(value, str) else None
+        sidecar = None if prefix is None else read_corpus_sidecar(read_corpora(prefix)[0].prefix)
+    except (OSError, ValueError, TypeError):
+        return {}  # moved, or written by another program; the user can give a tokenizer
+    return (sidecar or {}).get("tokenizer") or {}

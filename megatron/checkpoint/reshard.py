@@ -13,7 +13,8 @@ from megatron.io import atomic_folder
 def reshard_to_full(src: Path, dst: Path) -> None:
     """Convert the sharded checkpoint `src` to the full checkpoint `dst`.
 
-    Raises ValueError if `src` is not a valid sharded checkpoint, FileExistsError if `dst` exists.
+    Raises ValueError if `src` is not a valid sharded checkpoint,
+    FileExistsError if `dst` exists.
     """
     parts, meta = _read_checkpoint(src)
     if not store.is_sharded_checkpoint(meta):

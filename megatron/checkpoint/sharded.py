@@ -138,7 +138,8 @@ def _list_tensors(folder: Path) -> dict[str, TensorStorageMetadata]:
 def _translate_errors(folder: Path) -> Iterator[None]:
     """Convert DCP's errors to OSError, and silence its warning about a missing process group.
 
-    `CheckpointException` derives from BaseException, so callers' `except Exception` would miss it.
+    `CheckpointException` derives from BaseException, so callers' `except
+    Exception` would miss it.
     """
     try:
         # a global filter, because the writer thread

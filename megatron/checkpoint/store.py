@@ -22,7 +22,6 @@ from megatron.checkpoint.layout import (
     compute_meta_checksum,
     compute_sha256,
     find_checkpoints,
-    new_checkpoint_name,
     read_meta_json,
 )
 from megatron.checkpoint.torch_file import load_torch_file, save_torch_file
@@ -40,21 +39,12 @@ class OldLayoutError(ValueError):
     """A sharded checkpoint with a pickled index, which has to be converted once."""
 
 
-def save_checkpoint(
-    directory: Path, prefix: str, parts: dict[str, Any], meta: dict[str, Any], preempt: bool = False
-) -> Path:
+def save_checkpoint(final: Path, parts: dict[str, Any], meta: dict[str, Any]) -> None:
     """Write `parts` (keys of FILES) and meta.json to a folder, renamed to its final name when complete.
 
-    `meta` is extended by the sha256 and size of each file. On an OSError (for example a full disk) the
-    partial folder is removed.
+    `meta` is extended by the sha256 and size of each file. On an OSError (for
+    example a full disk) the partial folder is removed.
     """
-    final = directory / new_checkpoint_name(prefix, preempt)
-    save_checkpoint_as(final, parts, meta)
-    return final
-
-
-def save_checkpoint_as(final: Path, parts: dict[str, Any], meta: dict[str, Any]) -> None:
-    """Save a checkpoint under a given path. See `save_checkpoint`."""
     with atomic_folder(final) as partial:
         write_parts(partial, parts, tuple(FILES))
         write_meta(partial, {**meta, "state_dict_type": "full"})
@@ -127,7 +117,8 @@ def decode_state(value: Any) -> Any:
 def load_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (parts, meta) of a complete checkpoint of either layout, with every file's checksum verified.
 
-    Raises ValueError if a file is missing or changed, FileNotFoundError if there is no checkpoint.
+    Raises ValueError if a file is missing or changed, FileNotFoundError if
+    there is no checkpoint.
     """
     meta = verify_checkpoint(path)
     return read_parts(path, meta), meta
@@ -142,19 +133,23 @@ def verify_checkpoint(path: Path, *, accept_old: bool = False) -> dict[str, Any]
     """
     meta = read_meta(path, accept_old=accept_old)
     for name, record in meta["files"].items():
-        file = path / name
-        if not file.is_file():
-            raise ValueError(f"{file}: missing; {RESTORE}")
-        size = file.stat().st_size
-        # the size first: it detects a truncated file without reading gigabytes
-        if size != record["bytes"]:
-            raise ValueError(f"{file}: got {size:,} bytes, expected {record['bytes']:,}; {RESTORE}")
-        if compute_sha256(file) != record["sha256"]:
-            raise ValueError(f"{file}: got content with another sha256 than was saved; {RESTORE}")
+        verify_file(path / name, record)
     # torch reads every safetensors file of the folder
     if unlisted := sorted({file.name for file in path.glob("*" + SAFETENSORS)} - set(meta["files"])):
         raise ValueError(f"{path / unlisted[0]}: not a file of the checkpoint; delete it")
     return meta
+
+
+def verify_file(file: Path, record: dict[str, Any] | None) -> None:
+    """Compare a file with its entry in meta.json. Raises ValueError."""
+    if record is None or not file.is_file():
+        raise ValueError(f"{file}: missing; {RESTORE}")
+    size = file.stat().st_size
+    # the size first: it detects a truncated file without reading gigabytes
+    if size != record["bytes"]:
+        raise ValueError(f"{file}: got {size:,} bytes, expected {record['bytes']:,}; {RESTORE}")
+    if compute_sha256(file) != record["sha256"]:
+        raise ValueError(f"{file}: got content with another sha256 than was saved; {RESTORE}")
 
 
 def is_sharded_checkpoint(meta: dict[str, Any]) -> bool:
@@ -196,53 +191,34 @@ def _read_sharded_parts(path: Path, meta: dict[str, Any], names: tuple[str, ...]
     return {part: parts[part] for part in names}
 
 
-def reject_folder_of_checkpoints(path: Path) -> None:
-    """Raise ValueError if `path` is a run folder or a folder of checkpoints instead of one checkpoint."""
-    if (path / META).exists():
-        return
-    infos = find_checkpoints(path) or find_checkpoints(path / CHECKPOINTS)
-    if infos:
-        names = [f"{info.path.name} (step {'unknown' if info.step is None else info.step})" for info in infos]
-        folder = infos[0].path.parent
-        raise ValueError(
-            f"{folder}: got a folder of checkpoints, expected one of them. Give {', '.join(names[-8:])}."
-        )
-
-
 def read_meta(path: Path, *, accept_old: bool = False) -> dict[str, Any]:
     """Return the validated meta.json of a checkpoint. Errors as in `load_checkpoint`."""
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such checkpoint")
-    reject_folder_of_checkpoints(path)
-    meta = read_meta_json(path)
-    records = meta.get("files")
-    if not isinstance(records, dict) or not all(
-        is_file_record(name, record) for name, record in records.items()
+    if not (path / META).exists() and (
+        infos := find_checkpoints(path) or find_checkpoints(path / CHECKPOINTS)
     ):
-        raise ValueError(f"{path / META}: expected `files` with a size and a sha256 for each file; {RESTORE}")
-    files = set(records)
-    if METADATA in files and not accept_old:
+        names = [f"{info.path.name} (step {'unknown' if info.step is None else info.step})" for info in infos]
+        raise ValueError(
+            f"{infos[0].path.parent}: got a folder of checkpoints, expected one of them. "
+            f"Give {', '.join(names[-8:])}."
+        )
+    meta = read_meta_json(path)
+    files = set(meta["files"])
+    if METADATA in files:
+        if accept_old:
+            return meta
         raise OldLayoutError(
             f"{path}: got a sharded checkpoint with a pickled index, expected {SAFETENSORS} files. "
             "Convert it once with tools/convert_checkpoint.py CHECKPOINT NEW --to sharded."
         )
-    if is_sharded_checkpoint(meta):
-        # any number of files, which depends on the number of ranks that wrote them
-        is_valid = bool(files) and (METADATA in files or all(name.endswith(SAFETENSORS) for name in files))
-    else:
-        is_valid = files == set(FILES.values())
-    if not is_valid:
-        expected = [SAFETENSORS] if is_sharded_checkpoint(meta) else sorted(FILES.values())
+    # any number of shards, which depends on the number of ranks that wrote them
+    is_sharded = is_sharded_checkpoint(meta)
+    is_valid = bool(files) and all(name.endswith(SAFETENSORS) for name in files)
+    if not (is_valid if is_sharded else files == set(FILES.values())):
+        expected = [SAFETENSORS] if is_sharded else sorted(FILES.values())
         raise ValueError(f"{path / META}: got files {sorted(files)}, expected {expected}")
     return meta
-
-
-def is_file_record(name: str, record: Any) -> bool:
-    """Return True if an entry of `files` names a file directly in the folder, with a size and a sha256."""
-    fields = (record.get("bytes"), record.get("sha256")) if isinstance(record, dict) else ()
-    # "../other.pt" and "/etc/passwd" differ from their last
-    # part. type() and not isinstance(): True is an int.
-    return name == Path(name).name and [type(value) for value in fields] == [int, str]
 
 
 def find_newest_valid(directory: Path, prefix: str) -> tuple[Path, dict[str, Any]] | None:
@@ -263,8 +239,9 @@ def find_newest_valid(directory: Path, prefix: str) -> tuple[Path, dict[str, Any
 def next_generation(directory: Path, prefix: str, step: int) -> int:
     """Return the generation of a checkpoint of `step` that is about to be saved.
 
-    It is the generation of the newest checkpoint, plus one if that checkpoint has this step or a later one.
-    In that case the run was rewound, and its new checkpoints must sort after the old ones.
+    It is the generation of the newest checkpoint, plus one if that checkpoint
+    has this step or a later one. In that case the run was rewound, and its new
+    checkpoints must sort after the old ones.
     """
     ordered = [
         (info.generation, info.step) for info in find_checkpoints(directory, prefix) if info.step is not None
@@ -290,9 +267,10 @@ def remove_old_checkpoints(
 
     Returns the deleted checkpoints.
 
-    Checkpoints at a multiple of `keep_every` steps and at the steps `keep_at` are kept too, unless they were
-    saved on a preemption. `saved`, the one just written, is always kept. Checkpoints without a readable step
-    are kept and not counted.
+    Checkpoints at a multiple of `keep_every` steps and at the steps `keep_at`
+    are kept too, unless they were saved on a preemption. `saved`, the one just
+    written, is always kept. Checkpoints without a readable step are kept and
+    not counted.
     """
     _remove_interrupted(directory, prefix)
     ordered = [info for info in find_checkpoints(directory, prefix) if info.step is not None]

@@ -1,11 +1,13 @@
 """Read and write `torch.save` files: no code of an untrusted file runs, and disk errors keep their errno.
 
-`weights_only=True` prevents the execution of pickled code. This module checks two more things: compressed or
-overlapping records (zip bombs), and tensors that are not dense or are larger than their storage.
+`weights_only=True` prevents the execution of pickled code. This module checks
+two more things: compressed or overlapping records (zip bombs), and tensors that
+are not dense or are larger than their storage.
 """
 
+import argparse
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from mmap import mmap
 from pathlib import Path
@@ -13,12 +15,17 @@ from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 
-def load_torch_file(path: Path, *, map_file: bool = False) -> Any:
+def load_torch_file(path: Path, *, map_file: bool = False, inert_classes: bool = False) -> Any:
     """Load tensors (on the CPU), numbers and containers from a file, without running code that it names.
 
-    Memory use is bounded by the file's size. Raises FileNotFoundError, or ValueError for an invalid file.
+    inert_classes   load argparse.Namespace, and objects of other classes as an InertObject, for files of
+                    other projects: torch's reader rejects names that it does not know
+
+    Memory use is bounded by the file's size. Raises FileNotFoundError, or
+    ValueError for an invalid file.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
@@ -27,9 +34,35 @@ def load_torch_file(path: Path, *, map_file: bool = False) -> Any:
     with wrap_read_errors(path):
         with path.open("rb") as file:
             check_records(file, path.stat().st_size)
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=map_file)
+        # lists the names from the opcodes, without
+        # resolving or importing any of them
+        names = get_unsafe_globals_in_checkpoint(str(path)) if inert_classes else []
+        # (class, name): the reader maps the name in the file to this
+        # class, in this block only. It looks classes up by identity, so
+        # each name has a class of its own.
+        with safe_globals([(_make_stand_in(name), name) for name in names]):
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=map_file)
         check_tensors(content)
     return content
+
+
+class InertObject:
+    """Placeholder for an unknown class: accepts any arguments and state, and ignores them."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "InertObject":
+        return super().__new__(cls)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def _make_stand_in(name: str) -> Callable[..., Any]:
+    if name == "argparse.Namespace":
+        return argparse.Namespace
+    return type(name.rpartition(".")[2], (InertObject,), {})
 
 
 @contextmanager

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 def open_dataset(uri: str | Path) -> "IndexedTokens":
     """Open a dataset: the prefix of .bin/.idx files or of a list of parts, or a URL without suffix.
 
-    Raises FileNotFoundError, RemoteError (an OSError), or ValueError if its files are inconsistent.
+    Raises FileNotFoundError, RemoteError (an OSError), or ValueError if its
+    files are inconsistent.
     """
     from megatron.data.indexed import IndexedTokens  # numpy and the C++ helper, which plans do not need
 

@@ -10,8 +10,9 @@ import numpy as np
 class SampleSource(Protocol):
     """Random access to samples of one corpus, of several corpora, of a mixture or of synthetic data.
 
-    Sources whose samples depend on nothing but files, seed and number inherit the defaults below. A mixture
-    overrides them: its samples also depend on weights, which may follow the losses of the model.
+    Sources whose samples depend on nothing but files, seed and number inherit
+    the defaults below. A mixture overrides them: its samples also depend on
+    weights, which may follow the losses of the model.
 
     names   names of the domains of a mixture
     """
@@ -67,16 +68,16 @@ class Batch:
 class Batches:
     """This rank's rows of consecutive batches.
 
-    Batch k consists of samples k * batch_size to (k + 1) * batch_size - 1. Rank r has rows r * b to
-    (r + 1) * b - 1, where b = batch_size / n_ranks. The union over ranks is always the batch.
+    Batch k consists of samples k * batch_size to (k + 1) * batch_size - 1. Rank
+    r has rows r * b to (r + 1) * b - 1, where b = batch_size / n_ranks. The
+    union over ranks is always the batch.
     """
 
     def __init__(self, samples: SampleSource, batch_size: int, rank: int, n_ranks: int) -> None:
         if batch_size % n_ranks:
             raise ValueError(f"got a batch of {batch_size} samples, expected a multiple of {n_ranks} ranks")
         self.samples, self.batch_size = samples, batch_size
-        self.rows = batch_size // n_ranks
-        self.rank = rank
+        self.rank, self.rows = rank, batch_size // n_ranks
 
     def sample_range(self, next_sample: int) -> tuple[int, int]:
         """Return this rank's first and last sample of the batch at `next_sample`."""

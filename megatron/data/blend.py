@@ -18,17 +18,16 @@ class Schedule(Protocol):
 
     def get_block(self, number: int) -> Any:
         """Return the corpora and their samples, int64 [block_slots] each, of a block of samples."""
-        ...
 
     def prefix_counts(self, n: int) -> Sequence[int]:
         """Return the samples of each corpus among the first n."""
-        ...
 
 
 class Blend(SampleSource):
     """Samples of several corpora: of any first n samples, w_k n are from corpus k, to within one.
 
-    Each corpus has its own epochs, in the order that it would have alone. Memory is constant.
+    Each corpus has its own epochs, in the order that it would have alone.
+    Memory is constant.
     """
 
     def __init__(self, corpora: Sequence[Samples], shares: Schedule, single_pass: bool = False) -> None:

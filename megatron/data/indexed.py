@@ -1,8 +1,9 @@
 """Reader of datasets: Megatron's format MMIDIDX, version 1.
 
-Layout of the index, little endian: 9 bytes of magic, u64 version, u8 dtype code,
-u64 number of sequences, u64 number of documents + 1; then int32 lengths [sequences],
-int64 byte positions [sequences], int64 boundaries [documents + 1] in sequences.
+Layout of the index, little endian: 9 bytes of magic, u64 version, u8 dtype
+code, u64 number of sequences, u64 number of documents + 1; then int32 lengths
+[sequences], int64 byte positions [sequences], int64 boundaries [documents + 1]
+in sequences.
 """
 
 from collections.abc import Iterator
@@ -35,17 +36,16 @@ class IndexedTokens:
         """
         self.prefix, self.files = str(uri), locate_dataset(uri)
         self.n_ids: int | None = None  # vocabulary size of the model, for `check_ids`; None: unknown
-        self._index = self.files.index
         if not self.files.exists():
             raise FileNotFoundError(
-                f"{self._index} or {self.prefix}.bin: no such file, expected the prefix of a .bin/.idx "
+                f"{self.files.index} or {self.prefix}.bin: no such file, expected the prefix of a .bin/.idx "
                 "dataset or list of parts"
             )
         self.sidecar = load_sidecar(uri)  # other programs write none
-        header = name, self.n_sequences, self.n_documents = read_header(self._index)
+        header = name, self.n_sequences, self.n_documents = read_header(self.files.index)
         self.dtype = np.dtype(name).newbyteorder("<")
         self.parts: list[DatasetPart] = []
-        self.n_tokens, self._longest = check_index(self._index, *header)
+        self.n_tokens, self._longest = check_index(self.files.index, *header)
         if self.files.has_parts:
             assert self.sidecar is not None, "a list of parts is a sidecar"
             self.parts = read_parts_list(self.files, self.sidecar)
@@ -82,7 +82,7 @@ class IndexedTokens:
         """Lengths, byte positions and document boundaries, as in the index."""
         # One map and three views: each map counts as an open file. The arrays begin
         # at byte 34, not aligned; numpy reads unaligned views correctly.
-        body = np.memmap(self._index, np.uint8, mode="r", offset=HEADER.size).view(np.ndarray)
+        body = np.memmap(self.files.index, np.uint8, mode="r", offset=HEADER.size).view(np.ndarray)
         n, n_bounds = self.n_sequences, self.n_documents + 1
         bounds = body[12 * n : 12 * n + 8 * n_bounds]
         return body[: 4 * n].view("<i4"), body[4 * n : 12 * n].view("<i8"), bounds.view("<i8")
@@ -103,7 +103,7 @@ class IndexedTokens:
         In most datasets a document is a single sequence.
         """
         # a memory map of the lengths would count as memory of the process
-        lengths = np.fromfile(self._index, "<i4", self.n_sequences, offset=HEADER.size)
+        lengths = np.fromfile(self.files.index, "<i4", self.n_sequences, offset=HEADER.size)
         return lengths.astype(np.uint16) if self._longest < 1 << 16 else lengths
 
     def sequence_spans(self, sequences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -169,8 +169,8 @@ def check_ids(ids: np.ndarray, n_ids: int, name: str) -> None:
 def check_index(path: Path, dtype: str, n_sequences: int, n_documents: int) -> tuple[int, int]:
     """Return (tokens, longest sequence) of an index with this header.
 
-    Raises ValueError for a negative length, sequences that are not contiguous, or boundaries
-    that do not ascend from 0 to n_sequences.
+    Raises ValueError for a negative length, sequences that are not contiguous,
+    or boundaries that do not ascend from 0 to n_sequences.
     """
     with path.open("rb") as file:
         n_tokens, longest, in_order, sound = _csrc.check_index(

@@ -6,7 +6,7 @@ Lengths are spooled to disk: memory does not grow with the number of documents.
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -17,7 +17,7 @@ from megatron.data.indexed import DTYPE_CODES, IndexedTokens
 from megatron.data.sidecar import HEADER, MAGIC, PARTS_SUFFIX, VERSION
 from megatron.io import PARTIAL, fsync_path, open_exclusive, publish_files
 
-DATASET_SUFFIXES = (".bin", ".idx", ".json")  # renamed in this order: the sidecar appears last
+DATASET_SUFFIXES = (".bin", ".idx", ".json")
 BLOCK = 1 << 20  # tokens processed at a time
 BLOCK_DOCUMENTS = 1 << 18  # processed at a time
 
@@ -34,12 +34,9 @@ class IndexedWriter:
     _spool: IO[bytes]
 
     def __init__(
-        self,
-        prefix: str | Path,
-        dtype: np.dtype,
-        meta: dict[str, Any] | None = None,
+        self, prefix: str | Path, dtype: np.dtype, meta: dict[str, Any] | None = None,
         scratch: Path | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`meta`: entries of the sidecar beside counts and hashes. `scratch`: folder of the partial files."""
         self.prefix = Path(prefix)
         self.scratch = scratch or self.prefix.parent
@@ -48,7 +45,9 @@ class IndexedWriter:
         self.n_tokens = self.n_documents = self.n_empty = self.longest = 0
         self._hash = BlockHash(BLOCK_BYTES)
         self.sha256: dict[str, Any] = {}  # of .bin and .idx as in the sidecar, set by `prepare`
-        self._files = list_partial_files(self.prefix, self.scratch)
+        names = [self.prefix.name + suffix for suffix in DATASET_SUFFIXES]
+        # (partial, final) path of each file
+        self._files = [(self.scratch / (name + PARTIAL), self.prefix.with_name(name)) for name in names]
 
     def __enter__(self) -> Self:
         if (parts := Path(f"{self.prefix}{PARTS_SUFFIX}")).exists():
@@ -68,9 +67,9 @@ class IndexedWriter:
         try:
             if kind is None:
                 self.prepare()
-                # an older dataset is deleted first: a kill
-                # must not leave new tokens with an old index
-                publish_files(self._files)
+                # an older dataset is deleted first: a kill must not leave
+                # new tokens with an old index. The tokens appear last.
+                publish_files(self._files[::-1])
         finally:
             # before closing: the lock ends with the
             # file handle, and another process may start
@@ -189,18 +188,3 @@ def _iter_index(dtype: np.dtype, n: int, iter_lengths: Callable[[], Iterable[np.
     # document i is sequence i, so the boundaries are 0, 1, ..., n
     for first in range(0, n + 1, BLOCK_DOCUMENTS):
         yield np.arange(first, min(first + BLOCK_DOCUMENTS, n + 1), dtype="<i8").tobytes()
-
-
-def list_partial_files(prefix: Path, scratch: Path) -> list[tuple[Path, Path]]:
-    """Return (partial, final) path of each file of a dataset, in the order of their renames."""
-    names = [prefix.name + suffix for suffix in DATASET_SUFFIXES]
-    return [(scratch / (name + PARTIAL), prefix.with_name(name)) for name in names]
-
-
-def finish_publishing(files: Sequence[tuple[Path, Path]]) -> None:
-    """Complete the renames of (partial, final) files after a kill between two of them."""
-    (first_partial, first), (last_partial, _) = files[0], files[-1]
-    if first.exists() and last_partial.exists() and not first_partial.exists():
-        # the lock of a writer is on its first file: a running one is not disturbed
-        with closing(open_exclusive(first)):
-            publish_files(files)

@@ -1,15 +1,17 @@
 """Megatron's order of samples, bit for bit, to reproduce runs of Megatron.
 
-Megatron-LM's GPTDataset builds three arrays with numpy.random.RandomState(seed):
+Megatron-LM's GPTDataset builds three arrays with
+numpy.random.RandomState(seed):
 
     document index  every sequence once per epoch, all epochs shuffled together;
                     a last epoch of which less than 80 % is needed is shuffled separately
     sample index    (place in that order, offset) of each window of seq_len + 1 tokens
     shuffle index   shuffled windows; those of a separate last epoch come after the others
 
-The classic gpt_dataset.py and Megatron Core's build the same arrays. The classic one fails beyond 2^31
-places, and if the last epoch needs one window more than an epoch has: this module follows Core.
-Core's options that change the order are off, as by default in training.
+The classic gpt_dataset.py and Megatron Core's build the same arrays. The
+classic one fails beyond 2^31 places, and if the last epoch needs one window
+more than an epoch has: this module follows Core. Core's options that change the
+order are off, as by default in training.
 """
 
 from functools import cached_property

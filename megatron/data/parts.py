@@ -1,12 +1,14 @@
 """Dataset of parts: many .bin/.idx datasets that are one dataset, without a copy of their tokens.
 
-`<prefix>.parts.json` is the sidecar of the whole, with the paths of the parts from its folder.
-`<prefix>.parts.idx` is the index of the merged dataset, byte for byte, so documents and every order of
-samples are the same. The indices of the parts are not read. `megatron/text/write_parts.py` writes both.
+`<prefix>.parts.json` is the sidecar of the whole, with the paths of the parts
+from its folder. `<prefix>.parts.idx` is the index of the merged dataset, byte
+for byte, so documents and every order of samples are the same. The indices of
+the parts are not read. `megatron/text/write_parts.py` writes both.
 
-Opening takes one `stat` per part: it compares the size of each .bin with the list. If the time of a .bin
-differs (a copied folder, or a changed part), its sidecar must have the recorded hash.
-`tools/inspect_data.py --verify` reads everything.
+Opening takes one `stat` per part: it compares the size of each .bin with the
+list. If the time of a .bin differs (a copied folder, or a changed part), its
+sidecar must have the recorded hash. `tools/inspect_data.py --verify` reads
+everything.
 """
 
 import os
@@ -44,13 +46,9 @@ class DatasetPart:
 
     def matches_record(self) -> bool:
         """Return whether the sidecar, or the index without one, has the recorded hash."""
-        suffix, expected = (".json", self.sidecar_sha256)
-        if expected is None:
-            suffix, expected = ".idx", self.sha256.get("idx")
-        try:
-            return hash_file(Path(f"{self.prefix}{suffix}")) == expected
-        except OSError:
-            return False
+        suffix = ".idx" if self.sidecar_sha256 is None else ".json"
+        file = Path(f"{self.prefix}{suffix}")
+        return file.is_file() and hash_file(file) == (self.sidecar_sha256 or self.sha256.get("idx"))
 
 
 def read_parts_list(files: DatasetFiles, sidecar: dict[str, Any]) -> list[DatasetPart]:
@@ -112,14 +110,10 @@ def check_parts(
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file, expected a part of {files.uri}. {REBUILD}.")
         status = path.stat()
-        if status.st_size != size:
+        if status.st_size != size or (status.st_mtime_ns != part.mtime_ns and not part.matches_record()):
             raise ValueError(
-                f"{path}: got {status.st_size:,} bytes, expected {size:,} as a part of {files.uri}. "
-                f"{REBUILD}."
-            )
-        if status.st_mtime_ns != part.mtime_ns and not part.matches_record():
-            raise ValueError(
-                f"{path}: got another dataset than at the time when {files.sidecar} was written. {REBUILD}."
+                f"{path}: got {status.st_size:,} bytes of another dataset, expected the part of "
+                f"{size:,} bytes in {files.sidecar}. {REBUILD}."
             )
 
 

@@ -1,9 +1,9 @@
 """Keyed permutation of 0..n-1 without an array.
 
-A Feistel network permutes the numbers of 2b bits. Cycle walking, that is applying it until
-the result is below n, makes it a permutation of 0..n-1 (Black and Rogaway, "Ciphers with
-Arbitrary Finite Domains", 2002). b is the smallest value with 2^(2b) >= n, so that a walk
-takes fewer than 4 steps on average.
+A Feistel network permutes the numbers of 2b bits. Cycle walking, that is
+applying it until the result is below n, makes it a permutation of 0..n-1 (Black
+and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). b is the smallest
+value with 2^(2b) >= n, so that a walk takes fewer than 4 steps on average.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,9 @@
 """Background prefetching of the items of a pure function, in order.
 
-Workers are threads, not processes: numpy releases the GIL, and one thread prepares many more samples
-than a GPU consumes (tools/bench/loader.py). A process would import all modules again, map the corpus
-again and copy every batch.
+Workers are threads, not processes: numpy releases the GIL, and one thread
+prepares many more samples than a GPU consumes (tools/bench/loader.py). A
+process would import all modules again, map the corpus again and copy every
+batch.
 """
 
 from collections import deque
@@ -17,16 +18,16 @@ PREFETCH_FACTOR = 2  # items per worker that may be pending or ready, as in torc
 
 @contextmanager
 def prefetch(
-    make: Callable[[int], ItemT], n_items: int, n_workers: int,
-    init_worker: Callable[[], None] | None = None,
-) -> Iterator[Iterator[ItemT]]:  # fmt: skip
+    make: Callable[[int], ItemT], n_items: int, n_workers: int, init_worker: Callable[[], None] | None = None
+) -> Iterator[Iterator[ItemT]]:
     """Yield an iterator over make(0), make(1), ... make(n_items - 1), the same for any number of workers.
 
     n_workers     0: the calling thread runs `make`
     init_worker   called once in each worker thread
 
-    An exception of `make` is raised when its item is requested. Leaving the `with` block waits
-    for running calls, which read files that the caller may close, and discards their results.
+    An exception of `make` is raised when its item is requested. Leaving the
+    `with` block waits for running calls, which read files that the caller may
+    close, and discards their results.
     """
     if not n_workers:
         yield map(make, range(n_items))

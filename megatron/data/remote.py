@@ -1,11 +1,13 @@
 """Files in object stores, through fsspec: list, read, download, upload.
 
-Size and version (etag, or time of change) are pinned when a file is found. They are compared when it is
-opened and when it is closed, so bytes of two versions are never mixed. Credentials come from the environment
-(AWS_*, GOOGLE_*, HF_TOKEN). Messages contain neither user names nor passwords of a URL. The packages of the
-stores repeat failed requests.
+Size and version (etag, or time of change) are pinned when a file is found. They
+are compared when it is opened and when it is closed, so bytes of two versions
+are never mixed. Credentials come from the environment (AWS_*, GOOGLE_*,
+HF_TOKEN). Messages contain neither user names nor passwords of a URL. The
+packages of the stores repeat failed requests.
 
-A dataset is downloaded once for all processes of a machine, each file complete or absent:
+A dataset is downloaded once for all processes of a machine, each file complete
+or absent:
 
     $SCALING_CACHE/remote/<hash of URL, size and version>/<name of the file>
 """
@@ -71,7 +73,7 @@ class RemoteFile:
         current = find_file(self.url)
         if current != self:
             raise RemoteError(
-                f"{self}: got {current.size:,} bytes (version {current.version}), expected {self.size:,} "
+                f"{self.url}: got {current.size:,} bytes (version {current.version}), expected {self.size:,} "
                 f"(version {self.version}) as when the job began. The file was replaced meanwhile: restore "
                 "it, or start again from the new one."
             )
@@ -100,7 +102,8 @@ def check_url(url: str) -> None:
 def _connect(url: str) -> Iterator[tuple[Any, str]]:
     """Yield the fsspec file system of a URL, and the path in it.
 
-    Raises RemoteError for a failed request, ValueError for a missing package, and as `check_url`.
+    Raises RemoteError for a failed request, ValueError for a missing package,
+    and as `check_url`.
     """
     check_url(url)
     try:
@@ -149,8 +152,9 @@ def _parse_record(url: str, record: dict[str, Any]) -> RemoteFile:
 def find_remote(url: str, suffixes: Sequence[str]) -> list[RemoteFile]:
     """Return the files of a URL: a file, a folder (all files below it), or a glob pattern; sorted.
 
-    Folders skip hidden names; folders and patterns return files with one of the suffixes and skip the outputs
-    of preprocessing. Raises RemoteError, or ValueError for a URL that cannot be read.
+    Folders skip hidden names; folders and patterns return files with one of the
+    suffixes and skip the outputs of preprocessing. Raises RemoteError, or
+    ValueError for a URL that cannot be read.
     """
     with _connect(url) as (filesystem, path):
         filesystem.invalidate_cache()
@@ -178,7 +182,8 @@ def find_remote(url: str, suffixes: Sequence[str]) -> list[RemoteFile]:
 def open_remote(file: RemoteFile) -> io.BufferedReader:
     """Open a remote file for reading. fsspec loads the next block in the background.
 
-    A read raises RemoteError. So do opening and closing if the file has changed since it was found.
+    A read raises RemoteError. So do opening and closing if the file has changed
+    since it was found.
     """
     file.check_unchanged()
     return io.BufferedReader(_BlockReader(file), 1 << 20)
@@ -231,7 +236,8 @@ def remove_file(url: str) -> None:
 def locate_remote(prefix: str) -> tuple[Path, Path, RemoteFile]:
     """Return (index, sidecar, .bin) of a dataset at a URL without suffix; the first two are downloaded.
 
-    A process uses the versions of its first call. Raises RemoteError, or ValueError for an unusable URL.
+    A process uses the versions of its first call. Raises RemoteError, or
+    ValueError for an unusable URL.
     """
     data, index = find_file(f"{prefix}.bin"), cached_copy(find_file(f"{prefix}.idx"))
     try:
@@ -251,7 +257,7 @@ def cached_copy(file: RemoteFile) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with explain_disk_full(target.parent), wait_for_lock(target.parent / ".lock"):
         if not target.is_file():  # else another process has downloaded it meanwhile
-            log.info("%s: downloading %s bytes to %s", file, f"{file.size:,}", target)
+            log.info("%s: downloading %s bytes to %s", file.url, f"{file.size:,}", target)
             with atomic_path(target) as partial:
                 _download_file(file, partial)
     return target

@@ -11,19 +11,15 @@ from megatron.data.permutation import ShuffledEpochs
 class Samples(SampleSource):
     """Infinite sequence of samples 0, 1, 2, ... Each epoch visits every window once, in its own order.
 
-    Documents are concatenated. Window w begins at token w * seq_len. Adjacent windows share
-    one token: every token but the first is a target once per epoch. Tokens after the last
-    whole window are not used.
+    Documents are concatenated. Window w begins at token w * seq_len. Adjacent
+    windows share one token: every token but the first is a target once per
+    epoch. Tokens after the last whole window are not used.
     """
 
     def __init__(
-        self,
-        tokens: IndexedTokens,
-        seq_len: int,
-        seed: int,
-        shuffle: bool = True,
+        self, tokens: IndexedTokens, seq_len: int, seed: int, shuffle: bool = True,
         n_windows: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`shuffle` False: file order, for held-out text. `n_windows`: use only the first n_windows windows.
 
         Raises ValueError for a corpus without a whole window.

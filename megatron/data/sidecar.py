@@ -1,7 +1,8 @@
 """Files of a dataset by its name, and its sidecar: the only module that tells kinds of datasets apart.
 
-A dataset is <uri>.bin/.idx with the sidecar <uri>.json; or a list of such datasets as parts, <uri>.parts.json
-with the index <uri>.parts.idx (megatron/data/parts.py); or the three files at a URL, which are read from a
+A dataset is <uri>.bin/.idx with the sidecar <uri>.json; or a list of such
+datasets as parts, <uri>.parts.json with the index <uri>.parts.idx
+(megatron/data/parts.py); or the three files at a URL, which are read from a
 local cache (megatron/data/remote.py). Nothing here requires numpy.
 """
 
@@ -100,8 +101,9 @@ class DatasetFiles:
 def locate_dataset(uri: str | Path) -> DatasetFiles:
     """Return the files of a dataset. Of a URL the index and the sidecar are downloaded.
 
-    A list of parts precedes a .bin and an .idx of the same prefix, which no program here writes beside it.
-    Raises RemoteError for a URL without a dataset.
+    A list of parts precedes a .bin and an .idx of the same prefix, which no
+    program here writes beside it. Raises RemoteError for a URL without a
+    dataset.
     """
     prefix = str(uri)
     if is_url(prefix):
@@ -118,13 +120,11 @@ def locate_dataset(uri: str | Path) -> DatasetFiles:
 def strip_suffix(name: str | Path) -> str:
     """Return the prefix for the name of a file of a dataset; other names stay as they are.
 
-    A name with such a suffix is always a file: give `c4.bin.bin` for the prefix `c4.bin`.
+    A name with such a suffix is always a file: give `c4.bin.bin` for the prefix
+    `c4.bin`.
     """
-    prefix = str(name)
-    for suffix in (PARTS_SUFFIX, PARTS_INDEX_SUFFIX, ".bin", ".idx"):
-        if prefix.endswith(suffix):
-            return prefix.removesuffix(suffix)
-    return prefix
+    prefix, suffixes = str(name), (PARTS_SUFFIX, PARTS_INDEX_SUFFIX, ".bin", ".idx")
+    return next((prefix.removesuffix(suffix) for suffix in suffixes if prefix.endswith(suffix)), prefix)
 
 
 def find_prefix(name: str, folder: Path) -> str | None:
@@ -194,8 +194,8 @@ def read_header(index: Path) -> tuple[str, int, int]:
 def count_tokens(uri: str | Path) -> int:
     """Return the number of tokens of a dataset, from its sidecar, which suffices for a plan, or its files.
 
-    Raises FileNotFoundError for a missing file, ValueError for an index of another format, and for a list of
-    parts without the number.
+    Raises FileNotFoundError for a missing file, ValueError for an index of
+    another format, and for a list of parts without the number.
     """
     files, sidecar = locate_dataset(uri), load_sidecar(uri) or {}
     if sidecar.get("tokens") is not None:
@@ -206,8 +206,7 @@ def count_tokens(uri: str | Path) -> int:
         )
     if not files.index.is_file():
         raise FileNotFoundError(f"{uri}.idx: no such file, {HOW}")
-    n_bytes = count_token_bytes(read_header(files.index)[0])
-    return files.count_bytes() // n_bytes
+    return files.count_bytes() // count_token_bytes(read_header(files.index)[0])
 
 
 @dataclass(frozen=True)

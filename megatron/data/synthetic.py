@@ -13,7 +13,8 @@ N_HELD_OUT = 64
 class SyntheticSamples(SampleSource):
     """Samples of seq_len + 1 uniform random tokens. Sample i is a pure function of (seed, stream, i).
 
-    A model can only learn the uniform distribution: the minimum of its loss is log n_tokens nats.
+    A model can only learn the uniform distribution: the minimum of its loss is
+    log n_tokens nats.
     """
 
     def __init__(
@@ -21,8 +22,8 @@ class SyntheticSamples(SampleSource):
     ) -> None:
         """Training samples are infinite and do not repeat, unless `n_unique` is given.
 
-        With `n_unique`, each epoch is a permutation of the first n_unique samples.
-        There are 64 held-out samples, equal for every seed.
+        With `n_unique`, each epoch is a permutation of the first n_unique
+        samples. There are 64 held-out samples, equal for every seed.
         """
         self.n_tokens, self.seq_len = n_tokens, seq_len
         # seed 0 for every run: evaluation losses of

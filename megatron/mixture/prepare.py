@@ -147,8 +147,8 @@ def _tokenize_batch(batch: Sequence[SourceFile], spec: MixtureSpec, folder: Path
     name = hashlib.sha256(json.dumps([made_of, key, tokenizer]).encode()).hexdigest()[:12]
     name = f"{paths[0].name.partition('.')[0]}-{name}"
     prefix = folder / TOKENS / f"{name}_{key}_document"
-    # the sidecar is renamed last, so that it marks a complete dataset
-    if not prefix.with_name(prefix.name + ".json").is_file():
+    # the tokens are renamed last, so that they mark a complete dataset
+    if not prefix.with_name(prefix.name + ".bin").is_file():
         prefix.parent.mkdir(parents=True, exist_ok=True)
         inputs = [
             file.unpack(folder) if file.path.endswith(TAR_SUFFIXES) else path

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,11 +24,9 @@ def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: str) -> No
     """Make each block, in place, save its input (`full`) or also products and attention (`selective`)."""
     if mode == "none":
         return
-    recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-    if mode == "selective":
-        recompute = partial(
-            recompute, context_fn=partial(create_selective_checkpoint_contexts, SAVED_OPERATORS)
-        )
+    select = partial(create_selective_checkpoint_contexts, SAVED_OPERATORS)
+    contexts: dict[str, Any] = {"context_fn": select} if mode == "selective" else {}
+    recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=False, **contexts)
     for block in blocks:
         # `forward` is replaced instead of the module, so
         # that the parameters keep their names. Only the

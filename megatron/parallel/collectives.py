@@ -53,19 +53,18 @@ def sum_gradients(gradients: Iterable[Tensor], group: ProcessGroup | None) -> No
 
 def any_rank(flag: bool, world: World) -> bool:
     """Return the logical OR of `flag` over all ranks (all-reduce MAX); all ranks get the same result."""
-    if world.n_ranks == 1:
-        return flag
-    flags = torch.tensor([int(flag)])  # on the CPU: every group of open_world has a gloo backend
-    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-    return bool(flags.item())
+    return bool(_reduce_number(flag, dist.ReduceOp.MAX, world))
 
 
 def min_over_ranks(value: int, world: World) -> int:
     """Return the smallest value of all ranks."""
-    if world.n_ranks == 1:
-        return value
-    values = torch.tensor([value])  # on the CPU, as in `any_rank`
-    dist.all_reduce(values, op=dist.ReduceOp.MIN)
+    return _reduce_number(value, dist.ReduceOp.MIN, world)
+
+
+def _reduce_number(value: int, op: dist.ReduceOp.RedOpType, world: World) -> int:
+    values = torch.tensor([int(value)])  # on the CPU: every group of open_world has a gloo backend
+    if world.n_ranks > 1:
+        dist.all_reduce(values, op=op)
     return int(values.item())
 
 

@@ -1,12 +1,11 @@
 """Context parallelism: positions are split over ranks, heads exchanged (Ulysses, arXiv 2309.14509)."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.distributed.nn.functional import all_to_all_single
 
 from megatron.kernels.attention import repeat_shared_heads
 from megatron.model.transformer import Block, Gpt
@@ -19,26 +18,8 @@ def apply_context_parallel(model: Gpt, group: ProcessGroup) -> None:
         block.attention.core_attention = UlyssesAttention(group, block.attention.core_attention)
 
 
-class _AllToAll(torch.autograd.Function):
-    """Differentiable all-to-all: all heads of S / n positions <-> H / n heads of all positions."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup, to_heads: bool) -> Tensor:
-        ctx.group, ctx.to_heads = group, to_heads
-        return _exchange_heads(x, group, to_heads)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        # the exchange permutes elements between ranks;
-        # the transpose of a permutation is its inverse
-        return _exchange_heads(grads[0], ctx.group, not ctx.to_heads), None, None
-
-
-_all_to_all: Callable[[Tensor, ProcessGroup, bool], Tensor] = _AllToAll.apply
-
-
 def _exchange_heads(x: Tensor, group: ProcessGroup, to_heads: bool) -> Tensor:
-    """Map [B, H, S / n, K] -> [B, H / n, S, K] with `to_heads`, otherwise the inverse."""
+    """Map [B, H, S / n, K] -> [B, H / n, S, K] with `to_heads`, otherwise the inverse; differentiable."""
     # To heads with n = 2: x [B, H, S / 2, K] is
     # cut into 2 groups of heads, group i is sent
     # to rank i, and the parts received are consecutive
@@ -46,14 +27,16 @@ def _exchange_heads(x: Tensor, group: ProcessGroup, to_heads: bool) -> Tensor:
     split_dim, cat_dim = (1, 2) if to_heads else (2, 1)
     outgoing = torch.stack(x.chunk(group.size(), dim=split_dim))  # [n, ...], one part per rank
     incoming = torch.empty_like(outgoing)  # part i comes from rank i, so concatenation restores the order
-    dist.all_to_all_single(incoming, outgoing, group=group)
+    # its gradient is the inverse exchange, as the transpose of a permutation is its inverse
+    incoming = all_to_all_single(incoming, outgoing, group=group)
     return torch.cat(incoming.unbind(), dim=cat_dim)
 
 
 class UlyssesAttention(nn.Module):
     """Attention over the positions of all ranks; q, k, v [B, H, S / n, K] hold consecutive position ranges.
 
-    Each rank computes H / n heads over the whole sequence with `local_attention`. H must be divisible by n.
+    Each rank computes H / n heads over the whole sequence with
+    `local_attention`. H must be divisible by n.
     """
 
     def __init__(self, group: ProcessGroup, local_attention: Callable[..., Tensor]) -> None:
@@ -66,5 +49,5 @@ class UlyssesAttention(nn.Module):
         # one all-to-all for the three tensors, concatenated
         # along the batch: k and v need as many heads as q
         k, v = repeat_shared_heads(q, k, v)
-        q, k, v = _all_to_all(torch.cat([q, k, v]), self.group, True).chunk(3)
-        return _all_to_all(self.local_attention(q, k, v, causal), self.group, False)
+        q, k, v = _exchange_heads(torch.cat([q, k, v]), self.group, True).chunk(3)
+        return _exchange_heads(self.local_attention(q, k, v, causal), self.group, False)

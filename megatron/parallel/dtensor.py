@@ -4,15 +4,12 @@ Importing torch's DTensor takes half a second, so a run on one rank avoids it.
 """
 
 import sys
-from typing import TYPE_CHECKING, TypeGuard
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
 
-
-def is_dtensor(tensor: Tensor | None) -> "TypeGuard[DTensor]":
+def is_dtensor(tensor: Tensor | None) -> TypeGuard[Any]:
     """Return whether `tensor` is a DTensor. None exists before torch's module has been imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
@@ -26,10 +23,9 @@ def to_local(tensor: Tensor) -> Tensor:
 def match_placements(parameter: nn.Parameter) -> None:
     """Redistribute a DTensor gradient, in place, to the placements of its weight.
 
-    Under sequence parallelism the gradients of norms have placement Partial: they still need to be summed.
+    Under sequence parallelism the gradients of norms have placement Partial:
+    they still need to be summed.
     """
     grad = parameter.grad
-    if is_dtensor(grad):
-        assert is_dtensor(parameter), "the gradient of a plain weight is a plain tensor"
-        if grad.placements != parameter.placements:
-            parameter.grad = grad.redistribute(placements=parameter.placements)
+    if is_dtensor(grad) and is_dtensor(parameter) and grad.placements != parameter.placements:
+        parameter.grad = grad.redistribute(placements=parameter.placements)

@@ -4,19 +4,17 @@ import torch
 
 from megatron.model.transformer import Gpt
 
-MIN_CAPABILITY = (8, 9)  # Ada and Hopper: the first GPUs with float8 products
-
 
 def convert_to_float8(model: Gpt, device: torch.device) -> None:
     """Replace the linear layers of the blocks, in place. Names and weights are unchanged; so is the head.
 
-    Raises ValueError if the device has no float8 products or torchao is not installed.
+    Raises ValueError if the device has no float8 products or torchao is not
+    installed.
     """
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    if capability is None or capability < MIN_CAPABILITY:
-        device_name = (
-            "the CPU" if capability is None else f"compute capability {capability[0]}.{capability[1]}"
-        )
+    # Ada and Hopper are the first GPUs with float8 products
+    if capability is None or capability < (8, 9):
+        device_name = "the CPU" if capability is None else f"compute capability {capability}"
         raise ValueError(
             f"dist.float8: got {device_name}, expected a GPU of compute capability 8.9 or more. Omit the key."
         )

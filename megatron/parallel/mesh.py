@@ -1,8 +1,9 @@
 """Process groups and device meshes of a parallel layout."""
 
 from dataclasses import dataclass
-from itertools import product
+from math import prod
 
+import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -34,9 +35,8 @@ class Mesh:
 
 def build_mesh(world: World, *, sharded: bool) -> Mesh:
     """Build the groups of this rank. Collective: every rank creates every group, in the same order."""
-    if world.n_ranks == 1 and not sharded:
-        return Mesh(None, None, None, None, None, None)
-    ensure_group(world)
+    if world.n_ranks > 1 or sharded:
+        ensure_group(world)
     layout = world.layout
     fsdp = tensor = None
     # ranks are numbered with the tensor axis fastest:
@@ -55,41 +55,33 @@ def build_mesh(world: World, *, sharded: bool) -> Mesh:
             fsdp = whole["shard"] if copies == 1 else whole["replicate", "shard"]
         tensor = whole["tensor"] if layout.tensor > 1 else None
     return Mesh(
-        samples=_build_group(world, ("data", "context")),
-        context=_build_group(world, ("context",)),
-        pipeline=_build_group(world, ("pipeline",)),
-        ends=_build_group(world, ("pipeline",), only_ends=True),
+        samples=_build_group(world, "data", "context"),
+        context=_build_group(world, "context"),
+        pipeline=_build_group(world, "pipeline"),
+        ends=_build_group(world, "pipeline", only_ends=True),
         fsdp=fsdp,
         tensor=tensor,
     )
 
 
-def _build_group(world: World, axes: tuple[str, ...], only_ends: bool = False) -> ProcessGroup | None:
+def _build_group(world: World, *axes: str, only_ends: bool = False) -> ProcessGroup | None:
     """Return the group of the ranks that differ from this one along `axes` only.
 
     None if there is one rank.
     """
-    sizes = dict(zip(AXES, world.layout.sizes, strict=True))
-    if all(sizes[axis] == 1 for axis in axes):
+    places = [AXES.index(axis) for axis in axes]
+    n = prod(world.layout.sizes[place] for place in places)
+    if n == 1:
         return None
-    group_of_rank = None
-    others = [axis for axis in AXES if axis not in axes]
-    # dist.new_group is collective over all ranks: each
-    # rank creates the groups of the others as well
-    for fixed in product(*(range(sizes[axis]) for axis in others)):
-        coordinate = dict(zip(others, fixed, strict=True))
-        ranks = [
-            rank
-            for rank in range(world.n_ranks)
-            if all(getattr(world.layout.locate_rank(rank), axis) == coordinate[axis] for axis in others)
-        ]
-        # sorted by rank, so the first and last are the
-        # first and last pipeline stage of this group
-        # 2 stages: both ends are the whole group.
-        # 4 stages of ranks 0 2 4 6: ranks 0 and 6.
-        if only_ends:
-            ranks = [ranks[0], ranks[-1]]
-        group = dist.new_group(ranks, timeout=world.timeout)
-        if world.rank in ranks:
-            group_of_rank = group
-    return group_of_rank
+    # ranks [pipeline, data, context, tensor] -> [groups, n], each row sorted by
+    # rank, so its ends are the first and last pipeline stage of the group
+    ranks = torch.arange(world.n_ranks).reshape(world.layout.sizes)
+    groups = ranks.movedim(places, list(range(-len(places), 0))).reshape(-1, n)
+    # 2 stages: both ends are the whole group.
+    # 4 stages of ranks 0 2 4 6: ranks 0 and 6.
+    if only_ends:
+        groups = groups[:, [0, -1]]
+    # collective over all ranks: each rank creates the groups of the others as well
+    group: ProcessGroup | None
+    group, _ = dist.new_subgroups_by_enumeration(groups.tolist(), timeout=world.timeout)
+    return group

@@ -1,6 +1,7 @@
 """Pipeline parallelism: stages of a model and their schedules (torch.distributed.pipelining).
 
-1F1B: Narayanan et al., arXiv 2006.09503; interleaved: arXiv 2104.04473, section 2.2.
+1F1B: Narayanan et al., arXiv 2006.09503; interleaved: arXiv 2104.04473, section
+2.2.
 """
 
 from collections.abc import Callable
@@ -62,12 +63,13 @@ class Stage(nn.Module):
 class Pipeline:
     """The stages of this rank: rank r of p ranks holds stages r, r + p, r + 2p, ..."""
 
+    loss: Callable[[Tensor, int], Tensor]  # set by `backward`
+
     def __init__(
         self, stages: dict[int, Stage], n_stages: int, group: ProcessGroup, precision: Precision
     ) -> None:
         self.stages, self.n_stages, self.group, self.precision = stages, n_stages, group, precision
         self.schedules: dict[tuple[int, ...], Schedule1F1B | ScheduleInterleaved1F1B] = {}
-        self.loss: Callable[[Tensor, int], Tensor] | None = None
 
     @property
     def has_last(self) -> bool:
@@ -77,40 +79,39 @@ class Pipeline:
     def backward(self, inputs: list[Tensor], loss: Callable[[Tensor, int], Tensor]) -> None:
         """Run the forward and backward of every microbatch, tokens [b, S / c] each.
 
-        loss(hidden, i) is called on the rank of the last stage with the input of the head for microbatch i.
+        loss(hidden, i) is called on the rank of the last stage with the input
+        of the head for microbatch i.
         """
         self.loss = loss
-        n = len(inputs)
-        key = (n, *inputs[0].shape)
+        key = (len(inputs), *inputs[0].shape)
         # a schedule is built for fixed shapes: one per
         # number of microbatches and shape of tokens
         if key not in self.schedules:
-            self.schedules[key] = self._build_schedule(n, inputs[0])
+            self.schedules[key] = self._build_schedule(len(inputs), inputs[0])
         # the schedule cuts the batch along dimension
         # 0 into n equal microbatches again
         tokens = (torch.cat(inputs),) if 0 in self.stages else ()
         # the schedule splits the target into n scalars:
         # the loss receives the index of its microbatch
-        target = torch.arange(n) if self.has_last else None
+        target = torch.arange(len(inputs)) if self.has_last else None
         self.schedules[key].step(*tokens, target=target)
 
     def _build_schedule(self, n_microbatches: int, tokens: Tensor) -> Schedule1F1B | ScheduleInterleaved1F1B:
         def microbatch_loss(hidden: Tensor, number: Tensor) -> Tensor:
-            assert self.loss is not None, "set by backward"
             return self.loss(hidden, int(number))
 
         stages = [
+            # dtype and shape of every receive buffer are
+            # fixed here and must be those of the sent tensor
             PipelineStage(
                 stage,
                 index,
                 self.n_stages,
                 tokens.device,
-                # dtype and shape of every receive buffer are
-                # fixed here and must be those of the sent tensor
                 input_args=tokens if stage.is_first else self._empty_hidden_states(tokens, stage),
                 output_args=self._empty_hidden_states(tokens, stage, all_positions=stage.is_last),
                 group=self.group,
-            )
+            )  # fmt: skip
             for index, stage in self.stages.items()
         ]
         # 1F1B: a stage starts the backward of a microbatch
@@ -127,8 +128,9 @@ class Pipeline:
     def _empty_hidden_states(self, tokens: Tensor, stage: Stage, all_positions: bool = False) -> Tensor:
         """Return an empty tensor with the shape and dtype of the hidden states between stages.
 
-        It gives torch's schedule the shapes, which would otherwise run a forward to infer them.
-        all_positions: those of the input of the head, with the positions of all tensor ranks.
+        It gives torch's schedule the shapes, which would otherwise run a
+        forward to infer them. all_positions: those of the input of the head,
+        with the positions of all tensor ranks.
         """
         n_samples, n_positions = tokens.shape
         n_positions //= 1 if all_positions else stage.n_tensor_ranks
@@ -139,13 +141,13 @@ class Pipeline:
     def forward(self, tokens: Tensor) -> Tensor | None:
         """Return the input of the head on the rank of the last stage, None elsewhere; without gradients.
 
-        Collective over the group. Stages run in order of their number, each after the receive from the
-        previous one. With several stages per rank the ranks form a ring, so the neighbours are modulo p.
+        Collective over the group. Stages run in order of their number, each
+        after the receive from the previous one. With several stages per rank
+        the ranks form a ring, so the neighbours are modulo p.
         """
         rank, size = self.group.rank(), self.group.size()
         # p = 2 with 4 stages: stage 1 on rank 1
         # sends to stage 2 on rank (1 + 1) % 2 = 0
-        previous_rank, next_rank = (dist.get_global_rank(self.group, (rank + way) % size) for way in (-1, 1))
         x = tokens
         for index, stage in self.stages.items():
             if index > 0:
@@ -153,8 +155,8 @@ class Pipeline:
                 # and sends after its forward a deadlock is impossible: stage
                 # 0 waits for no receive, and stage i only for stage i - 1
                 x = self._empty_hidden_states(tokens, stage).detach()
-                dist.recv(x, previous_rank, group=self.group)
+                dist.recv(x, group=self.group, group_src=(rank - 1) % size)
             x = stage(x)
             if not stage.is_last:
-                dist.send(x.contiguous(), next_rank, group=self.group)
+                dist.send(x.contiguous(), group=self.group, group_dst=(rank + 1) % size)
         return x if self.has_last else None

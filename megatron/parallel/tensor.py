@@ -1,63 +1,54 @@
 """Tensor and sequence parallelism: DTensor plans of the blocks and a vocabulary-parallel head.
 
-Shoeybi et al., arXiv 1909.08053 (tensor parallel), Korthikanti et al., arXiv 2205.05198 (sequence parallel).
+Shoeybi et al., arXiv 1909.08053 (tensor parallel), Korthikanti et al., arXiv
+2205.05198 (sequence parallel).
 """
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, parallel
 
 from megatron.model.transformer import Gpt
 
 POSITIONS = Shard(1)  # of [B, S, D]
 
 
-def _build_block_plan() -> dict[str, ParallelStyle]:
-    """Return the plan of a block: heads and feed-forward are split; in between, positions are split."""
+def apply_tensor_parallel(model: Gpt, mesh: DeviceMesh) -> None:
+    """Apply tensor parallelism to a model over a 1-D mesh, in place. Its parameters become DTensors.
+
+    In a block, heads and feed-forward are split; in between, positions are
+    split.
+    """
     # Two all-gathers and two reduce-scatters per
     # forward of a block: positions -> all (before
     # the projections), and partial sums of all -> positions (after `out` and `down`).
-    return {
-        "attention_norm": SequenceParallel(),
-        "attention": PrepareModuleInput(
+    plan: dict[str, parallel.ParallelStyle] = {
+        "attention_norm": parallel.SequenceParallel(),
+        "attention": parallel.PrepareModuleInput(
             input_layouts=(POSITIONS, None), desired_input_layouts=(Replicate(), None)
         ),
         # weights [H K, D] are split by rows: each rank has
         # H / t heads, and attention needs no communication
-        "attention.query": ColwiseParallel(),
-        "attention.key": ColwiseParallel(),
-        "attention.value": ColwiseParallel(),
-        "attention.out": RowwiseParallel(output_layouts=POSITIONS),
-        "mlp_norm": SequenceParallel(),
-        "mlp": PrepareModuleInput(input_layouts=(POSITIONS,), desired_input_layouts=(Replicate(),)),
-        "mlp.gate": ColwiseParallel(),
-        "mlp.up": ColwiseParallel(),
-        "mlp.down": RowwiseParallel(output_layouts=POSITIONS),
+        **{f"attention.{name}": parallel.ColwiseParallel() for name in ("query", "key", "value")},
+        "attention.out": parallel.RowwiseParallel(output_layouts=POSITIONS),
+        "mlp_norm": parallel.SequenceParallel(),
+        "mlp": parallel.PrepareModuleInput(input_layouts=(POSITIONS,), desired_input_layouts=(Replicate(),)),
+        "mlp.gate": parallel.ColwiseParallel(),
+        "mlp.up": parallel.ColwiseParallel(),
+        "mlp.down": parallel.RowwiseParallel(output_layouts=POSITIONS),
     }
-
-
-def apply_tensor_parallel(model: Gpt, mesh: DeviceMesh) -> None:
-    """Apply tensor parallelism to a model over a 1-D mesh, in place. Its parameters become DTensors."""
     for block in model.blocks:
-        parallelize_module(block, mesh, _build_block_plan())
+        parallel.parallelize_module(block, mesh, plan)
     # the embedding gives each rank its positions, and the
     # norm keeps them; TensorVocabularyShard is the head
     top = {
         # each rank looks up the tokens in its rows and has
         # zeros for others; the reduce-scatter adds them
-        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=POSITIONS),
-        "norm": SequenceParallel(),
+        "embedding": parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=POSITIONS),
+        "norm": parallel.SequenceParallel(),
     }
-    parallelize_module(model, mesh, top)
+    parallel.parallelize_module(model, mesh, top)
 
 
 class TensorVocabularyShard:

@@ -1,22 +1,22 @@
 """Watchdog: tracks the progress of every rank and names the rank that hangs.
 
-Each rank marks its current phase (`mark_phase`: sets a few attributes, no system call). A thread of each rank
-sends the last mark with a beat number to the store of the process group, over its own connection. Nothing is
-read from the store during normal operation. If a collective times out, or this rank has made no progress for
-most of `dist.timeout_s`, the ranks are compared:
+Each rank marks its current phase (`mark_phase`: sets a few attributes, no
+system call). A thread of each rank sends the last mark with a beat number to
+the store of the process group, over its own connection. Nothing is read from
+the store during normal operation. If a collective times out, or this rank has
+made no progress for most of `dist.timeout_s`, the ranks are compared:
 
 * ended     the rank has exited with an error of its own
 * silent    its beats have stopped: the process is stopped or killed, or its host is down
 * behind    it beats but has made fewer marks than others: the others wait for it
 
-The watchdog never ends a run: slow work (compilation, a long validation, a large checkpoint) continues. A run
-is ended by a collective that has waited for `dist.timeout_s`, or by NCCL's own watchdog.
+The watchdog never ends a run: slow work (compilation, a long validation, a
+large checkpoint) continues. A run is ended by a collective that has waited for
+`dist.timeout_s`, or by NCCL's own watchdog.
 """
 
-import faulthandler
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -67,8 +67,9 @@ def mark_phase(step: int | None, phase: str) -> None:
 def wait_for_rank_0() -> None:
     """Wait for rank 0 before a collective that it enters after work of its own, as long as rank 0 is alive.
 
-    This lets rank 0 write or verify a checkpoint for longer than dist.timeout_s. Every rank calls it. Raises
-    RuntimeError if rank 0 sends no heartbeat for dist.timeout_s.
+    This lets rank 0 write or verify a checkpoint for longer than
+    dist.timeout_s. Every rank calls it. Raises RuntimeError if rank 0 sends no
+    heartbeat for dist.timeout_s.
     """
     if _active is not None:
         _active.wait_for_rank_0()
@@ -136,12 +137,11 @@ class Watchdog:
         # of the 3 and STORE_TIMEOUT_S are for the store
         limit_s = 3 * self.interval_s + STORE_TIMEOUT_S
         answered, verdict = _call_with_timeout(limit_s, lambda: self._compare_beats(self.store, is_late))
+        text = "rank 0 has ended, and its record of the other ranks with it"
         if not answered:
             text = "rank 0 does not answer (or its host); it hosts the store of all ranks"
-        elif verdict is None:
-            text = "rank 0 has ended, and its record of the other ranks with it"
-        else:
-            _, text = verdict
+        elif verdict is not None:
+            text = verdict[1]
             self.report_exit("lost another")  # otherwise the other ranks would list this one as silent
             if self.ranks.rank == 0:
                 time.sleep(2.5 * self.interval_s)  # the store ends with this process, and others compare too
@@ -167,18 +167,12 @@ class Watchdog:
                 threading.Thread(target=self._log_stall, daemon=True).start()
 
     def _log_stall(self) -> None:
-        """Compare the ranks, and dump this rank's stack if the others wait for it."""
+        """Compare the ranks, and log those for which the others wait."""
         waited_s = time.monotonic() - _marked_at
         _, verdict = _call_with_timeout(self.timeout_s, lambda: self._compare_beats(self.comparer, True))
         lost, text = verdict or ([], "")
-        # only a rank behind prints its stack: others
-        # would show the collective in which they wait
-        if self.ranks.rank in lost:
-            text = f"in {_progress} while other ranks wait; stack of this rank:"
         if lost:
             log.warning("no progress for %.0f s of dist.timeout_s=%g: %s", waited_s, self.timeout_s, text)
-        if self.ranks.rank in lost:
-            faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
 
     def _compare_beats(self, store: Store, is_late: bool) -> tuple[list[int], str]:
         """Read the beats twice, 2.5 intervals apart, and classify the ranks as in the module docstring.

@@ -13,7 +13,8 @@ from typing import Any
 from megatron.cli import ProgressBar
 from megatron.data import open_dataset
 from megatron.data.indexed import IndexedTokens
-from megatron.data.indexed_writer import IndexedWriter, finish_publishing, list_partial_files
+from megatron.data.indexed_writer import IndexedWriter
+from megatron.data.sidecar import load_sidecar, locate_dataset
 from megatron.text.arguments import check_not_exists, dataset_files
 from megatron.text.merge_inputs import open_inputs
 
@@ -63,17 +64,19 @@ def count_documents(datasets: Sequence[IndexedTokens]) -> MergeResult:
 def is_finished(output: Path, meta: dict[str, Any], overwrite: bool) -> bool:
     """Return whether a complete dataset exists whose sidecar has the entries `meta` with hashes.
 
-    Completes the output of a killed process. Raises ValueError for another dataset unless `overwrite`.
+    Raises ValueError for another dataset unless `overwrite`.
     """
-    finish_publishing(list_partial_files(output, output.parent))
     content = json.loads(json.dumps(meta))  # as it would be read back: tuples become lists
     origins = content.get("merged_from") or [content.get("subset_of")]
     # Names and counts alone would also match another dataset of the
     # same size. Without hashes the output counts as another dataset.
     if all(origin and origin["sha256"] for origin in origins):
         with suppress(OSError, ValueError):
-            sidecar = open_dataset(output).sidecar or {}
-            if content.items() <= sidecar.items():
+            if content.items() <= (load_sidecar(output) or {}).items():
+                # the tokens appear last: without them the writer was killed, and merges again
+                if not locate_dataset(output).exists():
+                    return False
+                open_dataset(output)  # raises ValueError for files that do not fit
                 return True
     if not overwrite:
         check_not_exists(*dataset_files(output))

@@ -90,7 +90,7 @@ class Saver:
         if self.run.world.is_first:
             try:
                 parts = {**engine, **_build_small_parts(self.run, state)}
-                store.save_checkpoint_as(final, parts, _build_meta(self.run, state))
+                store.save_checkpoint(final, parts, _build_meta(self.run, state))
                 self._remove_old(final)
             except OSError as failed:
                 error = failed

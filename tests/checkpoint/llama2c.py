@@ -8,7 +8,7 @@ each id float32 score, int32 length and the piece; ids 0, 1 and 2 are <unk>, <s>
 
 import json
 import struct
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,6 @@ from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from torch import Tensor
 
 from megatron.checkpoint.convert.huggingface import write_huggingface
-from megatron.checkpoint.convert.tokenizer_files import write_tokenizer
 from megatron.checkpoint.model_weights import Weights
 from megatron.config.schema import ModelConfig
 
@@ -106,6 +105,6 @@ def export_stories(source: Path, folder: Path) -> Path:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     settings |= {"bos_token": "<s>", "eos_token": "<s>"}
     (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(settings))
-    write = partial(write_tokenizer, str(folder / "tokenizer"))
-    write_huggingface(read_llama2c(source / "stories260K.bin"), folder / "hf", torch.float32, write)
+    weights = replace(read_llama2c(source / "stories260K.bin"), tokenizer=str(folder / "tokenizer"))
+    write_huggingface(weights, folder / "hf")
     return folder / "hf"

@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 
 from megatron.checkpoint import layout, reshard, sharded, store
 from megatron.checkpoint.convert.formats import convert_checkpoint
-from tests.conftest import load_newest
+from tests.conftest import load_newest, save_checkpoint
 
 META = {"identity": "abc", "step": 3}
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
@@ -51,7 +51,7 @@ def assert_same(actual: Any, expected: Any) -> None:
 def in_shards(tmp_path: Path) -> Path:
     """Write a sharded checkpoint, converted from a full one, and return its path."""
     path = tmp_path / layout.new_checkpoint_name("run", preempt=False)
-    reshard.reshard_to_sharded(store.save_checkpoint(tmp_path / "full", "run", make_parts(), META), path)
+    reshard.reshard_to_sharded(save_checkpoint(tmp_path / "full", "run", make_parts(), META), path)
     return path
 
 

@@ -12,7 +12,7 @@ import torch
 from megatron.checkpoint import layout, sharded, store
 from megatron.checkpoint.model_weights import find_newest_checkpoint
 from megatron.io import PARTIAL, create_partial_folder
-from tests.conftest import load_newest
+from tests.conftest import load_newest, save_checkpoint
 
 META = {"identity": "abc", "step": 3}
 STATE_OF_4_MIB = {"model": {"w": torch.zeros(1 << 20)}, "optim": {"state": {}}}
@@ -23,7 +23,7 @@ def make_parts(step: int) -> dict:
 
 
 def test_saved_parts_are_loaded(tmp_path: Path) -> None:
-    path = store.save_checkpoint(tmp_path, "run", make_parts(3), META)
+    path = save_checkpoint(tmp_path, "run", make_parts(3), META)
     loaded, meta = store.load_checkpoint(path)
     assert torch.equal(loaded["model"]["tensor"], torch.arange(1000))
     assert meta["identity"] == "abc"
@@ -31,7 +31,7 @@ def test_saved_parts_are_loaded(tmp_path: Path) -> None:
 
 
 def test_the_newest_valid_checkpoint_is_loaded_and_damaged_ones_are_skipped(tmp_path: Path) -> None:
-    paths = [store.save_checkpoint(tmp_path, "run", make_parts(step), META) for step in (1, 2, 3, 4)]
+    paths = [save_checkpoint(tmp_path, "run", make_parts(step), META) for step in (1, 2, 3, 4)]
     truncated = paths[3] / "model_state_dict.pt"
     truncated.write_bytes(truncated.read_bytes()[:-100])
     flipped = paths[2] / "optim_state_dict.pt"
@@ -46,7 +46,7 @@ def test_the_newest_valid_checkpoint_is_loaded_and_damaged_ones_are_skipped(tmp_
 
 
 def test_a_flipped_bit_anywhere_in_meta_json_is_detected(tmp_path: Path) -> None:
-    path = store.save_checkpoint(
+    path = save_checkpoint(
         tmp_path, "run", make_parts(1), {**META, "config": {"optim": {"lr": 1e-3}, "name": "é"}}
     )
     content = (path / "meta.json").read_bytes()
@@ -69,12 +69,12 @@ def test_a_full_disk_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(OSError, match="No space left"):
-        store.save_checkpoint(tmp_path, "run", make_parts(1), META)
+        save_checkpoint(tmp_path, "run", make_parts(1), META)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupted_save_is_not_a_checkpoint_and_is_removed(tmp_path: Path) -> None:
-    saved = store.save_checkpoint(tmp_path, "run", make_parts(1), META)
+    saved = save_checkpoint(tmp_path, "run", make_parts(1), META)
     leftover = tmp_path / (layout.new_checkpoint_name("run", preempt=False) + PARTIAL)
     leftover.mkdir()
     assert [info.path for info in layout.find_checkpoints(tmp_path, "run")] == [saved]
@@ -90,10 +90,8 @@ def test_a_save_of_another_prefix_in_progress_is_not_removed(tmp_path: Path) -> 
 
 
 def test_only_the_last_are_retained_and_other_prefixes_are_not_touched(tmp_path: Path) -> None:
-    other = store.save_checkpoint(tmp_path, "other", make_parts(0), META)
-    paths = [
-        store.save_checkpoint(tmp_path, "run", make_parts(step), META, preempt=step == 2) for step in range(4)
-    ]
+    other = save_checkpoint(tmp_path, "other", make_parts(0), META)
+    paths = [save_checkpoint(tmp_path, "run", make_parts(step), META, preempt=step == 2) for step in range(4)]
     store.remove_old_checkpoints(tmp_path, "run", keep_last=2)
     assert sorted(tmp_path.iterdir()) == sorted([other, *paths[2:]])
     assert paths[2].name.endswith(".preempt")
@@ -104,7 +102,7 @@ def test_no_pickled_code_is_run(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple:
             return (Path.touch, (tmp_path / "touched",))
 
-    path = store.save_checkpoint(tmp_path, "run", {**make_parts(1), "iter": {"evil": Evil()}}, META)
+    path = save_checkpoint(tmp_path, "run", {**make_parts(1), "iter": {"evil": Evil()}}, META)
     with pytest.raises(ValueError, match="not a checkpoint of this project"):
         store.load_checkpoint(path)
     assert not (tmp_path / "touched").exists()
@@ -122,8 +120,7 @@ def test_the_error_for_a_folder_of_checkpoints_lists_their_names_and_steps(
 ) -> None:
     folder = tmp_path / inside
     names = [
-        store.save_checkpoint(folder, "run", make_parts(step), {**META, "step": step}).name
-        for step in (100, 200)
+        save_checkpoint(folder, "run", make_parts(step), {**META, "step": step}).name for step in (100, 200)
     ]
     with pytest.raises(ValueError) as caught:
         store.load_checkpoint(tmp_path)
@@ -133,7 +130,7 @@ def test_the_error_for_a_folder_of_checkpoints_lists_their_names_and_steps(
 
 def test_multiples_of_keep_every_are_retained_unless_saved_on_a_preemption(tmp_path: Path) -> None:
     paths = [
-        store.save_checkpoint(tmp_path, "run", make_parts(step), {**META, "step": step}, preempt=step == 300)
+        save_checkpoint(tmp_path, "run", make_parts(step), {**META, "step": step}, preempt=step == 300)
         for step in (100, 150, 200, 250, 300, 350)
     ]
     store.remove_old_checkpoints(tmp_path, "run", keep_last=1, keep_every=100)
@@ -143,12 +140,12 @@ def test_multiples_of_keep_every_are_retained_unless_saved_on_a_preemption(tmp_p
 def test_a_full_disk_is_an_oserror_in_both_layouts(tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    saved = store.save_checkpoint(tmp_path, "run", make_parts(1), META)
+    saved = save_checkpoint(tmp_path, "run", make_parts(1), META)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limit[1]))  # files are limited to 64 KiB
     try:
         big = {**make_parts(2), "model": {"tensor": torch.zeros(1 << 20)}}
         with pytest.raises(OSError) as whole:
-            store.save_checkpoint(tmp_path, "run", big, META)
+            save_checkpoint(tmp_path, "run", big, META)
         partial = create_partial_folder(tmp_path / "run.20300101-000000-000000")
         with pytest.raises(OSError) as shards:
             sharded.write_sharded(partial, STATE_OF_4_MIB)
@@ -166,7 +163,7 @@ def test_a_full_disk_is_an_oserror_in_both_layouts(tmp_path: Path) -> None:
 def save_at(directory: Path, step: int, time: str, **meta: object) -> Path:
     """Save a checkpoint of a step under the name that it gets when the clock shows `time`."""
     path = directory / f"run.{time}"
-    store.save_checkpoint_as(path, make_parts(step), {**META, "step": step, **meta})
+    store.save_checkpoint(path, make_parts(step), {**META, "step": step, **meta})
     return path
 
 
@@ -237,13 +234,13 @@ def test_a_damaged_step_is_not_used_for_the_order(tmp_path: Path) -> None:
 
 def test_the_newest_of_two_runs_in_one_folder_is_not_guessed(tmp_path: Path) -> None:
     for prefix, step in (("a", 10), ("b", 20)):
-        store.save_checkpoint(tmp_path, prefix, make_parts(step), {**META, "step": step})
+        save_checkpoint(tmp_path, prefix, make_parts(step), {**META, "step": step})
     with pytest.raises(ValueError, match=r"checkpoints of 2 runs \(a, b\), expected those of one run"):
         find_newest_checkpoint(tmp_path)
 
 
 def test_changed_content_of_the_same_size_is_detected(tmp_path: Path) -> None:
-    path = store.save_checkpoint(tmp_path, "run", make_parts(1), META)
+    path = save_checkpoint(tmp_path, "run", make_parts(1), META)
     file = path / layout.FILES["model"]
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1

@@ -195,8 +195,10 @@ def test_a_padding_id_past_the_embedding_is_not_exported(tiny_of: Callable[..., 
     """The embedding has 259 rows and <pad> is id 259: transformers would refuse this padding_idx."""
     source = write_source(tmp_path / "source", SETTINGS["chat"], False)
     model = tiny_of(n_tokens=259, vocab_rows=259)
-    weights = Weights(config=model.config, objective="autoregressive", state=model.state_dict(), seq_len=64)
-    write_huggingface(weights, tmp_path / "out", write_tokenizer=lambda to: write_tokenizer(str(source), to))
+    weights = Weights(
+        config=model.config, objective="autoregressive", state=model.state_dict(), tokenizer=str(source)
+    )
+    write_huggingface(weights, tmp_path / "out")
     config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (None, 257, 258)
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from megatron.config.schema import DistConfig
-from megatron.parallel import matmul_precision
-from megatron.parallel.matmul_precision import is_matmul_float32, use_fastest_matmul
-from megatron.parallel.world import open_world
+from megatron.parallel import world
+from megatron.parallel.world import is_matmul_float32, open_world, use_fastest_matmul
 
 
 def _largest_error(product: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
@@ -39,16 +38,16 @@ def test_rounded_products_are_detected() -> None:
 
 
 def test_a_library_that_rounds_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_precision, "_is_mkl_slow", lambda: True)
+    monkeypatch.setattr(world, "_is_mkl_slow", lambda: True)
     with use_fastest_matmul():
         assert torch.get_float32_matmul_precision() == "medium"
-    monkeypatch.setattr(matmul_precision, "is_matmul_float32", lambda: False)
+    monkeypatch.setattr(world, "is_matmul_float32", lambda: False)
     with use_fastest_matmul():
         assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_a_run_restores_the_previous_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_precision, "_is_mkl_slow", lambda: True)
+    monkeypatch.setattr(world, "_is_mkl_slow", lambda: True)
     with pytest.raises(ValueError, match="stop"), open_world(DistConfig(cpu_only=True)):
         assert torch.get_float32_matmul_precision() == "medium"
         raise ValueError("stop")

@@ -1,6 +1,7 @@
 """Fixtures: a small corpus, a small run, and starting runs from the command line."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,11 +11,17 @@ import numpy as np
 import pytest
 import torch
 
+from megatron.checkpoint import layout
 from megatron.data.indexed_writer import IndexedWriter
+from megatron.parallel.world import World
+from megatron.plan.resolve import load_config
 from megatron.plan.run_dir import read_metrics
+from megatron.plan.run_plan import plan_run
+from megatron.train.build import Run, build_run
 from tests.conftest import free_port
 
 N_TOKENS = 200
+ALONE = World(0, 1, 0, torch.device("cpu"))
 
 
 def write_corpus(prefix: Path, n_documents: int, seed: int) -> None:
@@ -128,3 +135,16 @@ def pretrain(start: Start) -> Pretrain:
 def read_losses(run: Path, kind: str = "train") -> list[float]:
     """Return the logged losses of a run, in order."""
     return [line["loss"] for line in read_metrics(run) if line["kind"] == kind]
+
+
+def remove_end(run: Path) -> None:
+    """Remove the last checkpoint and the result of a run, as if it had been killed before."""
+    shutil.rmtree(layout.find_checkpoints(run / "checkpoints", "step")[1].path)
+    (run / "result.json").unlink()
+
+
+def build_small_run(words: list[str], folder: Path) -> Run:
+    """Build a run of one rank in this process."""
+    (folder / "empty.yaml").write_text("name: test\n")
+    config = load_config(folder / "empty.yaml", words)
+    return build_run(config, plan_run(config), ALONE)

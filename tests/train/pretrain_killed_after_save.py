@@ -25,7 +25,7 @@ def die_after(save: Callable[..., None]) -> Callable[..., None]:
     return save_and_die
 
 
-store.save_checkpoint_as = die_after(store.save_checkpoint_as)  # the full layout
+store.save_checkpoint = die_after(store.save_checkpoint)  # the full layout
 store.commit_checkpoint = die_after(store.commit_checkpoint)  # the sharded layout
 tool = Path(__file__).resolve().parents[2] / "tools" / "pretrain.py"
 runpy.run_path(str(tool), run_name="__main__")

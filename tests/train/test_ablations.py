@@ -1,10 +1,8 @@
 """Ablations in complete runs: their noise depends on the sample, not on the rank."""
 
-from pathlib import Path
-
 import pytest
 
-from megatron.plan.run_dir import read_metrics
+from tests.train.conftest import read_losses
 
 ABLATIONS = {
     "autoregressive": [
@@ -21,10 +19,6 @@ GPT2_AND_MORE = [
     "model.tied_embedding=false", "model.n_kv_heads=1", "model.qk_norm=true", "model.document_mask=true",
     "model.eod_id=7", "model.parametrization=completep", "model.base_d_model=16", "model.base_n_layers=1",
 ]  # fmt: skip
-
-
-def read_losses(run: Path, kind: str) -> list[float]:
-    return [line["loss"] for line in read_metrics(run) if line["kind"] == kind]
 
 
 @pytest.mark.ranks

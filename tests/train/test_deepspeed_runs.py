@@ -1,18 +1,13 @@
 """Complete DeepSpeed runs, started from the command line."""
 
-from pathlib import Path
-
 import pytest
 
 from megatron.checkpoint import layout, reshard
-from megatron.plan.run_dir import is_done, read_metrics
+from megatron.plan.run_dir import is_done
 from tests.conftest import load_newest
+from tests.train.conftest import read_losses
 
 pytest.importorskip("deepspeed", reason="the DeepSpeed engine is optional: pip install deepspeed")
-
-
-def read_losses(run: Path, kind: str = "train") -> list[float]:
-    return [line["loss"] for line in read_metrics(run) if line["kind"] == kind]
 
 
 @pytest.mark.slow

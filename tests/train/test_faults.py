@@ -14,14 +14,11 @@ from megatron.checkpoint import layout, store
 from megatron.plan.run_dir import is_done, read_metrics
 from megatron.study.launchers.launch import read_last_metrics
 from tests.conftest import load_newest
+from tests.train.conftest import read_losses
 
 MDM = "objective.name=masked_diffusion"
 STEPS_LEFT = 40  # after the last kill: at least a second, since a busy machine may be late
 PEER_GONE_S = 60  # a rank ends within this time after another was killed
-
-
-def read_losses(run: Path) -> list[float]:
-    return [line["loss"] for line in read_metrics(run) if line["kind"] == "train"]
 
 
 def read_step(run: Path) -> int:

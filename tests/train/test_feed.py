@@ -2,25 +2,23 @@
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from megatron.checkpoint import layout
 from megatron.checkpoint.preempt import StopMonitor
 from megatron.parallel.world import World
 from megatron.plan.resolve import load_config
 from megatron.plan.run_dir import read_metrics
 from megatron.plan.run_plan import plan_run
-from megatron.train.build import Run, build_run
+from megatron.train.build import build_run
 from megatron.train.loop import open_feed, train
 from tests.conftest import load_newest
+from tests.train.conftest import build_small_run, read_losses, remove_end
 
 WORKERS = (0, 1, 2, 4)
 pytestmark = pytest.mark.usefixtures("one_thread")
-ALONE = World(0, 1, 0, torch.device("cpu"))
 
 
 @pytest.fixture
@@ -29,16 +27,6 @@ def blended(words: list[str], corpus: Path, tmp_path: Path) -> list[str]:
     blend = tmp_path / "blend.txt"
     blend.write_text(f"3 {corpus / 'train'}\n1 {corpus / 'held_out'}\n")
     return [*words, f"dataset.path_train={blend}", f"dataset.path_eval={blend}"]
-
-
-def build_small_run(words: list[str], folder: Path) -> Run:
-    (folder / "empty.yaml").write_text("name: test\n")
-    config = load_config(folder / "empty.yaml", words)
-    return build_run(config, plan_run(config), ALONE)
-
-
-def read_losses(run: Path) -> list[float]:
-    return [line["loss"] for line in read_metrics(run) if line["kind"] == "train"]
 
 
 @pytest.mark.parametrize("objective", ["autoregressive", "masked_diffusion"])
@@ -97,10 +85,7 @@ def test_a_blend_stopped_at_step_7_and_resumed_with_other_workers_ends_bit_equal
     assert last["epochs"] == {corpus["name"]: corpus["epochs"] for corpus in plan["corpora"]}
     # as if killed after step 7
     shutil.copytree(whole, halved)
-    subprocess.run(
-        ["rm", "-r", layout.find_checkpoints(halved / "checkpoints")[1].path, halved / "result.json"],
-        check=True,
-    )
+    remove_end(halved)
     resumed = pretrain([*blended, f"logging.run_dir={halved}", "dataset.num_workers=0"])
     assert "resuming after step 7" in resumed.stderr, resumed.stderr
     assert read_losses(halved) == read_losses(whole)

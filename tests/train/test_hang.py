@@ -155,9 +155,7 @@ def test_a_rank_that_ends_with_an_error_of_its_own_is_named(start, words, tmp_pa
 
 
 @pytest.mark.ranks
-def test_a_live_rank_that_keeps_the_others_waiting_is_named_and_prints_its_stack(
-    start, words, tmp_path, monkeypatch
-) -> None:
+def test_a_live_rank_that_keeps_the_others_waiting_is_named(start, words, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("SLOW", "1:600:data")
     run = tmp_path / "run"
     ranks = start([*words, f"logging.run_dir={run}", f"dist.timeout_s={TIMEOUT_S}"], n_ranks=2, script=SCRIPT)
@@ -168,5 +166,4 @@ def test_a_live_rank_that_keeps_the_others_waiting_is_named_and_prints_its_stack
     assert last.startswith(expected), stderr
     ranks[1].kill()
     _, shown = ranks[1].communicate()
-    assert "in step 1 (waiting for data) while other ranks wait; stack of this rank:" in shown
-    assert re.search(r'loop\.py", line \d+,? in make_tasks', shown)
+    assert "rank 1 is behind, in step 1 (waiting for data)" in shown

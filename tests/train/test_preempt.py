@@ -12,11 +12,7 @@ from pathlib import Path
 import pytest
 
 from megatron.checkpoint import layout, store
-from megatron.plan.run_dir import read_metrics
-
-
-def read_losses(run: Path) -> list[float]:
-    return [line["loss"] for line in read_metrics(run) if line["kind"] == "train"]
+from tests.train.conftest import read_losses
 
 
 @pytest.mark.ranks
@@ -40,6 +36,9 @@ def test_a_signal_to_a_single_rank_makes_all_save_once_and_exit_75(start, pretra
     assert again.returncode == 75
     assert f"resuming after step {step}" in again.stderr
     assert "misc.max_hours=1e-09" in again.stderr
+    # the stop file exists: it saves again before the next step
+    again = pretrain([*words, f"misc.stop_file={run / 'config.yaml'}"])
+    assert again.returncode == 75 and f"resuming after step {step}" in again.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

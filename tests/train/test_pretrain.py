@@ -2,25 +2,19 @@
 
 import json
 import math
-import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from megatron.checkpoint import layout, store
+from megatron.checkpoint import layout
 from megatron.plan.run_dir import lock_run, read_metrics
 from tests.conftest import load_newest
+from tests.train.conftest import read_losses, remove_end
 
 OBJECTIVES = ("autoregressive", "masked_diffusion")
-
-
-def read_losses(run: Path, kind: str = "train") -> list[float]:
-    return [line["loss"] for line in read_metrics(run) if line["kind"] == kind]
 
 
 def load_newest_weights(run: Path) -> dict[str, torch.Tensor]:
@@ -96,16 +90,15 @@ def test_offloading_on_a_single_rank_changes_no_loss(pretrain, words, tmp_path) 
         assert read_losses(tmp_path / "offload", kind) == expected
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_run_stopped_at_step_7_and_resumed_ends_bit_equal(pretrain, words, tmp_path, objective) -> None:
-    words = [*words, f"objective.name={objective}", "checkpoint.chkpt_saving_iterations=7"]
+@pytest.mark.parametrize(
+    "word", [*(f"objective.name={objective}" for objective in OBJECTIVES), "dataset.order=megatron"]
+)
+def test_a_run_stopped_at_step_7_and_resumed_ends_bit_equal(pretrain, words, tmp_path, word) -> None:
+    words = [*words, word, "checkpoint.chkpt_saving_iterations=7"]
     whole, halved = tmp_path / "whole", tmp_path / "halved"
     assert pretrain([*words, f"logging.run_dir={whole}"]).returncode == 0
     assert pretrain([*words, f"logging.run_dir={halved}"]).returncode == 0
-    # as if killed after step 7: the last checkpoint and the result are not there yet
-    checkpoints = layout.find_checkpoints(halved / "checkpoints", "step")
-    assert len(checkpoints) == 2
-    subprocess.run(["rm", "-r", checkpoints[1].path, halved / "result.json"], check=True)
+    remove_end(halved)
     resumed = pretrain([*words, f"logging.run_dir={halved}"])
     assert resumed.returncode == 0, resumed.stderr
     assert "resuming after step 7" in resumed.stderr
@@ -163,52 +156,11 @@ def test_a_pipeline_run_resumes_with_sharding_and_the_losses_of_a_single_rank(
     assert pretrain([*words, f"logging.run_dir={whole}"]).returncode == 0
     cut = pretrain([*words, f"logging.run_dir={moved}", "dist.pipeline_parallel=2"], n_ranks=2)
     assert cut.returncode == 0, cut.stderr
-    subprocess.run(
-        ["rm", "-r", layout.find_checkpoints(moved / "checkpoints")[1].path, moved / "result.json"],
-        check=True,
-    )
+    remove_end(moved)
     shards = pretrain([*words, f"logging.run_dir={moved}", "dist.sharding_stage=zero3"], n_ranks=2)
     assert shards.returncode == 0, shards.stderr
     for kind in ("train", "validation"):  # 7 samples do not divide among 2 ranks
         assert read_losses(moved, kind) == pytest.approx(read_losses(whole, kind), abs=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.ranks
-def test_a_run_of_a_single_rank_resumes_with_two(pretrain, words, tmp_path) -> None:
-    words = [*words, "checkpoint.chkpt_saving_iterations=7"]
-    whole, moved = tmp_path / "whole", tmp_path / "moved"
-    assert pretrain([*words, f"logging.run_dir={whole}"]).returncode == 0
-    shutil.copytree(whole, moved)
-    subprocess.run(
-        ["rm", "-r", layout.find_checkpoints(moved / "checkpoints")[1].path, moved / "result.json"],
-        check=True,
-    )
-    two = pretrain([*words, f"logging.run_dir={moved}"], n_ranks=2)
-    assert two.returncode == 0, two.stderr
-    assert read_losses(moved) == pytest.approx(read_losses(whole), abs=1e-5)
-
-
-def test_a_stopped_run_saves_exits_75_and_resumes(root, words, tmp_path, pretrain) -> None:
-    run = tmp_path / "run"
-    words = [*words, f"logging.run_dir={run}", "lr_scheduler.total_iterations=30000"]
-    (tmp_path / "empty.yaml").write_text("name: test\n")
-    command = [sys.executable, str(root / "tools" / "pretrain.py"), str(tmp_path / "empty.yaml"), *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 240
-        while len(read_losses(run)) < 3:
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=240)
-    assert process.returncode == 75, stderr
-    saved = layout.find_checkpoints(run / "checkpoints")
-    assert [checkpoint.is_preempt for checkpoint in saved] == [True]
-    step = store.load_checkpoint(saved[0].path)[1]["step"]
-    assert read_losses(run)[-1:] != []
-    resumed = pretrain([*words, "misc.stop_file=" + str(tmp_path / "empty.yaml")])
-    assert resumed.returncode == 75  # the stop file exists: it saves again before the next step
-    assert f"resuming after step {step}" in resumed.stderr
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_not_modified(pretrain, words, tmp_path) -> None:

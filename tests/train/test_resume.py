@@ -3,7 +3,6 @@
 import re
 import resource
 import signal
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,24 +11,15 @@ from megatron.checkpoint import layout, store
 from megatron.checkpoint.preempt import StopMonitor
 from megatron.config.read import config_to_dict
 from megatron.io import code_revision
-from megatron.parallel.world import World
-from megatron.plan.resolve import load_config
 from megatron.plan.run_dir import METRICS
-from megatron.plan.run_plan import plan_run
-from megatron.train.build import Run, build_run, build_schedule
+from megatron.train.build import build_schedule
 from megatron.train.loop import open_feed, train
 from megatron.train.resume import resume_run
 from megatron.train.saver import Saver
 from megatron.train.state import TrainState
+from tests.train.conftest import build_small_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-ALONE = World(0, 1, 0, torch.device("cpu"))
-
-
-def build_small_run(words: list[str], folder: Path) -> Run:
-    (folder / "empty.yaml").write_text("name: test\n")
-    config = load_config(folder / "empty.yaml", words)
-    return build_run(config, plan_run(config), ALONE)
 
 
 def assert_equal(result: object, expected: object) -> None:

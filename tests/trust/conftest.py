@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron.checkpoint import layout, reshard, store
+from megatron.checkpoint import layout, reshard
 from megatron.config.schema import ModelConfig
 from megatron.model.transformer import Gpt
+from tests.conftest import save_checkpoint
 
 SHAPE = ModelConfig(d_model=16, n_heads=2, n_layers=1, d_head=8, d_ff=32, n_tokens=50, vocab_rows=64)
 Seal = Callable[[Path], None]
@@ -47,7 +48,7 @@ def full(tmp_path: Path) -> Path:
         },
     }
     parts = {"model": state, "optim": {"state": moments}, "lr": {"step": 3}, "iter": {"step": 3}}
-    return store.save_checkpoint(tmp_path / "full", "step", parts, meta)
+    return save_checkpoint(tmp_path / "full", "step", parts, meta)
 
 
 @pytest.fixture

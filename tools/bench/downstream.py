@@ -21,7 +21,6 @@ from harness import add_options, format_ratio, median_wall, time_in_turns, write
 
 from megatron.checkpoint.convert.formats import read_any
 from megatron.checkpoint.convert.huggingface import write_huggingface
-from megatron.checkpoint.convert.tokenizer_files import write_tokenizer
 from megatron.cli import create_parser, positive_int, run_main
 from megatron.evaluation.harness import harness_model
 from megatron.evaluation.harness_tasks import open_tasks
@@ -68,11 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     # rank 0 of one process, local rank 0, on the CPU
     world = World(0, 1, 0, torch.device("cpu"))
     ours = harness_model(Reader(weights, Scoring(batch_size=args.batch_size), world))
-    tokenizer, results = str(weights.tokenizer), {}
+    results = {}
     with tempfile.TemporaryDirectory() as folder:
         tasks = open_tasks(args.tasks.split(","), args.include_path)
         exported = Path(folder) / "model"
-        write_huggingface(weights, exported, write_tokenizer=lambda path: write_tokenizer(tokenizer, path))
+        write_huggingface(weights, exported)
         theirs = HFLM(pretrained=str(exported), batch_size=args.batch_size, device="cpu", dtype="float32")
         for name, task in tasks.items():
             requests = task.build_requests(args.limit)

@@ -3,8 +3,9 @@
     .metadata       pickled index: tensors, their chunks, and the place of each chunk in the files
     __0_0.distcp    torch.save archives in a row, one per chunk
 
-Every name in the index becomes an inert record: no name is imported, looked up or called. torch's own
-weights-only reader cannot read the index, which has a newer pickle protocol.
+Every name in the index becomes an inert record: no name is imported, looked up
+or called. torch's own weights-only reader cannot read the index, which has a
+newer pickle protocol.
 """
 
 import io
@@ -22,15 +23,12 @@ from megatron.checkpoint.torch_file import check_records, check_tensors, wrap_re
 
 # no "/" and no "..": a file of the index is always in the checkpoint's folder
 SHARD = re.compile(r"[\w-]+\.distcp")
-_CLASSES = "torch.distributed.checkpoint.metadata."
+_METADATA = (
+    "Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex",
+    "StorageMeta", "_MEM_FORMAT_ENCODING",
+)  # fmt: skip
 _NAMES = {
-    f"{_CLASSES}Metadata",
-    f"{_CLASSES}TensorStorageMetadata",
-    f"{_CLASSES}TensorProperties",
-    f"{_CLASSES}ChunkStorageMetadata",
-    f"{_CLASSES}MetadataIndex",
-    f"{_CLASSES}StorageMeta",
-    f"{_CLASSES}_MEM_FORMAT_ENCODING",
+    *(f"torch.distributed.checkpoint.metadata.{name}" for name in _METADATA),
     "torch.distributed.checkpoint.filesystem._StorageInfo",
     "torch.Size",
     "torch.serialization._get_layout",
@@ -59,7 +57,8 @@ class _Record:
 class _IndexUnpickler(pickle._Unpickler):
     """Unpickler that resolves every name to a new class of records.
 
-    It is Python's version: C's would allocate 32 GB for the number 2^31 of a memo entry.
+    It is Python's version: C's would allocate 32 GB for the number 2^31 of a
+    memo entry.
 
     any_name   accept names outside the list, as other programs store plans of their own in the index
     """
@@ -74,16 +73,14 @@ class _IndexUnpickler(pickle._Unpickler):
             raise ValueError(f"got the name {full[:100]!r}, which is not allowed in a checkpoint")
         return type(name, (_Record,), {})
 
-    def persistent_load(self, pid: Any) -> Any:
-        raise ValueError("got a reference to another file")
-
 
 def read_dcp_tensors(folder: Path, select: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint, for any number of ranks that wrote it.
 
     select   chooses tensors by name, for checkpoints of other programs, whose other objects are skipped
 
-    Raises ValueError for an invalid index, other objects than tensors, and chunks that are missing.
+    Raises ValueError for an invalid index, other objects than tensors, and
+    chunks that are missing.
     """
     with wrap_read_errors(folder / METADATA):
         index = _IndexUnpickler((folder / METADATA).read_bytes(), select is not None).load().state

@@ -1,27 +1,21 @@
 """Convert a checkpoint from any supported format to any other."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from megatron.checkpoint.convert.huggingface import CONFIG_FILE, read_huggingface, write_huggingface
 from megatron.checkpoint.convert.megatron_export import write_megatron
 from megatron.checkpoint.convert.megatron_layouts import is_megatron_checkpoint, read_megatron
-from megatron.checkpoint.convert.tokenizer_files import write_tokenizer
 from megatron.checkpoint.model_weights import Weights, find_newest_checkpoint, load_weights, save_weights
 from megatron.checkpoint.reshard import reshard_to_full, reshard_to_sharded
-from megatron.config.cli_choices import TARGET_DTYPES
 from megatron.log import get_logger
 
 log = get_logger(__name__)
 
 # these keep the optimizer state, so a run can resume
 RESHARD_FUNCTIONS = {"full": reshard_to_full, "sharded": reshard_to_sharded}
-DTYPES = {name: getattr(torch, name) for name in TARGET_DTYPES}
 
 
 def read_any(
@@ -70,8 +64,9 @@ def convert_checkpoint(
 ) -> str:
     """Convert `source` to `target` in format `to` (TARGETS of config/cli_choices.py); return a summary line.
 
-    `dtype` and `strip_rows` (omit the rows of [MASK] and padding) apply to huggingface only.
-    Raises FileNotFoundError or ValueError with a one-line message; a partial target is removed.
+    `dtype` and `strip_rows` (omit the rows of [MASK] and padding) apply to
+    huggingface only. Raises FileNotFoundError or ValueError with a one-line
+    message; a partial target is removed.
     """
     if target.exists():
         raise ValueError(f"{target}: already exists; choose another name or delete it")
@@ -98,12 +93,7 @@ def convert_checkpoint(
     elif to == "megatron":
         write_megatron(weights, target)
     else:
-        write_huggingface(weights, target, DTYPES[dtype], _make_tokenizer_writer(weights))
+        if weights.tokenizer is None:
+            log.warning("the tokenizer is unknown, so none is written; give it with --tokenizer")
+        write_huggingface(weights, target, getattr(torch, dtype))
     return summary
-
-
-def _make_tokenizer_writer(weights: Weights) -> Callable[[Path], dict[str, Any]] | None:
-    if weights.tokenizer is None:
-        log.warning("the tokenizer is unknown, so none is written; give it with --tokenizer")
-        return None
-    return partial(write_tokenizer, weights.tokenizer)

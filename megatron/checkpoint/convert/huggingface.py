@@ -1,17 +1,19 @@
 """Read and write models in the format of Hugging Face's transformers: config.json, safetensors, tokenizer.
 
-Autoregressive models are exported as the class of transformers that has their shape (CLASSES in
-huggingface_config.py); the same classes are imported. Masked-diffusion models of the shapes of Llama, Qwen2
-and Qwen3 are exported with the code that runs them, `modeling_masked_diffusion.py`, for `trust_remote_code`.
+Autoregressive models are exported as the class of transformers that has their
+shape (CLASSES in huggingface_config.py); the same classes are imported.
+Masked-diffusion models of the shapes of Llama, Qwen2 and Qwen3 are exported
+with the code that runs them, `modeling_masked_diffusion.py`, for
+`trust_remote_code`.
 
-All rows of the embedding are exported, including [MASK] and padding, so that a round trip is bitwise exact.
-`Weights.strip_spare_rows` drops the rows that are no token. config.json records the number of token rows and
-the objective under PROJECT_KEYS.
+All rows of the embedding are exported, including [MASK] and padding, so that a
+round trip is bitwise exact. `Weights.strip_spare_rows` drops the rows that are
+no token. config.json records the number of token rows and the objective under
+PROJECT_KEYS.
 """
 
 import json
 import re
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -27,10 +29,11 @@ from megatron.checkpoint.convert.huggingface_config import (
 )
 from megatron.checkpoint.convert.mdlm_names import import_mdlm_names
 from megatron.checkpoint.convert.names import BUFFERS, choose_family, export_names, import_names
+from megatron.checkpoint.convert.tokenizer_files import write_tokenizer
 from megatron.checkpoint.model_weights import Weights, clone_if_view
 from megatron.config.hf import DIFFUSION_TYPE, DIFFUSION_TYPES, MDLM, find_model_type
 from megatron.config.schema import ModelConfig
-from megatron.io import atomic_folder
+from megatron.io import atomic_folder, read_json
 from megatron.log import get_logger
 
 log = get_logger(__name__)
@@ -41,20 +44,28 @@ SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 # keys of this project in config.json; transformers preserves and ignores them
 PROJECT_KEYS = ("n_tokens", "objective")
 CODE = "modeling_masked_diffusion.py"
+TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))  # one of the two sets
 
 
 def read_huggingface(folder: Path) -> Weights:
     """Load the weights of a model folder as float32.
 
-    Keys missing in config.json have transformers' defaults. Keys that do not affect the logits are logged.
-    Every tensor is used, or dropped because it is redundant (a tied head, after a check that it is equal;
-    rotary frequencies, causal masks).
-    Raises FileNotFoundError if it is not a model folder, ValueError for an unsupported model.
+    Keys missing in config.json have transformers' defaults. Keys that do not
+    affect the logits are logged. Every tensor is used, or dropped because it is
+    redundant (a tied head, after a check that it is equal; rotary frequencies,
+    causal masks). Raises FileNotFoundError if it is not a model folder,
+    ValueError for an unsupported model.
     """
-    hf_config = _read_json(folder / CONFIG_FILE)
+    hf_config = read_json(folder / CONFIG_FILE)
+    if hf_config is None:
+        raise FileNotFoundError(
+            f"{folder / CONFIG_FILE}: no such file; expected a model folder of transformers"
+        )
     try:
         kind = find_model_type(hf_config)
-        objective = _read_objective(hf_config.pop("objective", None), kind)
+        objective = "masked_diffusion" if kind in DIFFUSION_TYPES else "autoregressive"
+        if (exported := hf_config.pop("objective", objective)) != objective:
+            raise ValueError(f"objective: got {exported!r}, expected {objective!r} for this model_type")
         config, n_positions, ignored = parse_hf_config(hf_config)
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG_FILE}: {error}") from error
@@ -68,32 +79,17 @@ def read_huggingface(folder: Path) -> Weights:
     # RuntimeError: tensors of other shapes than the configuration
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"{folder}: {' '.join(str(error).split())[:300]}") from error
+    has_tokenizer = any(all((folder / name).is_file() for name in names) for names in TOKENIZER_FILES)
     weights = Weights(
         config=config,
         objective=objective,
         state={name: tensor.float() for name, tensor in state.items()},
         seq_len=n_positions,
-        tokenizer=_find_tokenizer(folder),
+        tokenizer=str(folder) if has_tokenizer else None,
         source=str(folder),
     )
     weights.build_model()  # raises ValueError for a missing tensor or a wrong shape
     return weights
-
-
-def _find_tokenizer(folder: Path) -> str | None:
-    """Return the path of the folder's tokenizer, for `kinds.load_tokenizer_by_name`, or None."""
-    if (folder / "tokenizer.json").is_file():
-        return str(folder)
-    is_of_gpt2 = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
-    return str(folder) if is_of_gpt2 else None
-
-
-def _read_objective(exported: Any, kind: str) -> str:
-    """Return the objective by model_type. Raises ValueError if an exported `objective` contradicts it."""
-    expected = "masked_diffusion" if kind in DIFFUSION_TYPES else "autoregressive"
-    if exported not in (None, expected):
-        raise ValueError(f"objective: got {exported!r}, expected {expected!r} for this model_type")
-    return expected
 
 
 def _convert_names(tensors: dict[str, Tensor], config: ModelConfig, kind: str) -> dict[str, Tensor]:
@@ -123,16 +119,11 @@ def _convert_names(tensors: dict[str, Tensor], config: ModelConfig, kind: str) -
     return state
 
 
-def write_huggingface(
-    weights: Weights,
-    folder: Path,
-    dtype: torch.dtype = torch.float32,
-    write_tokenizer: Callable[[Path], dict[str, Any]] | None = None,
-) -> None:
-    """Write a model folder atomically.
+def write_huggingface(weights: Weights, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Write a model folder with its tokenizer, if it is known, atomically.
 
-    `write_tokenizer` writes the tokenizer's files into the folder and returns keys for config.json.
-    Raises ValueError if transformers has no class for the model, and FileExistsError if the folder exists.
+    Raises ValueError if transformers has no class for the model, and
+    FileExistsError if the folder exists.
     """
     kind = choose_model_type(weights)
     diffusion = weights.objective == "masked_diffusion"
@@ -167,7 +158,7 @@ def write_huggingface(
         if diffusion:
             code = resources.files("megatron.checkpoint.convert") / "exported" / CODE
             (partial / CODE).write_text(code.read_text())
-        ids = {} if write_tokenizer is None else write_tokenizer(partial)
+        ids = {} if weights.tokenizer is None else write_tokenizer(weights.tokenizer, partial)
         # a tokenizer's padding id may be past the
         # embedding's rows, where transformers rejects it
         ends = {key: i for key, i in ids.items() if i < weights.config.vocab_rows}
@@ -212,15 +203,3 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; expected a model folder of transformers")
-    try:
-        content = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: got {type(content).__name__}, expected an object")
-    return content

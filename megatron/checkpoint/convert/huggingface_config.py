@@ -48,8 +48,9 @@ def parse_hf_config(content: dict[str, Any]) -> tuple[ModelConfig, int, list[str
 def choose_model_type(weights: Weights) -> str:
     """Return the model_type whose config.json, read back, describes this model.
 
-    An option that a class lacks, or that is not exported, differs after reading and is never dropped.
-    Raises ValueError that lists the differing options of the nearest class.
+    An option that a class lacks, or that is not exported, differs after reading
+    and is never dropped. Raises ValueError that lists the differing options of
+    the nearest class.
     """
     expected = resolve_shape(weights.config)
     nearest: list[tuple[int, str]] = []

@@ -15,10 +15,11 @@ MASK_LOGIT = -1e6
 def import_mdlm_names(state: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Rename the tensors of MDLM, and fold its constant modulation into norms and output matrices.
 
-    A block computes x + gate * f(norm(x) * (1 + scale) + shift), where (shift, scale, gate) are an affine
-    function of the time. Without time conditioning the time is 0, so they are constants:
-    norm has the gain g (1 + scale) and the bias shift, and the last matrix of f its rows times gate.
-    Raises ValueError for missing and for unknown tensors.
+    A block computes x + gate * f(norm(x) * (1 + scale) + shift), where (shift,
+    scale, gate) are an affine function of the time. Without time conditioning
+    the time is 0, so they are constants: norm has the gain g (1 + scale) and
+    the bias shift, and the last matrix of f its rows times gate. Raises
+    ValueError for missing and for unknown tensors.
     """
     left = {name.removeprefix("backbone."): tensor.double() for name, tensor in state.items()}
     left.pop("rotary_emb.inv_freq", None)  # a buffer that follows from the configuration

@@ -15,9 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron.checkpoint.convert.names import count_blocks
+from megatron.config.schema import ModelConfig
 from megatron.config.yaml_file import is_finite
 
 AUTOREGRESSIVE, MASKED_DIFFUSION = "autoregressive", "masked_diffusion"
+EMBEDDING = "embedding.word_embeddings.weight"  # name in Megatron core
 # in every version of the fork, and in no other project
 FORK = ("low_noise_start", "ar_ratio", "randmask_ratio")
 FORK_RATE_MIN = 1e-3  # `eps` of its pretrain_diff_gpt.py
@@ -46,53 +49,47 @@ def get_args(part: Any, path: Path) -> Namespace:
     return args
 
 
-def read_objective(args: Namespace, requested: str | None, step: Path) -> str:
+def read_objective(args: Namespace, requested: str | None) -> str:
     """Return the objective of a checkpoint; `requested` is the caller's objective or None.
 
-    Raises ValueError if neither args nor the caller give it, or if attn_mask contradicts the caller.
+    Raises ValueError if neither args nor the caller give it, or if attn_mask
+    contradicts the caller.
     """
     # written by this project's export; the caller's
     # objective is compared with it by `read_any`
     if (exported := getattr(args, "training_objective", None)) in (AUTOREGRESSIVE, MASKED_DIFFUSION):
         return str(exported)
-    is_fork = any(hasattr(args, name) for name in FORK)
+    saved = _infer_objective(getattr(args, "attn_mask", None))
     # A contradiction between the mask of the attention and the caller is an error,
     # because the weights load under either objective and would score wrongly.
-    certain = _infer_objective(getattr(args, "attn_mask", None))
-    if certain == MASKED_DIFFUSION and not is_fork:
-        certain = None  # bidirectional attention, but the training objective is unknown
-        undecided = True
-    else:
-        # an unknown option with "diffusion" in its name:
-        # perhaps another fork, of unknown objective
-        foreign = [name for name in vars(args) if "diffusion" in str(name)]
-        undecided = is_fork or any(_is_enabled(vars(args)[name]) for name in foreign)
-    if certain is not None and requested not in (None, certain):
+    # Bidirectional attention in another project: its objective is unknown.
+    certain = saved if is_fork(args) or saved == AUTOREGRESSIVE else None
+    if certain and requested not in (None, certain):
         raise ValueError(
-            f"{step}: got --objective {requested}, but its saved attn_mask is that of {certain}. "
-            "Omit --objective."
+            f"got --objective {requested}, but its saved attn_mask is that of {certain}. Omit --objective."
         )
-    if certain or requested:
-        return certain or requested or ""
-    if not undecided:
-        return AUTOREGRESSIVE
-    raise ValueError(
-        f"{step}: its args do not show whether it is autoregressive or masked diffusion. Convert it with "
-        f"tools/convert_checkpoint.py --objective {AUTOREGRESSIVE} or --objective {MASKED_DIFFUSION}."
-    )
+    # an unknown option with "diffusion" in its name:
+    # perhaps another fork, of unknown objective
+    is_foreign = any("diffusion" in str(name) and _is_enabled(value) for name, value in vars(args).items())
+    if not (certain or requested) and (is_fork(args) or saved or is_foreign):
+        raise ValueError(
+            "its args do not show whether it is autoregressive or masked diffusion. Convert it with "
+            f"tools/convert_checkpoint.py --objective {AUTOREGRESSIVE} or --objective {MASKED_DIFFUSION}."
+        )
+    return certain or requested or AUTOREGRESSIVE
 
 
-def infer_rate_min(args: Namespace, objective: str) -> float | None:
-    """Return the smallest masking rate in training, or None if it is unknown."""
-    is_fork = any(hasattr(args, name) for name in FORK)
-    return FORK_RATE_MIN if is_fork and objective == MASKED_DIFFUSION else None
+def is_fork(args: Namespace) -> bool:
+    """Return whether args are those of the fork."""
+    return any(hasattr(args, name) for name in FORK)
 
 
-def count_tokens(args: Namespace, requested: int | None, rows: int, objective: str, step: Path) -> int:
+def count_tokens(args: Namespace, requested: int | None, rows: int, objective: str) -> int:
     """Return the number of tokenizer ids among `rows` of the embedding.
 
-    It is `requested`, else args.vocab_size, else all rows. Under masked diffusion the row after the ids is
-    [MASK], so their number must be known and smaller than `rows`.
+    It is `requested`, else args.vocab_size, else all rows. Under masked
+    diffusion the row after the ids is [MASK], so their number must be known and
+    smaller than `rows`.
     """
     vocab_size = getattr(args, "vocab_size", None)
     if type(vocab_size) is not int or vocab_size < 1:
@@ -104,26 +101,27 @@ def count_tokens(args: Namespace, requested: int | None, rows: int, objective: s
         return min(n_tokens or rows, rows)
     if n_tokens is None or n_tokens >= rows:
         raise ValueError(
-            f"{step}: got {'no vocab_size in args' if n_tokens is None else f'{n_tokens} ids'} for {rows} "
+            f"got {'no vocab_size in args' if n_tokens is None else f'{n_tokens} ids'} for {rows} "
             "embedding rows, expected the ids of the tokenizer and a row for [MASK] after them. "
             "Give --n-tokens, the number of ids of its training tokenizer."
         )
     return n_tokens
 
 
-def move_mask_row(args: Namespace, merged: dict[str, Tensor], n_tokens: int, step: Path) -> None:
+def move_mask_row(args: Namespace, merged: dict[str, Tensor], n_tokens: int) -> None:
     """Move the [MASK] row of `--untie-with-additional-mask` to this project's [MASK] row, in place.
 
-    That option adds one row to the embedding, after the padding, and none to the head. In this project [MASK]
-    is the row after the ids. It replaces a padding row, whose embedding is never read.
+    That option adds one row to the embedding, after the padding, and none to
+    the head. In this project [MASK] is the row after the ids. It replaces a
+    padding row, whose embedding is never read.
     """
-    head, name = merged.get("output_layer.weight"), "word_embeddings.weight"
+    head, name = merged.get("output_layer.weight"), EMBEDDING
     if not _is_enabled(getattr(args, "untie_with_additional_mask", None)) or head is None:
         return
     embedding = merged[name]
     if len(embedding) != len(head) + 1 or n_tokens >= len(head):
         raise ValueError(
-            f"{step}: got untie_with_additional_mask, {len(embedding)} embedding rows, {len(head)} head rows "
+            f"got untie_with_additional_mask, {len(embedding)} embedding rows, {len(head)} head rows "
             f"and {n_tokens} ids, expected one embedding row more than head rows, and padding after the ids"
         )
     # rows [ids, padding, MASK] -> [ids, MASK, rest of the padding]
@@ -135,7 +133,7 @@ def move_mask_row(args: Namespace, merged: dict[str, Tensor], n_tokens: int, ste
     merged[name] = moved
 
 
-def check_args(args: Namespace, step: Path) -> None:
+def check_args(args: Namespace) -> None:
     """Raise ValueError for settings of a wrong type, and for those that this model does not support."""
     checks = (
         (COUNTS, "a whole number above 0", lambda value: type(value) is int and 0 < value < 1 << 31),
@@ -145,14 +143,12 @@ def check_args(args: Namespace, step: Path) -> None:
     for names, form, is_sound in checks:
         for name in names:
             if (value := getattr(args, name, None)) is not None and not is_sound(value):
-                raise ValueError(f"{step}: args.{name}: got {str(value)[:40]!r}, expected {form}")
+                raise ValueError(f"args.{name}: got {str(value)[:40]!r}, expected {form}")
     if getattr(args, "num_experts", None) not in (None, 1, [1]):
-        raise ValueError(
-            f"{step}: got num_experts {args.num_experts}, expected none; this model has no experts"
-        )
+        raise ValueError(f"got num_experts {args.num_experts}, expected none; this model has no experts")
     for name in NOT_READ:
         if _is_enabled(getattr(args, name, None)):
-            raise ValueError(f"{step}: it was trained with {name}, which this model does not support")
+            raise ValueError(f"it was trained with {name}, which this model does not support")
     expected = {
         "position_embedding_type": ("rope", "learned_absolute"),
         "normalization": ("rmsnorm", "layernorm"),
@@ -160,52 +156,86 @@ def check_args(args: Namespace, step: Path) -> None:
     for name, choices in expected.items():
         value = getattr(args, name, None)
         if value is not None and str(value).lower() not in choices:
-            raise ValueError(f"{step}: got {name} {value}, expected {' or '.join(choices)}")
+            raise ValueError(f"got {name} {value}, expected {' or '.join(choices)}")
 
 
-def rotary_is_used(args: Namespace) -> bool:
-    """Return whether positions are rotary; otherwise they are learned."""
-    kind = getattr(args, "position_embedding_type", None)
-    return kind == "rope" or bool(getattr(args, "use_rotary_position_embeddings", None))
+def build_config(args: Namespace, merged: dict[str, Tensor], n_tokens: int) -> ModelConfig:
+    """Return the model configuration given by args and tensor shapes. Raises ValueError without an MLP."""
 
+    def get_arg(name: str, default: Any) -> Any:
+        value = getattr(args, name, None)
+        return default if value is None else value
 
-def read_model_options(args: Namespace, d_head: int, step: Path) -> dict[str, Any]:
-    """Return the keys of ModelConfig for biases, GELU, rotary positions and attention window."""
-    swiglu, biases = getattr(args, "swiglu", None), getattr(args, "add_bias_linear", None)
-    options: dict[str, Any] = {"biases": True if biases is None else bool(biases)}
-    options["qkv_biases"] = bool(getattr(args, "add_qkv_bias", None)) and not options["biases"]
+    down = merged.get("decoder.layers.0.mlp.linear_fc2.weight")  # [D, F] in both kinds of MLP
+    if down is None:
+        raise ValueError("got no MLP in its first layer, expected a Megatron transformer")
+    rows, d_model = merged[EMBEDDING].shape
+    n_heads = args.num_attention_heads
+    d_head = get_arg("kv_channels", d_model // n_heads)
+    is_rotary = get_arg("position_embedding_type", "") == "rope"
+    is_rotary |= bool(get_arg("use_rotary_position_embeddings", False))
+    # num_query_groups counts only with its switch: Megatron-LM's
+    # default is 1 also for ordinary attention. Megatron-DeepSpeed has
+    # num_key_value_heads instead, whose default is the number of heads.
+    groups = get_arg("num_query_groups", n_heads) if get_arg("group_query_attention", False) else n_heads
+    positions = merged.get("embedding.position_embeddings.weight")
+    biases = bool(get_arg("add_bias_linear", True))
     # Megatron's fused kernel uses the tanh approximation
     # of GELU, its unfused one the exact form
-    fused = getattr(args, "bias_gelu_fusion", None) is not False or _is_enabled(
-        getattr(args, "openai_gelu", None)
+    is_fused = get_arg("bias_gelu_fusion", True) is not False or _is_enabled(get_arg("openai_gelu", None))
+    return ModelConfig(
+        d_model=d_model,
+        d_ff=down.shape[1],
+        d_head=d_head,
+        n_heads=n_heads,
+        n_kv_heads=min(groups, get_arg("num_key_value_heads", groups)),
+        n_layers=count_blocks(merged),
+        n_tokens=n_tokens,
+        vocab_rows=rows,
+        norm_eps=get_arg("norm_epsilon", get_arg("layernorm_epsilon", 1e-5)),
+        norm="rmsnorm" if str(get_arg("normalization", "")).lower() == "rmsnorm" else "layernorm",
+        positions="rotary" if is_rotary else "learned",
+        n_positions=None if positions is None else len(positions),
+        tied_embedding="output_layer.weight" not in merged,
+        biases=biases,
+        qkv_biases=not biases and bool(get_arg("add_qkv_bias", False)),
+        qk_norm="decoder.layers.0.self_attention.q_layernorm.weight" in merged,
+        feed_forward="swiglu" if get_arg("swiglu", False) else "gelu" if is_fused else "gelu_exact",
+        attention_window=_read_window(get_arg("window_size", None)),
+        rope_theta=float(get_arg("rotary_base", get_arg("rope_theta", 10000.0))),
+        **(_read_rotary(args, d_head) if is_rotary else {}),
     )
-    options["feed_forward"] = "swiglu" if swiglu else "gelu" if fused else "gelu_exact"
+
+
+def _read_rotary(args: Namespace, d_head: int) -> dict[str, Any]:
+    """Return the keys of ModelConfig for partly rotated and for scaled positions."""
+    options: dict[str, Any] = {}
     percent = getattr(args, "rotary_percent", None)
     if percent not in (None, 1.0):
         options["rotary_dims"] = int(d_head * percent)
         if not 2 <= options["rotary_dims"] <= d_head or options["rotary_dims"] % 2:
-            raise ValueError(
-                f"{step}: got rotary_percent {percent} of {d_head} channels, expected an even number"
-            )
+            raise ValueError(f"got rotary_percent {percent} of {d_head} channels, expected an even number")
     linear = getattr(args, "rotary_seq_len_interpolation_factor", None)
-    llama3 = getattr(args, "use_rope_scaling", None)
-    if linear and llama3:
-        raise ValueError(f"{step}: got two scalings of rotary positions, expected at most one")
+    if linear and getattr(args, "use_rope_scaling", None):
+        raise ValueError("got two scalings of rotary positions, expected at most one")
     if linear:
         options |= {"rope_scaling": "linear", "rope_factor": float(linear)}
-    if llama3:
+    elif getattr(args, "use_rope_scaling", None):
         factor = getattr(args, "rope_scaling_factor", None)
         # its other constants cannot be set
         options |= {"rope_scaling": "llama3", "rope_factor": 8.0 if factor is None else float(factor)}
         options["rope_original_positions"] = 8192
-    window = getattr(args, "window_size", None)
-    if window is not None:
-        # positions before and after; none after, as in causal attention
-        is_pair = isinstance(window, list | tuple) and [type(n) for n in window] == [int, int]
-        if not is_pair or window[0] < 0 or window[1] != 0:
-            raise ValueError(f"{step}: got window_size {str(window)[:40]}, expected (positions before, 0)")
-        options["attention_window"] = window[0] + 1
     return options
+
+
+def _read_window(window: Any) -> int | None:
+    if window is None:
+        return None
+    # positions before and after; none after, as in causal attention
+    is_pair = isinstance(window, list | tuple) and [type(n) for n in window] == [int, int]
+    if not is_pair or window[0] < 0 or window[1] != 0:
+        raise ValueError(f"got window_size {str(window)[:40]}, expected (positions before, 0)")
+    return int(window[0] + 1)
 
 
 def _infer_objective(mask: Any) -> str | None:
@@ -228,4 +258,4 @@ def _infer_objective(mask: Any) -> str | None:
 
 def _is_enabled(value: Any) -> bool:
     """Return True if an argument is set and not False or 0. Placeholders of unknown classes count as set."""
-    return not (value is None or value is False or (type(value) in (int, float) and value == 0))
+    return bool(value) if isinstance(value, (int, float)) else value is not None

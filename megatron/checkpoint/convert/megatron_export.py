@@ -1,8 +1,9 @@
 """Write Megatron-LM's checkpoint format with one tensor rank: release/mp_rank_00/model_optim_rng.pt.
 
-The tensors have the names of Megatron core's GPTModel with Transformer Engine, Megatron-LM's default; `args`
-contains what its --use-checkpoint-args reads. There is no optimizer state: start with --finetune. Norms are
-stored with the matrix that follows them.
+The tensors have the names of Megatron core's GPTModel with Transformer Engine,
+Megatron-LM's default; `args` contains what its --use-checkpoint-args reads.
+There is no optimizer state: start with --finetune. Norms are stored with the
+matrix that follows them.
 """
 
 from argparse import Namespace
@@ -12,8 +13,7 @@ import torch
 from torch import Tensor
 
 from megatron.checkpoint.convert.huggingface_config import resolve_shape
-from megatron.checkpoint.convert.megatron_layouts import build_config
-from megatron.checkpoint.convert.megatron_names import normalize_names
+from megatron.checkpoint.convert.megatron_args import build_config
 from megatron.checkpoint.convert.names import MEGATRON, export_names
 from megatron.checkpoint.model_weights import Weights, clone_if_view
 from megatron.io import atomic_folder
@@ -40,8 +40,7 @@ def _check_supported(weights: Weights, named: dict[str, Tensor], args: Namespace
     """Raise ValueError unless the exported model, read back, has the same options."""
     config = weights.config
     expected = resolve_shape(config)
-    plain = normalize_names(named)
-    actual = resolve_shape(build_config(args, plain, config.n_tokens, Path(weights.source)))
+    actual = resolve_shape(build_config(args, named, config.n_tokens))
     reason = ", ".join(key for key, value in expected.items() if actual.get(key) != value)
     if config.norm == "layernorm" and (not config.biases or config.qk_norm):
         reason = "LayerNorm has biases there, also on queries and keys"

@@ -24,35 +24,34 @@ TEMPLATE = "chat_template.jinja"
 def write_tokenizer(name: str, folder: Path) -> dict[str, Any]:
     """Write the files of a tokenizer, given by folder, file or name; return its keys for config.json.
 
-    Files of transformers next to it are copied: names of special tokens and the chat template. This project's
-    end-of-document token is written as eos_token.
-    Errors as in `kinds.load_tokenizer_by_name`, and ValueError for a kind that transformers has no files for.
+    Files of transformers next to it are copied: names of special tokens and the
+    chat template. This project's end-of-document token is written as eos_token.
+    Errors as in `kinds.load_tokenizer_by_name`, and ValueError for a kind that
+    transformers has no files for.
     """
     tokenizer = load_tokenizer_by_name(name)
     # This project's end-of-document id overrides: generation
     # must stop at the token that ended documents in training.
     ids = find_special_ids(name, tokenizer) | {"eos": tokenizer.eod_id}
-    _copy_companions(name, folder, TEMPLATE)
+    copied = [TEMPLATE]
     if isinstance(tokenizer, BpeTokenizer):
         tokenizer.save(folder)
-        _write_settings(name, folder, {kind: _get_vocabulary_token(tokenizer, i) for kind, i in ids.items()})
+        words = {kind: tokenizer.inner.id_to_token(token_id) for kind, token_id in ids.items()}
+        _write_settings(name, folder, words)
     elif Path(name).is_file():
         shutil.copyfile(name, folder / "tokenizer.model")
-        _copy_companions(name, folder, CONFIG, MAP)
+        copied += [CONFIG, MAP]
     else:
         raise ValueError(f"{name}: transformers has no files for this kind of tokenizer")
+    for file in copied:
+        if path := find_companion_file(name, file):
+            shutil.copyfile(path, folder / file)
     return {f"{kind}_token_id": i for kind, i in ids.items() if kind != "unk"}
 
 
-def _get_vocabulary_token(tokenizer: BpeTokenizer, token_id: int) -> str:
-    token = tokenizer.inner.id_to_token(token_id)
-    assert token is not None, "`find_special_ids` returns ids of the vocabulary"
-    return token
-
-
-def _write_settings(name: str, folder: Path, words: dict[str, str]) -> None:
+def _write_settings(name: str, folder: Path, words: dict[str, str | None]) -> None:
     """Write tokenizer_config.json, copied or made from the special tokens, and special_tokens_map.json."""
-    settings, tokens = read_settings(name, CONFIG), read_settings(name, MAP)
+    settings = read_settings(name, CONFIG)
     if settings is None:
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         settings |= {f"{kind}_token": word for kind, word in words.items()}
@@ -61,27 +60,13 @@ def _write_settings(name: str, folder: Path, words: dict[str, str]) -> None:
     if settings.pop("auto_map", None) is not None:
         log.warning("%s: its auto_map names code that is not copied; tokenizer.json is used without it", name)
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    for content in (settings, tokens):
-        if content is not None and _get_token_text(content.get("eos_token")) != words["eos"]:
+    for file, content in ((CONFIG, settings), (MAP, read_settings(name, MAP))):
+        if content is None:
+            continue
+        if read_token(content, "eos_token", name) != words["eos"]:
             content["eos_token"] = words["eos"]
-    _write_json(folder / CONFIG, settings)
-    if tokens is not None:
-        _write_json(folder / MAP, tokens)
-
-
-def _copy_companions(name: str, folder: Path, *files: str) -> None:
-    for file in files:
-        if path := find_companion_file(name, file):
-            shutil.copyfile(path, folder / file)
-
-
-def _get_token_text(token: Any) -> Any:
-    """Return the text of a special token, which is a string or an object with the key `content`."""
-    return token.get("content") if isinstance(token, dict) else token
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        (folder / file).write_text(text, encoding="utf-8")
 
 
 def find_companion_file(name: str, file: str) -> Path | None:
@@ -100,40 +85,28 @@ def read_settings(name: str, file: str) -> dict[str, Any] | None:
     return None if path is None else read_json(path)
 
 
-def read_special_tokens(name: str) -> dict[str, str] | None:
-    """Return the configured {"bos": token, ...} as transformers reads them, or None without a configuration.
+def find_special_ids(name: str, tokenizer: Any) -> dict[str, int]:
+    """Return {"bos": id, ...} of the configured tokens in the vocabulary, as transformers reads them.
 
-    CONFIG has precedence over MAP. Raises ValueError for a token that is not text.
+    CONFIG has precedence over MAP. Without a configuration only bos is
+    returned, if the tokenizer puts such an id before a text. Raises ValueError
+    for a token that is not text.
     """
     config, token_map = read_settings(name, CONFIG), read_settings(name, MAP)
     if config is None and token_map is None:
-        return None
-    tokens: dict[str, str] = {}
-    for kind in TOKEN_KINDS:
-        for settings in (config or {}, token_map or {}):
-            token = read_token(settings, f"{kind}_token", name)
-            if token:
-                # setdefault: CONFIG is first in the loop,
-                # so MAP only adds what CONFIG lacks
-                tokens.setdefault(kind, token)
-    class_bos = CLASS_BOS.get(str((config or {}).get("tokenizer_class")))
-    # an explicit null in the configuration disables the default of the class
-    if class_bos and "bos_token" not in (config or {}):
-        tokens.setdefault("bos", class_bos)
-    return tokens
-
-
-def find_special_ids(name: str, tokenizer: Any) -> dict[str, int]:
-    """Return {"bos": id, ...} of the configured tokens that are in the vocabulary.
-
-    Without a configuration only bos is returned, if the tokenizer puts such an id before a text.
-    """
-    tokens = read_special_tokens(name)
-    if tokens is None:
         bos_id = getattr(tokenizer, "bos_id", None)
         return {} if bos_id is None else {"bos": bos_id}
+    config, token_map = config or {}, token_map or {}
+    tokens = {}
+    # an explicit null in the configuration disables the default of the class
+    if "bos_token" not in config:
+        tokens["bos"] = CLASS_BOS.get(str(config.get("tokenizer_class")))
+    for kind in TOKEN_KINDS:
+        # MAP only adds what CONFIG lacks
+        entries = [read_token(settings, f"{kind}_token", name) for settings in (config, token_map)]
+        tokens[kind] = entries[0] or entries[1] or tokens.get(kind)
     inner = getattr(tokenizer, "inner", None)
-    ids = {kind: inner.token_to_id(token) for kind, token in tokens.items()} if inner is not None else {}
+    ids = {kind: inner.token_to_id(token) for kind, token in tokens.items() if token and inner is not None}
     return {kind: token_id for kind, token_id in ids.items() if token_id is not None}
 
 
