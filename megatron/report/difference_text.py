@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from megatron.study.differences import Difference, NoiseFloor
+from megatron.study.differences import LEVEL, Difference, NoiseFloor
 from megatron.study.format import (
     OBJECTIVE_NAMES,
     format_digits,
@@ -35,7 +35,7 @@ def describe_floor(objective: str, floor: NoiseFloor) -> str:
         "no part of their difference"
     )
     return (
-        f"{start} {format_digits(100 * floor.sigma, 2)} % of the loss ({100 * floor.level:g} %: {inside}; "
+        f"{start} {format_digits(100 * floor.sigma, 2)} % of the loss ({100 * LEVEL:g} %: {inside}; "
         f"{dof}, {source}){text}."
     )
 
@@ -53,7 +53,7 @@ def describe_difference(difference: Difference) -> str:
         f", corrected for {difference.n_comparisons} comparisons" if difference.n_comparisons > 1 else ""
     )
     basis = (
-        f"{100 * difference.level:g} % interval of the difference {inside} nats, Student's t with "
+        f"{100 * LEVEL:g} % interval of the difference {inside} nats, Student's t with "
         f"{format_digits(difference.dof, 2)} degrees of freedom{corrected}"
     )
     if difference.text_se is not None:

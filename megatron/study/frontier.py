@@ -16,7 +16,7 @@ from megatron.study.forecast import hash_record
 from megatron.study.format import format_count, format_interval, format_loss, format_ratio, join_list
 from megatron.study.ladder import FLOPS_COLUMN, STUDY, read_study_plan
 from megatron.study.selection import Columns, Selection, compute_of, select_runs
-from megatron.study.table import read_runs, read_table, select_finished
+from megatron.study.table import read_runs, select_finished
 
 COMPUTE_LAW = "compute_law.json"  # in the study's directory
 EXACT = FLOPS_COLUMN["exact"]
@@ -78,8 +78,7 @@ def read_study_runs(study_dir: str | Path, objective: str | None = None) -> Sele
     objectives = sorted(set(select_finished(table)["objective"].dropna()))
     if objective is None and study is not None and study.best is not None:
         objective = study.best.objective[0]
-    if objective is None and len(objectives) == 1:
-        objective = objectives[0]
+    objective = objective or (objectives[0] if len(objectives) == 1 else None)
     if objective is None or objective not in objectives:
         raise ValueError(
             f"{folder}: got finished runs of {', '.join(objectives) or 'no objective'}, expected "
@@ -91,21 +90,16 @@ def read_study_runs(study_dir: str | Path, objective: str | None = None) -> Sele
 
 
 def read_table_runs(
-    path: Path,
-    columns: Columns,
-    objective: str | None = None,
-    flops_by: str | None = None,
-    where: Sequence[str] = (),
-    group: str | None = None,
+    path: Path, objective: str | None = None, flops_by: str | None = None, where: Sequence[str] = ()
 ) -> Selection:
-    """Read the runs of a table. C is the column `flops_by`, or 6 N D for "6nd"; `group` as in select_runs.
+    """Read the runs of a table. C is the column `flops_by`, or 6 N D for "6nd".
 
     `flops_by` defaults to train_flops if the table has that column, else to
     6nd. Raises the errors of `selection.select_runs`.
     """
-    runs = select_runs(path, columns, objective, where=where, group=group)
+    runs = select_runs(path, Columns(), objective, where=where)
     runs = runs.subset(~runs.held_out())
-    by = flops_by or (EXACT if EXACT in read_table(path) else "6nd")
+    by = flops_by or (EXACT if EXACT in runs.frame else "6nd")
     about = {**runs.table, "objective": str(runs.filter.get("objective", "")), "flops_by": by}
     return replace(runs, C=compute_of(path, runs, by), table=about)
 
@@ -195,17 +189,16 @@ def suggest_next_steps(law: ComputeLaw, N: np.ndarray, L: np.ndarray, C: np.ndar
 
 def _suggest_sizes(law: ComputeLaw, N: np.ndarray, L: np.ndarray, C: np.ndarray) -> str:
     """Return the sizes to add, on the side where the best size is beyond those tried."""
-    smaller: list[str] = []
-    larger: list[str] = []
+    at: dict[str, list[str]] = {"smaller": [], "larger": []}
     for rows in split_budgets(C):
         # the smallest or largest size with the lowest loss: the minimum is
         # outside the sizes on that side
         sizes, best = N[rows], N[rows][L[rows].argmin()]
-        side = smaller if best == sizes.min() else larger if best == sizes.max() else []
-        side.append(f"{np.exp(np.log(C[rows]).mean()):.2g}")
+        side = "smaller" if best == sizes.min() else "larger" if best == sizes.max() else ""
+        at.get(side, []).append(f"{np.exp(np.log(C[rows]).mean()):.2g}")
     parts = [
-        f"sizes {side} than {format_count(edge, 3)} at {', '.join(at[:MAX_NAMED_BUDGETS])} FLOPs"
-        for side, at, edge in (("smaller", smaller, law.N[0]), ("larger", larger, law.N[1]))
-        if at
+        f"sizes {side} than {format_count(edge, 3)} at {', '.join(at[side][:MAX_NAMED_BUDGETS])} FLOPs"
+        for side, edge in zip(at, law.N, strict=True)
+        if at[side]
     ]
     return f"add {join_list(parts) or 'sizes on both sides of the least loss at each budget'}."

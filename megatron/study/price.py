@@ -63,23 +63,16 @@ class Speed:
         return self.startup_s + run.trained_steps * self.step_s + flops / self.flops_per_s(run)
 
 
+UNKNOWN_SPEED = Speed("no measurement: name the GPU with --hardware", lambda run: math.nan)
+
+
 def estimate_speed(
-    runs: Sequence[PlannedRun],
-    hardware: str | None = None,
-    mfu: float | None = None,
-    gpus_per_run: int = 1,
-    probe: Callable[[], Speed | None] | None = None,
+    runs: Sequence[PlannedRun], hardware: str, mfu: float | None = None, gpus_per_run: int = 1
 ) -> Speed:
-    """Return the speed of runs on a named GPU, or else the one that `probe` measures on this machine.
+    """Return the speed of runs on a named GPU. Raises ValueError for hardware of unknown peak.
 
     mfu   share of the peak of the GPU; default: by size, from the roofline
-
-    Without both the speed is NaN. Raises ValueError for hardware of unknown
-    peak.
     """
-    if hardware is None:
-        unknown = Speed("no measurement: name the GPU with --hardware", lambda run: math.nan)
-        return (probe() if probe is not None else None) or unknown
     device = find_device(hardware)
     if device is None:
         raise ValueError(f"--hardware {hardware}: unknown peak; {suggest_nearest(hardware, list(DEVICES))}")
@@ -127,12 +120,12 @@ def flops_per_step(run: PlannedRun) -> float:
 
 def time_steps(
     runs: Sequence[PlannedRun], launcher: Launcher, jobs: int, timeout_s: float = TIMEOUT_S
-) -> Speed | None:
+) -> Speed:
     """Time a few steps of the smallest and the largest model of `runs`, with the study's launcher.
 
     Probes are processes of tools/pretrain.py on random tokens. As many run
     concurrently as in the study, so that the measurement includes start-up,
-    other load and contention. None if no process completed its steps.
+    other load and contention. It is unknown if no process completed its steps.
     """
     ordered = sorted(runs, key=flops_per_step)
     ends = [ordered[0], ordered[-1]]
@@ -141,7 +134,7 @@ def time_steps(
         probes = [_make_probe(ends[i % 2], Path(folder) / str(i)) for i in range(n_probes)]
         timings = _run_probes(probes, launcher, timeout_s)
     if not timings:
-        return None
+        return UNKNOWN_SPEED
     startup_s = sum(startup for _, _, startup in timings) / len(timings)
     small, large = (min(timings), max(timings))
     # two equations: seconds = step_s + FLOPs / rate for the small and the large
@@ -254,9 +247,8 @@ def _count_scored_samples(path: str | None, run: PlannedRun) -> int:
     n_samples = SYNTHETIC_SAMPLES if path == SYNTHETIC else 0
     if path not in (None, SYNTHETIC):
         with contextlib.suppress(OSError, ValueError):  # missing text is reported by the run
-            n_samples = sum(
-                count_epoch_samples(corpus.prefix, run.plan.seq_len) for corpus in read_corpora(path)
-            )
+            counts = (count_epoch_samples(corpus.prefix, run.plan.seq_len) for corpus in read_corpora(path))
+            n_samples = sum(counts)
     return min(n_samples, run.config.evaluation.max_samples or n_samples)
 
 
@@ -275,34 +267,32 @@ def format_price_table(
     steps that are trained: a branch trains only the steps after its branch
     point.
     """
-    waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
-    lines = [*format_total(runs, waiting, speed, jobs, gpus_per_run, tariff), ""]
+    lines = [format_total(runs, speed, jobs, gpus_per_run, tariff), ""]
     lines += format_table(HEAD, [_format_row(run, speed, gpus_per_run) for run in runs], ("run", "status"))
     return "\n".join([*lines, *textwrap.wrap(LEGEND, WIDTH)])
 
 
 def format_total(
     runs: Sequence[PlannedRun],
-    waiting: Sequence[PlannedRun],
     speed: Speed,
     jobs: int,
-    gpus_per_run: int,
+    gpus_per_run: int = 1,
     tariff: Tariff | None = None,
-) -> list[str]:
-    """Return time, runs, tokens and FLOPs of the remaining runs, the time's basis, and savings by trunks."""
+) -> str:
+    """Return time, tokens and FLOPs of the runs that are not done, the basis of the time, and the cost."""
+    waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
     seconds = [speed.seconds(run) for run in waiting]
     tokens = sum(run.plan.tokens_per_step * run.trained_steps for run in waiting)
     flops = sum(run.trained_flops for run in waiting)
     wall_time = format_duration(makespan(seconds, jobs)) if seconds else "0 s"
-    together = f"about {wall_time} with {jobs} at a time"
-    together += f" on {gpus_per_run} GPUs each" if gpus_per_run > 1 else ""
+    each = f" on {gpus_per_run} GPUs each" if gpus_per_run > 1 else ""
     lines = [
-        f"{together}: {len(waiting)} of {len(runs)} runs to do, {format_short(tokens)} tokens, "
-        f"{flops:.2e} FLOPs",
+        f"about {wall_time} with {jobs} at a time{each}: {len(waiting)} of {len(runs)} runs to do, "
+        f"{format_short(tokens)} tokens, {flops:.2e} FLOPs",
         f"({format_duration(sum(seconds))} one after another; expected from {speed.basis})",
+        (tariff or Tariff()).describe(sum(seconds) * gpus_per_run),
     ]
-    lines.append((tariff or Tariff()).describe(sum(seconds) * gpus_per_run))
-    return [part for line in lines for part in textwrap.wrap(line, WIDTH)]
+    return "\n".join(part for line in lines for part in textwrap.wrap(line, WIDTH))
 
 
 def _format_row(run: PlannedRun, speed: Speed, gpus_per_run: int) -> tuple[str, ...]:

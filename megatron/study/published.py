@@ -38,15 +38,8 @@ class PublishedLaw:
 
     def to_law(self) -> Law:
         """Return a Law without replicates, whose intervals are NaN."""
-        return Law(
-            form=self.form,
-            params=dict(self.params),
-            objective=0.0,
-            huber_delta=0.0,
-            n_runs=0,
-            ranges={name: list(ends) for name, ends in self.ranges.items()},
-            warnings=[self.note] if self.note else [],
-        )
+        about = {"ranges": self.ranges, "warnings": [self.note] if self.note else []}
+        return Law(form=self.form, params=self.params, objective=0.0, huber_delta=0.0, n_runs=0, **about)
 
 
 @dataclass(frozen=True)
@@ -55,8 +48,8 @@ class HyperparameterLaw:
 
     name: str
     source: str
-    lr: tuple[float, float, float]
-    batch: tuple[float, float, float]
+    lr: list[float]
+    batch: list[float]
     counts: str
     note: str = ""
 
@@ -77,14 +70,10 @@ class HyperparameterLaw:
 @cache
 def load_published() -> dict[str, PublishedLaw | HyperparameterLaw]:
     """Return the laws of utils/published_laws.yaml by name."""
-    laws: dict[str, PublishedLaw | HyperparameterLaw] = {}
-    for name, entry in read_yaml(LAWS_FILE).items():
-        if "lr" in entry:
-            powers = {key: tuple(entry[key]) for key in ("lr", "batch")}
-            laws[name] = HyperparameterLaw(**{"name": name, **entry, **powers})
-        else:
-            laws[name] = PublishedLaw(**{"name": name, **entry})
-    return laws
+    return {
+        name: HyperparameterLaw(name, **entry) if "lr" in entry else PublishedLaw(name, **entry)
+        for name, entry in read_yaml(LAWS_FILE).items()
+    }
 
 
 def find_law(name: str | Path) -> tuple[Law | HyperparameterLaw, PublishedLaw | None]:

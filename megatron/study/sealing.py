@@ -60,19 +60,17 @@ def seal_runs(study: StudyPlan, law_path: str | Path, pattern: str | None = None
     """
     path = Path(law_path)
     law = Law.load(path)
-    objective = str((law.filter or {}).get("objective", "")) if isinstance(law, Law) else ""
+    objective = str(law.filter.get("objective", ""))
     stored = {forecast.identity for forecast in read_forecasts(study.directory)}
-    chosen = []
-    for run in expand_study(study):
-        if objective and run.plan.objective != objective:
-            continue
-        is_sealed = run.plan.identity in stored
-        if pattern is None and run.held_out and not is_sealed and not _list_started(run):
-            chosen.append(run)
+    chosen = [run for run in expand_study(study) if run.plan.objective == (objective or run.plan.objective)]
+    new = {run.folder for run in chosen if run.plan.identity not in stored}
+    if pattern is None:
+        chosen = [run for run in chosen if run.held_out and run.folder in new and not _list_started(run)]
+    else:
         # a sealed run is predicted again, and the forecast compared
-        elif pattern is not None and fnmatch.fnmatchcase(run.config.name, pattern):
-            _check_not_started(run.folder, "" if is_sealed else _list_started(run))
-            chosen.append(run)
+        chosen = [run for run in chosen if fnmatch.fnmatchcase(run.config.name, pattern)]
+        for run in chosen:
+            _check_not_started(run.folder, _list_started(run) if run.folder in new else "")
     if not chosen:
         expected_run = "held-out run that has not been started" if pattern is None else f"run named {pattern}"
         raise ValueError(
@@ -95,24 +93,6 @@ def _check_not_started(folder: Path, started: str) -> None:
         )
 
 
-def _make_run_forecast(study: StudyPlan, run: PlannedRun, levels: Sequence[Any], **about: Any) -> Forecast:
-    """Return the forecast of a run from its predictions at LEVELS, each with `loss` and `predictive`."""
-    plan = run.plan
-    return make_forecast(
-        name=run.folder.name,
-        quantity=RUN,
-        objective=plan.objective,
-        identity=plan.identity,
-        N=float(plan.n_params),
-        D=float(plan.train_tokens),
-        predicted=levels[0].loss,
-        intervals=tuple(at.predictive for at in levels),
-        study=study.text(),
-        runs={plan.identity: int(run.held_out)},
-        **about,
-    )
-
-
 def _predict_by_law(law: Law, run: PlannedRun, study: StudyPlan, path: Path) -> Forecast:
     plan = run.plan
     U = float(plan.unique_tokens) if FORM[law.form].needs_unique else None
@@ -127,6 +107,16 @@ def _predict_by_law(law: Law, run: PlannedRun, study: StudyPlan, path: Path) -> 
     return _make_run_forecast(study, run, levels, U=U, data_sha256=data, **about)
 
 
+def _make_run_forecast(study: StudyPlan, run: PlannedRun, levels: Sequence[Any], **about: Any) -> Forecast:
+    """Return the forecast of a run from its predictions at LEVELS, each with `loss` and `predictive`."""
+    plan = run.plan
+    about |= {"name": run.folder.name, "quantity": RUN, "study": study.text()}
+    about |= {"objective": plan.objective, "N": float(plan.n_params), "D": float(plan.train_tokens)}
+    about |= {"identity": plan.identity, "runs": {plan.identity: int(run.held_out)}}
+    about |= {"predicted": levels[0].loss, "intervals": tuple(at.predictive for at in levels)}
+    return make_forecast(**about)
+
+
 def seal_best(study_dir: str | Path) -> Forecast:
     """Choose the size of the study's entry `size: best` by the frontier, and seal the forecast of its run.
 
@@ -136,8 +126,6 @@ def seal_best(study_dir: str | Path) -> Forecast:
     identify N*, if no size is near N*, or if the run was started.
     """
     folder = Path(study_dir)
-    if not (folder / STUDY).is_file():
-        raise FileNotFoundError(f"{folder / STUDY}: no such study. Run tools/sweep.py STUDY.yaml first.")
     study = read_study_plan(folder / STUDY, [f"directory={folder}"])
     if study.best is None:
         raise ValueError(
@@ -227,7 +215,8 @@ def seal_text(study_dir: Path, U: float) -> list[Forecast]:
     planned = [run for run in expand_study(study) if abs(run.plan.unique_tokens / U - 1) < SAME_U]
     if not planned:
         raise ValueError(f"{study_dir / STUDY}: got no run on {U:g} unique tokens. Add its cells first.")
-    about = {"study": study.text(), "runs": {run.plan.identity: int(run.held_out) for run in planned}}
+    about: dict[str, Any] = {"study": study.text()}
+    about["runs"] = {run.plan.identity: int(run.held_out) for run in planned}
     finished = select_finished(table)
     measured, law = measure_study(finished)
     texts = np.array([at.U for at in measured])
@@ -235,16 +224,15 @@ def seal_text(study_dir: Path, U: float) -> list[Forecast]:
         raise ValueError(f"{study_dir}: got {len(texts)} unique text with both objectives, expected 2.")
     keys = ["identity", "train_flops", "loss", "test_loss"]
     data = hash_record({"runs": finished[keys].sort_values("identity").fillna(0).to_numpy().tolist()})
-    forecasts = []
+    powers: list[tuple[str, str, PowerLaw]] = []
     for objective, best in ((FIRST, [at.first for at in measured]), (SECOND, [at.second for at in measured])):
         losses = np.array([setting.loss for setting in best])
-        errors = [setting.seed_se for setting in best]
-        log_se = None if None in errors else np.array([error or 0.0 for error in errors]) / losses
-        power = fit_power(texts, losses, log_se)
-        forecasts.append(_predict_by_power(BEST_LOSS, objective, power, U, about | {"data_sha256": data}))
-    if law is not None:
-        forecasts.append(_predict_by_power(CROSSING, "", law, U, about | {"data_sha256": data}))
-    return seal_forecasts(study_dir, forecasts)
+        errors = np.array([setting.seed_se for setting in best], dtype=float)  # None: NaN
+        log_se = None if np.isnan(errors).any() else errors / losses
+        powers.append((BEST_LOSS, objective, fit_power(texts, losses, log_se)))
+    powers += [] if law is None else [(CROSSING, "", law)]
+    about |= {"data_sha256": data, "U": float(U)}
+    return seal_forecasts(study_dir, [_predict_by_power(*power, U, about) for power in powers])
 
 
 def _predict_by_power(
@@ -261,5 +249,5 @@ def _predict_by_power(
     law_sha256 = hashlib.sha256(f"{formula} {about['data_sha256']}".encode()).hexdigest()
     about = about | {"method": formula, "law": CROSSOVER, "law_sha256": law_sha256, "N": None, "D": None}
     intervals = tuple(map(tuple, ends[:, 1:].tolist()))
-    about |= {"quantity": quantity, "objective": objective, "identity": "", "U": float(U)}
+    about |= {"quantity": quantity, "objective": objective, "identity": ""}
     return make_forecast(name=name, predicted=float(ends[0, 0]), intervals=intervals, **about)

@@ -79,11 +79,6 @@ class Selection:
         values = {name: getattr(self, name) for name in names}
         return replace(self, **{name: v[is_selected] for name, v in values.items() if v is not None})
 
-    def columns_where(self, is_selected: np.ndarray) -> dict[str, np.ndarray | None]:
-        """Return N, D, L, U and groups of the runs of mask `is_selected` [n], as arguments of fits."""
-        runs = self.subset(is_selected)
-        return {"N": runs.N, "D": runs.D, "L": runs.L, "U": runs.U, "groups": runs.groups}
-
 
 def compute_of(path: Path, runs: Selection, by: str) -> np.ndarray:
     """Return C [n] FLOPs of the runs: 6 N D for `by` = "6nd", otherwise column `by` of the table."""
@@ -199,23 +194,17 @@ def _filter_rows(
         runs, applied["status"] = table[table["status"] == "done"], "done"
         if runs.empty:
             raise ValueError(
-                f"{path}: got no run of {len(table)} with status 'done', expected some. Finish the sweep and "
-                "collect again."
+                f"{path}: got no run of {len(table)} with status 'done'. Finish the sweep and collect again."
             )
         if n_omitted := len(table) - len(runs):
             warnings.append(f"{n_omitted} of {len(table)} runs in the table are not done and are omitted.")
     if "objective" in table:
         objectives = sorted(set(runs["objective"].dropna()))
-        if objective is None and len(objectives) > 1:
-            raise ValueError(
-                f"{path}: got runs of {', '.join(objectives)}, expected one objective. Choose it with "
-                "--objective."
-            )
-        objective = objective or (objectives[0] if objectives else None)
+        objective = objective or (objectives[0] if len(objectives) == 1 else None)
         if objectives and objective not in objectives:
             raise ValueError(
-                f"{path}: no finished run of objective '{objective}'; "
-                f"{suggest_nearest(str(objective), objectives)}"
+                f"{path}: got runs of {', '.join(objectives)}, expected {objective or 'one objective'}. "
+                "Choose it with --objective."
             )
         # a bound on a loss and a loss do not fit one law
         if objective is not None:
@@ -227,19 +216,16 @@ def _filter_rows(
 def _check_losses(runs: pd.DataFrame, needs_unique: bool) -> list[str]:
     """Return warnings about repeated text, and rates that were not annealed."""
     values = runs.reindex(columns=["epochs", "annealed"])
-    warnings = []
     # 1.01: rounding to whole steps can exceed one epoch slightly
-    n_repeated = int((values["epochs"] > 1.01).sum())
-    if n_repeated and not needs_unique:
-        warnings.append(
-            f"{n_repeated} runs saw some text more than once, and this form has no term for repetition."
-        )
-    if n_unannealed := int((values["annealed"] <= 0).sum()):
-        warnings.append(
-            f"{n_unannealed} of {len(runs)} losses were measured before the learning rate was annealed: "
-            "such points are above the law."
-        )
-    return warnings
+    n_repeated, n_high = int((values["epochs"] > 1.01).sum()), int((values["annealed"] <= 0).sum())
+    warnings = {
+        f"{n_repeated} runs saw some text more than once, and this form has no term for repetition.": (
+            n_repeated and not needs_unique
+        ),
+        f"{n_high} of {len(runs)} losses were measured before the learning rate was annealed: "
+        "such points are above the law.": n_high,
+    }
+    return [warning for warning, is_needed in warnings.items() if is_needed]
 
 
 def _find_groups(

@@ -22,7 +22,15 @@ from megatron.study.ladder import (
 from megatron.study.launchers.launch import Job, Launcher, SweepState, run_all
 from megatron.study.launchers.local import MAX_MEMORY_SHARE, Device, LocalLauncher, query_gpus
 from megatron.study.launchers.slurm import SlurmLauncher
-from megatron.study.price import Speed, flops_per_step, format_price_table, format_total, makespan, time_steps
+from megatron.study.price import (
+    UNKNOWN_SPEED,
+    Speed,
+    flops_per_step,
+    format_price_table,
+    format_total,
+    makespan,
+    time_steps,
+)
 
 JOBS_PER_GPU = 4  # default; a small run uses only part of a GPU
 HEAD = ("running", "step", "of", "done", "loss", "tokens/s", "left")
@@ -79,40 +87,37 @@ def make_local_launcher(study: StudyPlan, options: SweepOptions) -> LocalLaunche
     return LocalLauncher(devices, True, options.gpus_per_run)
 
 
+def make_launcher(study: StudyPlan, options: SweepOptions) -> Launcher:
+    """Return the launcher of the options. Raises ValueError for too few GPUs."""
+    if options.launcher == "local":
+        return make_local_launcher(study, options)
+    # Slurm needs one task per GPU; the user's own arguments follow and can
+    # override it
+    words = [f"--ntasks={options.gpus_per_run}"] if options.gpus_per_run > 1 else []
+    return SlurmLauncher(study.directory / "slurm", options.jobs, [*words, *options.sbatch])
+
+
 def count_jobs(study: StudyPlan, options: SweepOptions) -> int:
     """Return the number of concurrent runs, for the price."""
-    if options.jobs is not None or options.launcher == "slurm":
-        return options.jobs or 1
-    return make_local_launcher(study, options).n_slots
+    return options.jobs or make_launcher(study, options).n_slots
 
 
-def time_study(study: StudyPlan, options: SweepOptions, runs: Sequence[PlannedRun]) -> Speed | None:
+def time_study(study: StudyPlan, options: SweepOptions, runs: Sequence[PlannedRun]) -> Speed:
     """Time a few steps of the remaining runs on this machine, under the conditions of the sweep.
 
-    None for runs on other machines, without a remaining run, and for models
-    that exceed the memory.
+    The speed is unknown for runs on other machines, without a remaining run, and
+    for models that exceed the memory.
     """
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
     if not waiting or options.launcher != "local":
-        return None
+        return UNKNOWN_SPEED
     launcher = make_local_launcher(study, options)
     memory = MAX_MEMORY_SHARE * min((d.memory for d in launcher.devices if d.memory), default=float("inf"))
     # the launcher would start it anyway on an empty device, and running out
     # of memory can disturb other processes
     if estimate_memory(max(waiting, key=flops_per_step).config) > memory:
-        return None
+        return UNKNOWN_SPEED
     return time_steps(waiting, launcher, count_jobs(study, options))
-
-
-def _make_launcher(study: StudyPlan, options: SweepOptions) -> Launcher:
-    if options.launcher == "slurm":
-        words = list(options.sbatch)
-        if options.gpus_per_run > 1:
-            # Slurm needs one task per GPU; the user's own arguments follow
-            # and can override it
-            words = [f"--ntasks={options.gpus_per_run}", *words]
-        return SlurmLauncher(study.directory / "slurm", options.jobs, words)
-    return make_local_launcher(study, options)
 
 
 def run_sweep(
@@ -148,10 +153,8 @@ def _train_runs(
         return SweepOutcome(len(runs), len(runs), [], False)
     jobs = count_jobs(study, options)
     speed = price(runs)
-    if len(waiting) == len(runs):
-        print(format_price_table(runs, speed, jobs, options.gpus_per_run), flush=True)
-    else:
-        print("\n".join(format_total(runs, waiting, speed, jobs, options.gpus_per_run)), flush=True)
+    describe = format_price_table if len(waiting) == len(runs) else format_total
+    print(describe(runs, speed, jobs, options.gpus_per_run), flush=True)
     live = LiveTable(len(runs), speed, jobs)
     failed: list[str] = []
     n_ended = len(runs) - len(waiting)
@@ -164,7 +167,7 @@ def _train_runs(
         live.view.print_line(_format_end(job, status, again, n_ended, len(runs)))
 
     try:
-        _, whole = run_all(waiting, _make_launcher(study, options), live.draw, report_end, options.retries)
+        _, whole = run_all(waiting, make_launcher(study, options), live.draw, report_end, options.retries)
     finally:
         # also after an exception: the traceback would be printed over the
         # table

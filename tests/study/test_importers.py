@@ -122,7 +122,7 @@ def test_published_runs_are_imported_by_a_map_of_columns(laws: Path) -> None:
         ("megatron", {"": {"n_param": 3}}, {}, "did you mean 'n_params'?"),
         ("csv", {}, {"loss": "val_los"}, "did you mean 'val_loss'?"),
         ("csv", {}, {}, "got no column of losses"),
-        ("wandb", {}, {}, "got no column 'Step'"),
+        ("wandb", {}, {}, "got no numbers in Step and val_loss"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -146,5 +146,7 @@ def test_a_run_that_diverged_has_failed(tmp_path: Path) -> None:
 def test_a_chart_with_a_cell_that_is_no_number_is_refused(tmp_path: Path, step: str, loss: str) -> None:
     path = tmp_path / "chart.csv"
     path.write_text(f'"Step","a - train/loss"\n"5","4.5"\n"{step}","{loss}"\n')
-    with pytest.raises(ValueError, match=r"chart\.csv: got text in Step or a - train/loss, expected numbers"):
+    with pytest.raises(
+        ValueError, match=r"chart\.csv: got no numbers in Step and a - train/loss, expected a chart"
+    ):
         read_external_logs([path], "wandb", {}, {})

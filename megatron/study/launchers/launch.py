@@ -16,6 +16,7 @@ from megatron.io import write_json
 from megatron.plan.run_dir import CHECKPOINTS, CONFIG, EXIT, METRICS, PLAN, is_done, lock_run
 from megatron.study.forecast import read_forecasts, record_seals
 from megatron.study.ladder import PlannedRun
+from megatron.study.table import parse_metrics
 
 ROOT = Path(__file__).resolve().parents[3]
 LOG = "log.txt"
@@ -36,7 +37,7 @@ class Job:
 
     def last_record(self) -> dict[str, Any]:
         """Return the last line of the run's metrics; empty before the first one."""
-        return read_last_metrics(self.run.folder) or {}
+        return read_last_metrics(self.run.folder)
 
     def fraction_done(self) -> float:
         """Return the share of the run's trained steps that it has logged, 0 to 1."""
@@ -54,28 +55,23 @@ class Job:
         return lines[-1] if lines else "no output"
 
 
-def read_last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any] | None:
-    """Return the last complete record of metrics.jsonl, or None. Reads only the end of the file."""
+def read_last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any]:
+    """Return the last complete record of metrics.jsonl, {} without one. Reads only the end of the file."""
     path = run / METRICS
     if not path.is_file():
-        return None
+        return {}
     with path.open("rb") as file:
         # The first line of the tail is usually cut. Its rest is not a JSON
         # object and is skipped.
         file.seek(max(0, path.stat().st_size - tail_bytes))
-        lines = file.read().split(b"\n")[:-1]  # the part after the last line end is incomplete
-    for line in reversed(lines):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            return record
-    return None
+        lines = file.read().decode(errors="replace").split("\n")[:-1]  # the last part is incomplete
+    return next(parse_metrics(reversed(lines)), {})
 
 
 class Launcher:
     """Starts and follows runs. Methods raise OSError if the backend does not respond."""
+
+    n_slots: int = 1  # concurrent runs, for the price
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
         """Prepare and start those of `runs` that fit now, in order; none while the backend does not respond.

@@ -61,13 +61,9 @@ class LocalLauncher(Launcher):
     def __init__(self, devices: Sequence[Device], on_gpus: bool, gpus_per_run: int = 1) -> None:
         self.devices, self.on_gpus, self.gpus_per_run = list(devices), on_gpus, gpus_per_run
         self.active: list[Job] = []
-
-    @property
-    def n_slots(self) -> int:
-        """Number of concurrent runs."""
-        if self.gpus_per_run > 1:
-            return max(1, len(self.devices) // self.gpus_per_run)
-        return sum(device.slots for device in self.devices)
+        self.n_slots = sum(device.slots for device in self.devices)
+        if gpus_per_run > 1:
+            self.n_slots = max(1, len(self.devices) // gpus_per_run)
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
         """See Launcher. A run that does not fit does not delay smaller ones after it."""
