@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.cli import create_parser, run_main
-from megatron.study.tariff import Tariff, add_tariff_options
+from megatron.study.price import Tariff, add_tariff_options
 
 
 def build_parser() -> argparse.ArgumentParser:

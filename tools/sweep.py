@@ -25,9 +25,8 @@ from megatron.study.ladder import (
     read_study_plan,
     select_runs_of_part,
 )
-from megatron.study.price import Speed, estimate_speed, format_price_table
+from megatron.study.price import Speed, Tariff, add_tariff_options, estimate_speed, format_price_table
 from megatron.study.sweep import SweepOptions, count_jobs, run_sweep, time_study
-from megatron.study.tariff import Tariff, add_tariff_options
 
 REMOVED = {
     "--currency": "A price is in any unit",

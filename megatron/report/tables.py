@@ -26,7 +26,7 @@ from megatron.study.format import (
     format_with_interval,
 )
 from megatron.study.ladder import STUDY
-from megatron.study.tariff import Tariff, sum_device_seconds
+from megatron.study.price import Tariff, sum_device_seconds
 
 MAX_TASKS = 6  # columns of the table of models
 LEVEL_NOTE = "In brackets 95 % intervals: confidence of N and D, predictive for the loss of one new run."

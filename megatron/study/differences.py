@@ -104,11 +104,7 @@ def find_side(table: pd.DataFrame, name: str) -> Side:
     masks = (runs["run"] == name, runs["run"].str.startswith(f"{name}-"), runs["run"].str.startswith(name))
     matches = next((runs[mask] for mask in masks if mask.any()), None)
     if matches is None:
-        other = [run for run in table["run"] if run.startswith(name)]
-        why = f"; {other[0]} has no held-out loss" if other else ""
-        raise ValueError(
-            f"{name}: got no finished run of that name{why}, expected one of {len(runs)} runs with a loss."
-        )
+        raise ValueError(f"{name}: got no finished run of that name. Name one of {len(runs)} with a loss.")
     if len(matches) == 1:
         return Side(matches)
     # a prefix of several runs is valid only if it selects exactly the runs of
@@ -221,7 +217,7 @@ def _estimate_floor(runs: pd.DataFrame, law: Law | None) -> NoiseFloor | None:
         pooled = pool_cells(np.log(repeated["loss"].to_numpy(float)), labels)
         # equal losses are copies of a run, not repeats
         if pooled.sum_squares > pooled.dof * 1e-24:
-            sigma, dof = math.sqrt(pooled.variance), _independent_dof(repeated, labels)
+            sigma, dof = math.sqrt(pooled.variance), float(_independent_dof(repeated, labels))
             ends = _sigma_interval(sigma, dof)
             return NoiseFloor(sigma, dof, ends, "seeds", pooled.n_cells, pooled.n_runs, text_se)
     if law is None or not law.spread > 0:
@@ -335,17 +331,12 @@ def _explain_missing_interval(a: Side, b: Side, floors: Mapping[str, NoiseFloor]
     n_tokens = [side.runs["n_tokens_scored"].max() for side in (a, b)]
     if min(n_tokens) < max(n_tokens):  # false for NaN, unknown
         return "The runs were scored on different texts. Score both on one with tools/validate.py."
-    words = []
-    for objective in {a.objective, b.objective} - set(floors):
-        # of two sides of one objective, seeds of the one with fewer FLOPs
-        sides = [side for side in (a, b) if side.objective == objective]
-        side = min(sides, key=lambda side: side.flops)
-        seeds = set(side.runs["seed"])
-        first, second = [seed for seed in range(side.n_seeds + 2) if seed not in seeds][:2]
-        words.append(f"seeds {first} and {second} of {side.name}")
+    # of two sides of one objective, the one with fewer FLOPs
+    sides = {side.objective: side for side in sorted((a, b), key=lambda side: -side.flops)}
+    words = [f"more seeds of {side.name}" for name, side in sorted(sides.items()) if name not in floors]
     if not words:
         return ""
-    return f"There is no noise floor: no cell has several seeds. Train {' and '.join(sorted(words))}."
+    return f"There is no noise floor: no cell has several seeds. Train {' and '.join(words)}."
 
 
 def compare_best(

@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 
 from megatron.config.presets import suggest_nearest
+from megatron.study.selection import require_column
 from megatron.study.table import COLUMNS, NOTE, make_frame, read_table
 
 KINDS = ("torchtitan", "megatron", "tensorboard", "wandb", "csv")
@@ -48,9 +49,6 @@ PATTERNS = {
         "train": rf"iteration\s+(?P<step>\d+)/\s*\d+\s*\|.*?lm loss:\s*{NUMBER}",
         "held_out": rf"validation loss at iteration (?P<step>\d+).*?lm loss value:\s*{NUMBER}",
         "rate": rf"learning rate:\s*{NUMBER}",
-        # "number of parameters on (tensor, pipeline) model parallel rank (1,
-        # 0): 1100"
-        "share": r"number of parameters on .*?rank \((?P<rank>\d+, ?\d+)\):\s*(?P<value>\d+)",
         "seq_len": r"^.*\bseq_length\s*\.+\s*(?P<value>\d+)",
         "samples": r"consumed samples:\s*(?P<value>\d+)",
         "n_steps": r"iteration\s+\d+/\s*(?P<value>\d+)\s*\|",
@@ -164,7 +162,7 @@ def _fill_derived(row: dict[str, Any]) -> dict[str, Any]:
 
 def _read_log(path: Path, patterns: Mapping[str, str]) -> RunLog:
     """Read one log by the patterns of a program. A step that is logged again after a restart replaces it."""
-    log, shares, step = RunLog(path.stem, path), dict[str, int](), 0
+    log, step = RunLog(path.stem, path), 0
     with path.open(encoding="utf-8", errors="replace") as file:
         lines = (ANSI_COLOURS.sub("", line) for line in file)
         matches = ((name, re.search(p, line)) for line in lines for name, p in patterns.items())
@@ -175,15 +173,8 @@ def _read_log(path: Path, patterns: Mapping[str, str]) -> RunLog:
                 getattr(log, name)[step] = value
             elif name == "rate":
                 log.rates[step] = value
-            # each (tensor, pipeline) rank logs its parameters once or several
-            # times
-            elif name == "share":
-                shares[match["rank"]] = int(value)
             else:
                 log.facts[name] = int(value)
-    # (0, 0): 1000 and (1, 0): 1100 are 2,100. Norms, which tensor-parallel
-    # ranks replicate, are counted on each of them.
-    log.facts |= {"n_params": sum(shares.values())} if shares else {}
     return log
 
 
@@ -236,13 +227,10 @@ def _read_csv_rows(
     path: Path, columns: Mapping[str, str], facts: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return one row per line of a CSV, with columns named by `columns` or by our own names."""
-    headers = list(read_table(path))
-    for name, known, where in (
-        *((column, list(COLUMNS), f"--map {column}") for column in columns),
-        *((header, headers, f"{path}: no column '{header}'") for header in columns.values()),
-    ):
-        if name not in known:
-            raise ValueError(f"{where}; {suggest_nearest(name, known)}")
+    for column, header in columns.items():
+        if column not in COLUMNS:
+            raise ValueError(f"--map {column}: {suggest_nearest(column, list(COLUMNS))}")
+        require_column(path, read_table(path), header)
     # a column of ours that is mapped to another one is not read
     table = read_table(path, {**{f"their {name}": name for name in columns}, **columns})
     if "loss" not in table:
@@ -252,7 +240,8 @@ def _read_csv_rows(
         # a diverged run has nan in its table: it becomes a row without a loss
         status, note = ("done", "") if "loss" in values else ("failed", "It has no loss.")
         row = {"run": f"{path.stem}-{i}", "path": str(path), "status": status} | values
-        rows.append(_fill_derived(row | facts.get("", {}) | facts.get(row["run"], {}) | {NOTE: note}))
+        merged = {**row, **facts.get("", {}), **facts.get(row["run"], {}), NOTE: note}
+        rows.append(_fill_derived(merged))
     return rows
 
 
@@ -267,10 +256,8 @@ def _list_cells(table: pd.DataFrame) -> list[dict[str, Any]]:
 def read_facts(path: Path) -> dict[str, dict[str, Any]]:
     """Read a CSV with a column `run` and columns of facts. Return facts by run."""
     table = read_table(path)
-    if "run" not in table:
-        raise ValueError(f"{path}: no column 'run'; {suggest_nearest('run', list(table))}")
-    rows = _list_cells(table)
-    return {str(row.pop("run")): {name: parse_fact(name, str(row[name])) for name in row} for row in rows}
+    require_column(path, table, "run")
+    return {str(row.pop("run")): row for row in _list_cells(table)}
 
 
 def parse_fact(name: str, text: str) -> Any:

@@ -33,7 +33,7 @@ def collect_settings(table: pd.DataFrame) -> dict[float, dict[str, list[Setting]
     are fresh seeds, which report a setting and do not select it; a setting of
     fresh seeds only cannot be selected, and is skipped.
     """
-    scored = table[(table["loss"] > 0) & table["test_loss"].notna() & (table["train_flops"] > 0)]
+    scored = table[(table["loss"] > 0) & (table["test_loss"] > 0) & (table["train_flops"] > 0)]
     cells = scored["cell"].fillna(scored["run"])
     settings: dict[float, dict[str, list[Setting]]] = defaultdict(lambda: defaultdict(list))
     for (U, objective, _), group in scored.groupby(["unique_tokens", "objective", cells]):

@@ -1,15 +1,17 @@
-"""Price of a study: the time of its runs by the roofline of a GPU or a few timed steps, and its table."""
+"""Price of a study: the time of its runs by the roofline of a GPU or a few timed steps, money and energy."""
 
+import argparse
 import contextlib
 import math
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from megatron.cli import format_table
+from megatron.cli import format_table, positive_float
 from megatron.config.presets import suggest_nearest
 from megatron.config.schema import CheckpointConfig, LrSchedulerConfig, RunConfig
 from megatron.plan.datapaths import SYNTHETIC, read_corpora
@@ -19,10 +21,9 @@ from megatron.plan.memory import estimate_memory
 from megatron.plan.roofline import RATES, StepSettings, predict_step
 from megatron.plan.run_dir import CONFIG, RESULT, is_done, read_metrics
 from megatron.plan.run_plan import plan_run
-from megatron.study.format import format_duration, format_short
+from megatron.study.format import format_digits, format_duration, format_short
 from megatron.study.ladder import PlannedRun
 from megatron.study.launchers.launch import Launcher, SweepState, run_all
-from megatron.study.tariff import Tariff
 
 GPU_STARTUP_S = 30.0  # assumed: imports, context of the GPU, compilation or its cache
 GPU_STEP_S = 0.02  # minimum time of a step; small models are limited by kernel launches
@@ -42,6 +43,40 @@ LEGEND = (
     "time of its own steps"
 )
 HEAD = ("run", "N", "tokens", "epochs", "steps", "FLOPs", "GiB", "time", "status")
+
+
+@dataclass(frozen=True)
+class Tariff:
+    """Price and power of one device; None: not known.
+
+    price_per_hour  money for one hour of one device
+    watts           power of one device; default: the power limit of `hardware`, if it is
+                    a listed GPU
+    """
+
+    price_per_hour: float | None = None
+    watts: float | None = None
+    hardware: str | None = None
+
+    def describe(self, device_seconds: float) -> str:
+        """Return hours, money and energy of one or more devices, such as `3.2 GPU-hours, 8.0 at 2.5 an hour`.
+
+        Energy is an upper bound if the power is a limit. Empty without a
+        price or a power, or for no known time.
+        """
+        device = find_device(self.hardware) if self.hardware else None
+        watts = self.watts or (device.watts if device else None)
+        if not math.isfinite(device_seconds) or self.price_per_hour is watts is None:
+            return ""
+        hours = device_seconds / 3600
+        word = "device" if (self.hardware or "CPU").startswith("CPU") else "GPU"
+        parts = [f"{format_digits(hours)} {word}-hours"]
+        if self.price_per_hour is not None:
+            parts.append(f"{format_digits(hours * self.price_per_hour)} at {self.price_per_hour:g} an hour")
+        if watts is not None:
+            # 700 W for 10 hours: 7 kWh
+            parts.append(f"up to {format_digits(hours * watts / 1000)} kWh at {watts:g} W")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -232,8 +267,8 @@ def scoring_flops(run: PlannedRun) -> float:
     # the final loss is at n_steps; a set, since a checkpoint and a validation
     # can coincide
     at = {plan.n_steps, *(config.checkpoint.chkpt_at or ())}
+    # range stops before n_steps, which is in the set already
     for every in (config.evaluation.every_iterations, config.checkpoint.chkpt_saving_iterations):
-        # range stops before n_steps, which is in the set already
         at |= set(range(every, plan.n_steps, every)) if every else set()
     # a branch scores only after its branch point
     # Example: a branch at 400 of 500 steps that scores every 100 steps scores
@@ -311,3 +346,22 @@ def _format_row(run: PlannedRun, speed: Speed, gpus_per_run: int) -> tuple[str, 
         format_duration(speed.seconds(run)),
         f"{'done' if done else 'to run'} {marks}".strip(),
     )
+
+
+def add_tariff_options(group: argparse._ArgumentGroup) -> None:
+    """Add --price-per-hour and --watts to a group of options."""
+    watts = "power of one GPU; default: the power limit of a listed GPU"
+    for name, about in (("--price-per-hour", "price of one GPU for an hour"), ("--watts", watts)):
+        group.add_argument(name, type=positive_float, metavar="NUMBER", help=about)
+
+
+def sum_device_seconds(results: Iterable[dict[str, Any]]) -> tuple[float, str | None]:
+    """Return (seconds times ranks of finished runs, their hardware); None for several kinds of hardware.
+
+    `results` are contents of result.json. A branch counts the steps that it
+    shares with its trunk.
+    """
+    timed = [result for result in results if isinstance(result.get("wall_s"), int | float)]
+    names = {str(result.get("hardware")) for result in timed}
+    seconds = sum(result["wall_s"] * (result.get("n_ranks") or 1) for result in timed)
+    return seconds, names.pop() if len(names) == 1 else None

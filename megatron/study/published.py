@@ -9,6 +9,7 @@ without replicates.
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from megatron.config.presets import suggest_nearest
 from megatron.config.yaml_file import read_yaml
@@ -38,7 +39,7 @@ class PublishedLaw:
 
     def to_law(self) -> Law:
         """Return a Law without replicates, whose intervals are NaN."""
-        about = {"ranges": self.ranges, "warnings": [self.note] if self.note else []}
+        about: dict[str, Any] = {"ranges": self.ranges, "warnings": [self.note] if self.note else []}
         return Law(form=self.form, params=self.params, objective=0.0, huber_delta=0.0, n_runs=0, **about)
 
 

@@ -82,12 +82,12 @@ class Selection:
 
 def compute_of(path: Path, runs: Selection, by: str) -> np.ndarray:
     """Return C [n] FLOPs of the runs: 6 N D for `by` = "6nd", otherwise column `by` of the table."""
-    return 6 * runs.N * runs.D if by == "6nd" else _parse_positive(path, runs.frame, by)
+    return 6 * runs.N * runs.D if by == "6nd" else parse_positive(path, runs.frame, by)
 
 
 def optional_column_of(path: Path, runs: Selection, name: str) -> np.ndarray:
     """Return column `name` as numbers of any sign [n], NaN for unknown ones. Raises ValueError for text."""
-    _require_column(path, runs.frame, name)
+    require_column(path, runs.frame, name)
     try:
         return pd.to_numeric(runs.frame[name]).to_numpy(float)
     except ValueError as error:
@@ -119,7 +119,7 @@ def select_runs(
     letters = {"N": columns.N, "D": columns.C or columns.D, "L": columns.L}
     options = {"N": "--n-column", "D": "--flops-column" if columns.C else "--d-column"}
     for letter, name in letters.items():
-        _require_column(path, table, name, options.get(letter, "--loss-column"))
+        require_column(path, table, name, options.get(letter, "--loss-column"))
     # Filters come before parsing: a cell that is not a number is only an
     # error in a row that is fitted.
     runs, applied, warnings = _filter_rows(path, table, objective)
@@ -127,7 +127,7 @@ def select_runs(
         runs = _query(path, runs, condition)
     if where:
         applied["where"] = list(where)
-    N, D, L = (_parse_positive(path, runs, name) for name in letters.values())
+    N, D, L = (parse_positive(path, runs, name) for name in letters.values())
     D = D / (6 * N) if columns.C else D
     # billions (70.0), layers or epochs would fit as well as tokens and give a
     # B that is wrong by orders of magnitude
@@ -136,7 +136,7 @@ def select_runs(
             f"{path}, column '{letters['D']}': got {D.max():g} at most, expected tokens of a whole run. "
             "Give a column of token counts (not of billions, steps or layers) with --d-column."
         )
-    U = _parse_positive(path, runs, columns.U) if needs_unique else None
+    U = parse_positive(path, runs, columns.U) if needs_unique else None
     if needs_unique:
         letters["U"] = columns.U
     warnings += _check_losses(runs, needs_unique)
@@ -149,7 +149,8 @@ def select_runs(
     return Selection(runs, N, D, L, letters, applied, sums, warnings + more, U, groups=groups)
 
 
-def _require_column(path: Path, table: pd.DataFrame, name: str, option: str = "") -> None:
+def require_column(path: Path, table: pd.DataFrame, name: str, option: str = "") -> None:
+    """Raise ValueError for a column that the table lacks, with the nearest name."""
     if name not in table:
         hint = f" Name another with {option}." if option else ""
         raise ValueError(f"{path}: no column '{name}'; {suggest_nearest(name, list(table))}.{hint}")
@@ -170,9 +171,9 @@ def _query(path: Path, runs: pd.DataFrame, condition: str) -> pd.DataFrame:
     return selected
 
 
-def _parse_positive(path: Path, runs: pd.DataFrame, name: str) -> np.ndarray:
+def parse_positive(path: Path, runs: pd.DataFrame, name: str) -> np.ndarray:
     """Return a column as positive numbers, float64 [n]. Raises ValueError for other cells or no column."""
-    _require_column(path, runs, name)
+    require_column(path, runs, name)
     numbers = pd.to_numeric(runs[name], errors="coerce").to_numpy(float)
     is_valid = (numbers > 0) & (numbers < math.inf)
     if not is_valid.all():
@@ -238,7 +239,7 @@ def _find_groups(
     if name == "none":
         return None, np.arange(len(runs)), []
     if name is not None:
-        _require_column(path, runs, name, "--group")
+        require_column(path, runs, name, "--group")
     for column in [name] if name else [column for column in (TRUNK, "run") if column in runs]:
         numbered = pd.Series([f"row {i}" for i in runs.index], index=runs.index)
         labels = runs[column].astype(object).where(runs[column].notna(), numbered).astype(str).to_numpy()

@@ -29,14 +29,15 @@ from megatron.study.price import (
     GPU_STARTUP_S,
     UNKNOWN_SPEED,
     Speed,
+    Tariff,
     choose_settings,
     estimate_speed,
     flops_per_step,
     format_price_table,
     scoring_flops,
+    sum_device_seconds,
     time_steps,
 )
-from megatron.study.tariff import Tariff, sum_device_seconds
 from megatron.train.build import build_objective
 
 S, ROWS = 128, 3  # 384 tokens: no weight has 384 rows, so shapes identify activations
