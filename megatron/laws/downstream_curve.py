@@ -128,11 +128,11 @@ def fit_downstream(
     if noise.n_groups:  # few groups: noise is drawn, not groups
         dof, spread = int(noise.dof), noise.sigma
         root = noise.sigma * np.linalg.cholesky(noise.correlate(labels))
-        draws = rng.standard_normal((n_bootstrap, len(L)))
-        resamples = [(L, scores - residual + root @ z) for z in draws]
+        normals = rng.standard_normal((n_bootstrap, len(L)))
+        resamples = [(L, scores - residual + root @ z) for z in normals]
     else:
-        draws = rng.integers(0, len(L), (n_bootstrap, len(L)))
-        resamples = [(L[rows], scores[rows]) for rows in draws if len(np.unique(L[rows])) > n_free]
+        indices = rng.integers(0, len(L), (n_bootstrap, len(L)))
+        resamples = [(L[rows], scores[rows]) for rows in indices if len(np.unique(L[rows])) > n_free]
     fits = [_fit_constants(*resample, kind, chance, ceiling) for resample in resamples]
     replicates = dict(zip(names, np.array(fits).T, strict=True)) if fits else {}
     return DownstreamCurve(

@@ -222,7 +222,8 @@ def _score(forecast: Forecast, table: pd.DataFrame) -> tuple[float, float, str]:
         return math.nan, math.nan, order
     if forecast.quantity != RUN:
         return *_measure(forecast, runs), order
-    return *map(float, runs[["loss", "loss_se"]].iloc[0]), order
+    loss, error = runs[["loss", "loss_se"]].iloc[0]
+    return float(loss), float(error), order
 
 
 def _measure(forecast: Forecast, runs: pd.DataFrame) -> tuple[float, float]:
