@@ -158,18 +158,15 @@ def _choose_candidate(study: StudyPlan, law: ComputeLaw) -> PlannedRun:
 
     # ratio, not difference: the cost of a wrong size is symmetric in log N to
     # second order
-    def distance(run: PlannedRun) -> float:
-        return abs(math.log(run.plan.n_params / optimum.N))
-
-    best = min(candidates, key=distance)
-    if distance(best) > math.log(MAX_SIZE_RATIO):
+    distances = [abs(math.log(run.plan.n_params / optimum.N)) for run in candidates]
+    if min(distances) > math.log(MAX_SIZE_RATIO):
         sizes = ", ".join(f"{run.plan.size} ({format_count(run.plan.n_params, 3)})" for run in candidates)
         raise ValueError(
             f"study {study.name}: sizes: got {sizes}, expected one within a factor of {MAX_SIZE_RATIO:g} of "
             f"N* = {format_count(optimum.N, 3)} at {budget:.3g} FLOPs. Add a size of about that many "
             "parameters to sizes, and run tools/sweep.py again."
         )
-    return best
+    return candidates[distances.index(min(distances))]
 
 
 def _predict_by_frontier(study: StudyPlan, law: ComputeLaw, run: PlannedRun, column: str) -> Forecast:

@@ -52,6 +52,7 @@ COLUMNS = {
 SCORE_PREFIX = "score_"  # additional columns, one per downstream task
 NOTE = "note"
 PLAN_COLUMNS = ["identity", *list(COLUMNS)[3:14]]  # plan.json has their values
+SORTED_BY = ["objective", "n_params", "train_tokens", "run"]  # unknown values are last
 STUDY_COLUMNS = ["held_out", "trunk", "cell"]  # from the study's plan
 RESULT_COLUMNS = (
     "loss_se", "n_tokens_scored", "wall_s", "train_tokens", "train_flops", "test_loss", "test_loss_se"
@@ -119,7 +120,7 @@ def read_runs(study_dir: str | Path, now: float | None = None) -> pd.DataFrame:
     if is_complete:
         identities = {row.get("identity") for row in rows}
         rows += [row for identity, row in planned.items() if identity not in identities]
-    table = make_frame(sorted(rows, key=_sort_key))
+    table = make_frame(rows).sort_values(SORTED_BY, ignore_index=True)
     table.attrs["warnings"] = warnings
     table.attrs["seals"] = {path.name: read_seals(path) for path in runs.iterdir() if path.is_dir()}
     return table
@@ -156,12 +157,6 @@ def _planned_row(run: PlannedRun) -> dict[str, Any]:
         "trunk": (run.folder if run.branch is None else run.branch.trunk).name,
         "cell": run.plan.cell_identity,
     }
-
-
-def _sort_key(row: Mapping[str, Any]) -> tuple[str | float, ...]:
-    numbers = [row.get(name) for name in ("n_params", "train_tokens")]
-    # "~" sorts after all letters: rows without an objective come last
-    return (row.get("objective") or "~", *(math.inf if n is None else n for n in numbers), row["run"])
 
 
 def _read_run(run_dir: Path, study_dir: Path, now: float) -> dict[str, Any]:
