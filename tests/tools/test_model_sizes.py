@@ -39,7 +39,8 @@ def test_every_name_is_listed_with_the_parameter_count_of_the_built_model(listed
 
 def test_the_table_in_the_guide_is_what_the_tool_prints(root: Path, listed: Listed) -> None:
     guide = (root / "examples_scaling" / "training" / "TRAIN.md").read_text()
-    assert f"$ scaling sizes\n{listed().stdout}```" in guide
+    names = ("7M", "117M", "1143M", "16183M")
+    assert f"$ scaling sizes {' '.join(names)}\n{listed(*names).stdout}```" in guide
 
 
 def test_options_change_the_count_and_20_tokens_a_parameter_the_flops(listed: Listed) -> None:
