@@ -59,9 +59,7 @@ def describe_difference(difference: Difference) -> str:
     if difference.text_se is not None:
         basis += f"; the paired error over documents, {format_digits(difference.text_se, 2)} nats, is in it"
     if difference.verdict == "undecided":
-        need = difference.n_seeds_to_decide
-        more = f" About {need} seeds of each would decide a difference of this size." if need else ""
-        return f"Undecided: {difference.a} is {side} by {size}, within the noise ({basis}).{more}"
+        return f"Undecided: {difference.a} is {side} by {size}, within the noise ({basis})."
     pair = f"{difference.a} is {difference.verdict} than {difference.b}"
     return f"{pair}: its held-out loss is {side} by {size} ({basis})."
 

@@ -1,17 +1,20 @@
 """Differences of held-out loss between runs, with intervals from the noise floor: is run A better than run B?
 
-Runs that differ only in their seed show the scatter of a run. The variance of
-log loss is pooled over all cells of several seeds of one objective (one
-variance for all, as in an analysis of variance). Where no cell is repeated, it
-is the scatter around a fitted law. A difference of means of n_a and n_b seeds
-has the variance sigma^2 (1/n_a + 1/n_b) and Student's t with the degrees of
-freedom of sigma^2. Variances of two objectives, or of text, are added with the
+Runs that differ only in their seed show the scatter of a
+run. The variance of log loss is pooled over all cells of
+several seeds of one objective (one variance for all, as in
+an analysis of variance). Where no cell is repeated, it is
+the scatter around a fitted law. A difference of means of
+n_a and n_b seeds has the variance sigma^2 (1/n_a + 1/n_b)
+and Student's t with the degrees of freedom of sigma^2.
+Variances of two objectives, or of text, are added with the
 degrees of freedom of Welch and Satterthwaite.
 
 Two runs scored on the same text share its sampling error: `loss_se`, the error
-over samples of text, is no part of their difference, and does not measure the
-scatter between seeds. Runs scored on different numbers of tokens, hence on
-different texts, have no interval.
+over samples of text, is no part of their difference, and
+does not measure the scatter between seeds. Runs scored on
+different numbers of tokens, hence on different texts, have
+no interval.
 """
 
 import math
@@ -29,7 +32,6 @@ from megatron.laws.law import Law
 from megatron.study.table import COLUMNS, select_finished
 
 LEVEL = 0.95  # of all intervals; those of several differences hold together at it
-MAX_SEEDS = 50  # largest number of seeds per cell that is proposed
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +96,9 @@ def find_side(table: pd.DataFrame, name: str) -> Side:
     """Return the run with this name, or all seeds of the cell with this name.
 
     `name` may be a prefix of a run's name; a prefix that ends before a dash
-    takes precedence. A prefix of the names of all runs of one cell selects that
-    cell. Raises ValueError if no finished run matches, or if runs of several
-    cells match.
+    takes precedence. A prefix of the names of all runs of one
+    cell selects that cell. Raises ValueError if no finished run
+    matches, or if runs of several cells match.
     """
     runs = _select_runs(table)
     # exact name first, then a prefix up to a dash, then any prefix: "s4" must
@@ -168,9 +170,6 @@ class Difference:
     n_comparisons   simultaneous comparisons, whose intervals hold together (Bonferroni)
     verdict         "better" (A is), "worse" or "undecided"
     reason          reason for a missing interval; "" with an interval
-    n_seeds_to_decide  seeds of each side that would decide a difference of this size;
-                       None if it is decided,
-                    unknown, or more than MAX_SEEDS
     """
 
     a: str
@@ -188,7 +187,6 @@ class Difference:
     se: float | None = None
     dof: float | None = None
     text_se: float | None = None
-    n_seeds_to_decide: int | None = None
     reason: str = ""
 
 
@@ -197,8 +195,8 @@ def estimate_noise_floors(
 ) -> dict[str, NoiseFloor]:
     """Estimate the noise floor of each objective from repeated seeds, else from the scatter around its law.
 
-    An objective without a cell of two seeds of different loss and without a law
-    with a scatter has none.
+    An objective without a cell of two seeds of different loss
+    and without a law with a scatter has none.
     """
     names = table["objective"].dropna().unique()
     floors = {
@@ -229,9 +227,9 @@ def _estimate_floor(runs: pd.DataFrame, law: Law | None) -> NoiseFloor | None:
 def _independent_dof(runs: pd.DataFrame, cells: np.ndarray) -> int:
     """Return the degrees of freedom of the pooled variance of runs [n] of cells [n], which may share trunks.
 
-    Branches of one trunk share most of its scatter. Cells that share trunks are
-    counted together as trunks minus 1, the degrees of freedom if branches share
-    all of it.
+    Branches of one trunk share most of its scatter. Cells that
+    share trunks are counted together as trunks minus 1, the
+    degrees of freedom if branches share all of it.
     """
     from scipy.sparse import coo_array  # slow import
     from scipy.sparse.csgraph import connected_components
@@ -305,11 +303,6 @@ def compare_sides(
     t = float(stdtrit(min(dof, 1e9), 1 - (1 - LEVEL) / 2 / n_comparisons))
     se = math.sqrt(variance)
     is_decided = abs(ratio) > t * se
-    # seeds n with t^2 (sum sigma^2 / n + text) < ratio^2
-    room = (ratio / t) ** 2 - text
-    single = sum(floors[side.objective].sigma ** 2 for side in (a, b))
-    n_seeds = math.floor(single / room) + 1 if room > 0 else MAX_SEEDS + 1
-    n_seeds = max(n_seeds, a.n_seeds + 1, b.n_seeds + 1)
     ends = (ratio - t * se, ratio + t * se)
     # L_a - L_b = 2 sqrt(L_a L_b) sinh(log(L_a / L_b) / 2) is antisymmetric in A
     # and B also at the ends of an interval, unlike L_b (exp(ratio) - 1)
@@ -322,7 +315,6 @@ def compare_sides(
         se=se,
         dof=dof,
         text_se=None if paired is None else paired[0],
-        n_seeds_to_decide=None if is_decided or n_seeds > MAX_SEEDS else n_seeds,
     )
 
 
@@ -344,9 +336,10 @@ def compare_best(
 ) -> list[list[Difference]]:
     """Compare the cell of lowest mean loss with every other one, within each compute or each objective.
 
-    Returns a list for each group of two cells or more, by objective and
-    increasing compute. The best cell is selected by the same losses, so each
-    group is corrected for all of its pairs of cells.
+    Returns a list for each group of two cells or more, by
+    objective and increasing compute. The best cell is selected
+    by the same losses, so each group is corrected for all of
+    its pairs of cells.
     """
     groups = []
     for group in group_sides(table, same):

@@ -39,8 +39,9 @@ REFERENCE_COLUMNS = ["model", *SCORE_COLUMNS[1:6], *FACTS]
 def read_scores(study_dir: Path, table: pd.DataFrame) -> pd.DataFrame:
     """Return the scores that tools/evaluate_downstream.py wrote for the finished runs of a table.
 
-    Only checkpoints at a run's last step count, because the table has no loss
-    for earlier ones. Raises ValueError for a damaged file.
+    Only checkpoints at a run's last step count, because the
+    table has no loss for earlier ones. Raises ValueError for a
+    damaged file.
     """
     rows = []
     finished = select_finished(table)
@@ -128,8 +129,8 @@ def read_references(
     facts   {model: {"n_params", "train_tokens", "note"}}, where the results lack them
             or are wrong
 
-    Raises FileNotFoundError for a path without results, ValueError for other
-    content.
+    Raises FileNotFoundError for a path without results,
+    ValueError for other content.
     """
     rows: list[dict[str, Any]] = []
     for path in paths:

@@ -1,14 +1,17 @@
 """Sealed forecasts: predictions that are stored before their runs exist, and scored after them.
 
 A forecast is a file in `<study>/forecasts/`, with a sha256 of all its fields:
-the prediction and its intervals, the law and its data, the time, the text of
-the study, and the list of runs that decide it. It is never replaced, and every
-reader of the study refuses one that was edited. An edit that also recomputes
-the hash can only be detected with a copy of the hash stored elsewhere.
+the prediction and its intervals, the law and its data, the
+time, the text of the study, and the list of runs that
+decide it. It is never replaced, and every reader of the
+study refuses one that was edited. An edit that also
+recomputes the hash can only be detected with a copy of the
+hash stored elsewhere.
 
-When a sweep starts a run, it copies the hashes of all forecasts to the run's
-folder (SEALS). A run whose list contains a forecast was started after it: no
-clock and no time of a file decides the order.
+When a sweep starts a run, it copies the hashes of all
+forecasts to the run's folder (SEALS). A run whose list
+contains a forecast was started after it: no clock and no
+time of a file decides the order.
 """
 
 import hashlib
@@ -114,8 +117,9 @@ def make_forecast(**values: Any) -> Forecast:
 def seal_forecasts(study_dir: str | Path, forecasts: Sequence[Forecast]) -> list[Forecast]:
     """Store forecasts and return those in the files: all of them, or none if one is refused.
 
-    A forecast with the same numbers from the same data as a stored one is not
-    written again. Raises ValueError for another forecast under a stored name.
+    A forecast with the same numbers from the same data as a
+    stored one is not written again. Raises ValueError for
+    another forecast under a stored name.
     """
     folder = Path(study_dir) / FORECASTS
     folder.mkdir(parents=True, exist_ok=True)
@@ -191,8 +195,9 @@ def score_forecasts(forecasts: Sequence[Forecast], table: pd.DataFrame) -> pd.Da
     table   of read_runs; without its `attrs["seals"]`, for example after read_table,
             the order is unknown
 
-    The runs that a forecast lists decide it, even if the study does not contain
-    them any more; runs that were added later do not count.
+    The runs that a forecast lists decide it, even if the study
+    does not contain them any more; runs that were added later
+    do not count.
     """
     rows = []
     for forecast in forecasts:
@@ -229,8 +234,9 @@ def _score(forecast: Forecast, table: pd.DataFrame) -> tuple[float, float, str]:
 def _measure(forecast: Forecast, runs: pd.DataFrame) -> tuple[float, float]:
     """Return the observed best loss or crossing of ended runs on one text, and its error; NaN if unknown.
 
-    Where the objectives do not cross up to the largest compute of masked
-    diffusion and that is above every interval, the crossing is inf.
+    Where the objectives do not cross up to the largest compute
+    of masked diffusion and that is above every interval, the
+    crossing is inf.
     """
     try:
         (at, *_), _ = measure_study(runs)

@@ -85,8 +85,9 @@ def read_external_logs(
     facts    values by run name; those under "" apply to every run
     columns  our column name -> column of a csv, such as {"loss": "val_loss"}
 
-    Raises FileNotFoundError for a missing file. Raises ValueError for an
-    unknown kind, fact or column, or a file without a run.
+    Raises FileNotFoundError for a missing file. Raises
+    ValueError for an unknown kind, fact or column, or a file
+    without a run.
     """
     if kind not in KINDS:
         raise ValueError(f"--from: got '{kind}', expected one of {', '.join(KINDS)}.")

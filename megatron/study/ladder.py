@@ -229,9 +229,10 @@ def _plan_cell(study: StudyPlan, entry: Entry, cell: Cell) -> PlannedRun:
 def _length_keys(cell: Cell, data: dict[str, Any], tokens: float, seq_len: int, batch: Any) -> dict[str, Any]:
     """Return the keys of lr_scheduler that set the length, and set dataset.unique_tokens in `data`.
 
-    An epoch consists of whole windows of seq_len tokens. Unique tokens and
-    epochs are both passed on. With a length and epochs, the unique windows are
-    rounded up so that the run stays within that many epochs.
+    An epoch consists of whole windows of seq_len tokens. Unique
+    tokens and epochs are both passed on. With a length and
+    epochs, the unique windows are rounded up so that the run
+    stays within that many epochs.
     """
     if cell.unique_tokens is not None:
         data["unique_tokens"] = cell.unique_tokens
@@ -308,9 +309,10 @@ def select_runs_of_part(study: StudyPlan, runs: Sequence[PlannedRun], part: str 
 def assign_trunks(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Return the runs, with a branch for those that share their first steps with a longer run (the trunk).
 
-    Two runs of one trunk identity take identical steps while their learning
-    rates are equal: from the same warm-up through the constant phase, until the
-    shorter run starts to decay.
+    Two runs of one trunk identity take identical steps while
+    their learning rates are equal: from the same warm-up
+    through the constant phase, until the shorter run starts to
+    decay.
     """
     groups: dict[tuple[str, int], list[PlannedRun]] = {}
     for run in runs:

@@ -61,8 +61,8 @@ class Tariff:
     def describe(self, device_seconds: float) -> str:
         """Return hours, money and energy of one or more devices, such as `3.2 GPU-hours, 8.0 at 2.5 an hour`.
 
-        Energy is an upper bound if the power is a limit. Empty without a
-        price or a power, or for no known time.
+        Energy is an upper bound if the power is a limit. Empty
+        without a price or a power, or for no known time.
         """
         device = find_device(self.hardware) if self.hardware else None
         watts = self.watts or (device.watts if device else None)
@@ -158,9 +158,10 @@ def time_steps(
 ) -> Speed:
     """Time a few steps of the smallest and the largest model of `runs`, with the study's launcher.
 
-    Probes are processes of tools/pretrain.py on random tokens. As many run
-    concurrently as in the study, so that the measurement includes start-up,
-    other load and contention. It is unknown if no process completed its steps.
+    Probes are processes of tools/pretrain.py on random tokens.
+    As many run concurrently as in the study, so that the
+    measurement includes start-up, other load and contention. It
+    is unknown if no process completed its steps.
     """
     ordered = sorted(runs, key=flops_per_step)
     ends = [ordered[0], ordered[-1]]
@@ -298,9 +299,9 @@ def format_price_table(
 
     With a tariff, the totals include the time, money and energy of all devices.
 
-    FLOPs are exact and for the whole training. Time and totals count only the
-    steps that are trained: a branch trains only the steps after its branch
-    point.
+    FLOPs are exact and for the whole training. Time and totals
+    count only the steps that are trained: a branch trains only
+    the steps after its branch point.
     """
     lines = [format_total(runs, speed, jobs, gpus_per_run, tariff), ""]
     lines += format_table(HEAD, [_format_row(run, speed, gpus_per_run) for run in runs], ("run", "status"))

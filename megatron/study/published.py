@@ -1,8 +1,9 @@
 """Published scaling laws by name, each with its source.
 
-Losses are in nats per token of the text and tokenizer of the authors, so losses
-of different laws are not comparable. Exponents and optima are, where N is
-counted alike. The laws have no intervals, since the papers publish constants
+Losses are in nats per token of the text and tokenizer of
+the authors, so losses of different laws are not comparable.
+Exponents and optima are, where N is counted alike. The laws
+have no intervals, since the papers publish constants
 without replicates.
 """
 
@@ -80,8 +81,8 @@ def load_published() -> dict[str, PublishedLaw | HyperparameterLaw]:
 def find_law(name: str | Path) -> tuple[Law | HyperparameterLaw, PublishedLaw | None]:
     """Return (law, publication) for a path of law.json or the name of a published law; a file has precedence.
 
-    The publication of a file is None. Raises FileNotFoundError for neither, and
-    ValueError for a file that is not a law.
+    The publication of a file is None. Raises FileNotFoundError
+    for neither, and ValueError for a file that is not a law.
     """
     path = Path(name)
     if path.is_file():

@@ -35,8 +35,9 @@ def seal_runs(study: StudyPlan, law_path: str | Path, pattern: str | None = None
     pattern   of names of runs; default: the runs that the study holds out and that have
               not been started
 
-    Raises FileNotFoundError for no law, ValueError for a law without
-    replicates, for no run, for a run that has been started or whose trunk has,
+    Raises FileNotFoundError for no law, ValueError for a law
+    without replicates, for no run, for a run that has been
+    started or whose trunk has,
     and as `seal_forecasts`.
     """
     path = Path(law_path)
@@ -104,10 +105,11 @@ def _make_run_forecast(study: StudyPlan, run: PlannedRun, levels: Sequence[Any],
 def seal_best(study_dir: str | Path) -> Forecast:
     """Choose the size of the study's entry `size: best` by the frontier, and seal the forecast of its run.
 
-    The same forecast as the stored one is returned unchanged. Raises
-    FileNotFoundError if there is no study. Raises ValueError without such an
-    entry, if listed runs are unfinished or too few, if the law does not
-    identify N*, if no size is near N*, or if the run was started.
+    The same forecast as the stored one is returned unchanged.
+    Raises FileNotFoundError if there is no study. Raises
+    ValueError without such an entry, if listed runs are
+    unfinished or too few, if the law does not identify N*, if
+    no size is near N*, or if the run was started.
     """
     folder = Path(study_dir)
     study = ladder.read_study_plan(folder / STUDY, [f"directory={folder}"])
@@ -183,10 +185,11 @@ def _predict_by_frontier(study: StudyPlan, law: ComputeLaw, run: PlannedRun, col
 def seal_text(study_dir: Path, U: float) -> list[Forecast]:
     """Seal forecasts for U unique tokens: each objective's best loss, and the crossing if it has a law.
 
-    Each is a power law in U through the measured values, with the predictive
-    interval of one new value. The runs that will decide it are those of the
-    study on this text. Raises ValueError if one of them has been started, if
-    there is none, or with fewer than two texts.
+    Each is a power law in U through the measured values, with
+    the predictive interval of one new value. The runs that will
+    decide it are those of the study on this text. Raises
+    ValueError if one of them has been started, if there is
+    none, or with fewer than two texts.
     """
     study = ladder.read_study_plan(study_dir / STUDY, [f"directory={study_dir}"])
     table = read_runs(study_dir)

@@ -98,8 +98,8 @@ def count_jobs(study: StudyPlan, options: SweepOptions) -> int:
 def time_study(study: StudyPlan, options: SweepOptions, runs: Sequence[PlannedRun]) -> Speed:
     """Time a few steps of the remaining runs on this machine, under the conditions of the sweep.
 
-    The speed is unknown for runs on other machines, without a remaining run, and
-    for models that exceed the memory.
+    The speed is unknown for runs on other machines, without a
+    remaining run, and for models that exceed the memory.
     """
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
     if not waiting or options.launcher != "local":
@@ -118,9 +118,9 @@ def run_sweep(
 ) -> SweepOutcome:
     """Train every run of the study that has no result yet; a failed run does not stop the others.
 
-    estimate: returns the expected speed of the runs. The table of all runs is
-    printed by the first sweep only. Raises ValueError while another sweep of
-    the study runs.
+    estimate: returns the expected speed of the runs. The table
+    of all runs is printed by the first sweep only. Raises
+    ValueError while another sweep of the study runs.
     """
     runs = expand_study(study)
     check_sealed_runs(study, runs)

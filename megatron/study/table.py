@@ -94,8 +94,9 @@ def select_finished(table: pd.DataFrame) -> pd.DataFrame:
 def read_runs(study_dir: str | Path, now: float | None = None) -> pd.DataFrame:
     """Return the table of every directory under `<study_dir>/runs` and every planned run.
 
-    Rows are sorted by objective, N and D. Only finished runs have a loss: one
-    during training is not annealed and unfit for a law. A damaged run directory
+    Rows are sorted by objective, N and D. Only finished runs
+    have a loss: one during training is not annealed and unfit
+    for a law. A damaged run directory
     gives a row, not an exception. `now` (seconds since 1970) decides whether a
     run that has stopped writing still counts as running.
 
@@ -129,9 +130,10 @@ def read_runs(study_dir: str | Path, now: float | None = None) -> pd.DataFrame:
 def _read_planned_runs(study_dir: Path) -> tuple[dict[str, dict[str, Any]], bool, list[str]]:
     """Return rows of the runs of `<study_dir>/study.yaml` by identity, whether these are all, and warnings.
 
-    Missing and stale runs are unknown without that file, or if the study cannot
-    be expanded, for example because its corpus was moved or it has the keys of
-    an earlier version. Then STUDY_COLUMNS are those of an earlier table.csv.
+    Missing and stale runs are unknown without that file, or if
+    the study cannot be expanded, for example because its corpus
+    was moved or it has the keys of an earlier version. Then
+    STUDY_COLUMNS are those of an earlier table.csv.
     """
     path, warnings = study_dir / STUDY, []
     if path.is_file():
@@ -222,8 +224,9 @@ def read_valid_metrics(run_dir: str | Path) -> Iterator[dict[str, Any]]:
 def parse_metrics(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Yield the valid lines of metrics.
 
-    Unlike run_dir.read_metrics it skips damaged lines anywhere in the file,
-    because reports include failed runs and a full disk leaves partial lines.
+    Unlike run_dir.read_metrics it skips damaged lines anywhere
+    in the file, because reports include failed runs and a full
+    disk leaves partial lines.
     """
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
@@ -275,11 +278,13 @@ def read_table(path: str | Path, columns: Mapping[str, str] | None = None) -> pd
 
     columns   new name -> name in the file, of columns to rename before they are typed
 
-    Columns are typed as above. Of columns with other names, those with numbers
-    only are float64. A cell of a column of numbers that is not a finite number
+    Columns are typed as above. Of columns with other names,
+    those with numbers only are float64. A cell of a column of
+    numbers that is not a finite number
     becomes NaN, with a warning in `attrs["warnings"]`. Raises FileNotFoundError
-    for a missing file, and ValueError for a file that is not a table, has no
-    header, a repeated column or a row of another length.
+    for a missing file, and ValueError for a file that is not a
+    table, has no header, a repeated column or a row of another
+    length.
     """
     path = Path(path)
     if not path.is_file():

@@ -137,13 +137,6 @@ def test_several_comparisons_have_the_bonferroni_correction() -> None:
     assert compare_best(TWO.iloc[::3].assign(train_flops=[1e11, 3e11]), {}) == []
 
 
-def test_an_undecided_difference_has_the_number_of_seeds_that_would_decide() -> None:
-    comparison = compare_runs(table_of(**LOSSES, u=[3.90], v=[3.99]), "ar-u", "ar-v")
-    t, sigma = stats.t.ppf(0.975, 4), estimate_noise_floors(TWO)[AR].sigma
-    n = math.floor(2 * (t * sigma / math.log(3.99 / 3.90)) ** 2) + 1
-    assert (comparison.verdict, comparison.n_seeds_to_decide) == ("undecided", n)
-
-
 def share_covered(n_a: int, n_b: int, elsewhere: int, n: int = 200) -> float:
     """Return how often the 95 % interval of A - B contains the true log ratio of 0.02."""
     rng = np.random.default_rng(7)

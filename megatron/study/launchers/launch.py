@@ -76,8 +76,8 @@ class Launcher:
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
         """Prepare and start those of `runs` that fit now, in order; none while the backend does not respond.
 
-        A run that an earlier sweep started is followed. A run that another process trains is not
-        started, and waits.
+        A run that an earlier sweep started is followed. A run that
+        another process trains is not started, and waits.
         """
         raise NotImplementedError
 
@@ -110,8 +110,8 @@ def is_free(run: PlannedRun) -> bool:
 def prepare_run(run: PlannedRun) -> None:
     """Write the configuration for tools/pretrain.py, with branch_from if the trunk has a checkpoint.
 
-    The hashes of all forecasts are written first: they show that the run was
-    started after these.
+    The hashes of all forecasts are written first: they show
+    that the run was started after these.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
     if run.folder.parent.name == "runs":  # of a study, and not a timed probe
@@ -132,8 +132,8 @@ def prepare_run(run: PlannedRun) -> None:
 def find_checkpoint(run_dir: Path, last_step: int, exact: bool = False) -> Path | None:
     """Return the latest complete checkpoint up to `last_step`, or with `exact` at it; None without one.
 
-    Preemption checkpoints are ignored, because the run deletes them when it
-    resumes.
+    Preemption checkpoints are ignored, because the run deletes
+    them when it resumes.
     """
     checkpoints: dict[tuple[int, int], Path] = {}
     # meta.json is part of a complete checkpoint; a folder without it is
@@ -167,8 +167,8 @@ class SweepState:
     def find_ready(self) -> list[PlannedRun]:
         """Return the waiting runs that can start, most expensive first.
 
-        A branch can start when its trunk has the checkpoint of the branch
-        point, or has ended without it.
+        A branch can start when its trunk has the checkpoint of the
+        branch point, or has ended without it.
         """
         # A failed trunk is in neither list: its branches become ready, and
         # start from its last checkpoint before the branch point or from
@@ -202,10 +202,11 @@ def run_all(
 ) -> tuple[SweepState, bool]:
     """Run all runs, retrying each failed run up to `retries` times. Return (state, whether all runs ended).
 
-    A preempted run resumes without limit. A run that another process trains
-    stays in the list of waiting runs until its result exists, or until its
-    lock is free and it can be started. All runs stop when the stop file of an
-    unfinished run appears.
+    A preempted run resumes without limit. A run that another
+    process trains stays in the list of waiting runs until its
+    result exists, or until its lock is free and it can be
+    started. All runs stop when the stop file of an unfinished
+    run appears.
 
     on_poll  called every `poll_s` seconds with the state
     on_end   called for each job that ends, with its exit status and whether it will be

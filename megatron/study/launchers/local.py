@@ -41,8 +41,8 @@ class Device:
 def query_gpus() -> list[tuple[str, float]]:
     """Return (name, bytes of memory) of this machine's NVIDIA GPUs; empty if nvidia-smi fails.
 
-    The memory of a GPU that shares the host's memory is not reported: it is 0,
-    and the GPU gets one run at a time.
+    The memory of a GPU that shares the host's memory is not
+    reported: it is 0, and the GPU gets one run at a time.
     """
     words = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
@@ -88,9 +88,10 @@ class LocalLauncher(Launcher):
     def choose_devices(self, run: PlannedRun) -> list[int] | None:
         """Return the devices for a run, or None if it must wait.
 
-        A run over several GPUs gets them exclusively. A run that exceeds the
-        memory of every device gets an empty one: the estimate may be wrong, and
-        otherwise the run reports the error itself.
+        A run over several GPUs gets them exclusively. A run that
+        exceeds the memory of every device gets an empty one: the
+        estimate may be wrong, and otherwise the run reports the
+        error itself.
         """
         # load[k]: the jobs on device k. Example with 2 devices and 4 slots:
         # [[a, b], [c]]; device 1 is tried first.

@@ -1,7 +1,8 @@
 """Launcher of runs as tasks of Slurm arrays, which are polled until all have ended.
 
-A task's id is stored in the folder of its run, so that the next call follows
-the tasks of an earlier one. A run whose task is lost is submitted again.
+A task's id is stored in the folder of its run, so that the
+next call follows the tasks of an earlier one. A run whose
+task is lost is submitted again.
 """
 
 import subprocess
