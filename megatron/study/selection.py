@@ -204,10 +204,9 @@ def _filter_rows(
         objectives = sorted(set(runs["objective"].dropna()))
         objective = objective or (objectives[0] if len(objectives) == 1 else None)
         if objectives and objective not in objectives:
-            raise ValueError(
-                f"{path}: got runs of {', '.join(objectives)}, expected {objective or 'one objective'}. "
-                "Choose it with --objective."
-            )
+            fix = suggest_nearest(objective, objectives) if objective else "Choose it with --objective."
+            names = ", ".join(objectives)
+            raise ValueError(f"{path}: got runs of {names}, expected {objective or 'one objective'}. {fix}")
         # a bound on a loss and a loss do not fit one law
         if objective is not None:
             runs = runs[runs["objective"] == objective]
