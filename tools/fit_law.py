@@ -124,10 +124,15 @@ def parse_constants(words: Sequence[str]) -> dict[str, float]:
 def fit_parametric_law(args: argparse.Namespace, runs: Selection) -> Law:
     """Fit the parametric law to the runs, and score it on the held-out runs."""
     is_held_out = runs.held_out(args.hold_out)
+    fitted = runs.subset(~is_held_out)
     fixed = parse_constants(args.fix)
     law = extrapolate_law(
-        **runs.columns_where(~is_held_out),
-        loss_se=read_loss_errors(args, runs.subset(~is_held_out)),
+        fitted.N,
+        fitted.D,
+        fitted.L,
+        U=fitted.U,
+        groups=fitted.groups,
+        loss_se=read_loss_errors(args, fitted),
         form=args.form,
         residual=args.residual,
         fixed=fixed,
@@ -142,7 +147,7 @@ def fit_parametric_law(args: argparse.Namespace, runs: Selection) -> Law:
         scored = score_held_out(law, runs.subset(is_held_out))
     return replace(
         law, columns=runs.columns, filter=runs.filter, table=runs.table, warnings=warnings, held_out=scored,
-        runs=runs.subset(~is_held_out).names or [],
+        runs=fitted.names or [],
     )  # fmt: skip
 
 

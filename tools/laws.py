@@ -111,8 +111,8 @@ def run_frontier(args: argparse.Namespace) -> int:
         raise ValueError("--where, --flops-by: got a study's directory, expected a table. Collect it first.")
     if args.check:
         outcome = find_outcome(args.runs)
-        print(f"check: {outcome.describe()}")
-        return 0 if outcome.observed is not None else 1
+        print(f"check: {forecast.describe_outcome(outcome)}")
+        return 1 if math.isnan(outcome["measured"]) else 0
     out = args.out or (args.runs if is_study else Path()) / frontier.COMPUTE_LAW
     if out.is_dir() or not out.parent.is_dir():
         raise ValueError(
@@ -122,7 +122,7 @@ def run_frontier(args: argparse.Namespace) -> int:
     if is_study:
         runs = frontier.read_study_runs(args.runs, args.objective)
     else:
-        runs = frontier.read_table_runs(args.runs, Columns(), args.objective, args.flops_by, args.where, None)
+        runs = frontier.read_table_runs(args.runs, args.objective, args.flops_by, args.where)
     law = frontier.fit_frontier(runs)
     text = summarise_frontier(args, law, runs)
     law.save(out)
@@ -130,8 +130,8 @@ def run_frontier(args: argparse.Namespace) -> int:
     if args.predict:
         seal_best(args.runs)
         outcome = find_outcome(args.runs)
-        print(f"forecast: {outcome.describe()}")
-        if outcome.observed is None:
+        print(f"forecast: {forecast.describe_outcome(outcome)}")
+        if math.isnan(outcome["measured"]):
             print("next: rerun tools/sweep.py on this study to train this run")
     return 0
 
@@ -147,7 +147,7 @@ def summarise_frontier(args: argparse.Namespace, law: ComputeLaw, runs: Selectio
     return "\n".join([head, table, *frontier.describe_frontier(law, runs)])
 
 
-def find_outcome(study_dir: Path) -> forecast.Outcome:
+def find_outcome(study_dir: Path) -> pd.Series:
     """Return the outcome of the forecast of one run. Raise ValueError without a forecast."""
     forecasts = [sealed for sealed in forecast.read_forecasts(study_dir) if sealed.quantity == forecast.RUN]
     if not forecasts:
@@ -155,7 +155,7 @@ def find_outcome(study_dir: Path) -> forecast.Outcome:
             f"{study_dir / forecast.FORECASTS}: got no forecast of a run. Run scaling frontier {study_dir} "
             "--predict before training it."
         )
-    return forecast.score_forecasts(forecasts[-1:], read_runs(study_dir))[0]
+    return forecast.score_forecasts(forecasts[-1:], read_runs(study_dir)).iloc[0]
 
 
 def add_downstream(actions: Any) -> None:
@@ -374,7 +374,7 @@ def run_predict(args: argparse.Namespace) -> int:
         study = read_study_plan(args.seal)
         forecasts = seal_runs(study, args.law, args.runs)
         if args.json:
-            print_json([asdict(sealed) | {"sha256": sealed.sha256()} for sealed in forecasts])
+            print_json([asdict(sealed) | {"sha256": sealed.sha256} for sealed in forecasts])
             return 0
         print_forecasts(forecasts, ".4f", " nats per token")
         print(f"{study.directory / forecast.FORECASTS}: {len(forecasts)} sealed")
@@ -425,7 +425,7 @@ def print_forecasts(forecasts: Sequence[forecast.Forecast], digits: str, unit: s
             f"{100 * level:g} % [{low:{digits}}, {high:{digits}}]"
             for level, (low, high) in zip(forecast.LEVELS, sealed.intervals, strict=True)
         )
-        digest = sealed.sha256()[:12]
+        digest = sealed.sha256[:12]
         print(f"{sealed.name}: {sealed.predicted:{digits}}{unit}; {ends}; sha256 {digest}")
 
 
@@ -665,9 +665,9 @@ def run_compare(args: argparse.Namespace) -> int:
     if args.best is None:
         a, b = differences.find_side(table, args.a), differences.find_side(table, args.b)
         paired = paired_error(args.study, a, b)
-        groups = [[differences.compare_runs(table, args.a, args.b, laws=laws, paired=paired)]]
+        groups = [[differences.compare_sides(a, b, floors, paired=paired)]]
     else:
-        groups = differences.compare_best(table, same=args.best, laws=laws)
+        groups = differences.compare_best(table, floors, args.best)
     if not groups:
         raise ValueError(
             f"{args.study}: got no two finished runs of the same {args.best}, expected at least one pair."

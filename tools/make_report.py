@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.cli import create_parser, run_main
-from megatron.study.tariff import add_tariff_options, read_tariff
+from megatron.study.price import Tariff, add_tariff_options
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from megatron.report.report import export_figures, make_figures, write_report
     from megatron.report.study_data import read_study
 
-    path = write_report(args.study_dir, args.out, read_tariff(args), args.plotly_js)
+    path = write_report(args.study_dir, args.out, Tariff(args.price_per_hour, args.watts), args.plotly_js)
     study = read_study(args.study_dir)
     answer = make_answer(study)
     paths = []

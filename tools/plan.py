@@ -33,10 +33,11 @@ from megatron.laws.design import (
     build_simple_designs,
     generate_candidates,
 )
-from megatron.laws.law import PUBLISHED, Law
+from megatron.laws.law import Law
 from megatron.plan.conventions import training_flops_per_token
 from megatron.plan.count import flops_per_token, n_non_embedding, n_params
 from megatron.study.format import format_count
+from megatron.study.published import find_law
 from megatron.study.selection import Columns, select_runs
 
 GPT2_TOKENS = 50257
@@ -44,7 +45,7 @@ TOKENS_PER_PARAMETER = 20  # Hoffmann et al., arXiv 2203.15556
 SHAPE = ("d_model", "d_ff", "d_head", "n_heads", "n_layers")
 NOISE = 0.005  # spread of a run's log loss, if the law has none
 LARGEST_SHARE = 0.25  # of the budget, for one run
-PRIOR = "Besiroglu et al. 2024"  # default prior law
+PRIOR = "besiroglu"  # default prior law
 STUDY = """\
 name: {name}
 directory: experiments/{name}
@@ -126,8 +127,8 @@ def print_conventions(shapes: Mapping[str, ModelConfig], seq_len: int) -> None:
 
 def run_plan(args: argparse.Namespace) -> None:
     """Choose the runs, and print them with their expected errors."""
-    prior = Law(form="chinchilla", params=PUBLISHED[PRIOR], objective=0.0, huber_delta=1e-3, n_runs=240)
-    law = Law.load(args.law) if args.law else prior
+    law = Law.load(args.law) if args.law else find_law(PRIOR)[0]
+    assert isinstance(law, Law), "the prior is a law of loss"
     if law.identified is False and not args.force:
         raise ValueError(
             f"--law {args.law}: its runs do not identify {', '.join(law.not_identified) or 'it'}. "

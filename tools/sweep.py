@@ -25,9 +25,8 @@ from megatron.study.ladder import (
     read_study_plan,
     select_runs_of_part,
 )
-from megatron.study.price import Speed, estimate_speed, format_price_table
+from megatron.study.price import Speed, Tariff, add_tariff_options, estimate_speed, format_price_table
 from megatron.study.sweep import SweepOptions, count_jobs, run_sweep, time_study
-from megatron.study.tariff import add_tariff_options, fill_watts, read_tariff
 
 REMOVED = {
     "--currency": "A price is in any unit",
@@ -83,10 +82,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
     options = SweepOptions(args.launcher, args.jobs, args.gpus_per_run, args.retries, args.sbatch, args.part)
 
-    # called after `study` is read below; `probe` runs only where nothing else gives the speed
+    # called after `study` is read below
     def price_runs(runs: Sequence[PlannedRun]) -> Speed:
-        probe = lambda: time_study(study, options, runs)  # noqa: E731
-        return estimate_speed(runs, args.hardware, args.mfu, args.gpus_per_run, probe)
+        if args.hardware is None:
+            return time_study(study, options, runs)
+        return estimate_speed(runs, args.hardware, args.mfu, args.gpus_per_run)
 
     try:
         study = read_study_plan(args.study, args.overrides)
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             runs = select_runs_of_part(study, expand_study(study), args.part)
             # for other hardware the number of GPUs is not known, so one run at a time
             jobs = (args.jobs or 1) if args.hardware else count_jobs(study, options)
-            tariff = fill_watts(read_tariff(args), args.hardware)
+            tariff = Tariff(args.price_per_hour, args.watts, args.hardware)
             speed = price_runs(runs)
             print(format_price_table(runs, speed, jobs, args.gpus_per_run, tariff))
             return 0

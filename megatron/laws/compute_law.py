@@ -203,15 +203,10 @@ class ComputeLaw:
         require("covariance", is_square and bool(np.isfinite(law.covariance).all()), "a finite matrix")
         positive = (law.centre, *law.C, *law.N)
         require("C, N and centre", all(0 < value < math.inf for value in positive), "numbers above 0")
-        require("tokens", all(map(math.isfinite, law.tokens)), "two finite numbers")
         require("spread and dof", 0 <= law.spread < math.inf and 0 <= law.dof < 10**9, "numbers of 0 or more")
-        require("n_runs", min(law.n_runs, law.n_budgets) >= 0, "a number of 0 or more")
-        require("not_identified", set(law.not_identified) <= set(CONSTANTS), "reasons by constant")
-        if law.lack_of_fit:
-            convert_value("lack_of_fit", law.lack_of_fit, LackOfFit)
-        if law.beyond:
-            continuation: Continuation = convert_value("beyond", law.beyond, Continuation)
-            require("beyond", continuation.is_valid(), "the fields of a continuation")
+        for name, kind in (("lack_of_fit", LackOfFit), ("beyond", Continuation)):
+            if getattr(law, name):
+                convert_value(name, getattr(law, name), kind)
         return law
 
     def to_frame(self, C: ArrayLike | None = None, level: float = LEVEL) -> "DataFrame":
@@ -224,12 +219,11 @@ class ComputeLaw:
 
         ends = (self.C[0], LARGEST_STEP * self.C[1])
         optima = [self.optimum(float(c), level) for c in np.ravel(np.geomspace(*ends, 9) if C is None else C)]
-        values = {name: [getattr(at, name) for at in optima] for name in ("C", "N", "D", "loss")}
+        frame = DataFrame([vars(at) for at in optima]).drop(columns="level")
         for name in ("N_interval", "D_interval", "confidence", "predictive"):
             stem = name.removesuffix("_interval")
-            for end, i in (("low", 0), ("high", 1)):
-                values[f"{stem}_{end}"] = [getattr(at, name)[i] for at in optima]
-        return DataFrame(values)
+            frame[[f"{stem}_low", f"{stem}_high"]] = frame.pop(name).tolist()
+        return frame
 
     def plot(self, C: ArrayLike | None = None) -> Any:
         """Return a plotly figure of the best N and its loss against C, with intervals."""

@@ -125,15 +125,15 @@ def fit_downstream(
     labels, is_grouped = find_groups(residual, slopes, groups, None if N is None else np.asarray(N))
     noise = estimate_noise(residual, slopes, labels)
     rng = np.random.default_rng(seed)
-    fits = []
-    if noise.n_groups:
+    if noise.n_groups:  # few groups: noise is drawn, not groups
         dof, spread = int(noise.dof), noise.sigma
         root = noise.sigma * np.linalg.cholesky(noise.correlate(labels))
-        for z in rng.standard_normal((n_bootstrap, len(L))):  # few groups: noise is drawn, not groups
-            fits.append(_fit_constants(L, scores - residual + root @ z, kind, chance, ceiling))
-    for rows in rng.integers(0, len(L), (0 if noise.n_groups else n_bootstrap, len(L))):
-        if len(np.unique(L[rows])) > n_free:
-            fits.append(_fit_constants(L[rows], scores[rows], kind, chance, ceiling))
+        normals = rng.standard_normal((n_bootstrap, len(L)))
+        resamples = [(L, scores - residual + root @ z) for z in normals]
+    else:
+        indices = rng.integers(0, len(L), (n_bootstrap, len(L)))
+        resamples = [(L[rows], scores[rows]) for rows in indices if len(np.unique(L[rows])) > n_free]
+    fits = [_fit_constants(*resample, kind, chance, ceiling) for resample in resamples]
     replicates = dict(zip(names, np.array(fits).T, strict=True)) if fits else {}
     return DownstreamCurve(
         kind, params, len(L), replicates, spread, dof, chance, n_questions, noise.n_groups,
@@ -160,17 +160,12 @@ def _validate_scores(
     """Return losses and scores [n] as numbers. Raises ValueError as fit_downstream."""
     L, scores = (np.asarray(v, dtype=float).ravel() for v in (L, scores))
     is_accuracy, floor = kind == "accuracy", chance or 0.0
-    outside = scores[(scores < 0) | (scores > 1)] if is_accuracy else scores[:0]
+    outside = [float(score) for score in scores if not 0 <= score <= 1] if is_accuracy else []
     n_equal = len(L) == len(scores) and np.isfinite(L).all() and np.isfinite(scores).all()
     for is_valid, name, got, expected in (
         (kind in CONSTANTS, "kind", f"'{kind}'", f"one of {', '.join(CONSTANTS)}"),
         (n_equal, "downstream", f"{len(L)} losses and {len(scores)} scores", "equally many finite numbers"),
-        (
-            not len(outside),
-            "accuracy",
-            f"{outside[0]:g}" if len(outside) else "",
-            "shares of right answers from 0 to 1",
-        ),
+        (not outside, "accuracy", outside[:1], "shares of right answers from 0 to 1"),
         (chance is None or (is_accuracy and 0 <= floor < 1), "chance", chance, "0 to 1 for an accuracy"),
         (floor < ceiling <= 1, "ceiling", ceiling, "chance to 1 for an accuracy"),
         (is_accuracy or ceiling == 1, "ceiling", f"{ceiling} for an error", "it for an accuracy only"),

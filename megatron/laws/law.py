@@ -12,27 +12,15 @@ from numpy.typing import ArrayLike
 
 from megatron.io import replace_nonfinite, write_json
 from megatron.laws.fitting.extrapolation import Extrapolation
-from megatron.laws.fitting.noise import MAX_TREND_SLOPE, NORMAL_DOF, Noise, Trend
+from megatron.laws.fitting.noise import NORMAL_DOF, Noise, Trend
 from megatron.laws.forms import FORM, check_form
 from megatron.laws.law_file import convert_fields, convert_value, load_law, require
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# Constants of published laws of the form chinchilla:
-# nats, N, D; each on the text of its authors
-PUBLISHED = {
-    "Hoffmann et al. 2022": {
-        "E": math.exp(0.5267228), "A": math.exp(6.0073404), "B": math.exp(6.0179186),
-        "alpha": 0.33917084, "beta": 0.2849083,
-    },
-    "Besiroglu et al. 2024": {"E": 1.8172, "A": 482.01, "B": 2085.43, "alpha": 0.3478, "beta": 0.3658},
-}  # fmt: skip
-
-
 ZERO_FLOOR_SHARE = 1e-9  # of the largest E of the replicates: an E below counts as 0
 MIN_REPLICATES = 8  # fewest replicates with E = 0 that have percentiles of their own
-MAX_RANGE = 200.0  # of log(N D) in a trend: any pair of counts that a float holds, with room for their ratio
 TOOL = "tools/fit_law.py"
 
 
@@ -236,19 +224,12 @@ class Law:
         """Return a row for each constant: value, low, high, standard_error, identified."""
         from pandas import DataFrame  # slow import
 
-        values = {**self.params, **self.derived}
         intervals = {**self.interval.get("params", {}), **self.interval.get("derived", {})}
-        ends = np.array([intervals.get(name, (math.nan, math.nan)) for name in values])
-        return DataFrame(
-            {
-                "value": list(values.values()),
-                "low": ends[:, 0],
-                "high": ends[:, 1],
-                "standard_error": [self.standard_error.get(name, math.nan) for name in values],
-                "identified": [name not in self.not_identified for name in values],
-            },
-            index=list(values),
-        )
+        frame = DataFrame({"value": {**self.params, **self.derived}})
+        ends = np.array([intervals.get(name, (math.nan, math.nan)) for name in frame.index])
+        errors = [self.standard_error.get(name, math.nan) for name in frame.index]
+        identified = [name not in self.not_identified for name in frame.index]
+        return frame.assign(low=ends[:, 0], high=ends[:, 1], standard_error=errors, identified=identified)
 
     def plot(self, N: ArrayLike | None = None, D: ArrayLike | None = None, L: ArrayLike | None = None) -> Any:
         """Return a plotly figure of the loss against compute, with runs N, D, L [n] if given."""
@@ -299,33 +280,17 @@ def _check_values(law: Law) -> None:
     require("replicates", is_complete, "equally many values of each constant of params")
     require("residual", law.residual in ("log", "nats"), "log or nats")
     require("spread", not law.spread < 0, "a number of 0 or more")
-    require("text_error", not law.text_error or {"loss_se", "relative"} <= set(law.text_error), "both errors")
-    require("text_error", all(value >= 0 for value in law.text_error.values()), "numbers of 0 or more")
     for part in ("params", "derived"):
         convert_value("interval", law.interval.get(part, {}), dict[str, tuple[float, float]])
-    level, n_units = law.interval.get("level", 0.95), law.interval.get("n_units")
-    require("interval", isinstance(level, float) and 0 < level < 1, "a level between 0 and 1")
-    require("interval", n_units is None or (type(n_units) is int and n_units > 0), "a number of units")
+    level, n_units = law.interval.get("level", 0.95), law.interval.get("n_units", 1)
+    is_level = isinstance(level, float) and 0 < level < 1 and isinstance(n_units, int) and n_units > 0
+    require("interval", is_level, "a level between 0 and 1 and a number of units")
     for ends in law.ranges.values():
         require("ranges", len(ends) == 2, "low and high by letter")
-    if law.noise:
-        noise: Noise = convert_value("noise", law.noise, Noise)
-        require("noise", noise.dof > 0, "degrees of freedom above 0")
-        require("noise", noise.trend is None or _is_trend(noise.trend), "a trend within its limits")
-    if law.extrapolation:
-        measured: Extrapolation = convert_value("extrapolation", law.extrapolation, Extrapolation)
-        require("extrapolation", measured.is_valid(), "a growth of 0 or more, dof and compute above 0")
-
-
-def _is_trend(trend: Trend) -> bool:
-    return (
-        all(math.isfinite(value) for value in vars(trend).values())
-        and min(trend.sigma, trend.dof_centre, trend.square_sum) > 0
-        # with both limits |slope (x - centre)| is at most 2
-        # x 200 = 400, and exp(400) is finite in float64
-        and trend.low <= trend.centre <= trend.high <= trend.low + MAX_RANGE
-        and abs(trend.slope) <= MAX_TREND_SLOPE
-    )
+    for name, kind in (("noise", Noise), ("extrapolation", Extrapolation)):
+        if getattr(law, name):
+            part = convert_value(name, getattr(law, name), kind)
+            require(name, part.dof > 0, "degrees of freedom above 0")
 
 
 def expanded_level(level: float, n_units: int | None, n_constants: int = 1) -> float:

@@ -303,9 +303,7 @@ def suggest_runs(study: Study) -> str:
     if n_missing:
         return f"To do: train {format_plural(n_missing, 'more run')} of this study with tools/sweep.py."
     if study.frontier is not None:
-        runs = select_fitted_runs(study, study.frontier)
-        columns = [runs[name].to_numpy() for name in ("N", "loss", "C")]
-        return f"To do: {' '.join(suggest_next_steps(study.frontier, *columns))}" if len(runs) else ""
+        return f"To do: {' '.join(suggest_next_steps(study.frontier))}"
     if study.law is None:
         return "To do: fit runs at equal compute with scaling frontier, others with tools/fit_law.py."
     flops = float(study.main_runs["flops_6nd"].sum())

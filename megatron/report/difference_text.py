@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from megatron.study.differences import Difference, NoiseFloor
+from megatron.study.differences import LEVEL, Difference, NoiseFloor
 from megatron.study.format import (
     OBJECTIVE_NAMES,
     format_digits,
@@ -35,7 +35,7 @@ def describe_floor(objective: str, floor: NoiseFloor) -> str:
         "no part of their difference"
     )
     return (
-        f"{start} {format_digits(100 * floor.sigma, 2)} % of the loss ({100 * floor.level:g} %: {inside}; "
+        f"{start} {format_digits(100 * floor.sigma, 2)} % of the loss ({100 * LEVEL:g} %: {inside}; "
         f"{dof}, {source}){text}."
     )
 
@@ -53,15 +53,13 @@ def describe_difference(difference: Difference) -> str:
         f", corrected for {difference.n_comparisons} comparisons" if difference.n_comparisons > 1 else ""
     )
     basis = (
-        f"{100 * difference.level:g} % interval of the difference {inside} nats, Student's t with "
+        f"{100 * LEVEL:g} % interval of the difference {inside} nats, Student's t with "
         f"{format_digits(difference.dof, 2)} degrees of freedom{corrected}"
     )
     if difference.text_se is not None:
         basis += f"; the paired error over documents, {format_digits(difference.text_se, 2)} nats, is in it"
     if difference.verdict == "undecided":
-        need = difference.n_seeds_to_decide
-        more = f" About {need} seeds of each would decide a difference of this size." if need else ""
-        return f"Undecided: {difference.a} is {side} by {size}, within the noise ({basis}).{more}"
+        return f"Undecided: {difference.a} is {side} by {size}, within the noise ({basis})."
     pair = f"{difference.a} is {difference.verdict} than {difference.b}"
     return f"{pair}: its held-out loss is {side} by {size} ({basis})."
 

@@ -14,7 +14,7 @@ from megatron.report import plot_compare, plot_frontier, plot_runs, tables
 from megatron.report.answer import Answer, make_answer
 from megatron.report.plot import Figure, make_template, read_plotly_js
 from megatron.report.study_data import Study, read_study
-from megatron.study.tariff import Tariff
+from megatron.study.price import Tariff
 
 MAX_IN_SIGHT, MAX_FIGURES = 4, 8
 FORMATS = ("png", "pdf", "svg")

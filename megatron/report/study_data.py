@@ -15,7 +15,7 @@ from megatron.laws.compute_law import ComputeLaw
 from megatron.laws.law import Law
 from megatron.laws.measured_crossover import MeasuredCrossover
 from megatron.study.downstream_scores import REFERENCE_COLUMNS, REFERENCES, load_references
-from megatron.study.forecast import LEVELS, describe_calibration, read_forecasts, score_forecasts
+from megatron.study.forecast import describe_calibration, read_forecasts, score_forecasts
 from megatron.study.frontier import COMPUTE_LAW
 from megatron.study.ladder import STUDY, read_study_plan
 from megatron.study.measured import measure_study
@@ -208,17 +208,13 @@ def read_weights(study: Study, path: str) -> pd.DataFrame:
 def _tabulate_forecasts(folder: Path, runs: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each forecast of a study, columns FORECAST_COLUMNS."""
     flops = runs.dropna(subset=["identity"]).groupby("identity")["train_flops"].first()
-    rows = []
     outcomes = score_forecasts(read_forecasts(folder), runs)
-    for outcome in outcomes:
-        forecast = outcome.forecast
-        low, high = outcome.intervals[LEVELS[-1]]
-        row = {name: getattr(forecast, name) for name in ("name", "quantity", "N", "D", "U", "predicted")}
-        row |= {"C": flops.get(forecast.identity, np.nan), "low": low, "high": high}
-        row |= {"observed": outcome.observed, "is_late": outcome.order == "after"}
-        row |= {"time": f"{forecast.time[:16].replace('T', ' ')} UTC", "sha256": forecast.sha256()}
-        rows.append(row)
-    table = pd.DataFrame(rows, columns=FORECAST_COLUMNS)
+    renamed = {"low_0.95": "low", "high_0.95": "high", "measured": "observed"}
+    table = outcomes.rename(columns=renamed).assign(
+        C=outcomes["identity"].map(flops).astype(float),
+        is_late=outcomes["order"] == "after",
+        time=outcomes["time"].str.slice(0, 16).str.replace("T", " ") + " UTC",
+    )[FORECAST_COLUMNS]
     table.attrs["calibration"] = describe_calibration(outcomes)
     return table
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -26,7 +26,7 @@ from megatron.study.format import (
     format_with_interval,
 )
 from megatron.study.ladder import STUDY
-from megatron.study.tariff import Tariff, fill_watts, sum_device_seconds
+from megatron.study.price import Tariff, sum_device_seconds
 
 MAX_TASKS = 6  # columns of the table of models
 LEVEL_NOTE = "In brackets 95 % intervals: confidence of N and D, predictive for the loss of one new run."
@@ -191,7 +191,7 @@ def list_differences(study: Study) -> list[Table]:
     floors = estimate_noise_floors(rows, study.laws)
     # the correction is for all pairs of a group, so showing fewer of them does
     # not change an interval
-    groups = compare_best(rows, laws=study.laws)
+    groups = compare_best(rows, floors)
     best = [at for group in groups for at in group[:MAX_ROWS] if at.interval]
     if not best or not floors:
         return []
@@ -245,11 +245,8 @@ def describe_cost(study: Study, tariff: Tariff) -> str:
     Empty without a price or a power.
     """
     seconds, hardware = sum_device_seconds(map(dict, study.results))
-    tariff = fill_watts(tariff, hardware)
-    if not seconds:
-        return ""
     # a GPU that no option names is listed with its power limit
-    return tariff.describe(seconds, "device" if (hardware or "CPU").startswith("CPU") else "GPU")
+    return replace(tariff, hardware=hardware).describe(seconds) if seconds else ""
 
 
 def _join_distinct(values: Iterable[Any]) -> str:

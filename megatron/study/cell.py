@@ -182,11 +182,7 @@ def read_entry(raw: Any, where: str) -> Entry:
     n_seeds = raw.get("seeds")
     if type(n_seeds) is int and 0 < n_seeds <= MAX_SEEDS:
         raw = raw | {"seeds": list(range(n_seeds))}
-    lists = {key: [value] for key, value in raw.items() if key not in single and not _is_list(value)}
-    entry = read_section(Entry, raw | lists, where)
+    singles = {key: raw[key] for key in raw if key not in single and not isinstance(raw[key], list | None)}
+    entry = read_section(Entry, raw | {key: [value] for key, value in singles.items()}, where)
     entry.check(where)
     return entry
-
-
-def _is_list(value: Any) -> bool:
-    return value is None or isinstance(value, list)

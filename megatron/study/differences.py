@@ -1,17 +1,20 @@
 """Differences of held-out loss between runs, with intervals from the noise floor: is run A better than run B?
 
-Runs that differ only in their seed show the scatter of a run. The variance of
-log loss is pooled over all cells of several seeds of one objective (one
-variance for all, as in an analysis of variance). Where no cell is repeated, it
-is the scatter around a fitted law. A difference of means of n_a and n_b seeds
-has the variance sigma^2 (1/n_a + 1/n_b) and Student's t with the degrees of
-freedom of sigma^2. Variances of two objectives, or of text, are added with the
+Runs that differ only in their seed show the scatter of a
+run. The variance of log loss is pooled over all cells of
+several seeds of one objective (one variance for all, as in
+an analysis of variance). Where no cell is repeated, it is
+the scatter around a fitted law. A difference of means of
+n_a and n_b seeds has the variance sigma^2 (1/n_a + 1/n_b)
+and Student's t with the degrees of freedom of sigma^2.
+Variances of two objectives, or of text, are added with the
 degrees of freedom of Welch and Satterthwaite.
 
 Two runs scored on the same text share its sampling error: `loss_se`, the error
-over samples of text, is no part of their difference, and does not measure the
-scatter between seeds. Runs scored on different numbers of tokens, hence on
-different texts, have no interval.
+over samples of text, is no part of their difference, and
+does not measure the scatter between seeds. Runs scored on
+different numbers of tokens, hence on different texts, have
+no interval.
 """
 
 import math
@@ -28,8 +31,7 @@ from megatron.laws.isoflop import split_budgets
 from megatron.laws.law import Law
 from megatron.study.table import COLUMNS, select_finished
 
-LEVEL = 0.95
-MAX_SEEDS = 50  # largest number of seeds per cell that is proposed
+LEVEL = 0.95  # of all intervals; those of several differences hold together at it
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +69,11 @@ class Side:
         """Number of runs."""
         return len(self.runs)
 
+    @property
+    def flops(self) -> float:
+        """Training FLOPs of a run; NaN if unknown."""
+        return float(self.runs["train_flops"].iloc[0])
+
 
 def _select_runs(table: pd.DataFrame) -> pd.DataFrame:
     """Return the finished runs with all columns of a table; a table of another program may lack some."""
@@ -89,9 +96,9 @@ def find_side(table: pd.DataFrame, name: str) -> Side:
     """Return the run with this name, or all seeds of the cell with this name.
 
     `name` may be a prefix of a run's name; a prefix that ends before a dash
-    takes precedence. A prefix of the names of all runs of one cell selects that
-    cell. Raises ValueError if no finished run matches, or if runs of several
-    cells match.
+    takes precedence. A prefix of the names of all runs of one
+    cell selects that cell. Raises ValueError if no finished run
+    matches, or if runs of several cells match.
     """
     runs = _select_runs(table)
     # exact name first, then a prefix up to a dash, then any prefix: "s4" must
@@ -99,11 +106,7 @@ def find_side(table: pd.DataFrame, name: str) -> Side:
     masks = (runs["run"] == name, runs["run"].str.startswith(f"{name}-"), runs["run"].str.startswith(name))
     matches = next((runs[mask] for mask in masks if mask.any()), None)
     if matches is None:
-        other = [run for run in table["run"] if run.startswith(name)]
-        why = f"; {other[0]} has no held-out loss" if other else ""
-        raise ValueError(
-            f"{name}: got no finished run of that name{why}, expected one of {len(runs)} runs with a loss."
-        )
+        raise ValueError(f"{name}: got no finished run of that name. Name one of {len(runs)} with a loss.")
     if len(matches) == 1:
         return Side(matches)
     # a prefix of several runs is valid only if it selects exactly the runs of
@@ -120,17 +123,15 @@ def find_side(table: pd.DataFrame, name: str) -> Side:
 
 def group_sides(table: pd.DataFrame, same: str) -> list[list[Side]]:
     """Group cells by objective, or by objective and compute, and drop groups of a single cell."""
-    groups: list[list[Side]] = []
     sides = sorted(group_cells(table), key=lambda side: side.objective)
-    for _, of_objective in groupby(sides, lambda side: side.objective):
-        group = list(of_objective)
-        if same == "compute":
-            sized = [side for side in group if side.runs["train_flops"].iloc[0] > 0]
-            flops = np.array([side.runs["train_flops"].iloc[0] for side in sized])
-            budgets = split_budgets(flops) if sized else []
-            groups += [[sized[i] for i in budget] for budget in budgets]
-        else:
-            groups.append(group)
+    groups = [list(group) for _, group in groupby(sides, lambda side: side.objective)]
+    if same == "compute":
+        sized = [[side for side in group if side.flops > 0] for group in groups]
+        groups = [
+            [group[i] for i in budget]
+            for group in filter(None, sized)
+            for budget in split_budgets(np.array([side.flops for side in group]))
+        ]
     return [group for group in groups if len(group) > 1]
 
 
@@ -140,7 +141,7 @@ class NoiseFloor:
 
     sigma     standard deviation of one run, relative to its loss
     dof       degrees of freedom of sigma^2; for cells that share trunks, trunks minus 1
-    interval  chi-square interval of sigma, at `level`
+    interval  chi-square interval of sigma
     source    "seeds": cells of several seeds; "law": the scatter around a fitted law,
               misfit included
     n_cells, n_runs  numbers of cells and runs of the estimate; n_cells is 0 for a law
@@ -156,7 +157,6 @@ class NoiseFloor:
     n_cells: int
     n_runs: int
     text_se: float | None = None
-    level: float = LEVEL
 
 
 @dataclass(frozen=True)
@@ -167,13 +167,9 @@ class Difference:
     relative, relative_interval    relative to the loss of B: L_a / L_b - 1
     se, dof         standard error of log(L_a / L_b), and the degrees of freedom of
                     Student's t
-    p_value         two-sided, times n_comparisons, at most 1
-    level           at which the intervals of all n_comparisons hold together (Bonferroni)
+    n_comparisons   simultaneous comparisons, whose intervals hold together (Bonferroni)
     verdict         "better" (A is), "worse" or "undecided"
     reason          reason for a missing interval; "" with an interval
-    n_seeds_to_decide  seeds of each side that would decide a difference of this size;
-                       None if it is decided,
-                    unknown, or more than MAX_SEEDS
     """
 
     a: str
@@ -185,62 +181,55 @@ class Difference:
     difference: float
     relative: float
     verdict: str
-    level: float
     n_comparisons: int = 1
     interval: tuple[float, float] | None = None
     relative_interval: tuple[float, float] | None = None
     se: float | None = None
     dof: float | None = None
-    p_value: float | None = None
     text_se: float | None = None
-    n_seeds_to_decide: int | None = None
     reason: str = ""
 
 
-def estimate_noise_floor(
-    table: pd.DataFrame, objective: str, law: Law | None = None, level: float = LEVEL
-) -> NoiseFloor | None:
-    """Estimate the noise floor of one objective from repeated seeds, otherwise from the scatter around `law`.
+def estimate_noise_floors(
+    table: pd.DataFrame, laws: Mapping[str, Law] | None = None
+) -> dict[str, NoiseFloor]:
+    """Estimate the noise floor of each objective from repeated seeds, else from the scatter around its law.
 
-    None if there is no cell with two seeds of different loss and no law with a
-    scatter.
+    An objective without a cell of two seeds of different loss
+    and without a law with a scatter has none.
     """
-    of_objective = table[table["objective"] == objective]
-    cells = [cell for cell in group_cells(of_objective) if cell.n_seeds > 1]
-    text = of_objective.reindex(columns=["loss_se"]).query("loss_se > 0")["loss_se"]
+    names = table["objective"].dropna().unique()
+    floors = {
+        name: _estimate_floor(table[table["objective"] == name], (laws or {}).get(name)) for name in names
+    }
+    return {name: floor for name, floor in floors.items() if floor is not None}
+
+
+def _estimate_floor(runs: pd.DataFrame, law: Law | None) -> NoiseFloor | None:
+    text = runs.reindex(columns=["loss_se"]).query("loss_se > 0")["loss_se"]
     text_se = float(text.median()) if len(text) else None
+    cells = [cell for cell in group_cells(runs) if cell.n_seeds > 1]
     if cells:
-        runs = pd.concat([cell.runs for cell in cells])
+        repeated = pd.concat([cell.runs for cell in cells])
         labels = np.repeat(np.arange(len(cells)), [cell.n_seeds for cell in cells])
-        pooled = pool_cells(np.log(runs["loss"].to_numpy(float)), labels)
+        pooled = pool_cells(np.log(repeated["loss"].to_numpy(float)), labels)
         # equal losses are copies of a run, not repeats
         if pooled.sum_squares > pooled.dof * 1e-24:
-            sigma = math.sqrt(pooled.variance)
-            dof: float = _independent_dof(runs, labels)
-            ends = _sigma_interval(sigma, dof, level)
-            return NoiseFloor(sigma, dof, ends, "seeds", pooled.n_cells, pooled.n_runs, text_se, level)
-    if law is not None and law.spread > 0:
-        dof = float(law.noise["dof"]) if law.noise else math.inf
-        ends = _sigma_interval(law.spread, dof, level)
-        return NoiseFloor(law.spread, dof, ends, "law", 0, law.n_runs, text_se, level)
-    return None
-
-
-def estimate_noise_floors(
-    table: pd.DataFrame, laws: Mapping[str, Law] | None = None, level: float = LEVEL
-) -> dict[str, NoiseFloor]:
-    """Estimate the noise floor of each objective that has one."""
-    objectives = table["objective"].dropna().unique()
-    floors = {name: estimate_noise_floor(table, name, (laws or {}).get(name), level) for name in objectives}
-    return {name: floor for name, floor in floors.items() if floor is not None}
+            sigma, dof = math.sqrt(pooled.variance), float(_independent_dof(repeated, labels))
+            ends = _sigma_interval(sigma, dof)
+            return NoiseFloor(sigma, dof, ends, "seeds", pooled.n_cells, pooled.n_runs, text_se)
+    if law is None or not law.spread > 0:
+        return None
+    ends = _sigma_interval(law.spread, dof := float(law.noise.get("dof", math.inf)))
+    return NoiseFloor(law.spread, dof, ends, "law", 0, law.n_runs, text_se)
 
 
 def _independent_dof(runs: pd.DataFrame, cells: np.ndarray) -> int:
     """Return the degrees of freedom of the pooled variance of runs [n] of cells [n], which may share trunks.
 
-    Branches of one trunk share most of its scatter. Cells that share trunks are
-    counted together as trunks minus 1, the degrees of freedom if branches share
-    all of it.
+    Branches of one trunk share most of its scatter. Cells that
+    share trunks are counted together as trunks minus 1, the
+    degrees of freedom if branches share all of it.
     """
     from scipy.sparse import coo_array  # slow import
     from scipy.sparse.csgraph import connected_components
@@ -255,65 +244,43 @@ def _independent_dof(runs: pd.DataFrame, cells: np.ndarray) -> int:
     return len(trunks) - int(connected_components(graph, directed=False)[0])
 
 
-def _sigma_interval(sigma: float, dof: float, level: float) -> tuple[float, float]:
+def _sigma_interval(sigma: float, dof: float) -> tuple[float, float]:
     """Return an interval for a standard deviation: dof s^2 / sigma^2 is chi-square."""
     from scipy.special import chdtri  # slow import
 
     if math.isinf(dof):
         return sigma, sigma
-    tails = ((1 - level) / 2, (1 + level) / 2)
     # chdtri(dof, p) is the value above which chi-square has probability p:
     # the smaller p gives the lower end
-    low, high = (sigma * math.sqrt(dof / float(chdtri(dof, tail))) for tail in tails)
+    low, high = (
+        sigma * math.sqrt(dof / float(chdtri(dof, tail))) for tail in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+    )
     return low, high
 
 
-def compare_runs(
-    table: pd.DataFrame,
-    a: str,
-    b: str,
-    *,
-    level: float = LEVEL,
-    laws: Mapping[str, Law] | None = None,
-    n_comparisons: int = 1,
-    paired: tuple[float, float] | None = None,
-) -> Difference:
-    """Compare two runs, or two cells of several seeds, with the noise floor of a table.
-
-    a, b           names of runs or cells, as for find_side
-    n_comparisons  number of simultaneous comparisons: all their intervals hold together
-                   at `level`
-    paired         (standard error in nats, degrees of freedom) of the mean difference of the two runs' losses
-                   over documents; the verdict then also holds for other text of the same distribution
-    Without a noise floor the verdict is "undecided", and `reason` names the seeds to train.
-
-    Raises ValueError for a name that fits no run or several cells, or for two
-    sides that share a run.
-    """
-    if not 0 < level < 1:
-        raise ValueError(f"level: got {level}, expected a number between 0 and 1.")
-    first, second = find_side(table, a), find_side(table, b)
-    if set(first.runs["run"]) & set(second.runs["run"]):
-        raise ValueError(f"{first.name} and {second.name} share a run, expected two different runs or cells.")
-    return _compute_difference(
-        first, second, estimate_noise_floors(table, laws, level), level, n_comparisons, paired
-    )
-
-
-def _compute_difference(
+def compare_sides(
     a: Side,
     b: Side,
     floors: Mapping[str, NoiseFloor],
-    level: float,
     n_comparisons: int = 1,
     paired: tuple[float, float] | None = None,
 ) -> Difference:
-    from scipy.special import stdtr, stdtrit  # slow import
+    """Compare two runs, or two cells of several seeds, with the noise floors of their objectives.
 
+    paired   (standard error in nats, degrees of freedom) of the mean difference of the two runs' losses
+             over documents; the verdict then also holds for other text of the same distribution
+    Without a noise floor the verdict is "undecided", and `reason` names the seeds to train.
+
+    Raises ValueError for two sides that share a run.
+    """
+    from scipy.special import stdtrit  # slow import
+
+    if set(a.runs["run"]) & set(b.runs["run"]):
+        raise ValueError(f"{a.name} and {b.name} share a run, expected two different runs or cells.")
     ratio = a.log_loss - b.log_loss
     undecided = Difference(
         a=a.name, b=b.name, n_a=a.n_seeds, n_b=b.n_seeds, loss_a=a.loss, loss_b=b.loss,
-        difference=a.loss - b.loss, relative=math.expm1(ratio), verdict="undecided", level=level,
+        difference=a.loss - b.loss, relative=math.expm1(ratio), verdict="undecided",
         n_comparisons=n_comparisons, reason=_explain_missing_interval(a, b, floors),
     )  # fmt: skip
     if undecided.reason:
@@ -332,16 +299,10 @@ def _compute_difference(
     spread = sum(part**2 / dof for part, dof in parts)
     dof = variance**2 / spread if spread else math.inf
     # 1e9 degrees of freedom are numerically normal. Bonferroni: each of
-    # n_comparisons intervals has a share of 1 - level.
-    t = float(stdtrit(min(dof, 1e9), 1 - (1 - level) / 2 / n_comparisons))
+    # n_comparisons intervals has a share of 1 - LEVEL.
+    t = float(stdtrit(min(dof, 1e9), 1 - (1 - LEVEL) / 2 / n_comparisons))
     se = math.sqrt(variance)
     is_decided = abs(ratio) > t * se
-    p_value = float(2 * stdtr(min(dof, 1e9), -abs(ratio) / se)) if se else float(ratio == 0)
-    # seeds n with t^2 (sum sigma^2 / n + text) < ratio^2
-    room = (ratio / t) ** 2 - text
-    single = sum(floors[side.objective].sigma ** 2 for side in (a, b))
-    n_seeds = math.floor(single / room) + 1 if room > 0 else MAX_SEEDS + 1
-    n_seeds = max(n_seeds, a.n_seeds + 1, b.n_seeds + 1)
     ends = (ratio - t * se, ratio + t * se)
     # L_a - L_b = 2 sqrt(L_a L_b) sinh(log(L_a / L_b) / 2) is antisymmetric in A
     # and B also at the ends of an interval, unlike L_b (exp(ratio) - 1)
@@ -353,9 +314,7 @@ def _compute_difference(
         relative_interval=(math.expm1(ends[0]), math.expm1(ends[1])),
         se=se,
         dof=dof,
-        p_value=min(1.0, p_value * n_comparisons),
         text_se=None if paired is None else paired[0],
-        n_seeds_to_decide=None if is_decided or n_seeds > MAX_SEEDS else n_seeds,
     )
 
 
@@ -364,42 +323,29 @@ def _explain_missing_interval(a: Side, b: Side, floors: Mapping[str, NoiseFloor]
     n_tokens = [side.runs["n_tokens_scored"].max() for side in (a, b)]
     if min(n_tokens) < max(n_tokens):  # false for NaN, unknown
         return "The runs were scored on different texts. Score both on one with tools/validate.py."
-    words = []
-    for objective in {a.objective, b.objective} - set(floors):
-        # of two sides of one objective, seeds of the one with fewer FLOPs
-        sides = [side for side in (a, b) if side.objective == objective]
-        side = min(sides, key=lambda side: side.runs["train_flops"].iloc[0])
-        seeds = set(side.runs["seed"])
-        first, second = [seed for seed in range(side.n_seeds + 2) if seed not in seeds][:2]
-        words.append(f"seeds {first} and {second} of {side.name}")
+    # of two sides of one objective, the one with fewer FLOPs
+    sides = {side.objective: side for side in sorted((a, b), key=lambda side: -side.flops)}
+    words = [f"more seeds of {side.name}" for name, side in sorted(sides.items()) if name not in floors]
     if not words:
         return ""
-    return f"There is no noise floor: no cell has several seeds. Train {' and '.join(sorted(words))}."
+    return f"There is no noise floor: no cell has several seeds. Train {' and '.join(words)}."
 
 
 def compare_best(
-    table: pd.DataFrame,
-    *,
-    same: str = "compute",
-    level: float = LEVEL,
-    laws: Mapping[str, Law] | None = None,
+    table: pd.DataFrame, floors: Mapping[str, NoiseFloor], same: str = "compute"
 ) -> list[list[Difference]]:
     """Compare the cell of lowest mean loss with every other one, within each compute or each objective.
 
-    Returns a list for each group of two cells or more, by objective and
-    increasing compute. The best cell is selected by the same losses, so each
-    group is corrected for all of its pairs of cells. Raises ValueError for
-    another `same`.
+    Returns a list for each group of two cells or more, by
+    objective and increasing compute. The best cell is selected
+    by the same losses, so each group is corrected for all of
+    its pairs of cells.
     """
-    if same not in ("compute", "objective"):
-        raise ValueError(f"same: got {same!r}, expected compute or objective.")
-    floors = estimate_noise_floors(table, laws, level)
     groups = []
     for group in group_sides(table, same):
-        best = min(group, key=lambda side: side.log_loss)
+        best, *others = sorted(group, key=lambda side: side.log_loss)
         # the best of 4 cells may be any of them, so 6 pairs count although
         # only 3 are tested
         n_pairs = len(group) * (len(group) - 1) // 2
-        others = sorted((side for side in group if side is not best), key=lambda side: side.log_loss)
-        groups.append([_compute_difference(best, other, floors, level, n_pairs) for other in others])
+        groups.append([compare_sides(best, other, floors, n_pairs) for other in others])
     return groups

@@ -13,16 +13,14 @@ n_params, train_tokens   of a model; None: unknown
 note            a caveat for readers, for example that the weights of a model are random
 """
 
-import io
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from megatron.config.yaml_file import is_single_line
-from megatron.io import read_json, write_atomic_bytes
+from megatron.config.yaml_file import is_finite
+from megatron.io import read_json, write_atomic
 from megatron.plan.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS, RESULT
 from megatron.study.table import SCORE_PREFIX, read_table, select_finished
 
@@ -41,8 +39,9 @@ REFERENCE_COLUMNS = ["model", *SCORE_COLUMNS[1:6], *FACTS]
 def read_scores(study_dir: Path, table: pd.DataFrame) -> pd.DataFrame:
     """Return the scores that tools/evaluate_downstream.py wrote for the finished runs of a table.
 
-    Only checkpoints at a run's last step count, because the table has no loss
-    for earlier ones. Raises ValueError for a damaged file.
+    Only checkpoints at a run's last step count, because the
+    table has no loss for earlier ones. Raises ValueError for a
+    damaged file.
     """
     rows = []
     finished = select_finished(table)
@@ -51,7 +50,7 @@ def read_scores(study_dir: Path, table: pd.DataFrame) -> pd.DataFrame:
         # the last step, from result.json; None matches no checkpoint
         end = (read_json(run / RESULT) or {}).get("step")
         for path in sorted(run.glob(f"{DOWNSTREAM}/*/*/{DOWNSTREAM_RESULTS}")):
-            results = list(read_task_scores(path))  # raises for a damaged file
+            results = read_task_scores(path)  # raises for a damaged file
             step = (read_json(path) or {}).get("config", {}).get("step")
             if step is not None and step == end:
                 # path: <run>/downstream/<checkpoint>/<settings>/results.json
@@ -65,23 +64,23 @@ def _make_scores(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> p
     return pd.DataFrame(list(last.values()), columns=list(columns), dtype=object)
 
 
-def read_task_scores(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield task, score, kind, se and metric of each task of a results.json or a file of lm-eval.
+def read_task_scores(path: Path) -> list[dict[str, Any]]:
+    """Return task, score, kind, se and metric of each task of a results.json or a file of lm-eval.
 
     Raises ValueError for values of other types.
     """
     content = read_json(path) or {}
-    # every table and its keys are checked, since a results.json can come from
-    # another program
-    config, groups, results = (content.get(name, {}) for name in ("config", "group_subtasks", "results"))
-    tables = [content, config, groups, results, *(results.values() if isinstance(results, dict) else ())]
-    if not all(isinstance(table, dict) and all(map(is_single_line, table)) for table in tables) or not all(
-        isinstance(names, list) for names in groups.values()
-    ):
+    try:
+        config = dict(content.get("config", {}))
+        # subtasks of a group are already in the group's score
+        parts = {name for names in content.get("group_subtasks", {}).values() for name in names}
+        results = content.get("results", {}).items()
+        rows = [_find_score(metrics) | {"task": task} for task, metrics in results if task not in parts]
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path}: got other types or names of several lines, expected objects under config, "
-            "group_subtasks and results. Evaluate the run again, or delete the file."
-        )
+            f"{path}: got other types ({error}), expected objects under config, group_subtasks and results. "
+            "Evaluate the run again, or delete the file."
+        ) from error
     # label: the settings in the folder's name, such as ar-first200; files of
     # lm-eval have only the limit
     label = [] if config.get("limit") is None else [f"first{config['limit']:g}"]
@@ -89,25 +88,22 @@ def read_task_scores(path: Path) -> Iterator[dict[str, Any]]:
         label = path.parts[-2].split("-")
     if config.get("objective") == "autoregressive":  # has only one scoring method, so its name is omitted
         label = [word for word in label if word != "ar"]
-    # subtasks of a group are already in the group's score
-    parts = {str(name) for names in groups.values() for name in names}
-    for task, metrics in results.items():
-        # keys of lm-evaluation-harness are "metric,filter"
-        # {"acc,none": 0.31, "acc_stderr,none": 0.01} ->
-        # {"acc": "acc,none", "acc_stderr": "acc_stderr,none"}
-        values = {key.partition(",")[0]: value for key, value in metrics.items() if _is_number(value)}
-        # acc_norm before acc: its normalisation by length is the usual metric
-        # where a task has both
-        metric = next((name for name in METRICS if name in values), None)
-        if metric is not None and task not in parts:
-            about = {"kind": "accuracy", "se": values.get(f"{metric}_stderr"), "metric": metric}
-            yield {"task": "-".join([task, *label]), "score": values[metric], **about}
+    return [row | {"task": "-".join([row["task"], *label])} for row in rows if "score" in row]
 
 
-def _is_number(value: Any) -> bool:
-    # lm-evaluation-harness writes "N/A" for an error that it does not
-    # estimate
-    return isinstance(value, float) and math.isfinite(value)
+def _find_score(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return score, kind, se and metric of a task; {} without a score."""
+    # keys of lm-evaluation-harness are "metric,filter": {"acc,none": 0.31,
+    # "acc_stderr,none": 0.01}. It writes "N/A" for an error that it does not
+    # estimate.
+    values = {key.partition(",")[0]: v for key, v in metrics.items() if isinstance(v, float) and is_finite(v)}
+    # acc_norm before acc: its normalisation by length is the usual metric
+    # where a task has both
+    metric = next((name for name in METRICS if name in values), None)
+    if metric is None:
+        return {}
+    se = values.get(f"{metric}_stderr")
+    return {"score": values[metric], "kind": "accuracy", "se": se, "metric": metric}
 
 
 def add_score_columns(table: pd.DataFrame, scores: pd.DataFrame) -> pd.DataFrame:
@@ -119,14 +115,9 @@ def add_score_columns(table: pd.DataFrame, scores: pd.DataFrame) -> pd.DataFrame
 
 def write_scores(scores: pd.DataFrame, path: Path) -> bool:
     """Write scores as CSV, atomically. Return False for an existing file with other columns."""
-    try:
-        if path.is_file() and list(read_table(path)) != list(scores):
-            return False
-    except ValueError:  # damaged: not written by this function
+    if path.is_file() and list(read_table(path)) != list(scores):
         return False
-    buffer = io.BytesIO()
-    scores.to_csv(buffer, index=False, lineterminator="\n")
-    write_atomic_bytes(path, buffer.getvalue())
+    write_atomic(path, scores.to_csv(index=False, lineterminator="\n"))
     return True
 
 
@@ -138,8 +129,8 @@ def read_references(
     facts   {model: {"n_params", "train_tokens", "note"}}, where the results lack them
             or are wrong
 
-    Raises FileNotFoundError for a path without results, ValueError for other
-    content.
+    Raises FileNotFoundError for a path without results,
+    ValueError for other content.
     """
     rows: list[dict[str, Any]] = []
     for path in paths:
@@ -173,12 +164,14 @@ def read_reference_facts(path: Path) -> dict[str, dict[str, Any]]:
         )
     if table.attrs["warnings"]:
         raise ValueError(f"{path}: {table.attrs['warnings'][0]} Expected counts.")
-    rows = table.set_index("model").to_dict("index")
-    facts: dict[str, dict[str, Any]] = {}
-    for model, row in rows.items():
-        values = {str(name): value for name, value in row.items() if not pd.isna(value)}
-        facts[str(model)] = values | {name: int(values[name]) for name in FACTS[:2] if name in values}
-    return facts
+    return {
+        str(row["model"]): {
+            name: row[name] if name == "note" else int(row[name])
+            for name in FACTS
+            if name in row and not pd.isna(row[name])
+        }
+        for row in table.to_dict("records")
+    }
 
 
 def load_references(path: Path) -> pd.DataFrame:

@@ -13,15 +13,20 @@ from megatron.cli import format_table
 from megatron.laws.compute_law import LARGEST_STEP, ComputeLaw, fit_compute_law
 from megatron.laws.isoflop import split_budgets
 from megatron.study.forecast import hash_record
-from megatron.study.format import format_count, format_interval, format_loss, format_ratio, join_list
+from megatron.study.format import format_count, format_interval, format_loss
 from megatron.study.ladder import FLOPS_COLUMN, STUDY, read_study_plan
-from megatron.study.selection import Columns, Selection, compute_of, select_runs
-from megatron.study.table import read_runs, read_table, select_finished
+from megatron.study.selection import Columns, Selection, compute_of, parse_positive, select_runs
+from megatron.study.table import read_runs, select_finished
 
 COMPUTE_LAW = "compute_law.json"  # in the study's directory
 EXACT = FLOPS_COLUMN["exact"]
 HEAD = ("C (FLOPs)", "N*", "95 % confidence", "D*", "L*", "95 % of one new run", "")
-MAX_NAMED_BUDGETS = 5  # budgets that a sentence names
+ADVICE = {  # constant that is not identified -> runs to add
+    "log_size": "add sizes on both sides of the least loss at each budget.",
+    "size_exponent": "add budgets, until they span a factor of 30 in FLOPs or more, of three sizes each.",
+    "alpha": "add to each budget a size smaller than the least loss's by a factor of 2 to 4.",
+    "beta": "add to each budget a size larger than the least loss's by a factor of 2 to 4.",
+}
 WIDTH = 100  # columns of a terminal
 PLAN_SHARE, PLAN_RUNS = 0.5, 3  # runs to add: share of the FLOPs of the study so far, and number
 
@@ -42,19 +47,14 @@ def make_frontier_runs(table: pd.DataFrame, objective: str, flops_column: str, p
     runs = runs[(runs["objective"] == objective) & ~(runs["held_out"] > 0)]
     # duplicate directories of one identity count once
     runs = runs.drop_duplicates("identity", keep="last").sort_values("identity")
-    if runs[flops_column].isna().any():
-        run = runs.loc[runs[flops_column].isna(), "run"].iloc[0]
-        raise ValueError(
-            f"run {run}: got no {flops_column}, expected FLOPs. Train the run again, or fit a table."
-        )
+    letters = {"N": "n_params", "D": "train_tokens", "L": "loss", "C": flops_column}
+    values = {letter: parse_positive(Path(path), runs, name) for letter, name in letters.items()}
     keys = ["identity", "n_params", "train_tokens", flops_column, "loss"]
     about = {"path": path, "objective": objective, "flops_by": flops_column}
     about["sha256"] = hash_record({"runs": runs[keys].to_numpy().tolist()})
     # 1.01: rounding to whole steps can exceed one epoch slightly
     n_repeated = int((runs["epochs"] > 1.01).sum())
     warnings = [f"{n_repeated} runs read some text more than once."] if n_repeated else []
-    letters = {"N": "n_params", "D": "train_tokens", "L": "loss", "C": flops_column}
-    values = {letter: runs[name].to_numpy(float) for letter, name in letters.items()}
     return Selection(
         runs, **values, columns=letters, filter={}, table=about, warnings=warnings, groups=group_trunks(runs)
     )
@@ -78,8 +78,7 @@ def read_study_runs(study_dir: str | Path, objective: str | None = None) -> Sele
     objectives = sorted(set(select_finished(table)["objective"].dropna()))
     if objective is None and study is not None and study.best is not None:
         objective = study.best.objective[0]
-    if objective is None and len(objectives) == 1:
-        objective = objectives[0]
+    objective = objective or (objectives[0] if len(objectives) == 1 else None)
     if objective is None or objective not in objectives:
         raise ValueError(
             f"{folder}: got finished runs of {', '.join(objectives) or 'no objective'}, expected "
@@ -91,21 +90,16 @@ def read_study_runs(study_dir: str | Path, objective: str | None = None) -> Sele
 
 
 def read_table_runs(
-    path: Path,
-    columns: Columns,
-    objective: str | None = None,
-    flops_by: str | None = None,
-    where: Sequence[str] = (),
-    group: str | None = None,
+    path: Path, objective: str | None = None, flops_by: str | None = None, where: Sequence[str] = ()
 ) -> Selection:
-    """Read the runs of a table. C is the column `flops_by`, or 6 N D for "6nd"; `group` as in select_runs.
+    """Read the runs of a table. C is the column `flops_by`, or 6 N D for "6nd".
 
     `flops_by` defaults to train_flops if the table has that column, else to
     6nd. Raises the errors of `selection.select_runs`.
     """
-    runs = select_runs(path, columns, objective, where=where, group=group)
+    runs = select_runs(path, Columns(), objective, where=where)
     runs = runs.subset(~runs.held_out())
-    by = flops_by or (EXACT if EXACT in read_table(path) else "6nd")
+    by = flops_by or (EXACT if EXACT in runs.frame else "6nd")
     about = {**runs.table, "objective": str(runs.filter.get("objective", "")), "flops_by": by}
     return replace(runs, C=compute_of(path, runs, by), table=about)
 
@@ -149,8 +143,7 @@ def describe_frontier(law: ComputeLaw, runs: Selection) -> list[str]:
     if law.not_identified:
         notes.append(f"NOT IDENTIFIED by these runs: {', '.join(law.not_identified)}")
         notes += [f"  {reason}" for reason in law.not_identified.values()]
-        assert runs.C is not None, "the law was fitted on it"
-        notes += [f"  to do: {step}" for step in suggest_next_steps(law, runs.N, runs.L, runs.C)]
+        notes += [f"  to do: {step}" for step in suggest_next_steps(law)]
     return notes + [f"warning: {warning}" for warning in law.warnings + runs.warnings]
 
 
@@ -175,37 +168,6 @@ def suggest_plan(flops: float, table: Path, about: Mapping[str, Any]) -> str:
     return f"choose runs to add with `scaling plan {options}`"
 
 
-def suggest_next_steps(law: ComputeLaw, N: np.ndarray, L: np.ndarray, C: np.ndarray) -> list[str]:
-    """Return one sentence for each constant that the runs [n] do not identify, with the runs to add."""
-    steps = []
-    missing = law.not_identified
-    if "log_size" in missing:
-        steps.append(_suggest_sizes(law, N, L, C))
-    if "size_exponent" in missing:
-        ratio = law.C[1] / law.C[0]
-        steps.append(
-            f"add a budget: the budgets span a factor of {format_ratio(ratio)} in FLOPs now, expected at "
-            "least 30, with three sizes or more around the best N at each."
-        )
-    for name, side in (("alpha", "smaller"), ("beta", "larger")):
-        if name in missing:
-            steps.append(f"add to each budget a size {side} than the smallest loss by a factor of 2 to 4.")
-    return steps
-
-
-def _suggest_sizes(law: ComputeLaw, N: np.ndarray, L: np.ndarray, C: np.ndarray) -> str:
-    """Return the sizes to add, on the side where the best size is beyond those tried."""
-    smaller: list[str] = []
-    larger: list[str] = []
-    for rows in split_budgets(C):
-        # the smallest or largest size with the lowest loss: the minimum is
-        # outside the sizes on that side
-        sizes, best = N[rows], N[rows][L[rows].argmin()]
-        side = smaller if best == sizes.min() else larger if best == sizes.max() else []
-        side.append(f"{np.exp(np.log(C[rows]).mean()):.2g}")
-    parts = [
-        f"sizes {side} than {format_count(edge, 3)} at {', '.join(at[:MAX_NAMED_BUDGETS])} FLOPs"
-        for side, at, edge in (("smaller", smaller, law.N[0]), ("larger", larger, law.N[1]))
-        if at
-    ]
-    return f"add {join_list(parts) or 'sizes on both sides of the least loss at each budget'}."
+def suggest_next_steps(law: ComputeLaw) -> list[str]:
+    """Return one sentence for each constant that the runs do not identify, with the runs to add."""
+    return [ADVICE[name] for name in ADVICE if name in law.not_identified]

@@ -14,7 +14,7 @@ given as `facts`.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 
 from megatron.config.presets import suggest_nearest
+from megatron.study.selection import require_column
 from megatron.study.table import COLUMNS, NOTE, make_frame, read_table
 
 KINDS = ("torchtitan", "megatron", "tensorboard", "wandb", "csv")
@@ -31,56 +32,48 @@ MAX_ANNEALED_RATE = 0.3  # share of the peak learning rate; a run that ends abov
 # 3, .5, 1,234.5, 9.7E+00, nan, inf; commas group thousands
 NUMBER = r"(?P<value>[-+]?[\d,]*\.?\d+(?:[eE][-+]?\d+)?|nan|inf)"
 ANSI_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-FACTS = (
-    "n_params",
-    "tokens_per_step",
-    "train_tokens",
-    "unique_tokens",
-    "seq_len",
-    "objective",
-    "size",
-    "seed",
-)
-# of each program's log: losses by step, learning rates, the parameters of each
-# model-parallel rank, and facts
+WORDS = ("objective", "size")  # facts that are not numbers
+FACTS = ("n_params", "tokens_per_step", "train_tokens", "unique_tokens", "seq_len", "seed", *WORDS)
+# of each program's log: losses by step, learning rates, and facts
 PATTERNS = {
     "torchtitan": {
         # the lookbehind keeps "validate step: 100" out of the training losses
-        "train": re.compile(rf"(?<!validate )step:\s*(?P<step>\d+)\s+loss:\s*{NUMBER}"),
-        "held_out": re.compile(rf"validate step:\s*(?P<step>\d+)\s+loss:\s*{NUMBER}"),
-        "n_params": re.compile(r"size:\s*(?P<value>[\d,]+) total parameters"),
-        "seq_len": re.compile(r"sequence length\s+(?P<value>\d+)"),
-        "batch": re.compile(r"global batch size\s+(?P<value>\d+)"),
-        "n_steps": re.compile(r"total steps\s+(?P<value>\d+)"),
+        "train": rf"(?<!validate )step:\s*(?P<step>\d+)\s+loss:\s*{NUMBER}",
+        "held_out": rf"validate step:\s*(?P<step>\d+)\s+loss:\s*{NUMBER}",
+        "n_params": r"size:\s*(?P<value>[\d,]+) total parameters",
+        "seq_len": r"sequence length\s+(?P<value>\d+)",
+        "batch": r"global batch size\s+(?P<value>\d+)",
+        "n_steps": r"total steps\s+(?P<value>\d+)",
     },
     "megatron": {
-        "train": re.compile(rf"iteration\s+(?P<step>\d+)/\s*\d+\s*\|.*?lm loss:\s*{NUMBER}"),
-        "held_out": re.compile(rf"validation loss at iteration (?P<step>\d+).*?lm loss value:\s*{NUMBER}"),
-        "rate": re.compile(rf"learning rate:\s*{NUMBER}"),
-        # "number of parameters on (tensor, pipeline) model parallel rank (1,
-        # 0): 1100"
-        "share": re.compile(r"number of parameters on .*?rank \((?P<rank>\d+, ?\d+)\):\s*(?P<value>\d+)"),
-        "seq_len": re.compile(r"^.*\bseq_length\s*\.+\s*(?P<value>\d+)"),
-        "samples": re.compile(r"consumed samples:\s*(?P<value>\d+)"),
-        "n_steps": re.compile(r"iteration\s+\d+/\s*(?P<value>\d+)\s*\|"),
+        "train": rf"iteration\s+(?P<step>\d+)/\s*\d+\s*\|.*?lm loss:\s*{NUMBER}",
+        "held_out": rf"validation loss at iteration (?P<step>\d+).*?lm loss value:\s*{NUMBER}",
+        "rate": rf"learning rate:\s*{NUMBER}",
+        "seq_len": r"^.*\bseq_length\s*\.+\s*(?P<value>\d+)",
+        "samples": r"consumed samples:\s*(?P<value>\d+)",
+        "n_steps": r"iteration\s+\d+/\s*(?P<value>\d+)\s*\|",
     },
 }
 # tags of torchtitan first, then of Megatron, then common ones; the first that
 # a run has is read
-TRAIN_TAGS = ("loss_metrics/global_avg_loss", "lm-loss-training/lm loss", "lm loss", "train/loss", "loss")
-HELD_OUT_TAGS = ("validation_metrics/loss", "lm loss validation", "validation/loss", "val/loss", "eval/loss")
-RATE_TAGS = ("lr", "learning-rate/learning-rate", "learning-rate", "train/lr")
+TAGS = {
+    "train": ("loss_metrics/global_avg_loss", "lm-loss-training/lm loss", "lm loss", "train/loss", "loss"),
+    "held_out": (
+        "validation_metrics/loss", "lm loss validation", "validation/loss", "val/loss", "eval/loss"
+    ),
+    "rates": ("lr", "learning-rate/learning-rate", "learning-rate", "train/lr"),
+}  # fmt: skip
 
 
 @dataclass
 class RunLog:
-    """Contents of one log. Losses in nats per token, by step."""
+    """Contents of one log, by step: losses in nats per token, and learning rates."""
 
     run: str
     path: Path
     train: dict[int, float] = field(default_factory=dict)
     held_out: dict[int, float] = field(default_factory=dict)
-    rates: list[float] = field(default_factory=list)
+    rates: dict[int, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -92,16 +85,14 @@ def read_external_logs(
     facts    values by run name; those under "" apply to every run
     columns  our column name -> column of a csv, such as {"loss": "val_loss"}
 
-    Raises FileNotFoundError for a missing file. Raises ValueError for an
-    unknown kind, fact or column, or a file without a run.
+    Raises FileNotFoundError for a missing file. Raises
+    ValueError for an unknown kind, fact or column, or a file
+    without a run.
     """
     if kind not in KINDS:
         raise ValueError(f"--from: got '{kind}', expected one of {', '.join(KINDS)}.")
-    for run, run_facts in facts.items():
-        for name in set(run_facts) - set(FACTS):
-            raise ValueError(
-                f"facts{f' of {run}' if run else ''}: '{name}'; {suggest_nearest(name, list(FACTS))}"
-            )
+    for name in {name for run_facts in facts.values() for name in run_facts} - set(FACTS):
+        raise ValueError(f"facts: '{name}'; {suggest_nearest(name, list(FACTS))}")
     rows: list[dict[str, Any]] = []
     for path in paths:
         if not path.exists():
@@ -109,64 +100,52 @@ def read_external_logs(
         if kind == "csv":
             rows += _read_csv_rows(path, columns, facts)
             continue
-        trails = [_read_log(path, kind)] if kind in PATTERNS else list(READERS[kind](path))
-        if not any(trail.train or trail.held_out for trail in trails):
+        read = {"tensorboard": _read_tensorboard, "wandb": _read_wandb}.get(kind)
+        logs = read(path) if read else [_read_log(path, PATTERNS[kind])]
+        new_rows = [make_row(log, facts) for log in logs if log.train or log.held_out]
+        if not new_rows:
             raise ValueError(f"{path}: got no loss, expected the output of {kind}. Check --from.")
-        rows += [make_row(trail, facts) for trail in trails if trail.train or trail.held_out]
+        rows += new_rows
     return make_frame(rows)
 
 
-def make_row(trail: RunLog, facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def make_row(log: RunLog, facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the row of one log.
 
     The loss is the last held-out loss, or else the mean of the last training
     losses, as stated in `note`.
     """
-    merged, values = _merge_facts(trail.facts, trail.run, facts)
-    last = max([*trail.train, *trail.held_out])
-    notes = []
-    if trail.held_out:
-        loss = trail.held_out[max(trail.held_out)]
+    merged = {**log.facts, **facts.get("", {}), **facts.get(log.run, {})}
+    last = max([*log.train, *log.held_out])
+    # a log that ends before its planned steps is not from a finished run
+    is_cut = last < (n_steps := merged.get("n_steps", 0))
+    notes = [f"It ends at step {last:,} of {n_steps:,}."] if is_cut else []
+    if log.held_out:
+        loss = log.held_out[max(log.held_out)]
     else:
-        losses = [trail.train[step] for step in sorted(trail.train)]
+        losses = [log.train[step] for step in sorted(log.train)]
         # Example: of 1,000 logged losses the mean of the last ceil(0.02 x
         # 1000) = 20. One training loss is of one batch and much noisier than
         # a held-out loss.
         loss = float(np.mean(losses[-max(1, math.ceil(FINAL_SHARE * len(losses))) :]))
         notes.append("Training loss: the log has no held-out loss.")
-    if trail.rates:
+    if log.rates:
         # Cosine to 10 % and decay to 0 count as annealed, a constant rate
         # does not.
-        values["annealed"] = int(trail.rates[-1] <= MAX_ANNEALED_RATE * max(trail.rates))
-    if values.get("train_tokens") is None:
-        # Samples are preferred to steps: a batch size that grows during the
-        # run is counted correctly.
-        if merged.get("samples") and merged.get("seq_len"):
-            values["train_tokens"] = merged["samples"] * merged["seq_len"]
-        elif merged.get("tokens_per_step"):
-            values["train_tokens"] = last * merged["tokens_per_step"]
-        elif merged.get("batch") and merged.get("seq_len"):
-            values["train_tokens"] = last * merged["batch"] * merged["seq_len"]
-        else:
-            notes.append("Number of tokens unknown: give --set tokens_per_step=N.")
-    if values.get("n_params") is None:
-        notes.append("N unknown: give --set n_params=N.")
-    # a log that ends before its planned steps is not from a finished run
-    if is_cut := last < (n_steps := merged.get("n_steps", 0)):
-        notes.append(f"It ends at step {last:,} of {n_steps:,}.")
-    if is_diverged := not math.isfinite(loss):
+        merged["annealed"] = int(log.rates[max(log.rates)] <= MAX_ANNEALED_RATE * max(log.rates.values()))
+    # Samples are preferred to steps: a batch size that grows during the run is
+    # counted correctly.
+    n_samples = merged.get("samples") or last * merged.get("batch", 0)
+    n_tokens = n_samples * merged.get("seq_len", 0) or last * merged.get("tokens_per_step", 0)
+    merged["train_tokens"] = merged.get("train_tokens") or n_tokens or None
+    for name, option in (("train_tokens", "tokens_per_step"), ("n_params", "n_params")):
+        if not merged.get(name):
+            notes.append(f"{name} unknown: give --set {option}=N.")
+    if not math.isfinite(loss):
         notes.append("It diverged.")
-    values |= {"run": trail.run, "path": str(trail.path), NOTE: " ".join(notes)}
-    values["status"] = "failed" if is_cut or is_diverged else "done"
-    return _fill_derived(values | {"loss": None if is_diverged else loss})
-
-
-def _merge_facts(
-    values: Mapping[str, Any], run: str, facts: Mapping[str, Mapping[str, Any]]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return values with the facts of a run, which override those of all runs; and the columns in them."""
-    merged = {**values, **facts.get("", {}), **facts.get(run, {})}
-    return merged, {name: value for name, value in merged.items() if name in COLUMNS}
+    status = "failed" if is_cut or not math.isfinite(loss) else "done"
+    about = {"run": log.run, "path": str(log.path), "status": status, "loss": loss, NOTE: " ".join(notes)}
+    return _fill_derived(merged | about)
 
 
 def _fill_derived(row: dict[str, Any]) -> dict[str, Any]:
@@ -182,29 +161,22 @@ def _fill_derived(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _read_log(path: Path, kind: str) -> RunLog:
-    """Read one log by the PATTERNS of a program. A step that is logged again after a restart replaces it."""
-    trail, shares = RunLog(path.stem, path), dict[str, int]()
+def _read_log(path: Path, patterns: Mapping[str, str]) -> RunLog:
+    """Read one log by the patterns of a program. A step that is logged again after a restart replaces it."""
+    log, step = RunLog(path.stem, path), 0
     with path.open(encoding="utf-8", errors="replace") as file:
         lines = (ANSI_COLOURS.sub("", line) for line in file)
-        matches = ((name, p.search(line)) for line in lines for name, p in PATTERNS[kind].items())
+        matches = ((name, re.search(p, line)) for line in lines for name, p in patterns.items())
         for name, match in ((name, match) for name, match in matches if match):
             value = float(match["value"].replace(",", ""))
             if name in ("train", "held_out"):
-                getattr(trail, name)[int(match["step"])] = value
+                step = int(match["step"])
+                getattr(log, name)[step] = value
             elif name == "rate":
-                trail.rates.append(value)
-            # each (tensor, pipeline) rank logs its parameters once or several
-            # times
-            elif name == "share":
-                shares[match["rank"]] = int(value)
+                log.rates[step] = value
             else:
-                trail.facts[name] = int(value)
-    if shares:
-        # (0, 0): 1000 and (1, 0): 1100 are 2,100. Norms, which tensor-parallel
-        # ranks replicate, are counted on each of them.
-        trail.facts["n_params"] = sum(shares.values())
-    return trail
+                log.facts[name] = int(value)
+    return log
 
 
 def _read_tensorboard(path: Path) -> Iterator[RunLog]:
@@ -213,97 +185,85 @@ def _read_tensorboard(path: Path) -> Iterator[RunLog]:
 
     # a resumed run has several event files in one folder: they are read as
     # one run
-    folders = sorted({file.parent for file in path.rglob("events.out.tfevents.*")})
-    for folder in folders:
+    for folder in sorted({file.parent for file in path.rglob("events.out.tfevents.*")}):
         # size_guidance 0 disables the reservoir sampling, which would drop
         # steps
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
         events.Reload()
-        # losses of training, held-out losses, and rates, by step
-        series: list[dict[int, float]] = []
-        for candidates in (TRAIN_TAGS, HELD_OUT_TAGS, RATE_TAGS):
-            tags = [name for name in candidates if name in events.Tags()["scalars"]]
-            series.append({event.step: event.value for tag in tags[:1] for event in events.Scalars(tag)})
-        name = folder.parent.name if folder.name == "tensorboard" else folder.name
-        train, held_out, rates = series
-        # sorted by step: the last rate decides whether the run was annealed
-        yield RunLog(name, folder, train, held_out, [rate for _, rate in sorted(rates.items())])
+        log = RunLog(folder.parent.name if folder.name == "tensorboard" else folder.name, folder)
+        for series, candidates in TAGS.items():
+            tag = next((name for name in candidates if name in events.Tags()["scalars"]), None)
+            points = events.Scalars(tag) if tag else []
+            getattr(log, series).update({event.step: event.value for event in points})
+        yield log
 
 
-def _read_wandb(path: Path) -> Iterator[RunLog]:
+def _read_wandb(path: Path) -> Iterable[RunLog]:
     """Read a chart's CSV: Step, "run - metric", "run - metric__MIN", "run - metric__MAX", the next run."""
     table = read_table(path)
-    step = next((name for name in ("Step", "_step", "trainer/global_step") if name in table), None)
-    if step is None:
-        raise ValueError(
-            f"{path}: got no column 'Step', expected a chart exported as CSV from Weights & Biases."
-        )
-    trails: dict[str, RunLog] = {}
-    for name in table.columns.drop(step):
+    steps = [name for name in ("Step", "_step", "trainer/global_step") if name in table]
+    logs: dict[str, RunLog] = {}
+    for name in table.columns.drop(steps):
         # the last " - " separates run and metric: names of runs can contain "
         # - " too
         run, _, metric = name.rpartition(" - ")
         if name.endswith(("__MIN", "__MAX")) or "loss" not in metric.lower():
             continue
-        points = table[[step, name]]
-        if len(points.select_dtypes("number").columns) < 2:
-            raise ValueError(
-                f"{path}: got text in {step} or {name}, expected numbers. Export the chart again."
-            )
-        trail = trails.setdefault(run or path.stem, RunLog(run or path.stem, path))
-        is_held_out = any(word in metric.lower() for word in ("val", "eval", "held", "test"))
         # a CSV of several runs interleaves their steps, so empty cells are
         # normal
-        points = points.dropna()
-        losses = zip(points[step].astype(int), points[name], strict=True)
-        (trail.held_out if is_held_out else trail.train).update(losses)
-    yield from trails.values()
-
-
-READERS = {"tensorboard": _read_tensorboard, "wandb": _read_wandb}
+        points = table[[*steps[:1], name]].dropna()
+        if len(points.select_dtypes("number").columns) < 2:
+            raise ValueError(
+                f"{path}: got no numbers in Step and {name}, expected a chart exported as CSV from "
+                "Weights & Biases. Export it again."
+            )
+        log = logs.setdefault(run, RunLog(run or path.stem, path))
+        is_held_out = any(word in metric.lower() for word in ("val", "eval", "held", "test"))
+        losses = dict(points.to_numpy().tolist())
+        (log.held_out if is_held_out else log.train).update({int(step): losses[step] for step in losses})
+    return logs.values()
 
 
 def _read_csv_rows(
     path: Path, columns: Mapping[str, str], facts: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return one row per line of a CSV, with columns named by `columns` or by our own names."""
-    headers = list(read_table(path))
     for column, header in columns.items():
         if column not in COLUMNS:
             raise ValueError(f"--map {column}: {suggest_nearest(column, list(COLUMNS))}")
-        if header not in headers:
-            raise ValueError(f"{path}: no column '{header}'; {suggest_nearest(header, headers)}")
+        require_column(path, read_table(path), header)
     # a column of ours that is mapped to another one is not read
     table = read_table(path, {**{f"their {name}": name for name in columns}, **columns})
     if "loss" not in table:
         raise ValueError(f"{path}: got no column of losses. Name it, for example with --map loss=val_loss.")
     rows = []
-    for i, cells in enumerate(table[table.columns.intersection(list(COLUMNS))].to_dict("records"), 1):
-        values: dict[str, Any] = {"run": f"{path.stem}-{i}", "path": str(path)}
+    for i, values in enumerate(_list_cells(table[table.columns.intersection(list(COLUMNS))]), 1):
         # a diverged run has nan in its table: it becomes a row without a loss
-        values |= {str(name): cell for name, cell in cells.items() if not pd.isna(cell)}
-        _, values = _merge_facts(values, values["run"], facts)
-        has_loss = "loss" in values
-        values["status"] = values.get("status") or ("done" if has_loss else "failed")
-        rows.append(_fill_derived(values | {NOTE: "" if has_loss else "It has no loss."}))
+        status, note = ("done", "") if "loss" in values else ("failed", "It has no loss.")
+        row = {"run": f"{path.stem}-{i}", "path": str(path), "status": status} | values
+        merged = {**row, **facts.get("", {}), **facts.get(row["run"], {}), NOTE: note}
+        rows.append(_fill_derived(merged))
     return rows
+
+
+def _list_cells(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the cells of each row that are not empty, by column."""
+    return [
+        {str(name): cell for name, cell in row.items() if not pd.isna(cell)}
+        for row in table.to_dict("records")
+    ]
 
 
 def read_facts(path: Path) -> dict[str, dict[str, Any]]:
     """Read a CSV with a column `run` and columns of facts. Return facts by run."""
     table = read_table(path)
-    if "run" not in table:
-        raise ValueError(f"{path}: no column 'run'; {suggest_nearest('run', list(table))}")
-    facts: dict[str, dict[str, Any]] = {}
-    for cells in table.to_dict("records"):
-        present = {str(name): cell for name, cell in cells.items() if name != "run" and not pd.isna(cell)}
-        facts[str(cells["run"])] = {name: parse_fact(name, str(cell)) for name, cell in present.items()}
-    return facts
+    require_column(path, table, "run")
+    return {str(row.pop("run")): row for row in _list_cells(table)}
 
 
 def parse_fact(name: str, text: str) -> Any:
     """Return a fact as a number or a word. Raises ValueError for text that is not a number."""
-    if name in ("objective", "size"):
+    if name in WORDS:
         return text
     try:
         value = float(text)

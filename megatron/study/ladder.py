@@ -191,44 +191,33 @@ def _plan_cell(study: StudyPlan, entry: Entry, cell: Cell) -> PlannedRun:
     # seeds 0, 1, 2 with the study's seed 100 are 100, 101, 102: a replica of
     # the whole study
     cell = replace(cell, seed=cell.seed + study.seed)
-    base = merge_sections(study.run, entry.run)
     where = f"study {study.name}, run {cell.objective}-{cell.size}"
     if cell.size not in (names := [*study.sizes, *load_model_sizes()]):
         raise ValueError(f"{where}: got an unknown size '{cell.size}'; {suggest_nearest(cell.size, names)}")
-
-    keys = ("model", "objective", "misc", "optim", "lr_scheduler", "dataset")
-    sections = {key: base.get(key) or {} for key in keys}
-    for key, value in sections.items():
-        if not isinstance(value, dict):
-            raise ValueError(f"study {study.name}: run.{key}: got {value!r}, expected keys.")
-    optim, data = dict(sections["optim"]), dict(sections["dataset"])
+    base = merge_sections(study.run, entry.run)
+    for key in ("model", "objective", "misc", "optim", "lr_scheduler", "dataset"):
+        if not isinstance(base.get(key) or {}, dict):
+            raise ValueError(f"study {study.name}: run.{key}: got {base[key]!r}, expected keys.")
+    # later sections override earlier ones: study, entry, size
+    changes: dict[str, Any] = {"objective": {"name": cell.objective}, "misc": {"seed": cell.seed}}
+    changes["model"] = {"size": cell.size, **study.sizes.get(cell.size, {})}
+    raw = merge_sections(base, changes)
+    optim, data, schedule = (dict(raw.get(key) or {}) for key in ("optim", "dataset", "lr_scheduler"))
     rate = optim.get("lr") if cell.lr is None else cell.lr
     # a number in `run` is passed on as it is; a rule is evaluated below
     rule = None if cell.lr is None and (rate is None or is_finite(rate)) else read_rule(rate, f"{where}: lr")
+    if rule is not None:
+        optim.pop("lr", None)
     # total_* of the base would conflict with the length of the cell
-    schedule = {
-        key: value for key, value in sections["lr_scheduler"].items() if not str(key).startswith("total_")
-    }
-    # later sections override earlier ones: study, entry, size
-    raw: dict[str, Any] = {
-        **base,
-        "model": {
-            **sections["model"],
-            "size": cell.size,
-            **study.sizes.get(cell.size, {}),
-        },
-        "objective": {**sections["objective"], "name": cell.objective},
-        "misc": {**sections["misc"], "seed": cell.seed},
-        "optim": {key: value for key, value in optim.items() if key != "lr" or rule is None},
-        # a placeholder: RunConfig requires a length, and the length is not
-        # known before the model is built
-        "lr_scheduler": {**schedule, "total_iterations": 1},
-    }
+    schedule = {key: value for key, value in schedule.items() if not str(key).startswith("total_")}
+    # a placeholder: RunConfig requires a length, and the length is not known
+    # before the model is built
+    raw |= {"optim": optim, "lr_scheduler": {**schedule, "total_iterations": 1}}
     probe = resolve_config(raw, where)  # model and dataset; the length can depend on them, so it is set below
-    corpus_tokens = Exposure(probe).epoch_tokens
     # D before rounding; the rule uses it unrounded, so it does not depend on
     # the batch
-    tokens = cell.train_tokens(probe.model, probe.dataset.seq_len, study.flops_convention, corpus_tokens)
+    all_tokens = Exposure(probe).epoch_tokens
+    tokens = cell.train_tokens(probe.model, probe.dataset.seq_len, study.flops_convention, all_tokens)
     # a rule depends on N and D, which are known only after the model is built
     if rule is not None:
         optim["lr"] = rule.evaluate(probe.model, tokens)
@@ -240,9 +229,10 @@ def _plan_cell(study: StudyPlan, entry: Entry, cell: Cell) -> PlannedRun:
 def _length_keys(cell: Cell, data: dict[str, Any], tokens: float, seq_len: int, batch: Any) -> dict[str, Any]:
     """Return the keys of lr_scheduler that set the length, and set dataset.unique_tokens in `data`.
 
-    An epoch consists of whole windows of seq_len tokens. Unique tokens and
-    epochs are both passed on. With a length and epochs, the unique windows are
-    rounded up so that the run stays within that many epochs.
+    An epoch consists of whole windows of seq_len tokens. Unique
+    tokens and epochs are both passed on. With a length and
+    epochs, the unique windows are rounded up so that the run
+    stays within that many epochs.
     """
     if cell.unique_tokens is not None:
         data["unique_tokens"] = cell.unique_tokens
@@ -278,15 +268,14 @@ def _name_run(cell: Cell, entry: Entry, tokens: float) -> str:
 
 def _place_run(study: StudyPlan, entry: Entry, raw: dict[str, Any], name: str) -> PlannedRun:
     """Return the run in a folder named after its identity, so that changed settings never reuse a folder."""
-    raw |= {"name": name, "logging": dict(raw.get("logging") or {})}
-    # a first plan gives the identity, which is part of the folder and
-    # therefore of the final configuration The identity includes neither name
-    # nor run_dir (plan/identity.py), so the plan of this configuration is
-    # also that of the final one.
-    raw["logging"]["run_dir"] = str(study.directory / "runs" / name)
     where = f"study {study.name}, run {name}"
+    raw |= {"name": name, "logging": dict(raw.get("logging") or {})}
+    # The identity is part of the folder. It includes neither name nor run_dir
+    # (plan/identity.py), so that the plan is that of the final configuration.
+    raw["logging"]["run_dir"] = str(study.directory / "runs" / name)
     try:
-        plan = plan_run(resolve_config(raw, where=where))
+        config = resolve_config(raw, where=where)
+        plan = plan_run(config)
     except ValueError as error:
         raise ValueError(str(error) if where in str(error) else f"{where}: {error}") from error
     if plan.warmup_steps > plan.n_steps:
@@ -297,9 +286,9 @@ def _place_run(study: StudyPlan, entry: Entry, raw: dict[str, Any], name: str) -
     # 8 hex digits: among 10,000 runs two agree with a probability of about 1
     # %, and they share a folder only if their names are equal too
     folder = study.directory / "runs" / f"{name}-{plan.identity[:8]}"
-    raw["logging"]["run_dir"] = str(folder)
+    config = replace(config, logging=replace(config.logging, run_dir=str(folder)))
     parts = frozenset([entry.part] if entry.part else [])
-    return PlannedRun(resolve_config(raw, where=name), plan, folder, held_out=entry.held_out, parts=parts)
+    return PlannedRun(config, plan, folder, held_out=entry.held_out, parts=parts)
 
 
 def select_runs_of_part(study: StudyPlan, runs: Sequence[PlannedRun], part: str | None) -> list[PlannedRun]:
@@ -309,11 +298,10 @@ def select_runs_of_part(study: StudyPlan, runs: Sequence[PlannedRun], part: str 
     """
     if part is None:
         return list(runs)
-    names = sorted({entry.part for entry in study.cells if entry.part})
-    if part not in names:
-        listed = ", ".join(names) or "it has none"
-        raise ValueError(f"--part: got {part}, expected one of the parts of study {study.name}: {listed}.")
     chosen = [run for run in runs if part in run.parts]
+    if not chosen:
+        listed = ", ".join(sorted({entry.part for entry in study.cells if entry.part})) or "it has none"
+        raise ValueError(f"--part: got {part}, expected one of the parts of study {study.name}: {listed}.")
     trunks = {run.branch.trunk for run in chosen if run.branch is not None}
     return [run for run in runs if part in run.parts or run.folder in trunks]
 
@@ -321,9 +309,10 @@ def select_runs_of_part(study: StudyPlan, runs: Sequence[PlannedRun], part: str 
 def assign_trunks(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Return the runs, with a branch for those that share their first steps with a longer run (the trunk).
 
-    Two runs of one trunk identity take identical steps while their learning
-    rates are equal: from the same warm-up through the constant phase, until the
-    shorter run starts to decay.
+    Two runs of one trunk identity take identical steps while
+    their learning rates are equal: from the same warm-up
+    through the constant phase, until the shorter run starts to
+    decay.
     """
     groups: dict[tuple[str, int], list[PlannedRun]] = {}
     for run in runs:

@@ -30,10 +30,11 @@ def collect_settings(table: pd.DataFrame) -> dict[float, dict[str, list[Setting]
     """Return the settings of runs with a loss and a test loss, by unique tokens and objective.
 
     Runs of one column `cell` differ only in their seed. Those that are held out
-    are fresh seeds, which report a setting and do not select it; a setting of
-    fresh seeds only cannot be selected, and is skipped.
+    are fresh seeds, which report a setting and do not select
+    it; a setting of fresh seeds only cannot be selected, and is
+    skipped.
     """
-    scored = table[(table["loss"] > 0) & table["test_loss"].notna() & (table["train_flops"] > 0)]
+    scored = table[(table["loss"] > 0) & (table["test_loss"] > 0) & (table["train_flops"] > 0)]
     cells = scored["cell"].fillna(scored["run"])
     settings: dict[float, dict[str, list[Setting]]] = defaultdict(lambda: defaultdict(list))
     for (U, objective, _), group in scored.groupby(["unique_tokens", "objective", cells]):
@@ -50,8 +51,8 @@ def collect_settings(table: pd.DataFrame) -> dict[float, dict[str, list[Setting]
 def measure_study(table: pd.DataFrame) -> tuple[list[MeasuredCrossover], PowerLaw | None]:
     """Return the comparison of both objectives on each text, by U, and the power law through its crossings.
 
-    Texts with runs of one objective only are left out. Raises ValueError if
-    there is no other text.
+    Texts with runs of one objective only are left out. Raises
+    ValueError if there is no other text.
     """
     measured = [
         measure_crossover(U, objectives[FIRST], objectives[SECOND])

@@ -1,15 +1,17 @@
-"""Price of a study: the time of its runs by the roofline of a GPU or a few timed steps, and its table."""
+"""Price of a study: the time of its runs by the roofline of a GPU or a few timed steps, money and energy."""
 
+import argparse
 import contextlib
 import math
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from megatron.cli import format_table
+from megatron.cli import format_table, positive_float
 from megatron.config.presets import suggest_nearest
 from megatron.config.schema import CheckpointConfig, LrSchedulerConfig, RunConfig
 from megatron.plan.datapaths import SYNTHETIC, read_corpora
@@ -19,10 +21,9 @@ from megatron.plan.memory import estimate_memory
 from megatron.plan.roofline import RATES, StepSettings, predict_step
 from megatron.plan.run_dir import CONFIG, RESULT, is_done, read_metrics
 from megatron.plan.run_plan import plan_run
-from megatron.study.format import format_duration, format_short
+from megatron.study.format import format_digits, format_duration, format_short
 from megatron.study.ladder import PlannedRun
 from megatron.study.launchers.launch import Launcher, SweepState, run_all
-from megatron.study.tariff import Tariff
 
 GPU_STARTUP_S = 30.0  # assumed: imports, context of the GPU, compilation or its cache
 GPU_STEP_S = 0.02  # minimum time of a step; small models are limited by kernel launches
@@ -45,6 +46,40 @@ HEAD = ("run", "N", "tokens", "epochs", "steps", "FLOPs", "GiB", "time", "status
 
 
 @dataclass(frozen=True)
+class Tariff:
+    """Price and power of one device; None: not known.
+
+    price_per_hour  money for one hour of one device
+    watts           power of one device; default: the power limit of `hardware`, if it is
+                    a listed GPU
+    """
+
+    price_per_hour: float | None = None
+    watts: float | None = None
+    hardware: str | None = None
+
+    def describe(self, device_seconds: float) -> str:
+        """Return hours, money and energy of one or more devices, such as `3.2 GPU-hours, 8.0 at 2.5 an hour`.
+
+        Energy is an upper bound if the power is a limit. Empty
+        without a price or a power, or for no known time.
+        """
+        device = find_device(self.hardware) if self.hardware else None
+        watts = self.watts or (device.watts if device else None)
+        if not math.isfinite(device_seconds) or self.price_per_hour is watts is None:
+            return ""
+        hours = device_seconds / 3600
+        word = "device" if (self.hardware or "CPU").startswith("CPU") else "GPU"
+        parts = [f"{format_digits(hours)} {word}-hours"]
+        if self.price_per_hour is not None:
+            parts.append(f"{format_digits(hours * self.price_per_hour)} at {self.price_per_hour:g} an hour")
+        if watts is not None:
+            # 700 W for 10 hours: 7 kWh
+            parts.append(f"up to {format_digits(hours * watts / 1000)} kWh at {watts:g} W")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
 class Speed:
     """Seconds of a run = startup_s + steps * step_s + FLOPs / flops_per_s, with those of scoring.
 
@@ -63,23 +98,16 @@ class Speed:
         return self.startup_s + run.trained_steps * self.step_s + flops / self.flops_per_s(run)
 
 
+UNKNOWN_SPEED = Speed("no measurement: name the GPU with --hardware", lambda run: math.nan)
+
+
 def estimate_speed(
-    runs: Sequence[PlannedRun],
-    hardware: str | None = None,
-    mfu: float | None = None,
-    gpus_per_run: int = 1,
-    probe: Callable[[], Speed | None] | None = None,
+    runs: Sequence[PlannedRun], hardware: str, mfu: float | None = None, gpus_per_run: int = 1
 ) -> Speed:
-    """Return the speed of runs on a named GPU, or else the one that `probe` measures on this machine.
+    """Return the speed of runs on a named GPU. Raises ValueError for hardware of unknown peak.
 
     mfu   share of the peak of the GPU; default: by size, from the roofline
-
-    Without both the speed is NaN. Raises ValueError for hardware of unknown
-    peak.
     """
-    if hardware is None:
-        unknown = Speed("no measurement: name the GPU with --hardware", lambda run: math.nan)
-        return (probe() if probe is not None else None) or unknown
     device = find_device(hardware)
     if device is None:
         raise ValueError(f"--hardware {hardware}: unknown peak; {suggest_nearest(hardware, list(DEVICES))}")
@@ -127,12 +155,13 @@ def flops_per_step(run: PlannedRun) -> float:
 
 def time_steps(
     runs: Sequence[PlannedRun], launcher: Launcher, jobs: int, timeout_s: float = TIMEOUT_S
-) -> Speed | None:
+) -> Speed:
     """Time a few steps of the smallest and the largest model of `runs`, with the study's launcher.
 
-    Probes are processes of tools/pretrain.py on random tokens. As many run
-    concurrently as in the study, so that the measurement includes start-up,
-    other load and contention. None if no process completed its steps.
+    Probes are processes of tools/pretrain.py on random tokens.
+    As many run concurrently as in the study, so that the
+    measurement includes start-up, other load and contention. It
+    is unknown if no process completed its steps.
     """
     ordered = sorted(runs, key=flops_per_step)
     ends = [ordered[0], ordered[-1]]
@@ -141,7 +170,7 @@ def time_steps(
         probes = [_make_probe(ends[i % 2], Path(folder) / str(i)) for i in range(n_probes)]
         timings = _run_probes(probes, launcher, timeout_s)
     if not timings:
-        return None
+        return UNKNOWN_SPEED
     startup_s = sum(startup for _, _, startup in timings) / len(timings)
     small, large = (min(timings), max(timings))
     # two equations: seconds = step_s + FLOPs / rate for the small and the large
@@ -239,8 +268,8 @@ def scoring_flops(run: PlannedRun) -> float:
     # the final loss is at n_steps; a set, since a checkpoint and a validation
     # can coincide
     at = {plan.n_steps, *(config.checkpoint.chkpt_at or ())}
+    # range stops before n_steps, which is in the set already
     for every in (config.evaluation.every_iterations, config.checkpoint.chkpt_saving_iterations):
-        # range stops before n_steps, which is in the set already
         at |= set(range(every, plan.n_steps, every)) if every else set()
     # a branch scores only after its branch point
     # Example: a branch at 400 of 500 steps that scores every 100 steps scores
@@ -254,9 +283,8 @@ def _count_scored_samples(path: str | None, run: PlannedRun) -> int:
     n_samples = SYNTHETIC_SAMPLES if path == SYNTHETIC else 0
     if path not in (None, SYNTHETIC):
         with contextlib.suppress(OSError, ValueError):  # missing text is reported by the run
-            n_samples = sum(
-                count_epoch_samples(corpus.prefix, run.plan.seq_len) for corpus in read_corpora(path)
-            )
+            counts = (count_epoch_samples(corpus.prefix, run.plan.seq_len) for corpus in read_corpora(path))
+            n_samples = sum(counts)
     return min(n_samples, run.config.evaluation.max_samples or n_samples)
 
 
@@ -271,38 +299,36 @@ def format_price_table(
 
     With a tariff, the totals include the time, money and energy of all devices.
 
-    FLOPs are exact and for the whole training. Time and totals count only the
-    steps that are trained: a branch trains only the steps after its branch
-    point.
+    FLOPs are exact and for the whole training. Time and totals
+    count only the steps that are trained: a branch trains only
+    the steps after its branch point.
     """
-    waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
-    lines = [*format_total(runs, waiting, speed, jobs, gpus_per_run, tariff), ""]
+    lines = [format_total(runs, speed, jobs, gpus_per_run, tariff), ""]
     lines += format_table(HEAD, [_format_row(run, speed, gpus_per_run) for run in runs], ("run", "status"))
     return "\n".join([*lines, *textwrap.wrap(LEGEND, WIDTH)])
 
 
 def format_total(
     runs: Sequence[PlannedRun],
-    waiting: Sequence[PlannedRun],
     speed: Speed,
     jobs: int,
-    gpus_per_run: int,
+    gpus_per_run: int = 1,
     tariff: Tariff | None = None,
-) -> list[str]:
-    """Return time, runs, tokens and FLOPs of the remaining runs, the time's basis, and savings by trunks."""
+) -> str:
+    """Return time, tokens and FLOPs of the runs that are not done, the basis of the time, and the cost."""
+    waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
     seconds = [speed.seconds(run) for run in waiting]
     tokens = sum(run.plan.tokens_per_step * run.trained_steps for run in waiting)
     flops = sum(run.trained_flops for run in waiting)
     wall_time = format_duration(makespan(seconds, jobs)) if seconds else "0 s"
-    together = f"about {wall_time} with {jobs} at a time"
-    together += f" on {gpus_per_run} GPUs each" if gpus_per_run > 1 else ""
+    each = f" on {gpus_per_run} GPUs each" if gpus_per_run > 1 else ""
     lines = [
-        f"{together}: {len(waiting)} of {len(runs)} runs to do, {format_short(tokens)} tokens, "
-        f"{flops:.2e} FLOPs",
+        f"about {wall_time} with {jobs} at a time{each}: {len(waiting)} of {len(runs)} runs to do, "
+        f"{format_short(tokens)} tokens, {flops:.2e} FLOPs",
         f"({format_duration(sum(seconds))} one after another; expected from {speed.basis})",
+        (tariff or Tariff()).describe(sum(seconds) * gpus_per_run),
     ]
-    lines.append((tariff or Tariff()).describe(sum(seconds) * gpus_per_run))
-    return [part for line in lines for part in textwrap.wrap(line, WIDTH)]
+    return "\n".join(part for line in lines for part in textwrap.wrap(line, WIDTH))
 
 
 def _format_row(run: PlannedRun, speed: Speed, gpus_per_run: int) -> tuple[str, ...]:
@@ -321,3 +347,22 @@ def _format_row(run: PlannedRun, speed: Speed, gpus_per_run: int) -> tuple[str, 
         format_duration(speed.seconds(run)),
         f"{'done' if done else 'to run'} {marks}".strip(),
     )
+
+
+def add_tariff_options(group: argparse._ArgumentGroup) -> None:
+    """Add --price-per-hour and --watts to a group of options."""
+    watts = "power of one GPU; default: the power limit of a listed GPU"
+    for name, about in (("--price-per-hour", "price of one GPU for an hour"), ("--watts", watts)):
+        group.add_argument(name, type=positive_float, metavar="NUMBER", help=about)
+
+
+def sum_device_seconds(results: Iterable[dict[str, Any]]) -> tuple[float, str | None]:
+    """Return (seconds times ranks of finished runs, their hardware); None for several kinds of hardware.
+
+    `results` are contents of result.json. A branch counts the steps that it
+    shares with its trunk.
+    """
+    timed = [result for result in results if isinstance(result.get("wall_s"), int | float)]
+    names = {str(result.get("hardware")) for result in timed}
+    seconds = sum(result["wall_s"] * (result.get("n_ranks") or 1) for result in timed)
+    return seconds, names.pop() if len(names) == 1 else None

@@ -1,14 +1,16 @@
 """Published scaling laws by name, each with its source.
 
-Losses are in nats per token of the text and tokenizer of the authors, so losses
-of different laws are not comparable. Exponents and optima are, where N is
-counted alike. The laws have no intervals, since the papers publish constants
+Losses are in nats per token of the text and tokenizer of
+the authors, so losses of different laws are not comparable.
+Exponents and optima are, where N is counted alike. The laws
+have no intervals, since the papers publish constants
 without replicates.
 """
 
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from megatron.config.presets import suggest_nearest
 from megatron.config.yaml_file import read_yaml
@@ -38,15 +40,8 @@ class PublishedLaw:
 
     def to_law(self) -> Law:
         """Return a Law without replicates, whose intervals are NaN."""
-        return Law(
-            form=self.form,
-            params=dict(self.params),
-            objective=0.0,
-            huber_delta=0.0,
-            n_runs=0,
-            ranges={name: list(ends) for name, ends in self.ranges.items()},
-            warnings=[self.note] if self.note else [],
-        )
+        about: dict[str, Any] = {"ranges": self.ranges, "warnings": [self.note] if self.note else []}
+        return Law(form=self.form, params=self.params, objective=0.0, huber_delta=0.0, n_runs=0, **about)
 
 
 @dataclass(frozen=True)
@@ -55,8 +50,8 @@ class HyperparameterLaw:
 
     name: str
     source: str
-    lr: tuple[float, float, float]
-    batch: tuple[float, float, float]
+    lr: list[float]
+    batch: list[float]
     counts: str
     note: str = ""
 
@@ -77,21 +72,17 @@ class HyperparameterLaw:
 @cache
 def load_published() -> dict[str, PublishedLaw | HyperparameterLaw]:
     """Return the laws of utils/published_laws.yaml by name."""
-    laws: dict[str, PublishedLaw | HyperparameterLaw] = {}
-    for name, entry in read_yaml(LAWS_FILE).items():
-        if "lr" in entry:
-            powers = {key: tuple(entry[key]) for key in ("lr", "batch")}
-            laws[name] = HyperparameterLaw(**{"name": name, **entry, **powers})
-        else:
-            laws[name] = PublishedLaw(**{"name": name, **entry})
-    return laws
+    return {
+        name: HyperparameterLaw(name, **entry) if "lr" in entry else PublishedLaw(name, **entry)
+        for name, entry in read_yaml(LAWS_FILE).items()
+    }
 
 
 def find_law(name: str | Path) -> tuple[Law | HyperparameterLaw, PublishedLaw | None]:
     """Return (law, publication) for a path of law.json or the name of a published law; a file has precedence.
 
-    The publication of a file is None. Raises FileNotFoundError for neither, and
-    ValueError for a file that is not a law.
+    The publication of a file is None. Raises FileNotFoundError
+    for neither, and ValueError for a file that is not a law.
     """
     path = Path(name)
     if path.is_file():

@@ -15,31 +15,12 @@ from megatron.laws.forms import FORM
 from megatron.laws.law import Law
 from megatron.laws.power_law import PowerLaw, fit_power
 from megatron.laws.prediction import predict_run
+from megatron.study import forecast, ladder
 from megatron.study.cell import BEST
-from megatron.study.forecast import (
-    BEST_LOSS,
-    CROSSING,
-    LEVELS,
-    RUN,
-    Forecast,
-    hash_record,
-    list_started_files,
-    make_forecast,
-    read_forecasts,
-    seal_forecasts,
-)
+from megatron.study.forecast import LEVELS, Forecast
 from megatron.study.format import format_count
 from megatron.study.frontier import COMPUTE_LAW, fit_frontier, make_frontier_runs
-from megatron.study.ladder import (
-    FLOPS_COLUMN,
-    STUDY,
-    PlannedRun,
-    StudyPlan,
-    expand_listed,
-    expand_study,
-    plan_candidates,
-    read_study_plan,
-)
+from megatron.study.ladder import STUDY, PlannedRun, StudyPlan
 from megatron.study.measured import CROSSOVER, FIRST, SAME_U, SECOND, find_text_runs, measure_study
 from megatron.study.table import read_runs, select_finished
 
@@ -54,37 +35,39 @@ def seal_runs(study: StudyPlan, law_path: str | Path, pattern: str | None = None
     pattern   of names of runs; default: the runs that the study holds out and that have
               not been started
 
-    Raises FileNotFoundError for no law, ValueError for a law without
-    replicates, for no run, for a run that has been started or whose trunk has,
+    Raises FileNotFoundError for no law, ValueError for a law
+    without replicates, for no run, for a run that has been
+    started or whose trunk has,
     and as `seal_forecasts`.
     """
     path = Path(law_path)
     law = Law.load(path)
-    objective = str((law.filter or {}).get("objective", "")) if isinstance(law, Law) else ""
-    stored = {forecast.identity for forecast in read_forecasts(study.directory)}
-    chosen = []
-    for run in expand_study(study):
-        if objective and run.plan.objective != objective:
-            continue
-        is_sealed = run.plan.identity in stored
-        if pattern is None and run.held_out and not is_sealed and not _list_started(run):
-            chosen.append(run)
+    objective = str(law.filter.get("objective", ""))
+    stored = {sealed.identity for sealed in forecast.read_forecasts(study.directory)}
+    chosen = [
+        run for run in ladder.expand_study(study) if run.plan.objective == (objective or run.plan.objective)
+    ]
+    new = {run.folder for run in chosen if run.plan.identity not in stored}
+    if pattern is None:
+        chosen = [run for run in chosen if run.held_out and run.folder in new and not _list_started(run)]
+    else:
         # a sealed run is predicted again, and the forecast compared
-        elif pattern is not None and fnmatch.fnmatchcase(run.config.name, pattern):
-            _check_not_started(run.folder, "" if is_sealed else _list_started(run))
-            chosen.append(run)
+        chosen = [run for run in chosen if fnmatch.fnmatchcase(run.config.name, pattern)]
+        for run in chosen:
+            _check_not_started(run.folder, _list_started(run) if run.folder in new else "")
     if not chosen:
         expected_run = "held-out run that has not been started" if pattern is None else f"run named {pattern}"
         raise ValueError(
             f"{study.directory}: got no {expected_run}{f' of {objective}' if objective else ''} to predict. "
             "Name runs with --runs PATTERN, as tools/sweep.py --dry-run lists them."
         )
-    return seal_forecasts(study.directory, [_predict_by_law(law, run, study, path) for run in chosen])
+    new_forecasts = [_predict_by_law(law, run, study, path) for run in chosen]
+    return forecast.seal_forecasts(study.directory, new_forecasts)
 
 
 def _list_started(run: PlannedRun) -> str:
     folders = [run.folder, *([run.branch.trunk] if run.branch else [])]
-    return ", ".join(filter(None, map(list_started_files, folders)))
+    return ", ".join(filter(None, map(forecast.list_started_files, folders)))
 
 
 def _check_not_started(folder: Path, started: str) -> None:
@@ -93,24 +76,6 @@ def _check_not_started(folder: Path, started: str) -> None:
             f"{folder}: got a run that has been started ({started}), expected none. "
             "A forecast is sealed before the run, and before a longer run that shares its steps."
         )
-
-
-def _make_run_forecast(study: StudyPlan, run: PlannedRun, levels: Sequence[Any], **about: Any) -> Forecast:
-    """Return the forecast of a run from its predictions at LEVELS, each with `loss` and `predictive`."""
-    plan = run.plan
-    return make_forecast(
-        name=run.folder.name,
-        quantity=RUN,
-        objective=plan.objective,
-        identity=plan.identity,
-        N=float(plan.n_params),
-        D=float(plan.train_tokens),
-        predicted=levels[0].loss,
-        intervals=tuple(at.predictive for at in levels),
-        study=study.text(),
-        runs={plan.identity: int(run.held_out)},
-        **about,
-    )
 
 
 def _predict_by_law(law: Law, run: PlannedRun, study: StudyPlan, path: Path) -> Forecast:
@@ -127,25 +92,34 @@ def _predict_by_law(law: Law, run: PlannedRun, study: StudyPlan, path: Path) -> 
     return _make_run_forecast(study, run, levels, U=U, data_sha256=data, **about)
 
 
+def _make_run_forecast(study: StudyPlan, run: PlannedRun, levels: Sequence[Any], **about: Any) -> Forecast:
+    """Return the forecast of a run from its predictions at LEVELS, each with `loss` and `predictive`."""
+    plan = run.plan
+    about |= {"name": run.folder.name, "quantity": forecast.RUN, "study": study.text()}
+    about |= {"objective": plan.objective, "N": float(plan.n_params), "D": float(plan.train_tokens)}
+    about |= {"identity": plan.identity, "runs": {plan.identity: int(run.held_out)}}
+    about |= {"predicted": levels[0].loss, "intervals": tuple(at.predictive for at in levels)}
+    return forecast.make_forecast(**about)
+
+
 def seal_best(study_dir: str | Path) -> Forecast:
     """Choose the size of the study's entry `size: best` by the frontier, and seal the forecast of its run.
 
-    The same forecast as the stored one is returned unchanged. Raises
-    FileNotFoundError if there is no study. Raises ValueError without such an
-    entry, if listed runs are unfinished or too few, if the law does not
-    identify N*, if no size is near N*, or if the run was started.
+    The same forecast as the stored one is returned unchanged.
+    Raises FileNotFoundError if there is no study. Raises
+    ValueError without such an entry, if listed runs are
+    unfinished or too few, if the law does not identify N*, if
+    no size is near N*, or if the run was started.
     """
     folder = Path(study_dir)
-    if not (folder / STUDY).is_file():
-        raise FileNotFoundError(f"{folder / STUDY}: no such study. Run tools/sweep.py STUDY.yaml first.")
-    study = read_study_plan(folder / STUDY, [f"directory={folder}"])
+    study = ladder.read_study_plan(folder / STUDY, [f"directory={folder}"])
     if study.best is None:
         raise ValueError(
             f"{folder / STUDY}: got no cell of size {BEST}, expected the run to predict. Add "
             f"`- {{size: {BEST}, flops: ...}}` to the cells of STUDY.yaml and run tools/sweep.py again."
         )
-    objective, column = study.best.objective[0], FLOPS_COLUMN[study.flops_convention]
-    planned = expand_listed(study)
+    objective, column = study.best.objective[0], ladder.FLOPS_COLUMN[study.flops_convention]
+    planned = ladder.expand_listed(study)
     identities = [r.plan.identity for r in planned if r.plan.objective == objective and not r.held_out]
     table = read_runs(folder)
     # the plan decides, not the marks in the table: a run of the cells is
@@ -162,9 +136,9 @@ def seal_best(study_dir: str | Path) -> Forecast:
     run = _choose_candidate(study, law)
     if run.plan.identity in identities:
         raise ValueError(f"{run.folder}: got a run that the law is fitted on. Remove it from the cells.")
-    if run.plan.identity not in {forecast.identity for forecast in read_forecasts(folder)}:
-        _check_not_started(run.folder, list_started_files(run.folder))
-    return seal_forecasts(folder, [_predict_by_frontier(study, law, run, column)])[0]
+    if run.plan.identity not in {sealed.identity for sealed in forecast.read_forecasts(folder)}:
+        _check_not_started(run.folder, forecast.list_started_files(run.folder))
+    return forecast.seal_forecasts(folder, [_predict_by_frontier(study, law, run, column)])[0]
 
 
 def _check_finished(folder: Path, runs: pd.DataFrame) -> None:
@@ -182,22 +156,19 @@ def _choose_candidate(study: StudyPlan, law: ComputeLaw) -> PlannedRun:
     assert study.best is not None
     budget = study.best.flops[0]
     optimum = law.optimum(budget)
-    candidates = plan_candidates(study)
+    candidates = ladder.plan_candidates(study)
 
     # ratio, not difference: the cost of a wrong size is symmetric in log N to
     # second order
-    def distance(run: PlannedRun) -> float:
-        return abs(math.log(run.plan.n_params / optimum.N))
-
-    best = min(candidates, key=distance)
-    if distance(best) > math.log(MAX_SIZE_RATIO):
+    distances = [abs(math.log(run.plan.n_params / optimum.N)) for run in candidates]
+    if min(distances) > math.log(MAX_SIZE_RATIO):
         sizes = ", ".join(f"{run.plan.size} ({format_count(run.plan.n_params, 3)})" for run in candidates)
         raise ValueError(
             f"study {study.name}: sizes: got {sizes}, expected one within a factor of {MAX_SIZE_RATIO:g} of "
             f"N* = {format_count(optimum.N, 3)} at {budget:.3g} FLOPs. Add a size of about that many "
             "parameters to sizes, and run tools/sweep.py again."
         )
-    return best
+    return candidates[distances.index(min(distances))]
 
 
 def _predict_by_frontier(study: StudyPlan, law: ComputeLaw, run: PlannedRun, column: str) -> Forecast:
@@ -206,7 +177,7 @@ def _predict_by_frontier(study: StudyPlan, law: ComputeLaw, run: PlannedRun, col
     C = float(getattr(run.plan, column))
     levels = [law.predict_run(run.plan.n_params, C, level) for level in LEVELS]
     data = law.table["sha256"]
-    about = {"law": COMPUTE_LAW, "law_sha256": hash_record({"params": law.params, "data": data})}
+    about = {"law": COMPUTE_LAW, "law_sha256": forecast.hash_record({"params": law.params, "data": data})}
     method = f"frontier of {law.n_runs} runs at {law.n_budgets} budgets, C by {column}"
     return _make_run_forecast(study, run, levels, U=None, method=method, data_sha256=data, **about)
 
@@ -214,37 +185,39 @@ def _predict_by_frontier(study: StudyPlan, law: ComputeLaw, run: PlannedRun, col
 def seal_text(study_dir: Path, U: float) -> list[Forecast]:
     """Seal forecasts for U unique tokens: each objective's best loss, and the crossing if it has a law.
 
-    Each is a power law in U through the measured values, with the predictive
-    interval of one new value. The runs that will decide it are those of the
-    study on this text. Raises ValueError if one of them has been started, if
-    there is none, or with fewer than two texts.
+    Each is a power law in U through the measured values, with
+    the predictive interval of one new value. The runs that will
+    decide it are those of the study on this text. Raises
+    ValueError if one of them has been started, if there is
+    none, or with fewer than two texts.
     """
-    study = read_study_plan(study_dir / STUDY, [f"directory={study_dir}"])
+    study = ladder.read_study_plan(study_dir / STUDY, [f"directory={study_dir}"])
     table = read_runs(study_dir)
     for run in find_text_runs(table, U).itertuples():
         if run.path:
-            _check_not_started(study_dir / run.path, list_started_files(study_dir / run.path))
-    planned = [run for run in expand_study(study) if abs(run.plan.unique_tokens / U - 1) < SAME_U]
+            _check_not_started(study_dir / run.path, forecast.list_started_files(study_dir / run.path))
+    planned = [run for run in ladder.expand_study(study) if abs(run.plan.unique_tokens / U - 1) < SAME_U]
     if not planned:
         raise ValueError(f"{study_dir / STUDY}: got no run on {U:g} unique tokens. Add its cells first.")
-    about = {"study": study.text(), "runs": {run.plan.identity: int(run.held_out) for run in planned}}
+    about: dict[str, Any] = {"study": study.text()}
+    about["runs"] = {run.plan.identity: int(run.held_out) for run in planned}
     finished = select_finished(table)
     measured, law = measure_study(finished)
     texts = np.array([at.U for at in measured])
     if len(texts) < 2:
         raise ValueError(f"{study_dir}: got {len(texts)} unique text with both objectives, expected 2.")
     keys = ["identity", "train_flops", "loss", "test_loss"]
-    data = hash_record({"runs": finished[keys].sort_values("identity").fillna(0).to_numpy().tolist()})
-    forecasts = []
+    rows = finished[keys].sort_values("identity").fillna(0)
+    data = forecast.hash_record({"runs": rows.to_numpy().tolist()})
+    powers: list[tuple[str, str, PowerLaw]] = []
     for objective, best in ((FIRST, [at.first for at in measured]), (SECOND, [at.second for at in measured])):
         losses = np.array([setting.loss for setting in best])
-        errors = [setting.seed_se for setting in best]
-        log_se = None if None in errors else np.array([error or 0.0 for error in errors]) / losses
-        power = fit_power(texts, losses, log_se)
-        forecasts.append(_predict_by_power(BEST_LOSS, objective, power, U, about | {"data_sha256": data}))
-    if law is not None:
-        forecasts.append(_predict_by_power(CROSSING, "", law, U, about | {"data_sha256": data}))
-    return seal_forecasts(study_dir, forecasts)
+        errors = np.array([setting.seed_se for setting in best], dtype=float)  # None: NaN
+        log_se = None if np.isnan(errors).any() else errors / losses
+        powers.append((forecast.BEST_LOSS, objective, fit_power(texts, losses, log_se)))
+    powers += [] if law is None else [(forecast.CROSSING, "", law)]
+    about |= {"data_sha256": data, "U": float(U)}
+    return forecast.seal_forecasts(study_dir, [_predict_by_power(*power, U, about) for power in powers])
 
 
 def _predict_by_power(
@@ -261,5 +234,5 @@ def _predict_by_power(
     law_sha256 = hashlib.sha256(f"{formula} {about['data_sha256']}".encode()).hexdigest()
     about = about | {"method": formula, "law": CROSSOVER, "law_sha256": law_sha256, "N": None, "D": None}
     intervals = tuple(map(tuple, ends[:, 1:].tolist()))
-    about |= {"quantity": quantity, "objective": objective, "identity": "", "U": float(U)}
-    return make_forecast(name=name, predicted=float(ends[0, 0]), intervals=intervals, **about)
+    about |= {"quantity": quantity, "objective": objective, "identity": ""}
+    return forecast.make_forecast(name=name, predicted=float(ends[0, 0]), intervals=intervals, **about)

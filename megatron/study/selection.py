@@ -79,20 +79,15 @@ class Selection:
         values = {name: getattr(self, name) for name in names}
         return replace(self, **{name: v[is_selected] for name, v in values.items() if v is not None})
 
-    def columns_where(self, is_selected: np.ndarray) -> dict[str, np.ndarray | None]:
-        """Return N, D, L, U and groups of the runs of mask `is_selected` [n], as arguments of fits."""
-        runs = self.subset(is_selected)
-        return {"N": runs.N, "D": runs.D, "L": runs.L, "U": runs.U, "groups": runs.groups}
-
 
 def compute_of(path: Path, runs: Selection, by: str) -> np.ndarray:
     """Return C [n] FLOPs of the runs: 6 N D for `by` = "6nd", otherwise column `by` of the table."""
-    return 6 * runs.N * runs.D if by == "6nd" else _parse_positive(path, runs.frame, by)
+    return 6 * runs.N * runs.D if by == "6nd" else parse_positive(path, runs.frame, by)
 
 
 def optional_column_of(path: Path, runs: Selection, name: str) -> np.ndarray:
     """Return column `name` as numbers of any sign [n], NaN for unknown ones. Raises ValueError for text."""
-    _require_column(path, runs.frame, name)
+    require_column(path, runs.frame, name)
     try:
         return pd.to_numeric(runs.frame[name]).to_numpy(float)
     except ValueError as error:
@@ -116,15 +111,16 @@ def select_runs(
     where     expressions of `pandas.DataFrame.query`, such as "dataset == 'c4' and loss
               < 3.4"
 
-    Raises FileNotFoundError, and ValueError for a file that is no table, a
-    missing column (with the nearest name), a value that is not a positive
+    Raises FileNotFoundError, and ValueError for a file that is
+    no table, a missing column (with the nearest name), a value
+    that is not a positive
     number, no finished run, or runs of several objectives without `objective`.
     """
     table = read_table(path)
     letters = {"N": columns.N, "D": columns.C or columns.D, "L": columns.L}
     options = {"N": "--n-column", "D": "--flops-column" if columns.C else "--d-column"}
     for letter, name in letters.items():
-        _require_column(path, table, name, options.get(letter, "--loss-column"))
+        require_column(path, table, name, options.get(letter, "--loss-column"))
     # Filters come before parsing: a cell that is not a number is only an
     # error in a row that is fitted.
     runs, applied, warnings = _filter_rows(path, table, objective)
@@ -132,7 +128,7 @@ def select_runs(
         runs = _query(path, runs, condition)
     if where:
         applied["where"] = list(where)
-    N, D, L = (_parse_positive(path, runs, name) for name in letters.values())
+    N, D, L = (parse_positive(path, runs, name) for name in letters.values())
     D = D / (6 * N) if columns.C else D
     # billions (70.0), layers or epochs would fit as well as tokens and give a
     # B that is wrong by orders of magnitude
@@ -141,7 +137,7 @@ def select_runs(
             f"{path}, column '{letters['D']}': got {D.max():g} at most, expected tokens of a whole run. "
             "Give a column of token counts (not of billions, steps or layers) with --d-column."
         )
-    U = _parse_positive(path, runs, columns.U) if needs_unique else None
+    U = parse_positive(path, runs, columns.U) if needs_unique else None
     if needs_unique:
         letters["U"] = columns.U
     warnings += _check_losses(runs, needs_unique)
@@ -154,7 +150,8 @@ def select_runs(
     return Selection(runs, N, D, L, letters, applied, sums, warnings + more, U, groups=groups)
 
 
-def _require_column(path: Path, table: pd.DataFrame, name: str, option: str = "") -> None:
+def require_column(path: Path, table: pd.DataFrame, name: str, option: str = "") -> None:
+    """Raise ValueError for a column that the table lacks, with the nearest name."""
     if name not in table:
         hint = f" Name another with {option}." if option else ""
         raise ValueError(f"{path}: no column '{name}'; {suggest_nearest(name, list(table))}.{hint}")
@@ -175,9 +172,9 @@ def _query(path: Path, runs: pd.DataFrame, condition: str) -> pd.DataFrame:
     return selected
 
 
-def _parse_positive(path: Path, runs: pd.DataFrame, name: str) -> np.ndarray:
+def parse_positive(path: Path, runs: pd.DataFrame, name: str) -> np.ndarray:
     """Return a column as positive numbers, float64 [n]. Raises ValueError for other cells or no column."""
-    _require_column(path, runs, name)
+    require_column(path, runs, name)
     numbers = pd.to_numeric(runs[name], errors="coerce").to_numpy(float)
     is_valid = (numbers > 0) & (numbers < math.inf)
     if not is_valid.all():
@@ -199,24 +196,17 @@ def _filter_rows(
         runs, applied["status"] = table[table["status"] == "done"], "done"
         if runs.empty:
             raise ValueError(
-                f"{path}: got no run of {len(table)} with status 'done', expected some. Finish the sweep and "
-                "collect again."
+                f"{path}: got no run of {len(table)} with status 'done'. Finish the sweep and collect again."
             )
         if n_omitted := len(table) - len(runs):
             warnings.append(f"{n_omitted} of {len(table)} runs in the table are not done and are omitted.")
     if "objective" in table:
         objectives = sorted(set(runs["objective"].dropna()))
-        if objective is None and len(objectives) > 1:
-            raise ValueError(
-                f"{path}: got runs of {', '.join(objectives)}, expected one objective. Choose it with "
-                "--objective."
-            )
-        objective = objective or (objectives[0] if objectives else None)
+        objective = objective or (objectives[0] if len(objectives) == 1 else None)
         if objectives and objective not in objectives:
-            raise ValueError(
-                f"{path}: no finished run of objective '{objective}'; "
-                f"{suggest_nearest(str(objective), objectives)}"
-            )
+            fix = suggest_nearest(objective, objectives) if objective else "Choose it with --objective."
+            names = ", ".join(objectives)
+            raise ValueError(f"{path}: got runs of {names}, expected {objective or 'one objective'}. {fix}")
         # a bound on a loss and a loss do not fit one law
         if objective is not None:
             runs = runs[runs["objective"] == objective]
@@ -227,19 +217,16 @@ def _filter_rows(
 def _check_losses(runs: pd.DataFrame, needs_unique: bool) -> list[str]:
     """Return warnings about repeated text, and rates that were not annealed."""
     values = runs.reindex(columns=["epochs", "annealed"])
-    warnings = []
     # 1.01: rounding to whole steps can exceed one epoch slightly
-    n_repeated = int((values["epochs"] > 1.01).sum())
-    if n_repeated and not needs_unique:
-        warnings.append(
-            f"{n_repeated} runs saw some text more than once, and this form has no term for repetition."
-        )
-    if n_unannealed := int((values["annealed"] <= 0).sum()):
-        warnings.append(
-            f"{n_unannealed} of {len(runs)} losses were measured before the learning rate was annealed: "
-            "such points are above the law."
-        )
-    return warnings
+    n_repeated, n_high = int((values["epochs"] > 1.01).sum()), int((values["annealed"] <= 0).sum())
+    warnings = {
+        f"{n_repeated} runs saw some text more than once, and this form has no term for repetition.": (
+            n_repeated and not needs_unique
+        ),
+        f"{n_high} of {len(runs)} losses were measured before the learning rate was annealed: "
+        "such points are above the law.": n_high,
+    }
+    return [warning for warning, is_needed in warnings.items() if is_needed]
 
 
 def _find_groups(
@@ -252,7 +239,7 @@ def _find_groups(
     if name == "none":
         return None, np.arange(len(runs)), []
     if name is not None:
-        _require_column(path, runs, name, "--group")
+        require_column(path, runs, name, "--group")
     for column in [name] if name else [column for column in (TRUNK, "run") if column in runs]:
         numbered = pd.Series([f"row {i}" for i in runs.index], index=runs.index)
         labels = runs[column].astype(object).where(runs[column].notna(), numbered).astype(str).to_numpy()

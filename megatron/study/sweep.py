@@ -11,6 +11,7 @@ from megatron.cli import STOPPED, LiveView
 from megatron.io import open_exclusive, read_json
 from megatron.plan.memory import estimate_memory
 from megatron.plan.run_dir import LOCK, RESULT, is_done
+from megatron.study import price
 from megatron.study.format import format_duration
 from megatron.study.ladder import (
     PlannedRun,
@@ -22,7 +23,7 @@ from megatron.study.ladder import (
 from megatron.study.launchers.launch import Job, Launcher, SweepState, run_all
 from megatron.study.launchers.local import MAX_MEMORY_SHARE, Device, LocalLauncher, query_gpus
 from megatron.study.launchers.slurm import SlurmLauncher
-from megatron.study.price import Speed, flops_per_step, format_price_table, format_total, makespan, time_steps
+from megatron.study.price import Speed
 
 JOBS_PER_GPU = 4  # default; a small run uses only part of a GPU
 HEAD = ("running", "step", "of", "done", "loss", "tokens/s", "left")
@@ -79,50 +80,47 @@ def make_local_launcher(study: StudyPlan, options: SweepOptions) -> LocalLaunche
     return LocalLauncher(devices, True, options.gpus_per_run)
 
 
+def make_launcher(study: StudyPlan, options: SweepOptions) -> Launcher:
+    """Return the launcher of the options. Raises ValueError for too few GPUs."""
+    if options.launcher == "local":
+        return make_local_launcher(study, options)
+    # Slurm needs one task per GPU; the user's own arguments follow and can
+    # override it
+    words = [f"--ntasks={options.gpus_per_run}"] if options.gpus_per_run > 1 else []
+    return SlurmLauncher(study.directory / "slurm", options.jobs, [*words, *options.sbatch])
+
+
 def count_jobs(study: StudyPlan, options: SweepOptions) -> int:
     """Return the number of concurrent runs, for the price."""
-    if options.jobs is not None or options.launcher == "slurm":
-        return options.jobs or 1
-    return make_local_launcher(study, options).n_slots
+    return options.jobs or make_launcher(study, options).n_slots
 
 
-def time_study(study: StudyPlan, options: SweepOptions, runs: Sequence[PlannedRun]) -> Speed | None:
+def time_study(study: StudyPlan, options: SweepOptions, runs: Sequence[PlannedRun]) -> Speed:
     """Time a few steps of the remaining runs on this machine, under the conditions of the sweep.
 
-    None for runs on other machines, without a remaining run, and for models
-    that exceed the memory.
+    The speed is unknown for runs on other machines, without a
+    remaining run, and for models that exceed the memory.
     """
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
     if not waiting or options.launcher != "local":
-        return None
+        return price.UNKNOWN_SPEED
     launcher = make_local_launcher(study, options)
     memory = MAX_MEMORY_SHARE * min((d.memory for d in launcher.devices if d.memory), default=float("inf"))
     # the launcher would start it anyway on an empty device, and running out
     # of memory can disturb other processes
-    if estimate_memory(max(waiting, key=flops_per_step).config) > memory:
-        return None
-    return time_steps(waiting, launcher, count_jobs(study, options))
-
-
-def _make_launcher(study: StudyPlan, options: SweepOptions) -> Launcher:
-    if options.launcher == "slurm":
-        words = list(options.sbatch)
-        if options.gpus_per_run > 1:
-            # Slurm needs one task per GPU; the user's own arguments follow
-            # and can override it
-            words = [f"--ntasks={options.gpus_per_run}", *words]
-        return SlurmLauncher(study.directory / "slurm", options.jobs, words)
-    return make_local_launcher(study, options)
+    if estimate_memory(max(waiting, key=price.flops_per_step).config) > memory:
+        return price.UNKNOWN_SPEED
+    return price.time_steps(waiting, launcher, count_jobs(study, options))
 
 
 def run_sweep(
-    study: StudyPlan, options: SweepOptions, price: Callable[[Sequence[PlannedRun]], Speed]
+    study: StudyPlan, options: SweepOptions, estimate: Callable[[Sequence[PlannedRun]], Speed]
 ) -> SweepOutcome:
     """Train every run of the study that has no result yet; a failed run does not stop the others.
 
-    price: returns the expected speed of the runs. The table of all runs is
-    printed by the first sweep only. Raises ValueError while another sweep of
-    the study runs.
+    estimate: returns the expected speed of the runs. The table
+    of all runs is printed by the first sweep only. Raises
+    ValueError while another sweep of the study runs.
     """
     runs = expand_study(study)
     check_sealed_runs(study, runs)
@@ -133,13 +131,13 @@ def run_sweep(
         # saved first: the report and a forecast need the file even if all
         # runs are done
         study.save()
-        return _train_runs(study, options, price, runs)
+        return _train_runs(study, options, estimate, runs)
 
 
 def _train_runs(
     study: StudyPlan,
     options: SweepOptions,
-    price: Callable[[Sequence[PlannedRun]], Speed],
+    estimate: Callable[[Sequence[PlannedRun]], Speed],
     runs: Sequence[PlannedRun],
 ) -> SweepOutcome:
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
@@ -147,11 +145,9 @@ def _train_runs(
         print(f"nothing to do: {len(runs)} of {len(runs)} runs are done")
         return SweepOutcome(len(runs), len(runs), [], False)
     jobs = count_jobs(study, options)
-    speed = price(runs)
-    if len(waiting) == len(runs):
-        print(format_price_table(runs, speed, jobs, options.gpus_per_run), flush=True)
-    else:
-        print("\n".join(format_total(runs, waiting, speed, jobs, options.gpus_per_run)), flush=True)
+    speed = estimate(runs)
+    describe = price.format_price_table if len(waiting) == len(runs) else price.format_total
+    print(describe(runs, speed, jobs, options.gpus_per_run), flush=True)
     live = LiveTable(len(runs), speed, jobs)
     failed: list[str] = []
     n_ended = len(runs) - len(waiting)
@@ -164,7 +160,7 @@ def _train_runs(
         live.view.print_line(_format_end(job, status, again, n_ended, len(runs)))
 
     try:
-        _, whole = run_all(waiting, _make_launcher(study, options), live.draw, report_end, options.retries)
+        _, whole = run_all(waiting, make_launcher(study, options), live.draw, report_end, options.retries)
     finally:
         # also after an exception: the traceback would be printed over the
         # table
@@ -214,7 +210,7 @@ class LiveTable:
         """Return the expected time until all runs have ended, NaN without a price."""
         left = [self.speed.seconds(job.run) * (1 - job.fraction_done()) for job in state.running]
         left += [self.speed.seconds(run) for run in state.waiting]
-        return makespan(left, self.jobs)
+        return price.makespan(left, self.jobs)
 
 
 def format_counts(state: SweepState, n_runs: int, left_s: float) -> str:
@@ -230,13 +226,9 @@ def format_job_row(job: Job) -> tuple[str, ...]:
     """Return the cells of a running job, in the order of HEAD."""
     record, plan = job.last_record(), job.run.plan
     step, loss, tps = record.get("step", 0), record.get("loss"), record.get("tps")
-    left = format_duration((plan.n_steps - step) * plan.tokens_per_step / tps) if tps else "?"
-    return (
-        job.run.config.name,
-        f"{step:,}",
-        f"{plan.n_steps:,}",
-        f"{job.fraction_done():.0%}",
-        f"{loss:.4f}" if isinstance(loss, float) else "",
-        f"{tps:,.0f}" if tps else "",
-        left,
-    )
+    steps = (f"{step:,}", f"{plan.n_steps:,}", f"{job.fraction_done():.0%}")
+    loss = f"{loss:.4f}" if isinstance(loss, float) else ""
+    if not tps:
+        return (job.run.config.name, *steps, loss, "", "?")
+    left_s = (plan.n_steps - step) * plan.tokens_per_step / tps
+    return (job.run.config.name, *steps, loss, f"{tps:,.0f}", format_duration(left_s))

@@ -24,19 +24,19 @@ Numbers are float64 with NaN for unknown ones, text is None where it is unknown.
 hashes of the forecasts before each run, for `forecast.score_forecasts`.
 """
 
+import contextlib
 import io
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from megatron.config.yaml_file import is_single_line
-from megatron.io import write_atomic_bytes
+from megatron.io import read_json, write_atomic_bytes
 from megatron.plan.run_dir import CHECKPOINTS, EXIT, METRICS, PLAN, RESULT
 from megatron.study.forecast import read_seals
 from megatron.study.ladder import STUDY, PlannedRun, expand_study, read_study_plan
@@ -52,15 +52,12 @@ COLUMNS = {
 SCORE_PREFIX = "score_"  # additional columns, one per downstream task
 NOTE = "note"
 PLAN_COLUMNS = ["identity", *list(COLUMNS)[3:14]]  # plan.json has their values
+SORTED_BY = ["objective", "n_params", "train_tokens", "run"]  # unknown values are last
 STUDY_COLUMNS = ["held_out", "trunk", "cell"]  # from the study's plan
 RESULT_COLUMNS = (
     "loss_se", "n_tokens_scored", "wall_s", "train_tokens", "train_flops", "test_loss", "test_loss_se"
 )  # fmt: skip
-AMOUNTS = {"n_params", "train_tokens", "unique_tokens", "epochs", "train_flops"}
-TEXTS = {"identity", "cell_identity", "name", "objective", "size", "hardware", "torch", "git"}
-NUMBERS = {name for name, kind in COLUMNS.items() if kind is not str}
 MAX_NUMBER = 1e300  # limit for numbers in files, so that their sums and products stay finite
-REQUIRED_PLAN_KEYS = ("identity", "n_params", "train_tokens")
 # A run without a result that has written nothing for this long has stopped.
 MAX_SILENCE_S = 900.0
 STALE_NOTE = "From an earlier version of the study: no longer one of its runs."
@@ -68,25 +65,22 @@ WRITE_HINT = "Write a table with tools/collect.py STUDY_DIR."
 
 
 def make_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return rows as a table: COLUMNS, then scores by name, then `note`; absent values are unknown."""
+    """Return rows as a table: COLUMNS, then scores by name, then `note`; absent values are unknown.
+
+    So are values that are not of the type of their column.
+    """
     names = {name for row in rows for name in row}
     columns = [*COLUMNS, *sorted(name for name in names if name.startswith(SCORE_PREFIX)), NOTE]
-    data = {}
-    for name in columns:
-        values = [row.get(name) for row in rows]
-        if is_number_column(name):
-            data[name] = pd.Series([math.nan if v is None else float(v) for v in values], dtype=float)
-        else:
-            data[name] = pd.Series([v or None for v in values], dtype=object)
-    frame = pd.DataFrame(data)
-    frame[NOTE] = [row.get(NOTE) or "" for row in rows]
+    cells = pd.DataFrame(rows, columns=columns, dtype=object)
+    frame = pd.DataFrame({name: _convert_column(cells[name], []) for name in cells})
+    frame[NOTE] = frame[NOTE].fillna("")
     frame.attrs["warnings"] = []
     return frame
 
 
 def is_number_column(name: str) -> bool:
     """Return whether a column of the table contains numbers."""
-    return name in NUMBERS or name.startswith(SCORE_PREFIX)
+    return COLUMNS.get(name, str) is not str or name.startswith(SCORE_PREFIX)
 
 
 def select_finished(table: pd.DataFrame) -> pd.DataFrame:
@@ -100,8 +94,9 @@ def select_finished(table: pd.DataFrame) -> pd.DataFrame:
 def read_runs(study_dir: str | Path, now: float | None = None) -> pd.DataFrame:
     """Return the table of every directory under `<study_dir>/runs` and every planned run.
 
-    Rows are sorted by objective, N and D. Only finished runs have a loss: one
-    during training is not annealed and unfit for a law. A damaged run directory
+    Rows are sorted by objective, N and D. Only finished runs
+    have a loss: one during training is not annealed and unfit
+    for a law. A damaged run directory
     gives a row, not an exception. `now` (seconds since 1970) decides whether a
     run that has stopped writing still counts as running.
 
@@ -126,7 +121,7 @@ def read_runs(study_dir: str | Path, now: float | None = None) -> pd.DataFrame:
     if is_complete:
         identities = {row.get("identity") for row in rows}
         rows += [row for identity, row in planned.items() if identity not in identities]
-    table = make_frame(sorted(rows, key=_sort_key))
+    table = make_frame(rows).sort_values(SORTED_BY, ignore_index=True)
     table.attrs["warnings"] = warnings
     table.attrs["seals"] = {path.name: read_seals(path) for path in runs.iterdir() if path.is_dir()}
     return table
@@ -135,9 +130,10 @@ def read_runs(study_dir: str | Path, now: float | None = None) -> pd.DataFrame:
 def _read_planned_runs(study_dir: Path) -> tuple[dict[str, dict[str, Any]], bool, list[str]]:
     """Return rows of the runs of `<study_dir>/study.yaml` by identity, whether these are all, and warnings.
 
-    Missing and stale runs are unknown without that file, or if the study cannot
-    be expanded, for example because its corpus was moved or it has the keys of
-    an earlier version. Then STUDY_COLUMNS are those of an earlier table.csv.
+    Missing and stale runs are unknown without that file, or if
+    the study cannot be expanded, for example because its corpus
+    was moved or it has the keys of an earlier version. Then
+    STUDY_COLUMNS are those of an earlier table.csv.
     """
     path, warnings = study_dir / STUDY, []
     if path.is_file():
@@ -165,35 +161,28 @@ def _planned_row(run: PlannedRun) -> dict[str, Any]:
     }
 
 
-def _sort_key(row: Mapping[str, Any]) -> tuple[str | float, ...]:
-    numbers = [row.get(name) for name in ("n_params", "train_tokens")]
-    # "~" sorts after all letters: rows without an objective come last
-    return (row.get("objective") or "~", *(math.inf if n is None else n for n in numbers), row["run"])
-
-
 def _read_run(run_dir: Path, study_dir: Path, now: float) -> dict[str, Any]:
     """Return the row of one run directory. See read_runs."""
-    plan, plan_fault = _read_object(run_dir / PLAN, REQUIRED_PLAN_KEYS)
-    row = _select_values(plan, PLAN_COLUMNS)
-    row |= {"run": run_dir.name, "path": run_dir.relative_to(study_dir).as_posix()}
-    row["cell"] = plan.get("cell_identity")
-    result, result_fault = _read_object(run_dir / RESULT, ("loss",))
-    if plan_fault or result_fault:
-        # a folder without plan and metrics belongs to a run that has not
-        # started
-        absent = not (run_dir / PLAN).exists() and not (run_dir / METRICS).exists()
-        status = "missing" if absent and not result_fault else "failed"
-        return row | {"status": status, NOTE: plan_fault or result_fault}
-    if not result:
-        return row | _read_progress(run_dir, now)
-    row |= _select_values(result, RESULT_COLUMNS) | {"tps": result.get("tps_mean")}
-    # result.json of an earlier plan in the same folder must not be combined
-    # with the new plan
-    if result.get("identity", plan["identity"]) != plan["identity"]:
-        note = f"result.json is of run {result['identity']}, plan.json of {plan['identity']}"
-        return row | {"status": "failed", NOTE: f"{note}: delete the result."}
-    if not math.isfinite(result["loss"]):
-        return row | {"status": "failed", NOTE: f"It diverged: its held-out loss is {result['loss']}."}
+    row: dict[str, Any] = {"run": run_dir.name, "path": run_dir.relative_to(study_dir).as_posix()}
+    # a folder without these files belongs to a run that has not started
+    if not any((run_dir / name).exists() for name in (PLAN, METRICS, RESULT)):
+        return row | {"status": "missing", NOTE: f"It has no {PLAN}."}
+    try:
+        plan = _read_object(run_dir / PLAN, ("identity", "n_params", "train_tokens"))
+        row |= _select_values(plan, PLAN_COLUMNS) | {"cell": plan.get("cell_identity")}
+        if not (run_dir / RESULT).exists():
+            return row | _read_progress(run_dir, now)
+        result = _read_object(run_dir / RESULT, ("loss",))
+        # result.json of an earlier plan in the same folder must not be combined
+        # with the new plan
+        if result.get("identity", plan["identity"]) != plan["identity"]:
+            other = f"{RESULT} is of run {result['identity']}, {PLAN} of {plan['identity']}"
+            raise ValueError(f"{other}: delete the result.")
+        row |= _select_values(result, RESULT_COLUMNS) | {"tps": result.get("tps_mean")}
+        if not math.isfinite(result["loss"]):
+            raise ValueError(f"It diverged: its held-out loss is {result['loss']}.")
+    except (OSError, TypeError, ValueError) as error:
+        return row | {"status": "failed", NOTE: str(error)}
     return row | {"status": "done", "loss": result["loss"]}
 
 
@@ -205,17 +194,13 @@ def _select_values(content: Mapping[str, Any], names: Sequence[str]) -> dict[str
 def _read_progress(run_dir: Path, now: float) -> dict[str, Any]:
     """Return the columns of a run that has a plan and no result."""
     last = {record["kind"]: record for record in read_valid_metrics(run_dir)}.get("train", {})
-    # metrics can contain text or huge values after a crash: those are dropped
-    times = {"wall_s": last.get("elapsed_s"), "tps": last.get("tps")}
-    row: dict[str, Any] = {name: value for name, value in times.items() if _is_computable(value)}
-    ended, _ = _read_object(run_dir / EXIT, ())
-    status, note = _describe_progress(run_dir, ended, last.get("step"), now)
-    return row | {"status": status, NOTE: note}
+    status, note = _describe_progress(run_dir, last.get("step"), now)
+    return {"wall_s": last.get("elapsed_s"), "tps": last.get("tps"), "status": status, NOTE: note}
 
 
-def _describe_progress(run_dir: Path, ended: Mapping[str, Any], step: Any, now: float) -> tuple[str, str]:
-    """Return (status, note) of a run without result; `ended` is the content of its exit.json."""
-    if ended:
+def _describe_progress(run_dir: Path, step: Any, now: float) -> tuple[str, str]:
+    """Return (status, note) of a run without result."""
+    if ended := read_json(run_dir / EXIT):
         return "failed", f"Exit status {ended.get('status')}: {ended.get('last_words')}"
     if not (run_dir / METRICS).exists():
         return "missing", "Planned, not started."
@@ -230,58 +215,40 @@ def _describe_progress(run_dir: Path, ended: Mapping[str, Any], step: Any, now: 
 
 
 def read_valid_metrics(run_dir: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the valid lines of `metrics.jsonl`.
+    """Yield the valid lines of `metrics.jsonl`; none if it is missing."""
+    path = Path(run_dir) / METRICS
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return parse_metrics(text.splitlines())
 
-    Unlike run_dir.read_metrics it skips damaged lines anywhere in the file,
-    because reports include failed runs and a full disk leaves partial lines.
+
+def parse_metrics(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the valid lines of metrics.
+
+    Unlike run_dir.read_metrics it skips damaged lines anywhere
+    in the file, because reports include failed runs and a full
+    disk leaves partial lines.
     """
-    try:
-        text = (Path(run_dir) / METRICS).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return
-    for line in text.splitlines():
-        try:
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict) and isinstance(record.get("kind"), str):
-            yield record
+            if isinstance(record, dict) and isinstance(record.get("kind"), str):
+                yield record
 
 
-def _read_object(path: Path, needs: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """Return (contents, a sentence on what is wrong). A missing result.json is not an error."""
+def _read_object(path: Path, needs: Sequence[str]) -> dict[str, Any]:
+    """Return the contents of plan.json or result.json. Raises ValueError with a sentence on what is wrong."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}, "" if path.name == RESULT else f"It has no {path.name}."
-    except (OSError, ValueError, RecursionError) as error:
-        return {}, f"{path.name} cannot be read: {error}."
-    if not isinstance(content, dict):
-        return {}, f"{path.name} contains {type(content).__name__}, expected an object."
-    if path.name == RESULT and "loss" in content and content["loss"] is None:
-        return {}, "It ended, but was not scored: result.json has no loss."
+        content = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{path.name} cannot be read: {error}") from error
+    if content is None:
+        raise ValueError(f"It has no {path.name}.")
+    if "loss" in content and content["loss"] is None:
+        raise ValueError(f"It ended, but was not scored: {path.name} has no loss.")
     lacking = [name for name in needs if content.get(name) is None]
     if lacking:
-        return {}, f"{path.name} lacks {', '.join(lacking)}."
-    for name, value in content.items():
-        if value is not None and not _is_valid(name, value):
-            return {}, f"{path.name}: {name} is {str(value)[:40]!r}, expected another value."
-    return content, ""
-
-
-def _is_valid(name: str, value: Any) -> bool:
-    """Return whether a value of plan.json or result.json has the type and range of its column."""
-    if name in TEXTS:
-        return isinstance(value, str) and is_single_line(value)
-    is_number = name not in NUMBERS | {"tps_mean"} or _is_computable(value)
-    return is_number and (name not in AMOUNTS or 1 / MAX_NUMBER < value < MAX_NUMBER)
-
-
-def _is_computable(value: Any) -> bool:
-    """Return whether a value is a number up to MAX_NUMBER, or NaN or Inf, which diverged runs log."""
-    # type(), so that true and false are no numbers. For NaN the comparison is
-    # false: it counts as computable.
-    return type(value) in (int, float) and not (MAX_NUMBER < abs(value) < math.inf)
+        raise ValueError(f"{path.name} lacks {', '.join(lacking)}.")
+    return content
 
 
 def write_table(table: pd.DataFrame, path: str | Path) -> Path:
@@ -311,11 +278,13 @@ def read_table(path: str | Path, columns: Mapping[str, str] | None = None) -> pd
 
     columns   new name -> name in the file, of columns to rename before they are typed
 
-    Columns are typed as above. Of columns with other names, those with numbers
-    only are float64. A cell of a column of numbers that is not a finite number
+    Columns are typed as above. Of columns with other names,
+    those with numbers only are float64. A cell of a column of
+    numbers that is not a finite number
     becomes NaN, with a warning in `attrs["warnings"]`. Raises FileNotFoundError
-    for a missing file, and ValueError for a file that is not a table, has no
-    header, a repeated column or a row of another length.
+    for a missing file, and ValueError for a file that is not a
+    table, has no header, a repeated column or a row of another
+    length.
     """
     path = Path(path)
     if not path.is_file():
@@ -354,7 +323,8 @@ def _read_cells(path: Path) -> pd.DataFrame:
 def _convert_column(cells: pd.Series, warnings: list[str]) -> pd.Series:
     """Return a column with its type; append a warning on cells that are not finite numbers."""
     name = str(cells.name)
-    text = cells.map(lambda cell: None if pd.isna(cell) or str(cell).strip() == "" else str(cell).strip())
+    # a cell that is not equal to itself is NaN
+    text = cells.map(lambda cell: None if cell is None or cell != cell else str(cell).strip() or None)
     numbers = pd.to_numeric(text, errors="coerce").astype(float)
     numbers = numbers.where(numbers.abs() <= MAX_NUMBER)
     unreadable = numbers.isna() & text.notna()

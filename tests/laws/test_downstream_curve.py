@@ -182,7 +182,7 @@ def test_the_predictive_interval_covers_a_new_runs_score_and_the_confidence_inte
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"scores": [30.0] * 9}, "got 30, expected shares"),
+        ({"scores": [30.0] * 9}, r"got \[30.0\], expected shares"),
         ({"chance": 1.5}, "chance: got 1.5"),
         ({"kind": "error", "chance": 0.25}, "for an accuracy"),
         ({"n_questions": 0}, "n_questions: got 0"),

@@ -181,19 +181,3 @@ def test_a_power_law_through_crossings_has_their_exponent() -> None:
     assert with_open.interval == pytest.approx(law.interval, rel=0.2)
     none_crosses = [replace(at, draws=np.full_like(at.draws, np.inf)) for at in crossovers[:2]]
     assert np.isnan(fit_crossover_law(none_crosses).interval).all()
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ([], "got no runs"),
-        ([Setting("a", 1e12, np.array([math.nan]), np.array([4.0]))], "a: got a loss"),
-        ([Setting("a", 0.0, np.array([4.0]), np.array([4.0]))], "a: got a loss or FLOPs of 0.0"),
-        ([Setting("a", 1e12, np.array([4.0, 4.1]), np.array([4.0]))], "one pair of losses a seed"),
-    ],
-)
-def test_invalid_runs_are_refused(settings, sentence) -> None:
-    good = [Setting("b", 1e12, np.array([4.0]), np.array([4.0]))]
-    for pair in ((settings, good), (good, settings)):
-        with pytest.raises(ValueError, match=sentence):
-            measure_crossover(1e5, *pair)

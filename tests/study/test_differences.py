@@ -10,9 +10,9 @@ from scipy import stats
 
 from megatron.report.difference_text import describe_difference
 from megatron.study.differences import (
+    Difference,
     compare_best,
-    compare_runs,
-    estimate_noise_floor,
+    compare_sides,
     estimate_noise_floors,
     find_side,
     group_cells,
@@ -38,6 +38,13 @@ def table_of(*rows: dict[str, object], **losses: list[float]) -> pd.DataFrame:
     return make_frame([*rows, *cells])
 
 
+def compare_runs(
+    table: pd.DataFrame, a: str, b: str, paired: tuple[float, float] | None = None
+) -> Difference:
+    floors = estimate_noise_floors(table)
+    return compare_sides(find_side(table, a), find_side(table, b), floors, paired=paired)
+
+
 LOSSES = {"x": [4.0, 4.1, 4.05], "y": [3.8, 3.9, 3.84]}
 TWO = table_of(**LOSSES)
 
@@ -48,7 +55,6 @@ def test_two_cells_are_the_pooled_t_test_of_their_log_losses() -> None:
     ends = test.confidence_interval(0.95)
     comparison = compare_runs(TWO, "ar-x", "ar-y")
     assert (comparison.n_a, comparison.n_b, comparison.dof, comparison.verdict) == (3, 3, 4.0, "worse")
-    assert comparison.p_value == pytest.approx(test.pvalue, rel=1e-9)
     assert comparison.relative_interval == pytest.approx(
         (math.expm1(ends.low), math.expm1(ends.high)), rel=1e-9
     )
@@ -58,7 +64,7 @@ def test_two_cells_are_the_pooled_t_test_of_their_log_losses() -> None:
 
 
 def test_the_interval_of_sigma_is_by_chi_square() -> None:
-    floor = estimate_noise_floor(TWO, AR)
+    floor = estimate_noise_floors(TWO)[AR]
     s2 = (np.var(np.log([4.0, 4.1, 4.05]), ddof=1) + np.var(np.log([3.8, 3.9, 3.84]), ddof=1)) / 2
     ends = [math.sqrt(4 * s2 / stats.chi2.ppf(q, 4)) for q in (0.975, 0.025)]
     assert floor.sigma == pytest.approx(math.sqrt(s2)) and floor.interval == pytest.approx(tuple(ends))
@@ -75,7 +81,7 @@ def test_the_error_of_a_shared_text_is_no_part_of_a_difference_and_two_texts_are
 
 def test_a_paired_error_over_documents_is_added() -> None:
     comparison = compare_runs(TWO, "ar-x-1Mtok-seed0", "ar-y-1Mtok-seed0", paired=(0.03, 99.0))
-    single = estimate_noise_floor(TWO, AR).sigma ** 2 * 2
+    single = estimate_noise_floors(TWO)[AR].sigma ** 2 * 2
     text = 0.03**2 / (4.0 * 3.8)
     assert comparison.se == pytest.approx(math.sqrt(single + text)) and comparison.text_se == 0.03
     assert comparison.dof == pytest.approx((single + text) ** 2 / (single**2 / 4 + text**2 / 99))
@@ -84,7 +90,7 @@ def test_a_paired_error_over_documents_is_added() -> None:
 def test_without_a_noise_floor_nothing_is_better_and_the_seeds_to_train_are_named() -> None:
     comparison = compare_runs(table_of(x=[9.0], y=[2.0]), "ar-x", "ar-y")
     assert (comparison.verdict, comparison.interval) == ("undecided", None)
-    assert "Train seeds 1 and 2 of ar-" in comparison.reason and comparison.reason in describe_difference(
+    assert "Train more seeds of ar-" in comparison.reason and comparison.reason in describe_difference(
         comparison
     )
 
@@ -103,7 +109,7 @@ def test_runs_of_one_size_and_length_that_differ_in_a_setting_are_not_seeds_of_o
 def test_cells_that_share_trunks_count_the_trunks_once() -> None:
     rows = table_of(x=[4.0, 4.1, 4.05], y=[3.8, 3.9, 3.84])
     shared = rows.assign(trunk=rows["seed"].astype(str))
-    assert (estimate_noise_floor(shared, AR).dof, estimate_noise_floor(rows, AR).dof) == (2, 4)
+    assert (estimate_noise_floors(shared)[AR].dof, estimate_noise_floors(rows)[AR].dof) == (2, 4)
 
 
 def test_a_name_is_a_run_a_cell_or_refused() -> None:
@@ -120,7 +126,7 @@ def test_a_name_is_a_run_a_cell_or_refused() -> None:
 
 def test_several_comparisons_have_the_bonferroni_correction() -> None:
     rows = table_of(x=[4.0, 4.1, 4.05], y=[3.8, 3.9, 3.84], z=[3.9])
-    (group,) = compare_best(rows)
+    (group,) = compare_best(rows, estimate_noise_floors(rows))
     assert [(difference.a, difference.b, difference.n_comparisons) for difference in group] == [
         ("ar-y-1Mtok", "ar-z-1Mtok-seed0-z000", 3), ("ar-y-1Mtok", "ar-x-1Mtok", 3),
     ]  # fmt: skip
@@ -128,14 +134,7 @@ def test_several_comparisons_have_the_bonferroni_correction() -> None:
         half = stats.t.ppf(1 - 0.05 / 3 / 2, 4) * difference.se
         ends = [math.expm1(math.log1p(difference.relative) + sign * half) for sign in (-1, 1)]
         assert difference.relative_interval == pytest.approx(tuple(ends))
-    assert compare_best(TWO.iloc[::3].assign(train_flops=[1e11, 3e11])) == []
-
-
-def test_an_undecided_difference_has_the_number_of_seeds_that_would_decide() -> None:
-    comparison = compare_runs(table_of(**LOSSES, u=[3.90], v=[3.99]), "ar-u", "ar-v")
-    t, sigma = stats.t.ppf(0.975, 4), estimate_noise_floor(TWO, AR).sigma
-    n = math.floor(2 * (t * sigma / math.log(3.99 / 3.90)) ** 2) + 1
-    assert (comparison.verdict, comparison.n_seeds_to_decide) == ("undecided", n)
+    assert compare_best(TWO.iloc[::3].assign(train_flops=[1e11, 3e11]), {}) == []
 
 
 def share_covered(n_a: int, n_b: int, elsewhere: int, n: int = 200) -> float:
@@ -164,7 +163,7 @@ def test_the_best_of_five_equal_runs_is_called_better_in_at_most_5_percent_of_st
         L = 4 * np.exp(0.01 * rng.normal(size=8))
         rows = table_of(a=[L[0]], b=[L[1]], c=[L[2]], d=[L[3]], e=[L[4]], z=list(L[5:]))
         rows.loc[rows["cell"] == "z", "train_flops"] = 1e12
-        (group,) = compare_best(rows)
+        (group,) = compare_best(rows, estimate_noise_floors(rows))
         wrong += any(difference.verdict != "undecided" for difference in group)
     assert wrong / 100 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 100)
 

@@ -101,7 +101,6 @@ def test_a_damaged_file_is_named(study: Path) -> None:
     [
         ("results", 5),
         ("results", {"copa": []}),
-        ("results", {"\ud800": {"acc,none": 0.5}}),
         ("group_subtasks", 5),
         ("group_subtasks", {"a": None}),
         ("config", [1]),

@@ -5,13 +5,13 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from megatron.plan.run_dir import METRICS, PLAN, RESULT
 from megatron.report.report import render_page
 from megatron.report.study_data import read_study
 from megatron.study.forecast import (
-    Outcome,
     describe_calibration,
     read_forecasts,
     record_seals,
@@ -88,9 +88,8 @@ def write_all(study: StudyPlan, unique: set[int] | None = None) -> None:
         (run.folder / RESULT).write_text(json.dumps(result))
 
 
-def score(folder: Path) -> dict[str, Outcome]:
-    outcomes = score_forecasts(read_forecasts(folder), read_runs(folder))
-    return {outcome.forecast.name: outcome for outcome in outcomes}
+def score(folder: Path) -> pd.DataFrame:
+    return score_forecasts(read_forecasts(folder), read_runs(folder)).set_index("name")
 
 
 @pytest.fixture
@@ -116,15 +115,15 @@ def test_forecasts_for_the_next_text_are_sealed_before_it_and_scored_when_all_it
     sealed = seal_text(folder, NEXT)
     assert {f.quantity for f in sealed} == {"best_loss", "crossing"} and len(sealed) == 3
     assert all(len(f.runs) == 9 * 5 and sum(f.runs.values()) == 9 * 3 for f in sealed)
-    assert all(o.observed is None for o in score(folder).values())
+    assert score(folder)["measured"].isna().all()
     write_all(study, {NEXT})
     outcomes = score(folder)
-    crossing = outcomes["crossing-131kunique"]
-    assert crossing.observed == pytest.approx(crossing_of(NEXT), rel=0.15)
-    assert crossing.inside[0.95] and all(o.order == "before" for o in outcomes.values())
-    least = outcomes["best_loss-autoregressive-131kunique"]
-    assert least.observed == pytest.approx(5.0 - 0.1 * np.log(8), abs=0.01)
-    assert describe_calibration(list(outcomes.values())).startswith("Of 3 scored forecasts")
+    measured = outcomes["measured"]
+    assert measured["crossing-131kunique"] == pytest.approx(crossing_of(NEXT), rel=0.15)
+    assert outcomes.loc["crossing-131kunique", "inside_0.95"] and set(outcomes["order"]) == {"before"}
+    least = measured["best_loss-autoregressive-131kunique"]
+    assert least == pytest.approx(5.0 - 0.1 * np.log(8), abs=0.01)
+    assert describe_calibration(outcomes).startswith("Of 3 scored forecasts")
     with pytest.raises(ValueError, match="has been started"):
         seal_text(folder, NEXT)
 
@@ -133,14 +132,14 @@ def test_epochs_that_are_deleted_from_the_study_or_added_after_training_change_n
     study = read_plan(folder.parent, [*TEXTS, NEXT])
     seal_text(folder, NEXT)
     write_all(study, {NEXT})
-    before = {name: outcome.observed for name, outcome in score(folder).items()}
+    before = score(folder)["measured"]
     shorter = read_plan(folder.parent, [*TEXTS, NEXT], EPOCHS[:3])
-    assert {name: outcome.observed for name, outcome in score(folder).items()} == before
+    assert score(folder)["measured"].equals(before)
     with pytest.raises(ValueError, match="runs that the study no longer contains"):
         check_sealed_runs(shorter, expand_study(shorter))
     longer = read_plan(folder.parent, [*TEXTS, NEXT], [*EPOCHS, 512])
     write_all(longer, {NEXT})
-    assert {name: outcome.observed for name, outcome in score(folder).items()} == before
+    assert score(folder)["measured"].equals(before)
 
 
 def test_a_text_without_a_crossing_counts_as_beyond_the_intervals(folder) -> None:
@@ -151,12 +150,12 @@ def test_a_text_without_a_crossing_counts_as_beyond_the_intervals(folder) -> Non
         if run.plan.unique_tokens == NEXT and run.plan.objective == "masked_diffusion":
             result = json.loads((run.folder / RESULT).read_text())
             (run.folder / RESULT).write_text(json.dumps(result | {"loss": 6.0, "test_loss": 6.0}))
-    crossing = score(folder)["crossing-131kunique"]
+    crossing = score(folder).loc["crossing-131kunique"]
     table = read_runs(folder)
     largest = table.loc[table["objective"] == "masked_diffusion", "train_flops"].max()
     # the runs reach beyond the narrower intervals; if not beyond all, nothing is decided
-    decided = largest > crossing.intervals[0.95][1]
-    assert crossing.observed == (float("inf") if decided else None)
+    decided = largest > crossing["high_0.95"]
+    assert crossing["measured"] == float("inf") if decided else np.isnan(crossing["measured"])
 
 
 def test_the_tool_and_the_page_state_the_crossings(folder, capsys) -> None:

@@ -102,13 +102,8 @@ def test_a_run_that_is_only_planned_is_missing(study):
     ("name", "text", "note"),
     [
         ("plan.json", '{"identity": "a', "plan.json cannot be read"),
-        ("plan.json", "[]", "plan.json contains list, expected an object"),
+        ("plan.json", "[]", "got list, expected a JSON object"),
         ("plan.json", '{"identity": "a", "n_params": 1}', "plan.json lacks train_tokens"),
-        (
-            "plan.json",
-            '{"identity": "a", "n_params": "1M", "train_tokens": 1}',
-            "n_params is '1M', expected another value",
-        ),
         ("result.json", "", "result.json cannot be read"),
         ("result.json", '{"loss": null}', "was not scored"),
         ("result.json", '{"loss": NaN}', "diverged: its held-out loss is nan"),
@@ -236,25 +231,19 @@ def test_a_published_table_is_read(laws):
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
-        ("plan.json", "objective", ["autoregressive"]),
-        ("plan.json", "size", 5),
         ("plan.json", "size", "two\nlines"),
-        ("plan.json", "identity", "\ud800"),
         ("plan.json", "seed", True),
         ("plan.json", "n_params", 10**400),
-        ("plan.json", "n_params", 0),
-        ("plan.json", "epochs", 1e-320),
         ("plan.json", "unique_tokens", float("nan")),
         ("result.json", "wall_s", "x"),
         ("result.json", "tps_mean", [1]),
     ],
 )
-def test_a_value_of_another_type_fails_its_run_and_the_table_is_written(study, tmp_path, name, key, value):
+def test_a_value_of_another_type_is_unknown_and_the_table_is_written(study, tmp_path, name, key, value):
     path = find_file(study, name)
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     row = only_row(study)
-    assert row.status == "failed" and math.isnan(row.loss)
-    assert row.note.startswith(f"{name}: {key} is ")
+    assert row.status == "done" and (key == "size" or math.isnan(row[key.removesuffix("_mean")]))
     for suffix in (".csv", ".parquet"):
         write_table(read_runs(study), tmp_path / f"table{suffix}")
 

@@ -28,11 +28,6 @@ class Extrapolation:
     dof: float
     compute: float
 
-    def is_valid(self) -> bool:
-        """Return whether growth is 0 or more, and the others are above 0."""
-        is_growth = 0 <= self.growth < np.inf
-        return is_growth and 0 < self.dof < np.inf and 0 < self.compute < np.inf
-
     def half_width(self, N: ArrayLike, D: ArrayLike, level: float) -> np.ndarray:
         """Return half the width of an interval of log L for this error at N, D; broadcasts."""
         from scipy.special import stdtrit  # slow import

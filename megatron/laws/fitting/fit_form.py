@@ -79,11 +79,8 @@ def minimize_in_chunks(problem: Problem, theta: np.ndarray, weights: np.ndarray,
     late = np.flatnonzero(~minima.converged)
     if n > FIRST_ITERATIONS and len(late):
         rest = minimize_rows(minima.phi[late], weights[late], n - FIRST_ITERATIONS)
-        minima.phi[late], minima.objective[late], minima.converged[late] = (
-            rest.phi,
-            rest.objective,
-            rest.converged,
-        )
+        for name in ("phi", "objective", "converged"):
+            getattr(minima, name)[late] = getattr(rest, name)
     return minima
 
 

@@ -37,17 +37,8 @@ class Continuation:
     edge: float
     level: float
     slope: float
-    covariance: list[list[float]]
+    covariance: tuple[tuple[float, float], tuple[float, float]]
     drift: float
-
-    def is_valid(self) -> bool:
-        """Return whether all numbers are finite, and the covariance is positive semidefinite."""
-        matrix = np.array(self.covariance)
-        numbers = np.array([self.edge, self.level, self.slope, self.drift, *matrix.ravel()])
-        if matrix.shape != (2, 2) or not np.isfinite(numbers).all() or self.drift < 0:
-            return False
-        (a, b), (_, c) = self.covariance
-        return min(a, c) >= 0 and b * b <= a * c * (1 + 1e-9)
 
     def variance(self, x: float) -> float:
         """Return the variance of log L* at x >= edge."""

@@ -174,12 +174,9 @@ class OwnSurface:
 
     def from_constants(self, params: Mapping[str, float], at: RunPoints) -> np.ndarray:
         """Return theta [p] of constants."""
-        return np.array(
-            [
-                np.log(max(params[name], 1e-300)) if self.start[name] > 0 else params[name]
-                for name in self.names
-            ]
-        )
+        values = np.array([params[name] for name in self.names], dtype=float)
+        has_log = np.array(list(self.start.values())) > 0
+        return np.where(has_log, np.log(np.maximum(values, 1e-300)), values)
 
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the bounds (low, high) [p] of the search: far away, so that no power overflows."""

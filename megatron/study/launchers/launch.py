@@ -16,6 +16,7 @@ from megatron.io import write_json
 from megatron.plan.run_dir import CHECKPOINTS, CONFIG, EXIT, METRICS, PLAN, is_done, lock_run
 from megatron.study.forecast import read_forecasts, record_seals
 from megatron.study.ladder import PlannedRun
+from megatron.study.table import parse_metrics
 
 ROOT = Path(__file__).resolve().parents[3]
 LOG = "log.txt"
@@ -36,7 +37,7 @@ class Job:
 
     def last_record(self) -> dict[str, Any]:
         """Return the last line of the run's metrics; empty before the first one."""
-        return read_last_metrics(self.run.folder) or {}
+        return read_last_metrics(self.run.folder)
 
     def fraction_done(self) -> float:
         """Return the share of the run's trained steps that it has logged, 0 to 1."""
@@ -54,34 +55,29 @@ class Job:
         return lines[-1] if lines else "no output"
 
 
-def read_last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any] | None:
-    """Return the last complete record of metrics.jsonl, or None. Reads only the end of the file."""
+def read_last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any]:
+    """Return the last complete record of metrics.jsonl, {} without one. Reads only the end of the file."""
     path = run / METRICS
     if not path.is_file():
-        return None
+        return {}
     with path.open("rb") as file:
         # The first line of the tail is usually cut. Its rest is not a JSON
         # object and is skipped.
         file.seek(max(0, path.stat().st_size - tail_bytes))
-        lines = file.read().split(b"\n")[:-1]  # the part after the last line end is incomplete
-    for line in reversed(lines):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            return record
-    return None
+        lines = file.read().decode(errors="replace").split("\n")[:-1]  # the last part is incomplete
+    return next(parse_metrics(reversed(lines)), {})
 
 
 class Launcher:
     """Starts and follows runs. Methods raise OSError if the backend does not respond."""
 
+    n_slots: int = 1  # concurrent runs, for the price
+
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
         """Prepare and start those of `runs` that fit now, in order; none while the backend does not respond.
 
-        A run that an earlier sweep started is followed. A run that another process trains is not
-        started, and waits.
+        A run that an earlier sweep started is followed. A run that
+        another process trains is not started, and waits.
         """
         raise NotImplementedError
 
@@ -114,8 +110,8 @@ def is_free(run: PlannedRun) -> bool:
 def prepare_run(run: PlannedRun) -> None:
     """Write the configuration for tools/pretrain.py, with branch_from if the trunk has a checkpoint.
 
-    The hashes of all forecasts are written first: they show that the run was
-    started after these.
+    The hashes of all forecasts are written first: they show
+    that the run was started after these.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
     if run.folder.parent.name == "runs":  # of a study, and not a timed probe
@@ -136,8 +132,8 @@ def prepare_run(run: PlannedRun) -> None:
 def find_checkpoint(run_dir: Path, last_step: int, exact: bool = False) -> Path | None:
     """Return the latest complete checkpoint up to `last_step`, or with `exact` at it; None without one.
 
-    Preemption checkpoints are ignored, because the run deletes them when it
-    resumes.
+    Preemption checkpoints are ignored, because the run deletes
+    them when it resumes.
     """
     checkpoints: dict[tuple[int, int], Path] = {}
     # meta.json is part of a complete checkpoint; a folder without it is
@@ -171,8 +167,8 @@ class SweepState:
     def find_ready(self) -> list[PlannedRun]:
         """Return the waiting runs that can start, most expensive first.
 
-        A branch can start when its trunk has the checkpoint of the branch
-        point, or has ended without it.
+        A branch can start when its trunk has the checkpoint of the
+        branch point, or has ended without it.
         """
         # A failed trunk is in neither list: its branches become ready, and
         # start from its last checkpoint before the branch point or from
@@ -206,10 +202,11 @@ def run_all(
 ) -> tuple[SweepState, bool]:
     """Run all runs, retrying each failed run up to `retries` times. Return (state, whether all runs ended).
 
-    A preempted run resumes without limit. A run that another process trains
-    stays in the list of waiting runs until its result exists, or until its
-    lock is free and it can be started. All runs stop when the stop file of an
-    unfinished run appears.
+    A preempted run resumes without limit. A run that another
+    process trains stays in the list of waiting runs until its
+    result exists, or until its lock is free and it can be
+    started. All runs stop when the stop file of an unfinished
+    run appears.
 
     on_poll  called every `poll_s` seconds with the state
     on_end   called for each job that ends, with its exit status and whether it will be

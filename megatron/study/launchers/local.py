@@ -41,8 +41,8 @@ class Device:
 def query_gpus() -> list[tuple[str, float]]:
     """Return (name, bytes of memory) of this machine's NVIDIA GPUs; empty if nvidia-smi fails.
 
-    The memory of a GPU that shares the host's memory is not reported: it is 0,
-    and the GPU gets one run at a time.
+    The memory of a GPU that shares the host's memory is not
+    reported: it is 0, and the GPU gets one run at a time.
     """
     words = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
@@ -61,13 +61,9 @@ class LocalLauncher(Launcher):
     def __init__(self, devices: Sequence[Device], on_gpus: bool, gpus_per_run: int = 1) -> None:
         self.devices, self.on_gpus, self.gpus_per_run = list(devices), on_gpus, gpus_per_run
         self.active: list[Job] = []
-
-    @property
-    def n_slots(self) -> int:
-        """Number of concurrent runs."""
-        if self.gpus_per_run > 1:
-            return max(1, len(self.devices) // self.gpus_per_run)
-        return sum(device.slots for device in self.devices)
+        self.n_slots = sum(device.slots for device in self.devices)
+        if gpus_per_run > 1:
+            self.n_slots = max(1, len(self.devices) // gpus_per_run)
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
         """See Launcher. A run that does not fit does not delay smaller ones after it."""
@@ -92,9 +88,10 @@ class LocalLauncher(Launcher):
     def choose_devices(self, run: PlannedRun) -> list[int] | None:
         """Return the devices for a run, or None if it must wait.
 
-        A run over several GPUs gets them exclusively. A run that exceeds the
-        memory of every device gets an empty one: the estimate may be wrong, and
-        otherwise the run reports the error itself.
+        A run over several GPUs gets them exclusively. A run that
+        exceeds the memory of every device gets an empty one: the
+        estimate may be wrong, and otherwise the run reports the
+        error itself.
         """
         # load[k]: the jobs on device k. Example with 2 devices and 4 slots:
         # [[a, b], [c]]; device 1 is tried first.

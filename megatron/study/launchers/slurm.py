@@ -1,7 +1,8 @@
 """Launcher of runs as tasks of Slurm arrays, which are polled until all have ended.
 
-A task's id is stored in the folder of its run, so that the next call follows
-the tasks of an earlier one. A run whose task is lost is submitted again.
+A task's id is stored in the folder of its run, so that the
+next call follows the tasks of an earlier one. A run whose
+task is lost is submitted again.
 """
 
 import subprocess
@@ -14,7 +15,7 @@ from megatron.io import write_atomic
 from megatron.log import get_logger
 from megatron.plan.run_dir import CHECKPOINTS, is_done
 from megatron.study.ladder import PlannedRun
-from megatron.study.launchers.launch import ROOT, STOP_WAIT_S, Job, Launcher, is_free, prepare_run
+from megatron.study.launchers.launch import ROOT, Job, Launcher, is_free, prepare_run
 
 PRETRAIN = TOOLS / "pretrain.py"
 # a wheel has the script beside its tools
@@ -101,7 +102,7 @@ class SlurmLauncher(Launcher):
         return [(job, _find_status(job.run)) for job in jobs if job.handle not in self.queued]
 
     def stop(self, jobs: Sequence[Job]) -> None:
-        """See Launcher: cancels the tasks, which save and end; after STOP_WAIT_S Slurm kills the rest.
+        """See Launcher: cancels the tasks, which save and end; Slurm kills the rest after its KillWait.
 
         Raises OSError if Slurm does not respond.
         """
@@ -113,10 +114,6 @@ class SlurmLauncher(Launcher):
         except OSError as error:
             if "Invalid job id" not in str(error) and "already complet" not in str(error):
                 raise OSError(f"{error}. {len(tasks)} tasks still run: scancel {' '.join(tasks)}") from error
-        deadline = time.monotonic() + STOP_WAIT_S
-        while self.queued & set(tasks) and time.monotonic() < deadline:
-            time.sleep(0.5)
-            self._poll_queue()
 
     def detach(self, jobs: Sequence[Job]) -> None:
         """See Launcher: tasks keep running without the sweep, and the next sweep finds them."""
