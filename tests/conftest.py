@@ -19,6 +19,7 @@ from megatron.config.schema import ModelConfig
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt
 from megatron.train.local_ranks import reserve_port
+from tests.tool_modules import CliResult, run_cli
 
 ROOT = Path(__file__).resolve().parents[1]
 RESERVED_PORTS = ExitStack()
@@ -40,6 +41,12 @@ def pytest_configure() -> None:
 def root() -> Path:
     """Root of the checkout."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def cli() -> Callable[..., CliResult]:
+    """Return `run_cli`: it runs a program of tools/ or a sub-command in process."""
+    return run_cli
 
 
 @pytest.fixture(scope="session")

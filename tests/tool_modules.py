@@ -1,14 +1,23 @@
-"""Files of tools/ as modules, for tests that inspect them."""
+"""Files of tools/ as modules, for tests that inspect them or run them in process."""
 
 import importlib.util
+import logging
+import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from functools import wraps
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache, wraps
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
-from megatron.cli import ACTIONS, SUBCOMMANDS, report_error
+from megatron import cli
+from megatron.cli import ACTIONS, DEFAULT_HANDLERS, PROGRAM, SUBCOMMANDS, report_error
+from megatron.log import get_logger
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 
@@ -24,6 +33,9 @@ def load_tool(tool: Path) -> ModuleType:
     spec.loader.exec_module(module)
     module.main = report_errors(module.main)
     return module
+
+
+_load_once = cache(load_tool)
 
 
 def report_errors(main: Callable[..., int]) -> Callable[..., int]:
@@ -48,3 +60,103 @@ def load_command(name: str) -> SimpleNamespace:
         return int(module.main([*action, *argv]))
 
     return SimpleNamespace(main=main, build_parser=module.build_parser)
+
+
+@dataclass(frozen=True)
+class CliResult:
+    """What a program returned and wrote."""
+
+    status: int
+    output: str
+    """Standard output, also that of child processes."""
+    error: str
+    """Standard error."""
+
+
+def run_cli(
+    *argv: object,
+    status: int | None = 0,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+) -> CliResult:
+    """Run a program in this process as `scaling ...` or `python tools/x.py ...` would.
+
+    argv    a sub-command (`fit`), a file of tools/ (`fit_law.py`, `bench/fit.py`, a path) or an option of
+            `scaling`, then words of any type
+    status  the expected exit status; None: any
+    env     variables that are set for this run
+    An exception that would end a process with a traceback is raised.
+    """
+    words = [str(word) for word in argv]
+    main, sys_argv = _resolve_program(words)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as given:
+        given.write(stdin)
+        given.seek(0)
+        with _process_state(sys_argv, cwd, env or {}), _redirected(given, out, err):
+            try:
+                cli.run_main(main)
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+                if isinstance(end.code, str):
+                    print(end.code, file=sys.stderr)
+        out.seek(0)
+        err.seek(0)
+        result = CliResult(code, out.read().decode(), err.read().decode())
+    assert status is None or result.status == status, f"status {result.status}\n{result.output}{result.error}"
+    return result
+
+
+def _resolve_program(words: list[str]) -> tuple[Callable[[], int], list[str]]:
+    """Return the main function of a program and its `sys.argv`."""
+    name = words[0] if words else ""
+    if name in SUBCOMMANDS:
+        action = SUBCOMMANDS[name] in ACTIONS  # argparse takes the program's name from the first word
+        sys_argv = [PROGRAM, *words] if action else [f"{PROGRAM} {name}", *words[1:]]
+        return _load_once(TOOLS / f"{SUBCOMMANDS[name]}.py").main, sys_argv
+    if name.endswith(".py"):
+        return _load_once(TOOLS / name).main, [str(TOOLS / name), *words[1:]]
+    return cli.main, [PROGRAM, *words]
+
+
+@contextmanager
+def _process_state(sys_argv: list[str], cwd: Path | None, env: Mapping[str, str]) -> Iterator[None]:
+    """Set what a new process would have, and restore afterwards what a program may change."""
+    before = Path.cwd()
+    handlers = {number: signal.getsignal(number) for number in DEFAULT_HANDLERS}
+    with (
+        patch.object(sys, "argv", sys_argv),
+        patch.object(sys, "path", [*sys.path]),
+        patch.dict(os.environ, env),
+    ):
+        try:
+            os.chdir(cwd or before)
+            yield
+        finally:
+            os.chdir(before)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            if torch := sys.modules.get("torch"):
+                torch.set_num_threads(1)  # as OMP_NUM_THREADS of the tests
+
+
+@contextmanager
+def _redirected(given: Any, out: Any, err: Any) -> Iterator[None]:
+    """Redirect the standard streams, also of child processes, and the log, to files."""
+    logger = logging.getLogger("megatron")
+    saved = [os.dup(number) for number in range(3)]
+    with ExitStack() as stack:
+        for number, file in enumerate((given, out, err)):
+            stack.callback(os.close, saved[number])
+            stack.callback(os.dup2, saved[number], number)
+            os.dup2(file.fileno(), number)
+        # on the numbers and never closed: a library may keep a stream and write to it later
+        streams = [os.fdopen(number, "r" if number == 0 else "w", closefd=False) for number in range(3)]
+        for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
+            stack.enter_context(patch.object(sys, name, stream))
+        handlers, logger.handlers = logger.handlers, []
+        get_logger()  # its handler writes to the new standard error
+        stack.callback(setattr, logger, "handlers", handlers)
+        stack.callback(setattr, logger, "level", logger.level)
+        stack.callback(lambda: [stream.flush() for stream in streams[1:]])
+        yield
