@@ -51,7 +51,7 @@ GIVEN = {
     "DATA.md": ["c4/*", "slimpajama/*", "tokens/held_out_text_document",
                 "utils/datapaths/mine.txt"],
     "LAWS.md": ["logs/*", "runs/", "*.csv", "law*.json", "paper/*"],
-    "MIXTURE.md": ["*.yaml", "*.pem", "0/16", "s3://*", "values.parquet", "served/token"],
+    "MIXTURE.md": ["*.yaml", "*.pem", "1/16", "s3://*", "values.parquet", "served/token"],
     "STUDY.md": ["data/*", "logs/*"],
     "TRAIN.md": ["data/*", "tokens/*", "text/*"],
 }  # fmt: skip
@@ -90,7 +90,7 @@ RUN: list[tuple[str, str, list[str], dict[str, str]]] = [
     ("LAWS.md", "scaling predict --list", [], {}),
     ("LAWS.md", "scaling predict muennighoff", [], {}),
     ("LAWS.md", "scaling predict step-law", [], {}),
-    ("LAWS.md", "scaling crossover", ["--replicates", "4"], {}),
+    ("LAWS.md", "scaling crossover", [], {}),
     ("LAWS.md", "scaling downstream", [], {}),
     ("LAWS.md", "scaling plan --budget 1e20", ["--runs", "5"], {}),
     ("LAWS.md", "scaling plan --budget 3e19", [], {}),

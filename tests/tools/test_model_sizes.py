@@ -60,7 +60,7 @@ def test_options_change_the_count_and_20_tokens_a_parameter_the_flops(listed: Li
     [
         (["117"], "'117' is not in model_sizes.yaml; did you mean '117M'?"),
         (["7M", "model.n_kv_heads=3"], "7M: model.n_kv_heads: got 3, expected a divisor of model.n_heads 4"),
-        (["7M", "optim.lr=1"], "got 'optim', expected only options of the model"),
+        (["7M", "optim.lr=1"], "got 'optim.lr=1', expected an option of the model"),
     ],
 )
 def test_unknown_sizes_and_options_are_reported_in_one_line(
