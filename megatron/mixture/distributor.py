@@ -82,6 +82,10 @@ class Position:
         """Return the position, ready for JSON."""
         return {"chunk": self.chunk, "done": self.done.tolist(), "lag": self.lag.tolist()}
 
+    def encode(self) -> bytes:
+        """Return bytes that are different for any other position."""
+        return self.chunk.to_bytes(8) + self.done.tobytes() + self.lag.tobytes()
+
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> "Position":
         """Return the position that `as_dict` converted.
@@ -215,10 +219,8 @@ class Distributor:
         `origin` on (default: the restored position, or the start). Raises
         ValueError for a chunk that is far behind it.
         """
-        origin = self.origin if origin is None else origin
-        if chunk < origin.chunk:
-            origin = Position.start(len(self.n_units))
-        key = origin.chunk.to_bytes(8) + origin.done.tobytes() + origin.lag.tobytes()
+        origin = self._choose_origin(chunk, origin)
+        key = origin.encode()
         with self._lock:
             near = max((at for kind, at in self._positions if kind == key and at <= chunk), default=None)
             position = origin if near is None else self._positions[key, near]
@@ -229,12 +231,20 @@ class Distributor:
             )
         for _, after in self._walk_chunks(position, chunk - position.chunk):
             position = after
+        self._store_position(key, position)
+        return position
+
+    def _choose_origin(self, chunk: int, origin: Position | None) -> Position:
+        """Return `origin` (default: the restored position), or the start for a chunk before it."""
+        origin = self.origin if origin is None else origin
+        return Position.start(len(self.n_units)) if chunk < origin.chunk else origin
+
+    def _store_position(self, key: bytes, position: Position) -> None:
         with self._lock:
             # readers in order continue from the latest position, which stays
             if len(self._positions) >= MAX_POSITIONS:
                 self._positions.clear()
             self._positions[key, position.chunk] = position
-        return position
 
     def schedule_chunks(self, begin: int, n: int, origin: Position | None = None) -> ChunkUnits:
         """Return the units of chunks begin, begin + 1, ...
@@ -242,13 +252,17 @@ class Distributor:
         If the data end, there are fewer than `n` chunks and the last one may be
         shorter.
         """
-        start = self.find_position(begin, origin)
+        origin = self._choose_origin(begin, origin)
+        start = position = self.find_position(begin, origin)
         # the empty arrays allow no chunk, and set the types
         domain, number = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
         # an earlier position means that the mixture ends before `begin`
-        for units, _ in self._walk_chunks(start, n if start.chunk == begin else 0):
+        for units, after in self._walk_chunks(start, n if start.chunk == begin else 0):
             domain.append(units.domain)
             number.append(units.number)
+            position = after
+        # the next call usually begins here
+        self._store_position(origin.encode(), position)
         return ChunkUnits(np.concatenate(domain), np.concatenate(number))
 
     def get_units(self, numbers: np.ndarray) -> ChunkUnits:

@@ -48,7 +48,9 @@ class Query:
         # encoded batch by batch, so that no text of a property is in memory for
         # each document
         batches = [
-            _encode_columns(batch, len(by), tokens) for batch in self._iter_batches(catalog, by) if len(batch)
+            _encode_columns(batch, len(by), tokens)
+            for batch in self._iter_batches(catalog, by, tokens)
+            if len(batch)
         ]
         if not batches:
             condition_text = " AND ".join(self.conditions) or "that"
@@ -64,8 +66,8 @@ class Query:
         selection = _build_selection(documents, tuple(by), catalog.files, count_tokens)
         return replace(selection, snapshot=catalog.versions)
 
-    def _iter_batches(self, catalog: Catalog, by: Sequence[str]) -> Iterator[Any]:
-        """Yield the documents that satisfy all conditions, as Arrow batches."""
+    def _iter_batches(self, catalog: Catalog, by: Sequence[str], others: Sequence[str]) -> Iterator[Any]:
+        """Yield COLUMNS, `others` and the properties `by` of the documents that satisfy all conditions."""
         names = list(self.corpora) or [corpus.name for corpus in catalog.list_corpora()]
         corpora = [catalog.get_table(name).corpus for name in names]
         if not corpora:
@@ -77,7 +79,7 @@ class Query:
                 "Register its first value, such as --property 'meta.tags[0] AS tag'."
             )
         domains = [f'{quote_identifier(name)} AS "domain {k}"' for k, name in enumerate(by)]
-        columns = ", ".join(["file", "row", '"begin"', "size", "tokens", *domains])
+        columns = ", ".join(["file", "row", '"begin"', "size", *others, *domains])
         # also an unknown name in `by`, for which DuckDB suggests others
         with explain_errors(f"where {' AND '.join(self.conditions) or 'true'}", ""):
             yield from self._filter(catalog, names).project(columns).to_arrow_reader(BATCH_ROWS)
@@ -281,12 +283,12 @@ def _encode_domains(documents: Any, n_properties: int) -> tuple[np.ndarray, list
         # Mixed radix: one integer for each combination of values. Second
         # property with 3 values: code = 3 * first + second, undone by divmod.
         codes = codes * len(distinct) + column.indices.to_numpy()
-        # counting is faster than sorting, but needs an array of every possible
-        # code
-        few = len(values) * len(distinct) <= COUNTED_CODES
-        present = np.flatnonzero(np.bincount(codes)) if few else np.unique(codes)
+        # counting is faster than sorting, but needs an array of every possible code
+        if len(values) * len(distinct) <= COUNTED_CODES:
+            is_present = np.bincount(codes) > 0
+            present, codes = np.flatnonzero(is_present), (np.cumsum(is_present) - 1)[codes]
+        else:
+            present, codes = np.unique(codes, return_inverse=True)
         pairs = [divmod(code, len(distinct)) for code in present.tolist()]
         values = [(*values[first], distinct[second]) for first, second in pairs]
-        # `present` contains every code, so that its indices become the codes
-        codes = np.searchsorted(present, codes)
     return codes, values
