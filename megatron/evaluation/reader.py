@@ -178,7 +178,7 @@ class Reader:
             self.model, prompts, max_new_tokens=n_new, sampling=sampling, stop_ids=[self.end_id]
         ):
             for i, token in enumerate(step):
-                ended[i] |= token is None or token == self.end_id
+                ended[i] |= token == self.end_id  # a token is None while a prompt is read
                 if token is not None and not ended[i]:
                     written[i].append(token)
                     # on the text and not on ids: a stop word
