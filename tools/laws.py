@@ -445,7 +445,7 @@ def predict_loss(args: argparse.Namespace, law: Law, published: PublishedLaw | N
         answer["prediction"] = asdict(run) | {"note": note}
         unique = "" if run.U is None else f", {run.U:.4g} of them unique"
         lines.append(f"N {run.N:.4g} parameters, D {run.D:.4g} tokens{unique}:")
-        lines += format_values(("loss", run.loss, run.confidence, run.predictive))
+        lines += format_values(("loss in nats per token", run.loss, run.confidence, run.predictive))
         lines += format_range_check(law, run.outside)
     if args.flops is not None:
         optimum = prediction.predict_optimum(law, args.flops, args.unique)

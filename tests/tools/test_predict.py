@@ -69,7 +69,10 @@ def test_json_has_the_same_numbers(cli, law_files: Path) -> None:
     )
     assert best["N"] * best["D"] * 6 == pytest.approx(1e21)
     text = cli("predict", law_files / "law.json", 7e9, 1.4e10, status=None).output
-    assert f"loss {prediction['loss']:.5g}" in text and f"[{prediction['predictive'][0]:.5g}, " in text
+    assert (
+        f"loss in nats per token {prediction['loss']:.5g}" in text
+        and f"[{prediction['predictive'][0]:.5g}, " in text
+    )
 
 
 def test_a_law_that_is_not_identified_prints_that_first(cli, law_files: Path) -> None:
