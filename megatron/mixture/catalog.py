@@ -207,6 +207,8 @@ class Catalog(AbstractContextManager["Catalog"]):
         Raises ValueError for a file without these columns, and for repeated or
         unknown documents.
         """
+        if isinstance(values, Path) and not values.is_file():
+            raise FileNotFoundError(f"{values}: no such file.")
         table, files = self.get_table(name), self.list_files(name)
         added = read_property(f"{prop.split()[0]} AS {prop}")
         if added.name in {old.name for old in table.corpus.properties}:

@@ -275,17 +275,10 @@ class Distributor:
         offsets = numbers - first * self.chunk_size
         if int(offsets.max()) >= len(units.domain):
             raise ValueError(
-                f"the mixture ends after {self.count_units_before(last + 1):,} units, where a domain is "
-                "exhausted. Shorten the run, or set dry to repeat or redistribute."
+                f"the mixture ends after {self.find_position(last + 1).done.sum():,} units, where a domain "
+                "is exhausted. Shorten the run, or set dry to repeat or redistribute."
             )
         return ChunkUnits(units.domain[offsets], units.number[offsets])
-
-    def count_units_before(self, chunk: int) -> int:
-        """Return the number of units of all chunks before `chunk`.
-
-        It is chunk * chunk_size, or less if the data end before.
-        """
-        return int(self.find_position(chunk).done.sum())
 
     def _walk_chunks(self, position: Position, n: int) -> Iterator[tuple[ChunkUnits, Position]]:
         """Yield `n` chunks from a position on, several at a time; fewer if the data end."""

@@ -106,8 +106,8 @@ def tokenize_files(
     """
     datasets: list[IndexedTokens] = []
     places: list[tuple[int, int]] = []
-    texts = [file for file in files if not file.is_dataset]
-    with ProgressBar("tokenizing", sum(file.n_bytes for file in texts), "B", quiet=quiet) as bar:
+    n_bytes = sum(file.n_bytes for file in files if not file.is_dataset)
+    with ProgressBar("tokenizing", n_bytes, "B", quiet=quiet) as bar:
         for batch in batch_files(files, _describe_file, BATCH_BYTES, BATCH_FILES):
             if batch[0].is_dataset:
                 batch[0].check_unchanged()

@@ -47,11 +47,8 @@ class Query:
         tokens = ["tokens"] if count_tokens else []
         # encoded batch by batch, so that no text of a property is in memory for
         # each document
-        batches = [
-            _encode_columns(batch, len(by), tokens)
-            for batch in self._iter_batches(catalog, by, tokens)
-            if len(batch)
-        ]
+        rows = self._iter_batches(catalog, by, tokens)
+        batches = [_encode_columns(batch, len(by), tokens) for batch in rows if len(batch)]
         if not batches:
             condition_text = " AND ".join(self.conditions) or "that"
             raise ValueError(f"{catalog.path}: no document satisfies {condition_text}")
@@ -263,13 +260,10 @@ def _sort_documents(domain: np.ndarray, file: np.ndarray, row: np.ndarray) -> np
     # one integer in place of (file, row); a file holds fewer than 2^31
     # documents
     place = file.astype(np.int64) << 31 | row
-    # DuckDB's threads return parts in any order; the sort is fast if they are
-    # in order
+    # DuckDB's threads return parts in any order; the sort is fast if they are in order
     order = np.argsort(place, kind="stable")
-    # a stable sort of 16 bits is a radix sort, ten times as fast as one of 32
-    # bits
-    is_narrow = not len(domain) or int(domain.max()) < 1 << 16
-    narrow = domain[order].astype(np.uint16 if is_narrow else np.int32)
+    # a stable sort of 8 or 16 bits is a radix sort, ten times as fast as one of 32 bits
+    narrow = domain[order].astype(np.min_scalar_type(domain.max(initial=0)))
     return order[np.argsort(narrow, kind="stable")]
 
 

@@ -197,7 +197,7 @@ class MixtureSamples(SampleSource):
     def has_step(self, step: int) -> bool:
         """Return whether the mixture has all samples of a step."""
         distributor, n = self.distributor, (step + 1) * self.batch_size
-        return distributor.dry == "repeat" or distributor.count_units_before(step + 1) >= n
+        return distributor.dry == "repeat" or bool(distributor.find_position(step + 1).done.sum() >= n)
 
     def weights_at(self, step: int) -> list[float]:
         """Return the weight of each domain at a step."""
