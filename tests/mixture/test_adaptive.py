@@ -1,6 +1,5 @@
 """ADO against its equations, its fit against a slow twin, and the syntax of weights."""
 
-
 import numpy as np
 import pytest
 from scipy.optimize import minimize
