@@ -566,13 +566,9 @@ def add_action(actions: Any, name: str, run: Callable[..., Any]) -> argparse.Arg
     The docstring is a sentence and an indented example.
     """
     sentence, _, example = _replace_commands(run.__doc__ or "").partition("\n\n")
-    parser = actions.add_parser(
-        name,
-        help=sentence,
-        description=sentence,
-        epilog=f"example:\n{textwrap.indent(textwrap.dedent(example).rstrip(), '    ')}",
-        formatter_class=create_formatter,
-    )
+    epilog = f"example:\n{textwrap.indent(textwrap.dedent(example).rstrip(), '    ')}"
+    texts = {"help": sentence, "description": sentence, "epilog": epilog}
+    parser = actions.add_parser(name, formatter_class=create_formatter, **texts)
     parser.set_defaults(run=run, refuse=parser.error)
     return parser
 
