@@ -46,14 +46,12 @@ OUTPUTS = ("--out", "--output", "--parts", "--local-dir", "--figures", "--root")
 GIVEN = {
     "*": ["experiments/*", "../shared/data/*", "CONFIG.yaml", "STUDY.yaml", "MIXTURE.yaml", "run.yaml"],
     "DOWNSTREAM.md": ["EleutherAI/*", "data/held_out_neox_text_document", "facts.csv", "data/tasks*"],
-    "CLUSTER_DATA.md": ["c4/*", "slimpajama_627B", "tokens/*"],
-    "CONVERT.md": ["PREFIX"], "EVAL.md": ["data/held_out_text_document", "c4/*"],
-    "DATA.md": ["c4/*", "slimpajama/*", "tokens/held_out_text_document",
-                "utils/datapaths/mine.txt"],
+    "EVAL.md": ["data/held_out_text_document", "c4/*", "PREFIX"],
+    "DATA.md": ["c4/*", "slimpajama/*", "slimpajama_627B", "tokens/*", "text/*", "utils/datapaths/mine.txt"],
     "LAWS.md": ["logs/*", "runs/", "*.csv", "law*.json", "paper/*"],
     "MIXTURE.md": ["*.yaml", "*.pem", "1/16", "s3://*", "values.parquet", "served/token"],
     "STUDY.md": ["data/*", "logs/*"],
-    "TRAIN.md": ["data/*", "tokens/*", "text/*"],
+    "TRAIN.md": ["data/*", "tokens/*", "text/*"], "slurm.md": ["c4/*", "tokens/*"],
 }  # fmt: skip
 TINY = [
     "dist.cpu_only=true", "dist.dtype=float32", "misc.n_threads=1", "dataset.seq_len=32",
@@ -67,24 +65,24 @@ SMALL = "d_model: 32, n_heads: 2, n_layers: 2"
 CPU = ["--device", "cpu", "--threads", "1"]
 # guide, first words of the command, words to append, words to replace
 RUN: list[tuple[str, str, list[str], dict[str, str]]] = [
-    ("README.md", "python tools/pretrain.py examples_scaling/training/small.yaml", TINY, {}),
-    ("README.md", "torchrun --standalone --nproc-per-node 2 tools/pretrain.py CONFIG.yaml",
+    ("TRAIN.md", "scaling train examples_scaling/training/small.yaml", TINY, {}),
+    ("TRAIN.md", "torchrun --standalone --nproc-per-node 2 tools/pretrain.py CONFIG.yaml",
      [*TINY, "logging.run_dir=experiments/two_ranks"], {}),
-    ("CONVERT.md", "python tools/convert_checkpoint.py experiments/run exported", [], {}),
-    ("CONVERT.md", "python tools/convert_checkpoint.py exported start", [], {}),
-    ("CONVERT.md", "python tools/pretrain.py start/start.yaml", TINY,
+    ("EVAL.md", "scaling convert experiments/run exported", [], {}),
+    ("EVAL.md", "scaling convert exported start", [], {}),
+    ("EVAL.md", "scaling train start/start.yaml", TINY,
      {"PREFIX": "data/held_out_text_document"}),
-    ("CONVERT.md", "python tools/generate_text.py experiments/run",
+    ("EVAL.md", "scaling generate experiments/run",
      [*CPU, "--max-new-tokens", "4", "--seed", "1"], {}),
-    ("CONVERT.md", "python tools/generate_text.py experiments/diffusion",
+    ("EVAL.md", "scaling generate experiments/diffusion",
      [*CPU, "--max-new-tokens", "8", "--steps", "2", "--block-tokens", "4"], {}),
-    ("EVAL.md", "python tools/validate.py experiments/run", [*CPU, "--max-samples", "4"], {}),
-    ("EVAL.md", "python tools/validate.py A B C", [*CPU, "--batch-size", "64", "--n-bootstrap", "50"], {}),
-    ("LAWS.md", "python tools/collect.py experiments/study", [], {}),
-    ("LAWS.md", "python tools/collect.py published.csv", ["--out", "their_table.csv"], {}),
-    ("LAWS.md", "python tools/fit_law.py table.csv --objective autoregressive", ["--n-bootstrap", "8"], {}),
-    ("LAWS.md", "python tools/fit_law.py table.csv --form repeated_data", ["--n-bootstrap", "4"], {}),
-    ("LAWS.md", "python tools/fit_law.py table.csv --compare", [], {}),
+    ("EVAL.md", "scaling validate experiments/run", [*CPU, "--max-samples", "4"], {}),
+    ("EVAL.md", "scaling validate A B C", [*CPU, "--batch-size", "64", "--n-bootstrap", "50"], {}),
+    ("LAWS.md", "scaling collect experiments/study", [], {}),
+    ("LAWS.md", "scaling collect published.csv", ["--out", "their_table.csv"], {}),
+    ("LAWS.md", "scaling fit table.csv --objective autoregressive", ["--n-bootstrap", "8"], {}),
+    ("LAWS.md", "scaling fit table.csv --form repeated_data", ["--n-bootstrap", "4"], {}),
+    ("LAWS.md", "scaling fit table.csv --compare", [], {}),
     ("LAWS.md", "scaling power-law", [], {}),
     ("LAWS.md", "scaling predict law.json", [], {}),
     ("LAWS.md", "scaling predict --list", [], {}),
@@ -94,9 +92,13 @@ RUN: list[tuple[str, str, list[str], dict[str, str]]] = [
     ("LAWS.md", "scaling downstream", [], {}),
     ("LAWS.md", "scaling plan --budget 1e20", ["--runs", "5"], {}),
     ("LAWS.md", "scaling plan --budget 3e19", [], {}),
-    ("MODELS.md", "scaling sizes 117M", [], {}),
+    ("TRAIN.md", "scaling sizes 117M", [], {}),
+    ("csv.md", "scaling collect examples_scaling/first_hour/quickstart_runs.csv", [], {}),
+    ("csv.md", "scaling frontier study/table.csv", [], {}),
+    ("csv.md", "scaling fit study/table.csv", ["--n-bootstrap", "50"], {}),
+    ("csv.md", "scaling predict study/law.json", [], {}),
     ("STUDY.md", "scaling compare experiments/study --best", ["--best", "objective"], {}),
-    ("STUDY.md", "python tools/sweep.py examples_scaling/training/ladder_chinchilla.yaml --dry-run", [], {}),
+    ("STUDY.md", "scaling sweep examples_scaling/training/ladder_chinchilla.yaml --dry-run", [], {}),
     ("TRAIN.md", "bash examples_scaling/training/train.sh", [
         *TINY, "dist.engine=torch", "model.n_tokens=300", "lr_scheduler.total_epochs=null"], {}),
     ("TRAIN.md", "torchrun --nproc-per-node 8", [
@@ -109,9 +111,9 @@ VARIABLES = {
     "GPUS": "1",
 }  # for a training script, in place of the guide's values
 SLOW: list[tuple[str, str, list[str], dict[str, str]]] = [
-    ("MODELS.md", "python tools/bench/coordinate_check.py",
+    ("TRAIN.md", "python tools/bench/coordinate_check.py",
      ["--widths", "64", "128", "--depths", "2", "4", "--steps", "2", "--seeds", "1", "--threads", "1"], {}),
-    ("DOWNSTREAM.md", "python tools/evaluate_downstream.py experiments/run",
+    ("DOWNSTREAM.md", "scaling evaluate experiments/run",
      [*CPU, "--limit", "2", "--include-path", "{tasks}"], {"arc_easy,copa,lambada_openai": "copa"}),
     ("EVAL.md", "examples_scaling/evaluation/validate.sh experiments/study data/held",
      [*CPU, "--max-samples", "2"], {"experiments/study": "experiments/run"}),
@@ -166,9 +168,9 @@ def outputs_of(command: Command) -> list[str]:
         outputs.append(
             f"{value.get('--root', '.')}/{value['--output-prefix']}_text_document".removeprefix("./")
         )
-    if "tools/convert_checkpoint.py" in words:
-        outputs.append(words[words.index("tools/convert_checkpoint.py") + 2])
-    if words[:2] == ["scaling", "register"]:
+    if words[:2] == ["scaling", "convert"]:
+        outputs.append(words[3])
+    if words[:2] in (["scaling", "register"], ["scaling", "init"]):
         outputs.append(words[2])
     outputs += [
         word.partition("=")[2] for word in words if word.startswith(("logging.run_dir=", "directory="))
@@ -305,6 +307,13 @@ def run_command(words: Sequence[str], folder: Path, variables: dict[str, str] | 
     )  # fmt: skip
     assert done.returncode == 0, f"{shlex.join(words)}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
     return done.stdout
+
+
+def test_the_study_of_the_guide_is_the_study_that_init_writes(tmp_path: Path) -> None:
+    guide = (ROOT / "examples_scaling" / "training" / "STUDY.md").read_text()
+    shown = re.search(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    run_command(["scaling", "init", "study.yaml"], tmp_path)
+    assert shown and f"{shown[1]}# next: " in (tmp_path / "study.yaml").read_text()
 
 
 def test_a_guide_may_show_sub_commands_and_wrong_ones_are_refused() -> None:

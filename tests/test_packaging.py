@@ -1,4 +1,4 @@
-"""The tree in the README and the environment files agree with the checkout."""
+"""The tree in CONTRIBUTING.md and the environment files agree with the checkout."""
 
 import fnmatch
 import os
@@ -23,8 +23,8 @@ def tracked(root: Path) -> list[Path]:
     return [Path(line) for line in listed.stdout.splitlines()]
 
 
-def test_the_tree_in_the_readme_is_the_tree(root: Path, tracked: list[Path]) -> None:
-    text = (root / "README.md").read_text().partition("## The tree\n")[2].partition("```text\n")[2]
+def test_the_tree_in_the_guide_is_the_tree(root: Path, tracked: list[Path]) -> None:
+    text = (root / "CONTRIBUTING.md").read_text().partition("## The tree\n")[2].partition("```text\n")[2]
     shown: list[str] = []
     top = ""
     for indent, name in re.findall(r"^( {0,2})([\w.]+)/ ", text.partition("```")[0], re.MULTILINE):
@@ -32,7 +32,7 @@ def test_the_tree_in_the_readme_is_the_tree(root: Path, tracked: list[Path]) -> 
         shown.append(f"{top}/{name}" if indent else name)
     folders = {path.parent for path in tracked if path.parts[0][0] != "."}
     present = {"/".join(folder.parts[:2]) for folder in folders if folder.parts}
-    hidden_parts = ("tests/",)  # the README describes it as "mirrors megatron/"
+    hidden_parts = ("tests/",)  # the guide describes it as "mirrors megatron/"
     tops = {folder.split("/")[0] for folder in present}
     expected = tops | {folder for folder in present if "/" in folder and not folder.startswith(hidden_parts)}
     assert sorted(shown) == sorted(expected)

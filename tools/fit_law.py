@@ -26,7 +26,7 @@ from megatron.study.selection import Columns, Selection, compute_of, optional_co
 REMOVED = {
     "--loss-se-column": "Rename the column to loss_se",
     "--max-loss": "Use --where 'loss <= NATS'",
-    "--prior": "Use --fix NAME=VALUE, or a form of your own in Python (LIBRARY.md)",
+    "--prior": "Use --fix NAME=VALUE, or a form of your own in Python (LAWS.md)",
     "--profile": "Use the bootstrap interval of the constant, or --fix NAME=VALUE at several values",
     "--seed": "The resamples are those of seed 0; use `fit_law(..., seed=...)` in Python",
     "--stack": "A fit measures the error of extrapolation",

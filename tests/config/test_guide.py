@@ -1,22 +1,15 @@
-"""The guide to models names exactly the existing options."""
+"""The guide to training names existing options of models and objectives."""
 
 import re
 from dataclasses import fields
 from pathlib import Path
 
-from megatron.config.option import IF_CHANGED
 from megatron.config.schema import ModelConfig, ObjectiveConfig
 
 
-def test_the_guide_names_every_option_of_shapes_and_objectives_and_no_other(root: Path) -> None:
-    text = (root / "examples_scaling" / "training" / "MODELS.md").read_text()
-    for section in (ModelConfig, ObjectiveConfig):
-        for option in fields(section):
-            if option.metadata["identity"] == IF_CHANGED:
-                assert re.search(rf"\b{option.name}\b", text), f"{option.name} is not in the guide"
+def test_the_guide_names_only_options_that_exist(root: Path) -> None:
+    text = (root / "examples_scaling" / "training" / "TRAIN.md").read_text()
     option_names = {option.name for section in (ModelConfig, ObjectiveConfig) for option in fields(section)}
-    documented = re.findall(r"^\| `(\w+): ", text, re.MULTILINE) + re.findall(
-        r"(?:model|objective)\.(\w+)", text
-    )
-    assert len(documented) > 15
+    documented = re.findall(r"(?:model|objective)\.(\w+)", text)
+    assert len(set(documented)) > 10
     assert set(documented) <= option_names | {"hf_config"}

@@ -1,4 +1,4 @@
-"""The public names of megatron.laws, and the Python sessions of LIBRARY.md."""
+"""The public names of megatron.laws, and the Python session of LAWS.md."""
 
 import doctest
 import re
@@ -10,9 +10,8 @@ import megatron.laws
 
 
 def test_every_public_name_is_imported_and_listed_in_the_guide(root: Path) -> None:
-    guide = (root / "examples_scaling/training/LIBRARY.md").read_text().partition("## What is public")[2]
-    table = "\n".join(line.split("|")[1] for line in guide.splitlines() if line.startswith("| `"))
-    assert set(re.findall(r"`(\w+)`", table)) == set(megatron.laws.__all__)
+    guide = (root / "examples_scaling/training/LAWS.md").read_text().partition("Public and stable")[2]
+    assert set(re.findall(r"`(\w+)`", guide)) == set(megatron.laws.__all__)
     for name in megatron.laws.__all__:
         assert getattr(megatron.laws, name).__name__ == name
 
@@ -25,7 +24,7 @@ def test_the_package_imports_no_slow_library_before_use(root: Path) -> None:
 
 
 def test_sessions_of_the_guide_print_what_it_shows(root: Path) -> None:
-    guide = root / "examples_scaling/training/LIBRARY.md"
+    guide = root / "examples_scaling/training/LAWS.md"
     blocks = re.findall(r"```pycon\n(.*?)```", guide.read_text(), re.DOTALL)
     session = doctest.DocTestParser().get_doctest("".join(blocks), {}, guide.name, str(guide), 0)
     assert len(session.examples) > 10

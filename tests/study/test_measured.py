@@ -198,7 +198,7 @@ def test_a_study_without_test_losses_is_refused(tmp_path) -> None:
 
 def test_the_guide_states_the_measured_crossover_of_its_table(root: Path) -> None:
     folder = root / "examples_scaling" / "training"
-    guide = (folder / "STUDY.md").read_text()
+    guide = (folder / "CROSSOVER.md").read_text()
     rows = read_table(folder / "crossover_cpu" / "table.csv")
     is_tuned = rows["run"].str.contains("masked-|masked8|drop") & (rows["objective"] == "autoregressive")
     plain = rows[~is_tuned]
