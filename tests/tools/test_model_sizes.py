@@ -25,8 +25,8 @@ def test_every_name_is_listed_with_the_parameter_count_of_the_built_model(cli) -
 def test_the_table_in_the_guide_is_what_the_tool_prints(cli, root: Path) -> None:
     guide = (root / "examples_scaling" / "training" / "TRAIN.md").read_text()
     names = ("7M", "117M", "1143M", "16183M")
-    assert f"$ scaling sizes {' '.join(names)}
-{cli('sizes', *names).output}```" in guide
+    table = cli("sizes", *names).output
+    assert f"$ scaling sizes {' '.join(names)}\n{table}```" in guide
 
 
 def test_options_change_the_count_and_20_tokens_a_parameter_the_flops(cli) -> None:
