@@ -24,10 +24,11 @@ TORCH_CPU ?= https://download.pytorch.org/whl/cpu
 quickstart: $(QUICK)
 	bash examples_scaling/quickstart/quickstart.sh "$(CORPUS)"
 
-# two processes; the tests of a file run in one process, since they share fixtures. A test that takes five minutes
-# hangs: its process prints where and ends, and so does the suite, with the name of the test
+# two processes, of which the first to end takes tests of the other; a fixture of a file that both run is made in
+# each. A test that takes five minutes hangs: its process prints where and ends, and so does the suite, with the
+# name of the test
 test: $(READY)
-	python -m pytest -n 2 --dist loadfile -m "not gpu and not slow" --max-worker-restart 0 \
+	python -m pytest -n 2 --dist worksteal -m "not gpu and not slow" --max-worker-restart 0 \
 		-o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
 test-all: $(READY)

@@ -19,7 +19,7 @@ from megatron.config.schema import ModelConfig
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt
 from megatron.train.local_ranks import reserve_port
-from tests.tool_modules import CliResult, run_cli
+from tests.tool_modules import Cli, run_cli
 
 ROOT = Path(__file__).resolve().parents[1]
 RESERVED_PORTS = ExitStack()
@@ -44,7 +44,7 @@ def root() -> Path:
 
 
 @pytest.fixture(scope="session")
-def cli() -> Callable[..., CliResult]:
+def cli() -> Cli:
     """Return `run_cli`: it runs a program of tools/ or a sub-command in process."""
     return run_cli
 

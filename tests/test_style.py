@@ -1,10 +1,10 @@
-"""Names and prose: banned identifiers and phrases, names with two meanings in a package."""
+"""Names, prose and signatures: banned identifiers and phrases, and types of all parameters and results."""
 
 import ast
 import re
 import subprocess
-from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,121 +15,101 @@ BANNED = frozenset(
     + ["made", "known", "kept", "drawn", "said", "fellow"]
 )
 PHRASES = re.compile(r"\b(by itself|(?:is|are|was|were) told|is no number)\b")
-# this file lists the phrases; licences and lock files are not ours
-NOT_PROSE = ("tests/test_style.py",)
-# exported to Hugging Face folders, where it stands alone
-ALONE = "megatron/checkpoint/convert/exported/"
+KINDS = {".py", ".md", ".sh", ".cpp", ".h", ".inc", ".yaml", ".toml"}  # files with text that a reader sees
 
 
-def sources(*tops: str) -> list[Path]:
-    """Python files below these folders, without build products."""
-    return [path for top in tops for path in sorted((ROOT / top).rglob("*.py"))]
+@cache
+def parse_sources(top: str) -> list[tuple[Path, ast.Module]]:
+    """Return the Python files below a folder with their syntax trees."""
+    paths = sorted((ROOT / top).rglob("*.py"))
+    return [(path.relative_to(ROOT), ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
 
 
-def prose() -> list[Path]:
-    """Files with text that a reader sees: code, guides and scripts under version control."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    if listed.returncode:
-        pytest.skip("this is not a git checkout")
-    kinds = {".py", ".md", ".sh", ".cpp", ".h", ".inc", ".yaml", ".toml"}
-    names = [name for name in listed.stdout.split("\0") if Path(name).suffix in kinds]
-    return [ROOT / name for name in names if name not in NOT_PROSE and (ROOT / name).is_file()]
-
-
-def bindings(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """(identifier, line) of everything that code defines: functions, parameters, variables, attributes."""
+def list_bindings(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield (identifier, line) of all that code defines: functions, parameters, variables, attributes."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name, node.lineno
-        elif isinstance(node, ast.arg):
-            yield node.arg, node.lineno
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id, node.lineno
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.attr, node.lineno
-        elif isinstance(node, ast.alias | ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
-            name = node.asname if isinstance(node, ast.alias) else node.name
-            if name:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name, node.lineno
+            case ast.arg():
+                yield node.arg, node.lineno
+            case ast.Name(ctx=ast.Store()):
+                yield node.id, node.lineno
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.attr, node.lineno
+            case ast.alias(asname=str(name)):
+                yield name, node.lineno
+            case (
+                ast.ExceptHandler(name=str(name))
+                | ast.MatchAs(name=str(name))
+                | ast.MatchStar(name=str(name))
+            ):
                 yield name, node.lineno
 
 
-def banned_names(tree: ast.AST) -> list[tuple[str, int]]:
-    """(identifier, line) of the bindings that STYLE bans, whatever underscores they have."""
-    return [(name, line) for name, line in bindings(tree) if name.strip("_") in BANNED]
+def find_banned_names(tree: ast.AST) -> list[tuple[str, int]]:
+    """Return (identifier, line) of the bindings that STYLE bans, whatever underscores they have."""
+    return [(name, line) for name, line in list_bindings(tree) if name.strip("_") in BANNED]
 
 
-def banned_phrases(text: str) -> list[tuple[str, int]]:
-    """(phrase, line) of the phrases that STYLE replaces."""
-    return [
-        (match.group(), number)
-        for number, line in enumerate(text.splitlines(), 1)
-        for match in PHRASES.finditer(line)
-    ]
-
-
-def public_names(tree: ast.Module) -> list[tuple[str, int]]:
-    """(name, line) of the functions and classes of a module that others may import."""
-    kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    return [
-        (node.name, node.lineno)
-        for node in tree.body
-        if isinstance(node, kinds) and not node.name.startswith("_")
-    ]
-
-
-def at(path: Path, line: int, text: str) -> str:
-    return f"{path.relative_to(ROOT)}:{line}: {text}"
+def find_untyped(tree: ast.AST) -> list[tuple[str, int]]:
+    """Return (name, line) of the functions without the type of a parameter or of the result."""
+    untyped = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            args = node.args
+            every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
+            names = [arg.arg for arg in every if arg is not None and arg.annotation is None]
+            if node.returns is None or set(names) - {"self", "cls"}:
+                untyped.append((node.name, node.lineno))
+    return untyped
 
 
 def test_no_identifier_is_banned() -> None:
     bad = [
-        at(path, line, name)
-        for path in sources("megatron", "tools", "tests")
-        for name, line in banned_names(ast.parse(path.read_text(encoding="utf-8")))
+        f"{path}:{line}: {name}"
+        for top in ("megatron", "tools", "tests")
+        for path, tree in parse_sources(top)
+        for name, line in find_banned_names(tree)
     ]
     assert not bad, "use the word for what it is (STYLE):\n" + "\n".join(bad)
 
 
-def test_no_text_has_a_phrase_that_the_style_replaces() -> None:
+def test_every_signature_has_types() -> None:
     bad = [
-        at(path, line, phrase)
-        for path in prose()
-        for phrase, line in banned_phrases(path.read_text(encoding="utf-8"))
+        f"{path}:{line}: {name}"
+        for top in ("megatron", "tools")
+        for path, tree in parse_sources(top)
+        for name, line in find_untyped(tree)
+    ]
+    assert not bad, "\n".join(bad)
+
+
+def test_no_text_has_a_phrase_that_the_style_replaces() -> None:
+    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    if listed.returncode:
+        pytest.skip("this is not a git checkout")
+    paths = [ROOT / name for name in listed.stdout.split("\0") if Path(name).suffix in KINDS]
+    bad = [
+        f"{path}:{number}: {match.group()}"
+        for path in paths
+        if path != Path(__file__) and path.is_file()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        for match in PHRASES.finditer(line)
     ]
     assert not bad, "write default, reports, is NaN or Inf:\n" + "\n".join(bad)
 
 
-def test_a_public_name_means_one_thing_in_its_package() -> None:
-    names = defaultdict(list)
-    for path in sources("megatron"):
-        if str(path.relative_to(ROOT)).startswith(ALONE):
-            continue
-        package = path.relative_to(ROOT / "megatron").parts[0]
-        for name, line in public_names(ast.parse(path.read_text(encoding="utf-8"))):
-            names[package, name].append(at(path, line, name))
-    bad = [", ".join(places) for places in names.values() if len(places) > 1]
-    assert not bad, "give each its own name:\n" + "\n".join(bad)
-
-
 def test_the_checks_report_what_they_should() -> None:
     tree = ast.parse(
-        '"""A module."""\n'
-        "def f(told, x):\n"
-        '    """Return x."""\n'
+        "def f(told, x: int) -> int:\n"
         "    self._held = [one for one in x]\n"
         "    with x as found:\n"
         "        pass\n"
-        "class Public:\n"
-        '    """A run."""\n'
-        "def _private(): ...\n"
+        "def g(self, *x: int): ...\n"
     )
-    assert sorted(banned_names(tree)) == [("_held", 4), ("found", 5), ("one", 4), ("told", 2)]
-    assert public_names(tree) == [("f", 2), ("Public", 7)]
-    assert banned_phrases("a\nby itself 3; it is told") == [("by itself", 2), ("is told", 2)]
-    assert not banned_phrases("the head itself")
+    assert sorted(find_banned_names(tree)) == [("_held", 2), ("found", 3), ("one", 2), ("told", 1)]
+    assert find_untyped(tree) == [("f", 1), ("g", 5)]
+    phrases = [match.group() for match in PHRASES.finditer("by itself 3; is told; itself")]
+    assert phrases == ["by itself", "is told"]

@@ -22,8 +22,9 @@ from megatron.log import get_logger
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 
 
+@cache
 def load_tool(tool: Path) -> ModuleType:
-    """Import a file in tools/ as a module. Modules of its folder can be imported, as when it is run."""
+    """Import a file in tools/ as a module, once. Modules of its folder can be imported, as when it is run."""
     spec = importlib.util.spec_from_file_location(f"tools_{tool.stem}", tool)
     assert spec is not None and spec.loader is not None, "importlib has a loader for .py files"
     module = importlib.util.module_from_spec(spec)
@@ -33,9 +34,6 @@ def load_tool(tool: Path) -> ModuleType:
     spec.loader.exec_module(module)
     module.main = report_errors(module.main)
     return module
-
-
-_load_once = cache(load_tool)
 
 
 def report_errors(main: Callable[..., int]) -> Callable[..., int]:
@@ -71,6 +69,9 @@ class CliResult:
     """Standard output, also that of child processes."""
     error: str
     """Standard error."""
+
+
+Cli = Callable[..., CliResult]
 
 
 def run_cli(
@@ -113,10 +114,16 @@ def _resolve_program(words: list[str]) -> tuple[Callable[[], int], list[str]]:
     if name in SUBCOMMANDS:
         action = SUBCOMMANDS[name] in ACTIONS  # argparse takes the program's name from the first word
         sys_argv = [PROGRAM, *words] if action else [f"{PROGRAM} {name}", *words[1:]]
-        return _load_once(TOOLS / f"{SUBCOMMANDS[name]}.py").main, sys_argv
+        return load_tool(TOOLS / f"{SUBCOMMANDS[name]}.py").main, sys_argv
     if name.endswith(".py"):
-        return _load_once(TOOLS / name).main, [str(TOOLS / name), *words[1:]]
+        return load_tool(TOOLS / name).main, [str(TOOLS / name), *words[1:]]
     return cli.main, [PROGRAM, *words]
+
+
+def _run_in_place(program: str, words: Sequence[str]) -> None:
+    """Stand for `os.execv` of Python with a file: run the file, and end with its status."""
+    main, sys.argv = _resolve_program(list(words[1:]))
+    cli.run_main(main)
 
 
 @contextmanager
@@ -128,6 +135,7 @@ def _process_state(sys_argv: list[str], cwd: Path | None, env: Mapping[str, str]
         patch.object(sys, "argv", sys_argv),
         patch.object(sys, "path", [*sys.path]),
         patch.dict(os.environ, env),
+        patch.object(os, "execv", _run_in_place),
     ):
         try:
             os.chdir(cwd or before)

@@ -222,6 +222,6 @@ def complete_columns(rows: Any, kind: str, schema: Any) -> Any:
     """Return an Arrow table with all columns of a schema: the missing ones are null."""
     arrow, n = import_pyarrow(), len(rows)
     present = dict(zip(rows.column_names, rows.columns, strict=True))
-    present[KIND] = arrow.array([kind] * n, arrow.string())
+    present[KIND] = arrow.repeat(kind, n)
     columns = [present.get(field.name, arrow.nulls(n)).cast(field.type) for field in schema]
     return arrow.Table.from_arrays(columns, schema=schema)

@@ -194,11 +194,11 @@ class LiveTable:
         n_runs: int,
         speed: Speed,
         jobs: int,
-        out: TextIO = sys.stdout,
+        out: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.n_runs, self.speed, self.jobs = n_runs, speed, jobs
-        self.view, self.clock = LiveView(out), clock
+        self.view, self.clock = LiveView(out or sys.stdout), clock
         self.last_draw_s = -REDRAW_INTERVAL_S
 
     def draw(self, state: SweepState) -> None:

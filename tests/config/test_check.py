@@ -31,12 +31,9 @@ def read(words: str):
     [
         ("optm.lr=1", "unknown key 'optm'; did you mean 'optim'?"),
         ("optim.wieght_decay=1", "optim: unknown key 'wieght_decay'; did you mean 'weight_decay'?"),
-        ("optim.lr=fast", "optim.lr: got 'fast', expected float"),
         ("optim.beta1=1.0", "optim.beta1: got 1.0, expected 0 or more and less than 1"),
         ("optim.grad_clip=.nan", "optim.grad_clip: got nan, expected a finite number"),
-        ("misc.seed=-1", "misc.seed: got -1, expected 0 or more"),
         ("dataset.seq_len=2.5", "dataset.seq_len: got 2.5, expected int"),
-        ("dataset.seq_len=0", "dataset.seq_len: got 0, expected more than 0"),
         ("dist.dtype=fp16", "dist.dtype: got 'fp16', expected one of float32, bfloat16, float16"),
         ("objective.name=mdn", "got 'mdn', expected one of autoregressive, masked_diffusion"),
         (

@@ -21,7 +21,7 @@ from megatron.config.schema import RunConfig
 from megatron.plan.resolve import load_config
 from megatron.plan.run_plan import plan_run
 from megatron.train.microbatch import list_microbatches
-from tests.tool_modules import load_tool
+from tests.tool_modules import Cli
 
 PUBLISHED = json.loads(Path(__file__).with_name("megatron_arguments.json").read_text())
 TABLE = load_table()
@@ -257,18 +257,12 @@ def test_the_page_names_all_arguments(root: Path) -> None:
     assert [row.name for row in load_rows() if f"`--{row.name}`" not in page] == []
 
 
-def test_unsupported_arguments_end_the_command_unless_they_are_omitted(
-    root: Path, tmp_path: Path, capsys
-) -> None:
-    tool, out = load_tool(root / "tools" / "from_megatron.py"), tmp_path / "run.yaml"
-    words = ["--out", str(out), "--", *BASE.split(), "--num-experts", "8", "--use-flash-attn"]
-    assert tool.main(words) == 1 and not out.exists()
+def test_unsupported_arguments_end_the_command_unless_they_are_omitted(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "run.yaml"
+    words = ["--out", out, "--", *BASE.split(), "--num-experts", "8", "--use-flash-attn"]
     reason = "--num-experts: not supported, no mixture of experts"
-    assert f"{reason}. Change the command" in capsys.readouterr().err
-    assert tool.main(["--omit-unsupported", *words]) == 0
+    assert f"{reason}. Change the command" in cli("megatron", *words, status=1).error and not out.exists()
+    assert f"--use-flash-attn\nomitted: {reason}" in cli("megatron", "--omit-unsupported", *words).output
     assert yaml.safe_load(out.read_text())["model"]["d_model"] == 64
-    assert f"--use-flash-attn\nomitted: {reason}" in capsys.readouterr().out
     for option in ("--set", "--ranks"):
-        with pytest.raises(SystemExit):
-            tool.main([f"{option}=1", *words])
-        assert f"{option}: removed. " in capsys.readouterr().err
+        assert f"{option}: removed. " in cli("megatron", f"{option}=1", *words, status=2).error

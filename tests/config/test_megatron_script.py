@@ -9,7 +9,7 @@ import pytest
 from megatron.config import megatron_script
 from megatron.config.megatron_rules import translate_command
 from megatron.config.megatron_script import record_launch_script
-from tests.tool_modules import load_tool
+from tests.tool_modules import Cli
 
 # constructs of published scripts: arrays, arithmetic, here-documents, sourced files, values of python
 SCRIPT = r"""#!/bin/bash
@@ -105,14 +105,11 @@ def test_no_process_of_a_script_survives_it(tmp_path: Path) -> None:
     assert state.stdout.strip() in ("", "Z")
 
 
-def test_nothing_is_run_without_execute(root: Path, script: Path, tmp_path: Path, capsys) -> None:
-    tool = load_tool(root / "tools" / "from_megatron.py")
+def test_nothing_is_run_without_execute(cli: Cli, script: Path, tmp_path: Path) -> None:
     script.write_text(f"touch {tmp_path}/ran\n{SCRIPT}")
-    with pytest.raises(SystemExit) as stopped:
-        tool.main(["--script", str(script)])
-    assert stopped.value.code == 2 and "add --execute" in capsys.readouterr().err
+    assert "add --execute" in cli("megatron", "--script", script, status=2).error
     assert not (tmp_path / "ran").exists()
     out = tmp_path / "run.yaml"
-    assert tool.main(["--script", str(script), "--execute", "--out", str(out), "--", "s"]) == 0
-    assert capsys.readouterr().out.startswith(f"{script}: run by bash, with a recorder for torchrun")
+    output = cli("megatron", "--script", script, "--execute", "--out", out, "--", "s").output
+    assert output.startswith(f"{script}: run by bash, with a recorder for torchrun")
     assert (tmp_path / "ran").exists() and out.is_file() and os.listdir(tmp_path).count("runs") == 0

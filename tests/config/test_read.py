@@ -93,20 +93,6 @@ def test_an_impossible_run_is_refused(corpus: str, sections: dict, sentence: str
     assert sentence in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("{", "got invalid JSON"),
-        ("[]", "got list"),
-        ('{"tokens": "x", "tokenizer": {"n_tokens": 9}}', "tokens: got 'x'"),
-    ],
-)
-def test_a_broken_sidecar_is_refused_in_one_sentence(corpus: str, text: str, sentence: str) -> None:
-    Path(f"{corpus}.json").write_text(text)
-    with pytest.raises(ValueError, match=sentence):
-        plan_run(resolve_config(minimal_settings(dataset={"path_train": corpus})))
-
-
 def test_identity_depends_on_the_numbers_and_not_on_the_names(corpus: str) -> None:
     def identity(**sections: dict) -> str:
         data = {"path_train": corpus, "seq_len": 10, "batch_size": 4}

@@ -85,14 +85,12 @@ def encode_whole(tokenizer: BpeTokenizer, text: str, is_library: bool) -> list[i
     return FastEncoder(build_fast_bpe(tokenizer)[0]).encode([text], tokenizer.eod_id)[0].tolist()
 
 
+FAST = ("mixed", "white space", "letters of three bytes")
+SLOW = ("no blanks", "one letter", "two letters", "a run and a rest", "digits", "quotes")
+
+
 @pytest.mark.parametrize("is_library", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("mixed", "no blanks", "one letter", "two letters", "a run and a rest", "white space", "digits"),
-        *("letters of three bytes", "quotes"),
-    ],
-)
+@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_streamed_line_gives_the_ids_of_the_whole(
     tmp_path: Path, tokenizer: BpeTokenizer, name: str, is_library: bool
 ) -> None:

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux reports anonymous memory of a process"
 )
 WORDS = b"one fish two \\n fish "
+MORE = [(WORDS, ["text", "n"], False), ("\u4e2d\u6587".encode(), ["text"], False)]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def peak_mb(root: Path, tokenizer: Path, source: Path, *words: str) -> float:
 
 @pytest.mark.parametrize(
     ("part", "keys", "packed"),
-    [(WORDS, ["text"], True), (WORDS, ["text", "n"], False), ("\u4e2d\u6587".encode(), ["text"], False)],
+    [(WORDS, ["text"], True), *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)],
     ids=["words in gzip", "words of one key of two", "one word"],
 )
 def test_memory_is_constant_while_a_document_grows(
@@ -67,6 +68,7 @@ def test_memory_is_constant_while_a_document_grows(
     assert peak(60_000_000) < peak(1000) + 30
 
 
+@pytest.mark.slow
 def test_memory_is_constant_while_a_columnar_file_grows(root: Path, tmp_path: Path, tokenizer: Path) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for kind in ("parquet", "arrow"):

@@ -128,14 +128,6 @@ def test_a_changed_object_is_another_dataset(url: str, store: Any, local: Path) 
     assert np.asarray(after.tokens[:50]).tobytes() == content[:100]
 
 
-def test_bad_urls_are_sentences() -> None:
-    with pytest.raises(ValueError, match="got credentials in a URL") as error:
-        open_dataset("s3://me:hidden@bucket/c4")
-    assert "hidden" not in str(error.value)
-    with pytest.raises(ValueError, match="unsupported kind of URL"):
-        open_dataset("ftp://host/c4")
-
-
 def test_a_dataset_without_sidecar(url: str, store: Any, local: Path) -> None:
     store.rm(f"bucket/t/{local.name}.json")
     tokens = open_dataset(url)

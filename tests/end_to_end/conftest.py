@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -65,21 +65,6 @@ class Slurm:
         done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, (words, done.stdout, done.stderr)
         return done.stdout.strip()
-
-    def kill_node(self, name: str) -> None:
-        """Kill a node's slurmd, its job steps and their processes, as a loss of power does."""
-        tasks = find_processes(f"SLURM_CONF={self.variables['SLURM_CONF']}", f"SLURMD_NODENAME={name}")
-        steps = set()
-        for task in tasks:
-            with contextlib.suppress(OSError):
-                parent = int(Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()[1])
-                if Path(f"/proc/{parent}/comm").read_text().startswith("slurmstepd"):
-                    steps.add(parent)
-        daemon = next(daemon for daemon in self.daemons if name in daemon.args)  # type: ignore[operator]
-        # slurmstepd before its tasks: else it reports their end, and the job fails instead of the node
-        for number in [daemon.pid, *steps, *tasks]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
 
     def show_job(self, number: str) -> dict[str, str]:
         """Return the fields of `scontrol show job`: JobState, Restarts, ExitCode, ..."""
@@ -165,30 +150,17 @@ def _start_cluster(slurm: Slurm, folder: Path, host: str) -> None:
 
 def _stop_cluster(slurm: Slurm) -> None:
     """Kill all processes of the cluster: daemons, job steps and their children."""
-    kill_processes(f"SLURM_CONF={slurm.variables['SLURM_CONF']}", slurm.daemons)
-
-
-def kill_processes(variable: str, children: Sequence[subprocess.Popen[bytes]] = ()) -> None:
-    """Kill all processes that have `NAME=value` in their environment, until none is left."""
-    end = time.monotonic() + 30
+    variable, end = f"SLURM_CONF={slurm.variables['SLURM_CONF']}".encode(), time.monotonic() + 30
     while time.monotonic() < end:
-        left = find_processes(variable)
-        for number in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
-        for child in children:
-            child.poll()
+        left = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if variable in (process / "environ").read_bytes().split(b"\0"):
+                    left.append(int(process.name))
+                    os.kill(left[-1], signal.SIGKILL)
+        for daemon in slurm.daemons:
+            daemon.poll()
         if not left:
             return
         time.sleep(0.2)
     raise AssertionError(f"processes of a cluster do not end: {left}")
-
-
-def find_processes(*variables: str) -> list[int]:
-    """Return the numbers of the processes that have all of `variables`, NAME=value, in their environment."""
-    required, numbers = {variable.encode() for variable in variables}, []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if required <= set((process / "environ").read_bytes().split(b"\0")):
-                numbers.append(int(process.name))
-    return numbers

@@ -12,7 +12,6 @@ import pytest
 
 HPC = "examples_scaling/hpc"
 SETTINGS = "examples_scaling/training/settings.sh"
-FAKE_SRUN = '#!/usr/bin/env bash\nprintf "%s\\n" "$PWD" "$@" >"$RECORD"\n'
 
 
 def run_bash(root: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -132,68 +131,58 @@ def test_a_signal_reaches_the_command_and_the_cache_is_still_removed(
     assert not list((tmp_path / "caches").iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def write_programs(folder: Path, **bodies: str) -> None:
+    """Write executable scripts in place of Slurm's commands."""
+    for name, body in bodies.items():
+        (folder / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (folder / name).chmod(0o755)
+
+
+STEP = (
+    f"set -euo pipefail; export SLURM_JOB_ID=7 REQUEUE_PAUSE=0.05; source {REQUEUE}; requeue {sys.executable}"
+)
+RUNNING = "echo RUNNING"
+BUSY = "echo >>{0}/tries; [ $(wc -l <{0}/tries) -gt 3 ] || exit 1; echo RUNNING"  # no answer three times
+
+
+@pytest.mark.parametrize(
+    ("number", "squeue"),
+    [(signal.SIGUSR1, RUNNING), (signal.SIGTERM, RUNNING), (signal.SIGUSR1, BUSY)],
+)
 def test_a_step_that_ends_at_the_signal_is_requeued(
-    root: Path, tmp_path: Path, number: signal.Signals
+    root: Path, tmp_path: Path, number: signal.Signals, squeue: str
 ) -> None:
-    for name, text in {"squeue": "echo RUNNING", "scontrol": f'echo "$@" >{tmp_path}/asked; exit 3'}.items():
-        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    script = f'set -euo pipefail; export SLURM_JOB_ID=7; source {REQUEUE}; requeue {sys.executable} -c "$0"'
-    assert stop_started_script(root, ["bash", "-c", script], number, "SIGUSR1", tmp_path) == 3
-    assert (tmp_path / "asked").read_text() == "requeue 7\n"
-
-
-def test_a_controller_that_is_briefly_unavailable_does_not_prevent_the_requeue(
-    root: Path, tmp_path: Path
-) -> None:
-    squeue = f"echo >>{tmp_path}/tries; [ $(wc -l <{tmp_path}/tries) -gt 3 ] || exit 1; echo RUNNING"
-    for name, text in {"squeue": squeue, "scontrol": f'echo "$@" >{tmp_path}/asked; exit 3'}.items():
-        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    script = "set -euo pipefail; export SLURM_JOB_ID=7 REQUEUE_PAUSE=0.05; "
-    script += f'source {REQUEUE}; requeue {sys.executable} -c "$0"'
-    assert stop_started_script(root, ["bash", "-c", script], signal.SIGUSR1, "SIGUSR1", tmp_path) == 3
-    assert (tmp_path / "asked").read_text() == "requeue 7\n"
+    scontrol = f'echo "$@" >{tmp_path}/requeued; exit 3'
+    write_programs(tmp_path, squeue=squeue.format(tmp_path), scontrol=scontrol)
+    words = ["bash", "-c", f'{STEP} -c "$0"']
+    assert stop_started_script(root, words, number, "SIGUSR1", tmp_path) == 3
+    assert (tmp_path / "requeued").read_text() == "requeue 7\n"
 
 
 def test_a_run_that_is_done_at_the_signal_is_not_requeued(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "squeue").write_text("#!/usr/bin/env bash\nexit 9\n")
-    (tmp_path / "squeue").chmod(0o755)
-    script = f'set -euo pipefail; source {REQUEUE}; requeue {sys.executable} -c "${{0/exit(75)/exit(0)}}"'
-    assert stop_started_script(root, ["bash", "-c", script], signal.SIGUSR1, "SIGUSR1", tmp_path) == 0
+    write_programs(tmp_path, squeue="exit 9")
+    words = ["bash", "-c", f'{STEP} -c "${{0/exit(75)/exit(0)}}"']
+    assert stop_started_script(root, words, signal.SIGUSR1, "SIGUSR1", tmp_path) == 0
 
 
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_run_stopped_by_its_stop_file_is_not_requeued(root: Path, tmp_path: Path, exists: bool) -> None:
-    for name, text in {"squeue": "echo RUNNING", "scontrol": f"touch {tmp_path}/asked; exit 3"}.items():
-        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+    write_programs(tmp_path, squeue=RUNNING, scontrol=f"touch {tmp_path}/requeued; exit 3")
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text(f"misc:\n  seed: 0\n  stop_file: {tmp_path}/STOP\n")
     if exists:
         (tmp_path / "STOP").touch()
-    script = f"set -euo pipefail; export SLURM_JOB_ID=7; source {REQUEUE}; requeue "
-    script += f"{sys.executable} -c 'exit(75)' train.yaml logging.run_dir={run}"
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=root,
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert (done.returncode, (tmp_path / "asked").exists()) == ((75, False) if exists else (3, True))
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = run_bash(root, "-c", f"{STEP} -c 'exit(75)' train.yaml logging.run_dir={run}", PATH=path)
+    assert (done.returncode, (tmp_path / "requeued").exists()) == ((75, False) if exists else (3, True))
     assert (f"{tmp_path}/STOP exists. Remove it" in done.stderr) == exists
 
 
 @pytest.fixture
 def submitted(root: Path, tmp_path: Path) -> dict[str, str]:
     """Environment of a Slurm job whose srun records its arguments."""
-    (tmp_path / "srun").write_text(FAKE_SRUN)
-    (tmp_path / "srun").chmod(0o755)
+    write_programs(tmp_path, srun='printf "%s\\n" "$PWD" "$@" >"$RECORD"')
     path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {
         "SLURM_SUBMIT_DIR": str(root),
@@ -226,23 +215,10 @@ def test_a_container_job_passes_image_mounts_and_folder_to_pyxis(
     )
 
 
-def test_a_container_job_without_an_image_names_the_variable_to_set(
-    root: Path, submitted: dict[str, str]
-) -> None:
-    failed = run_bash(root, f"{HPC}/train_slurm_container.sh", **submitted)
-    message = "error: IMAGE: not set, expected a .sqsh file or registry#name:tag\n"
-    assert (failed.returncode, failed.stderr) == (2, message)
-    assert not Path(submitted["RECORD"]).exists()
-
-
 def test_a_job_of_the_container_engine_passes_its_environment_file(
     root: Path, submitted: dict[str, str]
 ) -> None:
     script = f"{HPC}/train_slurm_edf.sh"
-    failed = run_bash(root, script, **submitted)
-    assert (failed.returncode, failed.stderr) == (
-        2, "error: EDF: not set, expected an environment definition file\n"
-    )  # fmt: skip
     settings = {"MODEL": "425M", "DATA": "/tokens/c4", "STEPS": "10", "ENGINE": "torch"}
     done = run_bash(root, script, EDF="/cluster/alps.toml", **submitted, **settings)
     assert done.returncode == 0, done.stderr
@@ -264,24 +240,26 @@ def test_the_environment_file_of_alps_mounts_the_folders_of_the_image(root: Path
     assert all(isinstance(value, str) for value in content["env"].values())
 
 
-@pytest.mark.parametrize(
-    ("script", "message"),
-    [
-        (
-            "examples_scaling/training/train_slurm.sh",
-            "error: not a Slurm job. Submit this script with sbatch.\n",
-        ),
-        (f"{HPC}/train_slurm_container.sh", "error: not a Slurm job. Submit this script with sbatch.\n"),
-        (f"{HPC}/train_slurm_edf.sh", "error: not a Slurm job. Submit this script with sbatch.\n"),
-        ("examples_scaling/training/sweep.sh", "usage: sweep.sh STUDY.yaml [--dry-run] [key=value ...]\n"),
-        (f"{HPC}/with_private_cache.sh", "usage: with_private_cache.sh COMMAND [WORD ...]\n"),
-    ],
-)
+NO_JOB = "error: not a Slurm job. Submit this script with sbatch.\n"
+MISUSES = [  # script, whether it is a job of Slurm, message
+    ("examples_scaling/training/train_slurm.sh", False, NO_JOB),
+    (f"{HPC}/train_slurm_container.sh", False, NO_JOB),
+    (f"{HPC}/train_slurm_edf.sh", False, NO_JOB),
+    (f"{HPC}/train_slurm_container.sh", True,
+     "error: IMAGE: not set, expected a .sqsh file or registry#name:tag\n"),
+    (f"{HPC}/train_slurm_edf.sh", True, "error: EDF: not set, expected an environment definition file\n"),
+    ("examples_scaling/training/sweep.sh", False, "usage: sweep.sh STUDY.yaml [--dry-run] [key=value ...]\n"),
+    (f"{HPC}/with_private_cache.sh", False, "usage: with_private_cache.sh COMMAND [WORD ...]\n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "is_job", "message"), MISUSES)
 def test_a_script_started_the_wrong_way_prints_its_usage_and_exits_with_2(
-    root: Path, script: str, message: str
+    root: Path, submitted: dict[str, str], script: str, is_job: bool, message: str
 ) -> None:
-    failed = run_bash(root, script, SLURM_SUBMIT_DIR="")
+    failed = run_bash(root, script, **(submitted if is_job else {"SLURM_SUBMIT_DIR": ""}))
     assert (failed.returncode, failed.stderr) == (2, message)
+    assert not Path(submitted["RECORD"]).exists()
 
 
 def test_the_container_workdir_is_the_workdir_of_the_image(root: Path) -> None:

@@ -13,6 +13,7 @@ import yaml
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.plan.run_dir import PLAN, RESULT
 from tests.conftest import free_port
+from tests.tool_modules import Cli
 
 LIMIT_S = 240
 SHAPE = (
@@ -23,18 +24,6 @@ SHAPE = (
 )
 SAMPLES = "--train-samples 26 --lr-decay-samples 26 --lr-warmup-samples 8"
 CPU = ["dist.cpu_only=true", "misc.n_threads=1"]
-
-
-def run(root: Path, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(root)}
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=cwd or root,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
 
 
 def write_corpus(prefix: Path, sidecar: bool = True, n_documents: int = 40) -> None:
@@ -50,55 +39,43 @@ def read_result(folder: Path) -> dict:
     return json.loads((folder / RESULT).read_text())
 
 
-def test_a_script_becomes_a_configuration_that_trains(root: Path, tmp_path: Path) -> None:
+def test_a_script_becomes_a_configuration_that_trains(cli: Cli, root: Path, tmp_path: Path) -> None:
     write_corpus(tmp_path / "c")
     (tmp_path / "train.sh").write_text(
         f'SAVE=$1\nARGS="{SHAPE} {SAMPLES}"\ntorchrun pretrain_diff_gpt.py $ARGS --data-path {tmp_path}/c '
         "--split 90,10,0 --eval-iters 1 --hidden-dropout 0 --attention-dropout 0 --save $SAVE\n"
     )
     out, folder = tmp_path / "run.yaml", tmp_path / "run"
-    words = ["tools/from_megatron.py", "--script", str(tmp_path / "train.sh"), "--execute", "--out", str(out)]
-    done = run(root, *words, "--", str(folder))
-    assert done.returncode == 0, done.stderr
-    assert "--train-samples 26" in done.stdout
+    words = ["--script", tmp_path / "train.sh", "--execute", "--out", out, "--", folder]
+    output = cli("megatron", *words, cwd=root).output
+    assert "--train-samples 26" in output
     assert yaml.safe_load(out.read_text())["objective"]["name"] == "masked_diffusion"
-    (first,) = [
-        line.removeprefix("first: python ") for line in done.stdout.splitlines() if line.startswith("first")
-    ]
-    assert run(root, *first.split()).returncode == 0
-    trained = run(root, "tools/pretrain.py", str(out), *CPU)
-    assert trained.returncode == 0, trained.stderr
+    (first,) = [line for line in output.splitlines() if line.startswith("first: python tools/")]
+    cli(*first.removeprefix("first: python tools/").split(), cwd=root)
+    cli("train", out, *CPU)
     assert read_result(folder)["step"] == 6
     assert json.loads((folder / PLAN).read_text())["objective"] == "masked_diffusion"
 
 
 def test_an_unsupported_argument_ends_the_command_before_anything_is_written(
-    root: Path, tmp_path: Path
+    cli: Cli, tmp_path: Path
 ) -> None:
     words = [*SHAPE.split(), *SAMPLES.split(), "--mock-data", "--vocab-size", "90", "--num-experts", "8"]
-    done = run(root, "tools/from_megatron.py", "--out", str(tmp_path / "x.yaml"), "--", *words)
-    assert (
-        done.returncode == 1 and "--num-experts: not supported, no mixture of experts. Change" in done.stderr
-    )
-    done = run(root, "tools/pretrain_gpt.py", *words, "--save", str(tmp_path / "run"))
-    assert (
-        done.returncode == 1 and "error: --num-experts: not supported, no mixture of experts" in done.stderr
-    )
+    reason = "--num-experts: not supported, no mixture of experts"
+    assert f"{reason}. Change" in cli("megatron", "--out", tmp_path / "x.yaml", "--", *words, status=1).error
+    assert f"error: {reason}" in cli("gpt", *words, "--save", tmp_path / "run", status=1).error
     assert list(tmp_path.iterdir()) == []
-    done = run(root, "tools/pretrain_gpt.py", "--num-layer", "3")
-    assert done.returncode == 2
-    assert "--num-layer: not supported, see examples_scaling/MIGRATE.md" in done.stderr
+    error = cli("gpt", "--num-layer", "3", status=2).error
+    assert "--num-layer: not supported, see examples_scaling/MIGRATE.md" in error
 
 
-def test_tokens_without_a_sidecar_train_after_the_hint_of_the_error(root: Path, tmp_path: Path) -> None:
+def test_tokens_without_a_sidecar_train_after_the_hint_of_the_error(cli: Cli, tmp_path: Path) -> None:
     write_corpus(tmp_path / "c", sidecar=False)
     folder = tmp_path / "run"
-    words = [*SHAPE.split(), "--train-iters", "2", "--data-path", str(tmp_path / "c"), "--split", "100"]
-    words += ["--hidden-dropout", "0.1", "--attention-dropout", "0", "--save", str(folder), *CPU]
-    failed = run(root, "tools/pretrain_gpt.py", *words)
-    assert failed.returncode == 1 and "Set it, as in model.n_tokens=50257." in failed.stderr
-    done = run(root, "tools/pretrain_gpt.py", *words, "model.n_tokens=90")
-    assert done.returncode == 0, done.stderr
+    words = [*SHAPE.split(), "--train-iters", "2", "--data-path", tmp_path / "c", "--split", "100"]
+    words += ["--hidden-dropout", "0.1", "--attention-dropout", "0", "--save", folder, *CPU]
+    assert "Set it, as in model.n_tokens=50257." in cli("gpt", *words, status=1).error
+    cli("gpt", *words, "model.n_tokens=90")
     assert read_result(folder)["step"] == 2
 
 
@@ -112,16 +89,8 @@ LAUNCHERS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_launchers_of_megatron_start_its_commands(root: Path, tmp_path: Path, launcher: str) -> None:
-    words = [
-        *SHAPE.split(),
-        *SAMPLES.split(),
-        "--mock-data",
-        "--vocab-size",
-        "90",
-        "--save",
-        str(tmp_path / "run"),
-    ]
-    words += ["--hidden-dropout", "0", "--attention-dropout", "0", *CPU]
+    words = [*SHAPE.split(), *SAMPLES.split(), "--mock-data", "--vocab-size", "90"]
+    words += ["--save", str(tmp_path / "run"), "--hidden-dropout", "0", "--attention-dropout", "0", *CPU]
     if launcher == "deepspeed":
         pytest.importorskip("deepspeed", reason="the DeepSpeed engine is optional: pip install deepspeed")
         theirs = {
@@ -129,15 +98,10 @@ def test_the_launchers_of_megatron_start_its_commands(root: Path, tmp_path: Path
             "zero_optimization": {"stage": 0}, "bf16": {"enabled": True}, "steps_per_print": 2000,
         }  # fmt: skip
         (tmp_path / "ds.json").write_text(json.dumps(theirs))
-        words += [
-            "--bf16",
-            "--deepspeed",
-            "--deepspeed_config",
-            str(tmp_path / "ds.json"),
-            "--zero-stage",
-            "0",
-        ]
+        words += ["--bf16", "--deepspeed", "--deepspeed_config", str(tmp_path / "ds.json"), "--zero-stage=0"]
     port = f"--master_port={free_port()}"
-    done = run(root, *LAUNCHERS[launcher], port, "tools/pretrain_gpt.py", *words)
+    command = [sys.executable, *LAUNCHERS[launcher], port, "tools/pretrain_gpt.py", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(root)}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (read_result(tmp_path / "run")["n_ranks"], read_result(tmp_path / "run")["step"]) == (2, 6)

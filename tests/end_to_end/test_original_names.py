@@ -4,22 +4,17 @@ Each script is run by bash. A `python` in front of the path prints the words of 
 and they are then read by the tool's own parser. The last test trains and scores for real.
 """
 
-import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
 from megatron.config.presets import load_epoch_tokens, load_model_sizes
 from megatron.config.read import read_config
 from megatron.config.schema import RunConfig
-from megatron.data.indexed_writer import IndexedWriter
-from megatron.io import read_json
 from tests.tool_modules import load_tool
 
 ROWS = yaml.safe_load((Path(__file__).parents[2] / "utils" / "migration" / "scripts.yaml").read_text())
@@ -296,35 +291,3 @@ def test_the_sourced_tables_have_the_originals_names(root: Path) -> None:
     script = 'source utils/epoch_tokens.sh; echo "${PARAM_425M[@]}" "${PARAM_16183M[4]}" "$DATA_100M"'
     shown = subprocess.run(["bash", "-c", script], cwd=root, capture_output=True, text=True, timeout=60)
     assert shown.stdout.split() == ["1280", "5120", "128", "10", "18", "47", "99952399"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ar", "mdm"])
-def test_the_headline_recipe_trains_and_is_scored_in_a_small_form(
-    root: Path, tmp_path: Path, kind: str
-) -> None:
-    with IndexedWriter(tmp_path / "text", np.dtype(np.uint16), {"tokenizer": {"n_tokens": 100}}) as writer:
-        writer.add_document(np.random.default_rng(0).integers(0, 100, 1041))
-    words = ["dist.cpu_only=true", "dist.dtype=float32", "misc.n_threads=1", "logging.tensorboard=false"]
-    variables = {
-        "MODEL_PARAM": "7M", "DATA_CNT": "1041", "EPOCH_CNT": "2", "SEQ_LEN": "16", "GLOBAL_BATCH_SIZE": "8",
-        "MICRO_BATCH_SIZE": "8", "EVAL_ITERS": "1", "ENGINE": "torch", "GPUS": "1", "VARIANT": "small",
-        "TRAIN_DATA_PATH": str(tmp_path / "text"), "VALID_DATA_PATH": str(tmp_path / "text"),
-    }  # fmt: skip
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, **variables, "PATH": path, "PYTHONPATH": str(root)}
-    checkout = tmp_path / "checkout"
-    shutil.copytree(root / "examples_scaling", checkout / "examples_scaling")
-    for name in ("tools", "utils", "megatron"):
-        (checkout / name).symlink_to(root / name)
-    for script, more in ((f"train_{kind}", words), (f"eval_{kind}", ["--device", "cpu", "--threads", "1"])):
-        command = ["bash", f"{QUICKSTART}/{script}.sh", *more]
-        done = subprocess.run(
-            command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=240
-        )
-        assert done.returncode == 0, done.stderr
-    run = checkout / "experiments" / "small"
-    # two epochs of 65 samples in steps of 8
-    assert read_json(run / "result.json")["step"] == 16
-    (scored,) = run.glob("validation/*/*.json")
-    assert json.loads(scored.read_text())

@@ -116,6 +116,7 @@ def test_a_job_that_is_cancelled_saves_and_stays_cancelled(slurm, root, tmp_path
     assert "stopped by SIG" in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_stays_failed(slurm, root, tmp_path) -> None:
     log = tmp_path / "log.txt"
     number = submit_job(slurm, root, tmp_path / "run", log, ["optim.lrr=1"], nodes=1)

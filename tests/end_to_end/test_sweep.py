@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 
 from megatron.data.indexed_writer import IndexedWriter
+from megatron.io import open_exclusive
 from megatron.plan.run_dir import RESULT, lock_run, read_metrics
 from megatron.study.ladder import expand_study, read_study_plan
 from megatron.study.launchers.local import Device, LocalLauncher
+from megatron.study.sweep import LOCK
+from tests.tool_modules import Cli
 
 N_TOKENS = 100
 STUDY = """
@@ -36,11 +39,8 @@ cells:
 
 
 @pytest.mark.parametrize("word", ["--retries=-1", "--retries=two", "--jobs=0"])
-def test_an_invalid_count_is_a_usage_error(root: Path, word: str) -> None:
-    command = [sys.executable, str(root / "tools" / "sweep.py"), "study.yaml", word]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 2
-    assert f"argument {word.partition('=')[0]}: got" in done.stderr
+def test_an_invalid_count_is_a_usage_error(cli: Cli, word: str) -> None:
+    assert f"argument {word.partition('=')[0]}: got" in cli("sweep", "study.yaml", word, status=2).error
 
 
 @pytest.fixture
@@ -76,45 +76,34 @@ def read_steps(run: Path) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_trunk_is_trained_once_and_its_branches_end_as_if_trained_alone(root, study, tmp_path) -> None:
-    done = subprocess.run(
-        sweep_command(root, study), capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 of 3 runs done" in done.stdout
+def test_a_trunk_is_trained_once_and_its_branches_end_as_if_trained_alone(cli, study, tmp_path) -> None:
+    assert "3 of 3 runs done" in cli("sweep", study).output
     folders = runs_of(tmp_path)
     assert {n: read_steps(run)[0] for n, run in folders.items()} == {10: 6, 20: 11, 40: 1}
     branched = read_losses(tmp_path)
     words = ["share_trunks=false", f"directory={tmp_path / 'alone'}"]
     words += [f"run.dataset.path_{part}={tmp_path / 'text'}" for part in ("train", "eval")]
-    alone = subprocess.run(
-        sweep_command(root, study, *words), capture_output=True, text=True, timeout=300, check=False
-    )
-    assert alone.returncode == 0, alone.stderr
+    cli("sweep", study, *words)
     assert read_losses(tmp_path / "alone") == branched
     assert {run.name for run in runs_of(tmp_path / "alone").values()} == {
         run.name for run in folders.values()
     }
     # with one more budget, the existing runs are reused, and the new run also branches
     words = ["cells=[{size: [tiny], unique_tokens: [1280], epochs: [1, 2, 3, 4]}]"]
-    more = subprocess.run(
-        sweep_command(root, study, *words), capture_output=True, text=True, timeout=300, check=False
-    )
-    assert "3 of 4 runs are done already" in more.stdout
+    assert "3 of 4 runs are done already" in cli("sweep", study, *words).output
     assert read_steps(runs_of(tmp_path)[30])[0] == 11  # the trunk's latest checkpoint before step 15
 
 
-def test_a_run_that_fails_is_retried_and_then_reported(root, study, tmp_path) -> None:
-    words = ["run.dataset.path_eval=/nowhere/text", "cells=[{size: [tiny], epochs: [1]}]", "--retries", "2"]
-    done = subprocess.run(
-        sweep_command(root, study, *words), capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 1
-    assert done.stdout.count("starts again") == 2
-    assert "/nowhere/text" in done.stderr
+@pytest.mark.slow
+def test_a_run_that_fails_is_retried_and_then_reported(cli, study, tmp_path) -> None:
+    words = ["run.dataset.path_eval=/nowhere/text", "cells=[{size: [tiny], epochs: [1]}]", "--retries", 1]
+    done = cli("sweep", study, *words, status=1)
+    assert done.output.count("starts again") == 1
+    assert done.error.splitlines()[-1].startswith("error: ") and "/nowhere/text" in done.error
     assert len(list(tmp_path.glob("runs/*/exit.json"))) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_stopped_run_over_two_ranks_is_reported_as_preempted(root, study) -> None:
     plan = read_study_plan(study, ["share_trunks=false", "run.misc.max_hours=1e-9"])
@@ -195,13 +184,15 @@ def wait_until_gone(run: Path, seconds: float = 60) -> None:
     lock_handle.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGHUP, signal.SIGTERM])
 def test_the_runs_of_a_sweep_that_is_ended_save_and_end_with_it(root, study, tmp_path, number) -> None:
     sweep = _start_and_wait_for_steps(sweep_command(root, study, LONG), dict(os.environ), tmp_path)
     (run,) = runs_of(tmp_path).values()
     sweep.send_signal(number)
     _, errors = sweep.communicate(timeout=120)
     assert sweep.returncode == (-9 if number == signal.SIGKILL else 75), errors
+    assert number != signal.SIGINT or "run the same command again" in errors
     wait_until_gone(run)
     assert len(list(run.glob("checkpoints/*.preempt"))) == 1
     assert "stopped by SIGTERM after step" in (run / "log.txt").read_text()
@@ -221,35 +212,7 @@ def test_a_sweep_that_is_killed_and_started_again_at_once_ends_well(root, study,
     assert "another process is training there" not in (run / "log.txt").read_text()
 
 
-def test_a_second_sweep_of_a_study_is_refused(root, study, tmp_path) -> None:
-    words = sweep_command(root, study, LONG)
-    first = _start_and_wait_for_steps(words, dict(os.environ), tmp_path)
-    second = subprocess.run(words, capture_output=True, text=True, timeout=280)
-    first.terminate()
-    first.communicate(timeout=120)
-    assert second.returncode != 0
-    assert f"{tmp_path}: in use by another process. Wait until it has ended" in second.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.ranks
-def test_on_slurm_no_task_is_lost_when_the_controller_restarts(slurm, root, study, tmp_path) -> None:
-    grid = "cells=[{size: [tiny], tokens: [384_000]}]"  # 3,000 steps
-    words = sweep_command(root, study, grid, "--launcher", "slurm", "--sbatch=--cpus-per-task=1")
-    sweep = _start_and_wait_for_steps(words, slurm.variables, tmp_path)
-    (run,) = runs_of(tmp_path).values()
-    task = (run / "slurm_task").read_text()
-    controller = slurm.daemons[1]
-    controller.kill()
-    controller.wait()
-    time.sleep(8)
-    assert sweep.poll() is None
-    with (tmp_path / "controller.log").open("ab") as log:
-        slurm.daemons[1] = subprocess.Popen(
-            controller.args, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=slurm.variables,
-            start_new_session=True,
-        )  # fmt: skip
-    out, errors = sweep.communicate(timeout=400)
-    assert sweep.returncode == 0, out + errors
-    assert (run / "slurm_task").read_text() == task, "the same task continued"
-    assert read_steps(run) == list(range(1, 3001))
+def test_a_second_sweep_of_a_study_is_refused(cli, study, tmp_path) -> None:
+    with open_exclusive(tmp_path / LOCK):
+        failed = cli("sweep", study, LONG, status=1)
+    assert f"{tmp_path}: in use by another process. Wait until it has ended" in failed.error

@@ -49,33 +49,6 @@ def test_rate_zero_and_the_mean_over_keys_equal_plain_attention(causal: bool) ->
     torch.testing.assert_close(masked, F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.5))
 
 
-def test_dropout_depends_on_the_sample_only_and_is_off_in_evaluation() -> None:
-    shape = ModelConfig(
-        d_model=16,
-        d_ff=32,
-        d_head=8,
-        n_heads=2,
-        n_layers=2,
-        n_tokens=20,
-        vocab_rows=128,
-        attention_dropout=0.3,
-    )
-    model = Gpt(shape)
-    init_weights(model, seed=0)
-    tokens = torch.randint(0, 20, (3, 7), generator=torch.Generator().manual_seed(0))
-    keys = torch.tensor([11, 12, 13])
-    with torch.no_grad():
-        together = model.train()(tokens, True, dropout_key=keys)
-        alone = model(tokens[1:2], True, dropout_key=keys[1:2])
-        torch.testing.assert_close(alone[0], together[1])
-        other = model(tokens, True, dropout_key=keys + 1)
-        assert not torch.equal(other, together)
-        with pytest.raises(AssertionError, match="keys"):
-            model(tokens, True)
-        still = model.eval()(tokens, True, dropout_key=keys)
-        assert torch.equal(still, model(tokens, True))
-
-
 def test_hidden_dropout_keeps_the_expectation_and_drops_a_share_of_independent_features() -> None:
     x, keys = torch.ones(64, 5, 32, dtype=torch.float64), torch.arange(64)
     first, second = (drop_hidden(x, keys, place, 0.25) for place in (0, 1))
@@ -88,11 +61,15 @@ def test_hidden_dropout_keeps_the_expectation_and_drops_a_share_of_independent_f
     assert torch.equal(drop_hidden(x, keys, 0, 0.0), x)
 
 
-@pytest.mark.parametrize("more", [{}, {"attention_dropout": 0.3}])
-def test_hidden_dropout_of_a_model_depends_on_the_sample_only_and_is_off_in_evaluation(more) -> None:
+ATTENTION, HIDDEN = {"attention_dropout": 0.3}, {"hidden_dropout": 0.3}
+
+
+@pytest.mark.parametrize("rates", [ATTENTION, HIDDEN, ATTENTION | HIDDEN])
+def test_dropout_of_a_model_depends_on_the_sample_only_and_is_off_in_evaluation(
+    rates: dict[str, float],
+) -> None:
     shape = ModelConfig(
-        d_model=16, d_ff=32, d_head=8, n_heads=2, n_layers=2, n_tokens=20, vocab_rows=128,
-        hidden_dropout=0.3, **more,
+        d_model=16, d_ff=32, d_head=8, n_heads=2, n_layers=2, n_tokens=20, vocab_rows=128, **rates
     )  # fmt: skip
     model = Gpt(shape)
     init_weights(model, seed=0)
@@ -101,6 +78,9 @@ def test_hidden_dropout_of_a_model_depends_on_the_sample_only_and_is_off_in_eval
     with torch.no_grad():
         together = model.train()(tokens, True, dropout_key=keys)
         torch.testing.assert_close(model(tokens[1:2], True, dropout_key=keys[1:2])[0], together[1])
+        assert not torch.equal(model(tokens, True, dropout_key=keys + 1), together)
+        with pytest.raises(AssertionError, match="keys"):
+            model(tokens, True)
         plain = model.eval()(tokens, True)
         assert not torch.allclose(plain, together)
         assert torch.equal(model(tokens, True, dropout_key=keys), plain)

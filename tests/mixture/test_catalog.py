@@ -4,10 +4,8 @@ import gzip
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,15 +18,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from megatron.data.indexed_writer import IndexedWriter
+from megatron.mixture import registration
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.properties import read_properties
 from megatron.mixture.query import Query
 from megatron.mixture.registration import find_input_files
 from tests.mixture.conftest import PROPERTIES, write_lines
 from tests.mixture.test_tars import write_tar
-from tests.tool_modules import load_command
-
-register_corpus = load_command("register")
+from tests.tool_modules import Cli
 
 
 def register(catalog: Path | str, files: list[Path], properties: Any = PROPERTIES, **options: Any) -> Any:
@@ -124,7 +121,7 @@ def test_only_new_and_changed_files_are_registered_and_old_versions_stay_until_t
         Catalog(catalog, snapshot={"code": 1})
 
 
-def test_broken_records_are_counted_and_located(tmp_path, capsys) -> None:
+def test_broken_records_are_counted_and_located(cli: Cli, tmp_path) -> None:
     lines = [
         '{"text": "a", "n": 1}',
         "not json",
@@ -136,9 +133,8 @@ def test_broken_records_are_counted_and_located(tmp_path, capsys) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     result = register(tmp_path / "c", [tmp_path / "a.jsonl"], ["n AS n integer"])
     assert (result.n_documents, result.n_broken) == (2, 3)
-    assert register_corpus.main([str(tmp_path / "c"), "broken", "code"]) == 0
     path = tmp_path / "a.jsonl"
-    assert capsys.readouterr().out.splitlines() == [
+    assert cli("register", tmp_path / "c", "broken", "code").output.splitlines() == [
         f"{path}:2: not JSON", f"{path}:3: no text under 'text'", f"{path}:5: 'n' is no integer",
     ]  # fmt: skip
 
@@ -154,24 +150,16 @@ def test_describe_lists_the_most_frequent_values(tmp_path) -> None:
     assert described["tags"] == [("a", 66, None), (None, 34, None), ("b", 33, None)]
 
 
-def test_add_property_takes_values_by_path_and_row_and_replaces_them(tmp_path, catalog, capsys) -> None:
+def test_add_property_takes_values_by_path_and_row_and_replaces_them(cli: Cli, tmp_path, catalog) -> None:
     with Catalog(catalog) as opened:
         rows = [(file.path, row) for file in opened.files for row in range(file.n_documents)]
     for modulus in (2, 5):
         table = {"path": [path for path, _ in rows], "row": [row for _, row in rows],
                  "bucket": [row % modulus for _, row in rows]}  # fmt: skip
         pq.write_table(pa.table(table), tmp_path / "values.parquet")
-        words = [
-            str(catalog),
-            "add-property",
-            "code",
-            str(tmp_path / "values.parquet"),
-            "--property",
-            "bucket integer",
-        ]
-        assert register_corpus.main(words) == 0
+        words = ["code", tmp_path / "values.parquet", "--property", "bucket integer"]
+        assert "bucket of 50 documents" in cli("register", catalog, "add-property", *words).output
         assert len(count(catalog, by=("bucket",))) == modulus
-    assert "bucket of 50 documents" in capsys.readouterr().out
     write_lines(tmp_path / "three.jsonl", 5)
     assert register(catalog, [tmp_path / "three.jsonl"]).n_documents == 5  # without a value
     assert count(catalog, ("bucket IS NULL",), ()) == {"all": 5}
@@ -180,32 +168,21 @@ def test_add_property_takes_values_by_path_and_row_and_replaces_them(tmp_path, c
         opened.add_property("code", "bucket integer", tmp_path / "values.parquet")
 
 
-REFUSALS = [
-    (["add", "code", "missing.jsonl"], "missing.jsonl: no such file"),
-    (["add", "code", "one.jsonl"], "corpus 'code' has the properties meta.language"),
-    (["add", "code", "one.jsonl", "--function", "no_module:f"], "--function: got 'no_module:f'"),
-    (["describe", "cod"], "no corpus 'cod'; did you mean 'code'"),
-]
-MISUSES = [
-    (["convert", "old.duckdb"], "convert: removed. Catalogs of earlier versions cannot be read"),
-    (["remove-property", "code"], "remove-property: removed. Replace the values"),
-    (["add-property", "code", "--processes", "2"], "removed. Compute values with any program"),
+REFUSALS = [  # words, status, sentence
+    (["add", "code", "missing.jsonl"], 1, "missing.jsonl: no such file"),
+    (["add", "code", "one.jsonl"], 1, "corpus 'code' has the properties meta.language"),
+    (["add", "code", "one.jsonl", "--function", "no_module:f"], 1, "--function: got 'no_module:f'"),
+    (["describe", "cod"], 1, "no corpus 'cod'; did you mean 'code'"),
+    (["convert", "old.duckdb"], 2, "convert: removed. Catalogs of earlier versions cannot be read"),
+    (["remove-property", "code"], 2, "remove-property: removed. Replace the values"),
+    (["add-property", "code", "--processes", "2"], 2, "removed. Compute values with any program"),
 ]
 
 
-@pytest.mark.parametrize("words, reason", REFUSALS)
-def test_the_tool_refuses_in_one_sentence(words, reason, catalog, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(catalog.parent)
-    assert register_corpus.main([str(catalog), *words]) == 1
-    errors = capsys.readouterr().err.strip().splitlines()
+@pytest.mark.parametrize("words, status, reason", REFUSALS)
+def test_the_tool_refuses_in_one_sentence(cli: Cli, words, status, reason, catalog) -> None:
+    errors = cli("register", catalog, *words, cwd=catalog.parent, status=status).error.strip().splitlines()
     assert reason in errors[-1]
-
-
-@pytest.mark.parametrize("words, reason", MISUSES)
-def test_wrong_and_former_arguments_are_status_2(words, reason, catalog, capsys) -> None:
-    with pytest.raises(SystemExit) as ended:
-        register_corpus.main([str(catalog), *words])
-    assert ended.value.code == 2 and reason in capsys.readouterr().err
 
 
 def test_other_folders_and_catalogs_of_earlier_versions_are_refused(tmp_path, catalog) -> None:
@@ -250,37 +227,27 @@ def test_several_writers_register_every_file_once(tmp_path) -> None:
     assert register(tmp_path / "c", files).n_known == 12
 
 
-SCRIPT = """
-import sys
-from megatron.mixture.catalog import Catalog
-from megatron.mixture.properties import read_properties
-with Catalog(sys.argv[1], n_threads=1) as catalog:
-    print("ready", flush=True)
-    catalog.register("code", sys.argv[2:], read_properties(["meta.language AS language"]), quiet=True)
-"""
-
-
-def test_a_killed_registration_leaves_whole_files_and_resumes(tmp_path, root) -> None:
+@pytest.mark.parametrize("n_before", [10, 65, 139])
+def test_a_registration_that_ends_early_leaves_whole_files_and_resumes(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, n_before: int
+) -> None:
+    monkeypatch.setattr(registration, "BATCH_BYTES", 1)  # a commit for each file
     files = [tmp_path / f"{i}.jsonl" for i in range(6)]
     for i, path in enumerate(files):
-        write_lines(path, 25_000, first=25_000 * i)  # above the size of small files: a commit for each
-    for wait_s in (0.2, 0.5, 0.9):
-        command = [sys.executable, "-c", SCRIPT, str(tmp_path / "c"), *map(str, files)]
-        process = subprocess.Popen(
-            command, cwd=root, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(root)}
-        )
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        time.sleep(wait_s)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        try:
-            with Catalog(tmp_path / "c", read_only=True) as opened:
-                n = len(Query().run(opened).documents)
-        except (FileNotFoundError, ValueError):
-            n = 0  # nothing was committed
-        assert n % 25_000 == 0
-    register(tmp_path / "c", files, ["meta.language AS language"])
-    assert sum(count(tmp_path / "c").values()) == 150_000
+        write_lines(path, 25, first=25 * i)
+
+    def stop(record: Any) -> dict[str, int]:
+        if record["meta"]["stars"] == n_before:
+            raise KeyboardInterrupt
+        return {"bucket": 0}
+
+    properties = ["bucket AS bucket integer", *PROPERTIES]
+    with pytest.raises(KeyboardInterrupt):
+        register(tmp_path / "c", files, properties, function=stop)
+    if n_before >= 25:
+        assert sum(count(tmp_path / "c").values()) == n_before // 25 * 25
+    done = register(tmp_path / "c", files, properties, function=lambda record: {"bucket": 0})
+    assert (done.n_known, sum(count(tmp_path / "c").values())) == (n_before // 25, 150)
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from megatron.data.indexed_writer import IndexedWriter
+from megatron.mixture import learner
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.documents import DocumentChunks, OpenFiles
-from megatron.mixture.learner import RULE_SAVE_INTERVAL
 from megatron.mixture.loaders import MixtureDataset, hugging_face, pack_windows
 from megatron.mixture.weights import NotReadyError
 from tests.mixture.conftest import write_lines
@@ -219,20 +219,21 @@ def simulate(source: DocumentChunks, chunks: range) -> list[list[int]]:
     return read
 
 
-def test_adaptive_weights_follow_the_log_after_a_restart(mixture) -> None:
+def test_adaptive_weights_follow_the_log_after_a_restart(mixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learner, "RULE_SAVE_INTERVAL", 20)
     mixture.write_text(mixture.read_text() + ADAPTIVE)
     with DocumentChunks(mixture, chunk_size=60, run="whole") as source:
-        whole = simulate(source, range(3 * RULE_SAVE_INTERVAL))
+        whole = simulate(source, range(60))
         weights = source.distributor.weights.weights_at(5)[0]
     rule = LossProportional(np.array([1, 2, 3]) / 6)
     assert weights.tolist() == pytest.approx(rule.observe(60, np.array([2.0, 3, 4]), np.ones(3)).tolist())
     with DocumentChunks(mixture, chunk_size=60, run="cut") as source:
-        begun = simulate(source, range(250))
+        begun = simulate(source, range(50))
     path = mixture.with_suffix(".mixture") / "logs" / "cut.jsonl"
     with path.open("a") as file:
-        file.write('{"chunk": 25')  # a line that was cut short by a kill
+        file.write('{"chunk": 5')  # a line that was cut short by a kill
     with DocumentChunks(mixture, chunk_size=60, run="cut") as source:
-        assert begun + simulate(source, range(250, 300)) == whole
+        assert begun + simulate(source, range(50, 60)) == whole
         with pytest.raises(ValueError, match="another process writes this log"):
             DocumentChunks(mixture, chunk_size=60, run="cut")
         with pytest.raises(NotReadyError, match="weights of chunk"):
@@ -240,7 +241,7 @@ def test_adaptive_weights_follow_the_log_after_a_restart(mixture) -> None:
         with pytest.raises(ValueError, match="got a report before the chunk could be read"):
             source.report(400, np.ones(3), np.ones(3))
         with pytest.raises(ValueError, match="expected 3 finite numbers"):
-            source.report(298, np.ones(2), np.ones(3))
+            source.report(58, np.ones(2), np.ones(3))
     with pytest.raises(ValueError, match="is the log of other documents or settings"):
         DocumentChunks(mixture, chunk_size=60, seed=1, run="cut")
     path.write_text("not json\n" + path.read_text())

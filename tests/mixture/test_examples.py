@@ -42,7 +42,7 @@ def test_the_python_of_the_guide_prints_what_the_guide_shows(root: Path, folder:
     assert run_script([str(folder / "ask.py")], folder, root) == output
 
 
-@pytest.mark.parametrize("name", ["local", "server"])
+@pytest.mark.parametrize("name", ["local", pytest.param("server", marks=pytest.mark.slow)])
 def test_an_example_without_arguments_prints_its_usage_and_exits_with_2(root: Path, name: str) -> None:
     path = f"examples_scaling/mixture/{name}.py"
     failed = subprocess.run([sys.executable, path], cwd=root, capture_output=True, text=True, timeout=240)
@@ -50,6 +50,7 @@ def test_an_example_without_arguments_prints_its_usage_and_exits_with_2(root: Pa
     assert f"python {path}" in failed.stderr
 
 
+@pytest.mark.slow
 def test_the_examples_read_a_mixture_locally_and_from_a_server(root: Path, folder: Path) -> None:
     text = next((folder / "slimpajama").iterdir())
     (folder / "work").mkdir()

@@ -29,9 +29,7 @@ from megatron.mixture.client import (
 from megatron.mixture.documents import DocumentChunks
 from megatron.mixture.server import ServedFolder, make_server
 from tests.mixture.conftest import PROPERTIES, Start, write_lines
-from tests.tool_modules import load_command
-
-mixture_server = load_command("serve")
+from tests.tool_modules import Cli
 
 TOKEN = "0123456789abcdef"
 SPEC = {"by": ["language"], "weights": {"Python": 3, "Go": 1}, "count": "documents", "chunk_size": 16}
@@ -52,7 +50,7 @@ def served(tmp_path: Path) -> Iterator[tuple[ServedFolder, str]]:
 
 @pytest.fixture
 def client(served) -> Iterator[MixtureClient]:
-    with MixtureClient(served[1], TOKEN, patience_s=5) as client:
+    with MixtureClient(served[1], TOKEN, patience_s=60) as client:
         yield client
 
 
@@ -205,6 +203,7 @@ def test_the_status_lists_mixtures_and_a_wrong_token_is_refused(client, served) 
     assert client.request("status") == {"mixtures": [name], "open": [f"('{name}', None)"]}
 
 
+@pytest.mark.slow
 def test_a_kill_of_the_server_and_of_clients_changes_no_chunk(tmp_path, start: Start, mixture) -> None:
     process, location = start(tmp_path, "--port", "0")
     token, port = read_token(tmp_path / "token"), location.rpartition(":")[2]
@@ -283,17 +282,14 @@ WORDS = [
 
 
 @pytest.mark.parametrize("words, reason", WORDS)
-def test_the_tool_refuses_words_that_do_not_go_together(words, reason, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_tool_refuses_words_that_do_not_go_together(cli: Cli, words, reason, tmp_path) -> None:
     (tmp_path / "m.yaml").write_text("catalog: c\n")
-    with pytest.raises(SystemExit) as caught:
-        mixture_server.main(words)
-    assert caught.value.code == 2
-    assert re.search(reason, " ".join(capsys.readouterr().err.split()))
+    error = cli("serve", *words, cwd=tmp_path, status=2).error
+    assert re.search(reason, " ".join(error.split()))
 
 
-def test_the_tool_prints_the_status_of_a_server(served, tmp_path, capsys) -> None:
+def test_the_tool_prints_the_status_of_a_server(cli: Cli, served, tmp_path) -> None:
     (tmp_path / "t").write_text(TOKEN)
     (tmp_path / "t").chmod(0o600)
-    assert mixture_server.main(["--status", served[1], "--token-file", str(tmp_path / "t")]) == 0
-    assert json.loads(capsys.readouterr().out)["mixtures"] == []
+    output = cli("serve", "--status", served[1], "--token-file", tmp_path / "t").output
+    assert json.loads(output)["mixtures"] == []

@@ -106,24 +106,6 @@ def test_repeated_resumes_by_the_protocol_return_the_whole_stream(mixture, group
     assert [list_texts(chunk) for chunk in reading.dataset] == whole  # the next epoch is complete
 
 
-def test_a_state_of_one_worker_resumes_on_another_number_of_groups(mixture) -> None:
-    whole = [list_texts(chunk) for chunk in islice(make_dataset(mixture), 20)]
-    states = []
-    for group in range(2):
-        reading = Protocol(make_dataset(mixture, group, 2))
-        [*islice(reading, 4)]
-        states.append(reading.state_dict())
-    assert states[0] == states[1]
-    for n_groups in (1, 3):
-        rest = []
-        for group in range(n_groups):
-            rest += [
-                list_texts(chunk)
-                for chunk in islice(Protocol(make_dataset(mixture, group, n_groups), states[0]), 4)
-            ]
-        assert sorted(rest) == whole[8 : 8 + 4 * n_groups]
-
-
 def test_the_state_of_a_dataset_follows_its_chunks_and_requires_the_chunk_of_workers(
     mixture,
 ) -> None:

@@ -23,8 +23,8 @@ def token_weights(n: int, number: int, draw: int, seed: int = 0) -> np.ndarray:
     return weight
 
 
-@pytest.mark.parametrize("number", [0, 1, 7, 2**32])
-@pytest.mark.parametrize("n", [1, 2, 12])
+@pytest.mark.parametrize("number", [0, 2**32])
+@pytest.mark.parametrize("n", [2, 12])
 def test_the_mean_weight_of_every_token_is_one(n: int, number: int) -> None:
     """Includes the first token of window 0, whose masking probability was once the t of the draw."""
     weights = np.stack([token_weights(n, number, draw) for draw in range(4000)])
@@ -59,7 +59,7 @@ def test_training_noise_equals_that_of_recorded_runs() -> None:
     assert make_generator(2**32 - 1, Purpose.ORDERS, 2**32 - 1).random() == 0.19049211269537436
 
 
-@pytest.mark.parametrize(("n_windows", "num_mc"), [(1, 2), (1, 8), (2, 2), (2, 8), (5, 4)])
+@pytest.mark.parametrize(("n_windows", "num_mc"), [(1, 2), (2, 8), (5, 4)])
 def test_the_interval_of_the_bound_covers_it_in_95_percent_of_seeds(
     tiny: Gpt, n_windows: int, num_mc: int
 ) -> None:

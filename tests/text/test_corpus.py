@@ -13,7 +13,7 @@ from megatron.io import open_partial_folder
 from megatron.text import corpus, local_text
 from megatron.text.corpus import CorpusLimits, choose_source, find_paths, prepare_corpus
 from megatron.text.local_text import MAX_BYTES, MIN_BYTES, PACKAGES, read_local_text
-from tests.tool_modules import load_tool
+from tests.tool_modules import Cli
 
 REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt", "constraints.txt")
 
@@ -119,14 +119,13 @@ def test_a_small_sample_of_c4_is_filled_with_local_text_and_this_is_declared(
     ],
 )
 def test_the_tool_refuses_unusable_text_in_one_line_and_writes_nothing(
-    root: Path, tmp_path: Path, monkeypatch, capsys, words: list[str], content: str, sentence: str
+    cli: Cli, tmp_path: Path, monkeypatch, words: list[str], content: str, sentence: str
 ) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # the port of `discard`: refused
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(content.encode()))
-    assert load_tool(root / "tools" / "prepare_corpus.py").main([*words, "--out", "text"]) == 1
-    errors = capsys.readouterr().err
+    errors = cli("corpus", *words, "--out", "text", status=1).error
     assert sentence in errors and errors.count("\n") == 1
     assert os.listdir(tmp_path) == ["in.jsonl.gz"]
 

@@ -9,9 +9,7 @@ import pytest
 from megatron.data import open_dataset
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.text.inspect_dataset import find_faults, summarize_lengths
-from tests.tool_modules import load_tool
-
-main = load_tool(Path(__file__).parents[2] / "tools" / "inspect_data.py").main
+from tests.tool_modules import Cli
 
 
 @pytest.fixture
@@ -87,7 +85,7 @@ def test_verifying_counts_all_documents_in_the_number_of_one_without_its_end(tmp
 
 
 def test_the_tool_prints_counts_and_documents(
-    scaling_data: Path, real: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cli: Cli, scaling_data: Path, real: Path, tmp_path: Path
 ) -> None:
     openwebtext = str(scaling_data / "megatron_openwebtext" / "meg-gpt2-openwebtext_text_document")
     for suffix in (".bin", ".idx"):
@@ -102,6 +100,5 @@ def test_the_tool_prints_counts_and_documents(
         ([str(tmp_path / "pair"), "--document", "0", *tokenizer], 1, "not the tokenizer theirs"),
         ([str(tmp_path / "absent")], 1, "absent.bin: no such file"),
     ]:
-        assert main(words) == status
-        captured = capsys.readouterr()
-        assert text in captured.out + captured.err
+        done = cli("inspect", *words, status=status)
+        assert text in done.output + done.error

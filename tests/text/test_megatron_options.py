@@ -1,15 +1,16 @@
 """The options of Megatron's preprocessing scripts are accepted, and change no token."""
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from megatron.config.megatron_args import Argument, load_rows
 from megatron.data.indexed import IndexedTokens
-from megatron.log import get_logger
 from megatron.tokenizer.kinds import KINDS, TokenizerSpec, load_tokenizer
-from tests.tool_modules import load_tool
+from tests.tool_modules import TOOLS, Cli, load_tool
 
 # options of preprocess_data_many_cores.py of the data-constrained study, and of Megatron's preprocess_data.py
 THEIRS = {
@@ -31,32 +32,28 @@ TEXTS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def tool(root: Path):
-    return load_tool(root / "tools" / "preprocess_data_many_cores.py")
+NUMBERS = ("--tokenizer-type", "NullTokenizer", "--vocab-size", "9")
+Write = Callable[..., tuple[list[list[int]], list[str]]]
 
 
 @pytest.fixture
-def write_tokens(tool, tmp_path: Path, caplog, monkeypatch):
+def write_tokens(cli: Cli, tmp_path: Path) -> Write:
     """Return a function: options -> (tokens of each document, warnings), on three documents of numbers."""
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in ("1 2\n3", "4", "")))
-    # pytest's handler is on the root logger, to which the package's does not propagate
-    monkeypatch.setattr(get_logger(), "propagate", True)
 
-    def run(*words: str, base: tuple[str, ...] = ("--tokenizer-type", "NullTokenizer", "--vocab-size", "9")):
-        caplog.clear()
-        out = ["--output-prefix", "x", "--root", str(tmp_path), "--quiet", "--overwrite"]
-        status = tool.main(["--input", str(tmp_path / "in.jsonl"), *base, *out, *words])
-        assert status == 0, caplog.text
+    def write(*words: str, base: tuple[str, ...] = NUMBERS) -> tuple[list[list[int]], list[str]]:
+        out = ["--output-prefix", "x", "--root", tmp_path, "--quiet", "--overwrite"]
+        lines = cli("prepare", "--input", tmp_path / "in.jsonl", *base, *out, *words).error.splitlines()
         tokens = IndexedTokens(tmp_path / "x_text_document")
         documents = [tokens.get_document(i).tolist() for i in range(tokens.n_documents)]
-        return documents, [text for text in caplog.messages if text.startswith("--")]
+        return documents, [line[9:] for line in lines if re.match(r"[\d:]{8} --", line)]
 
-    return run
+    return write
 
 
-def test_every_option_and_kind_of_their_scripts_is_known(tool) -> None:
-    assert set(tool.build_parser()._option_string_actions) >= THEIRS
+def test_every_option_and_kind_of_their_scripts_is_known() -> None:
+    parser = load_tool(TOOLS / "preprocess_data_many_cores.py").build_parser()
+    assert set(parser._option_string_actions) >= THEIRS
     assert set(KINDS) >= THEIR_KINDS
 
 
@@ -84,20 +81,21 @@ def test_files_of_another_kind_of_tokenizer_are_reported(write_tokens) -> None:
     ]
 
 
-def test_an_input_is_also_searched_below_the_output_folder(tool, tmp_path: Path, monkeypatch) -> None:
+def test_an_input_is_also_searched_below_the_output_folder(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "data" / "c4").mkdir(parents=True)
     for name in ("data/a.jsonl", "data/c4/b.jsonl"):
         (tmp_path / name).write_text('{"text": "1"}\n')
     (tmp_path / "a.jsonl").write_text('{"text": "2 2"}\n')
-    monkeypatch.chdir(tmp_path)
-    common = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "9", "--root", "data", "--quiet"]
-    assert tool.main(["--input", "c4/b.jsonl", "c4/*.jsonl", "--output-prefix", "x", *common]) == 1  # twice
-    assert tool.main(["--input", "c4/*.jsonl", "--output-prefix", "x", *common]) == 0
-    assert IndexedTokens("data/x_text_document").tokens.tolist() == [1]
-    # a path that exists as given has precedence
-    assert tool.main(["--input", "a.jsonl", "c4", "--output-prefix", "y", *common]) == 0
-    assert IndexedTokens("data/y_text_document").tokens.tolist() == [2, 2, 1]
-    assert tool.main(["--input", "none.jsonl", "--output-prefix", "z", *common]) == 1
+
+    def prepare(name: str, *inputs: str, status: int = 0) -> list[int]:
+        words = ["--output-prefix", name, *NUMBERS, "--root", "data", "--quiet"]
+        cli("prepare", "--input", *inputs, *words, cwd=tmp_path, status=status)
+        return [] if status else IndexedTokens(tmp_path / f"data/{name}_text_document").tokens.tolist()
+
+    prepare("x", "c4/b.jsonl", "c4/*.jsonl", status=1)  # twice
+    assert prepare("x", "c4/*.jsonl") == [1]
+    assert prepare("y", "a.jsonl", "c4") == [2, 2, 1]  # a path that exists as given has precedence
+    prepare("z", "none.jsonl", status=1)
 
 
 @pytest.fixture(scope="module")

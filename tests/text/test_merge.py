@@ -1,11 +1,6 @@
 """Merged datasets: documents in order, killed merges, patterns and lists, and what is refused."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,11 +15,8 @@ from megatron.text.inspect_dataset import find_faults
 from megatron.text.merge import MergeResult, merge_datasets
 from megatron.text.merge_inputs import expand_prefixes, natural_key
 from megatron.text.write_parts import write_parts_list
-from tests.tool_modules import load_tool
+from tests.tool_modules import Cli
 
-ROOT = Path(__file__).parents[2]
-main = load_tool(ROOT / "tools" / "merge_datasets.py").main
-SUFFIXES = (".bin", ".idx", ".json")
 META = {"tokenizer": {"n_tokens": 500, "sha256": "same", "eod_id": 0}, "append_eod": False}
 DOCUMENTS = {"a": [[1, 2, 3], [], [4]], "b": [[], [5, 6]], "c": [[7] * 9]}
 
@@ -45,10 +37,6 @@ def write_parts_of(folder: Path, n: int, n_tokens: int = 300) -> list[str]:
             for length in rng.multinomial(n_tokens, [0.2, 0.3, 0, 0.5]):
                 writer.add_document(rng.integers(0, 500, length))
     return prefixes
-
-
-def read_files(prefix: Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[bytes]:
-    return [Path(f"{prefix}{suffix}").read_bytes() for suffix in suffixes]
 
 
 @pytest.mark.parametrize("block", [1, 3, 1 << 22])
@@ -136,68 +124,6 @@ def test_blends_with_different_ends_are_refused_or_warned_about(ends: dict[str, 
     assert compare_eods([ends["two"], ends["again"]]) == compare_eods([ends["foreign_two"]]) == ()
 
 
-class KilledError(BaseException):
-    """Stands for SIGKILL in the same process: it leaves all partial files."""
-
-
-@pytest.mark.parametrize(
-    ("merge", "suffixes"), [(merge_datasets, SUFFIXES), (write_parts_list, (".parts.idx", ".parts.json"))]
-)
-def test_a_merge_killed_before_any_of_its_system_calls_ends_equal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: Callable, suffixes: tuple[str, ...]
-) -> None:
-    prefixes = write_parts_of(tmp_path / "in", 3)
-    merge(prefixes, tmp_path / "whole")
-    expected = read_files(tmp_path / "whole", suffixes)
-    calls, limit = [0], [0]
-
-    def count_calls(call: Callable) -> Callable:
-        def counted(*args: object, **options: object) -> object:
-            calls[0] += 1
-            if calls[0] > limit[0]:
-                raise KilledError
-            return call(*args, **options)
-
-        return counted
-
-    # a killed process deletes nothing
-    for owner, name in ((Path, "unlink"), (Path, "rename"), (os, "fsync")):
-        monkeypatch.setattr(owner, name, count_calls(getattr(owner, name)))
-    for n_calls in range(100):
-        calls[0], limit[0] = 0, n_calls
-        try:
-            merge(prefixes, tmp_path / "joined")
-            break
-        except KilledError:
-            pass
-        limit[0] = 10**9
-        merge(prefixes, tmp_path / "joined")
-        assert read_files(tmp_path / "joined", suffixes) == expected, n_calls
-        for suffix in suffixes:
-            Path(f"{tmp_path}/joined{suffix}").unlink()
-    assert n_calls > 5 and read_files(tmp_path / "joined", suffixes) == expected
-
-
-def test_a_process_killed_at_any_moment_ends_equal_when_repeated(tmp_path: Path) -> None:
-    prefixes = write_parts_of(tmp_path / "in", 20, 400_000)
-    merge_datasets(prefixes, tmp_path / "whole")
-    command = [sys.executable, "tools/merge_datasets.py", *prefixes, "--output", str(tmp_path / "joined")]
-    partial, sizes = tmp_path / "joined.bin.partial", (1, 4_000_000, 9_000_000, 15_000_000)
-    for size in sizes:
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-            end = time.monotonic() + 60
-            # of 16 MB in all
-            while child.poll() is None and time.monotonic() < end:
-                if partial.exists() and partial.stat().st_size >= size:
-                    child.send_signal(signal.SIGKILL)
-                    break
-            assert child.wait(60) == -signal.SIGKILL
-        assert not any(Path(f"{tmp_path}/joined{suffix}").exists() for suffix in SUFFIXES)
-    assert subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
-    assert read_files(tmp_path / "joined") == read_files(tmp_path / "whole")
-    assert not list(tmp_path.glob("*.partial"))
-
-
 def test_incompatible_datasets_are_refused(tmp_path: Path) -> None:
     a, b = (write(tmp_path / name, DOCUMENTS[name]) for name in "ab")
     wide = write(tmp_path / "wide", [[1]], {}, np.int32)
@@ -274,12 +200,10 @@ def test_repeated_and_missing_datasets_are_refused(tmp_path: Path, monkeypatch: 
             expand_prefixes(names)
 
 
-def test_the_tool_refuses_wrong_options_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    removed = (["--parts", "x", "--hash"], ["--output", "x", "--remove"], ["--list", "f"])
-    for words in (*removed, []):
-        with pytest.raises(SystemExit) as stop:
-            main(["a", *words])
-        assert stop.value.code == 2
-    assert "--remove: removed. Delete the inputs after the merge" in capsys.readouterr().err
-    assert main([str(tmp_path / "none*"), "--parts", str(tmp_path / "x")]) == 1
-    assert "no dataset matches" in capsys.readouterr().err
+def test_the_tool_refuses_wrong_options_and_names(cli: Cli, tmp_path: Path) -> None:
+    for words in (["--parts", "x", "--hash"], ["--list", "f"], []):
+        cli("merge", "a", *words, status=2)
+    error = cli("merge", "a", "--output", "x", "--remove", status=2).error
+    assert "--remove: removed. Delete the inputs after the merge" in error
+    words = [tmp_path / "none*", "--parts", tmp_path / "x"]
+    assert "no dataset matches" in cli("merge", *words, status=1).error

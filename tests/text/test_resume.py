@@ -5,44 +5,20 @@ import json
 import random
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megatron.data import indexed_writer
 from megatron.io import open_exclusive
 from megatron.text import preprocess as module
 from megatron.text import workers
-from megatron.text.inspect_dataset import find_faults
 from tests.text import preprocessing
 
 LIMIT_S = 240  # for work that takes seconds on an idle machine
 RNG = random.Random(1)
 TEXTS = [" ".join(RNG.choices(["red", "fish", "blue", "12", "7"], k=RNG.randrange(60))) for _ in range(3000)]
-# every step takes long enough for a kill: encoding, joining and the renames
-CHILD = """
-import sys, time
-from pathlib import Path
-from megatron import io
-from megatron.data import indexed_writer
-from megatron.text import join, preprocess as m, workers as w
-m.PIECE_BYTES, indexed_writer.BLOCK_BYTES = 20_000, 20_000
-def slow(function):
-    def call(*arguments):
-        time.sleep(0.005)
-        return function(*arguments)
-    return call
-w.encode_piece = slow(w.encode_piece)
-join._JoinedWriter.add_unit = slow(join._JoinedWriter.add_unit)
-rename = Path.rename
-Path.rename = slow(rename)
-print("begun", flush=True)
-options = m.PreprocessOptions(append_eod=True, n_workers=2, keys=("text", "url"), skip_bad_lines=True)
-m.preprocess([sys.argv[1]], Path(sys.argv[2]), sys.argv[3], options)
-"""
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
@@ -92,35 +68,6 @@ def count_encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(workers, "encode_piece", counted)
     return encoded
-
-
-def test_ten_kills_at_any_moment_end_with_the_same_bytes(
-    tmp_path: Path, source: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(indexed_writer, "BLOCK_BYTES", 20_000)
-    options = {"append_eod": True, "keys": ("text", "url")}
-    run(source, tmp_path / "whole", tokenizer, **options)
-    n_kills, end_s = 0, time.monotonic() + LIMIT_S
-    while time.monotonic() < end_s:
-        words = [sys.executable, "-c", CHILD, str(source), str(tmp_path / "out"), tokenizer]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            try:
-                # the later attempts reach the join and the renames
-                process.wait(RNG.uniform(0.05, 0.3) if n_kills < 10 else LIMIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                n_kills += 1
-        if process.returncode == 0 and n_kills >= 10:
-            break
-        if process.returncode == 0:  # done early: begin again
-            for path in tmp_path.glob("out*"):
-                path.unlink()
-    assert n_kills >= 10
-    whole, outputs = read_outputs(tmp_path / "whole"), read_outputs(tmp_path / "out")
-    assert [name for name in whole if whole[name] != outputs[name]] == [] and len(whole) == len(outputs)
-    assert list(find_faults(tmp_path / "out_text_document")) == []
 
 
 def test_a_restart_encodes_only_what_is_not_finished(

@@ -1,7 +1,9 @@
 """Byte-level BPE tokenizers: loaded from a folder, from GPT-2's files, and trained."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -10,7 +12,7 @@ from megatron.text.corpus import train_tokenizer
 from megatron.tokenizer.bpe import load_hf_tokenizer
 from megatron.tokenizer.fast_bpe import compile_fast_bpe, unicode_to_bytes
 from megatron.tokenizer.train_bpe import train_bpe
-from tests.tool_modules import load_tool
+from tests.tool_modules import Cli
 
 TEXT = ["the cat sat on the mat, the cat's mat", "3.14 and \u00e9t\u00e9 \U0001f600"] * 30
 
@@ -26,18 +28,57 @@ def test_a_trained_tokenizer_has_every_id_and_gives_back_any_text(tmp_path: Path
     assert load_hf_tokenizer(str(tmp_path / "tokenizer.json")).sha256 == tokenizer.sha256
 
 
-def test_an_impossible_tokenizer_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_an_impossible_tokenizer_is_not_trained(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected 257 or more"):
         train_bpe(TEXT, 256, tmp_path)
     with pytest.raises(ValueError, match="Use more text"):
         train_bpe(["ab"], 5000, tmp_path)
-    with pytest.raises(FileNotFoundError, match="has neither tokenizer.json nor"):
-        load_hf_tokenizer(str(tmp_path))
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match="not a tokenizer"):
-        load_hf_tokenizer(str(tmp_path))
     with pytest.raises(FileNotFoundError, match="No such file"):
         train_tokenizer(tmp_path / "none.jsonl", "text", 300, tmp_path)
+
+
+def set_in_model(**values: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda saved: saved["model"].update(values)
+
+
+CONFIG = "tokenizer_config.json"
+REFUSED: list[tuple[dict[str, str], Callable[[dict[str, Any]], object] | None, str]] = [
+    # files in the folder, a change of a valid tokenizer.json (None: there is none), sentence
+    ({}, None, "has neither tokenizer.json nor"),
+    ({"tokenizer.json": "{}"}, None, "not a tokenizer"),
+    ({"vocab.json": '{"a": 1}', "merges.txt": "x y z"}, None, "not a vocabulary and its merges"),
+    # serialising this takes the library minutes and gigabytes
+    (
+        {},
+        lambda saved: saved["model"]["vocab"].update(A=2**32 - 1),
+        "got 4,294,967,296 ids, expected",
+    ),
+    # it would give other tokens at each run; 1 is read without the library, 0.1 with it
+    ({}, set_in_model(dropout=0.1), "got BPE dropout 0.1, which gives other tokens at each run"),
+    ({}, set_in_model(dropout=1), "got BPE dropout 1, which gives other tokens at each run"),
+    (
+        {CONFIG: '{"eos_token": "\\ud800"}'},
+        set_in_model(),
+        r"_config\.json: got eos_token .*, expected a line of",
+    ),
+    *(({CONFIG: text}, set_in_model(), f"{CONFIG}: ") for text in ("[]", '{"eos_token": 5}', "{")),
+]
+
+
+@pytest.mark.parametrize(("files", "change", "sentence"), REFUSED)
+def test_an_unusable_folder_is_refused_in_a_sentence(
+    tmp_path: Path, files: dict[str, str], change: Callable[[dict[str, Any]], object] | None, sentence: str
+) -> None:
+    if change is not None:
+        train_bpe(["some text"] * 9, 260, tmp_path)
+        saved = json.loads((tmp_path / "tokenizer.json").read_text())
+        change(saved)
+        (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises((ValueError, FileNotFoundError), match=sentence) as error:
+        load_hf_tokenizer(str(tmp_path))
+    assert "\n" not in str(error.value)
 
 
 def test_an_unreachable_hub_is_reported_in_one_sentence_at_once(
@@ -69,49 +110,18 @@ def test_a_line_without_text_is_named_and_nothing_is_left(tmp_path: Path, line: 
     assert not (tmp_path / "t").exists()
 
 
-def test_files_that_are_not_a_vocabulary_are_refused_in_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "vocab.json").write_text('{"a": 1}')
-    (tmp_path / "merges.txt").write_text("x y z")
-    with pytest.raises(ValueError, match="not a vocabulary and its merges"):
-        load_hf_tokenizer(str(tmp_path))
+def test_the_tool_trains_once_and_reports_it(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXT))
 
+    def train(name: str, n_tokens: int, status: int = 0) -> str:
+        words = [tmp_path / name, "--n-tokens", n_tokens, "--out", tmp_path / "t"]
+        done = cli("tokenizer", *words, status=status)
+        return (done.output + done.error).rpartition(": ")[2]
 
-def test_the_tool_trains_once_and_reports_it(root: Path, tmp_path: Path, capsys) -> None:
-    tool, source = load_tool(root / "tools" / "train_tokenizer.py"), tmp_path / "text.jsonl"
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXT))
-
-    def run(name: str, n_tokens: int) -> tuple[int, str]:
-        words = [str(tmp_path / name), "--n-tokens", str(n_tokens), "--out", str(tmp_path / "t")]
-        status, captured = tool.main(words), capsys.readouterr()
-        return status, (captured.out + captured.err).rpartition(": ")[2]
-
-    assert run("text.jsonl", 270) == (0, "270 tokens\n")
-    assert run("text.jsonl", 270) == (0, "270 tokens, already there\n")
-    assert run("text.jsonl", 275) == (0, "275 tokens\n")
-    status, message = run("none.jsonl", 270)
-    assert status == 1 and message.lower().startswith("no such file")
-
-
-def test_an_id_beyond_the_limit_is_refused_at_once(tmp_path: Path) -> None:
-    train_bpe(["some text"] * 9, 260, tmp_path)
-    tokenizer_json = json.loads((tmp_path / "tokenizer.json").read_text())
-    # serialising this takes the library minutes and gigabytes
-    tokenizer_json["model"]["vocab"]["A"] = 2**32 - 1
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json))
-    with pytest.raises(ValueError, match=r"got 4,294,967,296 ids, expected 1 to 16,777,216"):
-        load_hf_tokenizer(str(tmp_path))
-
-
-@pytest.mark.parametrize("dropout", [0.1, 1])
-def test_a_tokenizer_with_dropout_is_refused(tmp_path: Path, dropout: float) -> None:
-    """It would give other tokens at each run. The number 1 is read without the library, 0.1 with it."""
-    train_bpe(["some text"] * 9, 260, tmp_path)
-    path = tmp_path / "tokenizer.json"
-    tokenizer_json = json.loads(path.read_text())
-    tokenizer_json["model"]["dropout"] = dropout
-    path.write_text(json.dumps(tokenizer_json))
-    with pytest.raises(ValueError, match=f"got BPE dropout {dropout}, which gives other tokens at each run"):
-        load_hf_tokenizer(str(tmp_path))
+    assert train("text.jsonl", 270) == "270 tokens\n"
+    assert train("text.jsonl", 270) == "270 tokens, already there\n"
+    assert train("text.jsonl", 275) == "275 tokens\n"
+    assert train("none.jsonl", 270, status=1).lower().startswith("no such file")
 
 
 def test_merges_into_unknown_pieces_are_left_to_the_library() -> None:
@@ -121,10 +131,3 @@ def test_merges_into_unknown_pieces_are_left_to_the_library() -> None:
     tokenizer_json["model"]["merges"] = [["e", "s"]]
     fast, reason = compile_fast_bpe(json.dumps(tokenizer_json))
     assert fast is None and "a merge of pieces outside the vocabulary" in reason
-
-
-def test_an_end_of_document_token_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    train_bpe(["some text"] * 9, 260, tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "\\ud800"}')
-    with pytest.raises(ValueError, match=r"_config\.json: got eos_token .*, expected a line of text"):
-        load_hf_tokenizer(str(tmp_path))

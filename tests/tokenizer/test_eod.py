@@ -83,11 +83,3 @@ def test_a_tokenizer_without_an_end_is_refused_only_if_one_is_required(
     assert IndexedTokens(tmp_path / "y_text_document").tokens.tolist() == [0, 2]
     record = read_sidecar(tmp_path / "y_text_document")["tokenizer"]
     assert (record["eod_id"], record["eod_token"], record["eod_from"]) == (2, "STOP", "--eod-token")
-
-
-def test_an_invalid_tokenizer_config_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    folder = write_tokenizer(tmp_path / "t")
-    for text in ("[]", '{"eos_token": 5}', "{"):
-        (folder / "tokenizer_config.json").write_text(text)
-        with pytest.raises(ValueError, match="tokenizer_config.json: "):
-            load_hf_tokenizer(str(folder))

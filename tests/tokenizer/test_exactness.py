@@ -168,7 +168,7 @@ def test_odd_and_random_texts_in_both_vocabularies(gpt2: EncoderPair, small: Enc
 def test_every_code_point_beside_a_letter_a_digit_a_mark_and_a_space(gpt2: EncoderPair) -> None:
     points = [*range(0xD800), *range(0xE000, 0x110000)]
     blocks = ["".join(map(chr, points[i : i + 256])) for i in range(0, len(points), 256)]
-    beside = ["".join(f"{c}a {c}1.{c}\n{c}" for c in block) for block in blocks[::7]]
+    beside = ["".join(f"{c}a {c}1.{c}\n{c}" for c in block) for block in blocks[::29]]
     gpt2.assert_equal(blocks + beside)
 
 
@@ -184,13 +184,13 @@ def test_the_special_text_as_a_token_or_as_text(scaling_data: Path, gpt2: Encode
 def test_empty_and_huge_documents(gpt2: EncoderPair) -> None:
     rng = np.random.default_rng(3)
     words = "".join(
-        f"{word} " for word in rng.choice(["the", "quick", "brown", "fox", "12", "\u00e9\u4e2d"], 400_000)
+        f"{word} " for word in rng.choice(["the", "quick", "brown", "fox", "12", "\u00e9\u4e2d"], 100_000)
     )
     long_runs = ["9" * 50_000, " " * 50_000, "a" * 50_000, "ab1 " * 50_000, "\u4e2d" * 20_000, "\n" * 50_000]
-    assert gpt2.assert_equal(["", words, "", *long_runs, ""]) > 400_000
+    assert gpt2.assert_equal(["", words, "", *long_runs, ""]) > 100_000
     assert gpt2.fast.encode([])[0].tolist() == []
-    # quadratic time for 10 million characters would not end
-    assert gpt2.library.decode(gpt2.fast.encode(["a" * 10_000_000])[0][:50].tolist()) in "a" * 1000
+    # quadratic time for 3 million characters would not end
+    assert gpt2.library.decode(gpt2.fast.encode(["a" * 3_000_000])[0][:50].tolist()) in "a" * 1000
 
 
 @pytest.mark.parametrize("special_text", [True, False])

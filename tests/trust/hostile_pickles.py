@@ -22,20 +22,11 @@ def run_by(name: str, target: Path) -> bytes:
     dcp = "torch.distributed.checkpoint"
     ways = {
         "posix.system": call("posix", "system", command),
-        "os.system by a stack": text("os") + text("system") + b"\x93" + text(command) + b"\x85R",
-        "builtins.eval": call("builtins", "eval", f"__import__('os').system({command!r})"),
-        # torch's function that returns any attribute of torch; one of them imports any name
-        "a function of DCP's module": call(f"{dcp}.filesystem", "_get_device_module", "_import_dotted_name")
-        + text("os.system") + b"\x85R" + text(command) + b"\x85R",
+        "a name by a stack": text("os") + text("system") + b"\x93" + text(command) + b"\x85R",
         "a module in DCP's module": f"c{dcp}.filesystem\nos.system\n".encode() + text(command) + b"\x85R",
-        "a module there by a stack": text(f"{dcp}.filesystem") + text("os.system") + b"\x93"
-        + text(command) + b"\x85R",
-        "a decorator that executes names": f"c{dcp}.metadata\ndataclass\n".encode()
-        + f"c{dcp}.metadata\nMetadata\n".encode() + b"\x85R",
         "getattr of an allowed class": b"cbuiltins\ngetattr\n" + f"c{dcp}.metadata\nMetadata\n".encode()
         + text("__init__") + b"\x86R",
         "an instance of old": b"(" + text(command) + b"iposix\nsystem\n",
-        "an object of old": b"(cposix\nsystem\n" + text(command) + b"o",
         "an extension's number": b"\x82\x01",
         "a persistent name": b"Pposix.system\n",
         "a class's own state": f"c{dcp}.metadata\nMetadata\n".encode() + b"N}" + text("__init__")
@@ -45,26 +36,19 @@ def run_by(name: str, target: Path) -> bytes:
 
 
 RUN_BY = (
-    "posix.system", "os.system by a stack", "builtins.eval", "a function of DCP's module",
-    "a module in DCP's module", "a module there by a stack", "a decorator that executes names",
-    "getattr of an allowed class", "an instance of old", "an object of old", "an extension's number",
-    "a persistent name", "a class's own state",
+    "posix.system", "a name by a stack", "a module in DCP's module", "getattr of an allowed class",
+    "an instance of old", "an extension's number", "a persistent name", "a class's own state",
 )  # fmt: skip
 
 EXHAUSTING = {
-    "nothing": b"",
     "no end": b"\x80\x04}",
     "a memo of 2^31 places": b"\x80\x04}r\xff\xff\xff\x7f.",  # the C unpickler allocates 32 GB for it
     "bytes of 2^60": b"\x80\x05\x8e" + (1 << 60).to_bytes(8, "little") + b".",
-    "an array of 2^60": b"\x80\x05\x96" + (1 << 60).to_bytes(8, "little") + b".",
-    "text of 2^60": b"\x80\x05\x8d" + (1 << 60).to_bytes(8, "little") + b".",
     "a number of 5,000 digits": b"L" + b"9" * 5000 + b"L\n.",
     "a million nested lists": b"\x80\x04" + b"]" * 1_000_000 + b"a" * 999_999 + b".",
     "2^40 containers that share": b"\x80\x04]\x94"
     + b"".join(b"]h%ch%ca\x94" % (i, i) for i in range(40))
     + b".",
-    "an empty stack": b"\x80\x04R.",
-    "a missing mark": b"\x80\x04t.",
     "a missing memo entry": b"\x80\x04h\x07.",
     "an ordinary dictionary": pickle.dumps({"state_dict_metadata": {}, "storage_data": {}}),
 }

@@ -1,0 +1,88 @@
+"""A writer that is killed before any of its system calls leaves the same files when it is repeated."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.data.indexed_writer import IndexedWriter
+from megatron.text import preprocess as preprocessing
+from megatron.text.inspect_dataset import find_faults
+from megatron.text.merge import merge_datasets
+from megatron.text.write_parts import write_parts_list
+from tests.text.preprocessing import PLAIN, run
+
+META = {"tokenizer": {"n_tokens": 500, "sha256": "same", "eod_id": 0}, "append_eod": False}
+Write = Callable[[Path, str], object]
+
+
+class KilledError(BaseException):
+    """Stands for SIGKILL in the same process: it leaves all partial files."""
+
+
+def write_parts(folder: Path) -> list[str]:
+    prefixes = []
+    for i in range(3):
+        rng = np.random.default_rng(i)
+        prefixes.append(str(folder / f"part-{i}_text_document"))
+        with IndexedWriter(prefixes[-1], np.dtype(np.uint16), META) as writer:
+            for length in rng.multinomial(300, [0.2, 0.3, 0, 0.5]):
+                writer.add_document(rng.integers(0, 500, length))
+    return prefixes
+
+
+def make_writer(kind: str, folder: Path, tokenizer: str) -> Write:
+    """Return a function that writes a dataset from the same inputs to folder/name."""
+    if kind == "preprocess":
+        (folder / "in.jsonl").write_bytes(b"bad\n" + PLAIN)
+        options = {"keys": ("text", "url"), "append_eod": True, "skip_bad_lines": True, "n_workers": 1}
+        return lambda out, name: run([folder / "in.jsonl"], out / name, tokenizer, **options)
+    prefixes = write_parts(folder)
+    write: Callable[..., object] = {"merge": merge_datasets, "list of parts": write_parts_list}[kind]
+    return lambda out, name: write(prefixes, out / name)
+
+
+@pytest.mark.parametrize("kind", ["preprocess", "merge", "list of parts"])
+def test_a_writer_killed_before_any_of_its_system_calls_ends_equal(
+    kind: str, tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preprocessing, "PIECE_BYTES", 40_000)
+    write = make_writer(kind, tmp_path, tokenizer)
+
+    def read_files(folder: str) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (tmp_path / folder).rglob("*") if path.is_file()}
+
+    (tmp_path / "whole").mkdir()
+    write(tmp_path / "whole", "out")
+    expected = read_files("whole")
+    calls, limit = [0], [0]
+
+    def count_calls(call: Callable) -> Callable:
+        def counted(*args: object, **options: object) -> object:
+            calls[0] += 1
+            if calls[0] > limit[0]:
+                raise KilledError
+            return call(*args, **options)
+
+        return counted
+
+    # a killed process deletes nothing
+    for owner, name in ((Path, "unlink"), (Path, "rename"), (os, "fsync")):
+        monkeypatch.setattr(owner, name, count_calls(getattr(owner, name)))
+    for n_calls in range(200):
+        folder = tmp_path / str(n_calls)
+        folder.mkdir()
+        calls[0], limit[0] = 0, n_calls
+        try:
+            write(folder, "out")
+            break
+        except KilledError:
+            pass
+        limit[0] = 10**9
+        write(folder, "out")
+        assert read_files(str(n_calls)) == expected, n_calls
+    assert 5 < n_calls < 199 and read_files(str(n_calls)) == expected
+    if kind != "list of parts":
+        assert all(list(find_faults(path.with_suffix(""))) == [] for path in folder.glob("*.bin"))
