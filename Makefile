@@ -43,7 +43,7 @@ bench-smoke: $(READY)
 	python tools/bench/loader.py --workers 0 2 --batches 20 --repeat 1
 	python tools/bench/order.py --documents 200000 --tokens 100000000 --epochs 1 --repeat 1
 	python tools/bench/train.py --dtype float32 --widths 16 --repeat 1 --steps 2 --threads 1
-	python tools/bench/fit.py --starts 10 --repeat 2 --forms=
+	python tools/bench/fit.py --starts 10 --repeat 2
 	python tools/bench/mixture.py --documents 2e4 --repeat 1
 	python tools/bench/generate.py --size 7M --batch 1 --new-tokens 8 --repeat 1 --threads 1
 	python tools/bench/coordinate_check.py --widths 32 64 --depths 2 4 --steps 2 --seeds 1 --out build/smoke/page.html

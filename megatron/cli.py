@@ -560,16 +560,17 @@ def _replace_commands(text: str) -> str:
     return re.sub(r"python tools/(\w+)\.py", lambda match: names.get(match[1], match[0]), text)
 
 
-def add_action(actions: Any, name: str, what: str, example: str) -> argparse.ArgumentParser:
-    """Add an action to a command and return its parser. Its help is a description and an example."""
-    description = what[0].upper() + what[1:] + "."
-    return actions.add_parser(
-        name,
-        help=what,
-        description=description,
-        epilog=f"example:\n    {_replace_commands(example)}",
-        formatter_class=create_formatter,
-    )
+def add_action(actions: Any, name: str, run: Callable[..., Any]) -> argparse.ArgumentParser:
+    """Add an action to a command and return its parser. Its help is the docstring of the function `run`.
+
+    The docstring is a sentence and an indented example.
+    """
+    sentence, _, example = _replace_commands(run.__doc__ or "").partition("\n\n")
+    epilog = f"example:\n{textwrap.indent(textwrap.dedent(example).rstrip(), '    ')}"
+    texts = {"help": sentence, "description": sentence, "epilog": epilog}
+    parser = actions.add_parser(name, formatter_class=create_formatter, **texts)
+    parser.set_defaults(run=run, refuse=parser.error)
+    return parser
 
 
 def positive_float(word: str) -> float:
@@ -695,11 +696,10 @@ def find_tool(name: str) -> Path:
 
 
 def read_summary(name: str) -> str:
-    """Return a sentence about a sub-command without importing its file: from the docstring or its action."""
+    """Return a sentence about a sub-command from a docstring, without importing its file."""
     text = find_tool(name).read_text(encoding="utf-8")
     if SUBCOMMANDS[name] in ACTIONS:
-        what = re.search(rf'actions,\s*"{name}",\s*"([^"]+)"', text)
-        return f"{what[1][0].upper()}{what[1][1:]}." if what else ""
+        text = text.partition(f"def run_{name.replace('-', '_')}(")[2].partition('    """')[2]
     return text.partition("\n")[0].removeprefix('"""')
 
 

@@ -49,7 +49,7 @@ GIVEN = {
     "EVAL.md": ["data/held_out_text_document", "c4/*", "PREFIX"],
     "DATA.md": ["c4/*", "slimpajama/*", "slimpajama_627B", "tokens/*", "text/*", "utils/datapaths/mine.txt"],
     "LAWS.md": ["logs/*", "runs/", "*.csv", "law*.json", "paper/*"],
-    "MIXTURE.md": ["*.yaml", "*.pem", "0/16", "s3://*", "values.parquet", "served/token"],
+    "MIXTURE.md": ["*.yaml", "*.pem", "1/16", "s3://*", "values.parquet", "served/token"],
     "STUDY.md": ["data/*", "logs/*"],
     "TRAIN.md": ["data/*", "tokens/*", "text/*"], "slurm.md": ["c4/*", "tokens/*"],
 }  # fmt: skip
@@ -88,7 +88,7 @@ RUN: list[tuple[str, str, list[str], dict[str, str]]] = [
     ("LAWS.md", "scaling predict --list", [], {}),
     ("LAWS.md", "scaling predict muennighoff", [], {}),
     ("LAWS.md", "scaling predict step-law", [], {}),
-    ("LAWS.md", "scaling crossover", ["--replicates", "4"], {}),
+    ("LAWS.md", "scaling crossover", [], {}),
     ("LAWS.md", "scaling downstream", [], {}),
     ("LAWS.md", "scaling plan --budget 1e20", ["--runs", "5"], {}),
     ("LAWS.md", "scaling plan --budget 3e19", [], {}),

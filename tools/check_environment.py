@@ -1,7 +1,6 @@
 """List in one table what is installed here, what is missing for which purpose, and how to install it.
 
 python tools/check_environment.py
-python tools/check_environment.py --quick  # what is installed, without starting torch
 
 It requires only Python, so it also runs before the installation and when the installation is broken. The exit
 status is 1 if training cannot run.
@@ -18,13 +17,11 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-DISTRIBUTION = "megatron-scaling"
 REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt")
 PYTHONS = ((3, 11), (3, 14))  # first supported version, first unsupported one
 TRAINING = ("torch", "numpy", "omegaconf")  # imported by tools/pretrain.py
@@ -60,12 +57,9 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     try:
         from megatron.cli import create_parser
-
-        parser: argparse.ArgumentParser = create_parser(__doc__)
-    except ModuleNotFoundError:  # nothing is installed yet: the same options without the shared help layout
-        parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="without importing torch, which takes seconds")
-    return parser
+    except ModuleNotFoundError:  # nothing is installed yet: without the shared layout of the help
+        return argparse.ArgumentParser(description=__doc__)
+    return create_parser(__doc__, removed={"--quick": "torch is always imported, to list its GPUs"})
 
 
 def run_command(*words: str) -> tuple[str, str]:
@@ -102,10 +96,10 @@ def machine_rows() -> Iterator[Row]:
     yield Row(f"Python {low} to <{high}", value, "everything", fix, required=True)
 
 
-def torch_rows(quick: bool) -> Iterator[Row]:
+def torch_rows() -> Iterator[Row]:
     """Yield rows for torch, its build (CPU, CUDA or ROCm), and the GPUs of the driver and of torch."""
     version, report, error = installed_version("torch"), "", ""
-    if version and not quick:
+    if version:
         report, error = run_command(sys.executable, "-c", TORCH_QUERY)
         # the last line, since libraries may print to standard output during the import
         report = report.rpartition("\n")[2]
@@ -131,24 +125,14 @@ def extension_rows() -> Iterator[Row]:
         is_ours = error.name == "megatron._csrc"
         fix = str(error) if is_ours else f"pip install --no-build-isolation --no-deps -e . ({error})"
     yield Row("megatron._csrc", helper, "data for training", fix, required=True)
-    compiler = os.environ.get("CXX") or "g++"
-    yield Row(
-        compiler, run_command(compiler, "-dumpversion")[0], "building megatron._csrc", "apt-get install g++"
-    )
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    value = str(header) if header.is_file() else ""
-    yield Row("Python.h", value, "building megatron._csrc", "apt-get install python3-dev")
 
 
 def read_requirements() -> list[tuple[str, str, str]]:
-    """Return (library, pinned version, purpose) of the requirements, or without a checkout of the wheel."""
+    """Return (library, pinned version, purpose) of the requirements; without a checkout those of training."""
     text = "".join((ROOT / name).read_text() for name in REQUIREMENTS if (ROOT / name).is_file())
-    if text:
-        # "numpy==2.4.6  # arrays" -> ("numpy", "2.4.6", "arrays")
-        return re.findall(r"^([\w.-]+)(?:\[\w+\])?==(\S+)\s*(?:# (.*))?$", text, re.MULTILINE)
-    lines = importlib.metadata.requires(DISTRIBUTION) if installed_version(DISTRIBUTION) else []
-    names = dict.fromkeys(re.split(r"[^\w.-]", line)[0] for line in lines or [])
-    return [(name, "", "an extra of this package") for name in names if name != DISTRIBUTION]
+    # "numpy==2.4.6  # arrays" -> ("numpy", "2.4.6", "arrays")
+    rows = re.findall(r"^([\w.-]+)(?:\[\w+\])?==(\S+)\s*(?:# (.*))?$", text, re.MULTILINE)
+    return rows or [(library, "", "training") for library in TRAINING]
 
 
 def library_rows(libraries: Sequence[tuple[str, str, str]]) -> Iterator[Row]:
@@ -160,43 +144,32 @@ def library_rows(libraries: Sequence[tuple[str, str, str]]) -> Iterator[Row]:
         fix = f"pip install {library}" + (f"=={pinned}" if pinned else "")
         yield Row(library, value, purpose or "building megatron._csrc, tests", fix, library in TRAINING)
     fix = "clone https://github.com/NVIDIA/apex and build it with amp_C as in INSTALL.md; PyPI's is another"
-    yield Row("apex", find_apex(), "optim.kernel: apex", fix)
+    # its compiled kernels: a package on PyPI of the same name has none
+    kernels = importlib.util.find_spec("amp_C")
+    yield Row("apex", str(kernels.origin) if kernels else "", "optim.kernel: apex", fix)
     yield Row("torchao", installed_version("torchao"), "dist.float8: true", "pip install torchao")
 
 
-def find_apex() -> str:
-    """Return the path of NVIDIA's apex with amp_C, its kernels; '' without. PyPI's apex has no optimizers."""
-    has_kernels = importlib.util.find_spec("amp_C") is not None
-    for folder in map(Path, sys.path):
-        if has_kernels and (folder / "apex" / "optimizers" / "fused_adam.py").is_file():
-            return str(folder / "apex")
-    return ""
-
-
-def list_rows(quick: bool) -> Iterator[Row]:
+def list_rows() -> Iterator[Row]:
     """Yield all rows, in the order of installation."""
     yield from machine_rows()
     libraries = read_requirements()
-    # those of the quickstart are first
-    if not any(installed_version(library) for library, _, _ in libraries[:8]):
+    if not any(map(installed_version, TRAINING)):
         yield Row("packages", "", "everything", "make quickstart, or make test", required=True)
         return
-    yield from torch_rows(quick)
+    yield from torch_rows()
     yield from extension_rows()
     yield from library_rows([row for row in libraries if row[0] != "torch"])
     for words, purpose, fix in PROGRAMS:
         output, error = run_command(*words)
         yield Row(words[0], output.partition("\n")[0], purpose, f"{fix} ({error})")
-    data = Path(os.environ.get("SCALING_DATA", ROOT.parent / "shared" / "data"))
-    fix = "set it to a folder with c4/, gpt2_tokenizer/, ...; otherwise they are skipped"
-    yield Row("SCALING_DATA", str(data) if data.is_dir() else "", "tests on real text", fix)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print each row as soon as it is available, then whether training can run."""
-    args = build_parser().parse_args(argv)
+    build_parser().parse_args(argv)
     lacking = []
-    for row in list_rows(args.quick):
+    for row in list_rows():
         mark = "ok" if row.value else "missing" if row.required else "-"
         # aligned here, not by rich, which may be missing; and a row is shown at once
         print(

@@ -93,14 +93,13 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments and check their combinations."""
     parser = build_parser()
     args = parser.parse_args(argv)
-    if args.kind is None and (len(args.paths) > 1 or args.set or args.facts or args.map):
+    is_study = args.kind is None
+    if is_study and (len(args.paths) > 1 or args.set or args.facts or args.map):
         parser.error("several paths, --set, --facts and --map require --from")
-    if args.references and args.kind is not None:
-        parser.error("--references requires a study, not --from")
+    if not is_study and (args.references or args.out is None):
+        parser.error("--from requires --out TABLE.csv, and no --references")
     if args.reference_facts and not args.references:
         parser.error("--reference-facts requires --references")
-    if args.kind is not None and args.out is None:
-        parser.error("--from requires --out TABLE.csv")
     return args
 
 

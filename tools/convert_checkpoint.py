@@ -25,11 +25,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("source", type=Path, metavar="SOURCE", help=source)
     parser.add_argument("target", type=Path, metavar="TARGET", help="output path; must not exist")
     add = parser.add_argument_group("output").add_argument
-    formats = (
-        "native: weights for checkpoint.init_from; megatron: for Megatron-LM, one tensor rank; full, "
-        "sharded: a run's whole state in that layout; also from earlier versions' sharded layout"
-    )
-    add("--to", required=True, type=parse_target, metavar="{" + ",".join(TARGETS) + "}", help=formats)
+    formats = "native: weights for checkpoint.init_from; full, sharded: the whole state in that layout"
+    add("--to", required=True, choices=TARGETS, help=formats)
     dtype = "dtype of the Hugging Face weights"
     add("--dtype", choices=TARGET_DTYPES, default="float32", help=dtype)
     rows = "huggingface: omit the rows of [MASK] and of padding"
@@ -42,14 +39,6 @@ def build_parser() -> argparse.ArgumentParser:
     objective = "of a Megatron checkpoint, if its saved arguments do not contain it"
     add("--objective", choices=OBJECTIVES, help=objective)
     return parser
-
-
-def parse_target(text: str) -> str:
-    """Return a format. Raises argparse's error, which names a replacement for llama2c."""
-    if text not in TARGETS:
-        hint = " llama2.c's own export.py reads a Hugging Face folder." if text == "llama2c" else ""
-        raise argparse.ArgumentTypeError(f"got {text}, expected {', '.join(TARGETS)}.{hint}")
-    return text
 
 
 def main(argv: Sequence[str] | None = None) -> int:

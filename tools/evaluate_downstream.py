@@ -23,7 +23,10 @@ from megatron.evaluation.machine_options import add_machine_options, open_reques
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
-    removed = {"--data-dir": "Use --include-path, as in DOWNSTREAM.md"}
+    removed = {
+        "--backend": "Use `lm_eval --model hf`",
+        "--data-dir": "Use --include-path, as in DOWNSTREAM.md",
+    }
     parser = create_parser(__doc__, takes_ranks=True, removed=removed)
     models = "checkpoints, runs, a study, models in other formats, names of the hub"
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL", help=models)
@@ -45,7 +48,12 @@ def build_parser() -> argparse.ArgumentParser:
     how.add_argument("--tokenizer", metavar="PATH", help="default: the tokenizer that the model names")
     add = parser.add_argument_group("results").add_argument
     add("--out", type=Path, metavar="DIR", help="output folder, for a single model")
-    add("--log-samples", action="store_true", help="write every prompt with the model's output")
+    add(
+        "--log-samples",
+        action="store_true",
+        dest="samples",
+        help="write every prompt with the model's output",
+    )
     add_machine_options(parser, batch_size=32, unit="requests")
     return parser
 
@@ -60,13 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from megatron.evaluation.scored_models import find_models
     from megatron.plan.run_dir import DOWNSTREAM_RESULTS
 
-    request = DownstreamRequest(
-        tasks=tuple(name for name in args.tasks.split(",") if name),
-        include_path=args.include_path,
-        limit=args.limit,
-        num_fewshot=args.num_fewshot,
-        samples=args.log_samples,
-    )
+    how = {field.name: getattr(args, field.name) for field in fields(DownstreamRequest)}
+    request = DownstreamRequest(**how | {"tasks": tuple(name for name in args.tasks.split(",") if name)})
     names = {field.name for field in fields(Scoring)} & set(vars(args))
     scoring = Scoring(**{name: getattr(args, name) for name in names})
     models = find_models(args.models, args.out)

@@ -13,20 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from megatron.cli import create_parser, run_main
 from megatron.io import replace_nonfinite, write_json
-from megatron.laws.forms import FITTED_FORMS, FORM, check_fitted_form
+from megatron.laws.forms import FITTED_FORMS, FORM
 from megatron.laws.holdout import compare_forms, extrapolate_law, score_holdout
 from megatron.laws.isoflop import fit_isoflop
 from megatron.laws.law import Law
 from megatron.laws.law_text import format_comparisons, summarise_law
 from megatron.study.frontier import suggest_plan
 from megatron.study.selection import Columns, Selection, compute_of, optional_column_of, select_runs
-from megatron.study.table import read_table
 
 REMOVED = {
+    "--loss-se-column": "Rename the column to loss_se",
     "--max-loss": "Use --where 'loss <= NATS'",
     "--prior": "Use --fix NAME=VALUE, or a form of your own in Python (LAWS.md)",
     "--profile": "Use the bootstrap interval of the constant, or --fix NAME=VALUE at several values",
@@ -40,28 +38,12 @@ COLUMNS = {  # option -> (default, what the column has)
     "--loss-column": ("loss", "loss, in nats per token"),
     "--flops-column": (None, "FLOPs C that replaces tokens: D = C / (6 N)"),
     "--unique-column": ("unique_tokens", "unique tokens"),
-    "--loss-se-column": ("loss_se", "loss's standard error due to the shared held-out text, if present"),
 }
+SE = "loss_se"  # column of the standard errors of the losses due to the shared held-out text
 BIASED = (
     "Parabolas are symmetric and losses are not: their minima are biased (arXiv 2603.22339). "
     "`scaling frontier` fits these runs without this bias."
 )
-
-
-def parse_form(name: str) -> str:
-    """Parse the name of a form."""
-    try:
-        check_fitted_form(name)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("form: ")) from None
-    return name
-
-
-def parse_approach(word: str) -> int:
-    """Parse the number of an approach."""
-    if word not in ("2", "3"):
-        raise argparse.ArgumentTypeError(f"got '{word}', expected 2 or 3. Approach 1: use scaling frontier.")
-    return int(word)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -70,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("table", type=Path, metavar="TABLE.csv", help="table of runs, as written by tools/collect.py")
     forms = f"{', '.join(FITTED_FORMS)}; chinchilla: E + A/N^alpha + B/D^beta"
-    add("--form", type=parse_form, metavar="FORM", default="chinchilla", help=forms)
+    add("--form", metavar="FORM", default="chinchilla", help=forms)
     add("--out", type=Path, metavar="LAW.json", default=Path("law.json"), help="output file")
     add = parser.add_argument_group("selection of runs").add_argument
     objective = "only runs of this objective; default: the only objective in the table"
@@ -79,18 +61,15 @@ def build_parser() -> argparse.ArgumentParser:
         add(option, default=default, metavar="NAME", help=f"column of the {what}")
     where = "only rows that satisfy this expression of pandas, for example 'loss < 3.4'; may be repeated"
     add("--where", action="append", default=[], metavar="CONDITION", help=where)
-    group = (
-        "rows with equal values share a model, a trunk or a seed and are resampled together; default: trunk "
-        "if runs branch, run if names repeat, else N if residuals correlate; 'none': all are independent"
-    )
+    group = "rows with equal values share a model or a seed and are resampled together; or none (LAWS.md)"
     add("--group", metavar="COLUMN", help=group)
     add = parser.add_argument_group("fit").add_argument
     residual = "residuals of the log loss, or of the loss in nats"
     add("--residual", choices=("log", "nats"), default="log", help=residual)
     fix = "fix a constant: alpha=0.34; may be repeated"
-    add("--fix", action="append", default=[], metavar="NAME=VALUE", help=fix)
-    approach = "approach of the Chinchilla paper: 2 isoFLOP parabolas, 3 parametric (--form)"
-    add("--approach", type=parse_approach, default=3, metavar="2|3", help=approach)
+    add("--fix", action="append", type=parse_constant, default=[], metavar="NAME=VALUE", help=fix)
+    approach = "of the Chinchilla paper: 2 isoFLOP parabolas, 3 parametric (--form); 1: scaling frontier"
+    add("--approach", type=int, choices=(2, 3), default=3, help=approach)
     flops = "compute for approach 2: a column such as train_flops, or 6nd"
     add("--flops-by", default="6nd", metavar="NAME", help=flops)
     hold_out = "hold out this many of the largest runs, besides those that the table marks held_out"
@@ -104,75 +83,41 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_constants(words: Sequence[str]) -> dict[str, float]:
-    """Return the fixed constants of --fix NAME=VALUE."""
-    fixed: dict[str, float] = {}
-    for word in words:
-        name, _, value = (part.strip() for part in word.partition("="))
-        if name in fixed:
-            raise ValueError(f"--fix {word}: got {name} twice, expected it once")
-        try:
-            fixed[name] = float(value)
-        except ValueError:
-            hint = " Exponents are one in --form over_training." if value.isidentifier() else ""
-            raise ValueError(
-                f"--fix: got {word}, expected NAME=VALUE, for example alpha=0.34.{hint}"
-            ) from None
-    return fixed
+def parse_constant(word: str) -> tuple[str, float]:
+    """Parse the fixed constant NAME=VALUE."""
+    name, _, value = word.partition("=")
+    try:
+        return name.strip(), float(value)
+    except ValueError:
+        message = f"got {word}, expected NAME=VALUE, for example alpha=0.34"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def fit_parametric_law(args: argparse.Namespace, runs: Selection) -> Law:
     """Fit the parametric law to the runs, and score it on the held-out runs."""
     is_held_out = runs.held_out(args.hold_out)
     fitted = runs.subset(~is_held_out)
-    fixed = parse_constants(args.fix)
     law = extrapolate_law(
-        fitted.N,
-        fitted.D,
-        fitted.L,
-        U=fitted.U,
-        groups=fitted.groups,
-        loss_se=read_loss_errors(args, fitted),
+        **runs.columns_where(~is_held_out),
+        loss_se=optional_column_of(args.table, fitted, SE) if SE in fitted.frame else None,
         form=args.form,
         residual=args.residual,
-        fixed=fixed,
+        fixed=dict(args.fix),
         huber_delta=args.huber_delta,
         n_bootstrap=args.n_bootstrap,
     )
     warnings = law.warnings + runs.warnings
-    scored = {}
+    scored: dict[str, Any] = {}
     if is_held_out.any() and not law.replicates:
         warnings.append("No bootstrap: intervals of held-out runs include only the scatter of single runs.")
     if is_held_out.any():
-        scored = score_held_out(law, runs.subset(is_held_out))
+        rest = runs.subset(is_held_out)
+        scored = score_holdout(law, rest.N, rest.D, rest.L, rest.U).as_dict()
+        scored |= {"N": rest.N.tolist(), "D": rest.D.tolist(), "runs": rest.names or []}
     return replace(
         law, columns=runs.columns, filter=runs.filter, table=runs.table, warnings=warnings, held_out=scored,
         runs=fitted.names or [],
     )  # fmt: skip
-
-
-def score_held_out(law: Law, runs: Selection) -> dict[str, Any]:
-    """Score the predictions of the held-out runs, and list these runs."""
-    scored = score_holdout(law, runs.N, runs.D, runs.L, runs.U).as_dict()
-    return scored | {"N": runs.N.tolist(), "D": runs.D.tolist(), "runs": runs.names or []}
-
-
-def read_loss_errors(args: argparse.Namespace, runs: Selection) -> np.ndarray | None:
-    """Read the losses' standard errors due to their text [n]; None if the table has no such column."""
-    if args.loss_se_column not in read_table(args.table):
-        if args.loss_se_column not in ("loss_se", "none"):
-            raise ValueError(
-                f"{args.table}: no column '{args.loss_se_column}' for --loss-se-column. "
-                "Name another column, or none."
-            )
-        return None
-    return optional_column_of(args.table, runs, args.loss_se_column)
-
-
-def requires_unique_tokens(args: argparse.Namespace) -> bool:
-    """Return whether a form with repetition is fitted, which requires the unique tokens."""
-    forms = (args.compare or args.form).split(",")
-    return any(form.strip() in FORM and FORM[form.strip()].needs_unique for form in forms)
 
 
 def format_comparison(args: argparse.Namespace, runs: Selection) -> str:
@@ -191,11 +136,8 @@ def fit_without_form(args: argparse.Namespace, runs: Selection) -> str:
     lines, record = [], {"approach": args.approach, "flops_by": args.flops_by}
     for letter, law in (("N", fit.size), ("D", fit.tokens)):
         if law is not None:
-            low, high = law.interval
-            lines.append(
-                f"{letter} = {law.coefficient:.5g} C^{law.exponent:.4f}"
-                f"  95 % confidence [{low:.3f}, {high:.3f}]"
-            )
+            ends = "[{:.3f}, {:.3f}]".format(*law.interval)
+            lines.append(f"{letter} = {law.coefficient:.5g} C^{law.exponent:.4f}  95 % confidence {ends}")
             record[letter] = {name: getattr(law, name) for name in ("coefficient", "exponent", "interval")}
     lines += [
         f"  C {parabola.C:.3e}  N {parabola.N_best:.4g} (error {100 * parabola.log_se:.0f} %)  "
@@ -214,7 +156,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.out.is_dir() or not args.out.parent.is_dir():
         raise ValueError(f"--out: got {args.out}, expected a file in an existing folder, such as law.json")
     columns = Columns(args.n_column, args.d_column, args.loss_column, args.flops_column, args.unique_column)
-    needs_unique = requires_unique_tokens(args)
+    forms = (args.compare or args.form).split(",")
+    needs_unique = any(form in FORM and FORM[form].needs_unique for form in forms)
     runs = select_runs(args.table, columns, args.objective, needs_unique, args.group, args.where)
     if args.fit_all:
         runs = replace(runs, frame=runs.frame.assign(held_out=0.0))

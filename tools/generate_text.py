@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.cli import create_parser, positive_int, run_main
-from megatron.config.cli_choices import ORDERS
+from megatron.config.cli_choices import DEVICES, ORDERS
+from megatron.evaluation.machine_options import open_requested_world
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -40,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--block-tokens", type=positive_int, metavar="N", help="fill blocks of N tokens from the left")
     add = parser.add_argument_group("device and output").add_argument
     add("--stream", action="store_true", help="print a single continuation while it is generated")
-    add("--device", metavar="NAME", help="torch device; default: cuda if a GPU is available, else cpu")
+    add("--device", choices=DEVICES, help="default: cuda if there is a GPU, else cpu")
     add("--threads", type=positive_int, metavar="N", help="CPU threads; default: torch's choice")
     return parser
 
@@ -48,52 +49,32 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Generate the continuations and print them."""
     args = build_parser().parse_args(argv)
-    import torch  # imported after parsing, so that --help does not load it
-
+    # imported after parsing, so that --help does not load torch
     from megatron.checkpoint.convert.formats import read_any
     from megatron.generation.completions import TextGenerator
     from megatron.generation.sampling import Sampling
     from megatron.text.hub import open_hub_model, parse_hub_name
 
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     prompts = list(args.prompt)
     if args.prompt_file is not None:
         prompts += args.prompt_file.read_text().splitlines()
     # prompts [a, b] with 2 samples: [a, a, b, b]; without a prompt, text from the start of a document
     prompts = [prompt for prompt in prompts or [""] for _ in range(args.n_samples)]
     how = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
-    device = _choose_device(args.device)
     is_name = not args.model.exists() and parse_hub_name(str(args.model)) is not None
     path = open_hub_model(str(args.model)) if is_name else args.model
-    writer = TextGenerator(read_any(path, tokenizer=args.tokenizer), device)
-    writer.ignore_end = args.ignore_end
-    if args.stream:
-        for piece in writer.stream_text(prompts, args.max_new_tokens, how):
-            print(piece, end="", flush=True)
-        print()
-        return 0
-    diffusion = {"n_steps": args.steps, "order": args.order, "block_tokens": args.block_tokens}
-    texts = writer.write(prompts, args.max_new_tokens, how, **diffusion)
+    with open_requested_world(args) as world:
+        writer = TextGenerator(read_any(path, tokenizer=args.tokenizer), str(world.device))
+        writer.ignore_end = args.ignore_end
+        if args.stream:
+            for piece in writer.stream_text(prompts, args.max_new_tokens, how):
+                print(piece, end="", flush=True)
+            print()
+            return 0
+        diffusion = {"n_steps": args.steps, "order": args.order, "block_tokens": args.block_tokens}
+        texts = writer.write(prompts, args.max_new_tokens, how, **diffusion)
     print("\n\n".join(prompt + text for prompt, text in zip(prompts, texts, strict=True)))
     return 0
-
-
-def _choose_device(name: str | None) -> str:
-    """Return the requested device, else cuda if available, else cpu.
-
-    Raise ValueError if torch cannot use it.
-    """
-    import torch
-
-    if name is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        # allocates nothing, but fails where torch cannot use the device
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # AssertionError: torch built without CUDA
-        raise ValueError(f"--device {name}: {str(error).splitlines()[0]}") from error
-    return name
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     scaling frontier experiments/quickstart --predict
     scaling frontier table.csv --flops-by train_flops --budgets 1e19 1e20 --out compute_law.json
     scaling downstream table.csv --score-column score_hellaswag --law law.json --predict 7e9 1.4e11
-    scaling downstream scores.csv --task piqa --score-column acc --kind accuracy --n-questions 1838
+    scaling downstream scores.csv --where "task == 'piqa'" --score-column acc --kind accuracy
     scaling power-law optima.csv --x-column C --y-column N_opt --sigma-column SE --predict 1e24
     scaling predict law.json 7e9 1.4e11
     scaling predict muennighoff 2.8e9 5.5e10 --unique 4e9
@@ -20,6 +20,7 @@ per-document losses, if both have them (tools/validate.py --save-per-document).
 """
 
 import argparse
+import contextlib
 import fnmatch
 import json
 import math
@@ -32,7 +33,6 @@ import numpy as np
 import pandas as pd
 
 from megatron.cli import add_action, create_parser, positive_float, run_main, shorten_path
-from megatron.config.presets import suggest_nearest
 from megatron.io import replace_nonfinite
 from megatron.laws import prediction
 from megatron.laws.compute_law import ComputeLaw
@@ -45,38 +45,39 @@ from megatron.study import differences, forecast, frontier
 from megatron.study.ladder import STUDY, read_study_plan
 from megatron.study.published import HyperparameterLaw, PublishedLaw, find_law, load_published
 from megatron.study.sealing import seal_best, seal_runs, seal_text
-from megatron.study.selection import Columns, Selection, optional_column_of, select_runs
+from megatron.study.selection import (
+    Columns,
+    Selection,
+    optional_column_of,
+    read_positive,
+    select_runs,
+)
 from megatron.study.table import SCORE_PREFIX, read_runs, read_table, select_finished
 
 DOCUMENTS = "validation/*/*.documents.parquet"  # relative to the run's folder
 TASK = "task"  # column of tables with a row for each run and task
+INTERVAL = f"{100 * prediction.LEVEL:g} %"
 NO_INTERVAL = "no interval: the law has no bootstrap replicates"
-NOT_MEASURED = (  # benchmarks.md
-    "outside the runs such 95 % intervals included .84 of the held-out runs of public sets, and .95 with the "
-    "error of extrapolation: fit this law again with tools/fit_law.py"
-)
+NOT_MEASURED = "the intervals lack the error of extrapolation: fit this law again with tools/fit_law.py"
 RENAME = "Rename the columns with `scaling collect TABLE.csv --from csv --map`"
 REMOVED = {
     "--again": "A forecast is never replaced; use another study directory",
     "--d-column": RENAME,
     "--flops-per-param-token": "Use --flops with 6/K times the FLOPs",
+    "--level": "Use Law.predict(N, D, level=SHARE) in Python",
     "--group": "Fit a table of independent rows, or a law with `scaling fit --group`",
     "--log-sigma": "Write a column of the standard errors of y: those of log y times y",
     "--loss-column": RENAME,
     "--n-column": RENAME,
+    "--replicates": "Use `crossover(..., n_replicates=N)` in Python",
+    "--task": "Use --where \"task == 'NAME'\"",
     "--new-text": "Add text_error.relative of the law to log L, in quadrature",
 }
 
 
 def add_frontier(actions: Any) -> None:
     """Add the action frontier."""
-    example = "scaling frontier experiments/quickstart --predict"
-    parser = add_action(
-        actions,
-        "frontier",
-        "fit the compute-optimal frontier: the best N and D at C FLOPs, and the loss there",
-        example,
-    )
+    parser = add_action(actions, "frontier", run_frontier)
     add = parser.add_argument
     add("runs", type=Path, metavar="STUDY_DIR|TABLE.csv", help="a study, or a table of runs")
     add("--out", type=Path, metavar="LAW.json", help=f"default: STUDY_DIR/{frontier.COMPUTE_LAW}")
@@ -90,7 +91,6 @@ def add_frontier(actions: Any) -> None:
     steps.add_argument("--predict", action="store_true", help=predict)
     check = "compare the prediction with the result, and stop"
     steps.add_argument("--check", action="store_true", help=check)
-    parser.set_defaults(run=run_frontier)
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
@@ -101,12 +101,13 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def run_frontier(args: argparse.Namespace) -> int:
-    """Fit, save and print the frontier, or seal or check a forecast."""
+    """Fit the compute-optimal frontier: the best N and D at C FLOPs, and the loss there.
+
+    scaling frontier experiments/quickstart --predict
+    """
     is_study = args.runs.is_dir()
     if (args.predict or args.check) and not is_study:
-        raise ValueError(
-            f"{args.runs}: not a directory, expected a study's directory for --predict and --check."
-        )
+        raise ValueError(f"{args.runs}: got a file, expected a study's directory for --predict, --check.")
     if is_study and (args.where or args.flops_by):
         raise ValueError("--where, --flops-by: got a study's directory, expected a table. Collect it first.")
     if args.check:
@@ -114,10 +115,6 @@ def run_frontier(args: argparse.Namespace) -> int:
         print(f"check: {forecast.describe_outcome(outcome)}")
         return 1 if math.isnan(outcome["measured"]) else 0
     out = args.out or (args.runs if is_study else Path()) / frontier.COMPUTE_LAW
-    if out.is_dir() or not out.parent.is_dir():
-        raise ValueError(
-            f"--out: got {out}, expected a file in an existing folder, such as {frontier.COMPUTE_LAW}"
-        )
     # --check returned above: a fit with later runs must not replace the law of the prediction
     if is_study:
         runs = frontier.read_study_runs(args.runs, args.objective)
@@ -160,13 +157,7 @@ def find_outcome(study_dir: Path) -> pd.Series:
 
 def add_downstream(actions: Any) -> None:
     """Add the action downstream."""
-    example = "scaling downstream table.csv --score-column score_hellaswag"
-    parser = add_action(
-        actions,
-        "downstream",
-        "fit the downstream score of one task to the loss, and predict it through a law",
-        example,
-    )
+    parser = add_action(actions, "downstream", run_downstream)
     add = parser.add_argument
     add("table", type=Path, metavar="TABLE.csv", help="table with one run per row")
     column = "column of the score; runs without a value are skipped"
@@ -177,20 +168,20 @@ def add_downstream(actions: Any) -> None:
     ceiling = "top of an accuracy, for a task whose labels are not all right"
     add("--ceiling", type=float, default=1.0, metavar="SHARE", help=ceiling)
     add("--n-questions", type=int, metavar="N", help="questions, for the binomial error of a score")
-    add("--task", metavar="NAME", help="only rows whose column 'task' has this value")
     add_selection(parser)
     add("--law", type=Path, metavar="LAW.json", help="the law of the loss, for --predict")
     sizes = "parameters and tokens to predict for"
     add("--predict", type=float, nargs=2, metavar=("N", "D"), help=sizes)
-    parser.set_defaults(run=run_downstream, refuse=parser.error)
 
 
 def run_downstream(args: argparse.Namespace) -> int:
-    """Fit the curve, print it, and print a prediction with --predict."""
+    """Fit the downstream score of one task to the loss, and predict it through a law.
+
+    scaling downstream table.csv --score-column score_hellaswag
+    """
     if args.predict and args.law is None:
         args.refuse("--predict requires --law LAW.json")
-    where = args.where + ([] if args.task is None else [f"{TASK} == {args.task!r}"])
-    runs = select_runs(args.table, Columns(), args.objective, where=where)
+    runs = select_runs(args.table, Columns(), args.objective, where=args.where)
     task = find_task(args, runs)
     scores = optional_column_of(args.table, runs, args.score_column)
     kind = args.kind or ("accuracy" if args.score_column.startswith(SCORE_PREFIX) else "error")
@@ -227,12 +218,12 @@ def run_downstream(args: argparse.Namespace) -> int:
 def find_task(args: argparse.Namespace, runs: Selection) -> str:
     """Return the task of the runs. Raise ValueError if the column 'task' has several values."""
     if TASK in runs.frame:
-        # only the rows that the conditions select: a table of many tasks is valid with --task
+        # only the rows that the conditions select: a table of many tasks is valid with --where
         names = sorted(set(runs.frame[TASK]))
         if len(names) > 1:
             raise ValueError(
                 f"{args.table}, column '{TASK}': got {', '.join(names[:4])}{', ...' * (len(names) > 4)}, "
-                "expected one task. Choose one with --task."
+                f"expected one task. Choose with --where \"task == '{names[0]}'\"."
             )
         return names[0]
     return args.score_column.removeprefix(SCORE_PREFIX)
@@ -250,13 +241,7 @@ def find_chance(word: str | None, task: str, kind: str) -> float | None:
 
 def add_power_law(actions: Any) -> None:
     """Add the action power-law."""
-    example = "scaling power-law optima.csv --x-column C --y-column N_opt --predict 1e24"
-    parser = add_action(
-        actions,
-        "power-law",
-        "fit a power law y = k x^p to the points of a table, such as N_opt against compute",
-        example,
-    )
+    parser = add_action(actions, "power-law", run_power_law)
     add = parser.add_argument
     add("table", type=Path, metavar="TABLE.csv", help="table with one point per row")
     add("--x-column", default="C", metavar="NAME", help="column of x, such as compute")
@@ -265,17 +250,16 @@ def add_power_law(actions: Any) -> None:
     add("--sigma-column", metavar="NAME", help=sigma)
     add("--predict", type=float, nargs="+", default=[], metavar="X", help="predict y at these x")
     add("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run_power_law)
 
 
 def run_power_law(args: argparse.Namespace) -> int:
-    """Fit the power law to the table's points, and print it with its predictions."""
+    """Fit a power law y = k x^p to the points of a table, such as N_opt against compute.
+
+    scaling power-law optima.csv --x-column C --y-column N_opt --predict 1e24
+    """
     names = (args.x_column, args.y_column, args.sigma_column)
-    options = ("--x-column", "--y-column", "--sigma-column")
-    x, y, sigma = (
-        None if name is None else read_positive(args.table, name, option)
-        for name, option in zip(names, options, strict=True)
-    )
+    table = read_table(args.table)
+    x, y, sigma = (None if name is None else read_positive(args.table, table, name) for name in names)
     # log y = log k + p log x; se(log y) = se(y) / y to first order
     law = fit_power(x, y, None if sigma is None else sigma / y)
     predictions = [describe_point(law, at, x) for at in args.predict]
@@ -305,7 +289,7 @@ def describe_point(law: PowerLaw, at: float, x: np.ndarray) -> dict[str, Any]:
 
 def format_ends(ends: Sequence[float], digits: str) -> str:
     """Format an interval as [low, high], or 'not known' without an interval."""
-    return "not known" if np.isnan(ends).any() else f"[{ends[0]:{digits}}, {ends[1]:{digits}}]"
+    return "not known" if not np.isfinite(ends).all() else f"[{ends[0]:{digits}}, {ends[1]:{digits}}]"
 
 
 def print_json(value: Any) -> None:
@@ -313,69 +297,37 @@ def print_json(value: Any) -> None:
     print(json.dumps(replace_nonfinite(value), indent=1, allow_nan=False, default=float))
 
 
-def read_positive(path: Path, name: str, option: str) -> np.ndarray:
-    """Read a column as numbers above 0 [n]. Raise ValueError for a missing column or an invalid cell."""
-    table = read_table(path)
-    if name not in table:
-        raise ValueError(
-            f"{path}: no column '{name}'; {suggest_nearest(name, list(table))}. Name another with {option}."
-        )
-    values = pd.to_numeric(table[name], errors="coerce").to_numpy(float)
-    # the fit is of log x and log y; NaN fails the comparison
-    is_valid = (values > 0) & (values < np.inf)
-    if not is_valid.all():
-        i = int(np.argmin(is_valid))
-        raise ValueError(f"{path}, row {i + 1}, {name}: got '{table[name][i]}', expected a number above 0")
-    return values
-
-
 def add_predict(actions: Any) -> None:
     """Add the action predict."""
-    parser = add_action(
-        actions,
-        "predict",
-        "predict the loss of a run, or the best use of a budget, with a fitted or a published law",
-        "scaling predict law.json 7e9 1.4e11 --flops 1e21",
-    )
+    parser = add_action(actions, "predict", run_predict)
     add = parser.add_argument
     add("law", nargs="?", metavar="LAW", help="a law.json, or the name of a published law")
     add("N", nargs="?", type=float, metavar="N", help="parameters")
     add("D", nargs="?", type=float, metavar="D", help="training tokens")
     add("--unique", type=float, metavar="TOKENS", help="unique tokens; default: all tokens")
     add("--flops", type=float, metavar="C", help="print the optimum at this compute")
-    add(
-        "--level",
-        type=float,
-        default=differences.LEVEL,
-        metavar="SHARE",
-        help="confidence level of the intervals",
-    )
     seal = "store predictions of runs of this study that are not started; default: its held-out runs"
     add("--seal", type=Path, metavar="STUDY.yaml", help=seal)
     add("--runs", metavar="PATTERN", help="names of the runs to seal, e.g. '*-131kunique-*'")
     add("--json", action="store_true", help="print JSON")
     add("--list", action="store_true", help="list the published laws with their sources")
-    parser.set_defaults(run=run_predict, refuse=parser.error)
 
 
 def run_predict(args: argparse.Namespace) -> int:
-    """Print the prediction, the sealed forecasts, or the list of published laws."""
+    """Predict the loss of a run, or the best use of a budget, with a fitted or a published law.
+
+    scaling predict law.json 7e9 1.4e11 --flops 1e21
+    """
     check_prediction(args)
     if args.list:
-        rows = list_laws()
-        if args.json:
-            print_json(rows)
-        for row in () if args.json else rows:
-            print(f"{row['name']:<21}{row['formula']}\n  {row['source']}; N: {row['N']}")
-            if row["note"]:
-                print(f"  {row['note']}")
+        for name, law in load_published().items():
+            formula = (law.to_law() if isinstance(law, PublishedLaw) else law).formula()
+            note = f"\n  {law.note}" if law.note else ""
+            print(f"{name:<21}{formula}\n  {law.source}; N: {law.counts}{note}")
         return 0
     if args.seal is not None:
         study = read_study_plan(args.seal)
         forecasts = seal_runs(study, args.law, args.runs)
-        if args.json:
-            print_json([asdict(sealed) | {"sha256": sealed.sha256} for sealed in forecasts])
-            return 0
         print_forecasts(forecasts, ".4f", " nats per token")
         print(f"{study.directory / forecast.FORECASTS}: {len(forecasts)} sealed")
         return 0
@@ -389,6 +341,8 @@ def run_predict(args: argparse.Namespace) -> int:
 
 def check_prediction(args: argparse.Namespace) -> None:
     """Exit with status 2 for arguments that do not go together."""
+    if args.json and (args.list or args.seal is not None):
+        args.refuse("--json prints a prediction; omit it with --list and --seal")
     if args.list:
         return
     if args.law is None:
@@ -404,20 +358,6 @@ def check_prediction(args: argparse.Namespace) -> None:
         args.refuse("got no N and D and no --flops, expected one of the two")
 
 
-def list_laws() -> list[dict[str, str]]:
-    """Return name, formula, definition of N, source and note of each published law."""
-    return [
-        {
-            "name": name,
-            "formula": (law.to_law() if isinstance(law, PublishedLaw) else law).formula(),
-            "N": law.counts,
-            "source": law.source,
-            "note": law.note,
-        }
-        for name, law in load_published().items()
-    ]
-
-
 def print_forecasts(forecasts: Sequence[forecast.Forecast], digits: str, unit: str = "") -> None:
     """Print a line with value, intervals and hash of each sealed forecast."""
     for sealed in forecasts:
@@ -431,21 +371,14 @@ def print_forecasts(forecasts: Sequence[forecast.Forecast], digits: str, unit: s
 
 def describe_law(law: Law, published: PublishedLaw | None) -> dict[str, Any]:
     """Return the law's formula and form, with its warnings and unidentified constants."""
-    description: dict[str, Any] = {
-        "formula": law.formula(),
-        "form": law.form,
-        "identified": law.identified,
-        "not_identified": law.not_identified,
-        "warnings": list(law.warnings),
-        "ranges": law.ranges,
-    }
-    if published is not None:
-        description |= {"source": published.source, "N_counts": published.counts}
+    names = ("form", "identified", "not_identified", "ranges")
+    about = {"formula": law.formula()} | {name: getattr(law, name) for name in names}
+    warnings = list(law.warnings)
     if law.lack_of_fit and not law.lack_of_fit["passes"]:
-        description["warnings"].append(
-            f"The form does not fit repeated runs (lack of fit, p = {law.lack_of_fit['p_value']:.2g})."
-        )
-    return description
+        p_value = law.lack_of_fit["p_value"]
+        warnings.append(f"The form does not fit repeated runs (lack of fit, p = {p_value:.2g}).")
+    source = {} if published is None else {"source": published.source, "N_counts": published.counts}
+    return about | {"warnings": warnings} | source
 
 
 def list_warnings(about: dict[str, Any]) -> list[str]:
@@ -458,17 +391,21 @@ def list_warnings(about: dict[str, Any]) -> list[str]:
     return lines + [f"warning: {warning}" for warning in dict.fromkeys(reasons + about["warnings"])]
 
 
-def format_interval(level: float, kind: str, interval: tuple[float, float] | None, digits: str) -> str:
-    """Format one interval with its level and kind."""
-    return NO_INTERVAL if interval is None else f"{100 * level:g} % {kind} {format_ends(interval, digits)}"
+def format_values(*rows: tuple[str, float, prediction.Interval, prediction.Interval]) -> list[str]:
+    """Format a line for each (name, value, confidence interval, predictive interval of one new run)."""
+    lines = []
+    for name, value, confidence, predictive in rows:
+        ends = [] if confidence is None else [f"{INTERVAL} confidence {format_ends(confidence, '.5g')}"]
+        if predictive is not None:
+            ends.append(f"one new run: {INTERVAL} predictive {format_ends(predictive, '.5g')}")
+        lines.append("  ".join([f"  {name} {value:.5g}", *(ends or [NO_INTERVAL])]))
+    return lines
 
 
 def format_range_check(law: Law, outside: dict[str, str]) -> list[str]:
     """Format a line for each value outside the fitted range, or one if all are inside, and the note on it."""
-    if not law.ranges:
-        return ["  range of the fitted runs: not known"]
-    if not outside:
-        return ["  within the range of the fitted runs"]
+    if not law.ranges or not outside:
+        return [f"  {'within the' if law.ranges else 'not known:'} range of the fitted runs"]
     lines = [
         # ranges[name] is (low, high), and False and True are the indices 0 and 1
         f"  OUTSIDE the fitted runs: {name} is {side} {law.ranges[name][side == 'above']:.4g}; "
@@ -477,32 +414,6 @@ def format_range_check(law: Law, outside: dict[str, str]) -> list[str]:
     ]
     note = describe_extrapolation(law, outside)
     return lines + ([f"  {note}"] if note else [])
-
-
-def format_run(law: Law, run: prediction.Prediction) -> list[str]:
-    """Format the prediction of one run as text."""
-    unique = "" if run.U is None else f", {run.U:.4g} of them unique"
-    lines = [f"N {run.N:.4g} parameters, D {run.D:.4g} tokens{unique}: loss {run.loss:.4f} nats per token"]
-    if run.predictive is None:
-        lines.append(f"  {NO_INTERVAL}")
-    else:
-        predictive = format_interval(run.level, "predictive", run.predictive, ".4f")
-        confidence = format_interval(run.level, "confidence", run.confidence, ".4f")
-        lines += [f"  one new run:     {predictive}", f"  the law's value: {confidence}"]
-    return lines + format_range_check(law, run.outside)
-
-
-def format_optimum(law: Law, optimum: prediction.OptimumPrediction) -> list[str]:
-    """Format the optimum at one compute as text."""
-    lines = [f"C {optimum.C:.4g} FLOPs (C = 6 N D):"]
-    for name in "NDL":
-        confidence = getattr(optimum, f"{name}_confidence")
-        words = format_interval(optimum.level, "confidence", confidence, ".5g")
-        lines.append(f"  {name}* {getattr(optimum, name):.5g}  {words}")
-    if optimum.L_predictive is not None:
-        words = format_interval(optimum.level, "predictive", optimum.L_predictive, ".5g")
-        lines.append(f"     one new run there: {words}")
-    return lines + format_range_check(law, optimum.outside)
 
 
 def describe_extrapolation(law: Law, outside: dict[str, str]) -> str:
@@ -529,15 +440,24 @@ def predict_loss(args: argparse.Namespace, law: Law, published: PublishedLaw | N
     if published is not None:
         lines.append(f"  {published.source}; N: {published.counts}")
     if args.N is not None:
-        run = prediction.predict_run(law, args.N, args.D, args.unique, args.level)
+        run = prediction.predict_run(law, args.N, args.D, args.unique)
         note = describe_extrapolation(law, run.outside)
         answer["prediction"] = asdict(run) | {"note": note}
-        lines += format_run(law, run)
+        unique = "" if run.U is None else f", {run.U:.4g} of them unique"
+        lines.append(f"N {run.N:.4g} parameters, D {run.D:.4g} tokens{unique}:")
+        lines += format_values(("loss in nats per token", run.loss, run.confidence, run.predictive))
+        lines += format_range_check(law, run.outside)
     if args.flops is not None:
-        optimum = prediction.predict_optimum(law, args.flops, args.unique, args.level)
+        optimum = prediction.predict_optimum(law, args.flops, args.unique)
         note = describe_extrapolation(law, optimum.outside)
         answer["optimum"] = asdict(optimum) | {"note": note}
-        lines += format_optimum(law, optimum)
+        lines.append(f"C {optimum.C:.4g} FLOPs (C = 6 N D):")
+        lines += format_values(
+            ("N*", optimum.N, optimum.N_confidence, None),
+            ("D*", optimum.D, optimum.D_confidence, None),
+            ("L*", optimum.L, optimum.L_confidence, optimum.L_predictive),
+        )
+        lines += format_range_check(law, optimum.outside)
     if args.json:
         print_json(answer)
     else:
@@ -560,12 +480,7 @@ def predict_hyperparameters(args: argparse.Namespace, law: HyperparameterLaw) ->
 
 def add_crossover(actions: Any) -> None:
     """Add the action crossover."""
-    parser = add_action(
-        actions,
-        "crossover",
-        "find the compute above which one objective beats another on the same unique text",
-        "scaling crossover experiments/study_crossover_cpu",
-    )
+    parser = add_action(actions, "crossover", run_crossover)
     add = parser.add_argument
     first = "law of the objective that is better at low compute, a study, or its table.csv"
     add("first", type=Path, metavar="FIRST.json", help=first)
@@ -577,13 +492,13 @@ def add_crossover(actions: Any) -> None:
     amounts = [1e7, 1e8, 1e9, 1e10]
     unique = "amounts of unique text"
     add("--unique", type=positive_float, nargs="+", default=amounts, metavar="TOKENS", help=unique)
-    pairs = "pairs of bootstrap replicates for the interval"
-    add("--replicates", type=int, metavar="N", default=50, help=pairs)
-    parser.set_defaults(run=run_crossover, refuse=parser.error)
 
 
 def run_crossover(args: argparse.Namespace) -> int:
-    """Find the crossovers and print one line for each amount of unique text."""
+    """Find the compute above which one objective beats another on the same unique text.
+
+    scaling crossover experiments/study_crossover_cpu
+    """
     if args.seal is not None and (args.second is not None or args.first.is_file()):
         args.refuse("--seal requires the folder of a study")
     if args.without and (args.second is not None or args.seal is not None):
@@ -594,7 +509,7 @@ def run_crossover(args: argparse.Namespace) -> int:
         measure_crossovers(args)
     else:
         laws = [Law.load(args.first), Law.load(args.second)]
-        result = crossover(*laws, args.unique, n_replicates=args.replicates)
+        result = crossover(*laws, args.unique)
         for i, (u, c) in enumerate(zip(result.U, result.C, strict=True)):
             ends = result.ends and f"  95 % confidence [{result.ends[0][i]:.3g}, {result.ends[1][i]:.3g}]"
             words = f"C_crit {c:.4g} FLOPs{ends or ''}" if math.isfinite(c) else "no crossover"
@@ -621,13 +536,8 @@ def measure_crossovers(args: argparse.Namespace) -> None:
     for at in crossovers:
         print(measured.format_measured(at))
     if law is not None:
-        low, high = law.interval
         # two crossings whose own noise is not bounded leave no degree of freedom
-        confidence = (
-            f"95 % confidence of the exponent [{low:.3g}, {high:.3g}]"
-            if math.isfinite(low) and math.isfinite(high)
-            else "confidence of the exponent not determined"
-        )
+        confidence = f"95 % confidence of the exponent {format_ends(law.interval, '.3g')}"
         print(f"C_crit = {law.coefficient:.3g} U^{law.exponent:.3g}, {confidence}, {law.dof + 2} crossings")
     if not args.without and not is_table:
         print(f"{measured.write_crossover(args.first, crossovers, law)}: {len(crossovers)} texts")
@@ -635,12 +545,7 @@ def measure_crossovers(args: argparse.Namespace) -> None:
 
 def add_compare(actions: Any) -> None:
     """Add the action compare."""
-    parser = add_action(
-        actions,
-        "compare",
-        "compare the held-out losses of two runs, or of two cells of seeds, against the noise floor",
-        "scaling compare experiments/study --best objective",
-    )
+    parser = add_action(actions, "compare", run_compare)
     add = parser.add_argument
     add("study", type=Path, metavar="STUDY_DIR|TABLE.csv", help="a study or a table of its runs")
     add("a", nargs="?", metavar="RUN_A", help="a run or a cell, or a prefix of its name")
@@ -649,17 +554,17 @@ def add_compare(actions: Any) -> None:
     add("--best", nargs="?", const="compute", choices=("compute", "objective"), help=best)
     add("--law", type=Path, metavar="LAW.json", help="for a table: law whose scatter is the noise")
     add("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run_compare, refuse=parser.error)
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    """Print the noise floor, a table of differences and the conclusion."""
+    """Compare the held-out losses of two runs, or of two cells of seeds, against the noise floor.
+
+    scaling compare experiments/study --best objective
+    """
     from megatron.report.difference_text import describe_difference, describe_floor, format_text_table
 
-    if args.best is None and (args.a is None or args.b is None):
-        args.refuse("got no RUN_A and RUN_B and no --best, expected one of the two")
-    if args.best is not None and args.a is not None:
-        args.refuse("got --best and RUN_A, expected one of the two")
+    if (args.best is None) == (args.a is None) or (args.a is not None and args.b is None):
+        args.refuse("expected either RUN_A and RUN_B, or --best")
     table, laws = read_source(args.study, args.law)
     floors = differences.estimate_noise_floors(table, laws)
     if args.best is None:
@@ -715,13 +620,11 @@ def paired_error(folder: Path, a: differences.Side, b: differences.Side) -> tupl
         for side in (a, b)
     ]
     for name in sorted(files[0].keys() & files[1].keys()):
-        try:
-            comparison = compare_documents(files[0][name], files[1][name], n_bootstrap=2000)
         # other documents under the same name: the next pair of files may match
-        except ValueError:
-            continue
-        # the standard error of a normal 95 % interval of the bootstrap
-        return (comparison.high - comparison.low) / (2 * 1.959964), comparison.n_documents - 1.0
+        with contextlib.suppress(ValueError):
+            comparison = compare_documents(files[0][name], files[1][name], n_bootstrap=2000)
+            # the standard error of a normal 95 % interval of the bootstrap
+            return (comparison.high - comparison.low) / (2 * 1.959964), comparison.n_documents - 1.0
     return None
 
 
@@ -729,14 +632,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__, removed=REMOVED)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", help="what to do")
-    for add in (
-        add_frontier,
-        add_downstream,
-        add_power_law,
-        add_predict,
-        add_crossover,
-        add_compare,
-    ):
+    adders = (add_frontier, add_downstream, add_power_law, add_predict, add_crossover, add_compare)
+    for add in adders:
         add(actions)
     return parser
 
@@ -744,8 +641,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one action, and print its result."""
     args = build_parser().parse_args(argv)
-    status: int = args.run(args)
-    return status
+    return int(args.run(args))
 
 
 if __name__ == "__main__":

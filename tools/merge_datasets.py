@@ -8,11 +8,10 @@ parts stay where they are. A killed merge leaves no output; run the same command
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 import megatron.cli  # noqa: F401  # before slow imports, so that a signal during them is handled
-from megatron.cli import STOPPED, create_parser, install_stop_handlers, run_main
+from megatron.cli import create_parser, install_stop_handlers, run_main
 from megatron.io import explain_disk_full
 from megatron.text.arguments import parse_output_prefix
 from megatron.text.merge import merge_datasets
@@ -29,10 +28,7 @@ REMOVED = {
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__, may_stop=True, removed=REMOVED)
-    prefixes = (
-        "a .bin/.idx dataset without its suffix, or a quoted pattern of them in natural order (part-2 before "
-        "part-10); all of the same tokenizer and dtype"
-    )
+    prefixes = "a .bin/.idx dataset without its suffix, or a quoted pattern of them in natural order"
     parser.add_argument("prefixes", nargs="+", metavar="PREFIX", help=prefixes)
     eod = "accept datasets even if their documents end differently"
     parser.add_argument("--mixed-eod", action="store_true", help=eod)
@@ -51,12 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     output = args.output or args.parts
     write = merge_datasets if args.parts is None else write_parts_list
     install_stop_handlers()
-    try:
-        with explain_disk_full(output.parent):
-            joined = write(expand_prefixes(args.prefixes), output, args.mixed_eod, args.overwrite)
-    except KeyboardInterrupt:
-        print("stopped; nothing was written", file=sys.stderr)
-        return STOPPED
+    with explain_disk_full(output.parent):
+        joined = write(expand_prefixes(args.prefixes), output, args.mixed_eod, args.overwrite)
     note = "" if joined.is_new else " (already there)"
     name = f"{output}.bin" if args.parts is None else f"{output}.parts.json"
     print(f"{name}{note}: {joined.n_documents:,} documents, {joined.n_tokens:,} tokens")

@@ -30,22 +30,21 @@ import argparse
 import importlib
 import json
 import os
-import re
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatron.cli import add_action, create_parser, positive_int, run_main
+from megatron.cli import add_action, create_parser, positive_int, print_table, run_main
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.prepare import prepare_mixture
 from megatron.mixture.properties import PRESETS, TYPES, read_properties
 from megatron.mixture.records import RecordFunction
 from megatron.plan.mixture_use import mixture_folder
+from megatron.text.inputs import Part, parse_part
 from megatron.text.token_counts import TokenCounter
 from megatron.tokenizer.kinds import TokenizerSpec, add_tokenizer_options, parse_tokenizer_spec
 
@@ -69,53 +68,37 @@ REMOVED = {
 
 def add_register(actions: Any) -> None:
     """Add the action register, with actions of its own."""
-    parser = add_action(
-        actions,
-        "register",
-        "register corpora with the properties of their documents in a catalog, or inspect it",
-        "scaling register catalog list",
-    )
+    parser = add_action(actions, "register", run_register)
     parser.add_argument("catalog", metavar="CATALOG", help="folder or URL; created if missing")
     steps = parser.add_subparsers(dest="step", required=True, metavar="STEP", help="what to do")
     add_files_parser(steps)
-    example = "scaling register catalog"
-    what = "add a property of registered documents from a parquet file, or replace it"
-    step = f"{example} add-property slim values.parquet --property 'quality float'"
-    parser = add_step(steps, "add-property", what, step, add_property)
+    parser = add_step(steps, "add-property", add_property)
     parser.add_argument("corpus", metavar="NAME", help="name of the corpus")
     columns = "columns path, row (from 0) and the property"
     parser.add_argument("values", type=Path, metavar="FILE.parquet", help=columns)
     types = f"types: {', '.join(TYPES)}; default: string"
     parser.add_argument("--property", required=True, metavar="'NAME TYPE'", help=types)
-    what = "list the corpora, with files, documents and tokens"
-    add_step(steps, "list", what, f"{example} list", list_corpora)
-    for name, what, run in (
-        ("describe", "count documents and tokens by the values of each property", describe_corpus),
-        ("broken", "list file, line and reason of each broken line", list_broken),
-    ):
-        parser = add_step(steps, name, what, f"{example} {name} slim", run)
+    add_step(steps, "list", list_corpora)
+    for name, run in (("describe", describe_corpus), ("broken", list_broken)):
+        parser = add_step(steps, name, run)
         parser.add_argument("corpus", metavar="NAME", help="name of the corpus")
-    what = "list the snapshots that can be opened"
-    add_step(steps, "snapshots", what, f"{example} snapshots", list_snapshots)
-    what = "delete what only older snapshots need"
-    parser = add_step(steps, "prune", what, f"{example} prune --keep slim=3", prune_catalog)
+    add_step(steps, "snapshots", list_snapshots)
+    parser = add_step(steps, "prune", prune_catalog)
     keep = "a version of a corpus that stays; may be repeated"
-    parser.add_argument(
-        "--keep", action="append", default=[], type=parse_version, metavar="NAME=VERSION", help=keep
-    )
+    add = parser.add_argument
+    add("--keep", action="append", default=[], type=parse_version, metavar="NAME=VERSION", help=keep)
 
 
-def add_step(steps: Any, name: str, what: str, example: str, run: Any) -> argparse.ArgumentParser:
-    """Add an action on a catalog, and return its parser."""
-    parser = add_action(steps, name, what, example)
-    parser.set_defaults(run=partial(run_on_catalog, run))
+def add_step(steps: Any, name: str, run: Callable[..., None]) -> argparse.ArgumentParser:
+    """Add an action on the catalog, and return its parser."""
+    parser = add_action(steps, name, run)
+    parser.set_defaults(run=run_register, run_step=run)
     return parser
 
 
 def add_files_parser(steps: Any) -> None:
     """Add the action `register CATALOG add`."""
-    example = "scaling register catalog add slim slimpajama --preset slimpajama --tokenizer-model gpt2"
-    parser = add_step(steps, "add", "register new and changed files", example, add_files)
+    parser = add_step(steps, "add", add_files)
     add = parser.add_argument
     add("corpus", metavar="NAME", help="name of the corpus")
     files = ".jsonl, .tar (plain, .gz, .zst), .parquet, datasets (.bin); folders, patterns"
@@ -126,22 +109,11 @@ def add_files_parser(steps: Any) -> None:
     add("--text-key", metavar="KEY", default="text", help="key or column of the text")
     threads = "threads of DuckDB and of the token counter; default: all cores"
     add("--threads", type=positive_int, metavar="N", help=threads)
-    shard = "only every N-th file, from the K-th on (K from 0), for N processes at once"
-    add("--shard", type=parse_shard, default=(0, 1), metavar="K/N", help=shard)
-    function = (
-        "gets each record as a dict and returns a dict, which is merged into the record; its module is "
-        "imported from PYTHONPATH and run"
-    )
+    shard = "only every N-th file, from the I-th on (I from 1), for N processes at once"
+    add("--shard", type=parse_part, default=Part(1, 1), metavar="I/N", help=shard)
+    function = "its code is run: gets each record as a dict and returns a dict, merged into the record"
     add("--function", metavar="MODULE:NAME", help=function)
     add_tokenizer_options(parser)
-
-
-def parse_shard(word: str) -> tuple[int, int]:
-    """Parse K/N with 0 <= K < N. Raise ArgumentTypeError for another word."""
-    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", word)
-    if match is None or not int(match[1]) < int(match[2]):
-        raise argparse.ArgumentTypeError(f"got {word!r}, expected K/N with K from 0 to N - 1, such as 0/4")
-    return int(match[1]), int(match[2])
 
 
 def parse_version(word: str) -> tuple[str, int]:
@@ -179,18 +151,24 @@ def build_counter(args: argparse.Namespace) -> TokenCounter | None:
     return TokenCounter(spec, args.append_eod, args.special_text == "token", n_threads)
 
 
-def run_on_catalog(run: Any, args: argparse.Namespace) -> None:
-    """Open the catalog, and run an action on it."""
+def run_register(args: argparse.Namespace) -> None:
+    """Register corpora with the properties of their documents in a catalog, or inspect it.
+
+    scaling register catalog list
+    """
     writes = args.step in ("add", "add-property", "prune")
     with Catalog(args.catalog, read_only=not writes, n_threads=getattr(args, "threads", None)) as catalog:
-        run(catalog, args)
+        args.run_step(catalog, args)
 
 
 def add_files(catalog: Catalog, args: argparse.Namespace) -> None:
-    """Register files, and print the counts, and warnings on standard error."""
+    """Register new and changed files.
+
+    scaling register catalog add slim slimpajama --preset slimpajama --tokenizer-model gpt2
+    """
     done = catalog.register(
         args.corpus, args.inputs, read_properties(args.property, args.preset), args.text_key,
-        counter=build_counter(args), shard=args.shard,
+        counter=build_counter(args), shard=(args.shard.number - 1, args.shard.count),
         function=None if args.function is None else import_function(args.function),
     )  # fmt: skip
     print(
@@ -204,13 +182,19 @@ def add_files(catalog: Catalog, args: argparse.Namespace) -> None:
 
 
 def add_property(catalog: Catalog, args: argparse.Namespace) -> None:
-    """Add a property, and print the number of documents."""
+    """Add a property of registered documents from a parquet file, or replace it.
+
+    scaling register catalog add-property slim values.parquet --property 'quality float'
+    """
     n = catalog.add_property(args.corpus, args.property, args.values)
     print(f"{args.catalog}: {args.corpus}: {args.property.split()[0]} of {n:,} documents")
 
 
 def list_corpora(catalog: Catalog, args: argparse.Namespace) -> None:
-    """Print one line per corpus."""
+    """List the corpora, with files, documents and tokens.
+
+    scaling register catalog list
+    """
     for corpus in catalog.list_corpora():
         files, n_tokens = catalog.list_files(corpus.name), catalog.count_tokens(corpus.name)
         tokens = "" if n_tokens is None else f", {n_tokens:,} tokens"
@@ -224,7 +208,10 @@ def list_corpora(catalog: Catalog, args: argparse.Namespace) -> None:
 
 
 def describe_corpus(catalog: Catalog, args: argparse.Namespace) -> None:
-    """Print a histogram of each property."""
+    """Count documents and tokens by the values of each property.
+
+    scaling register catalog describe slim
+    """
     histograms = catalog.describe_corpus(args.corpus)
     for name, values in histograms.items():
         print(name)
@@ -238,13 +225,19 @@ def describe_corpus(catalog: Catalog, args: argparse.Namespace) -> None:
 
 
 def list_broken(catalog: Catalog, args: argparse.Namespace) -> None:
-    """Print the position and the reason of each broken line."""
+    """List file, line and reason of each broken line.
+
+    scaling register catalog broken slim
+    """
     lines = [f"{path}:{line}: {why}" for path, line, why in catalog.list_broken(args.corpus)]
     print("\n".join(lines) or "no broken lines")
 
 
 def list_snapshots(catalog: Catalog, args: argparse.Namespace) -> None:
-    """Print one line per version of each corpus."""
+    """List the snapshots that can be opened.
+
+    scaling register catalog snapshots
+    """
     for name, table in sorted(catalog.tables.items()):
         for version, seconds, operation in table.list_versions():
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
@@ -255,44 +248,37 @@ def list_snapshots(catalog: Catalog, args: argparse.Namespace) -> None:
 
 
 def prune_catalog(catalog: Catalog, args: argparse.Namespace) -> None:
-    """Delete what only older snapshots need."""
+    """Delete what only older snapshots need.
+
+    scaling register catalog prune --keep slim=3
+    """
     print(f"{args.catalog}: {catalog.prune(dict(args.keep)):,} files deleted")
 
 
 def add_mixture(actions: Any) -> None:
     """Add the action mixture."""
-    parser = add_action(
-        actions,
-        "mixture",
-        "select a mixture's documents from the catalog, tokenize their text, and list the domains",
-        "scaling mixture slim.yaml",
-    )
+    parser = add_action(actions, "mixture", run_mixture)
     keys = "mixture file; megatron/mixture/spec.py lists its keys"
     parser.add_argument("mixture", metavar="MIXTURE.yaml", help=keys)
     verify = "read all files and compare their content with the catalog's sums"
     parser.add_argument("--verify", action="store_true", help=verify)
-    parser.set_defaults(run=run_mixture)
 
 
 def run_mixture(args: argparse.Namespace) -> None:
-    """Prepare the mixture, and print its domains."""
+    """Select a mixture's documents from the catalog, tokenize their text, and list the domains.
+
+    scaling mixture slim.yaml
+    """
     resolved = prepare_mixture(args.mixture, verify=args.verify)
-    width = max(map(len, resolved.domains))
-    print(f"{'domain':<{width}}    documents           tokens   weight")
     columns = (resolved.domains, resolved.documents, resolved.tokens, resolved.weights)
-    for name, documents, tokens, weight in zip(*columns, strict=True):
-        print(f"{name:<{width}} {documents:>12,} {tokens:>16,}  {weight:.2%}")
+    rows = [[name, f"{n:,}", f"{tokens:,}", f"{w:.2%}"] for name, n, tokens, w in zip(*columns, strict=True)]
+    print_table(["domain", "documents", "tokens", "weight"], rows, ["domain"])
     print(f"{mixture_folder(args.mixture)}: ready for dataset.mixture={args.mixture}")
 
 
 def add_serve(actions: Any) -> None:
     """Add the action serve."""
-    parser = add_action(
-        actions,
-        "serve",
-        "serve the mixtures of a folder over Arrow Flight, or print the status of a server",
-        "scaling serve data --port 8815 --root /corpora",
-    )
+    parser = add_action(actions, "serve", run_serve)
     add = parser.add_argument
     folder = "folder with a catalog and mixtures, created if missing"
     add("folder", nargs="?", type=Path, metavar="DIR", help=folder)
@@ -308,11 +294,13 @@ def add_serve(actions: Any) -> None:
     add("--root", type=Path, action="append", default=[], metavar="FOLDER", help=root)
     add("--status", metavar="LOCATION", help="print the status of a running server")
     add("--tls-roots", type=Path, metavar="FILE", help="PEM, for --status of a server with TLS")
-    parser.set_defaults(run=run_serve, refuse=parser.error)
 
 
 def run_serve(args: argparse.Namespace) -> None:
-    """Serve mixtures, or print the status of a server."""
+    """Serve the mixtures of a folder over Arrow Flight, or print the status of a server.
+
+    scaling serve data --port 8815 --root /corpora
+    """
     # exactly one of the two
     if bool(args.folder) == bool(args.status):
         args.refuse("give either a folder to serve, or --status of a server")
@@ -324,10 +312,6 @@ def run_serve(args: argparse.Namespace) -> None:
     from megatron.mixture.client import MixtureClient, check_private, make_token_file, read_token
     from megatron.mixture.server import ServedFolder, make_server
 
-    for option in ("token_file", "tls_cert", "tls_key", "tls_roots"):
-        path = getattr(args, option)
-        if path is not None and not path.is_file():
-            raise FileNotFoundError(f"--{option.replace('_', '-')}: {path}: no such file")
     if args.folder is not None:
         args.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         args.token_file = args.token_file or make_token_file(args.folder)

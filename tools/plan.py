@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.cli import add_action, create_parser, positive_float, positive_int, run_main
+from megatron.cli import add_action, create_parser, positive_float, positive_int, print_table, run_main
 from megatron.config.presets import load_model_sizes
 from megatron.config.read import build_config
 from megatron.config.schema import ModelConfig
@@ -28,7 +28,6 @@ from megatron.io import write_atomic
 from megatron.laws.design import (
     CRITERIA,
     Designer,
-    ExpectedErrors,
     RunSet,
     build_simple_designs,
     generate_candidates,
@@ -36,6 +35,7 @@ from megatron.laws.design import (
 from megatron.laws.law import Law
 from megatron.plan.conventions import training_flops_per_token
 from megatron.plan.count import flops_per_token, n_non_embedding, n_params
+from megatron.study import ladder
 from megatron.study.format import format_count
 from megatron.study.published import find_law
 from megatron.study.selection import Columns, select_runs
@@ -45,24 +45,13 @@ TOKENS_PER_PARAMETER = 20  # Hoffmann et al., arXiv 2203.15556
 SHAPE = ("d_model", "d_ff", "d_head", "n_heads", "n_layers")
 NOISE = 0.005  # spread of a run's log loss, if the law has none
 LARGEST_SHARE = 0.25  # of the budget, for one run
+NEW_STUDY = Path(ladder.__file__).with_name("new_study.yaml")
 PRIOR = "besiroglu"  # default prior law
-STUDY = """\
-name: {name}
-directory: experiments/{name}
-run:
-  dataset: {{path_train: data/train_text_document, path_eval: data/val_text_document, batch_size: 64}}
-  optim: {{lr: steplaw, weight_decay: 0.1}}
-  lr_scheduler: {{kind: cosine, warmup_fraction: 0.02, lr_min_ratio: 0.1}}
-cells:
-  - {{size: [7M, 14M, 20M], flops: [1.0e+15, 3.0e+15]}}
-  - {{size: [14M, 20M, 35M, 57M], flops: [1.0e+16, 3.0e+16]}}
-  - {{size: 14M, flops: 3.0e+15, seeds: [1, 2]}} # seeds 0, 1 and 2 show the scatter of a run
-  - {{size: best, flops: 1.2e+17}} # forecast by scaling frontier --predict, then trained
-# next: python tools/sweep.py {path} --dry-run --hardware H100
-"""
 CHOOSE = "Choose from candidates of your own with megatron.laws.design.Designer"
 REMOVED = {
+    "--force": "Plan from the published prior, without --law",
     "--largest-share": CHOOSE,
+    "--noise": "The noise is that of the law, or 0.005 without --law",
     "--repeats": "Train each run with several seeds of its study",
     "--sizes": CHOOSE,
     "--tokens-per-parameter": CHOOSE,
@@ -70,24 +59,26 @@ REMOVED = {
 
 
 def run_init(args: argparse.Namespace) -> None:
-    """Write the study, and print where it is."""
+    """Write a study to start from.
+
+    scaling init study.yaml
+    """
     path = args.study
     if path.exists():
         raise ValueError(f"{path}: got an existing file, expected a new one. Choose another name.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, STUDY.format(name=path.stem, path=path))
+    text = NEW_STUDY.read_text().replace("NAME", path.stem).replace("STUDY.yaml", str(path))
+    write_atomic(path, text)
     print(f"{path}: a study of 16 runs and a forecast; adapt its data, sizes and budgets")
 
 
 def resolve_shape(size: str, args: argparse.Namespace, options: Sequence[str]) -> ModelConfig:
     """Return the resolved shape of a size. Raise ValueError for an unknown name or option."""
-    more = parse_overrides(options)
-    other = [key for key in more if key != "model"]
-    if other:
-        raise ValueError(f"got '{other[0]}', expected only options of the model, such as model.n_kv_heads=4")
-    written = more.get("model", {})
-    if not isinstance(written, dict):
-        raise ValueError(f"model: got {written!r}, expected an option such as model.n_kv_heads=4")
+    for option in options:
+        if not option.startswith("model."):
+            raise ValueError(f"got '{option}', expected an option of the model, such as model.n_kv_heads=4")
+    written = parse_overrides(options).get("model", {})
+    assert isinstance(written, dict), "all keys are below model"
     raw = {
         "model": merge_sections({"size": size, "n_tokens": args.n_tokens}, written),
         "dataset": {"seq_len": args.seq_len},
@@ -98,46 +89,55 @@ def resolve_shape(size: str, args: argparse.Namespace, options: Sequence[str]) -
 
 
 def run_sizes(args: argparse.Namespace) -> None:
-    """Print the table of sizes."""
+    """List the named model sizes with their exact numbers of parameters.
+
+    scaling sizes 7M 14M --n-tokens 4096
+    """
     options = [word for word in args.words if "=" in word]
     names = [word for word in args.words if "=" not in word] or list(load_model_sizes())
     shapes = {name: resolve_shape(name, args, options) for name in names}
     if args.conventions:
         print_conventions(shapes, args.seq_len)
         return
-    head = f"{'name':>7}{'N':>16}{'without embedding':>20}"
-    print(head + "".join(f"{column:>9}" for column in SHAPE) + f"{'C':>11}")
+    rows = []
     for name, model in shapes.items():
         n = n_params(model)
         flops = flops_per_token(model, args.seq_len) * (args.tokens or TOKENS_PER_PARAMETER * n)
-        numbers = "".join(f"{getattr(model, column):9,}" for column in SHAPE)
-        print(f"{name:>7}{n:16,}{n_non_embedding(model):20,}{numbers}{flops:11.2e}")
+        shape = [f"{getattr(model, column):,}" for column in SHAPE]
+        rows.append([name, f"{n:,}", f"{n_non_embedding(model):,}", *shape, f"{flops:.2e}"])
+    print_table(["name", "N", "without embedding", *SHAPE, "C"], rows, ())
 
 
 def print_conventions(shapes: Mapping[str, ModelConfig], seq_len: int) -> None:
     """Print a line for each size: training FLOPs per token by each convention, and their ratio to 6 N."""
     rows = {name: training_flops_per_token(model, seq_len) for name, model in shapes.items()}
-    conventions = next(iter(rows.values()))
-    print(f"{'name':>7}" + "".join(f"{convention:>20}" for convention in conventions))
-    for name, row in rows.items():
-        cells = (f"{flops:.3e} ({flops / row['6nd']:.2f})" for flops in row.values())
-        print(f"{name:>7}" + "".join(f"{cell:>20}" for cell in cells))
+    cells = [
+        [name, *(f"{flops:.3e} ({flops / row['6nd']:.2f})" for flops in row.values())]
+        for name, row in rows.items()
+    ]
+    print_table(["name", *next(iter(rows.values()))], cells, ())
     print("FLOPs per token, forward and backward; in brackets the ratio to 6 N")
 
 
 def run_plan(args: argparse.Namespace) -> None:
-    """Choose the runs, and print them with their expected errors."""
+    """Propose the runs that minimize the error of the extrapolated optimum for a budget.
+
+    scaling plan --budget 1e20 --runs 20 --target 1e22
+    """
     law = Law.load(args.law) if args.law else find_law(PRIOR)[0]
     assert isinstance(law, Law), "the prior is a law of loss"
-    if law.identified is False and not args.force:
+    if law.identified is False:
         raise ValueError(
             f"--law {args.law}: its runs do not identify {', '.join(law.not_identified) or 'it'}. "
-            "Plan from the published prior without --law, or add --force."
+            "Plan from the published prior without --law."
         )
-    done = read_done_runs(args)
-    noise = (law.spread or NOISE) if args.noise is None else args.noise
+    done = None
+    if args.done is not None:
+        runs = select_runs(args.done, Columns(), args.objective)
+        # a run of D tokens from U unique ones: min(D, U) are unique
+        done = RunSet(runs.N, runs.D, runs.D if args.unique is None else runs.D.clip(max=args.unique))
     try:
-        designer = Designer(law, args.target or 100 * args.budget, noise, done)
+        designer = Designer(law, args.target or 100 * args.budget, law.spread or NOISE, done)
         candidates = generate_candidates(LARGEST_SHARE * args.budget, args.unique)
         chosen = designer.choose(candidates, args.budget, args.runs, args.criterion)
     # the information matrix of the constants is singular: some of them do not change any loss of these runs
@@ -155,53 +155,37 @@ def run_plan(args: argparse.Namespace) -> None:
         f"\nexpected standard errors at {designer.target:.2e} FLOPs, "
         f"for a noise of {designer.noise:g} in a run's log loss:"
     )
-    print(f"{'design':<20}{'runs':>5}{'FLOPs':>11}{'ln N*':>10}{'ln L*':>10}{'a':>10}")
+    designs = {f"proposed ({args.criterion})": designer.expect(chosen)}
     # `expect` adds the finished runs to every design, so that of no new runs is the state before the study
     if done is not None:
-        print_design("done so far", designer.expect(chosen.select([])))
-    print_design(f"proposed ({args.criterion})", designer.expect(chosen))
+        designs = {"done so far": designer.expect(chosen.select([])), **designs}
     for name, runs in build_simple_designs(args.budget, args.runs, args.unique).items():
-        print_design(name, designer.expect(runs))
-
-
-def read_done_runs(args: argparse.Namespace) -> RunSet | None:
-    """Read the runs of --done; None without the option."""
-    if args.done is None:
-        return None
-    runs = select_runs(args.done, Columns(), args.objective)
-    # a run of D tokens from U unique ones: min(D, U) are unique
-    return RunSet(runs.N, runs.D, runs.D if args.unique is None else runs.D.clip(max=args.unique))
-
-
-def print_design(name: str, expected: ExpectedErrors) -> None:
-    """Print one design with its expected errors."""
-    errors = (expected.log_size, expected.log_loss, expected.a_exponent)
-    columns = "".join(f"{error:>10.3g}" for error in errors)
-    print(f"{name:<20}{expected.n_runs:>5}{expected.flops:>11.2e}{columns}")
+        designs[name] = designer.expect(runs)
+    rows = [
+        [name, f"{d.n_runs}", f"{d.flops:.2e}", *(f"{x:.3g}" for x in (d.log_size, d.log_loss, d.a_exponent))]
+        for name, d in designs.items()
+    ]
+    print_table(["design", "runs", "FLOPs", "ln N*", "ln L*", "a"], rows, ["design"])
 
 
 def print_runs(runs: RunSet) -> None:
     """Print one line per run."""
-    print(f"{'N':>8}{'D':>8}{'D/N':>8}{'epochs':>8}{'FLOPs':>10}")
-    for n, d, u, c in zip(runs.N, runs.D, runs.U, runs.flops, strict=True):
-        print(f"{format_count(n, 3):>8}{format_count(d, 3):>8}{d / n:>8.3g}{d / u:>8.3g}{c:>10.2e}")
+    rows = [
+        [format_count(n, 3), format_count(d, 3), f"{d / n:.3g}", f"{d / u:.3g}", f"{c:.2e}"]
+        for n, d, u, c in zip(runs.N, runs.D, runs.U, runs.flops, strict=True)
+    ]
+    print_table(["N", "D", "D/N", "epochs", "FLOPs"], rows, ())
 
 
 def add_init(actions: Any) -> None:
     """Add the action init."""
-    parser = add_action(actions, "init", "write a study to start from", "scaling init study.yaml")
+    parser = add_action(actions, "init", run_init)
     parser.add_argument("study", type=Path, metavar="STUDY.yaml", help="file to write; it must not exist")
-    parser.set_defaults(run=run_init)
 
 
 def add_sizes(actions: Any) -> None:
     """Add the action sizes."""
-    parser = add_action(
-        actions,
-        "sizes",
-        "list the named model sizes with their exact numbers of parameters",
-        "scaling sizes 7M 14M --n-tokens 4096",
-    )
+    parser = add_action(actions, "sizes", run_sizes)
     add = parser.add_argument
     add(
         "words", nargs="*", default=[], metavar="SIZE | model.key=value", help="sizes (default: all), options"
@@ -211,17 +195,11 @@ def add_sizes(actions: Any) -> None:
     tokens = f"training tokens for C; default: {TOKENS_PER_PARAMETER} per parameter"
     add("--tokens", type=float, metavar="TOKENS", help=tokens)
     add("--conventions", action="store_true", help="FLOPs per token by the conventions of the literature")
-    parser.set_defaults(run=run_sizes)
 
 
 def add_plan(actions: Any) -> None:
     """Add the action plan."""
-    parser = add_action(
-        actions,
-        "plan",
-        "propose the runs that minimize the error of the extrapolated optimum for a budget",
-        "scaling plan --budget 1e20 --runs 20 --target 1e22",
-    )
+    parser = add_action(actions, "plan", run_plan)
     add = parser.add_argument
     add("--budget", type=positive_float, required=True, metavar="FLOPS", help="compute of all runs, 6 N D")
     target = "compute at which to predict N* and L*; default: 100 budgets"
@@ -229,16 +207,12 @@ def add_plan(actions: Any) -> None:
     criterion = "c: minimize the errors of N* and L*; D: those of all constants"
     add("--criterion", choices=CRITERIA, default="c", help=criterion)
     add("--law", type=Path, metavar="LAW.json", help="the prior law")
-    add("--force", action="store_true", help="use the constants of --law even if they are not identified")
     add("--done", type=Path, metavar="TABLE.csv", help="table of finished runs")
     add("--objective", metavar="NAME", help="objective of the runs in --done")
-    noise = f"spread of a run's log loss; default: that of the law, or {NOISE}"
-    add("--noise", type=float, metavar="SHARE", help=noise)
     add("--runs", type=positive_int, default=20, metavar="N", help="maximum number of new runs")
     unique = "unique tokens; training beyond them repeats text"
     add("--unique", type=float, metavar="TOKENS", help=unique)
     add("--out", type=Path, metavar="RUNS.csv", help="also write the runs to this file")
-    parser.set_defaults(run=run_plan)
 
 
 def build_parser() -> argparse.ArgumentParser:

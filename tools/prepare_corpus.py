@@ -9,12 +9,11 @@ another machine.
 """
 
 import argparse
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.cli import create_parser, run_main
+from megatron.cli import create_parser, positive_float, run_main
 from megatron.text.corpus import HELD_OUT_SHARE, HELD_OUT_SHARE_RANGE, CorpusLimits, prepare_corpus
 
 
@@ -23,15 +22,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser = create_parser(__doc__)
     add = parser.add_argument_group("text").add_argument
     corpus = (
-        "auto: the C4 sample in $SCALING_DATA, else the first documents of C4 from the Hugging Face hub, "
-        "else local; c4; local: Python's standard library and the sources of some packages of "
-        "requirements.txt, as installed; or a path: .jsonl or .json "
-        "files, plain or gzipped, a folder or a pattern of them"
+        "auto: C4 in $SCALING_DATA or from the hub, else local; c4; local: installed Python sources; or a "
+        "path: .jsonl or .json files, plain or gzipped, a folder or a pattern of them"
     )
     add("--corpus", metavar="TEXT", default="auto", help=corpus)
-    add("--max-mb", type=float, default=8.0, metavar="MB", help="use at most this many MB of text")
+    add("--max-mb", type=positive_float, default=8.0, metavar="MB", help="use at most this many MB of text")
     least = "require at least this many MB; auto and c4 are filled up with documents of the local text"
-    add("--min-mb", type=float, default=0.0, metavar="MB", help=least)
+    add("--min-mb", type=positive_float, default=0.0, metavar="MB", help=least)
     add = parser.add_argument_group("output").add_argument
     low, high = HELD_OUT_SHARE_RANGE
     share = f"share of held-out documents, {low:g} to {high:g}; the sha256 of a text decides its side"
@@ -41,18 +38,10 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def to_bytes(number: float) -> int:
-    """Convert a size in MB to bytes. Raise ValueError for NaN and Inf."""
-    # int(inf) raises OverflowError, which `main` would not report as one line
-    if not math.isfinite(number):
-        raise ValueError(f"got {number} MB, expected a finite size")
-    return int(number * 1e6)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Prepare the text, and print which corpus was used."""
     args = build_parser().parse_args(argv)
-    limits = CorpusLimits(to_bytes(args.max_mb), to_bytes(args.min_mb), args.held_out_share)
+    limits = CorpusLimits(int(args.max_mb * 1e6), int(args.min_mb * 1e6), args.held_out_share)
     content, is_new = prepare_corpus(args.corpus, args.out, limits)
     note = "" if is_new else " (already there)"
     print(f"{args.out}{note}: {content['corpus']}")

@@ -61,16 +61,9 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__, may_stop=True)
     add = parser.add_argument_group("files").add_argument
-    inputs = (
-        ".jsonl or .json files, plain, .gz, .zst, .bz2 or .xz; .parquet; folders, searched recursively, also "
-        "as saved by the datasets library; patterns; s3://, gs:// and hf:// URLs of all these; "
-        "or - for standard input"
-    )
+    inputs = ".jsonl, .json (also compressed), .parquet; folders, patterns; s3://, gs:// and hf:// URLs; or -"
     add("--input", nargs="+", required=True, metavar="PATH", help=inputs)
-    output = (
-        "prefix of the output files: NAME_text_document.bin, .idx and .json; s3:// and gs:// URLs are "
-        "written to --work-dir first and then uploaded"
-    )
+    output = "prefix of NAME_text_document.bin, .idx and .json; or a URL, uploaded from --work-dir"
     add("--output-prefix", type=parse_output, required=True, metavar="NAME", help=output)
     work_dir = "folder for the outputs until they are uploaded to a URL, deleted then (default: --root)"
     add("--work-dir", type=Path, metavar="DIR", help=work_dir)
@@ -80,11 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--dataset-impl", choices=FORMATS, default=FORMATS[0], help=f"always {FORMATS[0]}")
     keys = "keys of the text; each has its own output"
     add("--json-keys", nargs="+", default=["text"], metavar="KEY", help=keys)
-    on_error = (
-        "for a line that is not JSON or has no string under a key, and for a compressed, .parquet or .arrow "
-        "file that is damaged or cannot be downloaded: fail prints its position and stops; skip omits the "
-        "line or the whole file and lists it in NAME.rejects.jsonl"
-    )
+    on_error = "for a bad line or a damaged file: stop, or skip it and list it in NAME.rejects.jsonl"
     add("--on-error", choices=["fail", "skip"], default="fail", help=on_error)
     most = "keep the fewest first documents that hold N tokens of the first key, as in 100M; default: all"
     add("--max-tokens", type=parse_count, metavar="N", help=most)
@@ -94,10 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
         kind = {"action": "store_true"} if flag.form == "switch" else {"metavar": "VALUE"}
         add(f"--{flag.name}", help=flag.note, **kind)
     add = parser.add_argument_group("work").add_argument
-    part = (
-        "tokenize only part I of N equal parts of the input's bytes, such as 3/16, to "
-        "NAME-part-00003-of-00016; jobs on several machines do one part each, in any order"
-    )
+    part = "only part I of N equal parts of the input, such as 3/16: jobs on several machines do one each"
     add("--part", type=parse_part, metavar="I/N", help=part)
     add("--dry-run", action="store_true", help="print what the job reads and needs, and write nothing")
     add("--workers", type=positive_int, default=1, metavar="N", help="number of threads")

@@ -27,7 +27,7 @@ from megatron.plan.resolve import load_config
 from megatron.plan.run_dir import is_done
 from megatron.plan.run_plan import RunPlan, plan_run
 
-AFTER_FIRST_S = 5.0  # delay before other ranks than the first of a host report an error of the settings
+AFTER_FIRST_S = 5.0  # delay before other ranks than the first of a host report an error
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -48,11 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         ranks = ranks_from_environment(os.environ)
         local_rank = ranks.local_rank
         config, plan = load_plan(args.config, args.overrides)
-    except (OSError, ValueError) as error:
-        if local_rank:  # the first rank of a host reports the error; then its launcher ends the others
-            time.sleep(AFTER_FIRST_S)
-        return report_error(error)
-    try:
         # The identity is a hash of the settings that change the result. A finished run of other settings in
         # this folder is not this run.
         if is_done(Path(config.logging.run_dir), plan.identity):
@@ -61,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         return train_run(config, plan)
     except (OSError, ValueError, FloatingPointError) as error:
+        if local_rank:  # the first rank of a host reports the error; then its launcher ends the others
+            time.sleep(AFTER_FIRST_S)
         return report_error(error)
 
 

@@ -9,27 +9,24 @@ See tools/pretrain_gpt.py for what becomes of the arguments.
 """
 
 import argparse
-import importlib.util
+import runpy
 from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.cli import run_main
 
-_spec = importlib.util.spec_from_file_location("pretrain_gpt", Path(__file__).with_name("pretrain_gpt.py"))
-assert _spec is not None and _spec.loader is not None, "importlib has a loader for .py files"
-SIBLING = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(SIBLING)
+SIBLING = runpy.run_path(str(Path(__file__).with_name("pretrain_gpt.py")))
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
-    parser: argparse.ArgumentParser = SIBLING.build_parser(__doc__)
+    parser: argparse.ArgumentParser = SIBLING["build_parser"](__doc__)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Translate the command, and replace this process by tools/pretrain.py."""
-    return int(SIBLING.main(argv, "masked_diffusion", __doc__))
+    return int(SIBLING["main"](argv, "masked_diffusion", __doc__))
 
 
 if __name__ == "__main__":

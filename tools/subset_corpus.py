@@ -10,12 +10,11 @@ complete.
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import megatron.cli  # noqa: F401  # before slow imports, so that a signal during them is handled
-from megatron.cli import STOPPED, create_parser, install_stop_handlers, non_negative_int, run_main
+from megatron.cli import create_parser, install_stop_handlers, non_negative_int, run_main
 from megatron.io import explain_disk_full
 from megatron.text.arguments import parse_count, parse_count_or_fraction, parse_output_prefix
 from megatron.text.split import SPLIT_NAMES, split_dataset
@@ -41,10 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__, may_stop=True)
     add = parser.add_argument_group("files").add_argument
-    inputs = (
-        ".jsonl or .json files, plain, .gz or .zst; .parquet; folders, also as saved by the datasets "
-        "library; patterns; - for standard input; or one .bin/.idx dataset without its suffix"
-    )
+    inputs = ".jsonl, .json (also compressed), .parquet; folders, patterns; -; or one .bin/.idx dataset"
     add("--input", nargs="+", required=True, metavar="PATH", help=inputs)
     output = "for text: a .jsonl, .jsonl.gz or .jsonl.zst file; for a dataset: prefix of the new one"
     add("--output", type=parse_output_prefix, required=True, metavar="PATH", help=output)
@@ -58,10 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--tokens", type=parse_count, metavar="N", help=tokens)
     sample = "each document with a probability, in input order; of a dataset also N random documents"
     add("--sample", type=parse_count_or_fraction, metavar="N|SHARE", help=sample)
-    split = (
-        "of a dataset: its documents in order, cut as by Megatron's --split into OUTPUT_train, OUTPUT_valid "
-        "and OUTPUT_test; a share of 0 gives none"
-    )
+    split = "of a dataset: cut as by Megatron's --split into OUTPUT_train, OUTPUT_valid and OUTPUT_test"
     add("--split", type=parse_shares, metavar="949,50,1", help=split)
     which.add_argument("--seed", type=non_negative_int, default=0, metavar="N", help="seed of the sample")
     add_tokenizer_options(parser)
@@ -79,10 +72,10 @@ def parse_shares(word: str) -> tuple[Fraction, ...]:
     return shares
 
 
-def take_subset(args: argparse.Namespace) -> SubsetResult:
-    """Write the selected part of the text or dataset."""
+def write_parts(args: argparse.Namespace) -> dict[str, SubsetResult]:
+    """Write the selected part of the text or dataset; return its size, or those of the parts, by name."""
     if args.split is not None:
-        return take_split(args)
+        return write_split(args)
     selection = DocumentSelection(
         documents=args.documents, tokens=args.tokens, sample=args.sample, seed=args.seed
     )
@@ -98,9 +91,11 @@ def take_subset(args: argparse.Namespace) -> SubsetResult:
             )
         if has_tokenizer or args.append_eod:
             raise ValueError(f"{pairs[0]}: already tokenized. Omit the tokenizer's options.")
-        return subset_dataset(pairs[0], args.output, selection, args.quiet, args.overwrite)
+        part = subset_dataset(pairs[0], args.output, selection, args.quiet, args.overwrite)
+        return {str(args.output): part}
     count = build_counter(args, spec) if has_tokenizer else None
-    return subset_text(args.input, args.output, selection, count, args.json_key, args.quiet, args.overwrite)
+    words = (args.json_key, args.quiet, args.overwrite)
+    return {str(args.output): subset_text(args.input, args.output, selection, count, *words)}
 
 
 def build_counter(args: argparse.Namespace, spec: TokenizerSpec) -> Callable[[Document], int]:
@@ -111,33 +106,25 @@ def build_counter(args: argparse.Namespace, spec: TokenizerSpec) -> Callable[[Do
     return lambda d: len(encode_with_location(encoder, [d.text], [d.location], eod)[0])
 
 
-def take_split(args: argparse.Namespace) -> SubsetResult:
-    """Write the parts of a dataset, and return the counts of all of them together."""
+def write_split(args: argparse.Namespace) -> dict[str, SubsetResult]:
+    """Write the parts of a dataset, and return their sizes by name."""
     prefix = find_dataset_prefix(args.input[0])
     if prefix is None or len(args.input) > 1:
         raise ValueError(f"--split: got {' '.join(args.input)}, expected one .bin/.idx dataset")
-    results = split_dataset(prefix, args.output, args.split, args.quiet, args.overwrite)
-    for name, part in results.items():
-        print(f"{args.output}_{name}: {part.n_documents:,} documents, {part.n_tokens:,} tokens")
-    return SubsetResult(
-        sum(part.n_documents for part in results.values()),
-        sum(part.n_tokens or 0 for part in results.values()),
-    )
+    parts = split_dataset(prefix, args.output, args.split, args.quiet, args.overwrite)
+    return {f"{args.output}_{name}": part for name, part in parts.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the part, and print its size."""
     args = build_parser().parse_args(argv)
     install_stop_handlers()  # a signal raises KeyboardInterrupt, which removes the partial output
-    try:
-        with explain_disk_full(args.output.parent):
-            subset = take_subset(args)
-    except KeyboardInterrupt:
-        print("stopped; nothing was written", file=sys.stderr)
-        return STOPPED
-    is_counted = subset.n_tokens is not None
-    tokens = f"{subset.n_tokens:,} tokens" if is_counted else "tokens not counted (no tokenizer given)"
-    print(f"{args.output}: {subset.n_documents:,} documents, {tokens}")
+    with explain_disk_full(args.output.parent):
+        parts = write_parts(args)
+    for name, part in parts.items():
+        no_count = "tokens not counted (no tokenizer given)"
+        tokens = no_count if part.n_tokens is None else f"{part.n_tokens:,} tokens"
+        print(f"{name}: {part.n_documents:,} documents, {tokens}")
     return 0
 
 

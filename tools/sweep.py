@@ -20,7 +20,6 @@ from megatron.cli import (
 from megatron.study.forecast import RUN, read_forecasts
 from megatron.study.ladder import (
     PlannedRun,
-    StudyPlan,
     expand_study,
     read_study_plan,
     select_runs_of_part,
@@ -54,10 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--sbatch", action="append", default=[], metavar="WORD", help=sbatch)
     price = parser.add_argument_group("price")
     add = price.add_argument
-    dry_run = (
-        "print each run with its cost and exit; without data, add run.dataset.path_train=synthetic "
-        "run.dataset.path_eval=synthetic"
-    )
+    dry_run = "print each run with its cost and exit; without data, set the paths of run.dataset to synthetic"
     add("--dry-run", action="store_true", help=dry_run)
     gpu = "GPU to price for, e.g. H100; default: time steps of the smallest and largest model here"
     add("--hardware", metavar="GPU", help=gpu)
@@ -72,11 +68,6 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     return build_parser().parse_intermixed_args(argv)
 
 
-def has_forecast(study: StudyPlan) -> bool:
-    """Return whether the forecast of the study's entry `size: best` is sealed."""
-    return any(forecast.quantity == RUN for forecast in read_forecasts(study.directory))
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Price or train the runs of the study, and print the outcome."""
     args = parse_args(argv)
@@ -88,25 +79,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             return time_study(study, options, runs)
         return estimate_speed(runs, args.hardware, args.mfu, args.gpus_per_run)
 
-    try:
-        study = read_study_plan(args.study, args.overrides)
-        if args.dry_run:
-            runs = select_runs_of_part(study, expand_study(study), args.part)
-            # for other hardware the number of GPUs is not known, so one run at a time
-            jobs = (args.jobs or 1) if args.hardware else count_jobs(study, options)
-            tariff = Tariff(args.price_per_hour, args.watts, args.hardware)
-            speed = price_runs(runs)
-            print(format_price_table(runs, speed, jobs, args.gpus_per_run, tariff))
-            return 0
-        outcome = run_sweep(study, options, price_runs)
-    except KeyboardInterrupt:  # raised while steps were timed, before any run has started
-        print("stopped; nothing was trained", file=sys.stderr)
-        return STOPPED
+    study = read_study_plan(args.study, args.overrides)
+    if args.dry_run:
+        runs = select_runs_of_part(study, expand_study(study), args.part)
+        # for other hardware the number of GPUs is not known, so one run at a time
+        jobs = (args.jobs or 1) if args.hardware else count_jobs(study, options)
+        tariff = Tariff(args.price_per_hour, args.watts, args.hardware)
+        print(format_price_table(runs, price_runs(runs), jobs, args.gpus_per_run, tariff))
+        return 0
+    outcome = run_sweep(study, options, price_runs)
     print(f"{study.directory}: {outcome.n_done} of {outcome.n_runs} runs done")
     for line in outcome.failed:
         # the last line of a log may contain escape sequences
         print(f"error: {escape_controls(line)}", file=sys.stderr)
-    if outcome.n_done == outcome.n_runs and study.best is not None and not has_forecast(study):
+    has_forecast = any(forecast.quantity == RUN for forecast in read_forecasts(study.directory))
+    if outcome.n_done == outcome.n_runs and study.best is not None and not has_forecast:
         print(f"next: scaling frontier {study.directory} --predict, then this command again")
     if outcome.interrupted:
         print("stopped; run the same command again to resume", file=sys.stderr)

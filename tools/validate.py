@@ -15,24 +15,18 @@ is NaN or Inf gets no result; the others are scored, and the exit status is 1.
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from megatron.cli import create_parser, positive_int, report_error, run_main, shorten_path
 from megatron.config.cli_choices import METHODS, WINDOWS
 from megatron.evaluation.machine_options import add_machine_options, open_requested_world
-from megatron.io import write_json
-
-if TYPE_CHECKING:  # so that --help does not load torch
-    from megatron.evaluation.held_out import HeldOutScoring
-    from megatron.evaluation.scored_models import ScoredModel
-    from megatron.parallel.world import World
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
-    parser = create_parser(__doc__, takes_ranks=True)
+    parser = create_parser(__doc__, takes_ranks=True, removed={"--backend": "Use `lm_eval --model hf`"})
     models = "checkpoints, runs, a study, names of the hub"
     parser.add_argument("models", nargs="+", type=Path, metavar="CHECKPOINT", help=models)
     add = parser.add_argument_group("data").add_argument
@@ -65,8 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Score, and print a line for each model and domain and the path of the results."""
     args = build_parser().parse_args(argv)
     # imported after parsing, so that --help does not load torch
-    from megatron.evaluation.held_out import HeldOutScoring
+    from megatron.evaluation.compare import compare_documents
+    from megatron.evaluation.held_out import HeldOutScoring, score_held_out
     from megatron.evaluation.scored_models import find_models
+    from megatron.generation.nonfinite_scores import NonFiniteError
 
     names = {field.name for field in fields(HeldOutScoring)} & set(vars(args))
     settings = HeldOutScoring(
@@ -78,37 +74,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.compare and len(models) < 2:
         raise ValueError(f"--compare: got {len(models)} model, expected two or more.")
     with open_requested_world(args) as world:
-        paths = _score_models(models, settings, args, world)
+        paths: list[Path | None] = []
+        for model in models:
+            path = None
+            try:
+                result, path, before = score_held_out(
+                    model, settings, world, tokenizer=args.tokenizer, out=args.out
+                )
+                if world.is_first:
+                    _print_result(model.hub_name or str(model.path), result, path, before)
+            except NonFiniteError as error:
+                if world.is_first:
+                    report_error(error)
+            paths.append(path)
         failures = paths.count(None)
         if args.compare and failures:
             raise ValueError(f"--compare: got {failures} models without a loss, expected none.")
         if args.compare and world.is_first:
-            _compare_models(paths, [model.path for model in models], args.n_bootstrap, args.seed)
+            documents = [path.with_suffix(".documents.parquet") for path in paths if path]
+            for model, path in zip(models[1:], documents[1:], strict=True):
+                options = {"n_bootstrap": args.n_bootstrap, "seed": args.seed}
+                comparison = compare_documents(documents[0], path, **options)
+                print(f"{models[0].path} against {model.path}: {comparison}")
     return 1 if failures else 0
-
-
-def _score_models(
-    models: Sequence["ScoredModel"], settings: "HeldOutScoring", args: argparse.Namespace, world: "World"
-) -> list[Path | None]:
-    """Score the models and return the path of each result; None for a model whose loss is NaN or Inf."""
-    from megatron.evaluation.held_out import score_held_out
-    from megatron.generation.nonfinite_scores import NonFiniteError
-
-    paths: list[Path | None] = []
-    for model in models:
-        try:
-            result, path, before = score_held_out(
-                model, settings, world, tokenizer=args.tokenizer, out=args.out
-            )
-        except NonFiniteError as error:
-            paths.append(None)
-            if world.is_first:
-                report_error(error)
-            continue
-        paths.append(path)
-        if world.is_first:
-            _print_result(model.hub_name or str(model.path), result, path, before)
-    return paths
 
 
 def _print_result(model: str, result: dict[str, Any], path: Path, before: bool) -> None:
@@ -135,24 +123,6 @@ def _format_line(result: dict[str, Any]) -> str:
         f"{result['loss']:.5f} nats per token{error}, {result['bits_per_token']:.5f} bits{per_byte}, "
         f"perplexity {perplexity}, {result['n_tokens']:,} tokens"
     )
-
-
-def _compare_models(
-    paths: Sequence[Path | None], models: Sequence[Path], n_bootstrap: int, seed: int
-) -> None:
-    """Compare each model with the first; write the result next to the scores of the other model."""
-    from megatron.evaluation.compare import compare_documents
-    from megatron.evaluation.scored_models import hash_json
-
-    documents = [path.with_suffix(".documents.parquet") for path in paths if path]
-    for model, path in zip(models[1:], documents[1:], strict=True):
-        comparison = compare_documents(documents[0], path, n_bootstrap=n_bootstrap, seed=seed)
-        about = {"a": str(models[0]), "b": str(model), "seed": seed}
-        # the name depends on what is compared, so that comparisons with several models do not overwrite each
-        # other
-        key = hash_json([str(models[0].resolve()), seed, n_bootstrap])[:8]
-        write_json(path.with_suffix(f".compared-{key}.json"), {**about, **asdict(comparison)})
-        print(f"{models[0]} against {model}: {comparison}")
 
 
 if __name__ == "__main__":

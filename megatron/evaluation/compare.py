@@ -42,29 +42,29 @@ class Comparison:
 def compare_documents(a: Path, b: Path, *, n_bootstrap: int = 10_000, seed: int = 0) -> Comparison:
     """Compare two files written by tools/validate.py --save-per-document.
 
-    Documents with different numbers of scored tokens are skipped: an autoregressive model does not score the
-    first token of a corpus. Raises ValueError if these are more than the first and last documents of the
-    domains and more than a tenth of all, or if the documents differ.
+    Documents with different numbers of scored tokens are skipped:
+    an autoregressive model does not score the first token of a
+    corpus. Raises ValueError if these are more than the first and
+    last documents of the domains and more than a tenth of all, or
+    if the documents differ.
     """
-    first, second = (
-        {str(name): column.to_numpy() for name, column in pd.read_parquet(path).items()} for path in (a, b)
-    )
+    first, second = (pd.read_parquet(path) for path in (a, b))
     for name in ("domain", "document"):
-        if name not in first or name not in second or not np.array_equal(first[name], second[name]):
+        if name not in first or name not in second or not first[name].equals(second[name]):
             raise ValueError(
                 f"{a} and {b}: got different {name!r}, expected equal. Score both on the same data."
             )
     either = (first["tokens"] > 0) | (second["tokens"] > 0)
     comparable = either & (first["tokens"] == second["tokens"])
-    unlike, ends = either.sum() - comparable.sum(), ENDS * len(np.unique(first["domain"]))
+    unlike, ends = either.sum() - comparable.sum(), ENDS * first["domain"].nunique()
     if unlike > max(ends, UNLIKE * either.sum()):
         raise ValueError(
             f"{a} and {b}: got different numbers of tokens for {unlike} of {either.sum()} documents. "
             "Score both on the same data with the same options."
         )
-    return paired_bootstrap(
-        first["nats"][comparable], second["nats"][comparable], first["tokens"][comparable], n_bootstrap, seed
-    )
+    first, second = first[comparable], second[comparable]
+    arrays = (first["nats"].to_numpy(), second["nats"].to_numpy(), first["tokens"].to_numpy())
+    return paired_bootstrap(*arrays, n_bootstrap, seed)
 
 
 def paired_bootstrap(
@@ -72,8 +72,10 @@ def paired_bootstrap(
 ) -> Comparison:
     """Resample documents, the same ones for both models; all arrays are [n_documents].
 
-    Pairing removes the variance of document difficulty that both models share (Koehn, Statistical
-    Significance Tests for Machine Translation Evaluation, 2004). A p-value is at least 2 / (n_bootstrap + 1).
+    Pairing removes the variance of document difficulty that both
+    models share (Koehn, Statistical Significance Tests for Machine
+    Translation Evaluation, 2004). A p-value is at least 2 /
+    (n_bootstrap + 1).
     """
     if len(tokens) < 2:
         raise ValueError(f"got {len(tokens)} documents, expected at least 2 for a bootstrap")
@@ -89,8 +91,9 @@ def paired_bootstrap(
         end = min(begin + rows, n_bootstrap)
         picked = rng.integers(0, n, size=(end - begin, n))
         resampled[begin:end] = differences[picked].sum(axis=1) / tokens[picked].sum(axis=1)
-    # +1 below: the observed data count as one resample, so p is never 0
-    # with 10,000 resamples that are all below 0: p = 2 (0 + 1) / 10,001 = 0.0002
+    # +1 below: the observed data count as one resample, so p is
+    # never 0 with 10,000 resamples that are all below 0: p = 2
+    # (0 + 1) / 10,001 = 0.0002
     beyond = min((resampled <= 0).sum(), (resampled >= 0).sum())
     low, high = np.percentile(resampled, [2.5, 97.5])
     total = tokens.sum()

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from megatron.data.indexed import IndexedTokens
-from megatron.evaluation.likelihood import Request, ScoringOptions, iter_rank_batches
+from megatron.evaluation.likelihood import Request, ScoringOptions, gather_scores, iter_rank_batches
 from megatron.evaluation.likelihood_diffusion import score_masked_rows, score_tokens_left_to_right
 from megatron.evaluation.windows import (
     TextIds,
@@ -33,7 +33,6 @@ from megatron.evaluation.windows import (
 from megatron.kernels.linear_cross_entropy import linear_nll
 from megatron.model.transformer import Gpt
 from megatron.objective.masked_diffusion import MaskedDiffusion
-from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World
 from megatron.tokenizer.kinds import Tokenizer
 
@@ -60,11 +59,13 @@ class CorpusLoss:
     def metrics(self) -> dict[str, float | int | list[float] | None]:
         """Return the metrics of the corpus.
 
-        loss, perplexity, bits_per_token: over all scored tokens, including end-of-document tokens
-        bits_per_byte: nats of all other scored tokens, in bits, divided by the UTF-8 bytes of their text
-        loss_se: standard error over documents, for text of the same distribution
-        mc_se: standard error over masks
-        mc_interval: 95 % interval of this text's bound, by Student's t of the independent draws
+        loss, perplexity, bits_per_token: over all scored tokens,
+        including end-of-document tokens bits_per_byte: nats of all
+        other scored tokens, in bits, divided by the UTF-8 bytes of
+        their text loss_se: standard error over documents, for text
+        of the same distribution mc_se: standard error over masks
+        mc_interval: 95 % interval of this text's bound, by
+        Student's t of the independent draws
         """
         total, n = float(self.nats.sum()), int(self.tokens.sum())
         loss, scored = total / n, int((self.tokens > 0).sum())
@@ -77,9 +78,11 @@ class CorpusLoss:
             spread = float(((self.nats - loss * self.tokens) ** 2).sum())
             loss_se = math.sqrt(spread * scored / (scored - 1)) / n
         if self.draws is not None and len(self.draws) > 1:
+            from scipy.stats import t as student  # slow import
+
             mc_se = float(self.draws.std(ddof=1)) / math.sqrt(len(self.draws)) / n
             # half width of the interval
-            reach = _t_quantile(len(self.draws) - 1) * mc_se
+            reach = float(student.ppf(0.975, len(self.draws) - 1)) * mc_se
             interval = [loss - reach, loss + reach]
         per_byte = None if not self.n_bytes else (total - self.eod_nats) / math.log(2) / self.n_bytes
         return {
@@ -97,105 +100,116 @@ class CorpusLoss:
         }
 
 
-def _t_quantile(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t, so that the interval is valid for two draws too."""
-    from scipy.stats import t  # slow import
+class CorpusScorer:
+    """Scores windows of a corpus, those of `select_windows`; the ranks share the work and all have the loss.
 
-    return float(t.ppf(0.975, freedom))
-
-
-def compute_autoregressive_loss(
-    model: Gpt,
-    corpus: IndexedTokens,
-    windows: Sequence[Window],
-    *,
-    eod_id: int | None = None,
-    **options: Unpack[ScoringOptions],
-) -> CorpusLoss:
-    """Compute the exact loss of the windows of `select_windows`."""
-    sums = _DocumentSums(corpus, eod_id)
-    device = model.embedding.weight.device
-    lengths_read = [window.n_read for window in windows]
-    for rows in iter_rank_batches(lengths_read, np.ones(len(windows), dtype=np.int64), options):
-        batch = [windows[number] for number, _ in rows]
-        ids, lengths = pad_rows([read_window(corpus, window) for window in batch])
-        inputs = torch.from_numpy(ids[:, :-1].copy()).to(device)
-        with torch.inference_mode():
-            # padding follows all tokens, so none attends to it
-            hidden = model.hidden_states(inputs, causal=True)
-            for states, window, row, length in zip(hidden, batch, ids, lengths, strict=True):
-                scored = row[window.n_context : length]
-                targets = torch.from_numpy(scored.copy()).to(device)
-                # the state at p predicts the token at p + 1: states n_context
-                # - 1 .. length - 2 predict ids n_context .. length - 1
-                nll = linear_nll(states[window.n_context - 1 : length - 1], model.head_weight, targets)
-                sums.add(np.arange(window.scored, window.end), nll.double().cpu().numpy(), scored)
-    return sums.reduce(options["world"], windows)
-
-
-def compute_bound_loss(
-    model: Gpt,
-    objective: MaskedDiffusion,
-    corpus: IndexedTokens,
-    windows: Sequence[Window],
-    *,
-    num_mc: int,
-    eod_id: int | None = None,
-    **options: Unpack[ScoringOptions],
-) -> CorpusLoss:
-    """Estimate the bound from `num_mc` masks per window; a batch contains (window, mask) rows.
-
-    Context tokens, which exist in documents read alone, are never masked: the bound excludes them.
+    eod_id   id of the end-of-document token, whose nats are also counted alone; None: unknown
     """
-    if num_mc < 1:
-        raise ValueError(f"--num-mc: got {num_mc}, expected 1 or more")
-    sums = _DocumentSums(corpus, eod_id, num_mc)
-    # rows and not windows are batched: a batch
-    # may contain some of the draws of a window
-    n_rows, n_read = np.full(len(windows), num_mc), [window.n_read for window in windows]
-    for rows in iter_rank_batches(n_read, n_rows, options):
-        sequences, hidden, scales, places = [], [], [], []
-        for number, draw in rows:
-            window = windows[number]
-            ids = read_window(corpus, window)
-            # corrupt() drops a sample's last token, a
-            # target of the other objective: append a dummy
-            scored = np.append(ids[window.n_context :], 0)
-            task = objective.corrupt(scored[None], np.array([window.number]), draw)
-            assert task.positions is not None and task.scale is not None, "it scores masked tokens only"
-            masked = np.isin(np.arange(len(scored) - 1), task.positions.numpy())
-            sequences.append(ids)
-            hidden.append(masked)
-            scales.append(task.scale.double().numpy())
-            places.append(window.scored + np.flatnonzero(masked))
-        log_p, _, row_of = score_masked_rows(model, sequences, hidden)
-        nats = -log_p.numpy() * np.concatenate(scales)
-        token_places = np.concatenate(places)
-        targets = corpus.tokens[token_places].astype(np.int64)
-        sums.add(token_places, nats, targets, np.array([draw for _, draw in rows])[row_of.numpy()])
-    return sums.reduce(options["world"], windows)
 
+    def __init__(
+        self, model: Gpt, corpus: IndexedTokens, windows: Sequence[Window], eod_id: int | None = None,
+        **options: Unpack[ScoringOptions],
+    ) -> None:  # fmt: skip
+        self.model, self.corpus, self.windows, self.eod_id = model, corpus, windows, eod_id
+        self.options = options
+        self.ends = np.cumsum(corpus.document_tokens)
+        self.nats = np.zeros(len(self.ends) + 1)  # the last element is for end-of-document tokens
+        self.draws: np.ndarray | None = None
 
-def compute_left_to_right_loss(
-    model: Gpt,
-    corpus: IndexedTokens,
-    windows: Sequence[Window],
-    *,
-    eod_id: int | None = None,
-    **options: Unpack[ScoringOptions],
-) -> CorpusLoss:
-    """Compute the exact loss of a diffusion model under left-to-right generation, a forward per token."""
-    requests = []
-    for window in windows:
-        ids = read_window(corpus, window).tolist()
-        requests.append(Request(tuple(ids[: window.n_context]), tuple(ids[window.n_context :])))
-    max_length = max(window.n_read for window in windows) + 1
-    log_p, _ = score_tokens_left_to_right(model, requests, max_length=max_length, **options)
-    sums = _DocumentSums(corpus, eod_id)
-    if options["world"].is_first:  # every rank has all values; the sum below must count them once
-        places = np.concatenate([np.arange(window.scored, window.end) for window in windows])
-        sums.add(places, -log_p, np.concatenate([request.continuation for request in requests]))
-    return sums.reduce(options["world"], windows)
+    def score_autoregressive(self) -> CorpusLoss:
+        """Compute the exact loss of an autoregressive model."""
+        windows, model = self.windows, self.model
+        device = model.embedding.weight.device
+        lengths_read = [window.n_read for window in windows]
+        for rows in iter_rank_batches(lengths_read, np.ones(len(windows), dtype=np.int64), self.options):
+            batch = [windows[number] for number, _ in rows]
+            ids, lengths = pad_rows([read_window(self.corpus, window) for window in batch])
+            inputs = torch.from_numpy(ids[:, :-1].copy()).to(device)
+            with torch.inference_mode():
+                # padding follows all tokens, so none attends to it
+                hidden = model.hidden_states(inputs, causal=True)
+                for states, window, row, length in zip(hidden, batch, ids, lengths, strict=True):
+                    scored = row[window.n_context : length]
+                    targets = torch.from_numpy(scored.copy()).to(device)
+                    # the state at p predicts the token at p + 1: states
+                    # n_context - 1 .. length - 2 predict ids n_context ..
+                    # length - 1
+                    nll = linear_nll(states[window.n_context - 1 : length - 1], model.head_weight, targets)
+                    self._add(np.arange(window.scored, window.end), nll.double().cpu().numpy(), scored)
+        return self._reduce()
+
+    def score_bound(self, objective: MaskedDiffusion, num_mc: int) -> CorpusLoss:
+        """Estimate the bound from `num_mc` masks per window; a batch contains (window, mask) rows.
+
+        Context tokens, which exist in documents read alone, are
+        never masked: the bound excludes them.
+        """
+        windows, self.draws = self.windows, np.zeros(num_mc)
+        # rows and not windows are batched: a batch
+        # may contain some of the draws of a window
+        n_rows, n_read = np.full(len(windows), num_mc), [window.n_read for window in windows]
+        for rows in iter_rank_batches(n_read, n_rows, self.options):
+            sequences, hidden, scales, places = [], [], [], []
+            for number, draw in rows:
+                window = windows[number]
+                ids = read_window(self.corpus, window)
+                # corrupt() drops a sample's last token, a
+                # target of the other objective: append a dummy
+                scored = np.append(ids[window.n_context :], 0)
+                task = objective.corrupt(scored[None], np.array([window.number]), draw)
+                assert task.positions is not None and task.scale is not None, "it scores masked tokens only"
+                masked = np.isin(np.arange(len(scored) - 1), task.positions.numpy())
+                sequences.append(ids)
+                hidden.append(masked)
+                scales.append(task.scale.double().numpy())
+                places.append(window.scored + np.flatnonzero(masked))
+            log_p, _, row_of = score_masked_rows(self.model, sequences, hidden)
+            nats = -log_p.numpy() * np.concatenate(scales)
+            token_places = np.concatenate(places)
+            targets = self.corpus.tokens[token_places].astype(np.int64)
+            self._add(token_places, nats, targets, np.array([draw for _, draw in rows])[row_of.numpy()])
+        return self._reduce()
+
+    def score_left_to_right(self) -> CorpusLoss:
+        """Compute the exact loss of a diffusion model under left-to-right generation, a forward per token."""
+        requests = []
+        for window in self.windows:
+            ids = read_window(self.corpus, window).tolist()
+            requests.append(Request(tuple(ids[: window.n_context]), tuple(ids[window.n_context :])))
+        max_length = max(window.n_read for window in self.windows) + 1
+        log_p, _ = score_tokens_left_to_right(self.model, requests, max_length=max_length, **self.options)
+        if self.options["world"].is_first:  # every rank has all values; the sum below must count them once
+            places = np.concatenate([np.arange(window.scored, window.end) for window in self.windows])
+            self._add(places, -log_p, np.concatenate([request.continuation for request in requests]))
+        return self._reduce()
+
+    def _add(
+        self, places: np.ndarray, nats: np.ndarray, ids: np.ndarray, draws: np.ndarray | None = None
+    ) -> None:
+        """Add the nats of tokens `ids` at `places` of the corpus, under `draws`; all [T]."""
+        # documents of 3 and 7 tokens: ends 3 10, place 2 is in document
+        # 0 and place 3 in document 1; "right" skips empty documents
+        documents = np.searchsorted(self.ends, places, side="right")
+        # bincount sums in float64 and handles documents that occur
+        # several times
+        self.nats[:-1] += np.bincount(documents, nats, len(self.ends))
+        if self.eod_id is not None:
+            self.nats[-1] += nats[ids == self.eod_id].sum()
+        if self.draws is not None and draws is not None:
+            self.draws += np.bincount(draws, nats, len(self.draws))
+
+    def _reduce(self) -> CorpusLoss:
+        """Sum over ranks and return the loss."""
+        world = self.options["world"]
+        tokens = count_scored_tokens(self.corpus, self.windows)
+        nats = gather_scores(torch.from_numpy(self.nats), world)
+        draws = None
+        if self.draws is not None:
+            draws = gather_scores(torch.from_numpy(self.draws), world)
+            # self.nats sums over draws, and each
+            # draw is an estimate of the same bound
+            nats = nats / len(draws)
+        return CorpusLoss(nats[:-1], tokens, draws, None, float(nats[-1]))
 
 
 def select_windows(
@@ -208,18 +222,17 @@ def select_windows(
 ) -> list[Window]:
     """Return the windows to score.
 
-    A diffusion model reads the positions that it predicts, so its windows have seq_len ids, not seq_len + 1.
-    Raises ValueError for a stride that skips tokens, windows without room for a context, or an empty corpus.
+    A diffusion model reads the positions that it predicts, so its
+    windows have seq_len ids, not seq_len + 1. Raises ValueError for
+    a stride that skips tokens, windows without room for a context,
+    or an empty corpus.
     """
     stride = seq_len if stride is None else stride
     if not 1 <= stride <= seq_len:
         raise ValueError(f"--stride: got {stride}, expected 1 to {seq_len}, the positions of a window")
     if text is None:
-        windows = (
-            iter_strided_windows(corpus, seq_len, stride)
-            if causal
-            else iter_disjoint_windows(corpus, seq_len)
-        )
+        iter_windows = iter_strided_windows(corpus, seq_len, stride)
+        windows = iter_windows if causal else iter_disjoint_windows(corpus, seq_len)
     elif causal:
         windows = iter_document_windows(corpus, seq_len + 1, stride, text)
     elif seq_len < 2:
@@ -251,41 +264,5 @@ def count_text_bytes(
         words = [token for token in ids if token != eod_id]
         n_eod += len(ids) - len(words)
         n_bytes += len(tokenizer.decode(words).encode())
-    totals = sum_over_ranks(torch.tensor([n_bytes, n_eod], device=world.device), world)
+    totals = gather_scores(torch.tensor([n_bytes, n_eod]), world)
     return int(totals[0]), int(totals[1])
-
-
-class _DocumentSums:
-    """Accumulates nats per document, of end-of-document tokens, and per draw."""
-
-    def __init__(self, corpus: IndexedTokens, eod_id: int | None, num_mc: int | None = None) -> None:
-        self.corpus, self.eod_id = corpus, eod_id
-        self.ends = np.cumsum(corpus.document_tokens)
-        self.nats = np.zeros(len(self.ends) + 1)  # the last element is for end-of-document tokens
-        self.draws = None if num_mc is None else np.zeros(num_mc)
-
-    def add(
-        self, places: np.ndarray, nats: np.ndarray, ids: np.ndarray, draws: np.ndarray | None = None
-    ) -> None:
-        """Add the nats of tokens `ids` at `places` of the corpus, under `draws`; all [T]."""
-        # documents of 3 and 7 tokens: ends 3 10, place 2 is in document
-        # 0 and place 3 in document 1; "right" skips empty documents
-        documents = np.searchsorted(self.ends, places, side="right")
-        # bincount sums in float64 and handles documents that occur several times
-        self.nats[:-1] += np.bincount(documents, nats, len(self.ends))
-        if self.eod_id is not None:
-            self.nats[-1] += nats[ids == self.eod_id].sum()
-        if self.draws is not None and draws is not None:
-            self.draws += np.bincount(draws, nats, len(self.draws))
-
-    def reduce(self, world: World, windows: Sequence[Window]) -> CorpusLoss:
-        """Sum over ranks and return the loss; `windows` determine the number of scored tokens."""
-        tokens = count_scored_tokens(self.corpus, windows)
-        nats = sum_over_ranks(torch.from_numpy(self.nats).to(world.device), world).cpu().numpy()
-        draws = None
-        if self.draws is not None:
-            draws = sum_over_ranks(torch.from_numpy(self.draws).to(world.device), world).cpu().numpy()
-            # self.nats sums over draws, and each
-            # draw is an estimate of the same bound
-            nats = nats / len(draws)
-        return CorpusLoss(nats[:-1], tokens, draws, None, float(nats[-1]))

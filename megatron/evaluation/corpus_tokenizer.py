@@ -1,6 +1,7 @@
 """Compare the tokenizers of corpus and model, and load the tokenizer that counts text bytes."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from megatron.checkpoint.model_weights import Weights
@@ -21,7 +22,7 @@ def get_sidecar_tokenizer(corpus: IndexedTokens) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def find_mismatched_tokenizers(
+def find_mismatches(
     opened: Mapping[WeightedCorpus, IndexedTokens], weights: Weights, allowed: bool, world: World
 ) -> list[str]:
     """Return messages about corpora whose tokenizer differs from the model's, if both sha256 are known.
@@ -33,24 +34,19 @@ def find_mismatched_tokenizers(
         return []
     expected = weights.tokenizer_sha256
     if expected is None and weights.tokenizer is not None:
-        try:
+        with suppress(OSError, ValueError):
             expected = load_tokenizer_by_name(weights.tokenizer).sha256
-        except (OSError, ValueError):
-            expected = None
     if any_rank(expected is None, world):  # all ranks compare, or none: they must return the same list
         return []
     mismatched = []
     for corpus, digest in digests.items():
         if digest is None or digest == expected:
             continue
-        message = (
-            f"{corpus.prefix}: got a corpus of tokenizer {digest[:12]}, expected {str(expected)[:12]}, "
-            f"that of {weights.source}"
-        )
+        message = f"{corpus.prefix}: got a corpus of tokenizer {digest[:12]}"
+        message += f", expected {str(expected)[:12]}, that of {weights.source}"
         if not allowed:
-            raise ValueError(
-                f"{message}. Preprocess with the model's tokenizer, or pass --allow-other-tokenizer."
-            )
+            hint = "Preprocess with the model's tokenizer, or pass --allow-other-tokenizer."
+            raise ValueError(f"{message}. {hint}")
         if world.is_first:
             log.warning("%s; the model may read its ids as other text", message)
         mismatched.append(message)
@@ -62,8 +58,8 @@ def load_byte_tokenizer(
 ) -> Tokenizer | None:
     """Load the tokenizer for counting text bytes: `requested`, else that of the corpus, else of the model.
 
-    Returns None with a warning if any rank has none. Raises ValueError or FileNotFoundError if `requested`
-    cannot be loaded.
+    Returns None with a warning if any rank has none. Raises
+    ValueError or FileNotFoundError if `requested` cannot be loaded.
     """
     if requested is not None:
         return load_tokenizer_by_name(requested)

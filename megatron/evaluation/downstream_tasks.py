@@ -18,16 +18,12 @@ from megatron.evaluation.harness_files import (
 )
 from megatron.evaluation.harness_tasks import open_tasks
 from megatron.evaluation.reader import Reader, Scoring
-from megatron.evaluation.scored_models import (
-    ScoredModel,
-    compute_fingerprint,
-    hash_json,
-    read_weights,
-)
+from megatron.evaluation.scored_models import ScoredModel, compute_fingerprint, hash_json, read_weights
 from megatron.io import read_json, replace_nonfinite, write_atomic
 from megatron.log import get_logger
 from megatron.parallel.collectives import barrier
 from megatron.parallel.world import World
+from megatron.plan.count import n_params
 from megatron.plan.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS
 
 log = get_logger(__name__)
@@ -40,7 +36,7 @@ class DownstreamRequest:
     """Tasks to score.
 
     include_path   folder of task files, beside lm-eval's own
-    samples        write <task>.samples.jsonl too: each document with its prompts and the model's answers
+    samples        store each document with its prompts and the model's answers too
     """
 
     tasks: tuple[str, ...]
@@ -61,23 +57,23 @@ def evaluate_downstream(
 ) -> tuple[Results, list[str], Path]:
     """Score tasks. Return (results of all tasks, names of those scored before, folder of the results).
 
-    The folder, `out` or a folder of the model, contains one JSON file per task, DOWNSTREAM_RESULTS in
-    lm-eval's form, and lm-eval's own files (harness_files.py). Tasks to which the scoring does not apply
-    (--only-generate, --only-mc-nll) are skipped with a warning and listed in the results' config.
-    Raises ValueError if no task is left, ValueError or FileNotFoundError for invalid input. Finished tasks
-    stay on disk and are not scored again.
+    The folder, `out` or a folder of the model, contains one JSON
+    file per task, DOWNSTREAM_RESULTS in lm-eval's form, and
+    lm-eval's own files (harness_files.py). Tasks to which the
+    scoring does not apply (--only-generate, --only-mc-nll) are
+    skipped with a warning and listed in the results' config. Raises
+    ValueError if no task is left, ValueError or FileNotFoundError
+    for invalid input. Finished tasks stay on disk and are not
+    scored again.
     """
     begin = time.perf_counter()
     weights = read_weights(model, tokenizer)
     scoring = scoring.resolve(weights.objective)
     config = _describe_scoring(model, weights, request, scoring)
     folder = out or model.folder(DOWNSTREAM) / _build_label(scoring, request)
-    fingerprint = compute_fingerprint(model.path)
-    settings = hash_json(
-        {**config, "model": fingerprint, "tokenizer": weights.tokenizer}
-        if model.hub_name is None
-        else {**config, "fingerprint": fingerprint, "tokenizer": weights.tokenizer}
-    )
+    identity = "model" if model.hub_name is None else "fingerprint"
+    identity_of = {identity: compute_fingerprint(model.path), "tokenizer": weights.tokenizer}
+    settings = hash_json(config | identity_of)
     parts = {name: _read_previous(folder, name, settings, request.samples) for name in request.tasks}
     before = [name for name, part in parts.items() if part is not None]
     missing = [name for name in request.tasks if name not in before]
@@ -87,20 +83,18 @@ def evaluate_downstream(
         reader = Reader(weights, scoring, world)
         scored, skipped = _score_tasks(missing, reader, request, folder, settings)
         parts |= scored
-        n_parameters = sum(parameter.numel() for parameter in reader.model.parameters())
-        model_info = (n_parameters, f"torch.{scoring.dtype}", scoring.batch_size, str(world.device))
-        config |= zip(MODEL_INFO, model_info, strict=True)
-    else:
-        stored = (read_json(folder / DOWNSTREAM_RESULTS) or {}).get("config") or {}
-        config |= {key: stored[key] for key in MODEL_INFO if key in stored}
     if len(skipped) == len(request.tasks):
         raise ValueError(f"--tasks: all tasks are skipped ({'; '.join(skipped.values())})")
-    about = {**config, "step": model.step} | ({"skipped": skipped} if skipped else {})
+    model_info = (n_params(weights.config), f"torch.{scoring.dtype}", scoring.batch_size, str(world.device))
+    about = config | dict(zip(MODEL_INFO, model_info, strict=True)) | {"step": model.step}
+    about |= {"skipped": skipped} if skipped else {}
     results = merge_results([part for part in parts.values() if part is not None], about)
     if world.is_first:
         write_atomic(folder / DOWNSTREAM_RESULTS, _dump_json(results))
         if missing or not has_harness_files(folder):
-            samples = _read_samples(folder, list(parts)) if request.samples else {}
+            samples: dict[str, list[Any]] = {}
+            for part in filter(None, parts.values()) if request.samples else ():
+                samples |= part["samples"]
             write_harness_files(results, samples, folder, model.name, begin)
     return results, before, folder
 
@@ -125,7 +119,8 @@ def _score_tasks(
 ) -> tuple[dict[str, Results], dict[str, str]]:
     """Score tasks one by one and write each when done.
 
-    Return the results by task, and {task: reason} of those to which the scoring does not apply.
+    Return the results by task, and {task: reason} of those to which
+    the scoring does not apply.
     """
     parts: dict[str, Results] = {}
     skipped: dict[str, str] = {}
@@ -139,13 +134,13 @@ def _score_tasks(
                 log.warning("skipped %s", reason)
             continue
         log.info("%s: %s", reader.writer.weights.source, name)
-        part = score_task(lm, reader, loaded, **how, samples=request.samples)
+        part = score_task(lm, loaded, **how, samples=request.samples) | {"settings": settings}
         if world.is_first:
             if reader.n_truncated:
                 text = "%s: %d requests exceed the model's %d positions and were truncated on the left"
                 log.warning(text, name, reader.n_truncated, reader.max_length)
             folder.mkdir(parents=True, exist_ok=True)
-            _write_task(folder, name, part, settings)
+            write_atomic(_find_file(folder, name), _dump_json(part))
         parts[name] = part
     return parts, skipped
 
@@ -165,46 +160,22 @@ def _build_label(scoring: Scoring, request: DownstreamRequest) -> str:
 
 def _read_previous(folder: Path, name: str, settings: str, samples: bool) -> Results | None:
     """Return a task's stored result for the same settings, or None if it must be scored."""
-    part = read_json(folder / f"{_get_file_stem(name)}.json")
+    path = _find_file(folder, name)
+    part = read_json(path)
     if part is None:
         return None
     if part.get("settings") != settings:
-        log.warning(
-            "%s/%s.json: replaced; it was of other weights, data or another tokenizer",
-            folder,
-            _get_file_stem(name),
-        )
+        log.warning("%s: replaced; it was of other weights, data or another tokenizer", path)
         return None
-    return part if not samples or (folder / f"{_get_file_stem(name)}.samples.jsonl").is_file() else None
+    return part if not samples or "samples" in part else None
 
 
-def _write_task(folder: Path, name: str, part: Results, settings: str) -> None:
-    """Write the samples, then the task's file, whose existence marks the task as done."""
-    samples: dict[str, Sequence[Any]] = part.pop("samples", {})
-    if samples:
-        lines = (
-            _dump_json({"task": task, **sample}, None) for task, rows in samples.items() for sample in rows
-        )
-        write_atomic(folder / f"{_get_file_stem(name)}.samples.jsonl", "".join(lines))
-    write_atomic(folder / f"{_get_file_stem(name)}.json", _dump_json({**part, "settings": settings}))
+def _find_file(folder: Path, name: str) -> Path:
+    """Return the file of a task, whose existence marks the task as done."""
+    return folder / f"{name.replace('/', '__')}.json"
 
 
-def _get_file_stem(name: str) -> str:
-    return name.replace("/", "__")
-
-
-def _read_samples(folder: Path, names: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the written samples of each task; a group has those of its subtasks."""
-    samples: dict[str, list[Any]] = {}
-    for name in names:
-        path = folder / f"{_get_file_stem(name)}.samples.jsonl"
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-            sample = json.loads(line)
-            samples.setdefault(sample.pop("task"), []).append(sample)
-    return samples
-
-
-def _dump_json(content: Any, indent: int | None = 1) -> str:
+def _dump_json(content: Any) -> str:
     """Serialize to JSON, with null for NaN and Inf."""
     plain = json.loads(json.dumps(content, default=make_serializable))
-    return json.dumps(replace_nonfinite(plain), indent=indent, allow_nan=False) + "\n"
+    return json.dumps(replace_nonfinite(plain), indent=1, allow_nan=False) + "\n"

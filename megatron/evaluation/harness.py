@@ -3,36 +3,39 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from megatron.cli import ProgressBar
-from megatron.evaluation.harness_files import BOOTSTRAP_ITERS, FEWSHOT_SEED, PARTS, Results
+from megatron.evaluation.harness_files import BOOTSTRAP_ITERS, FEWSHOT_SEED, Results
 from megatron.evaluation.likelihood import Request
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.generation.nonfinite_scores import CAUSE, NonFiniteError, NonFiniteRequestError
 from megatron.generation.sampling import Sampling
 
 if TYPE_CHECKING:
-    from lm_eval.api.model import LM
+    from lm_eval.api.model import TemplateLM
 
 RANKS_ONLY = ("multiple_choice",)  # output types that do not use greedy generation
 
 
-def harness_model(reader: Reader) -> "LM":
+def harness_model(reader: Reader) -> "TemplateLM":
     """Return an `LM` for `lm_eval.evaluate` and `lm_eval.simple_evaluate`.
 
-    With several ranks, all must make the same calls: each receives all requests, scores its share, and
-    returns all results.
+    With several ranks, all must make the same calls: each receives
+    all requests, scores its share, and returns all results.
     """
-    from lm_eval.api.model import LM
+    from lm_eval.api.model import TemplateLM
 
-    # LM is imported here only: the class is completed
-    # at run time to keep the import of lm_eval lazy
-    return type("MegatronModel", (MegatronModel, LM), {})(reader)
+    # lm-eval's class, which splits requests into context and
+    # continuation, is imported here only: the class is
+    # completed at run time to keep the import lazy
+    return type("MegatronModel", (MegatronModel, TemplateLM), {})(reader)
 
 
 class MegatronModel:
-    """The abstract methods of `LM`, implemented with `Reader`.
+    """The abstract methods of `TemplateLM`, implemented with `Reader`.
 
     decode   False: only log-likelihoods are needed, not the greedy flags
     """
@@ -42,15 +45,33 @@ class MegatronModel:
         self.reader = reader
         self._device = reader.world.device
         self.decode = True
+        # the choices of a question share its context, so most texts
+        # are encoded several times
+        self._encode = lru_cache(maxsize=1 << 12)(reader.encode_text)
 
     @property
     def tokenizer_name(self) -> str:
         return self.reader.tokenizer.name.replace("/", "__")
 
-    def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
-        encoded = self.reader.make_requests([request.args for request in requests])
-        named = _name_request_errors([(request, 1) for request in requests])
-        with _open_bar(len(encoded), "log-likelihoods", self.reader) as bar, named:
+    @property
+    def eot_token_id(self) -> int:
+        return self.reader.end_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        return self.reader.prefix_id
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **options: Any) -> list[int]:
+        return list(self._encode(string, begin=add_special_tokens is not False))
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        with _name_request_errors([(request, 1) for request in requests]):
+            return super().loglikelihood(requests, disable_tqdm=True)  # type: ignore[misc]  # TemplateLM's
+
+    def _loglikelihood_tokens(self, requests: list[Any], **options: Any) -> list[tuple[float, bool]]:
+        prefix = (self.reader.prefix_id,)
+        encoded = [Request(tuple(context) or prefix, tuple(answer)) for _, context, answer in requests]
+        with _open_bar(len(encoded), "log-likelihoods", self.reader) as bar:
             likelihoods = self.reader.compute_likelihoods(encoded, bar.update, self.decode)
         return list(zip(likelihoods.log_p.tolist(), likelihoods.greedy.tolist(), strict=True))
 
@@ -64,7 +85,7 @@ class MegatronModel:
         length = self.reader.max_length if self.reader.causal else self.reader.max_length - 1
         encoded: list[Request] = []
         ends: list[int] = []
-        for ids in self.reader.encode([request.args[0] for request in requests]):
+        for ids in (self._encode(request.args[0]) for request in requests):
             windows = get_rolling_token_windows(list(ids), self.reader.prefix_id, length, context_len=1)
             encoded += [Request(tuple(a), tuple(b)) for a, b in map(make_disjoint_window, windows)]
             # windows ends[i - 1] .. ends[i] - 1 belong to
@@ -80,17 +101,15 @@ class MegatronModel:
     def generate_until(self, requests: list[Any]) -> list[str]:
         from lm_eval.models.utils import normalize_gen_kwargs
 
-        texts = [""] * len(requests)
-        # requests with equal generation settings are generated together
-        groups: dict[str, list[int]] = {}
-        for i, request in enumerate(requests):
-            groups.setdefault(repr(sorted(request.args[1].items())), []).append(i)
+        texts: list[str] = []
         with _open_bar(len(requests), "texts", self.reader) as bar:
-            for members in groups.values():
-                options = normalize_gen_kwargs(requests[members[0]].args[1])
+            # consecutive requests with equal generation settings are
+            # generated together
+            for settings, group in groupby(requests, key=lambda request: request.args[1]):
+                options = normalize_gen_kwargs(settings)
                 sampled = options["do_sample"] and options.get("temperature", 1.0) > 0
-                new = self.reader.continue_texts(
-                    [requests[i].args[0] for i in members],
+                texts += self.reader.continue_texts(
+                    [request.args[0] for request in group],
                     max_new_tokens=options["max_gen_toks"],
                     until=options["until"],
                     sampling=Sampling(
@@ -101,8 +120,6 @@ class MegatronModel:
                     ),
                     progress=bar.update,
                 )
-                for i, text in zip(members, new, strict=True):
-                    texts[i] = text
         return texts
 
 
@@ -126,15 +143,9 @@ def _open_bar(n: int, what: str, reader: Reader) -> ProgressBar:
 
 
 def score_task(
-    model: "LM",
-    reader: Reader,
-    loaded: Any,
-    *,
-    limit: int | None,
-    num_fewshot: int | None,
-    samples: bool,
+    model: Any, loaded: Any, *, limit: int | None, num_fewshot: int | None, samples: bool
 ) -> Results:
-    """Score a task or group. Return PARTS of lm-eval's results, and its samples if `samples` is True."""
+    """Score a task or group. Return lm-eval's results, with its samples if `samples` is True."""
     from lm_eval.evaluator import evaluate
 
     kinds = {name: task.OUTPUT_TYPE for name, task in loaded["tasks"].items()}
@@ -144,6 +155,7 @@ def score_task(
         if num_fewshot is not None or task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=num_fewshot or 0)
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
+    reader: Reader = model.reader
     model.decode = any(kind not in RANKS_ONLY for kind in kinds.values())
     reader.n_truncated = 0
     output = evaluate(
@@ -153,16 +165,11 @@ def score_task(
         log_samples=samples,
         bootstrap_iters=BOOTSTRAP_ITERS if reader.world.is_first else 0,
     )
-    results = {part: output[part] for part in PARTS if part in output}
+    results: Results = {part: values for part, values in output.items() if part != "samples" or samples}
     for metrics in results["results"].values():
         _drop_unmeasured(metrics)
-    results["n-cut"] = (
-        {name: reader.n_truncated for name in loaded["tasks"]}
-        if len(kinds) == 1
-        else {"all": reader.n_truncated}
-    )
-    if samples:
-        results["samples"] = output["samples"]
+    names = loaded["tasks"] if len(kinds) == 1 else ["all"]
+    results["n-cut"] = dict.fromkeys(names, reader.n_truncated)
     return results
 
 
@@ -180,18 +187,16 @@ def find_mismatch(loaded: Any, scoring: Scoring) -> str | None:
 def _drop_unmeasured(metrics: Results) -> None:
     """Remove metrics that are NaN or Inf because they were not computed, with their standard errors.
 
-    A NaN or Inf standard error of a finite metric (of a single document) becomes lm-eval's "N/A".
+    A NaN or Inf standard error of a finite metric (of a single
+    document) becomes lm-eval's "N/A".
     """
-    non_finite = [
-        key for key, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)
-    ]
-    # keys are "metric,filter" and "metric_stderr,filter"
-    for key in non_finite:
+    for key, value in list(metrics.items()):
+        # keys are "metric,filter" and "metric_stderr,filter"
         name, _, kind = key.partition(",")
+        if key not in metrics or not isinstance(value, float) or math.isfinite(value):
+            continue
         if name.endswith("_stderr"):
             metrics[key] = "N/A"
-    for key in non_finite:
-        name, _, kind = key.partition(",")
-        if not name.endswith("_stderr"):
-            for removed in (key, f"{name}_stderr,{kind}"):
-                metrics.pop(removed, None)
+        else:
+            del metrics[key]
+            metrics.pop(f"{name}_stderr,{kind}", None)

@@ -11,17 +11,6 @@ from typing import Any
 from megatron.io import code_revision
 
 Results = dict[str, Any]
-PARTS = (
-    "results",
-    "groups",
-    "group_subtasks",
-    "configs",
-    "versions",
-    "n-shot",
-    "higher_is_better",
-    "n-samples",
-)
-
 SOURCE = "megatron"  # `--model` in lm-eval's files
 BOOTSTRAP_ITERS, FEWSHOT_SEED = 100_000, 1234  # defaults of lm-eval
 
@@ -30,12 +19,11 @@ def merge_results(parts: Sequence[Results], about: Results) -> Results:
     """Merge the results of tasks that were scored separately into one document of lm-eval's form."""
     from lm_eval import __version__
 
-    merged: Results = {part: {} for part in PARTS}
+    merged: Results = {}
     for result in parts:
-        for part in (*PARTS, "n-cut"):
-            merged.setdefault(part, {}).update(result.get(part, {}))
-    if not merged["groups"]:
-        del merged["groups"]
+        for part, values in result.items():
+            if isinstance(values, dict) and part != "samples":
+                merged.setdefault(part, {}).update(values)
     return {**merged, "config": about, "date": time.time(), "lm_eval_version": __version__}
 
 
@@ -65,7 +53,8 @@ def write_harness_files(
     """Write lm-eval's own files, with its own code, and return the file of the results.
 
     <folder>/<sanitized name>/results_<date>.json
-    <folder>/<sanitized name>/samples_<task>_<date>.jsonl for each task with samples
+    <folder>/<sanitized name>/samples_<task>_<date>.jsonl for each
+    task with samples
 
     results   of `merge_results`; name: of the model; begin: time.perf_counter() when the evaluation began
     Raises OSError if they cannot be written.
@@ -79,13 +68,9 @@ def write_harness_files(
         **results["config"],
         "model": SOURCE,
         "model_args": ",".join(f"{key}={value}" for key, value in arguments.items()),
-        "batch_sizes": [],
-        "use_cache": None,
         "bootstrap_iters": BOOTSTRAP_ITERS,
         "gen_kwargs": {},
         "random_seed": results["config"].get("seed"),
-        "numpy_seed": None,
-        "torch_seed": None,
         "fewshot_seed": FEWSHOT_SEED,
     }
     content["git_hash"] = code_revision()

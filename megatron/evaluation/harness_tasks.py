@@ -15,7 +15,8 @@ def open_tasks(names: Sequence[str], include_path: Path | None) -> dict[str, "La
 
     include_path   folder of task files of the user, which precede those of lm-eval
 
-    Raises ValueError for names unknown to lm-eval, FileNotFoundError without the folder.
+    Raises ValueError for names unknown to lm-eval,
+    FileNotFoundError without the folder.
     """
     if not names:
         raise ValueError("--tasks: got no task, expected at least one")
@@ -30,7 +31,8 @@ def open_tasks(names: Sequence[str], include_path: Path | None) -> dict[str, "La
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     folder = None if include_path is None else str(include_path)
-    # reading all of lm-eval's task files takes seconds: first without them
+    # reading all of lm-eval's task files takes seconds: first
+    # without them
     task_manager = lm_eval.tasks.TaskManager(include_path=folder, include_defaults=folder is None)
     if folder is not None and not set(names) <= set(task_manager.all_tasks):
         task_manager = lm_eval.tasks.TaskManager(include_path=folder)

@@ -1,6 +1,6 @@
 """Held-out losses of checkpoints, stored next to them, so that a second call scores only missing ones."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,30 +10,12 @@ import torch
 
 from megatron.checkpoint.model_weights import Weights
 from megatron.cli import ProgressBar
-from megatron.config.cli_choices import WINDOWS
 from megatron.data import open_dataset
 from megatron.data.indexed import IndexedTokens
 from megatron.data.sidecar import load_sidecar, locate_dataset
-from megatron.evaluation.corpus_loss import (
-    CorpusLoss,
-    compute_autoregressive_loss,
-    compute_bound_loss,
-    compute_left_to_right_loss,
-    count_text_bytes,
-    select_windows,
-)
-from megatron.evaluation.corpus_tokenizer import (
-    find_mismatched_tokenizers,
-    get_sidecar_tokenizer,
-    load_byte_tokenizer,
-    resolve_text_ids,
-)
-from megatron.evaluation.scored_models import (
-    ScoredModel,
-    compute_fingerprint,
-    hash_json,
-    read_weights,
-)
+from megatron.evaluation import corpus_loss, corpus_tokenizer
+from megatron.evaluation.corpus_loss import CorpusLoss
+from megatron.evaluation.scored_models import ScoredModel, compute_fingerprint, hash_json, read_weights
 from megatron.generation.nonfinite_scores import CAUSE, NonFiniteError
 from megatron.generation.trained_length import check_trained_length
 from megatron.io import atomic_path, read_json, write_json
@@ -74,7 +56,7 @@ class HeldOutScoring:
     num_mc: int = 8
     stride: int | None = None
     seq_len: int | None = None
-    seed: int = 0
+    seed: int | None = 0
     batch_size: int = 16
     max_samples: int | None = None
     per_document: bool = False
@@ -90,11 +72,6 @@ class HeldOutScoring:
             raise ValueError(f"{weights.source}: autoregressive, so its loss is exact. Omit --method mc.")
         if not causal and self.stride is not None:
             raise ValueError(f"{weights.source}: --stride applies to autoregressive models only. Omit it.")
-        for name in ("batch_size", "max_samples", "seq_len", "stride", "num_mc"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')}: got {value}, expected 1 or more")
-        if self.windows not in WINDOWS:
-            raise ValueError(f"--windows: got {self.windows!r}, expected {' or '.join(WINDOWS)}")
         seq_len = self.seq_len or weights.seq_len
         if seq_len is None:
             raise ValueError(f"{weights.source}: its sequence length is unknown. Give --seq-len.")
@@ -103,11 +80,11 @@ class HeldOutScoring:
             raise ValueError(
                 f"--seq-len: got {seq_len}, expected at most the {room} positions of {weights.source}"
             )
-        fields = {**asdict(self), "method": method, "seq_len": seq_len}
-        fields["stride"] = (self.stride or seq_len) if causal else None
-        fields["num_mc"] = self.num_mc if method == "mc" else 1
-        fields["seed"] = self.seed if method == "mc" else None  # no random numbers are used
-        return HeldOutScoring(**fields)
+        stride = (self.stride or seq_len) if causal else None
+        if method == "mc":
+            return replace(self, method=method, seq_len=seq_len, stride=stride)
+        # no random numbers are used
+        return replace(self, method=method, seq_len=seq_len, stride=stride, num_mc=1, seed=None)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that affect a score, except data and model."""
@@ -124,19 +101,21 @@ class HeldOutScoring:
         words += ["documents"] if self.windows == "document" else []
         words += [] if self.stride in (None, self.seq_len) else [f"stride{self.stride}"]
         words += [] if self.max_samples is None else [f"first{self.max_samples}"]
-        content = [
-            [Path(corpus.prefix).name, str(corpus.weight), *_identify_corpus(corpus)] for corpus in corpora
-        ]
+        content = []
+        for corpus in corpora:
+            identity = _identify_corpus(corpus)
+            name = Path(corpus.prefix).name
+            content.append([name, str(corpus.weight), identity["sums"], *identity["bytes"]])
         words.append(hash_json([self.settings(), content])[:8])
         return "-".join(str(word) for word in words)
 
 
-def _identify_corpus(corpus: WeightedCorpus) -> list[Any]:
+def _identify_corpus(corpus: WeightedCorpus) -> dict[str, Any]:
     """Identify a corpus, wherever it is: the checksums of its sidecar, else its path; and its sizes."""
     files = locate_dataset(corpus.prefix)
     sums = (load_sidecar(corpus.prefix) or {}).get("sha256")
     # the sizes of a dataset of parts are those of the merged dataset
-    return [sums or files.location, files.count_bytes(), files.index.stat().st_size]
+    return {"sums": sums or files.location, "bytes": [files.count_bytes(), files.index.stat().st_size]}
 
 
 def score_held_out(
@@ -152,14 +131,14 @@ def score_held_out(
     tokenizer   for counting text bytes, instead of the tokenizer of corpus or model. The model is scored
                 again if the stored score had no tokenizer and there is one now, or if it changed.
 
-    Raises ValueError or FileNotFoundError, and NonFiniteError for a loss that is NaN or Inf. In these cases
-    nothing is written.
+    Raises ValueError or FileNotFoundError, and NonFiniteError for a
+    loss that is NaN or Inf. In these cases nothing is written.
     """
     weights = read_weights(model, tokenizer)
     scoring = scoring.resolve(weights)
     corpora = read_corpora(scoring.data)
     opened = {corpus: open_dataset(corpus.prefix) for corpus in corpora}
-    mismatched = find_mismatched_tokenizers(opened, weights, scoring.allow_other_tokenizer, world)
+    mismatched = corpus_tokenizer.find_mismatches(opened, weights, scoring.allow_other_tokenizer, world)
     label = scoring.label(corpora)
     folder = out or model.folder(KIND)
     path = folder / f"{label}.json"
@@ -174,19 +153,15 @@ def score_held_out(
     previous = read_json(path)
     same = previous is not None and previous.get("settings") == settings
     is_current = same and (path.with_suffix(DOCUMENTS).is_file() or not scoring.per_document)
-    tokenizers: dict[WeightedCorpus, Tokenizer | None] = {}
-    if not is_current or previous is None or previous.get("bits_per_byte") is None or tokenizer is not None:
-        tokenizers = {
-            corpus: load_byte_tokenizer(tokens, weights, tokenizer, world)
-            for corpus, tokens in opened.items()
-        }
-        # If no tokenizer can be loaded now, the stored score is at least as good.
-        # Otherwise a machine without the tokenizer would
-        # replace it by a score without bits per byte.
-        sums = [None if item is None else item.sha256 for item in tokenizers.values()]
-        is_current = (
-            is_current and previous is not None and (None in sums or sums == previous.get("tokenizers"))
-        )
+    tokenizers = {
+        corpus: corpus_tokenizer.load_byte_tokenizer(tokens, weights, tokenizer, world)
+        for corpus, tokens in opened.items()
+    }
+    # If no tokenizer can be loaded now, the stored score is at
+    # least as good: a machine without the tokenizer must not
+    # replace it by a score without bits per byte.
+    sums = [None if item is None else item.sha256 for item in tokenizers.values()]
+    is_current &= previous is not None and (None in sums or sums == previous.get("tokenizers"))
     barrier(world)  # no rank may write before all have checked which files exist
     if is_current and previous is not None:
         return previous, path, True
@@ -203,9 +178,11 @@ def score_held_out(
         **_summarize_losses(losses),
         "bits_per_byte_of": BITS_PER_BYTE,
         "corpora": [
-            {"prefix": str(Path(corpus.prefix).resolve()), **_describe_corpus(corpus)} for corpus in corpora
+            {"prefix": str(Path(corpus.prefix).resolve()), "weight": float(corpus.weight)}
+            | _identify_corpus(corpus)
+            for corpus in corpora
         ],
-        "tokenizers": [None if item is None else item.sha256 for item in tokenizers.values()],
+        "tokenizers": sums,
         **({"other_tokenizer": mismatched} if mismatched else {}),
         "warnings": warnings,
         "settings": settings,
@@ -217,11 +194,6 @@ def score_held_out(
         if out is None:  # with --out, the run folder stays unchanged
             _log_to_tensorboard(model, label, result)
     return result, path, False
-
-
-def _describe_corpus(corpus: WeightedCorpus) -> dict[str, Any]:
-    content = _identify_corpus(corpus)
-    return {"weight": float(corpus.weight), "sums": content[0], "bytes": content[1:]}
 
 
 def _write_results(
@@ -238,13 +210,10 @@ def _write_results(
         # an old result beside new documents would describe
         # other text, if this process were killed in between
         path.unlink(missing_ok=True)
+        documents.unlink(missing_ok=True)
     if scoring.per_document:
-        import pandas as pd  # slow to import, and only this option requires it
-
         with atomic_path(documents) as partial:
-            pd.DataFrame(_build_document_table(losses)).to_parquet(partial, index=False)
-    elif not keep:
-        documents.unlink(missing_ok=True)  # they belong to the replaced result
+            _build_document_table(losses).to_parquet(partial, index=False)
     # last: the result marks the per-document file as
     # complete, so a process killed in between scores again
     write_json(path, result)
@@ -258,36 +227,29 @@ def _score_corpus(
     tokenizer: Tokenizer | None,
     world: World,
 ) -> CorpusLoss:
-    tokenizer_info = get_sidecar_tokenizer(corpus)
-    if tokenizer_info.get("n_tokens", 0) > weights.config.n_tokens:
-        raise ValueError(
-            f"{corpus.prefix}: got ids up to {tokenizer_info['n_tokens'] - 1}, expected below "
-            f"{weights.config.n_tokens}. Preprocess with the tokenizer of {weights.source}."
-        )
     assert scoring.seq_len is not None and scoring.method is not None, "resolved"
     corpus.n_ids = weights.config.n_tokens
     causal = weights.objective == "autoregressive"
-    eod_id = tokenizer_info.get("eod_id")
+    eod_id = corpus_tokenizer.get_sidecar_tokenizer(corpus).get("eod_id")
     if eod_id is None and tokenizer is not None:
         eod_id = tokenizer.eod_id
-    text = None if scoring.windows == "corpus" else resolve_text_ids(corpus, eod_id, tokenizer)
-    windows = select_windows(corpus, causal, scoring.seq_len, scoring.stride, scoring.max_samples, text)
-    name = Path(corpus.prefix).name
-    with ProgressBar(name, len(windows), "windows", quiet=not world.is_first) as bar:
-        options: dict[str, Any] = {
-            "batch_size": scoring.batch_size,
-            "world": world,
-            "progress": bar.update,
-            "eod_id": eod_id,
-        }
+    text = (
+        None if scoring.windows == "corpus" else corpus_tokenizer.resolve_text_ids(corpus, eod_id, tokenizer)
+    )
+    windows = corpus_loss.select_windows(
+        corpus, causal, scoring.seq_len, scoring.stride, scoring.max_samples, text
+    )
+    with ProgressBar(Path(corpus.prefix).name, len(windows), "windows", quiet=not world.is_first) as bar:
+        options: dict[str, Any] = {"batch_size": scoring.batch_size, "world": world, "progress": bar.update}
+        scorer = corpus_loss.CorpusScorer(net, corpus, windows, eod_id, **options)
         if causal:
-            loss = compute_autoregressive_loss(net, corpus, windows, **options)
+            loss = scorer.score_autoregressive()
         elif scoring.method == "ar":
-            loss = compute_left_to_right_loss(net, corpus, windows, **options)
+            loss = scorer.score_left_to_right()
         else:
-            mask_id = weights.config.mask_row
-            objective = MaskedDiffusion(mask_id, weights.rate_min or RATE_MIN, scoring.seed)
-            loss = compute_bound_loss(net, objective, corpus, windows, num_mc=scoring.num_mc, **options)
+            rate_min, seed = weights.rate_min or RATE_MIN, scoring.seed or 0
+            objective = MaskedDiffusion(weights.config.mask_row, rate_min, seed)
+            loss = scorer.score_bound(objective, scoring.num_mc)
     if len(bad := np.flatnonzero(~np.isfinite(loss.nats))):
         raise NonFiniteError(
             f"{weights.source}: got a loss of {loss.nats[bad[0]]} for document {bad[0]} of {corpus.prefix}, "
@@ -296,7 +258,9 @@ def _score_corpus(
     if tokenizer is None:
         return loss
     assert eod_id is not None, "tokenizer.eod_id raises if there is none"
-    n_bytes, n_eod = count_text_bytes(corpus, tokenizer, windows[0].scored, loss.tokens, eod_id, world)
+    n_bytes, n_eod = corpus_loss.count_text_bytes(
+        corpus, tokenizer, windows[0].scored, loss.tokens, eod_id, world
+    )
     return replace(loss, n_bytes=n_bytes, n_eod=n_eod)
 
 
@@ -323,22 +287,22 @@ def _summarize_losses(losses: dict[WeightedCorpus, CorpusLoss]) -> dict[str, Any
     return {**whole.metrics(), "loss_by_weight": by_weight, "domains": domains}
 
 
-def _get_domain_name(
-    corpus: WeightedCorpus, among: Sequence[WeightedCorpus] | dict[WeightedCorpus, CorpusLoss]
-) -> str:
+def _get_domain_name(corpus: WeightedCorpus, among: Iterable[WeightedCorpus]) -> str:
     """Return the file name of a dataset, or its whole prefix if several datasets have that name."""
     name = Path(corpus.prefix).name
     return corpus.prefix if sum(Path(other.prefix).name == name for other in among) > 1 else name
 
 
-def _build_document_table(losses: dict[WeightedCorpus, CorpusLoss]) -> dict[str, np.ndarray | list[str]]:
-    """Return columns with one row per document."""
-    return {
-        "domain": [_get_domain_name(corpus, losses) for corpus, loss in losses.items() for _ in loss.nats],
-        "document": np.concatenate([np.arange(len(loss.nats)) for loss in losses.values()]),
-        "tokens": np.concatenate([loss.tokens for loss in losses.values()]),
-        "nats": np.concatenate([loss.nats for loss in losses.values()]),
-    }
+def _build_document_table(losses: dict[WeightedCorpus, CorpusLoss]) -> Any:
+    """Return a data frame with one row per document."""
+    import pandas as pd  # slow to import, and only this option requires it
+
+    tables = [
+        pd.DataFrame({"domain": _get_domain_name(corpus, losses), "document": np.arange(len(loss.nats)),
+                      "tokens": loss.tokens, "nats": loss.nats})
+        for corpus, loss in losses.items()
+    ]  # fmt: skip
+    return pd.concat(tables, ignore_index=True)
 
 
 def _log_to_tensorboard(model: ScoredModel, label: str, result: dict[str, Any]) -> None:

@@ -1,9 +1,11 @@
 """Log-likelihoods of continuations under an autoregressive model, with shared prefixes read once.
 
-Requests with a common prefix (the choices of a question, or questions after the same examples) are packed
-into one row: the prefix, then the rest of each request. Each rest attends to the prefix and to itself, at the
-positions that it would have alone. Keys and values of a context are therefore computed once, and choices of
-one token add nothing to the forward pass.
+Requests with a common prefix (the choices of a question, or
+questions after the same examples) are packed into one row: the
+prefix, then the rest of each request. Each rest attends to the
+prefix and to itself, at the positions that it would have alone.
+Keys and values of a context are therefore computed once, and
+choices of one token add nothing to the forward pass.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -106,7 +108,8 @@ def score_autoregressive(
 ) -> Likelihoods:
     """Compute log p(continuation | context) of each request.
 
-    The batches are shared by the ranks but do not depend on their number, so neither do the results.
+    The batches are shared by the ranks but do not depend on their
+    number, so neither do the results.
     """
     batch_size, world = options["batch_size"], options["world"]
     # the last token is only predicted
@@ -117,16 +120,20 @@ def score_autoregressive(
     # equal inputs, and packed they read 100 tokens instead of 400.
     # a document mask excludes packing, because
     # the model then computes positions itself
-    rows = _build_rows(
-        [sequence[:-1] for sequence in sequences], 1 if model.config.document_mask else batch_size
-    )
+    most = 1 if model.config.document_mask else batch_size
+    rows = _build_rows([sequence[:-1] for sequence in sequences], most)
     for turn, batch in enumerate(_iter_batches(rows, batch_size)):
         if turn % world.n_ranks == world.rank:
             numbers, log_p, greedy = _score_rows(model, batch, requests)
             scores[numbers, 0], scores[numbers, 1] = log_p, greedy.double()
         _report(sum(len(row.numbers) for row in batch), options)
-    scores = sum_over_ranks(scores.to(world.device), world).cpu()
-    return Likelihoods(scores[:, 0].numpy(), scores[:, 1].numpy() > 0, n_truncated)
+    gathered = gather_scores(scores, world)
+    return Likelihoods(gathered[:, 0], gathered[:, 1] > 0, n_truncated)
+
+
+def gather_scores(scores: Tensor, world: World) -> np.ndarray:
+    """Return scores (float64) on all ranks; each was filled in on one rank, and is 0 on the others."""
+    return sum_over_ranks(scores.to(world.device), world).cpu().numpy()
 
 
 def iter_rank_batches(
@@ -169,7 +176,8 @@ def _report(n: int, options: ScoringOptions) -> None:
 def _build_rows(inputs: Sequence[tuple[int, ...]], most: int) -> list[_Row]:
     """Pack requests into rows where that reduces the tokens to read, at most `most` per row; longest first.
 
-    Requests are visited in lexicographic order, so that those with a long common prefix are adjacent.
+    Requests are visited in lexicographic order, so that those with
+    a long common prefix are adjacent.
     """
     rows: list[_Row] = []
     for i in sorted(range(len(inputs)), key=lambda i: inputs[i]):
@@ -177,11 +185,11 @@ def _build_rows(inputs: Sequence[tuple[int, ...]], most: int) -> list[_Row]:
         if rows:
             row = rows[-1]
             shared, n = _count_common_prefix(row.inputs[-1][: row.shared], tokens), len(row.numbers)
-            # n + 1 requests may share less than n did.
-            # Packing saves (n - 1) * row.shared tokens before
-            # this request and n * shared with it, and must not save less.
-            # four requests share 100 tokens, a fifth only
-            # 10: 10 * 4 < 100 * 3, so it begins a new row
+            # n + 1 requests may share less than n did. Packing saves (n
+            # - 1) * row.shared tokens before this request and n *
+            # shared with it, and must not save less. four requests
+            # share 100 tokens, a fifth only 10: 10 * 4 < 100 * 3, so it
+            # begins a new row
             if n < most and shared * n > row.shared * (n - 1) and shared * WORTH_SHARING >= len(tokens):
                 row.numbers.append(i)
                 row.inputs.append(tokens)
@@ -193,10 +201,8 @@ def _build_rows(inputs: Sequence[tuple[int, ...]], most: int) -> list[_Row]:
 
 def _count_common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length of the common prefix."""
-    for n, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return n
-    return min(len(a), len(b))
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((n for n, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 def _iter_batches(rows: Sequence[_Row], batch_size: int) -> Iterator[list[_Row]]:
@@ -255,12 +261,9 @@ def _score_rows(
     # (the end of a shared context): compute it once
     unique_places, place = np.unique(np.concatenate(places), return_inverse=True)
     targets = np.concatenate([requests[number].continuation for number in numbers]).astype(np.int64)
-    log_p, best = linear_log_p(
-        compute_hidden_at(model, tokens, unique_places, True, visible=visible, positions=position_ids),
-        model.head_weight,
-        torch.from_numpy(place).to(device),
-        torch.from_numpy(targets).to(device),
-    )
+    states = compute_hidden_at(model, tokens, unique_places, True, visible=visible, positions=position_ids)
+    rows_of, targets_of = torch.from_numpy(place).to(device), torch.from_numpy(targets).to(device)
+    log_p, best = linear_log_p(states, model.head_weight, rows_of, targets_of)
     lengths = [len(place) for place in places]
     # float64 before the sum: an answer may have thousands of tokens
     log_p = torch.stack([part.sum() for part in log_p.cpu().double().split(lengths)])

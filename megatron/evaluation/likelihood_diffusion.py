@@ -6,7 +6,8 @@ bound           -log p <= E_l E_mask [L / l sum over the l masked tokens of -log
                 uniform in 1 .. L: masked diffusion's bound in terms of the number of masked tokens, which has
                 less variance than in terms of t (LLaDA, arXiv 2502.09992, eq. 6)
 
-Requests and masks are batched together: a row is one request under one mask.
+Requests and masks are batched together: a row is one request under
+one mask.
 """
 
 import math
@@ -22,6 +23,7 @@ from megatron.evaluation.likelihood import (
     Request,
     RequestOptions,
     compute_hidden_at,
+    gather_scores,
     iter_rank_batches,
     truncate_left,
 )
@@ -30,7 +32,6 @@ from megatron.generation.sampling import Sampling
 from megatron.kernels.linear_cross_entropy import linear_log_p
 from megatron.model.transformer import Gpt
 from megatron.objective.sample_noise import Purpose, make_generator
-from megatron.parallel.collectives import sum_over_ranks
 
 
 def score_left_to_right(
@@ -38,17 +39,15 @@ def score_left_to_right(
 ) -> Likelihoods:
     """Compute the exact log p of each continuation under left-to-right generation, and its greedy flag.
 
-    `batch_size` is in rows per forward pass. A request has one row per token of its continuation.
+    `batch_size` is in rows per forward pass. A request has one row
+    per token of its continuation.
     """
     log_p, best = score_tokens_left_to_right(model, requests, **options)
     ends = np.cumsum([len(request.continuation) for request in requests])
     request_tokens = np.split(np.arange(len(log_p)), ends[:-1])
+    sums = np.array([log_p[tokens].sum() for tokens in request_tokens])
     greedy = np.array([best[tokens].all() for tokens in request_tokens], dtype=bool)
-    return Likelihoods(
-        np.array([log_p[tokens].sum() for tokens in request_tokens]),
-        greedy,
-        truncate_left(requests, options["max_length"])[1],
-    )
+    return Likelihoods(sums, greedy, truncate_left(requests, options["max_length"])[1])
 
 
 def score_tokens_left_to_right(
@@ -71,10 +70,7 @@ def score_tokens_left_to_right(
         log_p, best, _ = score_masked_rows(model, [sequences[n] for n, _ in batch], hidden, first_only=True)
         places = torch.tensor([begins[number] + row for number, row in batch])
         scores[0, places], scores[1, places] = log_p, best.double()
-    # every index was filled on one rank and is
-    # 0 on the others, so the sum is a gather
-    world = options["world"]
-    all_scores = sum_over_ranks(scores.to(world.device), world).cpu().numpy()
+    all_scores = gather_scores(scores, options["world"])
     return all_scores[0], all_scores[1] > 0
 
 
@@ -83,11 +79,10 @@ def score_bound(
 ) -> Likelihoods:
     """Estimate the bound from `num_mc` masks per request, keyed by seed and index in the list.
 
-    For an answer with at most num_mc different masks, the bound is computed exactly from all of them.
-    `greedy` is False for all requests; `decode_greedily` computes it.
+    For an answer with at most num_mc different masks, the bound is
+    computed exactly from all of them. `greedy` is False for all
+    requests; `decode_greedily` computes it.
     """
-    if num_mc < 1:
-        raise ValueError(f"num_mc: got {num_mc}, expected 1 or more")
     sequences, n_truncated = truncate_left(requests, options["max_length"])
     lengths = [len(request.continuation) for request in requests]
     n_rows = np.array([_count_masks(length, num_mc) for length in lengths], dtype=np.int64)
@@ -98,8 +93,7 @@ def score_bound(
         weights = torch.tensor([masks[number][1][row] for number, row in batch], dtype=torch.float64)
         log_p, _, row_of = score_masked_rows(model, [sequences[n] for n, _ in batch], hidden)
         log_p_bounds.index_add_(0, torch.tensor([n for n, _ in batch])[row_of], log_p * weights[row_of])
-    world = options["world"]
-    all_bounds = sum_over_ranks(log_p_bounds.to(world.device), world).cpu().numpy()
+    all_bounds = gather_scores(log_p_bounds, options["world"])
     return Likelihoods(all_bounds, np.zeros(len(requests), dtype=bool), n_truncated)
 
 
@@ -111,7 +105,7 @@ def decode_greedily(
     One token per forward pass. `log_p` is NaN.
     """
     sequences, n_truncated = truncate_left(requests, options["max_length"])
-    matches, world = torch.zeros(len(requests), dtype=torch.float64), options["world"]
+    matches = torch.zeros(len(requests), dtype=torch.float64)
     ones = np.ones(len(requests), dtype=np.int64)
     for batch in iter_rank_batches([len(sequence) for sequence in sequences], ones, options):
         # answers of one length are generated together
@@ -122,8 +116,8 @@ def decode_greedily(
             prompts = [sequences[i][: len(sequences[i]) - n_new] for i in members]
             for i, tokens in zip(members, _generate_greedily(model, prompts, n_new), strict=True):
                 matches[i] = float(tuple(tokens) == tuple(requests[i].continuation))
-    all_matches = sum_over_ranks(matches.to(world.device), world).cpu().numpy()
-    return Likelihoods(np.full(len(requests), math.nan), all_matches > 0, n_truncated)
+    is_equal = gather_scores(matches, options["world"]) > 0
+    return Likelihoods(np.full(len(requests), math.nan), is_equal, n_truncated)
 
 
 def _generate_greedily(model: Gpt, prompts: list[tuple[int, ...]], n_new: int) -> list[list[int]]:
@@ -136,10 +130,12 @@ def _generate_greedily(model: Gpt, prompts: list[tuple[int, ...]], n_new: int) -
 def draw_answer_masks(length: int, num_mc: int, seed: int, number: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (hidden bool [M, length], weight float64 [M]) for the bound sum_m weight_m CE(hidden_m).
 
-    M = 2^length - 1 if that is at most num_mc: all masks. A mask of l tokens has probability
-    1 / (length C(length, l)) and factor length / l, so its weight is 1 / (l C(length, l)).
-    Else M = num_mc: the number of masked tokens follows t, stratified with one draw in each of num_mc equal
-    parts of (0, 1), and the weight is length / l / num_mc.
+    M = 2^length - 1 if that is at most num_mc: all masks. A mask of
+    l tokens has probability 1 / (length C(length, l)) and factor
+    length / l, so its weight is 1 / (l C(length, l)). Else M =
+    num_mc: the number of masked tokens follows t, stratified with
+    one draw in each of num_mc equal parts of (0, 1), and the weight
+    is length / l / num_mc.
     """
     n_masks = _count_masks(length, num_mc)
     if n_masks == 2**length - 1:
@@ -174,8 +170,9 @@ def score_masked_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run one forward pass over rows of ids whose last tokens are masked by `hidden` (bool [answer] each).
 
-    Returns for every masked token (first_only: for the first of each row): log p float64 [T], whether it is
-    the argmax, and its row.
+    Returns for every masked token (first_only: for the first of
+    each row): log p float64 [T], whether it is the argmax, and its
+    row.
     """
     width = max(map(len, sequences))
     mask_id = model.config.mask_row

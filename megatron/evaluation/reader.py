@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from megatron.checkpoint.model_weights import Weights
-from megatron.config.cli_choices import METHODS
 from megatron.evaluation.likelihood import (
     Likelihoods,
     ProgressCallback,
     Request,
     RequestOptions,
+    gather_scores,
     iter_rank_batches,
     score_autoregressive,
 )
@@ -23,7 +23,6 @@ from megatron.generation.generate import stream_tokens
 from megatron.generation.generate_diffusion import generate_diffusion
 from megatron.generation.nonfinite_scores import check_log_p
 from megatron.generation.sampling import Sampling
-from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World
 
 DEFAULT_LENGTH = 2048  # for a model of unknown length, as in lm-eval
@@ -53,20 +52,13 @@ class Scoring:
         """Return a copy with the method resolved. Raises ValueError if options and objective conflict."""
         causal = objective == "autoregressive"
         method = self.method or ("ar" if causal else "mc")
-        if method not in METHODS:
-            raise ValueError(f"--method: got {method!r}, expected {' or '.join(METHODS)}")
         if causal and (method != "ar" or self.only_generate or self.only_mc_nll):
             raise ValueError(
                 "--method mc, --only-generate and --only-mc-nll are for masked diffusion, "
                 "but the model is autoregressive. Omit them."
             )
-        if self.only_generate and self.only_mc_nll:
-            raise ValueError("--only-generate and --only-mc-nll exclude each other. Give one of them.")
         if self.only_mc_nll and method != "mc":
             raise ValueError("--only-mc-nll requires --method mc. Omit --method ar.")
-        for name, value in (("--num-mc", self.num_mc), ("--batch-size", self.batch_size)):
-            if value < 1:
-                raise ValueError(f"{name}: got {value}, expected 1 or more")
         return replace(self, method=method)
 
 
@@ -95,57 +87,19 @@ class Reader:
         """Id before a text without context: lm-eval's `prefix_token_id` (see `TextGenerator`)."""
         return self.writer.prefix_id
 
-    def encode(self, texts: Sequence[str], begin: bool = True) -> list[tuple[int, ...]]:
-        """Return the ids of each text; `begin`: put bos_id first, if the tokenizer has one."""
-        # the choices of a question share its
-        # context, so most texts occur several times
-        unique = list(dict.fromkeys(texts))
-        encoded = dict(zip(unique, self.tokenizer.encode_batch(unique), strict=True))
+    def encode_text(self, text: str, begin: bool = True) -> tuple[int, ...]:
+        """Return the ids of a text; `begin`: put bos_id first, if the tokenizer has one."""
+        ids = tuple(self.tokenizer.encode_batch([text])[0])
         first = () if self.begin_id is None or not begin else (self.begin_id,)
-        return [(*(() if tuple(encoded[t][:1]) == first else first), *encoded[t]) for t in texts]
-
-    def make_requests(self, pairs: Sequence[tuple[str, str]]) -> list[Request]:
-        """Encode (context, continuation) pairs and split them as lm-eval does.
-
-        Both are encoded as one text, which is split after as many ids as the context alone has. Spaces at the
-        end of the context are moved to the continuation.
-        """
-        # moved: pairs after moving the spaces at
-        # the end of a context to its continuation
-        moved = []
-        for context, continuation in pairs:
-            # in most tokenizers a space belongs to
-            # the token of the next word: a context
-            # that ends with one would split the
-            # text as it is never split in training
-            stripped = context.rstrip() if context else ""
-            moved.append(
-                (stripped, context[len(stripped) :] + continuation) if context else ("", continuation)
-            )
-        # A token may cross the boundary: "a b" can have fewer ids
-        # than "a" and " b" together. The split after the ids of the
-        # context alone is lm-eval's, so that scores are comparable.
-        whole = self.encode([context + continuation for context, continuation in moved])
-        bare = self.encode([continuation for _, continuation in moved], begin=False)
-        contexts = self.encode([context for context, _ in moved])
-        requests = []
-        for (context, _), context_ids, whole_ids, bare_ids in zip(pairs, contexts, whole, bare, strict=True):
-            if context:
-                requests.append(Request(context_ids or (self.prefix_id,), whole_ids[len(context_ids) :]))
-            # a text that already begins with the
-            # prefix id must not get a second one
-            elif bare_ids[:1] == (self.prefix_id,):
-                requests.append(Request(bare_ids[:1], bare_ids[1:]))
-            else:
-                requests.append(Request((self.prefix_id,), bare_ids))
-        return requests
+        return ids if ids[:1] == first else first + ids
 
     def compute_likelihoods(
         self, requests: Sequence[Request], progress: ProgressCallback = lambda n: None, decode: bool = True
     ) -> Likelihoods:
         """Score requests with the method of `scoring`. `decode` False: skip `greedy` of masked diffusion.
 
-        Raises NonFiniteRequestError if a requested log-likelihood is NaN or Inf.
+        Raises NonFiniteRequestError if a requested log-likelihood
+        is NaN or Inf.
         """
         scoring, options = self.scoring, self._options(progress)
         if self.causal:
@@ -183,15 +137,16 @@ class Reader:
     ) -> list[str]:
         """Generate text after each context, up to one of `until` or the end of its document.
 
-        A context is truncated on the left to leave room for `max_new_tokens`. Raises ValueError if that
-        leaves no position for a context.
+        A context is truncated on the left to leave room for
+        `max_new_tokens`. Raises ValueError if that leaves no
+        position for a context.
         """
         room = self.max_length - max_new_tokens
         if room < 1:
             raise ValueError(
                 f"{max_new_tokens} new tokens leave no room for a context in {self.max_length} positions"
             )
-        ids = [list(sequence) or [self.prefix_id] for sequence in self.encode(contexts)]
+        ids = [list(self.encode_text(context)) or [self.prefix_id] for context in contexts]
         self.n_truncated += sum(len(sequence) > room for sequence in ids)
         prompts = [sequence[-room:] for sequence in ids]
         # ids + 1, so that 0 is padding
@@ -201,9 +156,8 @@ class Reader:
             new = self._generate([prompts[i] for i, _ in batch], max_new_tokens, until, sampling)
             for (i, _), tokens in zip(batch, new, strict=True):
                 written[i, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32) + 1
-        # each row was written by one rank; the sum
-        # is in float64, which is exact for ids
-        all_ids = sum_over_ranks(written.to(self.world.device), self.world).long().cpu()
+        # the sum over ranks is in float64, which is exact for ids
+        all_ids = gather_scores(written, self.world).astype(np.int64)
         texts = []
         for prompt, row in zip(prompts, all_ids, strict=True):
             text = self.writer.decode_new(prompt, (row[row > 0] - 1).tolist())
@@ -224,16 +178,13 @@ class Reader:
             self.model, prompts, max_new_tokens=n_new, sampling=sampling, stop_ids=[self.end_id]
         ):
             for i, token in enumerate(step):
-                if token is None or ended[i]:
-                    continue
-                if token == self.end_id:
-                    ended[i] = True
-                    continue
-                written[i].append(token)
-                text = self.writer.decode_new(prompts[i], written[i])
-                # on the text and not on ids: a stop word
-                # may begin in the middle of a token
-                ended[i] = _find_first(until, text) < len(text)
+                ended[i] |= token == self.end_id  # a token is None while a prompt is read
+                if token is not None and not ended[i]:
+                    written[i].append(token)
+                    # on the text and not on ids: a stop word
+                    # may begin in the middle of a token
+                    text = self.writer.decode_new(prompts[i], written[i])
+                    ended[i] = _find_first(until, text) < len(text)
             if all(ended):
                 break
         return written

@@ -47,7 +47,8 @@ class ScoredModel:
     def folder(self, kind: str) -> Path:
         """Return the folder of its scores of a kind.
 
-        It is in the run folder, next to a model without one, or for a name of the hub in the working folder.
+        It is in the run folder, next to a model without one, or for
+        a name of the hub in the working folder.
         """
         if self.run is not None:
             return self.run / kind / self.path.name
@@ -59,11 +60,13 @@ class ScoredModel:
 def find_models(paths: Iterable[Path], out: Path | None = None) -> list[ScoredModel]:
     """Return all models under the paths, in order, without duplicates.
 
-    A path is a model (a checkpoint, a Hugging Face or Megatron folder, a file), a folder of checkpoints, a
-    run, a folder that contains runs at any depth, such as a study, or, if no such path exists, a name of the
-    hub. Of a Megatron folder with several steps it is the newest. `out` is a folder for the scores of one
-    model.
-    Raises FileNotFoundError if a path contains no model, ValueError for several models with one `out`.
+    A path is a model (a checkpoint, a Hugging Face or Megatron
+    folder, a file), a folder of checkpoints, a run, a folder that
+    contains runs at any depth, such as a study, or, if no such path
+    exists, a name of the hub. Of a Megatron folder with several
+    steps it is the newest. `out` is a folder for the scores of one
+    model. Raises FileNotFoundError if a path contains no model,
+    ValueError for several models with one `out`.
     """
     result: dict[Path, ScoredModel] = {}
     for path in paths:
@@ -93,7 +96,8 @@ def _find_models_in(path: Path) -> list[Path]:
         checkpoints = [entry.path for entry in find_checkpoints(folder) if (entry.path / META).is_file()]
         if checkpoints:
             return checkpoints
-    # after the checkpoints of this project, which DeepSpeed's files may accompany
+    # after the checkpoints of this project, which DeepSpeed's
+    # files may accompany
     if is_megatron_checkpoint(path):
         return [path]
     # symbolic links are not followed: they could form a cycle
@@ -112,7 +116,8 @@ def _describe_model(path: Path) -> ScoredModel:
 def read_weights(model: ScoredModel, tokenizer: str | None) -> Weights:
     """Read the weights of a model in any format of the converter.
 
-    Raises FileNotFoundError or ValueError; for another architecture of transformers with lm-eval's command.
+    Raises FileNotFoundError or ValueError; for another architecture
+    of transformers with lm-eval's command.
     """
     try:
         return read_any(model.path, tokenizer=tokenizer)
@@ -134,12 +139,14 @@ def read_weights(model: ScoredModel, tokenizer: str | None) -> Weights:
 def compute_fingerprint(path: Path) -> str:
     """Return a hash that changes with a model's files.
 
-    It hashes the checksums in a checkpoint's meta.json, else the names, sizes and modification times.
+    It hashes the checksums in a checkpoint's meta.json, else the
+    names, sizes and modification times.
     """
     if path.is_dir() and (meta := read_json(path / META)) is not None:
         return hash_json(meta.get("files"))
-    # contents are not read: a model may have many gigabytes, and writing
-    # to a file changes its modification time, which is in nanoseconds
+    # contents are not read: a model may have many gigabytes,
+    # and writing to a file changes its modification time, which
+    # is in nanoseconds
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     return hash_json([[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files])
 

@@ -44,9 +44,11 @@ def validate(
 ) -> HeldOutLoss:
     """Score every held-out sample once (autoregressive) or `num_mc` times (masked diffusion).
 
-    Data-parallel rank r scores samples r, r + dp_size, ... The noise is keyed by sample and draw, so the
-    result does not depend on the number of ranks beyond rounding. Tokens after the last whole sample are not
-    scored. `n_workers` threads prepare the batches, in page-locked memory for a GPU.
+    Data-parallel rank r scores samples r, r + dp_size, ... The
+    noise is keyed by sample and draw, so the result does not depend
+    on the number of ranks beyond rounding. Tokens after the last
+    whole sample are not scored. `n_workers` threads prepare the
+    batches, in page-locked memory for a GPU.
     """
     n_samples = min(samples.samples_per_epoch, max_samples or samples.samples_per_epoch)
     n_draws = 1 if objective.exact else num_mc
@@ -79,8 +81,9 @@ def validate(
             begin, n_samples_of_batch = begins[item], len(task.inputs)
             local[begin : begin + n_samples_of_batch, item % n_draws] = engine.score(task)[0]
     nats[world.dp_rank :: world.dp_size] = local[:n_local]
-    # Ranks that share a model score the same samples, but `score` counts each token
-    # on one of them: the sum over all ranks is that over data-parallel ranks.
+    # Ranks that share a model score the same samples, but
+    # `score` counts each token on one of them: the sum over all
+    # ranks is that over data-parallel ranks.
     per_sample = (
         sum_over_ranks(nats, world).cpu().numpy() / samples.seq_len
     )  # [samples, draws], nats per token

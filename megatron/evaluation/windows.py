@@ -54,8 +54,8 @@ class TextIds:
 def iter_strided_windows(corpus: IndexedTokens, seq_len: int, stride: int) -> Iterator[Window]:
     """Yield windows of seq_len + 1 tokens with one context token, one window per `stride` tokens.
 
-    The last window ends at the end of the corpus and has the full length. Raises ValueError for fewer than
-    two tokens.
+    The last window ends at the end of the corpus and has the full
+    length. Raises ValueError for fewer than two tokens.
     """
     if corpus.n_tokens < 2:
         raise ValueError(f"{corpus.prefix}: got {corpus.n_tokens} tokens, expected at least 2")
@@ -93,9 +93,10 @@ def iter_document_windows(corpus: IndexedTokens, n_read: int, stride: int, text:
 
 def _iter_spans(n: int, n_read: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """Yield (begin, scored, end) of windows over n tokens; all tokens but the first are scored once."""
-    # [begin, end) are read, [scored, end) are scored; `scored` continues where
-    # the previous window ended n = 10, n_read = 5, stride 2: (0, 1, 5), (2, 5,
-    # 7), (4, 7, 9), (5, 9, 10). The last window reads 5 tokens as well.
+    # [begin, end) are read, [scored, end) are scored; `scored`
+    # continues where the previous window ended n = 10, n_read =
+    # 5, stride 2: (0, 1, 5), (2, 5, 7), (4, 7, 9), (5, 9, 10).
+    # The last window reads 5 tokens as well.
     scored, end = 1, min(n_read, n)
     while scored < n:
         yield max(0, end - n_read), scored, end
@@ -119,19 +120,12 @@ def pad_rows(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def count_scored_tokens(corpus: IndexedTokens, windows: Sequence[Window]) -> np.ndarray:
-    """Return the number of scored tokens per document, int64 [n_documents]; `windows` are in corpus order."""
-    begins = np.array([window.scored for window in windows], dtype=np.int64)
-    lengths = np.array([window.end - window.scored for window in windows], dtype=np.int64)
-    # all tokens but the first are scored, documents of 3 and 7
-    # tokens: edges 0 3 10, scored before them 0 2 9, result 2 7
-    before = np.cumsum(lengths) - lengths
-    edges = np.concatenate([[0], np.cumsum(corpus.document_tokens)])
-    # Scored tokens before an edge: all of earlier windows, plus the
-    # part of the window in which the edge is. last_window: index of the
-    # last window that begins at the edge or before it, -1 if none does.
-    last_window = np.searchsorted(begins, edges, side="right") - 1
-    clipped = np.maximum(last_window, 0)
-    until = before[clipped] + np.clip(edges - begins[clipped], 0, lengths[clipped])
-    # cumulative count at every document edge;
-    # edges before the first window have count 0
-    return np.diff(np.where(last_window < 0, 0, until))
+    """Return the number of scored tokens per document, int64 [n_documents]."""
+    ends = np.cumsum(corpus.document_tokens)
+    tokens = np.zeros(len(ends), dtype=np.int64)
+    for window in windows:
+        # documents of 3 and 7 tokens: ends 3 10, place 2 is in
+        # document 0 and place 3 in document 1
+        places = np.arange(window.scored, window.end)
+        np.add.at(tokens, np.searchsorted(ends, places, side="right"), 1)
+    return tokens

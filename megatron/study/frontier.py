@@ -15,7 +15,7 @@ from megatron.laws.isoflop import split_budgets
 from megatron.study.forecast import hash_record
 from megatron.study.format import format_count, format_interval, format_loss
 from megatron.study.ladder import FLOPS_COLUMN, STUDY, read_study_plan
-from megatron.study.selection import Columns, Selection, compute_of, parse_positive, select_runs
+from megatron.study.selection import Columns, Selection, compute_of, read_positive, select_runs
 from megatron.study.table import read_runs, select_finished
 
 COMPUTE_LAW = "compute_law.json"  # in the study's directory
@@ -48,7 +48,7 @@ def make_frontier_runs(table: pd.DataFrame, objective: str, flops_column: str, p
     # duplicate directories of one identity count once
     runs = runs.drop_duplicates("identity", keep="last").sort_values("identity")
     letters = {"N": "n_params", "D": "train_tokens", "L": "loss", "C": flops_column}
-    values = {letter: parse_positive(Path(path), runs, name) for letter, name in letters.items()}
+    values = {letter: read_positive(Path(path), runs, name) for letter, name in letters.items()}
     keys = ["identity", "n_params", "train_tokens", flops_column, "loss"]
     about = {"path": path, "objective": objective, "flops_by": flops_column}
     about["sha256"] = hash_record({"runs": runs[keys].to_numpy().tolist()})

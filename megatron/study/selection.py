@@ -82,7 +82,7 @@ class Selection:
 
 def compute_of(path: Path, runs: Selection, by: str) -> np.ndarray:
     """Return C [n] FLOPs of the runs: 6 N D for `by` = "6nd", otherwise column `by` of the table."""
-    return 6 * runs.N * runs.D if by == "6nd" else parse_positive(path, runs.frame, by)
+    return 6 * runs.N * runs.D if by == "6nd" else read_positive(path, runs.frame, by)
 
 
 def optional_column_of(path: Path, runs: Selection, name: str) -> np.ndarray:
@@ -128,7 +128,7 @@ def select_runs(
         runs = _query(path, runs, condition)
     if where:
         applied["where"] = list(where)
-    N, D, L = (parse_positive(path, runs, name) for name in letters.values())
+    N, D, L = (read_positive(path, runs, name) for name in letters.values())
     D = D / (6 * N) if columns.C else D
     # billions (70.0), layers or epochs would fit as well as tokens and give a
     # B that is wrong by orders of magnitude
@@ -137,7 +137,7 @@ def select_runs(
             f"{path}, column '{letters['D']}': got {D.max():g} at most, expected tokens of a whole run. "
             "Give a column of token counts (not of billions, steps or layers) with --d-column."
         )
-    U = parse_positive(path, runs, columns.U) if needs_unique else None
+    U = read_positive(path, runs, columns.U) if needs_unique else None
     if needs_unique:
         letters["U"] = columns.U
     warnings += _check_losses(runs, needs_unique)
@@ -172,7 +172,7 @@ def _query(path: Path, runs: pd.DataFrame, condition: str) -> pd.DataFrame:
     return selected
 
 
-def parse_positive(path: Path, runs: pd.DataFrame, name: str) -> np.ndarray:
+def read_positive(path: Path, runs: pd.DataFrame, name: str) -> np.ndarray:
     """Return a column as positive numbers, float64 [n]. Raises ValueError for other cells or no column."""
     require_column(path, runs, name)
     numbers = pd.to_numeric(runs[name], errors="coerce").to_numpy(float)

@@ -12,9 +12,7 @@ import torch
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.evaluation.corpus_loss import (
-    compute_autoregressive_loss,
-    compute_bound_loss,
-    compute_left_to_right_loss,
+    CorpusScorer,
     count_text_bytes,
     select_windows,
 )
@@ -65,9 +63,9 @@ def test_every_token_but_the_first_is_scored_once_with_the_documented_context(
     for i in range(1, 43):
         end = min(43, 9 if i < 9 else 9 + math.ceil((i - 8) / stride) * stride)
         expected[i] = nats_of(tiny, tokens[max(0, end - 9) : i], int(tokens[i]))
-    loss = compute_autoregressive_loss(
+    loss = CorpusScorer(
         tiny, corpus, windows_of(corpus, True, stride), batch_size=3, world=ALONE
-    )
+    ).score_autoregressive()
     begins = np.cumsum([0, *LENGTHS[:-1]])
     assert loss.nats == pytest.approx(np.add.reduceat(expected, begins), rel=1e-5)
     assert loss.tokens.tolist() == [6, 1, 12, 3, 20]
@@ -83,12 +81,14 @@ def test_a_uniform_model_has_a_loss_of_log_rows_with_every_method(
     model = tiny_of(n_tokens=40)
     with torch.no_grad():
         model.embedding.weight.zero_()  # 48 equal rows
-    exact = compute_autoregressive_loss(model, corpus, windows_of(corpus, True), batch_size=4, world=ALONE)
+    exact = CorpusScorer(
+        model, corpus, windows_of(corpus, True), batch_size=4, world=ALONE
+    ).score_autoregressive()
     assert exact.metrics()["loss"] == pytest.approx(math.log(48))
-    left = compute_left_to_right_loss(model, corpus, windows_of(corpus), batch_size=4, world=ALONE)
+    left = CorpusScorer(model, corpus, windows_of(corpus), batch_size=4, world=ALONE).score_left_to_right()
     assert left.nats == pytest.approx(math.log(48) * np.array(LENGTHS))
-    rough = compute_bound_loss(
-        model, MaskedDiffusion(40, 1e-3, 0), corpus, windows_of(corpus), num_mc=20, batch_size=64, world=ALONE
+    rough = CorpusScorer(model, corpus, windows_of(corpus), batch_size=64, world=ALONE).score_bound(
+        MaskedDiffusion(40, 1e-3, 0), 20
     )
     metrics = rough.metrics()
     assert metrics["loss"] == pytest.approx(
@@ -111,9 +111,7 @@ def test_the_bound_uses_the_masks_of_validation_during_training(tiny: Gpt, corpu
                 value = -float(log_p[place, target]) * float(scale)
                 draws[draw] += value
                 nats[8 * number + int(place)] += value / 3
-    loss = compute_bound_loss(
-        tiny, objective, corpus, windows_of(corpus), num_mc=3, batch_size=5, world=ALONE
-    )
+    loss = CorpusScorer(tiny, corpus, windows_of(corpus), batch_size=5, world=ALONE).score_bound(objective, 3)
     assert loss.draws == pytest.approx(draws, rel=1e-5)
     assert loss.nats == pytest.approx(np.add.reduceat(nats, np.cumsum([0, *LENGTHS[:-1]])), rel=1e-5)
     assert loss.metrics()["mc_se"] == pytest.approx(draws.std(ddof=1) / math.sqrt(3) / 43, rel=1e-4)
@@ -132,10 +130,8 @@ def test_the_bound_of_a_short_corpus_is_its_mean_over_all_masks(tiny: Gpt, tmp_p
         n_hidden = hidden.sum(axis=1)
         exact += (nats / (n_hidden * [math.comb(12, n) for n in n_hidden])).sum() / 12
     short = IndexedTokens(tmp_path / "short")
-    loss = compute_bound_loss(
-        tiny, MaskedDiffusion(40, 1e-3, 0), short, windows_of(short, seq_len=32),
-        num_mc=256, batch_size=64, world=ALONE,
-    ).metrics()  # fmt: skip
+    scorer = CorpusScorer(tiny, short, windows_of(short, seq_len=32), batch_size=64, world=ALONE)
+    loss = scorer.score_bound(MaskedDiffusion(40, 1e-3, 0), 256).metrics()
     assert loss["mc_se"] < 0.02 * exact
     assert loss["mc_interval"][0] < exact < loss["mc_interval"][1]
 
@@ -150,13 +146,17 @@ def test_left_to_right_a_token_is_predicted_only_from_those_before_it(
         for i, token in enumerate(window):
             inputs = torch.from_numpy(np.where(np.arange(len(window)) < i, window, 40))[None]
             expected[begin + i] = -float(tiny(inputs, causal=False)[0, i].double().log_softmax(-1)[token])
-    loss = compute_left_to_right_loss(tiny, corpus, windows_of(corpus), batch_size=7, world=ALONE)
+    loss = CorpusScorer(tiny, corpus, windows_of(corpus), batch_size=7, world=ALONE).score_left_to_right()
     assert loss.nats == pytest.approx(np.add.reduceat(expected, np.cumsum([0, *LENGTHS[:-1]])), rel=1e-5)
 
 
 def test_a_part_of_the_corpus_is_its_first_windows(tiny: Gpt, corpus: IndexedTokens) -> None:
-    whole = compute_autoregressive_loss(tiny, corpus, windows_of(corpus, True), batch_size=4, world=ALONE)
-    part = compute_autoregressive_loss(tiny, corpus, windows_of(corpus, True, n=1), batch_size=4, world=ALONE)
+    whole = CorpusScorer(
+        tiny, corpus, windows_of(corpus, True), batch_size=4, world=ALONE
+    ).score_autoregressive()
+    part = CorpusScorer(
+        tiny, corpus, windows_of(corpus, True, n=1), batch_size=4, world=ALONE
+    ).score_autoregressive()
     assert part.tokens.tolist() == [6, 1, 1, 0, 0]  # tokens 1 to 8
     assert part.nats[:2] == pytest.approx(whole.nats[:2], rel=1e-6)
     assert part.metrics()["n_documents"] == 3
@@ -181,13 +181,3 @@ def test_strides_that_skip_tokens_are_refused(tiny: Gpt, corpus: IndexedTokens) 
     for stride in (0, 9):
         with pytest.raises(ValueError, match=f"--stride: got {stride}, expected 1 to 8"):
             windows_of(corpus, True, stride)
-    with pytest.raises(ValueError, match="--num-mc: got 0"):
-        compute_bound_loss(
-            tiny,
-            MaskedDiffusion(40, 1e-3, 0),
-            corpus,
-            windows_of(corpus),
-            num_mc=0,
-            batch_size=1,
-            world=ALONE,
-        )

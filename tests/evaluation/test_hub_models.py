@@ -13,6 +13,7 @@ from megatron.checkpoint.convert.tokenizer_files import write_tokenizer
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.evaluation.downstream_tasks import DownstreamRequest, evaluate_downstream
 from megatron.evaluation.held_out import HeldOutScoring, score_held_out
+from megatron.evaluation.likelihood import Request
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.evaluation.scored_models import ScoredModel, find_models, read_weights
 from megatron.io import read_json
@@ -126,7 +127,8 @@ def test_bfloat16_scores_are_near_those_of_float32(cache: Path, task_folder: Pat
     """bfloat16 has 8 bits: a relative error of 2^-9 = 0.2 % per rounding."""
     weights = read_weights(open_model("acme/llama"), None)
     whole, rounded = (Reader(weights, Scoring(dtype=dtype), ALONE) for dtype in ("float32", "bfloat16"))
-    requests = whole.make_requests([("Once upon a time", " there was a dog"), ("One day", " Tom")])
+    pairs = (("Once upon a time", " there was a dog"), ("One day", " Tom"))
+    requests = [Request(whole.encode_text(a), whole.encode_text(b, begin=False)) for a, b in pairs]
     expected = whole.compute_likelihoods(requests).log_p
     actual = rounded.compute_likelihoods(requests).log_p
     assert rounded.model.embedding.weight.dtype == torch.bfloat16

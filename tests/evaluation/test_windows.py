@@ -13,9 +13,7 @@ from megatron.checkpoint.convert.formats import read_any
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.evaluation.corpus_loss import (
-    compute_autoregressive_loss,
-    compute_bound_loss,
-    compute_left_to_right_loss,
+    CorpusScorer,
     select_windows,
 )
 from megatron.evaluation.corpus_tokenizer import resolve_text_ids
@@ -103,14 +101,14 @@ def test_a_document_alone_is_predicted_from_its_own_tokens(
             nats -= sum(float(log_p[i - end, whole[i]]) for i in range(done, end))
             done = end
         expected.append(nats)
-    loss = compute_autoregressive_loss(
+    loss = CorpusScorer(
         tiny,
         corpus,
         select_windows(corpus, True, 8, stride, None, TEXT),
         batch_size=3,
         world=ALONE,
         eod_id=EOD,
-    )
+    ).score_autoregressive()
     assert loss.nats == pytest.approx(expected, rel=1e-5) and loss.tokens.tolist() == list(LENGTHS)
     assert loss.eod_nats == 0
 
@@ -135,29 +133,23 @@ def test_a_diffusion_model_sees_the_context_of_a_document_under_every_mask(
             left[document] -= float(tiny(inputs, causal=False)[0, i].double().log_softmax(-1)[ids[i]])
     options: dict[str, Any] = {"batch_size": 5, "world": ALONE, "eod_id": EOD}
     selected = select_windows(corpus, False, 8, None, None, TEXT)
-    assert compute_bound_loss(tiny, objective, corpus, selected, num_mc=3, **options).nats == pytest.approx(
-        bound, rel=1e-5
-    )
-    assert compute_left_to_right_loss(tiny, corpus, selected, **options).nats == pytest.approx(left, rel=1e-5)
+    bounded = CorpusScorer(tiny, corpus, selected, **options).score_bound(objective, 3)
+    assert bounded.nats == pytest.approx(bound, rel=1e-5)
+    exact = CorpusScorer(tiny, corpus, selected, **options).score_left_to_right()
+    assert exact.nats == pytest.approx(left, rel=1e-5)
 
 
 def test_bits_per_byte_exclude_the_nats_of_end_of_document_tokens(tiny: Gpt, corpus: IndexedTokens) -> None:
     tokens = corpus.tokens[: corpus.n_tokens].astype(np.int64)
-    whole = compute_autoregressive_loss(
-        tiny,
-        corpus,
-        select_windows(corpus, True, 100, None, None, None),
-        batch_size=1,
-        world=ALONE,
-        eod_id=EOD,
-    )
+    windows = select_windows(corpus, True, 100, None, None, None)
+    whole = CorpusScorer(tiny, corpus, windows, EOD, batch_size=1, world=ALONE).score_autoregressive()
     log_p = tiny(torch.from_numpy(tokens[None, :-1]), causal=True)[0].double().log_softmax(-1)
     nats = -log_p[torch.arange(len(tokens) - 1), torch.from_numpy(tokens[1:])].numpy()
     assert whole.eod_nats == pytest.approx(nats[tokens[1:] == EOD].sum(), rel=1e-5)
     windows = select_windows(corpus, False, 8, None, None, None)
-    model, options = (tiny, MaskedDiffusion(40, 1e-3, 0)), {"num_mc": 50, "batch_size": 64, "world": ALONE}
-    draws = compute_bound_loss(*model, corpus, windows, **options, eod_id=EOD)
-    without = compute_bound_loss(*model, corpus, windows, **options)
+    objective, options = MaskedDiffusion(40, 1e-3, 0), {"batch_size": 64, "world": ALONE}
+    draws = CorpusScorer(tiny, corpus, windows, EOD, **options).score_bound(objective, 50)
+    without = CorpusScorer(tiny, corpus, windows, **options).score_bound(objective, 50)
     assert 0 < draws.eod_nats < draws.nats.sum() and without.eod_nats == 0
     assert draws.nats == pytest.approx(without.nats)
 

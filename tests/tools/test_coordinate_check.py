@@ -1,8 +1,6 @@
 """tools/bench/coordinate_check.py: activation changes at every size, and the command line."""
 
 import runpy
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -97,27 +95,15 @@ def test_every_parametrization_equals_the_standard_at_its_base_shape(
     assert results[0] == results[1]
 
 
-def run_tool(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        str(root / "tools" / "bench" / "coordinate_check.py"),
-        "--threads",
-        "1",
-        *words,
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-
-
 @pytest.mark.slow
-def test_it_prints_a_slope_for_each_sweep_and_writes_a_page(root: Path, tmp_path: Path) -> None:
+def test_it_prints_a_slope_for_each_sweep_and_writes_a_page(cli, tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     page = tmp_path / "page.html"
-    done = run_tool(
-        root, "--widths", "16", "64", "--depths", "2", "8", "--d-head", "16", "--steps", "2", "--seeds", "1",
-        "--n-tokens", "50", "--out", str(page),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()[1:7]]
+    output = cli(
+        "bench/coordinate_check.py", "--threads", 1, "--widths", 16, 64, "--depths", 2, 8, "--d-head", 16,
+        "--steps", 2, "--seeds", 1, "--n-tokens", 50, "--out", page,
+    ).output  # fmt: skip
+    lines = [line.split() for line in output.splitlines()[1:7]]
     assert [line[:2] for line in lines] == [
         [axis, kind] for axis in ("width", "depth") for kind in ("standard", "mup", "completep")
     ]
@@ -129,7 +115,6 @@ def test_it_prints_a_slope_for_each_sweep_and_writes_a_page(root: Path, tmp_path
     assert 'id="plot-width"' in text and 'id="plot-depth"' in text
 
 
-def test_a_single_size_is_refused(root: Path) -> None:
-    done = run_tool(root, "--widths", "64")
-    assert done.returncode == 2
-    assert "expected at least two for a slope" in done.stderr
+def test_a_single_size_is_refused(cli) -> None:
+    error = cli("bench/coordinate_check.py", "--widths", "64", status=1).error
+    assert "expected two or more" in error

@@ -1,18 +1,17 @@
 """Tests of tools/bench/coverage.py: scores of intervals, and a reduced version of its table."""
 
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.tool_modules import load_tool
+
 
 @pytest.fixture(scope="module")
 def bench(root: Path) -> dict[str, Any]:
-    sys.path.append(str(root / "tools" / "bench"))  # for the harness
-    return runpy.run_path(str(root / "tools" / "bench" / "coverage.py"))
+    return vars(load_tool(root / "tools" / "bench" / "coverage.py"))
 
 
 def test_coverage_width_and_score_are_those_of_the_intervals(bench: dict[str, Any]) -> None:

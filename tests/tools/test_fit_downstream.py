@@ -1,7 +1,5 @@
 """Tests of scaling downstream and scaling crossover from the command line."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +8,7 @@ from megatron.laws.fit import fit_law
 from megatron.laws.forms import FORM
 
 
-def run_tool(root: Path, tool: str, *words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(root / "tools" / "laws.py"), tool, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-
-
-def test_a_score_is_fitted_and_predicted_through_the_law(root: Path, tmp_path: Path) -> None:
+def test_a_score_is_fitted_and_predicted_through_the_law(cli, tmp_path: Path) -> None:
     n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e9, 1e11, 4)))
     loss = 1.7 + 400 / n**0.34 + 900 / d**0.31
     error = 0.9 - 2.0 * np.exp(-0.7 * loss)
@@ -26,18 +19,17 @@ def test_a_score_is_fitted_and_predicted_through_the_law(root: Path, tmp_path: P
     table = tmp_path / "table.csv"
     table.write_text("\n".join(["n_params,train_tokens,loss,err", *rows]) + "\n")
     fit_law(n, d, loss, n_bootstrap=5).save(tmp_path / "law.json")
-    done = run_tool(root, "downstream", table, "--score-column", "err", "--law", tmp_path / "law.json",
+    done = cli("downstream", table, "--score-column", "err", "--law", tmp_path / "law.json",
                "--predict", 7e9, 1.4e12)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "eps 0.9, k 2, gamma 0.7" in done.stdout
+    assert "eps 0.9, k 2, gamma 0.7" in done.output
     at = 1.7 + 400 / 7e9**0.34 + 900 / 1.4e12**0.31
-    assert f"predicted {0.9 - 2 * np.exp(-0.7 * at):.4f}" in done.stdout
-    refused = run_tool(root, "downstream", table, "--score-column", "er")
-    assert refused.returncode == 1 and "did you mean 'err'?" in refused.stderr
-    assert run_tool(root, "downstream", table, "--score-column", "err", "--predict", 1, 2).returncode == 2
+    assert f"predicted {0.9 - 2 * np.exp(-0.7 * at):.4f}" in done.output
+    refused = cli("downstream", table, "--score-column", "er", status=None)
+    assert refused.status == 1 and "did you mean 'err'?" in refused.error
+    assert cli("downstream", table, "--score-column", "err", "--predict", 1, 2, status=None).status == 2
 
 
-def test_the_crossover_of_two_laws_is_printed(root: Path, tmp_path: Path) -> None:
+def test_the_crossover_of_two_laws_is_printed(cli, tmp_path: Path) -> None:
     n, u, e = np.meshgrid(np.geomspace(1e7, 1e9, 4), np.geomspace(1e8, 1e10, 3), [1, 4, 15, 60])
     n, d, u = n.ravel(), (u * e).ravel(), u.ravel()
     base = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31, "R_D": 6.0}
@@ -45,14 +37,13 @@ def test_the_crossover_of_two_laws_is_printed(root: Path, tmp_path: Path) -> Non
         loss = FORM["repeated_data"].loss(params, n, d, u)
         fit_law(n, d, loss, U=u, form="repeated_data", n_bootstrap=3).save(tmp_path / f"{name}.json")
     words = (tmp_path / "ar.json", tmp_path / "md.json", "--unique", 1e8, 1e9)
-    done = run_tool(root, "crossover", *words)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("C_crit ") == 2 and "95 % confidence [" in done.stdout
-    assert run_tool(root, "crossover", tmp_path / "ar.json", tmp_path / "none.json").returncode == 1
-    assert "expected a number above 0" in run_tool(root, "crossover", *words[:3], -1).stderr
+    done = cli("crossover", *words)
+    assert done.output.count("C_crit ") == 2 and "95 % confidence [" in done.output
+    assert cli("crossover", tmp_path / "ar.json", tmp_path / "none.json", status=None).status == 1
+    assert "expected a number above 0" in cli("crossover", *words[:3], -1, status=None).error
 
 
-def test_tasks_are_not_mixed_and_the_interval_is_labelled_with_its_kind(root: Path, tmp_path: Path) -> None:
+def test_tasks_are_not_mixed_and_the_interval_is_labelled_with_its_kind(cli, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e9, 1e11, 4)))
     loss = (1.7 + 400 / n**0.34 + 900 / d**0.31) * np.exp(0.003 * rng.standard_normal(20))
@@ -65,15 +56,17 @@ def test_tasks_are_not_mixed_and_the_interval_is_labelled_with_its_kind(root: Pa
     table.write_text("\n".join(lines) + "\n")
     fit_law(n, d, loss, n_bootstrap=20).save(tmp_path / "law.json")
     words = (table, "--score-column", "accuracy", "--kind", "accuracy")
-    mixed = run_tool(root, "downstream", *words)
-    assert mixed.returncode == 1 and "got hellaswag, piqa, expected one task" in mixed.stderr
-    done = run_tool(root, "downstream", *words, "--task", "piqa", "--n-questions", 900,
+    mixed = cli("downstream", *words, status=None)
+    assert mixed.status == 1 and "got hellaswag, piqa, expected one task" in mixed.error
+    done = cli("downstream", *words, "--where", "task == 'piqa'", "--n-questions", 900,
                "--law", tmp_path / "law.json", "--predict", 2e9, 1e11)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "20 runs: floor 0.5, " in done.stdout and "; top fixed at 1, floor at chance" in done.stdout
-    assert "95 % predictive [" in done.stdout and "95 % confidence [" in done.stdout
-    free = run_tool(root, "downstream", *words, "--task", "piqa", "--chance", "free",
-                    "--ceiling", 0.9).stdout  # fmt: skip
+    assert "20 runs: floor 0.5, " in done.output and "; top fixed at 1, floor at chance" in done.output
+    assert "95 % predictive [" in done.output and "95 % confidence [" in done.output
+    free = cli("downstream", *words, "--where", "task == 'piqa'", "--chance", "free",
+                    "--ceiling", 0.9, status=None).output  # fmt: skip
     assert "floor 0.5," not in free and "; top fixed at 0.9\n" in free
-    assert "got 'half'" in run_tool(root, "downstream", *words, "--task", "piqa", "--chance", "half").stderr
-    assert run_tool(root, "downstream", *words, "--task", "copa").returncode == 1
+    assert (
+        "got 'half'"
+        in cli("downstream", *words, "--where", "task == 'piqa'", "--chance", "half", status=None).error
+    )
+    assert cli("downstream", *words, "--where", "task == 'copa'", status=None).status == 1

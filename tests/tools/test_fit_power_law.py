@@ -1,8 +1,6 @@
 """Tests of scaling power-law from the command line."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,49 +22,48 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def run_tool(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(root / "tools" / "laws.py"), "power-law", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
-def test_points_with_errors_give_the_weighted_law_and_both_intervals(root: Path, table: Path) -> None:
-    done = run_tool(root, table, "--sigma-column", "SE", "--predict", 1e22, 1e20)
-    assert done.returncode == 0, done.stderr
+def test_points_with_errors_give_the_weighted_law_and_both_intervals(cli, table: Path) -> None:
+    done = cli("power-law", table, "--sigma-column", "SE", "--predict", 1e22, 1e20)
     law = fit_power(X, Y, SE)
-    assert f"N_opt = {law.coefficient:.5g} C^{law.exponent:.4f}  (6 points)" in done.stdout
+    assert f"N_opt = {law.coefficient:.5g} C^{law.exponent:.4f}  (6 points)" in done.output
     _, low, high = law.predict(1e22)
-    assert f"95 % predictive [{low:.5g}, {high:.5g}]" in done.stdout and "95 % confidence [" in done.stdout
-    assert done.stdout.count("OUTSIDE") == 1
-    answer = json.loads(run_tool(root, table, "--sigma-column", "SE", "--predict", 1e22, "--json").stdout)
+    assert f"95 % predictive [{low:.5g}, {high:.5g}]" in done.output and "95 % confidence [" in done.output
+    assert done.output.count("OUTSIDE") == 1
+    answer = json.loads(
+        cli("power-law", table, "--sigma-column", "SE", "--predict", 1e22, "--json", status=None).output
+    )
     assert answer["exponent"] == pytest.approx(law.exponent)
     assert answer["predictions"][0]["predictive"] == pytest.approx([float(low), float(high)])
-    plain = json.loads(run_tool(root, table, "--json").stdout)
+    plain = json.loads(cli("power-law", table, "--json").output)
     assert plain["exponent"] == pytest.approx(fit_power(X, Y).exponent)
 
 
-def test_two_points_without_errors_have_no_interval(root: Path, tmp_path: Path) -> None:
+def test_two_points_without_errors_have_no_interval(cli, tmp_path: Path) -> None:
     path = tmp_path / "two.csv"
     path.write_text("C,N_opt\n1e18,1e8\n1e20,1e9\n")
-    assert "not known" in run_tool(root, path, "--predict", 1e21).stdout
-    assert json.loads(run_tool(root, path, "--json").stdout)["exponent_confidence"] == [None, None]
+    assert "not known" in cli("power-law", path, "--predict", 1e21, status=None).output
+    assert json.loads(cli("power-law", path, "--json").output)["exponent_confidence"] == [
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--y-column", "N_op"], "no column 'N_op'; did you mean 'N_opt'?. Name another with --y-column"),
-        (["--sigma-column", "se"], "--sigma-column"),
+        (["--y-column", "N_op"], "no column 'N_op'; did you mean 'N_opt'?"),
+        (["--sigma-column", "se"], "no column 'se'"),
         (["--predict", "-1"], "--predict: got -1.0"),
     ],
 )
-def test_invalid_arguments_are_refused(root: Path, table: Path, words: list[str], sentence: str) -> None:
-    done = run_tool(root, table, *words)
-    assert done.returncode == 1 and sentence in done.stderr and done.stdout == ""
+def test_invalid_arguments_are_refused(cli, table: Path, words: list[str], sentence: str) -> None:
+    done = cli("power-law", table, *words, status=None)
+    assert done.status == 1 and sentence in done.error and done.output == ""
 
 
 @pytest.mark.parametrize("cell", ["nan", "", "-3", "many"])
-def test_an_invalid_cell_is_named(root: Path, tmp_path: Path, cell: str) -> None:
+def test_an_invalid_cell_is_named(cli, tmp_path: Path, cell: str) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(f"C,N_opt\n1e18,1e8\n1e20,{cell}\n")
-    done = run_tool(root, path)
-    assert done.returncode == 1 and "row 2, N_opt: got" in done.stderr
+    done = cli("power-law", path, status=None)
+    assert done.status == 1 and "row 2, N_opt: got" in done.error

@@ -1,8 +1,6 @@
 """Tests of scaling predict from the command line."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +11,6 @@ from megatron.laws.fit import fit_law
 from megatron.laws.forms import FORM
 
 TRUTH = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
-
-
-def run_tool(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(root / "tools" / "laws.py"), "predict", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -36,37 +29,36 @@ def law_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_intervals_of_a_run_and_an_optimum_are_labelled(root: Path, law_files: Path) -> None:
-    done = run_tool(root, law_files / "law.json", 7e9, 1.4e10, "--flops", 1e21)
-    assert done.returncode == 0, done.stderr
-    words = done.stdout
+def test_intervals_of_a_run_and_an_optimum_are_labelled(cli, law_files: Path) -> None:
+    done = cli("predict", law_files / "law.json", 7e9, 1.4e10, "--flops", 1e21)
+    words = done.output
     assert "95 % predictive [" in words and "95 % confidence [" in words
     assert "OUTSIDE the fitted runs: N is above 1e+09" in words and "D is above" not in words.split("C 1e")[0]
-    assert "N* " in words and "D* " in words and "L* " in words and "one new run there" in words
-    inside = run_tool(root, law_files / "law.json", 1e8, 1e10).stdout
+    assert "N* " in words and "D* " in words and "L* " in words and "one new run: 95 %" in words
+    inside = cli("predict", law_files / "law.json", 1e8, 1e10, status=None).output
     assert "within the range of the fitted runs" in inside and "OUTSIDE" not in inside
 
 
-def test_outside_the_runs_intervals_include_the_measured_error_of_extrapolation(
-    root: Path, tmp_path: Path
-) -> None:
+def test_outside_the_runs_intervals_include_the_measured_error_of_extrapolation(cli, tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e9, 1e11, 4)))
     loss = FORM["chinchilla"].loss(TRUTH, n, d) * np.exp(0.003 * rng.standard_normal(20))
     law = replace(fit_law(n, d, loss, n_bootstrap=30), extrapolation={})
     grown = replace(law, extrapolation={"growth": 0.02, "dof": 4.0, "compute": 6e20})
-    for used, note in ((law, "intervals included .84"), (grown, "include 2 % more deviation")):
+    for used, note in ((law, "lack the error of extrapolation"), (grown, "include 2 % more deviation")):
         used.save(tmp_path / "law.json")
-        answer = json.loads(run_tool(root, tmp_path / "law.json", 7e10, 1.4e12, "--json").stdout)
+        answer = json.loads(cli("predict", tmp_path / "law.json", 7e10, 1.4e12, "--json").output)
         far = answer["prediction"]
         assert far["predictive"] == pytest.approx([float(v) for v in used.predict(7e10, 1.4e12)[1:]])
         assert note in far["note"]
-        inside = json.loads(run_tool(root, tmp_path / "law.json", 1e8, 1e10, "--json").stdout)
+        inside = json.loads(cli("predict", tmp_path / "law.json", 1e8, 1e10, "--json").output)
         assert inside["prediction"]["note"] == ""
 
 
-def test_json_has_the_same_numbers(root: Path, law_files: Path) -> None:
-    answer = json.loads(run_tool(root, law_files / "law.json", 7e9, 1.4e10, "--flops", 1e21, "--json").stdout)
+def test_json_has_the_same_numbers(cli, law_files: Path) -> None:
+    answer = json.loads(
+        cli("predict", law_files / "law.json", 7e9, 1.4e10, "--flops", 1e21, "--json", status=None).output
+    )
     assert answer["identified"] is True
     prediction, best = answer["prediction"], answer["optimum"]
     assert (
@@ -76,26 +68,29 @@ def test_json_has_the_same_numbers(root: Path, law_files: Path) -> None:
         < prediction["predictive"][1]
     )
     assert best["N"] * best["D"] * 6 == pytest.approx(1e21)
-    text = run_tool(root, law_files / "law.json", 7e9, 1.4e10).stdout
-    assert f"loss {prediction['loss']:.4f}" in text and f"[{prediction['predictive'][0]:.4f}, " in text
+    text = cli("predict", law_files / "law.json", 7e9, 1.4e10, status=None).output
+    assert (
+        f"loss in nats per token {prediction['loss']:.5g}" in text
+        and f"[{prediction['predictive'][0]:.5g}, " in text
+    )
 
 
-def test_a_law_that_is_not_identified_prints_that_first(root: Path, law_files: Path) -> None:
-    lines = run_tool(root, law_files / "ray.json", 1e8, 2e9).stdout.splitlines()
+def test_a_law_that_is_not_identified_prints_that_first(cli, law_files: Path) -> None:
+    lines = cli("predict", law_files / "ray.json", 1e8, 2e9, status=None).output.splitlines()
     assert lines[0].startswith("NOT IDENTIFIED by the runs of this law: ")
-    answer = json.loads(run_tool(root, law_files / "ray.json", 1e8, 2e9, "--json").stdout)
+    answer = json.loads(cli("predict", law_files / "ray.json", 1e8, 2e9, "--json").output)
     assert answer["identified"] is False and answer["not_identified"]
 
 
-def test_published_laws_are_listed_and_predict(root: Path) -> None:
-    listed = run_tool(root, "--list").stdout
+def test_published_laws_are_listed_and_predict(cli) -> None:
+    listed = cli("predict", "--list", status=None).output
     for name in ("chinchilla", "besiroglu", "muennighoff", "gadre-c4", "kaplan", "step-law"):
         assert f"\n{name} " in f"\n{listed}"
     assert listed.count("arXiv") >= 9
-    done = run_tool(root, "chinchilla-unrounded", "--flops", 5.76e23)
-    assert "N* 4.03" in done.stdout or "N* 4.04" in done.stdout
-    assert "no interval" in done.stdout and "95 %" not in done.stdout
-    rate = run_tool(root, "step-law", 1e9, 1e11).stdout
+    done = cli("predict", "chinchilla-unrounded", "--flops", 5.76e23, status=None)
+    assert "N* 4.03" in done.output or "N* 4.04" in done.output
+    assert "no interval" in done.output and "95 %" not in done.output
+    rate = cli("predict", "step-law", 1e9, 1e11, status=None).output
     assert f"learning rate {1.79 * 1e9**-0.713 * 1e11**0.307:.4g}" in rate
 
 
@@ -112,16 +107,16 @@ def test_published_laws_are_listed_and_predict(root: Path) -> None:
         (("chinchilla", "--flops", 0), 1, "C: got 0.0"),
         (("chinchilla", "--flops", 1e20, "--flops-per-param-token", 7), 2, "Use --flops with 6/K times"),
         (("step-law", "--flops", 1e20), 1, "It is not a law of loss"),
-        (("chinchilla", 1e9, 1e10, "--level", 95), 1, "level: got 95"),
+        (("chinchilla", 1e9, 1e10, "--level", 95), 2, "Use Law.predict(N, D, level=SHARE)"),
     ],
 )
-def test_invalid_arguments_are_refused(root: Path, words: tuple, status: int, sentence: str) -> None:
-    done = run_tool(root, *words)
-    assert done.returncode == status and sentence in done.stderr
-    assert done.stdout == "" and "Traceback" not in done.stderr
+def test_invalid_arguments_are_refused(cli, words: tuple, status: int, sentence: str) -> None:
+    done = cli("predict", *words, status=None)
+    assert done.status == status and sentence in done.error
+    assert done.output == "" and "Traceback" not in done.error
 
 
-def test_a_file_that_is_not_a_law_is_refused(root: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_law_is_refused(cli, tmp_path: Path) -> None:
     (tmp_path / "law.json").write_text("[1, 2]")
-    done = run_tool(root, tmp_path / "law.json", 1e9, 1e10)
-    assert done.returncode == 1 and "not a law" in done.stderr
+    done = cli("predict", tmp_path / "law.json", 1e9, 1e10, status=None)
+    assert done.status == 1 and "not a law" in done.error

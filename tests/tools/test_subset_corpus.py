@@ -12,36 +12,26 @@ import pytest
 from megatron.data.indexed import IndexedTokens
 
 
-def run_tool(root: Path, *words: object, standard_input: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, str(root / "tools" / "subset_corpus.py"), *map(str, words)]
-    return subprocess.run(command, input=standard_input, capture_output=True, timeout=240, check=False)
-
-
-def test_one_command_takes_a_part_of_c4(root: Path, tmp_path: Path, scaling_data: Path) -> None:
+def test_one_command_takes_a_part_of_c4(cli, tmp_path: Path, scaling_data: Path) -> None:
     gpt2, c4 = scaling_data / "gpt2_tokenizer", scaling_data / "c4" / "c4_en_shard00000_first1000.jsonl"
     words = ["--tokens", "10K", "--tokenizer-model", gpt2, "--append-eod", "--output", tmp_path / "a.jsonl"]
-    done = run_tool(root, "--input", c4, *words)
-    assert done.returncode == 0, done.stderr
+    done = cli("subset", "--input", c4, *words)
     n = len((tmp_path / "a.jsonl").read_bytes().splitlines())
-    assert done.stdout.decode().startswith(f"{tmp_path / 'a.jsonl'}: {n} documents, 10,")
-    piped = run_tool(root, "--input", "-", *words[:-1], tmp_path / "b.jsonl", standard_input=c4.read_bytes())
-    assert piped.returncode == 0, piped.stderr
+    assert done.output.startswith(f"{tmp_path / 'a.jsonl'}: {n} documents, 10,")
+    cli("subset", "--input", "-", *words[:-1], tmp_path / "b.jsonl", stdin=c4.read_bytes())
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
 
 
-def test_a_dataset_gives_a_dataset(root: Path, tmp_path: Path, scaling_data: Path) -> None:
+def test_a_dataset_gives_a_dataset(cli, tmp_path: Path, scaling_data: Path) -> None:
     pair = scaling_data / "megatron_openwebtext" / "meg-gpt2-openwebtext_text_document"
     for word in (pair, f"{pair}.bin", f"{pair}.idx"):
-        done = run_tool(
-            root, "--input", word, "--documents", 3, "--output", tmp_path / "first", "--overwrite"
-        )
-        assert done.returncode == 0, done.stderr
+        cli("subset", "--input", word, "--documents", 3, "--output", tmp_path / "first", "--overwrite")
         part, whole = IndexedTokens(tmp_path / "first"), IndexedTokens(pair)
         assert [part.get_document(i).tolist() for i in range(3)] == [
             whole.get_document(i).tolist() for i in range(3)
         ]
-    refused = run_tool(root, "--input", pair, "--documents", 3, "--append-eod", "--output", tmp_path / "x")
-    assert (refused.returncode, b"Omit the tokenizer's options" in refused.stderr) == (1, True)
+    words = ("--input", pair, "--documents", 3, "--append-eod", "--output", tmp_path / "x")
+    assert "Omit the tokenizer's options" in cli("subset", *words, status=1).error
 
 
 @pytest.mark.parametrize(
@@ -56,12 +46,11 @@ def test_a_dataset_gives_a_dataset(root: Path, tmp_path: Path, scaling_data: Pat
     ],
 )
 def test_invalid_options_are_reported_in_one_line(
-    root: Path, tmp_path: Path, words: list, status: int, sentence: str
+    cli, tmp_path: Path, words: list, status: int, sentence: str
 ) -> None:
     (tmp_path / "in.jsonl").write_text(json.dumps({"text": "x"}) + "\n")
-    done = run_tool(root, "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", *words)
-    assert done.returncode == status
-    assert sentence in done.stderr.decode().splitlines()[-1]
+    words = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", *words]
+    assert sentence in cli("subset", *words, status=status).error.splitlines()[-1]
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
@@ -81,11 +70,11 @@ def test_stopped_half_way_leaves_nothing(root: Path, tmp_path: Path) -> None:
         assert sorted(path.name for path in tmp_path.iterdir()) != ["out.jsonl"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=240) == 75
-        assert process.stderr.read() == b"stopped; nothing was written\n"
+        assert process.stderr.read() == b"stopped; run the same command again\n"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_shows_a_command_and_units(root: Path) -> None:
-    text = run_tool(root, "--help").stdout.decode()
+def test_help_shows_a_command_and_units(cli) -> None:
+    text = cli("subset", "--help").output
     assert "--tokens 100M --tokenizer-model gpt2" in text
     assert "10^6" in text

@@ -11,8 +11,7 @@ each change follows, and writes the page.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--depths", default=depths, metavar="N", help="layers; the first is the base", **sizes)
     add("--d-head", type=positive_int, default=32, metavar="D", help="channels of an attention head")
     add("--n-tokens", type=positive_int, default=255, metavar="N", help="tokens of the vocabulary")
-    add("--untied", action="store_true", help="untie the output head from the embedding")
     add = parser.add_argument_group("training").add_argument
     add("--lr", type=float, default=4e-3, metavar="RATE", help="learning rate of AdamW, for every size")
     add("--steps", type=positive_int, default=10, metavar="N", help="training steps of each model")
@@ -52,17 +50,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--threads", type=positive_int, metavar="N", help="default: torch's choice")
     add("--out", type=Path, default=Path("coordinates.html"), metavar="PAGE.html", help="output page")
     return parser
-
-
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments and check their combinations."""
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    if min(len(args.widths), len(args.depths)) < 2:
-        parser.error("--widths and --depths: got fewer than two sizes, expected at least two for a slope")
-    if any(width % args.d_head for width in args.widths):
-        parser.error(f"--widths: expected multiples of --d-head {args.d_head}")
-    return args
 
 
 def build_shape(args: argparse.Namespace, parametrization: str, width: int, depth: int) -> ModelConfig:
@@ -82,7 +69,6 @@ def build_shape(args: argparse.Namespace, parametrization: str, width: int, dept
         n_layers=depth,
         n_tokens=args.n_tokens,
         vocab_rows=padded_rows(args.n_tokens),
-        tied_embedding=not args.untied,
         parametrization=parametrization,
         **base,
     )
@@ -132,32 +118,19 @@ def record_activations(model: Gpt, task: Task) -> dict[str, Tensor]:
     outputs: dict[str, Tensor] = {}
     last = model.blocks[-1]
     modules = {"embedding": model.embedding, "attention": last.attention, "feed_forward": last.mlp}
-    with (
-        _capture_outputs(modules, outputs),
-        _capture_outputs({"residual": model.norm}, outputs, capture_input=True),
-    ):
-        outputs["logits"] = model(task.inputs, True)
+
+    def store_as(name: str, is_input: bool = False) -> Callable[..., None]:
+        def store(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            outputs[name] = inputs[0] if is_input else output
+
+        return store
+
+    handles = [module.register_forward_hook(store_as(name)) for name, module in modules.items()]
+    handles.append(model.norm.register_forward_hook(store_as("residual", is_input=True)))
+    outputs["logits"] = model(task.inputs, True)
+    for handle in handles:
+        handle.remove()
     return outputs
-
-
-@contextmanager
-def _capture_outputs(
-    modules: dict[str, nn.Module], outputs: dict[str, Tensor], capture_input: bool = False
-) -> Iterator[None]:
-    """Store the outputs (or inputs) of modules in `outputs` inside a `with` block."""
-
-    def add_hook(name: str) -> torch.utils.hooks.RemovableHandle:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            outputs[name] = inputs[0] if capture_input else output
-
-        return modules[name].register_forward_hook(hook)
-
-    handles = [add_hook(name) for name in modules]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def run_sweep(args: argparse.Namespace, parametrization: str, axis: str) -> CoordinateSweep:
@@ -176,7 +149,9 @@ def run_sweep(args: argparse.Namespace, parametrization: str, axis: str) -> Coor
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the slopes and write the page."""
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
+    if min(len(args.widths), len(args.depths)) < 2 or any(width % args.d_head for width in args.widths):
+        raise ValueError(f"--widths, --depths: expected two or more, and multiples of --d-head {args.d_head}")
     if args.threads:
         torch.set_num_threads(args.threads)
     sweeps = []

@@ -195,17 +195,12 @@ def simulate_design(design: Design, seed: int, n_bootstrap: int) -> np.ndarray:
 def measure_coverage(
     name: str, seeds: range, n_bootstrap: int, n_workers: int
 ) -> list[list[list[list[float]]]]:
-    """Simulate one design [simulations, 7, 2, 3]; with one worker in this process."""
+    """Simulate one design [simulations, 7, 2, 3]."""
     arguments = ([name] * len(seeds), seeds, [n_bootstrap] * len(seeds))
-    if n_workers == 1:
-        simulations = list(map(_simulate_named, *arguments))
-    else:
-        with ProcessPoolExecutor(n_workers) as pool:
-            simulations = list(
-                # about four chunks per worker: few messages, and the last chunks are short
-                pool.map(_simulate_named, *arguments, chunksize=max(1, len(seeds) // (4 * n_workers)))
-            )
-    return [simulation.tolist() for simulation in simulations]
+    with ProcessPoolExecutor(n_workers) as pool:
+        # about four chunks per worker: few messages, and the last chunks are short
+        chunk = max(1, len(seeds) // (4 * n_workers))
+        return [simulation.tolist() for simulation in pool.map(_simulate_named, *arguments, chunksize=chunk)]
 
 
 def _simulate_named(name: str, seed: int, n_bootstrap: int) -> np.ndarray:

@@ -6,8 +6,7 @@
 The other side is the method of the Chinchilla paper and of its replication (arXiv 2404.10102): minimise the
 sum of Huber terms in (log A, log B, log E, alpha, beta) with L-BFGS from 4,500 starts. `--starts` uses fewer,
 evenly spaced starts and scales their time to 4,500. Without a table the runs are drawn from a known law.
-Times are CPU times of one thread. Fits at a boundary (a law without a floor, whose fit is often at E = 0) and
-other forms are timed on synthetic runs.
+Times are CPU times of one thread.
 """
 
 import argparse
@@ -28,16 +27,10 @@ from megatron.cli import create_parser, positive_int, run_main
 from megatron.laws.fit import fit_law
 
 # starts of (log A, log B, log E, alpha, beta): 6 x 6 x 5 x 5 x 5 = 4,500
-GRID = (
-    range(0, 30, 5),
-    range(0, 30, 5),
-    np.arange(-1, 1.5, 0.5),
-    np.arange(0, 2.5, 0.5),
-    np.arange(0, 2.5, 0.5),
-)
+EXPONENTS = np.arange(0, 2.5, 0.5)
+GRID = (range(0, 30, 5), range(0, 30, 5), np.arange(-1, 1.5, 0.5), EXPONENTS, EXPONENTS)
 N_STARTS = 4500
 DELTA = 1e-3
-FORMS = "repeated_data,over_repetition,data_constrained,over_training"
 
 
 def draw_runs(n_runs: int = 240) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -48,13 +41,6 @@ def draw_runs(n_runs: int = 240) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     d = np.exp(rng.uniform(np.log(3e8), np.log(1e12), n_runs))
     loss = 1.82 + 480 / n**0.347 + 2140 / d**0.367
     return n, d, loss * np.exp(0.005 * rng.standard_normal(n_runs))
-
-
-def draw_boundary_runs(n_runs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw the same runs from a law without a floor: E = 0 in the fit or in many of its replicates."""
-    n, d, _ = draw_runs(n_runs)
-    noise = np.exp(0.005 * np.random.default_rng(1).standard_normal(n_runs))
-    return n, d, (12 / n**0.12 + 40 / d**0.19) * noise
 
 
 def minimise_from_grid(n: np.ndarray, d: np.ndarray, loss: np.ndarray, starts: int) -> tuple[float, float]:
@@ -92,34 +78,13 @@ def time_fit(**options: Any) -> float:
     return time.process_time() - begin
 
 
-def time_other_cases(forms: Sequence[str]) -> dict[str, float]:
-    """Print CPU times of fits at a boundary, and of other forms on 40 runs of 1 to 40 epochs."""
-    cases: list[tuple[str, dict[str, Any]]] = [
-        (f"E = 0, {n_runs} runs", dict(zip("NDL", draw_boundary_runs(n_runs), strict=True)))
-        for n_runs in (15, 40, 240)
-    ]
-    runs = dict(zip("NDL", draw_runs(40), strict=True))
-    # epochs D / U of 1, 2, 4, 10, 40, repeated over the 40 runs: forms for repetition are identified
-    runs["U"] = runs["D"] / np.resize([1, 2, 4, 10, 40], 40)
-    cases += [(f"{form}, 40 runs", runs | {"form": form}) for form in forms if form]
-    seconds = {}
-    for name, words in cases:
-        # the time of the replicates is that of a fit with them minus that of a fit without
-        fit_s, both_s = (time_fit(n_bootstrap=n, **words) for n in (0, 1000))
-        seconds |= {f"{name}: fit": fit_s, f"{name}: 1,000 replicates": both_s - fit_s}
-        times = f"fit {fit_s * 1e3:.0f} ms, 1,000 replicates {both_s - fit_s:.2f} s of CPU"
-        print(f"{name:<28} {times}", flush=True)
-    return seconds
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__)
     parser.add_argument("table", type=Path, nargs="?", metavar="TABLE.csv", help="default: synthetic runs")
-    add = parser.add_argument_group("runs and forms").add_argument
+    add = parser.add_argument_group("runs").add_argument
     columns = ["n_params", "train_tokens", "loss"]
     add("--columns", nargs=3, default=columns, metavar=("N", "D", "L"), help="columns of the table")
-    add("--forms", default=FORMS, metavar="FORM,FORM", help="other forms to time")
     add("--starts", type=positive_int, default=N_STARTS, metavar="N", help="starts of the other side")
     add_options(parser, repeat=9)
     return parser
@@ -140,7 +105,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"ours       {len(n)} runs: {ours_s * 1e3:.1f} ms, objective {law.objective:.12g}")
     print(f"           1,000 bootstrap replicates: {bootstrap_s:.2f} s")
     results = {"fit": ours_s, "1,000 replicates": bootstrap_s}
-    results |= time_other_cases(args.forms.split(","))
     objective, starts_s = minimise_from_grid(n, d, loss, args.starts)
     # a sample of the starts: the time is in proportion to their number
     whole_s = starts_s * N_STARTS / args.starts

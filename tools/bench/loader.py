@@ -2,11 +2,11 @@
 samples.
 
     python tools/bench/loader.py
-    python tools/bench/loader.py tokens/c4_text_document --objective masked_diffusion --corrupt
+    python tools/bench/loader.py tokens/c4_text_document --objective masked_diffusion
 
 The other side is the usual code: a map-style dataset that returns one sample as a tensor, and a DataLoader
 with the default collation and the same number of worker processes. Without a prefix the corpus is random
-tokens. With `--corrupt` both sides return the model's inputs: ours corrupts in the workers, the other side in
+tokens. With --objective both sides return the model's inputs: ours corrupts in the workers, the other side in
 the loop. The sides alternate several times and the medians are compared, as are the tokens of all sides.
 """
 
@@ -95,9 +95,8 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("batches").add_argument
     add("--seq-len", type=positive_int, default=2048, metavar="N", help="positions per sample")
     add("--batch-size", type=positive_int, default=32, metavar="N", help="samples per batch")
-    add("--corrupt", action="store_true", help="also corrupt the batches for the objective")
     objectives = ("autoregressive", "masked_diffusion")
-    add("--objective", default="autoregressive", choices=objectives, help="objective of the corruption")
+    add("--objective", choices=objectives, help="also corrupt the batches for this objective")
     workers = [0, 2, 4]
     add("--workers", type=int, nargs="+", default=workers, metavar="N", help="numbers of workers")
     add("--batches", type=positive_int, default=200, metavar="N", help="batches of each measurement")
@@ -110,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     torch.set_num_threads(1)
     task: Objective | None = None
-    if args.corrupt:
+    if args.objective:
         diffusion = args.objective == "masked_diffusion"
         task = MaskedDiffusion(N_TOKENS, 1e-3, 0) if diffusion else Autoregressive()
     n_samples = args.batch_size * args.batches

@@ -14,12 +14,14 @@ import argparse
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -82,23 +84,20 @@ def measure_command(command: Sequence[str]) -> Cost:
 def process_tree(pid: int) -> Iterator[int]:
     """Yield the ids of a process and all its descendants."""
     yield pid
-    try:
+    with suppress(OSError):  # the process may have ended meanwhile
         # the kernel lists children by the thread that started them, not by process
         for thread in Path(f"/proc/{pid}/task").iterdir():
             for child in (thread / "children").read_text().split():
                 yield from process_tree(int(child))
-    except OSError:
-        return  # the process has ended meanwhile
 
 
 def resident_mb(pid: int) -> float:
     """Return the resident memory of one process in MB; 0 if it has ended."""
-    try:
+    with suppress(OSError):
         # the second field is the resident size in pages; a page shared by two processes counts twice in the
         # sum
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-    except OSError:
-        return 0.0
+    return 0.0
 
 
 def load_encoder(model: str, side: str) -> None:
@@ -217,16 +216,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     eod_option = [] if args.eod_token is None else ["--eod-token", args.eod_token]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
-        ours = [sys.executable, str(TOOL), "--input", args.source, "--output-prefix", "ours",
-                "--root", folder, "--tokenizer-model", args.tokenizer_model, "--append-eod",
+        ours = [sys.executable, str(TOOL), "--input", args.source, "--output-prefix", "part",
+                "--root", str(out / "ours"), "--tokenizer-model", args.tokenizer_model, "--append-eod",
                 "--workers", str(args.workers), *eod_option]  # fmt: skip
         costs = []
         for _ in range(args.repeat):
-            remove_dataset(out / "ours_text_document")  # otherwise the command would skip the finished work
+            # otherwise the command would skip the finished work
+            shutil.rmtree(out / "ours", ignore_errors=True)
             costs.append(measure_command(ours))
         # the median by CPU time, since wall time depends on the load
         our_cost = sorted(costs, key=lambda cost: cost.cpu_s)[len(costs) // 2]
-        tokens = IndexedTokens(out / "ours_text_document")
+        tokens = IndexedTokens(out / "ours" / "part_text_document")
         n_tokens = tokens.n_tokens
         print(f"{args.source}: {megabytes:.0f} MB, {tokens.n_documents:,} documents, {n_tokens:,} tokens")
         print_side("ours", our_cost, our_cost, megabytes, n_tokens)
@@ -240,11 +240,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             results[side] = asdict(cost)
             n_different = count_different(tokens, IndexedTokens(Path(prefix)))
             print_side(side, cost, our_cost, megabytes, n_tokens)
-            print(
-                f"{'':12} its ids are",
-                f"DIFFERENT in {n_different:,} documents" if n_different else "the same",
-            )
-            remove_dataset(out / side)
+            same = f"DIFFERENT in {n_different:,} documents" if n_different else "the same"
+            print(f"{'':12} its ids are {same}")
     write_results(args.json, {"megabytes": megabytes, "tokens": n_tokens, **results})
     return 0
 
@@ -254,12 +251,6 @@ def count_different(ours: IndexedTokens, theirs: IndexedTokens) -> int:
     n_common = min(ours.n_documents, theirs.n_documents)
     different = (not np.array_equal(ours.get_document(i), theirs.get_document(i)) for i in range(n_common))
     return sum(different) + abs(ours.n_documents - theirs.n_documents)
-
-
-def remove_dataset(prefix: Path) -> None:
-    """Remove a dataset and its sidecar, if present."""
-    for suffix in (".bin", ".idx", ".json"):
-        Path(f"{prefix}{suffix}").unlink(missing_ok=True)
 
 
 def print_side(side: str, cost: Cost, ours: Cost, megabytes: float, n_tokens: int) -> None:

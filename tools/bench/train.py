@@ -9,7 +9,6 @@ ours with the code of tools/pretrain.py, theirs as in its documentation, with SD
 under autocast. Both are eager; --compile compiles our blocks (dist.compile). Each side is a separate process,
 to measure its peak memory; the sides alternate, so that other load on the machine affects both. --widths
 trains small models of two layers with 512 ids and windows of 128 tokens instead of one of 10 M parameters.
-GFLOP/s count the operations of a step, also as a share of the machine's float32 GEMM rate.
 """
 
 import argparse
@@ -34,7 +33,7 @@ from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt
 from megatron.objective.autoregressive import Autoregressive
 from megatron.parallel.world import World, open_world
-from megatron.plan.count import flops_per_token_executed, n_params
+from megatron.plan.count import n_params
 
 LARGE = ModelConfig(d_model=256, d_ff=640, d_head=64, n_heads=4, n_layers=8, n_tokens=16000, vocab_rows=16384)
 HEADS = {16: 2, 32: 2, 48: 3}  # by d_model of small models; other widths have heads of 32 channels
@@ -172,8 +171,7 @@ def print_comparison(
     dtype: str, width: int, args: argparse.Namespace, records: dict[str, list[dict]]
 ) -> dict[str, Any]:
     """Print and return the medians over the timed rounds."""
-    shape, seq_len = build_shape(width), choose_seq_len(width)
-    tokens = args.batch * seq_len * args.steps
+    tokens = args.batch * choose_seq_len(width) * args.steps
     rates = {}
     for side, rounds in records.items():
         # [1:] skips the untimed round
@@ -185,30 +183,12 @@ def print_comparison(
             f"peak {rates[side]['peak_mib']:6,.0f} MiB   loss {rates[side]['loss']:.4f}"
         )
     ours, theirs = rates["ours"], rates["theirs"]
-    # FLOPs per token x tokens per second; the product has the same threads, so the share is comparable
-    flops = flops_per_token_executed(shape, seq_len, True, 1.0) * ours["tokens/s"]
-    torch.set_num_threads(args.threads)
-    products = measure_gemm_rate()
-    share = f"{flops / products:.0%} of {products / 1e9:,.0f} in float32"
-    print(f"{dtype:9} ours    {flops / 1e9:8,.0f} GFLOP/s, {share}")
     ratios = {key: ours[key] / theirs[key] for key in ("tokens/s", "tokens/CPU-s", "peak_mib")}
     print(
         f"{dtype:9} ratio   {ratios['tokens/s']:8.2f}            {ratios['tokens/CPU-s']:8.2f} CPU"
         f"              memory {ratios['peak_mib']:.2f}"
     )
     return {"ours": ours, "theirs": theirs, "ratio": ratios}
-
-
-def measure_gemm_rate(size: int = 1024, repeats: int = 20) -> float:
-    """Return the FLOP/s of square float32 products on torch's threads, by wall time; the best of several."""
-    left, right = torch.randn(size, size), torch.randn(size, size)
-    best = float("inf")
-    # the best, not the mean: other load can only make a product slower
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        torch.mm(left, right)
-        best = min(best, time.perf_counter() - begin)
-    return 2 * size**3 / best
 
 
 def build_parser() -> argparse.ArgumentParser:
