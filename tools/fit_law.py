@@ -98,7 +98,7 @@ def fit_parametric_law(args: argparse.Namespace, runs: Selection) -> Law:
     is_held_out = runs.held_out(args.hold_out)
     fitted = runs.subset(~is_held_out)
     law = extrapolate_law(
-        **runs.columns_where(~is_held_out),
+        **{name: getattr(fitted, name) for name in ("N", "D", "L", "U", "groups")},
         loss_se=optional_column_of(args.table, fitted, SE) if SE in fitted.frame else None,
         form=args.form,
         residual=args.residual,
