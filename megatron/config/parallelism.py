@@ -27,7 +27,8 @@ class ParallelLayout:
     Neighbouring ranks differ in `tensor` first: this axis communicates
     most, so it stays within a node.
 
-    shard   number of neighbouring ranks of data x context that together hold one copy of the model
+    shard   number of neighbouring ranks of data x context
+            that together hold one copy of the model
     """
 
     pipeline: int = 1

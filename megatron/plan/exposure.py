@@ -94,8 +94,8 @@ class Exposure:
     def usage_after(self, n_samples: int, counts: Sequence[int] | None = None) -> tuple[CorpusUse, ...]:
         """Return the use of each corpus after the first `n_samples` samples.
 
-        counts   samples of each corpus, if known. The default is the exact schedule of the weights, or for a
-                 mixture an estimate from its first weights.
+        counts   samples of each corpus, if known. The default is the exact schedule
+                 of the weights, or for a mixture an estimate from its first weights.
         """
         if counts is None:
             exact = self.round_robin

@@ -46,8 +46,8 @@ DEVICES = {
 def find_device(device_name: str) -> DeviceSpec | None:
     """Return the entry of a device, or None if it is unknown.
 
-    The longest key of the table that occurs in the name as whole words is
-    used.
+    The longest key of the table that occurs
+    in the name as whole words is used.
     """
     # "NVIDIA GH200 480GB" matches GH200 but not H200, which does not begin a
     # word there. "NVIDIA H100 PCIe" matches both H100 and H100 PCIe; the

@@ -131,8 +131,8 @@ def compile_gpt2_bpe(merges: str, eod: str, eod_id: int) -> FastBpe:
     """
     letters = unicode_to_bytes()
     rows = _csrc.ranked_merge_ids("\n".join(letters), merges)
-    # letters.values()[id] is the byte of an id; argsort inverts this
-    # permutation
+    # letters.values()[id] is the byte of an id;
+    # argsort inverts this permutation
     byte_ids = np.argsort(np.array(list(letters.values())))
     compiled = _csrc.bpe_vocabulary(byte_ids, rows)
     compiled.use_gpt2_pattern(load_gpt2_classes())
