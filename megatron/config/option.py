@@ -46,7 +46,7 @@ def option(
     read        reader of a value with a form of its own:
                 (value, name of the key) -> value of the field
     """
-    # section.py and check.py check these facts, reference.py prints
+    # section.py and check.py check these facts, make_docs.py prints
     # them, and plan/identity.py hashes by them
     metadata = {
         "help": help_text, "choices": choices,

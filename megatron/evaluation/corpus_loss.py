@@ -61,21 +61,22 @@ class CorpusLoss:
         """Return the metrics of the corpus.
 
         loss, perplexity, bits_per_token: over all scored tokens,
-        including end-of-document tokens bits_per_byte: nats of all
-        other scored tokens, in bits, divided by the UTF-8 bytes of
-        their text loss_se: standard error over documents, for text
-        of the same distribution mc_se: standard error over masks
-        mc_interval: 95 % interval of this text's bound, by
-        Student's t of the independent draws
+            including end-of-document tokens
+        bits_per_byte: nats of all other scored tokens, in bits,
+            divided by the UTF-8 bytes of their text
+        loss_se: standard error over documents, for text of the same distribution
+        mc_se: standard error over masks
+        mc_interval: 95 % interval of this text's bound,
+            by Student's t of the independent draws
         """
         total, n = float(self.nats.sum()), int(self.tokens.sum())
         loss, scored = total / n, int((self.tokens > 0).sum())
         loss_se = mc_se = interval = None
         if scored > 1:
-            # linearized standard error of the ratio
-            # estimator sum(nats) / sum(tokens) over
-            # documents a mean of losses per document would
-            # weight short documents as much as long ones
+            # linearized standard error of the ratio estimator
+            # sum(nats) / sum(tokens) over documents.
+            # A mean of losses per document would weight
+            # short documents as much as long ones
             spread = float(((self.nats - loss * self.tokens) ** 2).sum())
             loss_se = math.sqrt(spread * scored / (scored - 1)) / n
         if self.draws is not None and len(self.draws) > 1:

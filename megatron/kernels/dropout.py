@@ -15,8 +15,8 @@ MASK32 = 0xFFFFFFFF
 def scramble_bits(x: Tensor) -> Tensor:
     """Hash 32-bit integers stored in int64, with the finalizer of MurmurHash3."""
     # masked after every product: int64 would keep
-    # the high bits that uint32 arithmetic discards two
-    # 32-bit factors can overflow int64, which wraps
+    # the high bits that uint32 arithmetic discards.
+    # Two 32-bit factors can overflow int64, which wraps
     # modulo 2^64: the low 32 bits are still correct
     x = x & MASK32
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & MASK32

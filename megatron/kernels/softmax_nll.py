@@ -77,7 +77,7 @@ def _write_gradient(
     target_log_p, column, is_local = _gather_target(log_p, targets, shard)
     # d nll / d logits = softmax - onehot;
     # a target on another rank subtracts 0
-    # from some local column exp_ overwrites log_p;
+    # from some local column. exp_ overwrites log_p;
     # target_log_p was copied from it by gather before
     grad = log_p.exp_().scatter_add_(1, column, -is_local)
     logits.copy_(grad if scale is None else grad.mul_(scale[:, None]))

@@ -190,8 +190,8 @@ class Catalog(AbstractContextManager["Catalog"]):
 
     def _find_absent(self, corpus: Corpus) -> tuple[str, ...]:
         """Return the properties that no document of the corpus has."""
-        # LIMIT: the scan ends at the first value, usually in the first row
-        # group
+        # LIMIT: the scan ends at the first value,
+        # usually in the first row group
         query = f"SELECT 1 FROM {self.view(corpus.name)} WHERE {{}} IS NOT NULL LIMIT 1"
         names = [prop.name for prop in corpus.properties]
         return tuple(name for name in names if not self._fetch(query.format(quote_identifier(name))))

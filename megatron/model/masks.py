@@ -11,8 +11,8 @@ def document_numbers(tokens: Tensor, eod_id: int) -> Tensor:
     """Return the document number of each position, [B, S], from 0; an end token is part of its document."""
     ends = (tokens == eod_id).long()
     # number of ends strictly before each position:
-    # an end token itself does not count yet tokens
-    # a b E c d, with E the end-of-document token:
+    # an end token itself does not count yet.
+    # Tokens a b E c d, with E the end-of-document token:
     # ends 0 0 1 0 0, cumsum 0 0 1 1 1, result 0 0 0 1 1
     return ends.cumsum(1) - ends
 

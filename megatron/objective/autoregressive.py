@@ -107,8 +107,8 @@ class Autoregressive:
             rate = (1 - self.rate_min) * rng.random(len(picked)) + self.rate_min
             seen[picked] = rng.random((len(picked), n), dtype=np.float32) >= rate[:, None]
         # after the draws, so that every selected
-        # position uses n numbers of the stream also
-        # keeps every row of the softmax non-empty
+        # position uses n numbers of the stream.
+        # It also keeps every row of the softmax non-empty
         visible[:, np.arange(n), np.arange(n)] = True
         return visible
 

@@ -103,7 +103,7 @@ def draw_scoring_masks(seed: int, numbers: np.ndarray, n: int, draw: int) -> tup
     n_hidden = np.minimum(1 + np.floor(t * n).astype(np.int64), n)  # rounding may give t * n = n
     u = np.stack([make_generator(seed, Purpose.VALIDATE, draw, int(i)).random(n) for i in numbers])
     # the l positions with the smallest u are masked: a uniform
-    # set of size l argsort of argsort is the rank: u = .7 .1 .4
+    # set of size l. Argsort of argsort is the rank: u = .7 .1 .4
     # has argsort 1 2 0 and ranks 2 0 1; l = 2 masks the last two
     rank = u.argsort(axis=1).argsort(axis=1)
     return rank < n_hidden[:, None], n_hidden

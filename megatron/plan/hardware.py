@@ -21,8 +21,8 @@ class DeviceSpec:
 # From the vendors' data sheets. PCIe cards are slower than SXM modules of the
 # same name. A100: 80 GB on SXM. GB200: one of its two GPUs; MI250X: one of its
 # two dies, each a device for torch and Slurm. GeForce: with sums in float32.
-# T4: float16, it has no bf16. Power limits that can be configured are the
-# highest ones.
+# T4: float16, it has no bf16.
+# Power limits that can be configured are the highest ones.
 DEVICES = {
     "A100": DeviceSpec(312.0, 2.039, 400.0),
     "H100": DeviceSpec(989.0, 3.35, 700.0),

@@ -52,9 +52,9 @@ def _state_bytes(config: RunConfig, n_ranks: int) -> float:
     )
     # "zero3" and "zero3_hybrid": the digit is character 4
     stage = int(dist.sharding_stage[4])
-    # AdamW in float32: 4 bytes for the weight, 4 for the gradient, 8 for both
-    # moments Example: N = 1e9 is 16 GB on one rank. With zero1 on 8 ranks: 4 +
-    # 4 + 8/8 = 9 GB, and 2 GB of bfloat16 copies.
+    # AdamW in float32: 4 bytes for the weight, 4 for the gradient,
+    # 8 for both moments. Example: N = 1e9 is 16 GB on one rank.
+    # With zero1 on 8 ranks: 4 + 4 + 8/8 = 9 GB, and 2 GB of bfloat16 copies.
     weights, gradients, moments = (4.0 * n, 4.0 * n, 8.0 * n)
     # ZeRO stages are cumulative: 1 shards moments,
     # 2 also gradients, 3 also weights

@@ -81,9 +81,9 @@ def find_parameter_rule(model: ModelConfig, name: str, n_axes: int) -> Parameter
     width, depth = width_ratio(model), depth_ratio(model)
     in_block = "blocks." in name
     eps = 1 / (width * depth) if in_block else 1 / width
-    # embedding, head, and the vectors of norms and biases
-    # keep the std, rate and decay of the base n_axes:
-    # matrices [out, in] have two, gains and biases one
+    # embedding, head, and the vectors of norms
+    # and biases keep the std, rate and decay of the base.
+    # n_axes: matrices [out, in] have two, gains and biases one
     if not in_block or n_axes < 2:
         return ParameterRule(std=model.init_std, eps=eps)
     # A product with a hidden matrix sums over a number

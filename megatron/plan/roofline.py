@@ -53,9 +53,9 @@ SMALL_CHUNK_ROWS, SMALL_CHUNK_SHARE = 4096, 0.545
 # casts of weights and gradients, sums of gradients
 CAST_BYTES = {False: 13, True: 18}
 ADAMW_BYTES = 32  # per parameter and step: 28 of the update, 4 of the norm
-# Launches of a step: (fixed, per block, per chunk of the loss), from traces
-# (tools/bench/trace_ops.py). Compiled counts are assumed: 21 products, 3 of
-# attention, about 12 fused passes and 9 sums in a block.
+# Launches of a step: (fixed, per block, per chunk of the loss), counted in traces.
+# Compiled counts are assumed: 21 products, 3 of attention,
+# about 12 fused passes and 9 sums in a block.
 LAUNCHES = {False: (82.0, 89.0, 14.7), True: (82.0, 45.0, 14.7)}
 FUSED_LOSS_LAUNCHES = 6.0  # per chunk
 LAUNCH_S, COMPILED_LAUNCH_S = 9.3e-6, 6.0e-6  # assumed: of Python and driver, per launch

@@ -6,7 +6,7 @@ chairman assignment (1980). Their algorithms start at the first slot. Here the s
 is divided into blocks, and the counts at a block boundary depend only on the number of the
 block, so that any slot is found without the slots before its block. All arithmetic is exact.
 
-A mixture has another scheduler (megatron/mixture/chunk.py), because its weights may change.
+A mixture has another scheduler (megatron/mixture/distributor.py), because its weights may change.
 Counts here follow from the slot number alone, so there is no debt to carry
 over a change. A schedule that starts again with each change gives all of 100
 slots to a source of weight 0.51 and 0.52 in turn. A schedule of the new weights
@@ -137,8 +137,8 @@ class WeightedRoundRobin:
         remainders = {k: n % self._denominator for k, n in enumerate(exact) if n % self._denominator}
         parts, whole = self._numerators, self._denominator
         # time to the next deadline (1 - f_k) / w_k,
-        # and time since the release f_k / w_k,
-        # in slots the keys are exact, and k breaks ties,
+        # and time since the release f_k / w_k, in slots.
+        # The keys are exact, and k breaks ties,
         # so every process computes the same order
         by_deadline = sorted(remainders, key=lambda k: (Fraction(whole - remainders[k], parts[k]), k))
         by_release = sorted(remainders, key=lambda k: (Fraction(remainders[k], parts[k]), k))

@@ -85,8 +85,8 @@ def _compile_bytes(
     model: "_csrc.TokenizerModel", settings: dict[str, Any]
 ) -> tuple["_csrc.BpeVocabulary", dict[str, Any] | None]:
     """Return (vocabulary, normalizer of added tokens). Raises UnsupportedPatternError."""
-    # byte -> id; some vocabularies lack the bytes that never occur in
-    # UTF-8
+    # byte -> id; some vocabularies lack
+    # the bytes that never occur in UTF-8
     byte_ids = np.full(256, -1, dtype=np.int64)
     byte_ids[NEVER_IN_UTF8] = 0
     letters = np.empty(256, dtype=np.int64)

@@ -52,8 +52,8 @@ def check_lack_of_fit(residual: np.ndarray, basis: np.ndarray, cells: np.ndarray
     names, index = np.unique(cells, axis=0, return_inverse=True)
     remainder = residual - basis @ (basis.T @ residual)
     # runs of one cell have one fitted value,
-    # so residuals scatter around their mean as log
-    # L does 20 runs in 12 cells and 5 constants:
+    # so residuals scatter around their mean as log L does.
+    # 20 runs in 12 cells and 5 constants:
     # 8 degrees of freedom of pure error, 7 of the misfit
     n_error, n_misfit = len(residual) - len(names), len(names) - basis.shape[1]
     (misfit,), (pure,) = _split_squares(remainder[None], index.ravel())

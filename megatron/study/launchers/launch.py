@@ -41,9 +41,9 @@ class Job:
 
     def fraction_done(self) -> float:
         """Return the share of the run's trained steps that it has logged, 0 to 1."""
-        # metrics count steps from the trunk's start, so the branch point is
-        # subtracted Example: a run of 500 steps that branches at 400 has
-        # begin = 400; logged step 450 is (450 - 400) / 100 = 50 %.
+        # metrics count steps from the trunk's start, so the branch point
+        # is subtracted. Example: a run of 500 steps that branches at 400
+        # has begin = 400; logged step 450 is (450 - 400) / 100 = 50 %.
         begin = self.run.plan.n_steps - self.run.trained_steps
         step = self.last_record().get("step", 0)
         return min(1.0, max(0.0, (step - begin) / self.run.trained_steps))

@@ -78,8 +78,8 @@ class LocalLauncher(Launcher):
             if not is_free(run):
                 continue
             prepare_run(run)
-            # order: config.yaml is written before the process that reads it
-            # is started
+            # order: config.yaml is written
+            # before the process that reads it is started
             job = Job(run, self._start_process(run, devices), devices)
             self.active.append(job)
             jobs.append(job)
@@ -107,7 +107,7 @@ class LocalLauncher(Launcher):
             used = sum(estimate_memory(job.run.config) for job in load[k])
             fits = used + estimate_memory(run.config) <= MAX_MEMORY_SHARE * self.devices[k].memory
             # an empty device always accepts a run, even one that
-            # exceeds the estimate A device of unknown memory (0,
+            # exceeds the estimate. A device of unknown memory (0,
             # for example a GPU that shares the host's memory)
             # never fits, so it gets one run at a time.
             if not load[k] or fits and len(load[k]) < self.devices[k].slots:
@@ -135,7 +135,7 @@ class LocalLauncher(Launcher):
             if job.handle.poll() is None:
                 job.handle.terminate()
         # all jobs are signalled first and then waited for,
-        # so that they save concurrently one deadline
+        # so that they save concurrently. One deadline
         # for all jobs: 60 s in total, not 60 s for each
         deadline = time.monotonic() + STOP_WAIT_S
         for job in jobs:
