@@ -272,11 +272,11 @@ def read_json(path: Path) -> dict[str, Any] | None:
         content = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{path}: got invalid JSON ({error}), expected a JSON object. Delete the file and run again."
+            f"{path}: got invalid JSON ({error}), expected a JSON object. Delete it, or copy it again."
         ) from error
     if not isinstance(content, dict):
         raise ValueError(
-            f"{path}: got {type(content).__name__}, expected a JSON object. Delete the file and run again."
+            f"{path}: got {type(content).__name__}, expected a JSON object. Delete it, or copy it again."
         )
     return content
 

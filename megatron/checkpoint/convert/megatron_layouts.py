@@ -127,7 +127,8 @@ def _name_step(step: Path) -> Iterator[None]:
     """Put the folder before the message of a ValueError that does not begin with a path in it."""
     try:
         yield
-    except ValueError as error:
+    # RuntimeError: a tensor in args, which has no truth value
+    except (ValueError, RuntimeError) as error:
         raise error if str(error).startswith(str(step)) else ValueError(f"{step}: {error}") from error
 
 
