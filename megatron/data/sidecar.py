@@ -201,12 +201,11 @@ def count_tokens(uri: str | Path) -> int:
     if sidecar.get("tokens") is not None:
         return int(sidecar["tokens"])
     if files.has_parts:
-        raise ValueError(
-            f"{files.sidecar}: tokens is missing. Write the list with merge_datasets.py --parts."
-        )
+        raise ValueError(f"{files.sidecar}: tokens is missing. Write it with merge_datasets.py --parts.")
     if not files.index.is_file():
         raise FileNotFoundError(f"{uri}.idx: no such file, {HOW}")
-    return files.count_bytes() // count_token_bytes(read_header(files.index)[0])
+    token_bytes = count_token_bytes(read_header(files.index)[0])
+    return files.count_bytes() // token_bytes
 
 
 @dataclass(frozen=True)

@@ -321,9 +321,9 @@ def format_total(
     tokens = sum(run.plan.tokens_per_step * run.trained_steps for run in waiting)
     flops = sum(run.trained_flops for run in waiting)
     wall_time = format_duration(makespan(seconds, jobs)) if seconds else "0 s"
-    each = f" on {gpus_per_run} GPUs each" if gpus_per_run > 1 else ""
+    gpus = f" on {gpus_per_run} GPUs each" if gpus_per_run > 1 else ""
     lines = [
-        f"about {wall_time} with {jobs} at a time{each}: {len(waiting)} of {len(runs)} runs to do, "
+        f"about {wall_time} with {jobs} at a time{gpus}: {len(waiting)} of {len(runs)} runs to do, "
         f"{format_short(tokens)} tokens, {flops:.2e} FLOPs",
         f"({format_duration(sum(seconds))} one after another; expected from {speed.basis})",
         (tariff or Tariff()).describe(sum(seconds) * gpus_per_run),
