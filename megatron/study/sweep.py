@@ -20,7 +20,7 @@ from megatron.study.ladder import (
     expand_study,
     select_runs_of_part,
 )
-from megatron.study.launchers.launch import Job, Launcher, SweepState, run_all
+from megatron.study.launchers.launch import Job, Launcher, SweepState, read_last_metrics, run_all
 from megatron.study.launchers.local import MAX_MEMORY_SHARE, Device, LocalLauncher, query_gpus
 from megatron.study.launchers.slurm import SlurmLauncher
 from megatron.study.price import Speed
@@ -214,7 +214,7 @@ def format_counts(state: SweepState, n_runs: int, left_s: float) -> str:
 
 def format_job_row(job: Job) -> tuple[str, ...]:
     """Return the cells of a running job, in the order of HEAD."""
-    record, plan = job.last_record(), job.run.plan
+    record, plan = read_last_metrics(job.run.folder), job.run.plan
     step, loss, tps = record.get("step", 0), record.get("loss"), record.get("tps")
     steps = (f"{step:,}", f"{plan.n_steps:,}", f"{job.fraction_done():.0%}")
     loss = f"{loss:.4f}" if isinstance(loss, float) else ""
