@@ -35,7 +35,8 @@ def find_numeric() -> np.ndarray:
     """Return which code points the pre-tokenizer Digits takes as digits, bool [0x110000]."""
     split = pre_tokenizers.Digits(individual_digits=True)
     numeric = np.zeros(N_CODE_POINTS, dtype=bool)
-    # beside a letter each digit is a piece of one character, and everything else is in longer pieces
+    # beside a letter each digit is a piece of one character,
+    # and everything else is in longer pieces
     text = "aa" + "aa".join(map(chr, POINTS)) + "aa"
     for piece, _ in split.pre_tokenize_str(text):
         if len(piece) == 1:

@@ -9,9 +9,10 @@ from types import ModuleType
 def find_portions(package: str, entries: list[str]) -> list[str]:
     """Return the folders `megatron/` on a search path that add to this package: those of megatron-core.
 
-    NVIDIA's wheel installs `megatron/core` without `megatron/__init__.py`, a portion of a namespace package.
-    Python would ignore it beside this regular package unless both are in one folder. Another regular package
-    of this name (Megatron-DeepSpeed) would mix two programs: raise ImportError.
+    NVIDIA's wheel installs `megatron/core` without `megatron/__init__.py`,
+    a portion of a namespace package. Python would ignore it beside this regular
+    package unless both are in one folder. Another regular package of this name
+    (Megatron-DeepSpeed) would mix two programs: raise ImportError.
     """
     portions: list[str] = []
     for entry in entries:

@@ -6,13 +6,14 @@ r"""Shared parts of all commands: stop signals, terminal output, help, errors, a
     scaling train CONFIG.yaml      the same as python tools/pretrain.py CONFIG.yaml
     torchrun --nproc-per-node 2 -m megatron.cli train CONFIG.yaml
 
-A sub-command runs its file as the main module. The files are in tools/ of a checkout, and in
-megatron/commands/ of an installed wheel, where setup.py copies them: a wheel has no package named tools.
+A sub-command runs its file as the main module. The files are in tools/
+of a checkout, and in megatron/commands/ of an installed wheel,
+where setup.py copies them: a wheel has no package named tools.
 
-rich draws on terminals. A stream that is not a terminal (a pipe, a file, a Slurm log, CI) and a terminal with
-TERM=dumb get plain text without escapes: tables with the same columns, and one line of progress every
-PLAIN_INTERVAL_S. NO_COLOR turns colours off. Names of runs and files are printed inert: a control character
-as `\x1b`, and `[red]` as it stands.
+rich draws on terminals. A stream that is not a terminal (a pipe, a file, a Slurm log, CI)
+and a terminal with TERM=dumb get plain text without escapes: tables with the same columns,
+and one line of progress every PLAIN_INTERVAL_S. NO_COLOR turns colours off. Names of runs
+and files are printed inert: a control character as `\x1b`, and `[red]` as it stands.
 """
 
 import argparse
@@ -160,10 +161,12 @@ def restore_stop_signals() -> None:
 def install_stop_handlers() -> None:
     """Raise KeyboardInterrupt on SIGTERM, SIGHUP and SIGUSR1 as on Ctrl-C.
 
-    Slurm sends SIGUSR1 before the time limit of a job (--signal in examples_scaling/training/*_slurm.sh).
+    Slurm sends SIGUSR1 before the time limit of a job
+    (--signal in examples_scaling/training/*_slurm.sh).
 
-    Modules compiled by Cython, such as numpy.random, are initialised inside an `except: pass`, in which an
-    exception is lost. A signal that arrives during an import therefore ends the process, like kill -9.
+    Modules compiled by Cython, such as numpy.random, are initialised
+    inside an `except: pass`, in which an exception is lost. A signal
+    that arrives during an import therefore ends the process, like kill -9.
     """
 
     def handle_stop_signal(number: int, frame: FrameType | None) -> None:
@@ -223,8 +226,9 @@ def replace_lost_terminal() -> None:
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], None] | None:
     """Return a `preexec_fn` that makes the kernel send a child this signal when its parent ends.
 
-    None on systems other than Linux. For the kernel the parent is the thread that starts the child, so start
-    the child from a thread that lives as long as the process. Children of the child get no signal.
+    None on systems other than Linux. For the kernel the parent
+    is the thread that starts the child, so start the child from a thread
+    that lives as long as the process. Children of the child get no signal.
     """
     if sys.platform != "linux":
         return None
@@ -252,7 +256,8 @@ def is_terminal(stream: TextIO) -> bool:
 def escape_controls(text: str, allowed: str = "") -> str:
     r"""Replace control characters by their escapes, such as `\x1b`, except those in `allowed`.
 
-    A control character in a name could move the cursor, change colours or reverse the direction of text.
+    A control character in a name could move the cursor,
+    change colours or reverse the direction of text.
     """
     if text.isprintable():
         return text
@@ -611,8 +616,8 @@ def _parse_int_at_least(minimum: int, word: str) -> int:
 def run_main(main: Callable[[], int]) -> NoReturn:
     """Exit the process with the status that `main` returns.
 
-    An OSError, a ValueError and a missing package are printed as one sentence. Ctrl-C and a closed pipe
-    (`| head`) print no traceback.
+    An OSError, a ValueError and a missing package are printed as one sentence.
+    Ctrl-C and a closed pipe (`| head`) print no traceback.
     """
     restore_stop_signals()
     try:

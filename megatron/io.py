@@ -1,12 +1,14 @@
 """Atomic writes and file locks, JSON without NaN, and errors of a full disk.
 
-A file or folder is complete or absent: it is written under a temporary name beside its own, synced and
-renamed. The sync of the content before the rename and of the parent folder after it makes this true also
-after a power loss. Two processes that may write one path at the same time hold a lock meanwhile.
+A file or folder is complete or absent: it is written under a temporary name
+beside its own, synced and renamed. The sync of the content before the rename
+and of the parent folder after it makes this true also after a power loss.
+Two processes that may write one path at the same time hold a lock meanwhile.
 
-A lock is the kernel's (flock) and ends with the process, also after kill -9: no lock file can block a rerun.
-`filelock.lock_descriptor` sets it on the file that is written. filelock's path lock is not used: it leaves a
-file beside every output, and accepts a file that its last owner has renamed meanwhile.
+A lock is the kernel's (flock) and ends with the process, also after kill -9:
+no lock file can block a rerun. `filelock.lock_descriptor` sets it on the file
+that is written. filelock's path lock is not used: it leaves a file beside
+every output, and accepts a file that its last owner has renamed meanwhile.
 """
 
 import errno
@@ -60,8 +62,10 @@ def atomic_path(
     """Yield a temporary path beside `path` to write and close; sync and rename it to `path` on success.
 
     exclusive      lock the temporary file: ValueError if another process is writing it
-    resume         the same, and keep it after an exception, unless it is empty: the next call continues it
-    partial_name   name of the temporary file, for writers that choose the format by its suffix
+    resume         the same, and keep it after an exception,
+                   unless it is empty: the next call continues it
+    partial_name   name of the temporary file, for writers
+                   that choose the format by its suffix
     """
     # in the same folder, hence on the same file system, where
     # a rename is atomic: readers get the old or the new file
@@ -88,8 +92,8 @@ def atomic_path(
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder beside `path` to write into; sync and rename it to `path` on success.
 
-    An exception removes it. Raises FileExistsError if `path` exists, ValueError if another process is writing
-    it.
+    An exception removes it. Raises FileExistsError if `path`
+    exists, ValueError if another process is writing it.
     """
     with open_partial_folder(path) as partial:
         yield partial
@@ -100,14 +104,14 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 def open_partial_folder(path: Path, replace: bool = False) -> Iterator[Path]:
     """Yield an empty folder beside `path`, locked, and remove what the caller has not renamed.
 
-    Leftovers of a killed process are removed, the folder of a running one is not. Errors as in
-    `atomic_folder`; with `replace` the folder `path` may exist.
+    Leftovers of a killed process are removed, the folder of a running one is not.
+    Errors as in `atomic_folder`; with `replace` the folder `path` may exist.
     """
     partial = path.with_name(path.name + PARTIAL)
     descriptor = _lock_folder(partial, path, replace)
     try:
-        # The lock is granted, so the writer of
-        # these files has ended. A link is deleted,
+        # The lock is granted, so the writer of these
+        # files has ended. A link is deleted,
         # never followed: rmtree of a link's target
         # would delete data outside the folder.
         for leftover in partial.iterdir():
@@ -144,8 +148,9 @@ def _lock_folder(partial: Path, path: Path, replace: bool) -> int:
 def create_partial_folder(path: Path) -> Path:
     """Create an empty folder beside `path`, for `commit_folder`. Raises OSError if either path exists.
 
-    For a folder that several processes write together, maybe in background threads: not a `with` block, and
-    not locked. A lock of the callers (that of the run) excludes other writers.
+    For a folder that several processes write together,
+    maybe in background threads: not a `with` block, and not locked.
+    A lock of the callers (that of the run) excludes other writers.
     """
     if path.exists():
         raise FileExistsError(f"{path}: already exists; choose another name")
@@ -168,8 +173,8 @@ def commit_folder(partial: Path, path: Path) -> None:
 def publish_files(files: Sequence[tuple[Path, Path]]) -> None:
     """Rename synced files, pairs of (partial, final), that belong together. The last one completes the set.
 
-    An older set is deleted first: files of two sets never exist side by side. After a kill the same call
-    completes the set.
+    An older set is deleted first: files of two sets never exist
+    side by side. After a kill the same call completes the set.
     """
     # If the first partial file is gone, an earlier call was killed after its
     # rename: the first final file is then the new one and must not be deleted.
@@ -205,8 +210,8 @@ def fsync_path(path: Path) -> None:
 def explain_disk_full(folder: Path) -> Iterator[None]:
     """Add the folder, its free space and the required space to a disk-full error of a `with` block.
 
-    The operating system names no path in these errors. The required space is reported if the OSError has the
-    attribute `n_bytes`, the number of additional bytes.
+    The operating system names no path in these errors. The required space is reported
+    if the OSError has the attribute `n_bytes`, the number of additional bytes.
     """
     try:
         yield
@@ -267,11 +272,11 @@ def read_json(path: Path) -> dict[str, Any] | None:
         content = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{path}: got invalid JSON ({error}), expected a JSON object. Delete the file and run again."
+            f"{path}: got invalid JSON ({error}), expected a JSON object. Delete it, or copy it again."
         ) from error
     if not isinstance(content, dict):
         raise ValueError(
-            f"{path}: got {type(content).__name__}, expected a JSON object. Delete the file and run again."
+            f"{path}: got {type(content).__name__}, expected a JSON object. Delete it, or copy it again."
         )
     return content
 
@@ -279,8 +284,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def open_locked(path: Path, wait_s: float = 0.0) -> LockedFile:
     """Open a file for reading and writing, created if missing, and lock it until it is closed.
 
-    Raises LockedError if another process still has the lock after `wait_s`, and OSError on a file system
-    without locks.
+    Raises LockedError if another process still has the lock
+    after `wait_s`, and OSError on a file system without locks.
     """
     # O_CREAT without O_TRUNC: before the lock is
     # granted the content is that of another process

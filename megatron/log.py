@@ -10,8 +10,9 @@ FORMAT = "%(asctime)s %(rank)s%(message)s"
 class _RankFilter(logging.Filter):
     """Filter that adds `rank` to records and passes only warnings and above from ranks other than 0.
 
-    `rank` is empty for a single process. The environment is read for every record: srun and mpirun set other
-    variables than torchrun, and parallel/world.py translates them after this logger was created.
+    `rank` is empty for a single process. The environment is read
+    for every record: srun and mpirun set other variables than torchrun,
+    and parallel/world.py translates them after this logger was created.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -98,14 +98,11 @@ def fit_parametric_law(args: argparse.Namespace, runs: Selection) -> Law:
     is_held_out = runs.held_out(args.hold_out)
     fitted = runs.subset(~is_held_out)
     law = extrapolate_law(
-        **runs.columns_where(~is_held_out),
+        fitted.N, fitted.D, fitted.L, U=fitted.U, groups=fitted.groups,
         loss_se=optional_column_of(args.table, fitted, SE) if SE in fitted.frame else None,
-        form=args.form,
-        residual=args.residual,
-        fixed=dict(args.fix),
-        huber_delta=args.huber_delta,
+        form=args.form, residual=args.residual, fixed=dict(args.fix), huber_delta=args.huber_delta,
         n_bootstrap=args.n_bootstrap,
-    )
+    )  # fmt: skip
     warnings = law.warnings + runs.warnings
     scored: dict[str, Any] = {}
     if is_held_out.any() and not law.replicates:

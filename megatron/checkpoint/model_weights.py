@@ -89,9 +89,9 @@ class Weights:
 def save_weights(weights: Weights, folder: Path) -> None:
     """Write a checkpoint of weights only, for `checkpoint.init_from`, scoring and generation.
 
-    meta.json has the same structure as in a run's checkpoint. START_FILE is a
-    configuration for tools/pretrain.py. Raises FileExistsError if the folder
-    exists.
+    meta.json has the same structure as in a run's checkpoint.
+    START_FILE is a configuration for tools/pretrain.py.
+    Raises FileExistsError if the folder exists.
     """
     with atomic_folder(folder) as partial:
         path = partial / FILES["model"]
@@ -134,8 +134,8 @@ def clone_if_view(tensor: Tensor) -> Tensor:
 def load_weights(path: Path) -> Weights:
     """Load the weights of a checkpoint of a run or of a conversion; for a run folder, of its newest one.
 
-    Raises FileNotFoundError if there is no checkpoint, ValueError for a damaged
-    one.
+    Raises FileNotFoundError if there is no
+    checkpoint, ValueError for a damaged one.
     """
     path = find_newest_checkpoint(path)
     meta = read_meta_json(path)

@@ -52,9 +52,9 @@ def watch_for_stop(stop_file: str | None, max_hours: float | None = None) -> Ite
         if number == signal.SIGHUP:
             replace_lost_terminal()
 
-    # Batch systems can send SIGUSR1 before the
-    # time limit (sbatch --signal=USR1@120), and
-    # send SIGTERM shortly before SIGKILL.
+    # Batch systems can send SIGUSR1 before
+    # the time limit (sbatch --signal=USR1@120),
+    # and send SIGTERM shortly before SIGKILL.
     # signal.signal is allowed in the main thread only.
     previous_handlers = {
         number: signal.signal(number, record_signal) for number in stop_signals(signal.SIGUSR1)

@@ -64,9 +64,9 @@ def commit_checkpoint(partial: Path, final: Path, meta: dict[str, Any]) -> None:
 
 def write_meta(partial: Path, meta: dict[str, Any]) -> None:
     """Write meta.json with the checksums of all files of a checkpoint."""
-    # The checksums are of the files as written, not of the tensors in memory: they
-    # detect every later change, but not a
-    # tensor that was wrong before it was saved.
+    # The checksums are of the files as written,
+    # not of the tensors in memory: they detect every later change,
+    # but not a tensor that was wrong before it was saved.
     written = sorted(partial.iterdir())
     with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
         digests = list(pool.map(compute_sha256, written))
@@ -267,10 +267,10 @@ def remove_old_checkpoints(
 
     Returns the deleted checkpoints.
 
-    Checkpoints at a multiple of `keep_every` steps and at the steps `keep_at`
-    are kept too, unless they were saved on a preemption. `saved`, the one just
-    written, is always kept. Checkpoints without a readable step are kept and
-    not counted.
+    Checkpoints at a multiple of `keep_every` steps and at the steps
+    `keep_at` are kept too, unless they were saved on a preemption.
+    `saved`, the one just written, is always kept.
+    Checkpoints without a readable step are kept and not counted.
     """
     _remove_interrupted(directory, prefix)
     ordered = [info for info in find_checkpoints(directory, prefix) if info.step is not None]

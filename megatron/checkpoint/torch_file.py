@@ -21,8 +21,9 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 def load_torch_file(path: Path, *, map_file: bool = False, inert_classes: bool = False) -> Any:
     """Load tensors (on the CPU), numbers and containers from a file, without running code that it names.
 
-    inert_classes   load argparse.Namespace, and objects of other classes as an InertObject, for files of
-                    other projects: torch's reader rejects names that it does not know
+    inert_classes   load argparse.Namespace, and objects of other classes
+                    as an InertObject, for files of other projects:
+                    torch's reader rejects names that it does not know
 
     Memory use is bounded by the file's size. Raises FileNotFoundError, or
     ValueError for an invalid file.

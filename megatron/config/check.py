@@ -74,8 +74,8 @@ def _find_model_errors(config: RunConfig) -> Iterator[str]:
             f"model.n_positions: got {model.n_positions} learned positions, expected {n_positions} or more "
             f"for dataset.seq_len {config.dataset.seq_len} and objective.orders {objective.orders}"
         )
-    # an id outside the vocabulary never occurs, so the mask would have
-    # no effect
+    # an id outside the vocabulary never occurs,
+    # so the mask would have no effect
     if model.document_mask and not 0 <= (model.eod_id or 0) < model.n_tokens:
         yield f"model.eod_id: got {model.eod_id}, expected 0 to {model.n_tokens - 1}"
     if model.mask_id is not None and model.mask_id >= model.n_tokens:

@@ -3,8 +3,8 @@
 # scoring: ar, exact, token by token; mc, Monte Carlo estimate of the
 # bound of masked diffusion
 METHODS = ("ar", "mc")
-# held-out text: corpus, windows across documents; document, each
-# document alone
+# held-out text: corpus, windows across
+# documents; document, each document alone
 WINDOWS = ("corpus", "document")
 ORDERS = ("confidence", "random", "left_to_right")  # in which masked diffusion reveals hidden positions
 # formats that checkpoints are converted to

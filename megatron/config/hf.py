@@ -40,7 +40,8 @@ class Family:
     """Keys of a model_type in config.json.
 
     names       key -> key of ModelConfig
-    defaults    key -> transformers' default; a type if the key must be present; None: computed
+    defaults    key -> transformers' default; a type
+                if the key must be present; None: computed
     options     keys of ModelConfig that all models of the family have
     supported   other key -> values that this project supports, the default first
     """
@@ -108,8 +109,8 @@ WITHOUT_EFFECT = re.compile(
     r"|m(ax|in)_length|max_new_tokens|do_sample|early_stopping|temperature|top_[kp]|typical_p"
     r"|(encoder_)?no_repeat_ngram_size|bad_words_ids|(begin_)?suppress_tokens"
 )
-# parts of key names, such as "attn_logit_softcapping" or
-# "num_local_experts"
+# parts of key names, such as
+# "attn_logit_softcapping" or "num_local_experts"
 INFLUENTIAL_WORDS = (
     "alibi", "attn_logit", "bidirectional", "expert", "moe", "mup_", "multiplier", "qk_layernorm", "qk_norm",
     "quantization", "query_pre_attn", "residual_scal", "rope", "rotary", "scale_", "_scale", "scaling",
@@ -343,9 +344,9 @@ def _pop_linked_keys(kind: str, remaining: Raw) -> Raw:
 def _pop_rotary(kind: str, remaining: Raw) -> Raw:
     """Read the rotary keys; a key of ModelConfig that is not set in the file is absent.
 
-    transformers 5 writes `rope_parameters`, older versions `rope_scaling`, `rope_theta` and, for GPT-NeoX,
-    `rotary_pct` and `rotary_emb_base`. As in transformers, `rope_scaling` overrides `rope_parameters`, and
-    what is inside them overrides the outer keys.
+    transformers 5 writes `rope_parameters`, older versions `rope_scaling`, `rope_theta` and,
+    for GPT-NeoX, `rotary_pct` and `rotary_emb_base`. As in transformers, `rope_scaling`
+    overrides `rope_parameters`, and what is inside them overrides the outer keys.
     """
     scaling, parameters = remaining.pop("rope_scaling", None), remaining.pop("rope_parameters", None)
     # always removed: a base that stays in `remaining` would later
@@ -387,8 +388,8 @@ def _read_rope(key: str, rope: Any, max_positions: Any) -> Raw:
     unknown = set(rope) - {*names, "rope_type", "type", "rope_theta", "partial_rotary_factor"}
     if unknown:
         raise ValueError(f"{key}: got {', '.join(sorted(map(str, unknown)))}, unknown with rope_type {kind}")
-    # transformers' default of llama3's last one: the positions of the
-    # model
+    # transformers' default of llama3's last
+    # one: the positions of the model
     values = {"original_max_position_embeddings": max_positions} | rope
     shape = {ours: _read_number(f"{key}.{theirs}", values.get(theirs)) for theirs, ours in names.items()}
     if kind == "llama3":

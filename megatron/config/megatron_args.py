@@ -1,7 +1,8 @@
 """Megatron's arguments: the table utils/megatron_arguments.tsv, and the reader of a command line.
 
-A row of the table is an argument, the form of its value, Megatron's default, the keys that it sets (with
-`=value` for a constant), its conversion, and a note. Words of a conversion, in the order of their effect:
+A row of the table is an argument, the form of its value, Megatron's default,
+the keys that it sets (with `=value` for a constant), its conversion,
+and a note. Words of a conversion, in the order of their effect:
 
     needs:X       ignored without X: an argument, key, or key=value
     requires:X    refused without X
@@ -127,11 +128,14 @@ class Translation:
     """A translation: rules read arguments from it and set keys in it.
 
     given      argument -> value
-    texts      absolute path -> content of files that a launch script writes, such as its DeepSpeed JSON
+    texts      absolute path -> content of files that a launch
+               script writes, such as its DeepSpeed JSON
     ignored    given arguments without effect here
     refused    argument -> why it cannot be met
-    commands   commands that make the datasets that the settings name, to be run before training
-    notes      sentences on arguments without effect, and on a split of the model that is replaced
+    commands   commands that make the datasets that the
+               settings name, to be run before training
+    notes      sentences on arguments without effect,
+               and on a split of the model that is replaced
     deepspeed_json   content of a file to write beside the configuration
     """
 

@@ -30,8 +30,10 @@ def translate_command(
 ) -> Translation:
     """Translate a command, with or without launcher and script. Raises ValueError for a wrong use of it.
 
-    objective  autoregressive or masked_diffusion; None: the script decides, autoregressive without one
-    texts      absolute path -> content of files that the launch script writes, such as its DeepSpeed JSON
+    objective  autoregressive or masked_diffusion;
+               None: the script decides, autoregressive without one
+    texts      absolute path -> content of files that the launch
+               script writes, such as its DeepSpeed JSON
     """
     place = next((i for i, word in enumerate(words) if word.endswith(".py")), -1)
     is_diffusion = place >= 0 and Path(words[place]).name in DIFFUSION_SCRIPTS
@@ -91,8 +93,8 @@ def _replace_split(draft: Translation) -> None:
         reason = str(error).partition(": ")[2].partition(". ")[0]
         draft.notes.append(f"dist.sharding_stage=zero3 replaces the split of the model over ranks: {reason}")
         settings["dist"] = {**whole, "sharding_stage": "zero3"}
-        # a micro-batch need not divide the share of a rank without the
-        # split
+        # a micro-batch need not divide
+        # the share of a rank without the split
         settings["dataset"].pop("microbatch_size", None)
 
 
@@ -140,8 +142,8 @@ def set_data(draft: Translation) -> None:
     if draft.has("data-path") and draft.get("dataset.path_train") is None:
         _set_cut_corpus(draft)
     if draft.get("dataset.path_train") is None:
-        # a fork may name its data by an argument of its own, which is
-        # refused too
+        # a fork may name its data by an argument
+        # of its own, which is refused too
         draft.refused["data-path"] = "missing; give it or --train-data-path-file"
     elif draft.get("dataset.path_train") != "synthetic":
         # Megatron shuffles the documents of all epochs together, and
@@ -201,8 +203,8 @@ def set_deepspeed(draft: Translation) -> None:
     draft.set("dist.engine", "torch" if is_torch else "deepspeed", "deepspeed")
     if has_file and not is_torch:
         draft.set("dist.deepspeed_config", path)
-        # the script writes this file when it runs, so it comes with the
-        # configuration
+        # the script writes this file when it runs,
+        # so it comes with the configuration
         draft.deepspeed_json = text
     if draft.has("cpu-optimizer") and stage:
         draft.set(f"dist.{'cpu_offload' if is_torch else 'offload_optimizer'}", True)
@@ -228,7 +230,8 @@ RULES: dict[str, Callable[[Translation], None]] = {
 def write_translation(translation: Translation, path: Path | None, writer: int = 0) -> str:
     """Write the configuration, with its DeepSpeed JSON beside it, and return its YAML.
 
-    path    the YAML file; None: write nothing, and files are named as they would be beside run.yaml
+    path    the YAML file; None: write nothing, and files
+            are named as they would be beside run.yaml
     writer  number of this process among those that write the same content at the same time
     """
     target, settings = path or Path("run.yaml"), dict(translation.settings)

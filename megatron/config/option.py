@@ -38,12 +38,15 @@ def option(
     choices     valid values; default: those of the type Literal
     unit        of a number; "-" for a number without unit
     identity    ALWAYS, IF_CHANGED or CONTENT; None: does not affect the losses
-    needs       settings without which a value other than the default has no effect: "section.key=value",
-                "section.key=value|value" or "section.key>number", separated by blanks
-    expected    description of valid values in messages; default: from type, choices and bounds
-    read        reader of a value with a form of its own: (value, name of the key) -> value of the field
+    needs       settings without which a value other than the default has
+                no effect: "section.key=value", "section.key=value|value"
+                or "section.key>number", separated by blanks
+    expected    description of valid values in messages;
+                default: from type, choices and bounds
+    read        reader of a value with a form of its own:
+                (value, name of the key) -> value of the field
     """
-    # section.py and check.py check these facts, reference.py prints
+    # section.py and check.py check these facts, make_docs.py prints
     # them, and plan/identity.py hashes by them
     metadata = {
         "help": help_text, "choices": choices,
@@ -68,8 +71,8 @@ def share(default: Any, **facts: Any) -> Any:
 def split_type(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return a field's type without None, and its choices: `Literal["a"] | None` -> (str, ("a",))."""
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    # unpacking one element: a key of two types other than None fails
-    # here
+    # unpacking one element: a key of two
+    # types other than None fails here
     (kind,) = [kind for kind in kinds if kind is not types.NoneType]
     return (str, get_args(kind)) if get_origin(kind) is Literal else (kind, ())
 

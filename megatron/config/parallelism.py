@@ -27,7 +27,8 @@ class ParallelLayout:
     Neighbouring ranks differ in `tensor` first: this axis communicates
     most, so it stays within a node.
 
-    shard   number of neighbouring ranks of data x context that together hold one copy of the model
+    shard   number of neighbouring ranks of data x context
+            that together hold one copy of the model
     """
 
     pipeline: int = 1
@@ -43,9 +44,9 @@ class ParallelLayout:
 
     def locate_rank(self, rank: int) -> RankCoordinate:
         """Return the coordinate of a rank."""
-        # Example: pipeline 2, data 2, context 1, tensor 2. Rank 5 = ((1
-        # * 2 + 0) * 1 + 0) * 2 + 1 is pipeline 1, data 0, context 0,
-        # tensor 1.
+        # Example: pipeline 2, data 2, context 1, tensor 2.
+        # Rank 5 = ((1 * 2 + 0) * 1 + 0) * 2 + 1
+        # is pipeline 1, data 0, context 0, tensor 1.
         rest, tensor = divmod(rank, self.tensor)
         rest, context = divmod(rest, self.context)
         pipeline, data = divmod(rest, self.data)
@@ -69,10 +70,10 @@ def build_layout(config: DistConfig, n_ranks: int, ranks_of_node: int | None = N
     n_holders = n_ranks // (config.pipeline_parallel * config.tensor_parallel)
     shard = 1 if config.sharding_stage == "zero0" else n_holders
     if config.sharding_stage in HYBRID:
-        # tensor ranks are neighbours, so a node has ranks_of_node /
-        # tensor of these ranks 16 ranks on 2 nodes with tensor 2: 8
-        # ranks have the same weights, 4 of them on each node, so the
-        # shard size is 4
+        # tensor ranks are neighbours, so a node has
+        # ranks_of_node / tensor of these ranks. 16 ranks on 2
+        # nodes with tensor 2: 8 ranks have the same weights,
+        # 4 of them on each node, so the shard size is 4
         on_node = max(1, min(n_holders, (ranks_of_node or n_ranks) // config.tensor_parallel))
         shard = config.shard_size or on_node
         if n_holders % shard:

@@ -1,8 +1,8 @@
 """Reader of a run's YAML file and key=value overrides into one checked, frozen RunConfig.
 
-No data file is opened. A corpus records the size of its vocabulary and
-its end-of-document id, and plan/resolve.py passes the function that
-reads them.
+No data file is opened. A corpus records the size
+of its vocabulary and its end-of-document id,
+and plan/resolve.py passes the function that reads them.
 
 Sections are read by section.py, not by pydantic, which takes 245 ms to
 import and suggests no nearest key.
@@ -33,8 +33,8 @@ from megatron.config.yaml_file import parse_overrides, read_yaml
 from megatron.io import write_atomic
 
 REQUIRED_SHAPE_KEYS = ("d_model", "n_heads", "n_layers")  # keys that every named size defines
-# (n_tokens or eod_id, section `dataset`) -> the number that the corpus
-# records
+# (n_tokens or eod_id, section `dataset`) -> the
+# number that the corpus records
 VocabularyReader = Callable[[str, Mapping[str, Any]], int]
 # Keys of `dist` in the configurations of earlier
 # runs: values without effect, and the fix of others.
@@ -85,8 +85,8 @@ def build_config(
 ) -> RunConfig:
     """Build a RunConfig from nested dictionaries with the keys of `schema.py`.
 
-    vocabulary   called for model.n_tokens and model.eod_id if they are needed and not set; without it they
-                 must be set
+    vocabulary   called for model.n_tokens and model.eod_id if they
+                 are needed and not set; without it they must be set
 
     Raises ValueError as `read_config` does.
     """
@@ -141,8 +141,8 @@ def _build_model(
     if not isinstance(raw, dict):
         raise ValueError(f"model: got {raw!r}, expected keys such as size or d_model")
     shape = {key: value for key, value in raw.items() if key != "hf_config" and value is not None}
-    # explicit keys override hf_config, and are compared with a named
-    # size
+    # explicit keys override hf_config,
+    # and are compared with a named size
     if raw.get("hf_config") is not None:
         shape = shape_from_hf(raw["hf_config"]) | shape
     if "size" in shape:
@@ -184,12 +184,12 @@ def _build_model(
 def _resolve_named_shape(size: str, shape: dict[str, Any]) -> dict[str, Any]:
     """Return the shape of a named size. Explicit keys beside it, as in a resolved run, must be equal to it.
 
-    A name that is not in the table of sizes is a label for an explicit
-    shape.
+    A name that is not in the table of sizes
+    is a label for an explicit shape.
     """
     if not shape.get("d_model"):
-        # explicit keys win here; those of REQUIRED_SHAPE_KEYS are
-        # compared below
+        # explicit keys win here; those of
+        # REQUIRED_SHAPE_KEYS are compared below
         shape = load_named_shape(size) | shape
     named = load_model_sizes().get(size, {})
     for key in REQUIRED_SHAPE_KEYS:

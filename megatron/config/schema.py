@@ -1,8 +1,8 @@
 """Settings of a run, section by section. `read.py` builds them once, and they are immutable.
 
-A docstring explains every key. The declaration below it states the type with its choices, the default, and
-all other facts of the key (option.py). None means not set. Derived numbers (steps, FLOPs, parameters) are in
-`megatron/plan/`.
+A docstring explains every key. The declaration below it states the type
+with its choices, the default, and all other facts of the key (option.py).
+None means not set. Derived numbers (steps, FLOPs, parameters) are in `megatron/plan/`.
 """
 
 from dataclasses import dataclass, field

@@ -96,8 +96,8 @@ def convert_value(value: Any, hint: Any, field: Field[Any], name: str) -> Any:
 
 def to_integer(value: Any) -> Any:
     """Convert a float that is an integer to int, since YAML reads 1e6 as a float."""
-    # below 1e15 < 2^53 every whole float64 is exact, so the conversion
-    # loses nothing
+    # below 1e15 < 2^53 every whole float64
+    # is exact, so the conversion loses nothing
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value
 
 

@@ -1,7 +1,8 @@
 """Reader of YAML files: `yaml.SafeLoader` without aliases, with a limit on the size.
 
-A file is data: tags of plain values alone, no environment variables, no functions. `${key}` and
-`${section.key}` refer to words and numbers of the same file, which have no references themselves.
+A file is data: tags of plain values alone, no environment variables,
+no functions. `${key}` and `${section.key}` refer to words
+and numbers of the same file, which have no references themselves.
 """
 
 import math

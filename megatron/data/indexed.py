@@ -1,9 +1,9 @@
 """Reader of datasets: Megatron's format MMIDIDX, version 1.
 
-Layout of the index, little endian: 9 bytes of magic, u64 version, u8 dtype
-code, u64 number of sequences, u64 number of documents + 1; then int32 lengths
-[sequences], int64 byte positions [sequences], int64 boundaries [documents + 1]
-in sequences.
+Layout of the index, little endian: 9 bytes of magic, u64 version,
+u8 dtype code, u64 number of sequences, u64 number of documents + 1;
+then int32 lengths [sequences], int64 byte positions
+[sequences], int64 boundaries [documents + 1] in sequences.
 """
 
 from collections.abc import Iterator

@@ -56,8 +56,8 @@ class IndexedWriter:
             )
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
         # The lock is on the partial .bin. Its content
-        # belongs to another process before the
-        # lock, so that open_exclusive does not truncate.
+        # belongs to another process before the lock,
+        # so that open_exclusive does not truncate.
         self._bin = open_exclusive(self._files[0][0], self.prefix)
         self._bin.truncate(0)
         self._spool = tempfile.TemporaryFile(dir=self.scratch)

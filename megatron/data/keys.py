@@ -23,10 +23,10 @@ def seed_sequence(*numbers: int) -> np.random.SeedSequence:
 def key_words(*numbers: int) -> list[int]:
     """Return the words of a key: a one-to-one function of the numbers, also after padding.
 
-    Three numbers below 2^32 are their own words, and so is the key of a sample
-    order. Any other key is the count of numbers, then for each number its sign,
-    its count of words and its words: at least five words, which numpy does not
-    pad.
+    Three numbers below 2^32 are their own words, and so is the key
+    of a sample order. Any other key is the count of numbers,
+    then for each number its sign, its count of words
+    and its words: at least five words, which numpy does not pad.
     """
     numbers = tuple(int(number) for number in numbers)
     if len(numbers) == 3 and all(0 <= number < WORD for number in numbers[1:]):

@@ -1,7 +1,7 @@
 """Megatron's order of samples, bit for bit, to reproduce runs of Megatron.
 
-Megatron-LM's GPTDataset builds three arrays with
-numpy.random.RandomState(seed):
+Megatron-LM's GPTDataset builds three
+arrays with numpy.random.RandomState(seed):
 
     document index  every sequence once per epoch, all epochs shuffled together;
                     a last epoch of which less than 80 % is needed is shuffled separately
@@ -59,9 +59,9 @@ class MegatronOrder:
         self.document_index, key, pos = _csrc.shuffled(
             state["key"], state["pos"], np.array(epochs), np.dtype(np.int32)
         )
-        # [n_windows // 8 + 1, 2]: one row per 8
-        # windows, where Megatron stores one per window.
-        # The token of the last row exists: n_windows * seq_len <= all tokens - 1.
+        # [n_windows // 8 + 1, 2]: one row per 8 windows,
+        # where Megatron stores one per window. The token of the last
+        # row exists: n_windows * seq_len <= all tokens - 1.
         self._starts = _csrc.sample_starts(
             lengths, self.document_index, INDEX_STRIDE * seq_len, self.n_windows // INDEX_STRIDE + 1
         )

@@ -5,10 +5,10 @@ from its folder. `<prefix>.parts.idx` is the index of the merged dataset, byte
 for byte, so documents and every order of samples are the same. The indices of
 the parts are not read. `megatron/text/write_parts.py` writes both.
 
-Opening takes one `stat` per part: it compares the size of each .bin with the
-list. If the time of a .bin differs (a copied folder, or a changed part), its
-sidecar must have the recorded hash. `tools/inspect_data.py --verify` reads
-everything.
+Opening takes one `stat` per part: it compares the size of each .bin
+with the list. If the time of a .bin differs (a copied folder,
+or a changed part), its sidecar must have the recorded hash.
+`tools/inspect_data.py --verify` reads everything.
 """
 
 import os

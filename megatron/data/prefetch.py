@@ -1,9 +1,9 @@
 """Background prefetching of the items of a pure function, in order.
 
-Workers are threads, not processes: numpy releases the GIL, and one thread
-prepares many more samples than a GPU consumes (tools/bench/loader.py). A
-process would import all modules again, map the corpus again and copy every
-batch.
+Workers are threads, not processes: numpy releases the GIL,
+and one thread prepares many more samples than a GPU
+consumes (tools/bench/loader.py). A process would import all
+modules again, map the corpus again and copy every batch.
 """
 
 from collections import deque

@@ -6,8 +6,8 @@ are never mixed. Credentials come from the environment (AWS_*, GOOGLE_*,
 HF_TOKEN). Messages contain neither user names nor passwords of a URL. The
 packages of the stores repeat failed requests.
 
-A dataset is downloaded once for all processes of a machine, each file complete
-or absent:
+A dataset is downloaded once for all processes
+of a machine, each file complete or absent:
 
     $SCALING_CACHE/remote/<hash of URL, size and version>/<name of the file>
 """

@@ -25,9 +25,9 @@ class Samples(SampleSource):
         Raises ValueError for a corpus without a whole window.
         """
         self.tokens, self.seq_len, self.seed, self.shuffle = tokens, seq_len, seed, shuffle
-        # w windows use w * seq_len + 1 tokens, as adjacent windows share one
-        # 1025 tokens and seq_len 256: 1024 // 256 = 4
-        # windows, which begin at 0, 256, 512 and 768
+        # w windows use w * seq_len + 1 tokens, as adjacent
+        # windows share one. 1025 tokens and seq_len 256:
+        # 1024 // 256 = 4 windows, which begin at 0, 256, 512 and 768
         self.samples_per_epoch = n_windows or max(0, (tokens.n_tokens - 1) // seq_len)
         if not self.samples_per_epoch:
             raise ValueError(

@@ -101,9 +101,9 @@ class DatasetFiles:
 def locate_dataset(uri: str | Path) -> DatasetFiles:
     """Return the files of a dataset. Of a URL the index and the sidecar are downloaded.
 
-    A list of parts precedes a .bin and an .idx of the same prefix, which no
-    program here writes beside it. Raises RemoteError for a URL without a
-    dataset.
+    A list of parts precedes a .bin and an .idx of the same
+    prefix, which no program here writes beside it.
+    Raises RemoteError for a URL without a dataset.
     """
     prefix = str(uri)
     if is_url(prefix):
@@ -120,8 +120,8 @@ def locate_dataset(uri: str | Path) -> DatasetFiles:
 def strip_suffix(name: str | Path) -> str:
     """Return the prefix for the name of a file of a dataset; other names stay as they are.
 
-    A name with such a suffix is always a file: give `c4.bin.bin` for the prefix
-    `c4.bin`.
+    A name with such a suffix is always a file:
+    give `c4.bin.bin` for the prefix `c4.bin`.
     """
     prefix, suffixes = str(name), (PARTS_SUFFIX, PARTS_INDEX_SUFFIX, ".bin", ".idx")
     return next((prefix.removesuffix(suffix) for suffix in suffixes if prefix.endswith(suffix)), prefix)
@@ -201,12 +201,11 @@ def count_tokens(uri: str | Path) -> int:
     if sidecar.get("tokens") is not None:
         return int(sidecar["tokens"])
     if files.has_parts:
-        raise ValueError(
-            f"{files.sidecar}: tokens is missing. Write the list with merge_datasets.py --parts."
-        )
+        raise ValueError(f"{files.sidecar}: tokens is missing. Write it with merge_datasets.py --parts.")
     if not files.index.is_file():
         raise FileNotFoundError(f"{uri}.idx: no such file, {HOW}")
-    return files.count_bytes() // count_token_bytes(read_header(files.index)[0])
+    token_bytes = count_token_bytes(read_header(files.index)[0])
+    return files.count_bytes() // token_bytes
 
 
 @dataclass(frozen=True)

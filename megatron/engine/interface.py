@@ -42,7 +42,8 @@ class Engine(Protocol):
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return on rank 0 the full state on the CPU, independent of layout and engine; {} on other ranks.
 
-        {"model": {name: tensor}, "optim": {"state": {name: {"exp_avg", "exp_avg_sq", "step"}}}}
+        {"model": {name: tensor}, "optim": {"state":
+        {name: {"exp_avg", "exp_avg_sq", "step"}}}}
         """
         ...
 

@@ -91,9 +91,9 @@ def paired_bootstrap(
         end = min(begin + rows, n_bootstrap)
         picked = rng.integers(0, n, size=(end - begin, n))
         resampled[begin:end] = differences[picked].sum(axis=1) / tokens[picked].sum(axis=1)
-    # +1 below: the observed data count as one resample, so p is
-    # never 0 with 10,000 resamples that are all below 0: p = 2
-    # (0 + 1) / 10,001 = 0.0002
+    # +1 below: the observed data count as one resample,
+    # so p is never 0. With 10,000 resamples that are all
+    # below 0: p = 2 (0 + 1) / 10,001 = 0.0002
     beyond = min((resampled <= 0).sum(), (resampled >= 0).sum())
     low, high = np.percentile(resampled, [2.5, 97.5])
     total = tokens.sum()

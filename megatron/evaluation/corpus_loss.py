@@ -1,8 +1,9 @@
 """Losses of a whole held-out corpus, per document. The windows are defined in windows.py.
 
-autoregressive   exact: a window scores the tokens that the previous one did not, so every token but the
-                 first of a corpus is scored once. A smaller stride gives longer contexts: at least seq_len -
-                 stride tokens after the first window. In documents read alone, the first token is scored too
+autoregressive   exact: a window scores the tokens that the previous one did not,
+                 so every token but the first of a corpus is scored once. A smaller
+                 stride gives longer contexts: at least seq_len - stride tokens after
+                 the first window. In documents read alone, the first token is scored too
 masked diffusion disjoint windows, each scored under num_mc masks (the bound and the masks of validation
                  during training), or token by token from the left, which is exact for that order and needs
                  one forward pass per token
@@ -60,20 +61,21 @@ class CorpusLoss:
         """Return the metrics of the corpus.
 
         loss, perplexity, bits_per_token: over all scored tokens,
-        including end-of-document tokens bits_per_byte: nats of all
-        other scored tokens, in bits, divided by the UTF-8 bytes of
-        their text loss_se: standard error over documents, for text
-        of the same distribution mc_se: standard error over masks
-        mc_interval: 95 % interval of this text's bound, by
-        Student's t of the independent draws
+            including end-of-document tokens
+        bits_per_byte: nats of all other scored tokens, in bits,
+            divided by the UTF-8 bytes of their text
+        loss_se: standard error over documents, for text of the same distribution
+        mc_se: standard error over masks
+        mc_interval: 95 % interval of this text's bound,
+            by Student's t of the independent draws
         """
         total, n = float(self.nats.sum()), int(self.tokens.sum())
         loss, scored = total / n, int((self.tokens > 0).sum())
         loss_se = mc_se = interval = None
         if scored > 1:
             # linearized standard error of the ratio estimator
-            # sum(nats) / sum(tokens) over documents
-            # a mean of losses per document would weight
+            # sum(nats) / sum(tokens) over documents.
+            # A mean of losses per document would weight
             # short documents as much as long ones
             spread = float(((self.nats - loss * self.tokens) ** 2).sum())
             loss_se = math.sqrt(spread * scored / (scored - 1)) / n
@@ -190,8 +192,8 @@ class CorpusScorer:
         # documents of 3 and 7 tokens: ends 3 10, place 2 is in document
         # 0 and place 3 in document 1; "right" skips empty documents
         documents = np.searchsorted(self.ends, places, side="right")
-        # bincount sums in float64 and handles documents that occur
-        # several times
+        # bincount sums in float64 and handles
+        # documents that occur several times
         self.nats[:-1] += np.bincount(documents, nats, len(self.ends))
         if self.eod_id is not None:
             self.nats[-1] += nats[ids == self.eod_id].sum()

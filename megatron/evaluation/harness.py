@@ -28,9 +28,9 @@ def harness_model(reader: Reader) -> "TemplateLM":
     """
     from lm_eval.api.model import TemplateLM
 
-    # lm-eval's class, which splits requests into context and
-    # continuation, is imported here only: the class is
-    # completed at run time to keep the import lazy
+    # lm-eval's class, which splits requests into context
+    # and continuation, is imported here only: the class
+    # is completed at run time to keep the import lazy
     return type("MegatronModel", (MegatronModel, TemplateLM), {})(reader)
 
 
@@ -78,10 +78,10 @@ class MegatronModel:
     def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-        # A diffusion model reads the positions that
-        # it predicts, also the last one, which an
-        # autoregressive model does not read. A window
-        # of it is therefore one token shorter.
+        # A diffusion model reads the positions
+        # that it predicts, also the last one,
+        # which an autoregressive model does not read.
+        # A window of it is therefore one token shorter.
         length = self.reader.max_length if self.reader.causal else self.reader.max_length - 1
         encoded: list[Request] = []
         ends: list[int] = []
@@ -103,8 +103,8 @@ class MegatronModel:
 
         texts: list[str] = []
         with _open_bar(len(requests), "texts", self.reader) as bar:
-            # consecutive requests with equal generation settings are
-            # generated together
+            # consecutive requests with equal
+            # generation settings are generated together
             for settings, group in groupby(requests, key=lambda request: request.args[1]):
                 options = normalize_gen_kwargs(settings)
                 sampled = options["do_sample"] and options.get("temperature", 1.0) > 0

@@ -53,10 +53,11 @@ def write_harness_files(
     """Write lm-eval's own files, with its own code, and return the file of the results.
 
     <folder>/<sanitized name>/results_<date>.json
-    <folder>/<sanitized name>/samples_<task>_<date>.jsonl for each
-    task with samples
+    <folder>/<sanitized name>/samples_<task>_<date>.jsonl
+    for each task with samples
 
-    results   of `merge_results`; name: of the model; begin: time.perf_counter() when the evaluation began
+    results   of `merge_results`; name: of the model;
+              begin: time.perf_counter() when the evaluation began
     Raises OSError if they cannot be written.
     """
     from lm_eval.loggers import EvaluationTracker

@@ -31,8 +31,8 @@ def open_tasks(names: Sequence[str], include_path: Path | None) -> dict[str, "La
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     folder = None if include_path is None else str(include_path)
-    # reading all of lm-eval's task files takes seconds: first
-    # without them
+    # reading all of lm-eval's task files
+    # takes seconds: first without them
     task_manager = lm_eval.tasks.TaskManager(include_path=folder, include_defaults=folder is None)
     if folder is not None and not set(names) <= set(task_manager.all_tasks):
         task_manager = lm_eval.tasks.TaskManager(include_path=folder)

@@ -128,8 +128,9 @@ def score_held_out(
 ) -> tuple[dict[str, Any], Path, bool]:
     """Score a model, or reuse a stored score. Return (result, its file, True if it was reused).
 
-    tokenizer   for counting text bytes, instead of the tokenizer of corpus or model. The model is scored
-                again if the stored score had no tokenizer and there is one now, or if it changed.
+    tokenizer   for counting text bytes, instead of the tokenizer of corpus
+                or model. The model is scored again if the stored score
+                had no tokenizer and there is one now, or if it changed.
 
     Raises ValueError or FileNotFoundError, and NonFiniteError for a
     loss that is NaN or Inf. In these cases nothing is written.

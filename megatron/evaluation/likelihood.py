@@ -28,7 +28,8 @@ ProgressCallback = Callable[[int], None]  # called with the number of newly fini
 class ScoringOptions(TypedDict):
     """Options of all functions that score.
 
-    batch_size  rows per forward pass; a row is a request or a window, under masked diffusion with one mask
+    batch_size  rows per forward pass; a row is a request
+                or a window, under masked diffusion with one mask
     world       ranks that share the work
     progress    called when requests or windows are finished
     """
@@ -70,7 +71,8 @@ class Likelihoods:
 
     log_p        float64 [n]  nats; NaN if it was not requested
     greedy       bool [n]     whether greedy generation gives the continuation
-    n_truncated  number of requests whose context was truncated on the left to the model's positions
+    n_truncated  number of requests whose context was
+                 truncated on the left to the model's positions
     """
 
     log_p: np.ndarray
@@ -115,11 +117,11 @@ def score_autoregressive(
     # the last token is only predicted
     sequences, n_truncated = truncate_left(requests, options["max_length"] + 1)
     scores = torch.zeros(len(requests), 2, dtype=torch.float64)
-    # Inputs are sequences without their last token: four
-    # choices of one token after a context of 100 have
-    # equal inputs, and packed they read 100 tokens instead of 400.
-    # a document mask excludes packing, because
-    # the model then computes positions itself
+    # Inputs are sequences without their last token:
+    # four choices of one token after a context of 100
+    # have equal inputs, and packed they read 100 tokens
+    # instead of 400. a document mask excludes packing,
+    # because the model then computes positions itself
     most = 1 if model.config.document_mask else batch_size
     rows = _build_rows([sequence[:-1] for sequence in sequences], most)
     for turn, batch in enumerate(_iter_batches(rows, batch_size)):

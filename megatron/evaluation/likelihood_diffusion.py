@@ -1,13 +1,15 @@
 """Log-likelihoods of continuations under a masked-diffusion model.
 
-left to right   log p = sum_i log p(a_i | context, a_1 .. a_{i-1}, the rest masked): one forward pass per
-                token, in which all later tokens of the answer are [MASK], so that none can leak
-bound           -log p <= E_l E_mask [L / l sum over the l masked tokens of -log p(token | the others)] with l
-                uniform in 1 .. L: masked diffusion's bound in terms of the number of masked tokens, which has
-                less variance than in terms of t (LLaDA, arXiv 2502.09992, eq. 6)
+left to right   log p = sum_i log p(a_i | context, a_1 .. a_{i-1},
+                the rest masked): one forward pass per token, in which all
+                later tokens of the answer are [MASK], so that none can leak
+bound           -log p <= E_l E_mask [L / l sum over the l masked tokens of -log
+                p(token | the others)] with l uniform in 1 .. L: masked diffusion's
+                bound in terms of the number of masked tokens, which has less
+                variance than in terms of t (LLaDA, arXiv 2502.09992, eq. 6)
 
-Requests and masks are batched together: a row is one request under
-one mask.
+Requests and masks are batched together:
+a row is one request under one mask.
 """
 
 import math
@@ -170,9 +172,9 @@ def score_masked_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run one forward pass over rows of ids whose last tokens are masked by `hidden` (bool [answer] each).
 
-    Returns for every masked token (first_only: for the first of
-    each row): log p float64 [T], whether it is the argmax, and its
-    row.
+    Returns for every masked token (first_only:
+    for the first of each row): log p float64 [T],
+    whether it is the argmax, and its row.
     """
     width = max(map(len, sequences))
     mask_id = model.config.mask_row

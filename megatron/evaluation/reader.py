@@ -32,11 +32,14 @@ DEFAULT_LENGTH = 2048  # for a model of unknown length, as in lm-eval
 class Scoring:
     """Settings for computing log-likelihoods.
 
-    method         ar: exact, token by token; mc: masked diffusion's bound. None: the objective's default
+    method         ar: exact, token by token; mc: masked
+                   diffusion's bound. None: the objective's default
     num_mc         mc: masks per answer
-    only_generate  masked diffusion: only check whether greedy generation gives the continuation
+    only_generate  masked diffusion: only check whether
+                   greedy generation gives the continuation
     only_mc_nll    masked diffusion: only the bound, without generation
-    batch_size     requests per forward pass (masked diffusion: rows; a row is a request under one mask)
+    batch_size     requests per forward pass (masked diffusion:
+                   rows; a row is a request under one mask)
     dtype          of weights and activations; logits become float32 before the softmax
     """
 

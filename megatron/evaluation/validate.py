@@ -19,7 +19,8 @@ from megatron.parallel.world import World, make_thread_init
 class HeldOutLoss:
     """A held-out loss in nats per token.
 
-    loss_se   standard error over the scored samples, for text of the same distribution; None for one sample
+    loss_se   standard error over the scored samples,
+              for text of the same distribution; None for one sample
     mc_se     standard error of the Monte Carlo estimate; None if the loss is exact
     num_mc    masks per sample; None if the loss is exact
     """
@@ -53,12 +54,12 @@ def validate(
     n_samples = min(samples.samples_per_epoch, max_samples or samples.samples_per_epoch)
     n_draws = 1 if objective.exact else num_mc
     nats = torch.zeros(n_samples, n_draws, dtype=torch.float64, device=world.device)
-    # Sharded forward passes are collective, so all ranks
-    # need the same number of batches: ranks with fewer
-    # samples score the last sample again, and only
-    # the first n_local results of a rank are counted.
-    # 10 samples on 4 ranks: 3 turns. Rank 2 scores
-    # 2, 6 and, instead of 10, again 9; n_local = 2.
+    # Sharded forward passes are collective,
+    # so all ranks need the same number of batches:
+    # ranks with fewer samples score the last sample again,
+    # and only the first n_local results of a rank are counted.
+    # 10 samples on 4 ranks: 3 turns. Rank 2 scores 2,
+    # 6 and, instead of 10, again 9; n_local = 2.
     n_turns = -(-n_samples // world.dp_size)
     local_samples = np.minimum(np.arange(n_turns) * world.dp_size + world.dp_rank, n_samples - 1)
     n_local = len(range(world.dp_rank, n_samples, world.dp_size))

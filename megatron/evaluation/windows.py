@@ -1,9 +1,10 @@
 """Windows of a corpus that are read and scored together.
 
 corpus     documents are concatenated, and windows cross document ends
-document   each document is read alone, after the id that begins a text; its end-of-document token is not text
-           and is skipped. The windows are those of lm-eval's rolling log-likelihood: a window scores the
-           tokens that the previous one did not, and the last window is as long as the others
+document   each document is read alone, after the id that begins a text;
+           its end-of-document token is not text and is skipped. The windows
+           are those of lm-eval's rolling log-likelihood: a window scores the tokens
+           that the previous one did not, and the last window is as long as the others
 """
 
 from collections.abc import Iterator, Sequence
@@ -93,10 +94,10 @@ def iter_document_windows(corpus: IndexedTokens, n_read: int, stride: int, text:
 
 def _iter_spans(n: int, n_read: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """Yield (begin, scored, end) of windows over n tokens; all tokens but the first are scored once."""
-    # [begin, end) are read, [scored, end) are scored; `scored`
-    # continues where the previous window ended n = 10, n_read =
-    # 5, stride 2: (0, 1, 5), (2, 5, 7), (4, 7, 9), (5, 9, 10).
-    # The last window reads 5 tokens as well.
+    # [begin, end) are read, [scored, end) are scored;
+    # `scored` continues where the previous window ended.
+    # For n = 10, n_read = 5, stride 2: (0, 1, 5), (2, 5, 7),
+    # (4, 7, 9), (5, 9, 10). The last window reads 5 tokens as well.
     scored, end = 1, min(n_read, n)
     while scored < n:
         yield max(0, end - n_read), scored, end

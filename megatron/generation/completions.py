@@ -22,9 +22,10 @@ class TextGenerator:
 
     ignore_end   continue after an end-of-document token
     bos_id       id that the tokenizer puts before each text; None: none
-    prefix_id    id before a text without context: the bos token of the tokenizer's settings
-                 (tokenizer_config.json), without settings the id that the tokenizer puts before a text, else
-                 the end-of-document id, which precedes every document in the training data
+    prefix_id    id before a text without context: the bos token of the tokenizer's
+                 settings (tokenizer_config.json), without settings the id
+                 that the tokenizer puts before a text, else the end-of-document id,
+                 which precedes every document in the training data
     """
 
     def __init__(self, weights: Weights, device: str = "cpu", ignore_end: bool = False) -> None:
@@ -63,7 +64,8 @@ class TextGenerator:
     ) -> list[str]:
         """Return the continuation of each prompt, up to the end of its document.
 
-        The keywords are for masked diffusion, see `generate_diffusion`; default of n_steps: one per token.
+        The keywords are for masked diffusion, see
+        `generate_diffusion`; default of n_steps: one per token.
         """
         ids = [self.encode_prompt(prompt) for prompt in prompts]
         self._check_trained_length(ids, max_new_tokens)

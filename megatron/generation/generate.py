@@ -111,7 +111,8 @@ def check_prompts(model: Gpt, prompts: Sequence[Sequence[int]], n_new: int) -> N
 def _draw_rows(seed: int, lengths: Sequence[int], width: int) -> Tensor:
     """Return uniform numbers, float64 [B, width]; column p samples the token at position p.
 
-    A prompt's sequence of numbers begins at its first new token, so padding to `width` does not change it.
+    A prompt's sequence of numbers begins at its first
+    new token, so padding to `width` does not change it.
     """
     uniforms = torch.zeros(len(lengths), width, dtype=torch.float64)
     for i, length in enumerate(lengths):

@@ -26,13 +26,15 @@ def generate_diffusion(
 ) -> list[list[int]]:
     """Generate exactly `n_new_tokens` after each prompt, in `n_steps` forward passes.
 
-    order         masked positions to unmask at a step: those with the most probable sampled tokens (the
-                  others stay masked: low-confidence remasking, LLaDA, arXiv 2502.09992, algorithm 5),
-                  random ones, or the leftmost
-    block_tokens  unmask blocks of this many tokens from left to right (semi-autoregressive); default: all
+    order         masked positions to unmask at a step: those with the most probable
+                  sampled tokens (the others stay masked: low-confidence remasking,
+                  LLaDA, arXiv 2502.09992, algorithm 5), random ones, or the leftmost
+    block_tokens  unmask blocks of this many tokens from left
+                  to right (semi-autoregressive); default: all
 
-    The random numbers of a prompt depend only on the seed and its index in the list. Raises ValueError for
-    invalid settings and as `check_prompts`, NonFiniteError for logits that are NaN or Inf.
+    The random numbers of a prompt depend only on the seed
+    and its index in the list. Raises ValueError for invalid settings
+    and as `check_prompts`, NonFiniteError for logits that are NaN or Inf.
     """
     check_prompts(model, prompts, n_new_tokens)
     if n_new_tokens < 1 or not 1 <= n_steps <= n_new_tokens:
@@ -56,8 +58,8 @@ def generate_diffusion(
 def _plan_steps(n_new: int, n_steps: int, block: int) -> Iterator[tuple[int, int, int]]:
     """Yield (begin, end, number of positions to unmask) of each step, counted from the prompt's end.
 
-    Steps are divided over blocks, and a block's tokens over its steps, as evenly as integers allow. A block
-    has at least one step.
+    Steps are divided over blocks, and a block's tokens over its steps,
+    as evenly as integers allow. A block has at least one step.
     """
     # 5 tokens, 2 steps, one block: edges 0 2 5, so the steps unmask 2 and 3 tokens
     begins = [*range(0, n_new, block), n_new]
@@ -107,10 +109,9 @@ def _fill_positions(
             priority = noise[:, step, 1, begin:end]
         else:
             priority = -torch.arange(end - begin, device=device).expand(hidden.shape).float()
-        # topk over masked positions only; the plan
-        # guarantees that at least n_settled of them are left
-        # -Inf for the positions already written: their number equals that of the earlier steps of the block
-        # in every row
+        # topk over masked positions only; the plan guarantees that at least
+        # n_settled of them are left. -Inf for the positions already written:
+        # their number equals that of the earlier steps of the block in every row
         best = priority.masked_fill(~hidden, -torch.inf).topk(n_settled, dim=-1).indices
         settled = torch.zeros_like(hidden).scatter(-1, best, True)
         tokens[:, block] = torch.where(settled, sampled, tokens[:, block])

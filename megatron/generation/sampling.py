@@ -15,8 +15,8 @@ class Sampling:
 
     temperature  divisor of the logits; 0: greedy
     top_k        sample only from the k most probable tokens
-    top_p        sample only from the most probable tokens whose probabilities sum to top_p (nucleus sampling,
-                 Holtzman et al., arXiv 1904.09751)
+    top_p        sample only from the most probable tokens whose probabilities sum
+                 to top_p (nucleus sampling, Holtzman et al., arXiv 1904.09751)
     seed         seed of the random numbers
     """
 
@@ -75,11 +75,10 @@ def sample_tokens(logits: Tensor, u: Tensor | None, sampling: Sampling) -> Tenso
         # keeps at least the first: the sum before it is 0
         probabilities = probabilities * (preceding < sampling.top_p)
     cumulative = probabilities.cumsum(-1)
-    # u is scaled by the total, so that truncated
-    # probabilities need no normalization
-    # right=True: token i is chosen if cumulative[i - 1]
-    # <= u total < cumulative[i]. A token of probability 0
-    # is never chosen, also for u = 0.
+    # u is scaled by the total, so that truncated probabilities
+    # need no normalization. right=True: token i is chosen
+    # if cumulative[i - 1] <= u total < cumulative[i].
+    # A token of probability 0 is never chosen, also for u = 0.
     indices = torch.searchsorted(cumulative, (u * cumulative[:, -1])[:, None], right=True)
     indices = indices.clamp_max(scaled.shape[-1] - 1)
     return indices[:, 0] if ids is None else ids.gather(-1, indices)[:, 0]

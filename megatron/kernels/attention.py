@@ -12,9 +12,9 @@ from megatron.kernels.range_mask import RangeMask, attend_in_ranges
 # many masked keys, large enough for an efficient matrix product.
 QUERY_BLOCK = 64
 
-# Kernels for a dense mask. Flash attention reads none. The backward of cuDNN's
-# returns NaN in the gradient of q where the
-# last tile of 128 positions is half full.
+# Kernels for a dense mask. Flash attention reads none.
+# The backward of cuDNN's returns NaN in the gradient of q
+# where the last tile of 128 positions is half full.
 MASKED_BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 ATTENTION_OPERATORS = (
@@ -87,9 +87,9 @@ def repeat_shared_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor
 def _should_split_queries(q: Tensor, k: Tensor) -> bool:
     """Return whether causal attention is faster in blocks of queries.
 
-    torch's CPU kernel processes keys in tiles of 512 even if most of them are masked. Blocks are not used
-    with gradients (another kernel covers that case), under a compiler (it would unroll the loop), or with
-    fewer heads than threads.
+    torch's CPU kernel processes keys in tiles of 512 even if most of them are masked.
+    Blocks are not used with gradients (another kernel covers that case),
+    under a compiler (it would unroll the loop), or with fewer heads than threads.
     """
     if torch.compiler.is_compiling():
         return False

@@ -1,17 +1,18 @@
 """Attention with gradients on a CPU, faster than torch's kernel for windows of up to 512 tokens.
 
-In float32 the C++ kernel csrc/short_attention.cpp processes one head of one sample at a time. At 128
-positions and heads of 8 to 32 it took 0.15 to 0.6 of the time of torch's kernel; at 512 positions and heads
-of 64 it took half.
+In float32 the C++ kernel csrc/short_attention.cpp processes one head of one
+sample at a time. At 128 positions and heads of 8 to 32 it took 0.15 to 0.6
+of the time of torch's kernel; at 512 positions and heads of 64 it took half.
 
-In bfloat16 each block of queries is multiplied by its visible keys with one BLAS product, a few samples at a
-time, so that the scores stay in the cache. torch's kernel (2.13) multiplies small tiles itself and processes
-512 keys even if most are masked. As in torch's kernel, scores and their gradients are float32 for every input
-dtype, and the other operand of each product has the input dtype.
+In bfloat16 each block of queries is multiplied by its visible keys with one BLAS
+product, a few samples at a time, so that the scores stay in the cache.
+torch's kernel (2.13) multiplies small tiles itself and processes 512 keys even
+if most are masked. As in torch's kernel, scores and their gradients are float32
+for every input dtype, and the other operand of each product has the input dtype.
 
-The backward recomputes the weights (Dao et al., arXiv 2205.14135): no S x S tensor is stored.
-Forward and backward are registered with torch's dispatcher. Dispatch modes such as selective recomputation
-therefore handle each as a single operation.
+The backward recomputes the weights (Dao et al., arXiv 2205.14135): no S x S
+tensor is stored. Forward and backward are registered with torch's dispatcher.
+Dispatch modes such as selective recomputation therefore handle each as a single operation.
 """
 
 from collections.abc import Iterator
@@ -172,10 +173,10 @@ def _like_heads(q: Tensor) -> Tensor:
 
 def _samples_per_pass(q: Tensor) -> int:
     """Return the number of samples processed at a time, so that their scores fit in MAX_SCORES."""
-    # 12 heads and 512 positions: 12 x 128 x
-    # 512 = 786,432 > MAX_SCORES, so one sample
-    # at a time. 4 heads and 256 positions: 4
-    # x 128 x 256 = 131,072, so four samples.
+    # 12 heads and 512 positions:
+    # 12 x 128 x 512 = 786,432 > MAX_SCORES,
+    # so one sample at a time. 4 heads and 256 positions:
+    # 4 x 128 x 256 = 131,072, so four samples.
     return max(1, min(len(q), MAX_SCORES // (q.shape[1] * min(QUERY_BLOCK, q.shape[2]) * q.shape[2])))
 
 
@@ -198,8 +199,8 @@ def _split_samples(q: Tensor) -> Iterator[slice]:
 def _split_queries(q: Tensor, causal: bool) -> Iterator[tuple[slice, int]]:
     """Yield the queries of each block and the number of leading keys visible to them.
 
-    In causal attention the last query of a block, position end - 1, attends to keys 0..end - 1. Keys after
-    that are masked for the whole block and are skipped.
+    In causal attention the last query of a block, position end - 1, attends to keys
+    0..end - 1. Keys after that are masked for the whole block and are skipped.
     """
     n = q.shape[2]
     for begin in range(0, n, QUERY_BLOCK):

@@ -15,8 +15,8 @@ MASK32 = 0xFFFFFFFF
 def scramble_bits(x: Tensor) -> Tensor:
     """Hash 32-bit integers stored in int64, with the finalizer of MurmurHash3."""
     # masked after every product: int64 would keep
-    # the high bits that uint32 arithmetic discards
-    # two 32-bit factors can overflow int64, which wraps
+    # the high bits that uint32 arithmetic discards.
+    # Two 32-bit factors can overflow int64, which wraps
     # modulo 2^64: the low 32 bits are still correct
     x = x & MASK32
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & MASK32
@@ -36,8 +36,8 @@ def draw_keep_mask(
 ) -> Tensor:
     """Return which attention weights to keep, bool [B, H, S, S]; each is dropped with probability `rate`.
 
-    Each weight has a draw of its own: a hash of (sample key, head and query, key position). `queries` selects
-    some of the `n_queries` rows.
+    Each weight has a draw of its own: a hash of (sample key, head and query,
+    key position). `queries` selects some of the `n_queries` rows.
     """
     device = key.device
     # two rounds of hashing: (sample key, head and query), then the key position
@@ -56,7 +56,8 @@ def drop_hidden(x: Tensor, key: Tensor, place: int, rate: float) -> Tensor:
     """Return x [B, S, D] with features dropped; the others are scaled by 1 / (1 - rate).
 
     key    [B] int64, of each sample in this block
-    place  number of the tensor within the block, so that its tensors are dropped independently
+    place  number of the tensor within the block,
+           so that its tensors are dropped independently
     """
     if rate == 0:
         return x
@@ -79,10 +80,10 @@ def attend_with_dropout(
 ) -> Tensor:
     """Return attention with dropout after the softmax; remaining weights are scaled by 1 / (1 - rate).
 
-    q, k, v [B, H, S, K]; mask as in Attention.forward. The fused kernels of torch draw from the device's
-    generator, which other ranks and devices cannot reproduce; FlexAttention has no dropout. Here the weights
-    are materialized, for as many queries at a time as have ATTENTION_PER_BLOCK of them; of more,
-    the backward computes each block of queries again.
+    q, k, v [B, H, S, K]; mask as in Attention.forward. The fused kernels of torch draw
+    from the device's generator, which other ranks and devices cannot reproduce; FlexAttention
+    has no dropout. Here the weights are materialized, for as many queries at a time as have
+    ATTENTION_PER_BLOCK of them; of more, the backward computes each block of queries again.
     """
     n_samples, n_heads, n, _ = q.shape
     if isinstance(mask, RangeMask):

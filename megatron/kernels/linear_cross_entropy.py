@@ -1,8 +1,8 @@
 """Fused linear cross-entropy: the logits of the whole batch are never in memory.
 
-`torch.nn.functional.linear_cross_entropy` (2.13, with `options`) has no vocabulary shards, and returns losses
-of the dtype of the hidden states: in bfloat16 the weight of a row is rounded by up to 0.4 % in the gradient.
-Here losses and weights are float32.
+`torch.nn.functional.linear_cross_entropy` (2.13, with `options`) has no vocabulary shards,
+and returns losses of the dtype of the hidden states: in bfloat16 the weight of a row
+is rounded by up to 0.4 % in the gradient. Here losses and weights are float32.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ from megatron.plan.memory import LOGITS_PER_CHUNK
 # Logits processed by softmax and its gradient at a time. On a CPU 1 MiB of float32,
 # which stays in the L2 cache of a core. On a GPU LOGITS_PER_CHUNK, 256 MiB.
 CHUNK_ELEMENTS_CPU = 1 << 18
-# Minimum rows of a matrix product; with fewer rows
-# it is inefficient. In half precision the gradient
-# of the head is accumulated in float32 in a separate
-# pass over [V, D] per chunk: 512 rows took 0.5 to 0.8 of
-# the time of 128 rows.
+# Minimum rows of a matrix product; with fewer
+# rows it is inefficient. In half precision
+# the gradient of the head is accumulated in float32
+# in a separate pass over [V, D] per chunk:
+# 512 rows took 0.5 to 0.8 of the time of 128 rows.
 MIN_ROWS = 128
 MIN_ROWS_HALF = 512
 
@@ -153,8 +153,9 @@ def linear_cross_entropy(
     targets [N]     int64
     scale   [N]     float32, weight of each row; None: 1
 
-    With a shard, V counts the rows of this rank. All ranks of the shard call with the same hidden and get the
-    same sum. The gradient of hidden is the part through this rank's rows and must be summed over the ranks.
+    With a shard, V counts the rows of this rank. All ranks of the shard
+    call with the same hidden and get the same sum. The gradient of hidden
+    is the part through this rank's rows and must be summed over the ranks.
 
     Peak memory beyond the inputs: the gradients and one chunk of logits.
     """

@@ -1,7 +1,7 @@
 """Attention masks as the first and last visible key of each position: documents, sliding windows, causality.
 
-On a GPU FlexAttention (arXiv 2412.05496) skips the blocks of keys outside of these ranges; no mask of S x S
-is in memory.
+On a GPU FlexAttention (arXiv 2412.05496) skips the blocks of keys
+outside of these ranges; no mask of S x S is in memory.
 """
 
 from collections.abc import Callable

@@ -16,13 +16,14 @@ Rotary = tuple[Tensor, Tensor]  # cos and sin, each float32 [S, R] or [B, 1, S, 
 def compute_frequencies(model: ModelConfig, device: torch.device | None = None) -> Tensor:
     """Return the angle per position of each pair of channels, float64 [rotary_dims / 2].
 
-    Pair k of R rotated channels has the frequency theta^(-2k / R). `rope_scaling` stretches them for longer
-    texts:
+    Pair k of R rotated channels has the frequency theta^(-2k / R).
+    `rope_scaling` stretches them for longer texts:
 
     linear   all are divided by rope_factor (Chen et al., arXiv 2306.15595)
-    llama3   with n = rope_original_positions x frequency / 2 pi, the turns of a pair in the original length:
-             unchanged from rope_high_factor turns on, divided by rope_factor below rope_low_factor turns, and
-             interpolated linearly in n between the two (Llama 3.1, arXiv 2407.21783)
+    llama3   with n = rope_original_positions x frequency / 2 pi, the turns of a pair
+             in the original length: unchanged from rope_high_factor turns on,
+             divided by rope_factor below rope_low_factor turns, and interpolated
+             linearly in n between the two (Llama 3.1, arXiv 2407.21783)
     """
     dims = model.rotary_channels
     # in float64: at position 8192 a float32 angle has an error of 5e-4 radian
@@ -41,7 +42,8 @@ def compute_frequencies(model: ModelConfig, device: torch.device | None = None) 
 def rotary_at_positions(positions: Tensor, model: ModelConfig) -> Rotary:
     """Return cos and sin, each float32 [..., R]: position p rotates pair k by p x its frequency.
 
-    Su et al., arXiv 2104.09864, with pair k in columns k and k + R / 2 as in Hugging Face's Llama.
+    Su et al., arXiv 2104.09864, with pair k in columns
+    k and k + R / 2 as in Hugging Face's Llama.
     """
     angle = positions.double()[..., None] * compute_frequencies(model, positions.device)
     angle = torch.cat([angle, angle], dim=-1)  # [..., R]: both columns of a pair rotate by the same angle

@@ -1,6 +1,7 @@
 """-log softmax(logits)[target] and its gradient: by C++ on a CPU, by torch elsewhere.
 
-With a vocabulary shard, the logits are the columns of this rank's rows of the head; see `VocabularyShard`.
+With a vocabulary shard, the logits are the columns
+of this rank's rows of the head; see `VocabularyShard`.
 """
 
 from typing import Protocol
@@ -74,10 +75,10 @@ def _write_gradient(
     """Do the same with torch operations, including the collectives of a vocabulary shard."""
     log_p = _log_softmax(logits, shard)
     target_log_p, column, is_local = _gather_target(log_p, targets, shard)
-    # d nll / d logits = softmax - onehot; a
-    # target on another rank subtracts 0 from some
-    # local column exp_ overwrites log_p; target_log_p
-    # was copied from it by gather before
+    # d nll / d logits = softmax - onehot;
+    # a target on another rank subtracts 0
+    # from some local column. exp_ overwrites log_p;
+    # target_log_p was copied from it by gather before
     grad = log_p.exp_().scatter_add_(1, column, -is_local)
     logits.copy_(grad if scale is None else grad.mul_(scale[:, None]))
     return -target_log_p

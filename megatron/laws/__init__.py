@@ -1,7 +1,7 @@
 """Scaling laws: forms, fits, intervals, frontiers, predictions. Needs numpy, scipy and pandas only.
 
-The names below are the public interface. scipy and pandas are imported at
-first use.
+The names below are the public interface.
+scipy and pandas are imported at first use.
 """
 
 from megatron.laws.compute_law import ComputeLaw, fit_compute_law

@@ -38,8 +38,8 @@ class DownstreamCurve:
     dof          degrees of freedom of `spread`
     chance       fixed floor; None: the floor is fitted
     n_questions  number of questions of the task, for the binomial error; None: unknown
-    n_groups     groups of rows that share noise, which the bootstrap draws; None: rows
-                 are independent
+    n_groups     groups of rows that share noise, which the
+                 bootstrap draws; None: rows are independent
     """
 
     kind: str

@@ -67,16 +67,17 @@ def fit_law(
     2203.15556, eq. 3). Intervals are percentiles over `n_bootstrap`
     random weightings of runs, expanded for the number of runs.
 
-    form          name in FORM, or a function loss(constants, N, D, U) of arrays that broadcast, with the
-                  constants by name
-    start         of such a function: {constant: value near which the fit starts}; a constant that starts
-                  above 0 stays above 0
+    form          name in FORM, or a function loss(constants, N, D,
+                  U) of arrays that broadcast, with the constants by name
+    start         of such a function: {constant: value near which the fit
+                  starts}; a constant that starts above 0 stays above 0
     huber_delta   width of the Huber loss; a very large one gives least squares
-    groups        [n] labels of rows that share a model, a trunk or a seed: such rows have one bootstrap
-                  weight, and their noise has a common part. None: rows that share N are grouped, with a
-                  warning, if their residuals correlate. range(n): every row is independent
-    loss_se       [n] standard errors of L by the held-out text that all runs share
-                  (NaN: unknown)
+    groups        [n] labels of rows that share a model, a trunk or a seed:
+                  such rows have one bootstrap weight, and their noise has a common part.
+                  None: rows that share N are grouped, with a warning,
+                  if their residuals correlate. range(n): every row is independent
+    loss_se       [n] standard errors of L by the held-out
+                  text that all runs share (NaN: unknown)
     residual      "log", or "nats" for residuals L - Lhat
     fixed         constants that are not fitted, with their values
 

@@ -11,7 +11,8 @@ data_constrained  E + A/N'^alpha + B/D'^beta                     Muennighoff et 
                   D' = U + U R_D* (1 - exp(-(D/U - 1)/R_D*)), and N' likewise of N and N_U, the size that is
                   compute-optimal for U tokens
 repeated_data     data_constrained with N' = N: only repeated tokens lose value
-over_repetition   E + A/N^alpha + B/D^beta + K (N/U)^g (D/U - 1)^h; the last term is 0 without repetition
+over_repetition   E + A/N^alpha + B/D^beta + K (N/U)^g (D/U - 1)^h;
+                  the last term is 0 without repetition
 """
 
 from collections.abc import Callable, Mapping

@@ -72,8 +72,8 @@ def fit_isoflop(
     without a minimum, are omitted with a warning. `groups` [n] as in fit_law:
     with None, rows that share N are grouped if their residuals correlate.
 
-    Raises ValueError where no budget remains, or for values that are not
-    positive numbers.
+    Raises ValueError where no budget remains,
+    or for values that are not positive numbers.
     """
     N, D, L, C = validate_columns(N=N, D=D, L=L, C=C)
     weights = np.ones_like(L) if loss_se is None else 1 / np.asarray(loss_se, dtype=float) ** 2

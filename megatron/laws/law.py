@@ -31,26 +31,27 @@ class Law:
     params          constants of the form, in nats per token, N in parameters, D in tokens
     objective       sum over runs of Huber(log L - log Lhat, huber_delta)
     standard_error  standard deviation of each constant over bootstrap replicates
-    interval        {"level", "method", "n_units": runs or groups that the bootstrap weighted, "n_bootstrap",
-                    "seed", "params": {name: [low, high]}, "derived": ...}
+    interval        {"level", "method", "n_units": runs or groups that the bootstrap weighted,
+                    "n_bootstrap", "seed", "params": {name: [low, high]}, "derived": ...}
     derived         a_exponent: N_opt grows as C^a, b_exponent: D_opt as C^b
-    replicates      constants of each bootstrap replicate, for intervals of any function
-                    of them
+    replicates      constants of each bootstrap replicate,
+                    for intervals of any function of them
     residual        "log": the objective is of log L, as above; "nats": of L
     fixed           constants that were given, not fitted
-    spread          standard deviation of log L of single runs around the law, unbiased
-                    (noise.py)
-    text_error      {"loss_se": nats, "relative": of log L, "n_runs"}: error that all losses share because
-                    they were scored on one text, and that no interval contains; empty where it is unknown
-    noise           estimate of `spread` with its degrees of freedom: fields of noise.Noise; its `trend`
-                    describes how the scatter changes with compute
+    spread          standard deviation of log L of single
+                    runs around the law, unbiased (noise.py)
+    text_error      {"loss_se": nats, "relative": of log L, "n_runs"}: error
+                    that all losses share because they were scored on one text,
+                    and that no interval contains; empty where it is unknown
+    noise           estimate of `spread` with its degrees of freedom: fields of noise.Noise;
+                    its `trend` describes how the scatter changes with compute
     lack_of_fit     test of the form against runs that differ only in their seed: fields of
                     lack_of_fit.LackOfFit; empty without such runs
-    identified      whether the runs identify every constant (diagnostics.py); None
-                    without replicates
+    identified      whether the runs identify every constant
+                    (diagnostics.py); None without replicates
     not_identified  {constant: reason}
-    held_out        runs excluded from the fit, and the errors of their predictions
-                    (holdout.py)
+    held_out        runs excluded from the fit, and the errors
+                    of their predictions (holdout.py)
     extrapolation   error beyond the runs: fields of extrapolation.Extrapolation; empty
                     if not measured
     runs            names of the fitted runs in the table's column `run`; empty if unknown
@@ -107,8 +108,8 @@ class Law:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (loss, low, high), each of the shape of N and D broadcast.
 
-        kind  "predictive": interval for the measured loss of one new run: the uncertainty of the law and the
-              scatter of single runs, added in quadrature in log L.
+        kind  "predictive": interval for the measured loss of one new run: the uncertainty
+              of the law and the scatter of single runs, added in quadrature in log L.
               "confidence": interval for the value of the law, the mean of many such runs.
         Beyond the runs both include `extrapolation`, where it was measured.
         low and high are NaN without replicates. Raises ValueError for another kind.
@@ -245,8 +246,8 @@ class Law:
     def load(cls, path: str | Path, own_loss: Callable[..., np.ndarray] | None = None) -> "Law":
         """Read a law.json; `own_loss` is the function of a law of an own form.
 
-        Raises FileNotFoundError, or ValueError for another file or an unknown
-        form.
+        Raises FileNotFoundError, or ValueError
+        for another file or an unknown form.
         """
         return load_law(path, "a law", TOOL, lambda stored: cls.from_dict(stored, own_loss))
 

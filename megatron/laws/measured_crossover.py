@@ -54,8 +54,8 @@ class BestSetting:
     loss      mean reported loss, nats per token
     seed_se   its standard error over fresh seeds, by the scatter of settings of similar
               loss; None without
-    is_fresh  the seeds of `loss` took no part in the selection; otherwise it is biased
-              downwards
+    is_fresh  the seeds of `loss` took no part in the selection;
+              otherwise it is biased downwards
     """
 
     name: str
@@ -71,17 +71,18 @@ class MeasuredCrossover:
     """The comparison of two objectives on U unique tokens.
 
     first, second   best settings at any compute
-    C               C_crit in FLOPs; None if the second objective was not better at any
-                    measured compute
-    interval        of C at LEVEL by the noise of seeds, for the settings that were selected; an end is None
-                    where draws have no crossing; None without fresh seeds of both objectives.
-                    The noise of the test text is not in it: both objectives are scored on the same text
+    C               C_crit in FLOPs; None if the second objective
+                    was not better at any measured compute
+    interval        of C at LEVEL by the noise of seeds, for the settings
+                    that were selected; an end is None where draws have no crossing;
+                    None without fresh seeds of both objectives. The noise of the test
+                    text is not in it: both objectives are scored on the same text
     between         names of the settings of the second objective below and above the crossing
     share_crossed   share of draws with a crossing; None without fresh seeds
-    gap, gap_se     first minus second best loss: positive where the second is better at
-                    any compute
-    draws           [N_DRAWS] C_crit of each draw, inf without a crossing; empty without
-                    fresh seeds
+    gap, gap_se     first minus second best loss: positive
+                    where the second is better at any compute
+    draws           [N_DRAWS] C_crit of each draw, inf without
+                    a crossing; empty without fresh seeds
     """
 
     U: float
@@ -165,8 +166,8 @@ def find_crossings(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return C_crit [R], inf without one, and indices [R, 2] of the second objective's settings around it.
 
-    All three are of the first objective with n settings, and of the second
-    with m.
+    All three are of the first objective
+    with n settings, and of the second with m.
 
     C           [n] and [m] FLOPs
     validation  [n] and [m] mean losses, which select

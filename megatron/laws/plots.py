@@ -42,8 +42,8 @@ def plot_law(
 def plot_optima(optima: "DataFrame") -> Any:
     """Return a plotly figure of the best N and its loss against C, from `ComputeLaw.to_frame`.
 
-    Bands are the confidence interval of N and the predictive interval of the
-    loss.
+    Bands are the confidence interval of N
+    and the predictive interval of the loss.
     """
     from plotly.subplots import make_subplots  # slow import
 

@@ -49,8 +49,8 @@ class PowerLaw:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (y, low, high) at x, each of the shape of x.
 
-        kind  "predictive": interval for one new point whose log has the error `log_se` (default: `scatter`).
-              "confidence": interval for the line.
+        kind  "predictive": interval for one new point whose log has the error
+              `log_se` (default: `scatter`). "confidence": interval for the line.
         Raises ValueError for another kind.
         """
         if kind not in ("predictive", "confidence"):

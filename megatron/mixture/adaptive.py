@@ -63,8 +63,8 @@ class WeightRule(Protocol):
 class AdoConfig:
     """Constants of ADO, with the authors' values.
 
-    Intervals are counted in observations. There is one observation every
-    `every_steps` steps.
+    Intervals are counted in observations.
+    There is one observation every `every_steps` steps.
     """
 
     g1: float = 0.1
@@ -74,8 +74,8 @@ class AdoConfig:
     refit_every: int = 100  # the authors' 1000 steps, at one observation in 10 steps
     # first observations, while the loss falls from that of a random model
     n_ignored: int = 50
-    # observations in the window of the Savitzky-Golay filter; the authors' 101
-    # steps
+    # observations in the window of the
+    # Savitzky-Golay filter; the authors' 101 steps
     smoothing_window: int = 11
 
 
@@ -136,9 +136,9 @@ def _refine_fit(log_n: np.ndarray, log_l: np.ndarray, start: np.ndarray) -> Doma
     params = np.clip(start, low, high)
     damping, (objective, residuals, share) = 1e-3, _compute_objective(log_n, log_l, params)
     for _ in range(MAX_ITERATIONS):
-        # The model is log(exp(e) + exp(a - alpha log n)); share is the second
-        # term divided by the sum. Derivatives of the model by (a, e, alpha),
-        # [T, 3].
+        # The model is log(exp(e) + exp(a - alpha log n));
+        # share is the second term divided by the sum.
+        # Derivatives of the model by (a, e, alpha), [T, 3].
         slopes = np.column_stack([share, 1 - share, -share * log_n])
         # Iteratively reweighted least squares: Huber's weight is 1 inside delta
         # and delta / |r| outside. 1e-300 prevents a division by 0; a residual
@@ -210,8 +210,8 @@ class Ado:
                 self.seen[k][1].append(float(nats[k] / counts[k]))
             if (self.n_observed - self.config.n_ignored) % self.config.refit_every == 0:
                 self.refit()
-        # a domain without a law has speed 0, so the others would divide its
-        # share
+        # a domain without a law has speed 0,
+        # so the others would divide its share
         if any(law is None for law, share in zip(self.laws, self.prior, strict=True) if share > 0):
             return self.prior
         return self._update_policy(float(n))
@@ -222,11 +222,11 @@ class Ado:
 
         for k, (n, losses) in enumerate(self.seen):
             if len(n) >= max(10, self.config.smoothing_window):
-                # before the selection of points: the window counts consecutive
-                # observations
+                # before the selection of points:
+                # the window counts consecutive observations
                 smoothed = savgol_filter(losses, self.config.smoothing_window, polyorder=3)
-                # all observations up to T = 1000, and 1000 evenly spaced ones
-                # of more
+                # all observations up to T = 1000,
+                # and 1000 evenly spaced ones of more
                 places = np.linspace(0, len(n) - 1, min(len(n), MAX_FIT_POINTS))
                 indices = np.unique(places.round().astype(int))
                 self.laws[k] = fit_domain_law(np.array(n)[indices], smoothed[indices])

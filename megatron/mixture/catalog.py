@@ -51,8 +51,8 @@ class Catalog(AbstractContextManager["Catalog"]):
         snapshot   versions of the corpora that are shown; None: the current
                    state of all
 
-        Raises FileNotFoundError, or ValueError for something else or an unknown
-        version.
+        Raises FileNotFoundError, or ValueError
+        for something else or an unknown version.
         """
         is_remote = is_object_url(path)
         self.path: Path | str = str(path).rstrip("/") if is_remote else Path(path).absolute()
@@ -95,8 +95,8 @@ class Catalog(AbstractContextManager["Catalog"]):
             files, dead = table.list_files(self.connection)
             table.scan(self.connection, "documents", everything)
         others = [file for file in self.files if file.corpus != name]
-        # the number of a file depends on the documents only, not on the
-        # registration
+        # the number of a file depends on the
+        # documents only, not on the registration
         self.files = tuple(sorted([*others, *files], key=SourceFile.order_key))
         self.tables.pop(name, None)
         if not files:
@@ -147,11 +147,11 @@ class Catalog(AbstractContextManager["Catalog"]):
         shard      (k, n): only files k, k + n, ... of the inputs, for n processes
         function   called with each record; its values are merged into the record
 
-        A registered file with the same size and modification time is skipped. Broken
-        lines are counted and located; `list_broken` returns them. Raises ValueError if
-        the corpus has other properties or another tokenizer, or if a file cannot be
-        read. The files before it stay registered. Small files are registered in
-        batches.
+        A registered file with the same size and modification time is skipped.
+        Broken lines are counted and located; `list_broken` returns them.
+        Raises ValueError if the corpus has other properties or another
+        tokenizer, or if a file cannot be read. The files before
+        it stay registered. Small files are registered in batches.
         """
         paths = [path.resolve() for path in find_input_files(inputs)][shard[0] :: shard[1]]
         tokenizer = None if counter is None else counter.settings
@@ -162,8 +162,8 @@ class Catalog(AbstractContextManager["Catalog"]):
             result = add_files(table, before, paths, reader, quiet)
         dead = table.list_files(self.connection)[1]
         if dead:
-            # another writer may add rows meanwhile: readers skip the dead ones
-            # until then
+            # another writer may add rows meanwhile:
+            # readers skip the dead ones until then
             with suppress(ValueError):
                 table.delete(dead)
         self._show(table)
@@ -190,8 +190,8 @@ class Catalog(AbstractContextManager["Catalog"]):
 
     def _find_absent(self, corpus: Corpus) -> tuple[str, ...]:
         """Return the properties that no document of the corpus has."""
-        # LIMIT: the scan ends at the first value, usually in the first row
-        # group
+        # LIMIT: the scan ends at the first value,
+        # usually in the first row group
         query = f"SELECT 1 FROM {self.view(corpus.name)} WHERE {{}} IS NOT NULL LIMIT 1"
         names = [prop.name for prop in corpus.properties]
         return tuple(name for name in names if not self._fetch(query.format(quote_identifier(name))))
@@ -200,12 +200,12 @@ class Catalog(AbstractContextManager["Catalog"]):
         """Add a property of the documents of a corpus, or replace it; return their number.
 
         prop     'NAME TYPE', or the NAME of a string
-        values   path of a parquet file, or an Arrow table, with the columns
-                 path (as registered), row (from 0, without broken lines) and
-                 NAME
+        values   path of a parquet file, or an Arrow table,
+                 with the columns path (as registered),
+                 row (from 0, without broken lines) and NAME
 
-        Raises ValueError for a file without these columns, and for repeated or
-        unknown documents.
+        Raises ValueError for a file without these columns,
+        and for repeated or unknown documents.
         """
         if isinstance(values, Path) and not values.is_file():
             raise FileNotFoundError(f"{values}: no such file.")
@@ -266,9 +266,9 @@ class Catalog(AbstractContextManager["Catalog"]):
     def describe_corpus(self, name: str) -> dict[str, list[HistogramRow]]:
         """Return (value, documents, tokens) for each property of a corpus.
 
-        At most MAX_VALUES values are listed, the most frequent first. A document
-        counts once for each element of a list. None is a missing value or an empty
-        list.
+        At most MAX_VALUES values are listed, the most frequent first.
+        A document counts once for each element of a list.
+        None is a missing value or an empty list.
         """
         corpus = self.get_table(name).corpus
         return {prop.name: self._count_values(name, prop) for prop in corpus.all_properties}

@@ -63,8 +63,8 @@ def make_token_file(folder: Path) -> Path:
 class MixtureClient(AbstractContextManager["MixtureClient"]):
     """Client that registers, queries, mixes and reads on a server; a context manager.
 
-    Refused requests raise ValueError, and those without a response for
-    `patience_s` ConnectionError.
+    Refused requests raise ValueError, and those
+    without a response for `patience_s` ConnectionError.
     """
 
     def __init__(
@@ -122,9 +122,9 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
         """
         fl = import_flight()
         until, wait_s = time.monotonic() + self.patience_s, FIRST_WAIT_S
-        # The same request may be sent twice: the content of a chunk follows
-        # from its number, and of several reports of a chunk the first one
-        # counts.
+        # The same request may be sent twice:
+        # the content of a chunk follows from its number,
+        # and of several reports of a chunk the first one counts.
         options = fl.FlightCallOptions(timeout=limit_s or self.patience_s, headers=self._headers)
         while True:
             try:
@@ -162,8 +162,8 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
     ) -> RegistrationResult:  # fmt: skip
         """Register files on the server, relative to its folder, and wait for the end.
 
-        The text is not sent. Called again, only new and changed files are
-        registered.
+        The text is not sent. Called again,
+        only new and changed files are registered.
         """
         request = {
             "corpus": corpus, "inputs": list(inputs), "properties": list(properties),
@@ -175,8 +175,8 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
     def add_property(self, corpus: str, prop: str, values: Path | str) -> int:
         """Add a property ('NAME TYPE') to the documents of a corpus from a local parquet file.
 
-        values   columns path and row, as `find_documents` returns them, and
-                 NAME
+        values   columns path and row,
+                 as `find_documents` returns them, and NAME
 
         Returns the number of documents with a row.
         """
@@ -235,8 +235,8 @@ class MixtureClient(AbstractContextManager["MixtureClient"]):
         Workers of a DataLoader connect separately.
         """
         self.open_chunks(name, run).close()  # an unknown mixture is an error here
-        # called in the process that reads: a connection cannot be sent to a
-        # worker
+        # called in the process that reads:
+        # a connection cannot be sent to a worker
         return MixtureDataset(partial(self.open_chunks, name, run), group, n_groups, parse)
 
 

@@ -126,15 +126,15 @@ class UnitOrder:
 
     def __init__(self, n_units: np.ndarray, names: Sequence[str], seed: int, shuffle: bool = True) -> None:
         """n_units int64 [K], above 0. `shuffle` False: the registered order, in every epoch."""
-        # the native function accepts int64 in C order only, without a
-        # conversion
+        # the native function accepts int64
+        # in C order only, without a conversion
         self.n_units, self.shuffle = np.ascontiguousarray(n_units, dtype=np.int64), shuffle
         self.seeds = np.array([_hash_seed(name, seed) for name in names], dtype=np.uint64)
 
     def lookup_units(self, units: ChunkUnits) -> np.ndarray:
         """Return the index of each unit in its domain, int64 [n]."""
-        # a domain of 5 units: numbers 0 to 4 are epoch 0, numbers 5 to 9 epoch
-        # 1
+        # a domain of 5 units: numbers 0 to 4
+        # are epoch 0, numbers 5 to 9 epoch 1
         if not self.shuffle:
             return units.number % self.n_units[units.domain]
         return _csrc.domain_units(units.domain, units.number, self.n_units, self.seeds)
@@ -178,8 +178,8 @@ class Distributor:
         # 1 instead of 0 avoids a division by 0; an empty domain has weight 0
         # and is not used
         self.orders = UnitOrder(np.maximum(self.n_units, 1), names, seed, shuffle)
-        # numbers of units continue over the epochs, and no run reaches 2^63 - 1
-        # of them
+        # numbers of units continue over the epochs,
+        # and no run reaches 2^63 - 1 of them
         self.limit = np.full(len(self.n_units), NO_LIMIT) if dry == "repeat" else self.n_units
         self.origin = Position.start(len(self.n_units))
         self._positions: dict[tuple[bytes, int], Position] = {}
@@ -249,8 +249,8 @@ class Distributor:
     def schedule_chunks(self, begin: int, n: int, origin: Position | None = None) -> ChunkUnits:
         """Return the units of chunks begin, begin + 1, ...
 
-        If the data end, there are fewer than `n` chunks and the last one may be
-        shorter.
+        If the data end, there are fewer than `n`
+        chunks and the last one may be shorter.
         """
         origin = self._choose_origin(begin, origin)
         start = position = self.find_position(begin, origin)
@@ -336,8 +336,8 @@ class Distributor:
         done, lag = position.done.copy(), position.lag
         domains: list[np.ndarray] = []
         left = self.chunk_size
-        # each round fills the chunk or exhausts another domain: at most K
-        # rounds
+        # each round fills the chunk or exhausts
+        # another domain: at most K rounds
         while left:
             weights = np.where(done < self.n_units, weights, 0)
             if not weights.sum() > 0:
@@ -352,8 +352,8 @@ class Distributor:
             done, lag = done + counts, after.lag
             domains.append(np.repeat(np.arange(len(done), dtype=np.int32), counts))
             left -= int(counts.sum())
-        # units of this chunk are grouped by domain, not interleaved as in other
-        # chunks
+        # units of this chunk are grouped by domain,
+        # not interleaved as in other chunks
         domain = np.sort(np.concatenate(domains or [np.empty(0, np.int32)]))
         # First position of each domain in the sorted array, so that numbers of
         # a domain are consecutive. `domain` [0, 0, 2]: begins [0, 0, 2],

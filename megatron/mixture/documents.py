@@ -86,8 +86,8 @@ class DocumentChunks(AbstractContextManager["DocumentChunks"]):
         # the name of a client becomes a file name: no slash and no leading dot
         if not RUN_NAME.fullmatch(run):
             raise ValueError("run: expected a name of letters, digits, _ . and -, at most 64.")
-        # all that determines the order besides the log; Learner rejects another
-        # head
+        # all that determines the order besides
+        # the log; Learner rejects another head
         head: dict[str, Any] = {"log_of": self.identity, "spec": self.spec.compute_sha256(), "run": run}
         head |= {"seed": self.seed, "chunk_size": self.chunk_size}
         path = mixture_folder(self.spec.path) / "logs" / f"{run}.jsonl"
@@ -153,8 +153,8 @@ class DocumentChunks(AbstractContextManager["DocumentChunks"]):
         order = np.argsort(columns["file"], kind="stable")
         texts = self._files.read(*(column[order] for column in columns.values()))
         back = np.empty(len(order), dtype=np.int64)
-        # inverse permutation, for file [2, 0, 1]: order [1, 2, 0], back [2, 0,
-        # 1]
+        # inverse permutation, for file [2, 0,
+        # 1]: order [1, 2, 0], back [2, 0, 1]
         back[order] = np.arange(len(order))
         return arrow.table({"domain": units.domain, "text": texts.take(arrow.array(back))})
 

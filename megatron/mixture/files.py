@@ -62,9 +62,9 @@ def import_pyarrow() -> ModuleType:
 
 def import_flight() -> ModuleType:
     """Return the module `pyarrow.flight`."""
-    # Otherwise each failed handshake prints a line on the terminal. gRPC reads
-    # it when it is loaded, hence before the import; a value of the user has
-    # priority.
+    # Otherwise each failed handshake prints a line
+    # on the terminal. gRPC reads it when it is loaded,
+    # hence before the import; a value of the user has priority.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     import pyarrow.flight
 
@@ -78,8 +78,8 @@ def connect_database(n_threads: int | None = None, folder: Path | str | None = N
     """
     threads = {} if n_threads is None else {"threads": n_threads}
     connection = import_duckdb().connect(":memory:", config=threads)
-    # DuckDB's progress bar of statements of over 2 s goes to standard output by
-    # default
+    # DuckDB's progress bar of statements of over
+    # 2 s goes to standard output by default
     connection.execute("SET enable_progress_bar = false")
     # 64-bit offsets: with 32 bits a batch is limited to 2 GiB of text
     connection.execute("SET arrow_large_buffer_size = true")
@@ -95,8 +95,8 @@ def connect_database(n_threads: int | None = None, folder: Path | str | None = N
 class SourceFile:
     """A file as it was when it was registered.
 
-    id             identifies the documents of the registration in the table of its
-                   corpus, int64
+    id             identifies the documents of the registration
+                   in the table of its corpus, int64
     n_broken       records that are not documents
     broken         (line or row from 1, reason) of the first of them
     registered_ns  time of the registration
@@ -152,8 +152,8 @@ class SourceFile:
     def check_unchanged(self) -> Path:
         """Return the path.
 
-        Raises FileNotFoundError, or ValueError if size or modification time are not
-        as registered.
+        Raises FileNotFoundError, or ValueError if size
+        or modification time are not as registered.
         """
         path = Path(self.path)
         if not path.is_file():

@@ -25,10 +25,10 @@ log = get_logger(__name__)
 class Learner:
     """Computes the weights of a run from its reported losses, and logs both for one process at a time.
 
-    Chunks 0, every, 2 every, ... are reported, each by the group that read it,
-    so that the log does not depend on the number of groups. Weights computed
-    from chunk c hold from chunk c + delay on, and are known up to c + every +
-    delay.
+    Chunks 0, every, 2 every, ... are reported, each by the group
+    that read it, so that the log does not depend on the number
+    of groups. Weights computed from chunk c hold from chunk
+    c + delay on, and are known up to c + every + delay.
 
     The log has one line of JSON for each entry, synced before it takes effect: a
     report before its sender gets the reply, weights before any chunk uses them.
@@ -54,8 +54,8 @@ class Learner:
         self._next_chunk = 0
         self._position = Position.start(len(distributor.n_units))
         path.parent.mkdir(parents=True, exist_ok=True)
-        # before the first read, so that no other process can add a line after
-        # it
+        # before the first read, so that no other
+        # process can add a line after it
         file_lock = acquire_lock(path.with_name(path.name + ".lock"))
         if file_lock is None:
             raise ValueError(
@@ -90,15 +90,15 @@ class Learner:
     def _add_line(self, line: dict[str, Any]) -> None:
         """Append a line.
 
-        It is on disk when this returns; an OSError leaves the log as it
-        was before.
+        It is on disk when this returns;
+        an OSError leaves the log as it was before.
         """
         size = os.fstat(self._file.fileno()).st_size
         try:
             content = json.dumps(line).encode() + b"\n"
             while content:
-                # an unbuffered write may write only the first bytes of its
-                # argument
+                # an unbuffered write may write only
+                # the first bytes of its argument
                 content = content[self._file.write(content) :]
             # an entry must survive a crash of the machine before anything
             # depends on it
@@ -118,12 +118,12 @@ class Learner:
         """
         check_losses(nats, tokens, len(self.distributor.n_units))
         with self._lock:
-            # reports before _next_chunk are in the log, and so are their
-            # weights
+            # reports before _next_chunk are in the log,
+            # and so are their weights
             if chunk % self.every or chunk < self._next_chunk or chunk in self._reports:
                 return False
-            # no process has read a chunk without weights, so that its loss
-            # cannot exist
+            # no process has read a chunk without weights,
+            # so that its loss cannot exist
             assert self.weights.known_to is not None, "the log of a rule has an end"
             if chunk >= self.weights.known_to:
                 raise ValueError(
@@ -195,8 +195,8 @@ class Learner:
             # may have been read already.
             begin, known_to = self.weights.known_to, chunk + self.every + self.delay
             assert begin is not None, "the log of a rule has an end"
-            # on disk first: a chunk may be read as soon as its weights are in
-            # memory
+            # on disk first: a chunk may be read
+            # as soon as its weights are in memory
             line = {"chunk": chunk, "begin": begin, "weights": weights.tolist()}
             self._add_line(line | {"known_to": known_to})
             self.weights.append(begin, weights, known_to)

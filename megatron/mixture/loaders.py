@@ -1,8 +1,8 @@
 """Loaders of mixtures for other training loops: torch, torchdata, Hugging Face `datasets`.
 
-A state is the number of the next chunk over all groups, with a position from
-which it is computed. It is equal on every rank and resumes on any number of
-groups.
+A state is the number of the next chunk over all groups,
+with a position from which it is computed. It is equal
+on every rank and resumes on any number of groups.
 """
 
 from collections.abc import Callable, Iterator
@@ -88,8 +88,8 @@ def pack_windows(
     padded = np.full(n * seq_len + 1, eod, dtype=np.int64)
     padded_domains = np.full(n * seq_len + 1, PADDING, dtype=np.int32)
     padded[: len(tokens)], padded_domains[: len(tokens)] = tokens[: len(padded)], domains[: len(padded)]
-    # [n, S + 1]: window w starts at w S and shares its last token with window w
-    # + 1
+    # [n, S + 1]: window w starts at w S
+    # and shares its last token with window w + 1
     positions = np.arange(n)[:, None] * seq_len + np.arange(seq_len + 1)
     # a target counts for the domain of its document, even if the inputs of the
     # window are of another
@@ -131,9 +131,9 @@ class MixtureDataset(IterableDataset[Chunk]):
         self.start = self.first = START
         # progress of the latest iterator of this process
         self._latest: dict[str, Any] | None = None
-        # 1 if the iterators are in other processes. In shared memory: __iter__
-        # sets it in a worker process, and state_dict reads it in the main
-        # process.
+        # 1 if the iterators are in other processes.
+        # In shared memory: __iter__ sets it in a worker process,
+        # and state_dict reads it in the main process.
         self._in_workers = torch.zeros(1, dtype=torch.int64).share_memory_()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -231,8 +231,8 @@ class ChunkIterator(Iterator[Chunk]):
         at_once = source.at_once if step == 1 else 1
         if self._table is None or not self._table[0] <= number < self._table[0] + at_once:
             self._table = number, source.read(number, at_once, self.progress["position"])
-        # slice copies nothing, and is shorter or empty behind the end of the
-        # table
+        # slice copies nothing, and is shorter
+        # or empty behind the end of the table
         return self._table[1].slice((number - self._table[0]) * source.chunk_size, source.chunk_size)
 
     def state_dict(self) -> dict[str, Any]:

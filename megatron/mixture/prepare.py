@@ -55,8 +55,8 @@ def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False)
             tokens = np.diff(ends[located.bounds])
             weights, _ = build_step_weights(spec, selection, tokens, 1)
             located.save(documents_path(path, identity))
-            # RESOLVED last: without the documents of its identity it counts as
-            # not prepared
+            # RESOLVED last: without the documents
+            # of its identity it counts as not prepared
             write_json(folder / RESOLVED, {
                 "identity": identity,
                 "snapshot": dict(selection.snapshot),

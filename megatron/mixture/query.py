@@ -45,8 +45,8 @@ class Query:
         tokens are to be counted and a document has no count.
         """
         tokens = ["tokens"] if count_tokens else []
-        # encoded batch by batch, so that no text of a property is in memory for
-        # each document
+        # encoded batch by batch, so that no text
+        # of a property is in memory for each document
         rows = self._iter_batches(catalog, by, tokens)
         batches = [_encode_columns(batch, len(by), tokens) for batch in rows if len(batch)]
         if not batches:
@@ -107,8 +107,8 @@ class Selection:
     """Documents in domains, sorted by domain, file and row.
 
     by          the properties that define a domain
-    domains     their values, a tuple for each domain, in the order of the
-                values
+    domains     their values, a tuple for each domain,
+                in the order of the values
     files       the files that contain the documents
     documents   Arrow table of COLUMNS: file (index into `files`), row (number
                 of the document in the file), begin and size (bytes, of text)
@@ -216,8 +216,8 @@ def _build_selection(
 ) -> Selection:
     """Return documents of `_encode_columns`, sorted, with domains in the order of their values."""
     codes, values = _encode_domains(documents, len(by))
-    # None is not comparable with a value: the first entry of each pair sorts it
-    # last
+    # None is not comparable with a value:
+    # the first entry of each pair sorts it last
     order = sorted(range(len(values)), key=lambda k: [(v is None, 0 if v is None else v) for v in values[k]])
     place = np.empty(len(values), dtype=np.int32)
     place[order] = np.arange(len(values))
@@ -245,8 +245,8 @@ def _number_files(ids: np.ndarray, files: Sequence[SourceFile]) -> tuple[np.ndar
     """Return the file of each document as an index into the files in use, and these files."""
     keys = np.array([file.id for file in files], dtype=np.int64)
     order = np.argsort(keys).astype(np.int32)
-    # documents of a file are adjacent: only the first one of each run is
-    # searched
+    # documents of a file are adjacent:
+    # only the first one of each run is searched
     cuts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]])
     places = order[np.searchsorted(keys[order], ids[cuts])]
     used = np.unique(places)
@@ -257,8 +257,8 @@ def _number_files(ids: np.ndarray, files: Sequence[SourceFile]) -> tuple[np.ndar
 
 def _sort_documents(domain: np.ndarray, file: np.ndarray, row: np.ndarray) -> np.ndarray:
     """Return the order of documents by domain, file and row."""
-    # one integer in place of (file, row); a file holds fewer than 2^31
-    # documents
+    # one integer in place of (file, row);
+    # a file holds fewer than 2^31 documents
     place = file.astype(np.int64) << 31 | row
     # DuckDB's threads return parts in any order; the sort is fast if they are in order
     order = np.argsort(place, kind="stable")

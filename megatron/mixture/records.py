@@ -1,8 +1,8 @@
 """Records of input files: location and properties of each document, as Arrow tables.
 
-DuckDB gets lines of JSON as one memory block, and nothing is parsed in Python.
-A block with a broken line is evaluated a second time, line by line, to locate
-the error.
+DuckDB gets lines of JSON as one memory block,
+and nothing is parsed in Python. A block with a broken line
+is evaluated a second time, line by line, to locate the error.
 """
 
 import json
@@ -31,8 +31,8 @@ from megatron.text.token_counts import TokenCounter
 BLOCK_BYTES = 32 << 20
 LOCATION = ("file", "row", "begin", "size")  # columns of every document
 MAX_BROKEN_LISTED = 1000  # lines per file that are listed; all are counted
-# any JSON escape; group 1 is an unpaired surrogate, because pairs are matched
-# first
+# any JSON escape; group 1 is an unpaired
+# surrogate, because pairs are matched first
 ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     rb"|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)"
@@ -138,8 +138,8 @@ class RecordReader:
         try:
             documents = self._select_file(block, file, beside, counts.n_documents)
         except (import_duckdb().Error, UnicodeDecodeError):
-            # a second attempt after the repair, without the lines that are
-            # still invalid
+            # a second attempt after the repair,
+            # without the lines that are still invalid
             block = repair_surrogates(block)
             reasons = self._find_faults(block)
             bad = np.array([reason is not None for reason in reasons])
@@ -166,8 +166,8 @@ class RecordReader:
 
         A broken one raises the error of DuckDB.
         """
-        # a record without text raises, which ends the statement before anything
-        # is selected
+        # a record without text raises, which ends
+        # the statement before anything is selected
         kind = f"json_type(record, {json_path(self.corpus.text_key)})"
         row = f"CASE WHEN {kind} = 'VARCHAR' THEN row ELSE error('no text') END AS row"
         text = f"json_extract_string(record, {json_path(self.corpus.text_key)})"

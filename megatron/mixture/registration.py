@@ -114,8 +114,8 @@ def iter_batches(
 
     counts   receives the counts of each file
 
-    Raises ValueError for a file that changes meanwhile: its content may be of two
-    versions.
+    Raises ValueError for a file that changes
+    meanwhile: its content may be of two versions.
     """
     corpus, schema = reader.corpus, make_schema(reader.corpus)
     # sizes and times are read before the content, and compared again at the end
@@ -161,8 +161,8 @@ def _read_files(
 def join_small_files(paths: Sequence[Path], ids: Sequence[int]) -> tuple[Any, list[int]]:
     """Return the lines of small plain files as one block, and the number of each file."""
     contents = [path.read_bytes() for path in paths]
-    # otherwise the last line of a file and the first one of the next would be one
-    # line
+    # otherwise the last line of a file
+    # and the first one of the next would be one line
     contents = [part + b"\n" * (part[-1:] not in (b"", b"\n")) for part in contents]
     sizes = np.array([len(part) for part in contents])
     ends = np.cumsum(sizes)

@@ -49,8 +49,8 @@ class ServedFolder:
     def __init__(self, folder: Path, seed: int = 0, roots: Sequence[Path] = ()) -> None:
         """Serve `folder`.
 
-        roots   further folders that clients may register from and mixtures may
-                read
+        roots   further folders that clients may
+                register from and mixtures may read
         """
         self.folder, self.seed = folder.resolve(), seed
         self.roots = [self.folder, *(root.resolve() for root in roots)]
@@ -260,8 +260,8 @@ def make_server(
 
     tls   certificate and key; beyond this machine they are required, or `allow_plain`
 
-    Raises ValueError for an address without this protection, or that is not
-    available.
+    Raises ValueError for an address without
+    this protection, or that is not available.
     """
     host = host.strip("[]")
     if host not in LOCAL_HOSTS and tls is None and not allow_plain:

@@ -108,8 +108,8 @@ class DomainStream:
     def _compute_block_ends(self, epoch: int) -> np.ndarray:
         """Return the tokens up to the end of each block of an epoch's documents, int64."""
         ends, n_at_once = [np.zeros(1, dtype=np.int64)], BLOCK_DOCUMENTS * BLOCKS_AT_ONCE
-        # 2^16 documents at a time, so that the order of a whole epoch is never
-        # in memory
+        # 2^16 documents at a time, so that the order
+        # of a whole epoch is never in memory
         for first in range(0, len(self.lengths), n_at_once):
             lengths = self.lengths[self.compute_document_order(epoch, first, n_at_once)]
             sums = np.add.reduceat(lengths, np.arange(0, len(lengths), BLOCK_DOCUMENTS), dtype=np.int64)
@@ -296,8 +296,8 @@ class TitanLoader:
             arrays = samples.take_with_positions(np.arange(first, first + self.batch_size))
             windows, positions = map(torch.from_numpy, arrays)
             self.next_sample += at_once
-            # [B, S + 1] to inputs [B, S] and labels [B, S], shifted by one
-            # token
+            # [B, S + 1] to inputs [B, S]
+            # and labels [B, S], shifted by one token
             inputs = {"input": windows[:, :-1].contiguous(), "positions": positions[:, :-1].contiguous()}
             yield inputs, windows[:, 1:].contiguous()
 

@@ -1,26 +1,26 @@
 """Specification of a mixture: the keys of its YAML file, and the weights that follow from them.
 
-catalog: catalog                   a folder, relative to the file, or a URL such
-                                   as s3://bucket/catalog
-snapshot: {slim: 3}                versions of corpora; default: the current
-                                   ones
+catalog: catalog                   a folder, relative to the file,
+                                   or a URL such as s3://bucket/catalog
+snapshot: {slim: 3}                versions of corpora;
+                                   default: the current ones
 corpora: [slim]                    default: all
 where: "language = 'en'"           or a list: all of them
 by: [source]                       properties that define a domain
 weights: {Github: 0.7, C4: 0.3}    see weights.py
-count: tokens                      unit of the weights' shares: tokens, or
-                                   documents
+count: tokens                      unit of the weights' shares:
+                                   tokens, or documents
 schedule: {unit: steps, change: linear, points: [{at: 0, weights: ...}, {at:
 1000, weights: ...}]}
 adaptive: {rule: ado, every_steps: 10, delay_steps: 8}     or a custom
-                                                           module:Class; after
-                                                           the last point of a
-                                                           schedule
+                                                           module:Class;
+                                                           after the last
+                                                           point of a schedule
 dry: repeat                        or stop, redistribute
 shuffle: true                      documents within a domain
 chunk_size: 512                    documents of a chunk, for whole documents
-tokenizer: gpt2                    of text; .bin/.idx datasets are tokenized
-                                   already
+tokenizer: gpt2                    of text; .bin/.idx datasets
+                                   are tokenized already
 """
 
 import hashlib
@@ -172,8 +172,8 @@ class MixtureSpec:
     ) -> tuple[DomainWeights, WeightRule | None]:
         """Return the weights of each chunk, and the rule if they follow the model.
 
-        natural    sizes of the domains, float64 [K], to which inferred weights
-                   are proportional
+        natural    sizes of the domains, float64 [K],
+                   to which inferred weights are proportional
         factors    converts shares of the weights' unit to shares of the units
                    of a chunk, float64 [K]
         per_step   units of the schedule in a chunk: 1, or tokens
@@ -196,8 +196,8 @@ class MixtureSpec:
         entries = [(0, self.settings.weights)]
         if schedule is not None:
             entries = [(point.at, point.weights) for point in schedule.points]
-        # rounded up: weights change at the first step that begins at or after
-        # the point
+        # rounded up: weights change at the first
+        # step that begins at or after the point
         points = [(-(-at // per_step), normalize(weights)) for at, weights in entries]
         linear = schedule is not None and schedule.change == "linear"
         if adaptive is None:

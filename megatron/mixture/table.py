@@ -1,10 +1,10 @@
 """Delta Lake tables of a catalog: one per corpus, written by `deltalake` and read by DuckDB.
 
-A table has the partition `_kind=documents` with a row for each document, and
-`_kind=files` with a row for each registered file, whose `_meta` is the JSON of
-a `SourceFile`. A registration appends to both in one commit, so that it is
-visible as a whole or not at all, in a folder and in an object store, whoever
-else writes.
+A table has the partition `_kind=documents` with a row for each document,
+and `_kind=files` with a row for each registered file, whose `_meta`
+is the JSON of a `SourceFile`. A registration appends to both
+in one commit, so that it is visible as a whole or not at all,
+in a folder and in an object store, whoever else writes.
 """
 
 import json
@@ -48,8 +48,8 @@ class CorpusTable:
     def __init__(self, catalog: Path | str, name: str, version: int | None = None) -> None:
         """Open the table.
 
-        Raises FileNotFoundError if there is none, ValueError for an
-        unknown version.
+        Raises FileNotFoundError if there is none,
+        ValueError for an unknown version.
         """
         self.catalog, self.name = catalog, name
         self.uri = f"{catalog}/{quote(name, safe=' ')}"
@@ -189,8 +189,8 @@ class CorpusTable:
 
 def storage_options() -> dict[str, str]:
     """Return the options of object stores that do not follow from the environment."""
-    # a server on this machine or in the same network, such as MinIO, often has
-    # no TLS
+    # a server on this machine or in the same
+    # network, such as MinIO, often has no TLS
     endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
     return {"aws_allow_http": "true"} if endpoint.startswith("http://") else {}
 

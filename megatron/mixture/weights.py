@@ -31,8 +31,8 @@ def compute_weights(
 
     natural [K]   size of the domains, in tokens or documents
 
-    Raises ValueError, with the key, for a value that no domain has, and for an
-    invalid weight.
+    Raises ValueError, with the key, for a value
+    that no domain has, and for an invalid weight.
     """
     if written == ARBITRARY and by:
         raise ValueError(

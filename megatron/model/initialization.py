@@ -11,8 +11,9 @@ from megatron.plan.parametrization import find_parameter_rule
 def init_weights(model: Gpt, seed: int) -> None:
     """Initialize a model in place: gains 1, biases 0, matrices normal with the std of their rule.
 
-    The default std is 0.02, and 0.02 / sqrt(2 L) for matrices that write to the residual stream, as in GPT-2.
-    The values depend on the seed and the shapes only: every rank and every device gets the same weights.
+    The default std is 0.02, and 0.02 / sqrt(2 L) for matrices that write
+    to the residual stream, as in GPT-2. The values depend on the seed
+    and the shapes only: every rank and every device gets the same weights.
     """
     # drawn on the CPU in float32, in the order of
     # named_parameters, for any device and dtype of the model

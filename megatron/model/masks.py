@@ -11,8 +11,8 @@ def document_numbers(tokens: Tensor, eod_id: int) -> Tensor:
     """Return the document number of each position, [B, S], from 0; an end token is part of its document."""
     ends = (tokens == eod_id).long()
     # number of ends strictly before each position:
-    # an end token itself does not count yet
-    # tokens a b E c d, with E the end-of-document token:
+    # an end token itself does not count yet.
+    # Tokens a b E c d, with E the end-of-document token:
     # ends 0 0 1 0 0, cumsum 0 0 1 1 1, result 0 0 0 1 1
     return ends.cumsum(1) - ends
 
@@ -42,8 +42,8 @@ def build_window_mask(n_queries: int, n_keys: int, window: int, device: torch.de
 def find_window(tokens: Tensor, positions: Tensor | None, width: int) -> Tensor:
     """Return the keys in the window of each position of tokens [B, S], bool [B, S, S].
 
-    With explicit positions [B, S] distances are those of the positions: rows with a shared beginning have
-    later continuations further away than their text is.
+    With explicit positions [B, S] distances are those of the positions: rows
+    with a shared beginning have later continuations further away than their text is.
     """
     n_samples, n = tokens.shape
     if positions is None:
@@ -63,7 +63,8 @@ def build_attention_mask(
 
     documents [B, S]     document numbers; a position attends to its own document only
     visible   [B, S, S]  a position attends only where this is True
-    positions [B, S]     positions given by the caller, which the distances of a window refer to
+    positions [B, S]     positions given by the caller,
+                         which the distances of a window refer to
     """
     window = config.attention_window
     if window is not None and positions is None and tokens.shape[1] <= window:

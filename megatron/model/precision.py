@@ -14,7 +14,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Precision:
     """dtypes of a model in training, the same in every parallel layout; norms are computed in float32.
 
-    compute    weights are rounded to it for use, and products and the results of norms have it
+    compute    weights are rounded to it for use,
+               and products and the results of norms have it
     residual   residual stream
     """
 
@@ -29,7 +30,7 @@ class Precision:
 def choose_precision(config: DistConfig) -> Precision:
     """Return the dtypes of weights in use, of products and of the residual stream.
 
-    Master weights, updates, sums of gradients over microbatches and ranks, norms, softmax and loss are
-    float32 or float64 for every setting.
+    Master weights, updates, sums of gradients over microbatches and ranks,
+    norms, softmax and loss are float32 or float64 for every setting.
     """
     return Precision(DTYPES[config.dtype], DTYPES[config.residual_dtype or config.dtype])

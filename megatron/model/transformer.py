@@ -29,7 +29,8 @@ GELU_FORMS = {"gelu": "tanh", "gelu_exact": "none"}  # feed_forward -> `approxim
 def embed_tokens(embedding: nn.Embedding, tokens: Tensor, precision: Precision | None) -> Tensor:
     """Return the residual stream before the first block: tokens int64 [B, S] -> [B, S, D].
 
-    Training, generation with a cache and the first pipeline stage all embed with this function.
+    Training, generation with a cache and the first
+    pipeline stage all embed with this function.
     """
     rows = embedding(tokens)
     return rows if precision is None else precision.to_residual(rows)
@@ -38,8 +39,9 @@ def embed_tokens(embedding: nn.Embedding, tokens: Tensor, precision: Precision |
 class RmsNorm(nn.Module):
     """x / rms(x) * gain over the last axis, for any shape (Zhang and Sennrich, arXiv 1910.07467).
 
-    `multiplier` is a constant factor of the result, not a parameter. `dtype` is that of the result and of the
-    gain in use; None: the result has that of x, and the gain is used as it is.
+    `multiplier` is a constant factor of the result, not a parameter.
+    `dtype` is that of the result and of the gain in use;
+    None: the result has that of x, and the gain is used as it is.
     """
 
     def __init__(self, d_model: int, eps: float, multiplier: float = 1.0) -> None:
@@ -109,7 +111,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
         queries = x if inputs.query_positions is None else gather_positions(x, inputs.query_positions)
-        # -1 and not n_heads: under tensor parallelism the projections return the heads of this rank only
+        # -1 and not n_heads: under tensor parallelism
+        # the projections return the heads of this rank only
         q, k, v = self.query(queries), self.key(x), self.value(x)
         if self.norms_all_heads:
             q, k = self.query_norm(q), self.key_norm(k)
@@ -137,8 +140,9 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Feed-forward layer [B, S, D] -> [B, S, D] via F.
 
-    down(silu(gate(x)) * up(x)) (SwiGLU; Shazeer, arXiv 2002.05202), or down(gelu(up(x))): GPT-2 has the tanh
-    approximation of GELU, Pythia the exact form. With the other one, published weights give other logits.
+    down(silu(gate(x)) * up(x)) (SwiGLU; Shazeer, arXiv 2002.05202),
+    or down(gelu(up(x))): GPT-2 has the tanh approximation of GELU, Pythia
+    the exact form. With the other one, published weights give other logits.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -195,7 +199,8 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """A transformer for both objectives; by default of the Llama family with a tied embedding.
 
-    On the meta device it is built without values. `initialization.init_weights` fills them in.
+    On the meta device it is built without values.
+    `initialization.init_weights` fills them in.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -247,9 +252,11 @@ class Gpt(nn.Module):
                                         counted from the start of each document
         visible         [B, S, S] bool  keys that each position may attend to; None: all
         dropout_key     [B] int64       key of each sample; dropout is applied in training only
-        cache           tokens continue the cached positions, all in one document; they are added to it
-        query_positions [B, Q] int64    positions to return as [B, Q, D], repeats allowed; the last block
-                                        computes only these; None: all. Not with dropout or a cache
+        cache           tokens continue the cached positions,
+                        all in one document; they are added to it
+        query_positions [B, Q] int64    positions to return as [B, Q, D], repeats allowed;
+                                        the last block computes only these;
+                                        None: all. Not with dropout or a cache
         """
         if cache is not None:
             options = (positions, visible, dropout_key, query_positions)

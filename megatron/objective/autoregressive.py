@@ -17,10 +17,13 @@ class Autoregressive:
     All options apply to training only. Scores are always of plain text, left to right.
 
     orders, order_kind, order_noise   see build_orders; 1: left to right only
-    randmask_ratio   share of positions with a randomly masked past; rate_min as in masked diffusion
-    masked_input_ratio, masked_input_rate   share of samples with masked inputs, see _mask_inputs
+    randmask_ratio   share of positions with a randomly masked
+                     past; rate_min as in masked diffusion
+    masked_input_ratio, masked_input_rate   share of samples with masked
+                                            inputs, see _mask_inputs
     mask_id          row of [MASK], for masked inputs
-    boundary_id      id that is never masked: the end of documents, where a document mask depends on it
+    boundary_id      id that is never masked: the end of documents,
+                     where a document mask depends on it
     drops_attention  the model has attention dropout and requires a key per sample
     """
 
@@ -69,11 +72,12 @@ class Autoregressive:
     def _mask_inputs(self, inputs: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Replace inputs int64 [B, S] of a share of the samples by [MASK]; all targets stay.
 
-        A selected sample draws a rate ~ U(0, masked_input_rate), and each of its inputs is masked with this
-        probability. Masked-input regularization (Xu et al., arXiv 2606.06888) adds the loss on masked inputs
-        to that on plain inputs of the same batch, with a weight of 0.4, at twice the FLOPs. Here a sample is
-        one or the other, at no additional FLOPs: with a share r the mean of the gradient is that of a weight
-        r / (1 - r).
+        A selected sample draws a rate ~ U(0, masked_input_rate), and each of its inputs
+        is masked with this probability. Masked-input regularization (Xu et al.,
+        arXiv 2606.06888) adds the loss on masked inputs to that on plain
+        inputs of the same batch, with a weight of 0.4, at twice the FLOPs.
+        Here a sample is one or the other, at no additional FLOPs:
+        with a share r the mean of the gradient is that of a weight r / (1 - r).
         """
         masked = inputs.copy()
         for row, i in zip(masked, numbers, strict=True):
@@ -89,10 +93,11 @@ class Autoregressive:
     def _draw_visibility(self, numbers: np.ndarray, n: int) -> np.ndarray:
         """Draw the keys visible to each position, bool [B, n, n], before causality.
 
-        This is the random masking of the ablations in arXiv 2507.15857, as in its code. A share of the
-        positions is selected. Each selected position draws t ~ U(0, 1) and masks every other position
-        independently with probability (1 - rate_min) t + rate_min. A position always attends to itself. The
-        cost is n draws per selected position: milliseconds per sample at n = 2048.
+        This is the random masking of the ablations in arXiv 2507.15857, as in its code.
+        A share of the positions is selected. Each selected position draws t ~ U(0,
+        1) and masks every other position independently with probability
+        (1 - rate_min) t + rate_min. A position always attends to itself.
+        The cost is n draws per selected position: milliseconds per sample at n = 2048.
         """
         visible = np.ones((len(numbers), n, n), dtype=bool)
         for seen, i in zip(visible, numbers, strict=True):
@@ -102,8 +107,8 @@ class Autoregressive:
             rate = (1 - self.rate_min) * rng.random(len(picked)) + self.rate_min
             seen[picked] = rng.random((len(picked), n), dtype=np.float32) >= rate[:, None]
         # after the draws, so that every selected
-        # position uses n numbers of the stream
-        # also keeps every row of the softmax non-empty
+        # position uses n numbers of the stream.
+        # It also keeps every row of the softmax non-empty
         visible[:, np.arange(n), np.arange(n)] = True
         return visible
 
@@ -112,17 +117,18 @@ class Autoregressive:
 def build_orders(seed: int, n_orders: int, n_tokens: int, kind: str, noise: float) -> np.ndarray:
     """Return the orders of a run, int64 [n_orders, n_tokens]: entry i is the text position of the i-th token.
 
-    The first order is left to right, and every order starts with the first token of the text. Each token
-    keeps the position that it has in the text.
+    The first order is left to right, and every order starts with the first
+    token of the text. Each token keeps the position that it has in the text.
 
     random         uniform permutation of the rest
-    noise_sorted   the rest sorted by position plus normal noise of std noise * n_tokens: neighbours stay
-                   close for small noise, and the order approaches a random one for large noise
+    noise_sorted   the rest sorted by position plus normal noise of std
+                   noise * n_tokens: neighbours stay close for small noise,
+                   and the order approaches a random one for large noise
 
-    An ablation of "Diffusion Beats Autoregressive in Data-Constrained Settings" (Prabhudesai et al., arXiv
-    2507.15857). Hypothesis: masked diffusion learns more from repeated text because each text appears in many
-    orders. If so, an autoregressive model trained on k orders (left to right and k - 1 others, drawn once per
-    run) should overfit later.
+    An ablation of "Diffusion Beats Autoregressive in Data-Constrained Settings" (Prabhudesai
+    et al., arXiv 2507.15857). Hypothesis: masked diffusion learns more from repeated text
+    because each text appears in many orders. If so, an autoregressive model trained on k
+    orders (left to right and k - 1 others, drawn once per run) should overfit later.
     """
     orders = np.tile(np.arange(n_tokens), (n_orders, 1))
     for k in range(1, n_orders):

@@ -21,10 +21,10 @@ from megatron.objective.task import Task
 class MaskedDiffusion:
     """Masked tokens are predicted from both sides; the loss is an upper bound on -log p(tokens).
 
-    For each sample t ~ U(0, 1) and rate = (1 - rate_min) t + rate_min. Each token is masked with probability
-    `rate`, and its cross-entropy is weighted by 1 / rate. The expectation over t and masks is a bound in nats
-    (Sahoo et al., arXiv 2406.07524, eq. 10; LLaDA, arXiv 2502.09992, eq. 3). `rate_min` keeps the weights
-    finite.
+    For each sample t ~ U(0, 1) and rate = (1 - rate_min) t + rate_min. Each token
+    is masked with probability `rate`, and its cross-entropy is weighted by 1 / rate.
+    The expectation over t and masks is a bound in nats (Sahoo et al., arXiv 2406.07524,
+    eq. 10; LLaDA, arXiv 2502.09992, eq. 3). `rate_min` keeps the weights finite.
 
     Scores use the plain bound, the same integral with rate_min = 0, in terms of the number l of masked
     tokens: l is uniform in 1..S, and each masked token is weighted by S / l (LLaDA, eq. 6). Weights 1 / rate
@@ -32,13 +32,13 @@ class MaskedDiffusion:
 
     The options apply to training only:
 
-    t_draw, t_group     independent; antithetic: t and 1 - t in pairs of samples; stratified: one t in each of
-                        t_group equal parts of (0, 1), over groups of consecutive samples. The mean of the
-                        loss is the same for all.
+    t_draw, t_group     independent; antithetic: t and 1 - t in pairs of samples; stratified:
+                        one t in each of t_group equal parts of (0, 1), over groups
+                        of consecutive samples. The mean of the loss is the same for all.
     low_noise_start     the first low_noise_samples samples have t ~ U(0, low_noise_start)
-    ar_ratio            share of samples with the same number of masked tokens, moved to the end of the
-                        sample: "left to right" in the ablations of arXiv 2507.15857. The loss is then no
-                        longer a bound.
+    ar_ratio            share of samples with the same number of masked tokens,
+                        moved to the end of the sample: "left to right" in the ablations
+                        of arXiv 2507.15857. The loss is then no longer a bound.
     drops_attention     the model has attention dropout and requires a key per sample
     """
 

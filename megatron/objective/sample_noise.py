@@ -60,9 +60,9 @@ def pair_antithetic(seed: int, numbers: np.ndarray, t: np.ndarray) -> np.ndarray
 def stratify_groups(seed: int, numbers: np.ndarray, t: np.ndarray, group: int) -> np.ndarray:
     """Return stratified t [B]: each sample of a group of consecutive samples has its own part of (0, 1).
 
-    (0, 1) is divided into `group` equal parts. Each group draws a permutation that assigns parts to samples;
-    the independent draw t is the position within the part. Each t is uniform on its own, and the mean over a
-    group has only the variance within parts.
+    (0, 1) is divided into `group` equal parts. Each group draws a permutation that assigns
+    parts to samples; the independent draw t is the position within the part. Each t
+    is uniform on its own, and the mean over a group has only the variance within parts.
     """
     # drawn per group, not per batch: a rank computes
     # the permutation of a group it holds only partly
@@ -90,10 +90,10 @@ def draw_dropout_keys(seed: int, numbers: np.ndarray) -> np.ndarray:
 def draw_scoring_masks(seed: int, numbers: np.ndarray, n: int, draw: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (masked positions bool [B, n], their number int64 [B]) of samples in a scoring draw.
 
-    The number of masked positions is uniform in 1..n, and all sets of that size are equally likely. Within
-    draw k the numbers of samples i follow a rotated lattice, t = frac(v_k + i * golden). Each t is uniform,
-    neighbouring samples cover (0, 1) evenly, and different draws are independent. The spread between draws
-    therefore gives a valid standard error.
+    The number of masked positions is uniform in 1..n, and all sets of that size are equally
+    likely. Within draw k the numbers of samples i follow a rotated lattice, t = frac(v_k +
+    i * golden). Each t is uniform, neighbouring samples cover (0, 1) evenly, and different
+    draws are independent. The spread between draws therefore gives a valid standard error.
     """
     start = make_generator(seed, Purpose.VALIDATE_LATTICE, draw).random()
     # v_k of this draw plus the golden-ratio (Kronecker) lattice over sample numbers
@@ -102,8 +102,8 @@ def draw_scoring_masks(seed: int, numbers: np.ndarray, n: int, draw: int) -> tup
     t = (start + numbers * GOLDEN) % 1.0
     n_hidden = np.minimum(1 + np.floor(t * n).astype(np.int64), n)  # rounding may give t * n = n
     u = np.stack([make_generator(seed, Purpose.VALIDATE, draw, int(i)).random(n) for i in numbers])
-    # the l positions with the smallest u are masked: a uniform set of size l
-    # argsort of argsort is the rank: u = .7 .1 .4 has
-    # argsort 1 2 0 and ranks 2 0 1; l = 2 masks the last two
+    # the l positions with the smallest u are masked: a uniform
+    # set of size l. Argsort of argsort is the rank: u = .7 .1 .4
+    # has argsort 1 2 0 and ranks 2 0 1; l = 2 masks the last two
     rank = u.argsort(axis=1).argsort(axis=1)
     return rank < n_hidden[:, None], n_hidden

@@ -16,10 +16,12 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class FusedAdamW:
     """Fused AdamW: the result of `torch.optim.AdamW(fused=True)` without its imports.
 
-    The first group added to a `torch.optim.Optimizer` imports torch's compiler. That takes about a second,
-    in a process whose training may take ten. `state` and `param_groups` have torch's structure.
+    The first group added to a `torch.optim.Optimizer` imports torch's compiler.
+    That takes about a second, in a process whose training may
+    take ten. `state` and `param_groups` have torch's structure.
 
-    On a GPU the learning rate is a tensor on the device, which a CUDA graph reads at each replay.
+    On a GPU the learning rate is a tensor on the device,
+    which a CUDA graph reads at each replay.
     """
 
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float]) -> None:
@@ -91,8 +93,8 @@ def build_adamw(
 ) -> torch.optim.Optimizer:
     """Build torch's fused AdamW over parameters under the single-GPU model's names, with its state filled in.
 
-    The groups are those of `build_parameter_groups`. Raises ValueError if apex is configured but not
-    installed.
+    The groups are those of `build_parameter_groups`.
+    Raises ValueError if apex is configured but not installed.
     """
     groups = build_parameter_groups(parameters, config, shape)
     betas = config.beta1, config.beta2
@@ -124,7 +126,8 @@ def build_parameter_groups(
 ) -> list[dict[str, Any]]:
     """Group the parameters by rule; weight decay applies to matrices, not to gains and biases.
 
-    Each group has `lr_scale`: the learning rate of a step is set as group["lr"] = lr * group["lr_scale"].
+    Each group has `lr_scale`: the learning rate of a step
+    is set as group["lr"] = lr * group["lr_scale"].
     """
     # parameters with equal rules share a group, so
     # that the fused kernel runs once for all of them

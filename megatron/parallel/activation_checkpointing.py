@@ -28,10 +28,10 @@ def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: str) -> No
     contexts: dict[str, Any] = {"context_fn": select} if mode == "selective" else {}
     recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=False, **contexts)
     for block in blocks:
-        # `forward` is replaced instead of the module, so
-        # that the parameters keep their names. Only the
-        # variant without reentrant autograd accepts
-        # keyword arguments and a context_fn.
-        # the forward draws no random numbers (dropout is
-        # keyed by sample): no generator state to restore
+        # `forward` is replaced instead of the module,
+        # so that the parameters keep their names.
+        # Only the variant without reentrant autograd
+        # accepts keyword arguments and a context_fn.
+        # the forward draws no random numbers (dropout
+        # is keyed by sample): no generator state to restore
         block.forward = partial(recompute, block.forward)

@@ -20,9 +20,9 @@ def apply_context_parallel(model: Gpt, group: ProcessGroup) -> None:
 
 def _exchange_heads(x: Tensor, group: ProcessGroup, to_heads: bool) -> Tensor:
     """Map [B, H, S / n, K] -> [B, H / n, S, K] with `to_heads`, otherwise the inverse; differentiable."""
-    # To heads with n = 2: x [B, H, S / 2, K] is
-    # cut into 2 groups of heads, group i is sent
-    # to rank i, and the parts received are consecutive
+    # To heads with n = 2: x [B, H, S / 2, K] is cut
+    # into 2 groups of heads, group i is sent to rank i,
+    # and the parts received are consecutive
     # ranges of positions: [B, H / 2, S, K].
     split_dim, cat_dim = (1, 2) if to_heads else (2, 1)
     outgoing = torch.stack(x.chunk(group.size(), dim=split_dim))  # [n, ...], one part per rank

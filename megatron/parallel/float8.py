@@ -8,8 +8,8 @@ from megatron.model.transformer import Gpt
 def convert_to_float8(model: Gpt, device: torch.device) -> None:
     """Replace the linear layers of the blocks, in place. Names and weights are unchanged; so is the head.
 
-    Raises ValueError if the device has no float8 products or torchao is not
-    installed.
+    Raises ValueError if the device has no float8
+    products or torchao is not installed.
     """
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     # Ada and Hopper are the first GPUs with float8 products

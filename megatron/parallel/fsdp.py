@@ -20,8 +20,10 @@ def shard_model(
     long tensors stay unsharded:
 
     zero1   weights and gradients for the whole step: one gather and one reduction per step
-    zero2   weights for the whole step; the gradients of each microbatch are reduced to shards immediately
-    zero3   neither: weights are gathered for the forward of each block and again for its backward
+    zero2   weights for the whole step; the gradients of
+            each microbatch are reduced to shards immediately
+    zero3   neither: weights are gathered for the forward
+            of each block and again for its backward
 
     A 2-D mesh shards along its last axis and replicates along the first. zero0
     uses a last axis of size 1: replication only.

@@ -17,7 +17,8 @@ AXES = ("pipeline", "data", "context", "tensor")
 class Mesh:
     """The groups of this rank; None for a group of one rank.
 
-    samples    ranks with the same weights and different tokens: gradients and counts are summed over it
+    samples    ranks with the same weights and different tokens:
+               gradients and counts are summed over it
     context    ranks with different positions of the same samples
     pipeline   ranks with different blocks
     ends       first and last stage of this pipeline, which both hold the tied embedding
@@ -40,10 +41,10 @@ def build_mesh(world: World, *, sharded: bool) -> Mesh:
     layout = world.layout
     fsdp = tensor = None
     # ranks are numbered with the tensor axis fastest:
-    # data x context = replicas x shards for FSDP
-    # pipeline 2, data 2, context 1, tensor 2: ranks 0 1 |
-    # 2 3 | 4 5 | 6 7 are the tensor groups, 0 2 | 1 3 |
-    # 4 6 | 5 7 have equal weights, 0 4 | 1 5 | 2 6 | 3 7 are the pipelines
+    # data x context = replicas x shards for FSDP pipeline 2,
+    # data 2, context 1, tensor 2: ranks 0 1 | 2 3 | 4 5 | 6
+    # 7 are the tensor groups, 0 2 | 1 3 | 4 6 | 5 7 have
+    # equal weights, 0 4 | 1 5 | 2 6 | 3 7 are the pipelines
     if sharded or layout.tensor > 1:
         copies = layout.data * layout.context // layout.shard
         whole = init_device_mesh(

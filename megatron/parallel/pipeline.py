@@ -152,8 +152,8 @@ class Pipeline:
         for index, stage in self.stages.items():
             if index > 0:
                 # blocking receive: stage index - 1 is on the previous rank
-                # and sends after its forward a deadlock is impossible: stage
-                # 0 waits for no receive, and stage i only for stage i - 1
+                # and sends after its forward. A deadlock is impossible:
+                # stage 0 waits for no receive, and stage i only for stage i - 1
                 x = self._empty_hidden_states(tokens, stage).detach()
                 dist.recv(x, group=self.group, group_src=(rank - 1) % size)
             x = stage(x)

@@ -17,12 +17,12 @@ POSITIONS = Shard(1)  # of [B, S, D]
 def apply_tensor_parallel(model: Gpt, mesh: DeviceMesh) -> None:
     """Apply tensor parallelism to a model over a 1-D mesh, in place. Its parameters become DTensors.
 
-    In a block, heads and feed-forward are split; in between, positions are
-    split.
+    In a block, heads and feed-forward are split;
+    in between, positions are split.
     """
-    # Two all-gathers and two reduce-scatters per
-    # forward of a block: positions -> all (before
-    # the projections), and partial sums of all -> positions (after `out` and `down`).
+    # Two all-gathers and two reduce-scatters per forward of a block:
+    # positions -> all (before the projections), and partial
+    # sums of all -> positions (after `out` and `down`).
     plan: dict[str, parallel.ParallelStyle] = {
         "attention_norm": parallel.SequenceParallel(),
         "attention": parallel.PrepareModuleInput(

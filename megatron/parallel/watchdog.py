@@ -131,7 +131,8 @@ class Watchdog:
     def explain_failure(self, is_late: bool) -> str:
         """Return one clause that names the lost rank, if it can be determined; waits for two beats.
 
-        is_late   a collective has timed out: a silent rank hangs. Otherwise its connection was closed.
+        is_late   a collective has timed out: a silent rank hangs.
+                  Otherwise its connection was closed.
         """
         # _compare_beats sleeps for 2.5 intervals; the rest
         # of the 3 and STORE_TIMEOUT_S are for the store

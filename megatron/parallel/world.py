@@ -29,7 +29,8 @@ RESOLVE_S, RETRY_S = 10.0, 0.5  # to resolve the host name of rank 0
 class World:
     """This process and its place in the run. A single process has no process group.
 
-    dp_rank, dp_size   data-parallel rank and size; ranks that share a model have the same dp_rank
+    dp_rank, dp_size   data-parallel rank and size; ranks
+                       that share a model have the same dp_rank
     timeout            timeout of every collective; None: torch's default
     """
 
@@ -206,9 +207,9 @@ TIMEOUT_ERRORS = ("Timed out waiting", "Application timeout", "Wait timeout", "c
 def _find_peer_error(error: BaseException) -> BaseException | None:
     """Return the error in the chain of causes that another rank has caused through a collective, or None.
 
-    gloo's errors have no class of their own, so they are recognized by their
-    text. A failed checkpoint wraps them in an OSError, so the whole chain is
-    searched.
+    gloo's errors have no class of their own, so they
+    are recognized by their text. A failed checkpoint wraps
+    them in an OSError, so the whole chain is searched.
     """
     cause: BaseException | None = error
     while cause is not None:

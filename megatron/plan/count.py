@@ -15,8 +15,9 @@ LOOKUP_PARTS = ("embedding", "positions", "head")  # parts that Kaplan et al. ex
 def parameter_terms(model: ModelConfig) -> dict[str, int]:
     """Return the number of parameters of each part.
 
-    `positions`, `head` and `biases` are present only if the shape has them. The biases of norms are in
-    `norms`. A tied embedding is also the head and is counted once, as `embedding`.
+    `positions`, `head` and `biases` are present only
+    if the shape has them. The biases of norms are in `norms`.
+    A tied embedding is also the head and is counted once, as `embedding`.
     """
     # Rule of thumb: with H K = D, G = H and F = 8 D / 3, a block has 4 D^2
     # weights in attention and 8 D^2 in the feed-forward layer, so L blocks
@@ -105,9 +106,9 @@ def flops_per_token(model: ModelConfig, seq_len: int) -> float:
 def flops_per_token_mfu(model: ModelConfig, seq_len: int) -> float:
     """Return torchtitan's FLOPs per token for MFU: 6 N + 12 L H K S.
 
-    N excludes tables that are only looked up. A tied embedding is also the
-    head matrix, so all of it counts. An untied embedding and learned positions
-    do not.
+    N excludes tables that are only looked up. A tied
+    embedding is also the head matrix, so all of it counts.
+    An untied embedding and learned positions do not.
     """
     terms = parameter_terms(model)
     only_looked_up = terms.get("positions", 0) + (0 if model.tied_embedding else terms["embedding"])
@@ -128,8 +129,8 @@ def flops_per_token_executed(model: ModelConfig, seq_len: int, causal: bool, pre
     at which the head runs.
     """
     terms = flop_terms(model, seq_len)
-    # the mask of a window is dense: kernels compute all scores and hide those
-    # outside
+    # the mask of a window is dense: kernels
+    # compute all scores and hide those outside
     if causal and (model.attention_window or seq_len) >= seq_len:
         # position s = 0 ... S - 1 attends to s + 1 positions: the sum is S (S
         # + 1) / 2 of S^2

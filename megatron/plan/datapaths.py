@@ -30,8 +30,8 @@ class WeightedCorpus:
 def read_corpora(path: str | Path) -> tuple[WeightedCorpus, ...]:
     """Return the corpora of a data-path file (.txt), or the single corpus of a prefix.
 
-    Raises FileNotFoundError or ValueError with file and line for an unusable
-    data-path file.
+    Raises FileNotFoundError or ValueError with file
+    and line for an unusable data-path file.
     """
     if not str(path).endswith(SUFFIX):
         return (WeightedCorpus(str(path), FULL_WEIGHT),)
@@ -144,8 +144,8 @@ def _find_prefix(written: str, folder: Path, location: str) -> str:
     if " " in requested:
         expected = "`weight path-prefix` pairs"
         raise FileNotFoundError(f"{location}: no dataset {written}.bin/.idx, expected {expected}")
-    # the value of a variable may be a secret, so messages contain only its
-    # name
+    # the value of a variable may be a secret,
+    # so messages contain only its name
     name = requested if requested == strip_suffix(written) else written
     raise FileNotFoundError(
         f"{location}: no dataset {name}.bin/.idx, neither in the working directory nor in {folder}. "
@@ -172,8 +172,8 @@ def compare_tokenizers(first: str, other: str, location: str) -> None:
 def compare_eods(prefixes: Sequence[str], allow_mixed: bool = False) -> tuple[str, ...]:
     """Return warnings about datasets that end documents differently or do not record how they end them.
 
-    Raises ValueError if the records of two datasets differ, unless
-    `allow_mixed`.
+    Raises ValueError if the records of two
+    datasets differ, unless `allow_mixed`.
     """
     uses = [(prefix, parse_eod_use(load_sidecar(prefix))) for prefix in prefixes if prefix != SYNTHETIC]
     return compare_eod_uses(uses, allow_mixed, "set dataset.mixed_eod=true to mix them")

@@ -67,9 +67,9 @@ class Exposure:
 
     def _limit_epoch_samples(self, unique_tokens: int) -> list[int]:
         """Return the samples per epoch of each corpus for dataset.unique_tokens, by the corpora's weights."""
-        # the exact split of the first ceil(unique_tokens / seq_len) samples of
-        # the blend Example: 1,000 tokens in samples of 300 are the first 4
-        # samples. With weights 3/4 and 1/4, the corpora have 3 and 1 of them.
+        # the exact split of the first ceil(unique_tokens / seq_len) samples of the blend.
+        # Example: 1,000 tokens in samples of 300 are the first 4 samples.
+        # With weights 3/4 and 1/4, the corpora have 3 and 1 of them.
         assert self.round_robin is not None, "__init__ sets it before"
         limited = self.round_robin.prefix_counts(-(-unique_tokens // self.seq_len))
         for corpus, n, available in zip(self.corpora, limited, self.epoch_samples, strict=True):
@@ -94,8 +94,8 @@ class Exposure:
     def usage_after(self, n_samples: int, counts: Sequence[int] | None = None) -> tuple[CorpusUse, ...]:
         """Return the use of each corpus after the first `n_samples` samples.
 
-        counts   samples of each corpus, if known. The default is the exact schedule of the weights, or for a
-                 mixture an estimate from its first weights.
+        counts   samples of each corpus, if known. The default is the exact schedule
+                 of the weights, or for a mixture an estimate from its first weights.
         """
         if counts is None:
             exact = self.round_robin

@@ -21,8 +21,8 @@ class DeviceSpec:
 # From the vendors' data sheets. PCIe cards are slower than SXM modules of the
 # same name. A100: 80 GB on SXM. GB200: one of its two GPUs; MI250X: one of its
 # two dies, each a device for torch and Slurm. GeForce: with sums in float32.
-# T4: float16, it has no bf16. Power limits that can be configured are the
-# highest ones.
+# T4: float16, it has no bf16.
+# Power limits that can be configured are the highest ones.
 DEVICES = {
     "A100": DeviceSpec(312.0, 2.039, 400.0),
     "H100": DeviceSpec(989.0, 3.35, 700.0),
@@ -46,8 +46,8 @@ DEVICES = {
 def find_device(device_name: str) -> DeviceSpec | None:
     """Return the entry of a device, or None if it is unknown.
 
-    The longest key of the table that occurs in the name as whole words is
-    used.
+    The longest key of the table that occurs
+    in the name as whole words is used.
     """
     # "NVIDIA GH200 480GB" matches GH200 but not H200, which does not begin a
     # word there. "NVIDIA H100 PCIe" matches both H100 and H100 PCIe; the

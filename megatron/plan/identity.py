@@ -19,8 +19,8 @@ NESTED_SECTIONS = ("model", "objective", "optim", "lr_scheduler", "evaluation")
 def _describe_corpora(path: str | None) -> Any:
     """Return the content of a dataset, independent of its path.
 
-    Checksums for one corpus; for several, in order, their shares and
-    checksums.
+    Checksums for one corpus; for several,
+    in order, their shares and checksums.
     """
     if path is None:
         return None

@@ -70,7 +70,7 @@ def _resolve_steps(
     if tokens is not None:
         return -(-tokens // tokens_per_step)  # rounded up
     if fraction is not None:
-        # in floating point 0.07 * 100 is 7.000000000000001, which would give 8
-        # steps
+        # in floating point 0.07 * 100
+        # is 7.000000000000001, which would give 8 steps
         return math.ceil(Fraction(str(fraction)) * n_steps)
     return steps or 0

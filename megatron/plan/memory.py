@@ -17,7 +17,8 @@ def estimate_memory(
 ) -> float:
     """Return the bytes on one device of a run over `n_ranks` ranks.
 
-    rows       samples per forward; None: dataset.microbatch_size, by default all samples of the rank
+    rows       samples per forward; None: dataset.microbatch_size,
+               by default all samples of the rank
     compiled   whether the blocks are compiled; False gives an upper bound
     """
     activations = activation_bytes(config, n_ranks, rows, compiled)
@@ -44,19 +45,19 @@ def _state_bytes(config: RunConfig, n_ranks: int) -> float:
     # tensor and pipeline ranks hold parts of the matrices
     n_cuts = dist.tensor_parallel * dist.pipeline_parallel
     n = n_params(config.model) / n_cuts
-    # hybrid sharding: states are split within a group and replicated across
-    # groups
+    # hybrid sharding: states are split within
+    # a group and replicated across groups
     split = (
         dist.shard_size if "hybrid" in dist.sharding_stage and dist.shard_size else max(1, n_ranks // n_cuts)
     )
     # "zero3" and "zero3_hybrid": the digit is character 4
     stage = int(dist.sharding_stage[4])
-    # AdamW in float32: 4 bytes for the weight, 4 for the gradient, 8 for both
-    # moments Example: N = 1e9 is 16 GB on one rank. With zero1 on 8 ranks: 4 +
-    # 4 + 8/8 = 9 GB, and 2 GB of bfloat16 copies.
+    # AdamW in float32: 4 bytes for the weight, 4 for the gradient,
+    # 8 for both moments. Example: N = 1e9 is 16 GB on one rank.
+    # With zero1 on 8 ranks: 4 + 4 + 8/8 = 9 GB, and 2 GB of bfloat16 copies.
     weights, gradients, moments = (4.0 * n, 4.0 * n, 8.0 * n)
-    # ZeRO stages are cumulative: 1 shards moments, 2 also gradients, 3 also
-    # weights
+    # ZeRO stages are cumulative: 1 shards moments,
+    # 2 also gradients, 3 also weights
     if stage >= 1:
         moments /= split
     if stage >= 2:
@@ -65,8 +66,8 @@ def _state_bytes(config: RunConfig, n_ranks: int) -> float:
         weights /= split
     cast = 0.0 if dist.dtype == "float32" else 2.0 * n  # low-precision copies for the matrix products
     if stage >= 3 and cast:
-        # gathered for two blocks at a time, and the embedding for the whole
-        # forward
+        # gathered for two blocks at a time,
+        # and the embedding for the whole forward
         embedding = 2.0 * config.model.vocab_rows * config.model.d_model / n_cuts
         cast = embedding + (cast - embedding) * min(1.0, 2 / config.model.n_layers)
     return weights + gradients + moments + cast
@@ -80,8 +81,8 @@ def activation_bytes(
     share = max(1, config.dataset.batch_size // _count_data_ranks(config, n_ranks))
     # without microbatches all samples of the rank are in one pass
     rows = min(rows or config.dataset.microbatch_size or share, share)
-    # positions are split over context ranks; outside of the products also over
-    # tensor ranks
+    # positions are split over context ranks;
+    # outside of the products also over tensor ranks
     tokens = rows * config.dataset.seq_len / (dist.tensor_parallel * dist.context_parallel)
     per_block = block_bytes(model, dist, compiled)
     per_token = model.n_layers * per_block
@@ -106,9 +107,9 @@ def block_bytes(model: ModelConfig, dist: DistConfig, compiled: bool = False) ->
     input in float32. The compiler recomputes what is cheap: it saves the
     residual stream instead of a copy, and one vector of width d_ff less.
     """
-    # Example in float32: D = H K = 768 and F = 2,048 give 12,288 + 12,288 +
-    # 32,768 = 57,344 bytes per token and block. 12 blocks at 8,192 tokens: 5.6
-    # GB.
+    # Example in float32: D = H K = 768 and F = 2,048 give
+    # 12,288 + 12,288 + 32,768 = 57,344 bytes per token
+    # and block. 12 blocks at 8,192 tokens: 5.6 GB.
     heads = model.n_heads * model.d_head
     if dist.dtype == "float32":
         return 16.0 * (model.d_model + heads + model.d_ff)

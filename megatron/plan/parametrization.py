@@ -81,14 +81,14 @@ def find_parameter_rule(model: ModelConfig, name: str, n_axes: int) -> Parameter
     width, depth = width_ratio(model), depth_ratio(model)
     in_block = "blocks." in name
     eps = 1 / (width * depth) if in_block else 1 / width
-    # embedding, head, and the vectors of norms and biases keep the std, rate
-    # and decay of the base n_axes: matrices [out, in] have two, gains and
-    # biases one
+    # embedding, head, and the vectors of norms
+    # and biases keep the std, rate and decay of the base.
+    # n_axes: matrices [out, in] have two, gains and biases one
     if not in_block or n_axes < 2:
         return ParameterRule(std=model.init_std, eps=eps)
-    # A product with a hidden matrix sums over a number of terms proportional
-    # to d_model: a std that falls as 1 / sqrt(width) keeps the variance of the
-    # sum.
+    # A product with a hidden matrix sums over a number
+    # of terms proportional to d_model: a std that falls
+    # as 1 / sqrt(width) keeps the variance of the sum.
     std = model.init_std / math.sqrt(width)
     if name.endswith(JOINS_RESIDUAL):
         std /= math.sqrt(2 * model.n_layers / depth)  # L / m_L = L_base under completep, else L

@@ -49,18 +49,18 @@ SUM_BYTES = 12
 # A chunk of few rows leaves the gradient of its input, [rows, V] x [V, D],
 # with too few tiles for all SMs.
 SMALL_CHUNK_ROWS, SMALL_CHUNK_SHARE = 4096, 0.545
-# Bytes per parameter and microbatch: casts of weights and gradients, sums of
-# gradients
+# Bytes per parameter and microbatch:
+# casts of weights and gradients, sums of gradients
 CAST_BYTES = {False: 13, True: 18}
 ADAMW_BYTES = 32  # per parameter and step: 28 of the update, 4 of the norm
-# Launches of a step: (fixed, per block, per chunk of the loss), from traces
-# (tools/bench/trace_ops.py). Compiled counts are assumed: 21 products, 3 of
-# attention, about 12 fused passes and 9 sums in a block.
+# Launches of a step: (fixed, per block, per chunk of the loss), counted in traces.
+# Compiled counts are assumed: 21 products, 3 of attention,
+# about 12 fused passes and 9 sums in a block.
 LAUNCHES = {False: (82.0, 89.0, 14.7), True: (82.0, 45.0, 14.7)}
 FUSED_LOSS_LAUNCHES = 6.0  # per chunk
 LAUNCH_S, COMPILED_LAUNCH_S = 9.3e-6, 6.0e-6  # assumed: of Python and driver, per launch
-# Published runs reach 40 to 47 % MFU, 8 to 12 points less than these rates
-# give.
+# Published runs reach 40 to 47 % MFU,
+# 8 to 12 points less than these rates give.
 RATES = (
     f"predicted, unmeasured, probably high; assumed: up to {GEMM_SHARE[-1][1]:.0%} of the peak in products, "
     f"{ATTENTION_SHARE['cudnn'][0]:.0%} to {ATTENTION_SHARE['cudnn'][1]:.0%} in attention, "
@@ -74,11 +74,13 @@ class StepSettings:
     """Implementation of a training step.
 
     compiled    blocks are compiled
-    loss        chunked: separate passes over chunks of 2^26 logits; fused: one pass, chunks of 16,384 rows
+    loss        chunked: separate passes over chunks of 2^26 logits;
+                fused: one pass, chunks of 16,384 rows
     stream      dtype of the residual stream
     attention   flash2, or cudnn, which includes FlashAttention 3
     graph       the whole step is replayed from a CUDA graph
-    recompute   blocks are computed again in the backward pass (activation checkpointing "full")
+    recompute   blocks are computed again in the backward
+                pass (activation checkpointing "full")
     """
 
     compiled: bool = True
@@ -163,8 +165,8 @@ def predict_step(
     if not settings.graph:
         launch_s = COMPILED_LAUNCH_S if settings.compiled else LAUNCH_S
         host = count_launches(model, settings, n_chunks) * launch_s
-        # launches overlap with the GPU's work: it waits only if the host is
-        # slower
+        # launches overlap with the GPU's work:
+        # it waits only if the host is slower
         parts["launches"] = max(0.0, host / microbatch_tokens - math.fsum(parts.values()))
     return StepTime(
         parts=parts,

@@ -52,8 +52,8 @@ def read_metrics(run: Path) -> Iterator[dict[str, Any]]:
 def lock_run(run: Path, wait_s: float = 0.0) -> LockedFile | None:
     """Lock a run for this process until the returned lock is closed; None if another process trains it.
 
-    The lock ends with the process in any case. `wait_s` as in
-    `io.acquire_lock`.
+    The lock ends with the process in any case.
+    `wait_s` as in `io.acquire_lock`.
     """
     # The lock is on a file of its own, since files of the run are replaced by
     # renames, and a lock belongs to an inode.

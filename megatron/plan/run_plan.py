@@ -66,8 +66,8 @@ def plan_run(config: RunConfig) -> RunPlan:
             f"lr_scheduler: {warmup_steps:,} warm-up and {decay_steps:,} decay steps are more than "
             f"the run's {n_steps:,}. Shorten one of them."
         )
-    # here rather than in read.py, because the length of the run may depend on
-    # the corpus
+    # here rather than in read.py, because
+    # the length of the run may depend on the corpus
     window = config.logging.profile_steps
     if window is not None and window[1] > n_steps:
         raise ValueError(f"logging.profile_steps: got {window}, expected steps of the run, 1 to {n_steps:,}")
@@ -78,8 +78,8 @@ def plan_run(config: RunConfig) -> RunPlan:
             # with each: the first may have no record of its tokenizer
             for corpus in exposure.corpora:
                 compare_tokenizers(corpus.prefix, held_out.prefix, key)
-    # a sample has seq_len targets, so this is the same number of tokens as
-    # train_tokens
+    # a sample has seq_len targets, so this is
+    # the same number of tokens as train_tokens
     corpora = exposure.usage_after(n_steps * config.dataset.batch_size)
     n = count.n_params(config.model)
     flops_per_token = count.flops_per_token(config.model, config.dataset.seq_len)

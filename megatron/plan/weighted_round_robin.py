@@ -1,16 +1,17 @@
 """Weighted round robin with random access: slots of an endless stream, shared exactly by fixed weights.
 
-Of the first n slots, source k has floor(w_k n) or ceil(w_k n), for every n and k. This is a fair schedule in
-the sense of Baruah et al. ("Proportionate progress", 1996) and of Tijdeman's chairman assignment (1980).
-Their algorithms start at the first slot. Here the stream is divided into blocks, and the counts at a block
-boundary depend only on the number of the block, so that any slot is found without the slots before its block.
-All arithmetic is exact.
+Of the first n slots, source k has floor(w_k n) or ceil(w_k n), for every n and k. This is a
+fair schedule in the sense of Baruah et al. ("Proportionate progress", 1996) and of Tijdeman's
+chairman assignment (1980). Their algorithms start at the first slot. Here the stream
+is divided into blocks, and the counts at a block boundary depend only on the number of the
+block, so that any slot is found without the slots before its block. All arithmetic is exact.
 
-A mixture has another scheduler (megatron/mixture/chunk.py), because its weights may change. Counts here
-follow from the slot number alone, so there is no debt to carry over a change. A schedule that starts again
-with each change gives all of 100 slots to a source of weight 0.51 and 0.52 in turn. A schedule of the new
-weights that keeps the slot number repeats units: after 1,000 slots of weights (1/2, 1/2), slot 1,000 of
-(1/4, 3/4) expects unit 250 of source 0, which has supplied 500.
+A mixture has another scheduler (megatron/mixture/distributor.py), because its weights may change.
+Counts here follow from the slot number alone, so there is no debt to carry
+over a change. A schedule that starts again with each change gives all of 100
+slots to a source of weight 0.51 and 0.52 in turn. A schedule of the new weights
+that keeps the slot number repeats units: after 1,000 slots of weights (1/2, 1/2),
+slot 1,000 of (1/4, 3/4) expects unit 250 of source 0, which has supplied 500.
 """
 
 from array import array
@@ -79,8 +80,9 @@ class WeightedRoundRobin:
     def _schedule_block(self, number: int) -> "tuple[array[int], array[int]]":
         """Schedule a block by earliest deadline first, from the counts at its start to those at its end.
 
-        Slot j of source k is released at position floor(j / w_k), and its deadline is ceil((j + 1) / w_k).
-        Earliest deadline first meets all deadlines of unit jobs with integer windows if any schedule does.
+        Slot j of source k is released at position floor(j / w_k),
+        and its deadline is ceil((j + 1) / w_k). Earliest deadline first meets
+        all deadlines of unit jobs with integer windows if any schedule does.
         """
         whole, parts, begin = self._denominator, self._numerators, number * self.block_slots
         done, last = self._counts_at_boundary(number), self._counts_at_boundary(number + 1)
@@ -125,7 +127,8 @@ class WeightedRoundRobin:
         Backward: let V be the sources whose next slot was released within the last h slots. No slot precedes
         its release if at most ceil(sum of f over V) of the sources in V are rounded up, for every h.
 
-        The sets U are nested in h, and so are the sets V. Each family is therefore the prefixes of an order.
+        The sets U are nested in h, and so are the sets V.
+        Each family is therefore the prefixes of an order.
         """
         # w_k n * denominator; n is the first slot of the block
         exact = [number * self.block_slots * part for part in self._numerators]
@@ -133,9 +136,9 @@ class WeightedRoundRobin:
         # f_k * denominator, of the sources whose count is not a whole number
         remainders = {k: n % self._denominator for k, n in enumerate(exact) if n % self._denominator}
         parts, whole = self._numerators, self._denominator
-        # time to the next deadline (1 - f_k) / w_k, and
-        # time since the release f_k / w_k, in slots
-        # the keys are exact, and k breaks ties,
+        # time to the next deadline (1 - f_k) / w_k,
+        # and time since the release f_k / w_k, in slots.
+        # The keys are exact, and k breaks ties,
         # so every process computes the same order
         by_deadline = sorted(remainders, key=lambda k: (Fraction(whole - remainders[k], parts[k]), k))
         by_release = sorted(remainders, key=lambda k: (Fraction(remainders[k], parts[k]), k))
@@ -149,16 +152,16 @@ def round_in_two_orders(
 ) -> Iterable[int]:
     """Return which of the fractions remainder / denominator to round up, so that prefix sums are preserved.
 
-    The sum of all fractions is a whole number and stays the same. For every prefix of either order, the
-    number of fractions rounded up is the sum of the prefix rounded down or up.
+    The sum of all fractions is a whole number and stays the same. For every prefix of either
+    order, the number of fractions rounded up is the sum of the prefix rounded down or up.
 
-    Place the fractions end to end on a line and cut it into unit intervals, once in each order. Every unit
-    must select one of the fractions that overlap it, in both orders at the same time. The fractions
-    themselves are a fractional flow with this property, so an integer flow exists, and augmenting paths find
-    it (Ford and Fulkerson).
+    Place the fractions end to end on a line and cut it into unit intervals, once
+    in each order. Every unit must select one of the fractions that overlap it, in both orders
+    at the same time. The fractions themselves are a fractional flow with this property,
+    so an integer flow exists, and augmenting paths find it (Ford and Fulkerson).
 
-    The graph: source -> units of the first order -> in(k) -> out(k) -> units of the second order -> sink, all
-    arcs of capacity 1. An arc is reversed when a path uses it.
+    The graph: source -> units of the first order -> in(k) -> out(k) -> units of the second
+    order -> sink, all arcs of capacity 1. An arc is reversed when a path uses it.
     """
     # Example: fractions 4/6, 5/6 and 3/6 have the sum 2, the units [0, 6)
     # and [6, 12). In this order fraction 0 overlaps unit 0, fraction 1 both

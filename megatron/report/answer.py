@@ -31,8 +31,8 @@ from megatron.study.frontier import suggest_next_steps, suggest_plan
 STEPS = (4.0, LARGEST_STEP)  # next budgets, times the largest fitted one
 STALE = "stale"  # status of a run that the study no longer contains
 SAME_BUDGET = 1.05  # budgets differ by the rounding to whole steps
-# Up to about 4 epochs a repeated token is worth nearly as much as a new one
-# (arXiv 2305.16264).
+# Up to about 4 epochs a repeated token is worth
+# nearly as much as a new one (arXiv 2305.16264).
 MAX_USEFUL_EPOCHS = 4
 
 
@@ -111,9 +111,9 @@ def answering_law(study: Study) -> ComputeLaw | Law | None:
 def find_optima(law: ComputeLaw | Law, C: np.ndarray) -> pd.DataFrame:
     """Return a row for each C [n] (FLOPs; 6 N D for a parametric law).
 
-    Columns C, N, D, loss, and low and high of each: confidence of N and D,
-    predictive of a run's loss. NaN
-    where a value overflows.
+    Columns C, N, D, loss, and low and high of each:
+    confidence of N and D, predictive of a run's loss.
+    NaN where a value overflows.
     """
     if isinstance(law, ComputeLaw):
         try:
@@ -135,8 +135,8 @@ def find_optima(law: ComputeLaw | Law, C: np.ndarray) -> pd.DataFrame:
 def describe_optimum(at: pd.Series, bits_per_byte: float | None) -> str:
     """Return the verdict of an optimum, a row of `find_optima`.
 
-    At 1.2e13 FLOPs train 390k parameters (330k to 460k) on 5.8M tokens; expect
-    2.87 ...
+    At 1.2e13 FLOPs train 390k parameters (330k
+    to 460k) on 5.8M tokens; expect 2.87 ...
     """
     N = format_count(at["N"])
     inside = format_interval((at["N_low"], at["N_high"]), format_count)

@@ -1,8 +1,8 @@
 """Charts of plotly, and what all figures share: template, colours, axes, points of runs.
 
-Colours have a contrast of at least 3 with white and with the dark page, so a
-figure has one set of them.
-Titles and captions are fixed texts; a caption describes only what is drawn.
+Colours have a contrast of at least 3 with white and with the dark
+page, so a figure has one set of them. Titles and captions
+are fixed texts; a caption describes only what is drawn.
 """
 
 import math

@@ -41,15 +41,15 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 def smooth_loss(loss: np.ndarray) -> np.ndarray:
     """Return the running mean over 2 % of the points on either side. float64 [n].
 
-    At the start, where the loss falls fast, the window shrinks on both sides,
-    so that the mean does not lag.
-    At the end, where the loss is flat, only the side without points is cut.
+    At the start, where the loss falls fast, the window shrinks
+    on both sides, so that the mean does not lag. At the end,
+    where the loss is flat, only the side without points is cut.
     """
     # 1,000 points, half = 20. Point 5 is the mean of points 0..10, point 500 of
     # 480..520, point 999 of 979..999.
     n, half = len(loss), math.ceil(SMOOTHED_SHARE * len(loss))
-    # running mean by cumulative sums: total[high + 1] - total[low] is the sum
-    # over low..high
+    # running mean by cumulative sums:
+    # total[high + 1] - total[low] is the sum over low..high
     total = np.concatenate([[0.0], np.cumsum(loss)])
     at = np.arange(n)
     low = at - np.minimum(half, at)
@@ -86,8 +86,8 @@ def curves_figure(study: Study) -> Figure | None:
         unlisted -= {size}
     traces = [trace for trace in chart.data if len(trace.x)]
     last = [trace.y[-1] for trace in traces]
-    # the first steps are near the loss of a uniform guess and would compress the
-    # rest
+    # the first steps are near the loss of a uniform
+    # guess and would compress the rest
     top = max(last) + 0.5 * (max(last) - min(last) or max(last))
     losses = [y for trace in traces for y in trace.y if y <= top]
     tokens = [x for trace in traces for x in trace.x]
@@ -107,8 +107,8 @@ def compute_figure(study: Study) -> Figure | None:
         return None
     chart = make_chart()
     for objective, group in runs.groupby("objective", sort=False):
-        # a step for each budget: the lowest loss that was measured with at most
-        # this compute
+        # a step for each budget: the lowest loss
+        # that was measured with at most this compute
         best = group.groupby("train_flops")["loss"].min().sort_index().cummin()
         style = {"shape": "hv", "dash": DASH.get(objective, "dot")}
         add_line(chart, best.index, best, "lowest", MUTED, width=1.5, **style)
@@ -208,8 +208,8 @@ def residual_figure(study: Study) -> Figure | None:
     law, runs = study.law, select_fitted_runs(study, study.law)
     if law is None or len(runs) < 4:
         return None
-    # the forms with a term for repetition use the unique tokens, the others
-    # ignore them
+    # the forms with a term for repetition use
+    # the unique tokens, the others ignore them
     unique = runs["unique_tokens"].fillna(np.inf)
     predicted = law.loss(runs["N"].to_numpy(), runs["D"].to_numpy(), unique.to_numpy())
     runs = runs.assign(off=100 * (runs["loss"] / predicted - 1))

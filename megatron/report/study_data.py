@@ -140,8 +140,8 @@ class Study:
 
         None if the bytes of a token are unknown.
         """
-        # 3.5 nats per token at 4.2 bytes per token: 3.5 / 0.693 / 4.2 = 1.20 bits
-        # per byte
+        # 3.5 nats per token at 4.2 bytes per token:
+        # 3.5 / 0.693 / 4.2 = 1.20 bits per byte
         per_token = self.corpus.get("bytes_per_token")
         return 1 / np.log(2) / per_token if per_token else None
 
@@ -187,8 +187,8 @@ def read_curve(study: Study, path: str) -> dict[str, np.ndarray]:
     for record in read_valid_metrics(study.folder / path):
         values = (record.get("tokens"), record.get("loss"))
         if record["kind"] in points and all(map(is_finite, values)) and record["tokens"] > 0:
-            # a resumed run logs the steps after its checkpoint again: the later
-            # record remains
+            # a resumed run logs the steps after
+            # its checkpoint again: the later record remains
             points[record["kind"]][record["tokens"]] = record["loss"]
     return {kind: np.array(sorted(at.items()), dtype=float).reshape(-1, 2) for kind, at in points.items()}
 
@@ -308,9 +308,9 @@ def _read_json(path: Path, warnings: list[str]) -> dict[str, Any]:
 def select_fitted_runs(study: Study, law: ComputeLaw | Law | None) -> pd.DataFrame:
     """Return the runs that a law was fitted on, with columns N, D and C of the fit added.
 
-    These are the runs that the law lists, or without a list all main runs that
-    are not held out. C of a
-    parametric law is 6 N D.
+    These are the runs that the law lists,
+    or without a list all main runs that are not held
+    out. C of a parametric law is 6 N D.
     """
     runs = study.main_runs
     if law is None:

@@ -177,8 +177,8 @@ def read_entry(raw: Any, where: str) -> Entry:
         check_removed_keys(raw, REMOVED, where)
     check_known_keys(raw, keys, where)
     single = ("seeds", "held_out", "label", "part", "run")
-    # a number n of seeds stands for 0, 1, ..., n - 1; type(), since True is an
-    # int
+    # a number n of seeds stands for 0, 1,
+    # ..., n - 1; type(), since True is an int
     n_seeds = raw.get("seeds")
     if type(n_seeds) is int and 0 < n_seeds <= MAX_SEEDS:
         raw = raw | {"seeds": list(range(n_seeds))}

@@ -1,20 +1,20 @@
 """Differences of held-out loss between runs, with intervals from the noise floor: is run A better than run B?
 
-Runs that differ only in their seed show the scatter of a
-run. The variance of log loss is pooled over all cells of
-several seeds of one objective (one variance for all, as in
-an analysis of variance). Where no cell is repeated, it is
-the scatter around a fitted law. A difference of means of
-n_a and n_b seeds has the variance sigma^2 (1/n_a + 1/n_b)
+Runs that differ only in their seed show the scatter of a run.
+The variance of log loss is pooled over all cells
+of several seeds of one objective (one variance for all,
+as in an analysis of variance). Where no cell is repeated,
+it is the scatter around a fitted law. A difference of means of n_a
+and n_b seeds has the variance sigma^2 (1/n_a + 1/n_b)
 and Student's t with the degrees of freedom of sigma^2.
-Variances of two objectives, or of text, are added with the
-degrees of freedom of Welch and Satterthwaite.
+Variances of two objectives, or of text, are added
+with the degrees of freedom of Welch and Satterthwaite.
 
-Two runs scored on the same text share its sampling error: `loss_se`, the error
-over samples of text, is no part of their difference, and
-does not measure the scatter between seeds. Runs scored on
-different numbers of tokens, hence on different texts, have
-no interval.
+Two runs scored on the same text share its sampling error:
+`loss_se`, the error over samples of text, is no part
+of their difference, and does not measure the scatter
+between seeds. Runs scored on different numbers of tokens,
+hence on different texts, have no interval.
 """
 
 import math
@@ -109,8 +109,8 @@ def find_side(table: pd.DataFrame, name: str) -> Side:
         raise ValueError(f"{name}: got no finished run of that name. Name one of {len(runs)} with a loss.")
     if len(matches) == 1:
         return Side(matches)
-    # a prefix of several runs is valid only if it selects exactly the runs of
-    # one cell
+    # a prefix of several runs is valid only
+    # if it selects exactly the runs of one cell
     for cell in group_cells(table):
         if set(cell.runs["run"]) == set(matches["run"]):
             return cell
@@ -142,11 +142,11 @@ class NoiseFloor:
     sigma     standard deviation of one run, relative to its loss
     dof       degrees of freedom of sigma^2; for cells that share trunks, trunks minus 1
     interval  chi-square interval of sigma
-    source    "seeds": cells of several seeds; "law": the scatter around a fitted law,
-              misfit included
+    source    "seeds": cells of several seeds; "law": the
+              scatter around a fitted law, misfit included
     n_cells, n_runs  numbers of cells and runs of the estimate; n_cells is 0 for a law
-    text_se   median standard error of a loss over samples of the held-out text, nats;
-              None if unknown.
+    text_se   median standard error of a loss over samples
+              of the held-out text, nats; None if unknown.
               Runs scored on the same text share it
     """
 
@@ -267,8 +267,9 @@ def compare_sides(
 ) -> Difference:
     """Compare two runs, or two cells of several seeds, with the noise floors of their objectives.
 
-    paired   (standard error in nats, degrees of freedom) of the mean difference of the two runs' losses
-             over documents; the verdict then also holds for other text of the same distribution
+    paired   (standard error in nats, degrees of freedom) of the mean
+             difference of the two runs' losses over documents; the verdict
+             then also holds for other text of the same distribution
     Without a noise floor the verdict is "undecided", and `reason` names the seeds to train.
 
     Raises ValueError for two sides that share a run.

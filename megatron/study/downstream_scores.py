@@ -3,8 +3,8 @@
 Both are data frames with a row for each task:
 
 run, model      run of the study, or a model outside it
-task            name of the task, with the settings that change scores:
-                hellaswag-first200, copa-mc32
+task            name of the task, with the settings that change
+                scores: hellaswag-first200, copa-mc32
 score, se       share of correct answers and its standard error, None if it is unknown
 kind            accuracy, for `downstream_curve.fit_downstream`
 metric          the metric of lm-evaluation-harness
@@ -26,8 +26,8 @@ from megatron.study.table import SCORE_PREFIX, read_table, select_finished
 
 REFERENCES = "references.csv"  # in the study's directory
 HARNESS_RESULTS = "results_*.json"  # files of lm-evaluation-harness
-# the first of these that a task has is its score; all are shares of correct
-# answers
+# the first of these that a task has is its score;
+# all are shares of correct answers
 METRICS = ("acc_norm", "acc", "exact_match", "em", "f1")
 
 
@@ -39,9 +39,9 @@ REFERENCE_COLUMNS = ["model", *SCORE_COLUMNS[1:6], *REFERENCE_FACTS]
 def read_scores(study_dir: Path, table: pd.DataFrame) -> pd.DataFrame:
     """Return the scores that tools/evaluate_downstream.py wrote for the finished runs of a table.
 
-    Only checkpoints at a run's last step count, because the
-    table has no loss for earlier ones. Raises ValueError for a
-    damaged file.
+    Only checkpoints at a run's last step count,
+    because the table has no loss for earlier ones.
+    Raises ValueError for a damaged file.
     """
     rows = []
     finished = select_finished(table)
@@ -93,9 +93,9 @@ def read_task_scores(path: Path) -> list[dict[str, Any]]:
 
 def _find_score(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return score, kind, se and metric of a task; {} without a score."""
-    # keys of lm-evaluation-harness are "metric,filter": {"acc,none": 0.31,
-    # "acc_stderr,none": 0.01}. It writes "N/A" for an error that it does not
-    # estimate.
+    # keys of lm-evaluation-harness are "metric,filter":
+    # {"acc,none": 0.31, "acc_stderr,none": 0.01}.
+    # It writes "N/A" for an error that it does not estimate.
     values = {key.partition(",")[0]: v for key, v in metrics.items() if isinstance(v, float) and is_finite(v)}
     # acc_norm before acc: its normalisation by length is the usual metric
     # where a task has both

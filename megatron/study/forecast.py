@@ -1,17 +1,17 @@
 """Sealed forecasts: predictions that are stored before their runs exist, and scored after them.
 
-A forecast is a file in `<study>/forecasts/`, with a sha256 of all its fields:
-the prediction and its intervals, the law and its data, the
-time, the text of the study, and the list of runs that
-decide it. It is never replaced, and every reader of the
-study refuses one that was edited. An edit that also
-recomputes the hash can only be detected with a copy of the
-hash stored elsewhere.
+A forecast is a file in `<study>/forecasts/`, with a sha256
+of all its fields: the prediction and its intervals,
+the law and its data, the time, the text of the study,
+and the list of runs that decide it. It is never replaced,
+and every reader of the study refuses one that was edited.
+An edit that also recomputes the hash can only
+be detected with a copy of the hash stored elsewhere.
 
-When a sweep starts a run, it copies the hashes of all
-forecasts to the run's folder (SEALS). A run whose list
-contains a forecast was started after it: no clock and no
-time of a file decides the order.
+When a sweep starts a run, it copies the hashes
+of all forecasts to the run's folder (SEALS).
+A run whose list contains a forecast was started after it:
+no clock and no time of a file decides the order.
 """
 
 import hashlib
@@ -67,8 +67,8 @@ class Forecast:
     time       ISO 8601, UTC; for readers only
     commit     of the code, with `+` if the checkout was modified; None outside a checkout
     study      text of the study; None in the first version of the format
-    runs       {identity: 1 if it is held out} of all runs that decide the outcome; None
-               as `study`
+    runs       {identity: 1 if it is held out} of all runs
+               that decide the outcome; None as `study`
     sha256     of all other fields, as in the file
     """
 
@@ -188,8 +188,8 @@ def score_forecasts(forecasts: Sequence[Forecast], table: pd.DataFrame) -> pd.Da
 
     low_0.95, high_0.95    ends of the interval of each of LEVELS
     measured, measured_se  NaN until all runs that decide the forecast have ended
-    order                  "before" the first of its runs, "after" it, "unknown" for runs without
-                           a record of forecasts, "" without a run
+    order                  "before" the first of its runs, "after" it, "unknown"
+                           for runs without a record of forecasts, "" without a run
     inside_0.95            1 if the interval contains the measured value, else 0; NA without
                            one, and for a forecast that was sealed after its runs
 
@@ -221,8 +221,8 @@ def _score(forecast: Forecast, table: pd.DataFrame) -> tuple[float, float, str]:
         runs = runs.assign(held_out=runs["identity"].map(forecast.runs).astype(float))
     n_expected = len(forecast.list_identities()) or 1
     order = _find_order(forecast.sha256, runs, table.attrs.get("seals", {}))
-    # a stale run is one that the study does not contain any more; its loss
-    # counts
+    # a stale run is one that the study does
+    # not contain any more; its loss counts
     has_ended = (runs["loss"] > 0) | (runs["status"] == "failed")
     if len(runs) < n_expected or not has_ended.all():
         return math.nan, math.nan, order

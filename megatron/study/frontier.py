@@ -41,7 +41,8 @@ def fit_frontier(runs: Selection) -> ComputeLaw:
 def make_frontier_runs(table: pd.DataFrame, objective: str, flops_column: str, path: str) -> Selection:
     """Return the finished runs of an objective that no entry of the study holds out, in order of identity.
 
-    `table` of the result: path and sha256 of the runs, objective, and the column of C; all as text.
+    `table` of the result: path and sha256 of the runs,
+    objective, and the column of C; all as text.
     """
     runs = select_finished(table)
     runs = runs[(runs["objective"] == objective) & ~(runs["held_out"] > 0)]

@@ -130,11 +130,11 @@ def make_row(log: RunLog, facts: Mapping[str, Mapping[str, Any]]) -> dict[str, A
         loss = float(np.mean(losses[-max(1, math.ceil(FINAL_SHARE * len(losses))) :]))
         notes.append("Training loss: the log has no held-out loss.")
     if log.rates:
-        # Cosine to 10 % and decay to 0 count as annealed, a constant rate
-        # does not.
+        # Cosine to 10 % and decay to 0 count
+        # as annealed, a constant rate does not.
         merged["annealed"] = int(log.rates[max(log.rates)] <= MAX_ANNEALED_RATE * max(log.rates.values()))
-    # Samples are preferred to steps: a batch size that grows during the run is
-    # counted correctly.
+    # Samples are preferred to steps: a batch size
+    # that grows during the run is counted correctly.
     n_samples = merged.get("samples") or last * merged.get("batch", 0)
     n_tokens = n_samples * merged.get("seq_len", 0) or last * merged.get("tokens_per_step", 0)
     merged["train_tokens"] = merged.get("train_tokens") or n_tokens or None
@@ -155,8 +155,8 @@ def _fill_derived(row: dict[str, Any]) -> dict[str, Any]:
     if D and U:
         row["epochs"] = row.get("epochs") or D / U
     if N and D:
-        # C = 6 N D is the fallback: the exact convention needs the model's
-        # shape
+        # C = 6 N D is the fallback: the exact
+        # convention needs the model's shape
         row |= {"flops_6nd": 6.0 * N * D, "train_flops": row.get("train_flops") or 6.0 * N * D}
     return row
 
@@ -183,11 +183,11 @@ def _read_tensorboard(path: Path) -> Iterator[RunLog]:
     """Read every folder of event files under `path`. This is the only use of TensorBoard's reader."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    # a resumed run has several event files in one folder: they are read as
-    # one run
+    # a resumed run has several event files
+    # in one folder: they are read as one run
     for folder in sorted({file.parent for file in path.rglob("events.out.tfevents.*")}):
-        # size_guidance 0 disables the reservoir sampling, which would drop
-        # steps
+        # size_guidance 0 disables the reservoir
+        # sampling, which would drop steps
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
         events.Reload()
         log = RunLog(folder.parent.name if folder.name == "tensorboard" else folder.name, folder)
@@ -209,8 +209,8 @@ def _read_wandb(path: Path) -> Iterable[RunLog]:
         run, _, metric = name.rpartition(" - ")
         if name.endswith(("__MIN", "__MAX")) or "loss" not in metric.lower():
             continue
-        # a CSV of several runs interleaves their steps, so empty cells are
-        # normal
+        # a CSV of several runs interleaves
+        # their steps, so empty cells are normal
         points = table[[*steps[:1], name]].dropna()
         if len(points.select_dtypes("number").columns) < 2:
             raise ValueError(

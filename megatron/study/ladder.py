@@ -169,8 +169,8 @@ def expand_listed(study: StudyPlan) -> list[PlannedRun]:
             if earlier is None or run.held_out:
                 earlier = run
             runs[run.plan.identity] = replace(earlier, parts=parts)
-    # assign_trunks runs after the merge: a run of two entries must be in one
-    # group once
+    # assign_trunks runs after the merge:
+    # a run of two entries must be in one group once
     by_cost = sorted(runs.values(), key=lambda run: run.plan.train_flops)
     return assign_trunks(by_cost) if study.share_trunks else by_cost
 
@@ -214,8 +214,8 @@ def _plan_cell(study: StudyPlan, entry: Entry, cell: Cell) -> PlannedRun:
     # before the model is built
     raw |= {"optim": optim, "lr_scheduler": {**schedule, "total_iterations": 1}}
     probe = resolve_config(raw, where)  # model and dataset; the length can depend on them, so it is set below
-    # D before rounding; the rule uses it unrounded, so it does not depend on
-    # the batch
+    # D before rounding; the rule uses it unrounded,
+    # so it does not depend on the batch
     all_tokens = Exposure(probe).epoch_tokens
     tokens = cell.train_tokens(probe.model, probe.dataset.seq_len, study.flops_convention, all_tokens)
     # a rule depends on N and D, which are known only after the model is built
@@ -309,10 +309,10 @@ def select_runs_of_part(study: StudyPlan, runs: Sequence[PlannedRun], part: str 
 def assign_trunks(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Return the runs, with a branch for those that share their first steps with a longer run (the trunk).
 
-    Two runs of one trunk identity take identical steps while
-    their learning rates are equal: from the same warm-up
-    through the constant phase, until the shorter run starts to
-    decay.
+    Two runs of one trunk identity take identical
+    steps while their learning rates are equal:
+    from the same warm-up through the constant phase,
+    until the shorter run starts to decay.
     """
     groups: dict[tuple[str, int], list[PlannedRun]] = {}
     for run in runs:
@@ -347,7 +347,7 @@ def assign_trunks(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
         checkpoint = replace(
             trunk.config.checkpoint, chkpt_at=sorted({points[run.folder] for run in branches})
         )
-        # chkpt_at is not part of the identity: the trunk keeps its folder and
-        # its result
+        # chkpt_at is not part of the identity:
+        # the trunk keeps its folder and its result
         changed[trunk.folder] = replace(trunk, config=replace(trunk.config, checkpoint=checkpoint))
     return [changed.get(run.folder, run) for run in runs]

@@ -29,10 +29,10 @@ SAME_U = 0.01
 def collect_settings(table: pd.DataFrame) -> dict[float, dict[str, list[Setting]]]:
     """Return the settings of runs with a loss and a test loss, by unique tokens and objective.
 
-    Runs of one column `cell` differ only in their seed. Those that are held out
-    are fresh seeds, which report a setting and do not select
-    it; a setting of fresh seeds only cannot be selected, and is
-    skipped.
+    Runs of one column `cell` differ only in their seed.
+    Those that are held out are fresh seeds, which report
+    a setting and do not select it; a setting of fresh
+    seeds only cannot be selected, and is skipped.
     """
     scored = table[(table["loss"] > 0) & (table["test_loss"] > 0) & (table["train_flops"] > 0)]
     cells = scored["cell"].fillna(scored["run"])

@@ -182,8 +182,8 @@ def time_steps(
     # there is no fixed cost. It is below the large model's step, so that the
     # rate stays finite and positive.
     step_s = min(max(0.0, small[1] - slope * small[0]), 0.999 * large[1]) if slope else 0.0
-    # the large model determines the rate: most of a study's FLOPs are in its
-    # large models
+    # the large model determines the rate:
+    # most of a study's FLOPs are in its large models
     rate = large[0] / (large[1] - step_s)
     basis = f"steps of {ends[0].plan.size} and {ends[1].plan.size} timed on this machine"
     return Speed(f"{basis}, {startup_s:.1f} s of start-up per run", lambda run: rate, step_s, startup_s)
@@ -248,8 +248,8 @@ def _run_probes(
 def makespan(seconds: Sequence[float], jobs: int) -> float:
     """Return the wall time of all runs, `jobs` at a time, when the longest are started first."""
     lanes = [0.0] * max(1, jobs)
-    # longest-processing-time rule: each run goes to the lane that is free
-    # first
+    # longest-processing-time rule: each run
+    # goes to the lane that is free first
     for run_s in sorted(seconds, reverse=True):
         # Example: [5, 4, 3, 3] in 2 lanes: 5 | 4, then 5 | 4 + 3, then 5 + 3
         # | 7: 8. At most 4/3 of the optimum (Graham 1969).
@@ -265,8 +265,8 @@ def scoring_flops(run: PlannedRun) -> float:
     )
     # one forward pass per mask sample for masked diffusion
     n_masks = 1 if plan.objective == "autoregressive" else config.evaluation.num_mc
-    # the final loss is at n_steps; a set, since a checkpoint and a validation
-    # can coincide
+    # the final loss is at n_steps; a set,
+    # since a checkpoint and a validation can coincide
     at = {plan.n_steps, *(config.checkpoint.chkpt_at or ())}
     # range stops before n_steps, which is in the set already
     for every in (config.evaluation.every_iterations, config.checkpoint.chkpt_saving_iterations):
@@ -310,9 +310,9 @@ def format_price(
     tokens = sum(run.plan.tokens_per_step * run.trained_steps for run in waiting)
     flops = sum(run.trained_flops for run in waiting)
     wall_time = format_duration(makespan(seconds, jobs)) if seconds else "0 s"
-    on_gpus = f" on {gpus_per_run} GPUs each" if gpus_per_run > 1 else ""
+    gpus = f" on {gpus_per_run} GPUs each" if gpus_per_run > 1 else ""
     totals = [
-        f"about {wall_time} with {jobs} at a time{on_gpus}: {len(waiting)} of {len(runs)} runs to do, "
+        f"about {wall_time} with {jobs} at a time{gpus}: {len(waiting)} of {len(runs)} runs to do, "
         f"{format_short(tokens)} tokens, {flops:.2e} FLOPs",
         f"({format_duration(sum(seconds))} one after another; expected from {speed.basis})",
         (tariff or Tariff()).describe(sum(seconds) * gpus_per_run),

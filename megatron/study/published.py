@@ -1,10 +1,10 @@
 """Published scaling laws by name, each with its source.
 
-Losses are in nats per token of the text and tokenizer of
-the authors, so losses of different laws are not comparable.
-Exponents and optima are, where N is counted alike. The laws
-have no intervals, since the papers publish constants
-without replicates.
+Losses are in nats per token of the text
+and tokenizer of the authors, so losses of different
+laws are not comparable. Exponents and optima are,
+where N is counted alike. The laws have no intervals,
+since the papers publish constants without replicates.
 """
 
 from dataclasses import dataclass, field

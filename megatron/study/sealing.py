@@ -35,10 +35,10 @@ def seal_runs(study: StudyPlan, law_path: str | Path, pattern: str | None = None
     pattern   of names of runs; default: the runs that the study holds out and that have
               not been started
 
-    Raises FileNotFoundError for no law, ValueError for a law
-    without replicates, for no run, for a run that has been
-    started or whose trunk has,
-    and as `seal_forecasts`.
+    Raises FileNotFoundError for no law,
+    ValueError for a law without replicates,
+    for no run, for a run that has been started
+    or whose trunk has, and as `seal_forecasts`.
     """
     path = Path(law_path)
     law = Law.load(path)
@@ -158,8 +158,8 @@ def _choose_candidate(study: StudyPlan, law: ComputeLaw) -> PlannedRun:
     optimum = law.optimum(budget)
     candidates = ladder.plan_candidates(study)
 
-    # ratio, not difference: the cost of a wrong size is symmetric in log N to
-    # second order
+    # ratio, not difference: the cost of a wrong
+    # size is symmetric in log N to second order
     distances = [abs(math.log(run.plan.n_params / optimum.N)) for run in candidates]
     if min(distances) > math.log(MAX_SIZE_RATIO):
         sizes = ", ".join(f"{run.plan.size} ({format_count(run.plan.n_params, 3)})" for run in candidates)
@@ -172,8 +172,8 @@ def _choose_candidate(study: StudyPlan, law: ComputeLaw) -> PlannedRun:
 
 
 def _predict_by_frontier(study: StudyPlan, law: ComputeLaw, run: PlannedRun, column: str) -> Forecast:
-    # C of the run itself, after rounding to whole steps, and not the nominal
-    # budget
+    # C of the run itself, after rounding
+    # to whole steps, and not the nominal budget
     C = float(getattr(run.plan, column))
     levels = [law.predict_run(run.plan.n_params, C, level) for level in LEVELS]
     data = law.table["sha256"]

@@ -34,8 +34,8 @@ class Selection:
     """Selected runs N, D, L float64 [n], and their origin as stored in law.json.
 
     frame   their rows of the table, with their numbers in the table as index
-    groups  labels [n] of rows that are not independent; None: unknown, the fits decide
-            by residuals
+    groups  labels [n] of rows that are not independent;
+            None: unknown, the fits decide by residuals
     U (unique tokens) and C (FLOPs, for a frontier) are None if they were not read.
     """
 
@@ -106,15 +106,16 @@ def select_runs(
 
     With `needs_unique`, the unique tokens are read too.
 
-    group     column whose equal cells mark rows that are not independent; "none": all rows are; None:
-              `trunk` or `run` where several rows share one, the latter with a warning
-    where     expressions of `pandas.DataFrame.query`, such as "dataset == 'c4' and loss
-              < 3.4"
+    group     column whose equal cells mark rows that are not independent;
+              "none": all rows are; None: `trunk` or `run` where
+              several rows share one, the latter with a warning
+    where     expressions of `pandas.DataFrame.query`,
+              such as "dataset == 'c4' and loss < 3.4"
 
-    Raises FileNotFoundError, and ValueError for a file that is
-    no table, a missing column (with the nearest name), a value
-    that is not a positive
-    number, no finished run, or runs of several objectives without `objective`.
+    Raises FileNotFoundError, and ValueError for a file
+    that is no table, a missing column (with the nearest name),
+    a value that is not a positive number, no finished run,
+    or runs of several objectives without `objective`.
     """
     table = read_table(path)
     letters = {"N": columns.N, "D": columns.C or columns.D, "L": columns.L}
@@ -144,8 +145,8 @@ def select_runs(
     column, groups, more = _find_groups(path, runs, group)
     if column is not None:
         letters["group"] = column
-    # the hash of the file's bytes shows later whether law.json is of this
-    # table
+    # the hash of the file's bytes shows
+    # later whether law.json is of this table
     sums = {"path": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     return Selection(runs, N, D, L, letters, applied, sums, warnings + more, U, groups=groups)
 

@@ -84,8 +84,8 @@ def make_launcher(study: StudyPlan, options: SweepOptions) -> Launcher:
     """Return the launcher of the options. Raises ValueError for too few GPUs."""
     if options.launcher == "local":
         return make_local_launcher(study, options)
-    # Slurm needs one task per GPU; the user's own arguments follow and can
-    # override it
+    # Slurm needs one task per GPU; the user's own
+    # arguments follow and can override it
     words = [f"--ntasks={options.gpus_per_run}"] if options.gpus_per_run > 1 else []
     return SlurmLauncher(study.directory / "slurm", options.jobs, [*words, *options.sbatch])
 
@@ -153,8 +153,8 @@ def run_sweep(
         try:
             _, whole = run_all(waiting, make_launcher(study, options), live.draw, report_end, options.retries)
         finally:
-            # also after an exception: the traceback would be printed over the
-            # table
+            # also after an exception: the traceback
+            # would be printed over the table
             live.view.close()
         # counted from the files, as results can come from other processes
         n_done = sum(is_done(run.folder, run.plan.identity) for run in runs)

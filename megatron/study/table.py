@@ -2,14 +2,15 @@
 
 Columns (COLUMNS, in the file's order; more columns `score_<task>` follow):
 
-run, identity, status     name; hash of all settings; "done", "failed", "missing", "preempted", "running"
-                          or "stale". Runs of tables without a status count as done
+run, identity, status     name; hash of all settings; "done", "failed",
+                          "missing", "preempted", "running" or "stale".
+                          Runs of tables without a status count as done
 objective, size, seed     as in the study
 n_params ... seq_len      N, D (train_tokens), unique tokens, epochs and FLOPs, as
                           planned until it is done
 loss, loss_se             held-out loss in nats per token and its standard error
-n_tokens_scored, wall_s, tps   tokens of the held-out text, seconds of training, tokens
-                               a second
+n_tokens_scored, wall_s, tps   tokens of the held-out text,
+                               seconds of training, tokens a second
 path                      folder of the run, relative to the study
 annealed                  0 for a run whose learning rate did not decay
 held_out                  1 for a run that no law is fitted on
@@ -89,14 +90,14 @@ def select_finished(table: pd.DataFrame) -> pd.DataFrame:
 def read_runs(study_dir: str | Path, now: float | None = None) -> pd.DataFrame:
     """Return the table of every directory under `<study_dir>/runs` and every planned run.
 
-    Rows are sorted by objective, N and D. Only finished runs
-    have a loss: one during training is not annealed and unfit
-    for a law. A damaged run directory
-    gives a row, not an exception. `now` (seconds since 1970) decides whether a
-    run that has stopped writing still counts as running.
+    Rows are sorted by objective, N and D. Only finished runs have a loss:
+    one during training is not annealed and unfit for a law.
+    A damaged run directory gives a row, not an exception.
+    `now` (seconds since 1970) decides whether a run
+    that has stopped writing still counts as running.
 
-    Raises FileNotFoundError if there is no such study, or no `runs` folder in
-    it.
+    Raises FileNotFoundError if there
+    is no such study, or no `runs` folder in it.
     """
     study_dir = Path(study_dir)
     runs = study_dir / "runs"
@@ -273,13 +274,13 @@ def read_table(path: str | Path, columns: Mapping[str, str] | None = None) -> pd
 
     columns   new name -> name in the file, of columns to rename before they are typed
 
-    Columns are typed as above. Of columns with other names,
-    those with numbers only are float64. A cell of a column of
-    numbers that is not a finite number
-    becomes NaN, with a warning in `attrs["warnings"]`. Raises FileNotFoundError
-    for a missing file, and ValueError for a file that is not a
-    table, has no header, a repeated column or a row of another
-    length.
+    Columns are typed as above. Of columns with other
+    names, those with numbers only are float64.
+    A cell of a column of numbers that is not a finite number
+    becomes NaN, with a warning in `attrs["warnings"]`.
+    Raises FileNotFoundError for a missing file,
+    and ValueError for a file that is not a table,
+    has no header, a repeated column or a row of another length.
     """
     path = Path(path)
     if not path.is_file():

@@ -53,8 +53,9 @@ def _parse_number(word: str) -> Fraction:
 def parse_output_prefix(word: str) -> Path:
     """Parse the prefix of a dataset's file names, for argparse's `type`.
 
-    Raises argparse.ArgumentTypeError, which argparse prints, for the name of a folder: Path would drop the
-    last slash, and the files would be written beside the folder. Also for a URL.
+    Raises argparse.ArgumentTypeError, which argparse prints,
+    for the name of a folder: Path would drop the last slash,
+    and the files would be written beside the folder. Also for a URL.
     """
     if is_url(word):
         raise argparse.ArgumentTypeError(

@@ -9,8 +9,8 @@ import numpy as np
 def concat_texts(column: Any) -> tuple[np.ndarray, np.ndarray] | None:
     """Return (UTF-8 bytes, int64 end offset of each text) of an arrow array of strings, without a copy.
 
-    Returns None for an array of another type or with nulls. Raises pyarrow.ArrowInvalid for offsets outside
-    the text, as in a damaged file, and for a string that is not UTF-8.
+    Returns None for an array of another type or with nulls. Raises pyarrow.ArrowInvalid
+    for offsets outside the text, as in a damaged file, and for a string that is not UTF-8.
     """
     offset = {"string": np.int32, "large_string": np.int64}.get(str(column.type))
     if offset is None or column.null_count or not len(column):

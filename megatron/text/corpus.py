@@ -106,9 +106,9 @@ def prepare_corpus(which: str, folder: Path, limits: CorpusLimits) -> tuple[dict
         content |= {"files": _hash_sides(partial), "asked": request}
         write_json(partial / META_FILE, content)
         folder.mkdir(parents=True, exist_ok=True)
-        # META_FILE last: a folder with it is complete,
-        # and after a kill before it the next call
-        # starts again
+        # META_FILE last: a folder with it
+        # is complete, and after a kill
+        # before it the next call starts again
         names = ("train.jsonl", "held_out.jsonl", META_FILE)
         publish_files([(partial / name, folder / name) for name in names])
     return content, True

@@ -36,8 +36,8 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
     """Pipeline step that encodes documents to `<output_prefix>-part-RRRRR-of-NNNNN_text_document`.
 
     Task R of N writes one part, with the ids of
-    tools/preprocess_data_many_cores.py. A part is complete or absent. Documents are
-    passed on to the next step after they have been encoded.
+    tools/preprocess_data_many_cores.py. A part is complete or absent.
+    Documents are passed on to the next step after they have been encoded.
     """
 
     name = "Megatron .bin/.idx"
@@ -53,9 +53,9 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
     ) -> None:
         """Load the tokenizer, so that wrong arguments are errors before any task starts.
 
-        `output_prefix` is on a file system that all nodes share; `special_text` as
-        in PreprocessOptions. Paths are resolved now: a Ray worker has another
-        working directory.
+        `output_prefix` is on a file system that all nodes share;
+        `special_text` as in PreprocessOptions. Paths are resolved
+        now: a Ray worker has another working directory.
 
         Raises FileNotFoundError or ValueError.
         """
@@ -83,8 +83,9 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
     def run(self, data: Iterator[Document] | None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         """Write part `rank` of `world_size`, and yield its documents.
 
-        An existing part is replaced when the new one is complete. Raises ValueError for a document that
-        cannot be encoded, and for a part that another process writes; no part is written then.
+        An existing part is replaced when the new one is complete.
+        Raises ValueError for a document that cannot be encoded,
+        and for a part that another process writes; no part is written then.
         """
         name = f"{self.output_prefix.name}-part-{rank:05d}-of-{world_size:05d}"
         part = dataset_prefix(self.output_prefix.with_name(name), KEY)

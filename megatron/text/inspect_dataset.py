@@ -75,9 +75,10 @@ def _count_lengths(dataset: IndexedTokens) -> tuple[np.ndarray, np.ndarray]:
 def find_faults(prefix: str | Path, advance: Callable[[int], object] = lambda n_bytes: None) -> Iterator[str]:
     """Yield a message for every violated invariant; none for an intact dataset.
 
-    Opening checks the index and the size of the data. This function reads both files completely.
-    It checks hashes and counts against the sidecar, every id against the tokenizer's vocabulary,
-    and the last token of every document. `advance` is called with the number of bytes read.
+    Opening checks the index and the size of the data. This function reads
+    both files completely. It checks hashes and counts against the sidecar,
+    every id against the tokenizer's vocabulary, and the last token of every
+    document. `advance` is called with the number of bytes read.
 
     An error of opening a part of a dataset of parts is a message. Raises the errors of
     `open_dataset` for the whole.

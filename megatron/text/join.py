@@ -1,8 +1,8 @@
 """Join the finished units of a job to its datasets, in the order of the input.
 
-The ids are copied one unit after another. Then threads hash blocks of the output. The
-units are deleted after the outputs have their names: a killed join begins again from
-complete units.
+The ids are copied one unit after another. Then threads hash
+blocks of the output. The units are deleted after the outputs
+have their names: a killed join begins again from complete units.
 """
 
 import functools
@@ -227,8 +227,8 @@ class UnitJoiner:
     def _iter_rejects(self) -> Iterator[str]:
         """Yield the rejects as JSON lines: file, line number in the file from 1, reason.
 
-        A skipped file has the line null. Lines after the document that reaches `max_tokens` may be
-        among them.
+        A skipped file has the line null. Lines after the document
+        that reaches `max_tokens` may be among them.
         """
         n_before = Counter[Source]()  # lines of the pieces before, by file
         first_pieces: dict[Source, InputPiece] = {}

@@ -18,9 +18,9 @@ from pathlib import Path
 # or near copies (transformers).
 PACKAGES = ("torch", "numpy", "scipy")
 # Longer files are mostly tables and generated
-# code; a few of them would make the mean loss of
-# held-out text depend on the draw. Shorter
-# files are empty __init__.py or a licence line.
+# code; a few of them would make the mean
+# loss of held-out text depend on the draw.
+# Shorter files are empty __init__.py or a licence line.
 MIN_BYTES, MAX_BYTES = 256, 65_536
 TEST_FOLDERS = {"test", "tests", "idle_test"}  # some distributions of Python omit these
 
@@ -28,8 +28,9 @@ TEST_FOLDERS = {"test", "tests", "idle_test"}  # some distributions of Python om
 def read_local_text() -> list[str]:
     """Return the .py files of Python's standard library and of PACKAGES, without copies.
 
-    The order is that of bytes 8 to 31 of their sha256: pseudorandom, equal on all machines with the
-    same versions, and independent of the first 8 bytes, which decide whether a document is held out.
+    The order is that of bytes 8 to 31 of their sha256: pseudorandom,
+    equal on all machines with the same versions, and independent
+    of the first 8 bytes, which decide whether a document is held out.
     """
     texts: dict[bytes, str] = {}
     for path in chain(_iter_standard_library(), *map(_iter_package_files, PACKAGES)):

@@ -1,6 +1,7 @@
 """Merge .bin/.idx datasets into one, in order, with one block in memory at a time.
 
-The output appears when it is complete. A killed merge leaves partial files, which the same call replaces.
+The output appears when it is complete. A killed merge
+leaves partial files, which the same call replaces.
 """
 
 import json
@@ -33,13 +34,14 @@ def merge_datasets(
 ) -> MergeResult:
     """Write the documents of all datasets, one dataset after another, as one dataset.
 
-    mixed_eod   allow datasets whose documents end differently; the sidecar then has no end token for all
+    mixed_eod   allow datasets whose documents end differently;
+                the sidecar then has no end token for all
 
     An existing output from the same datasets stays unchanged.
 
-    Raises FileNotFoundError or ValueError for a dataset that cannot be read. Raises ValueError if tokenizers,
-    dtypes or ends of documents differ, if the output is one of the inputs, or if it exists and `overwrite` is
-    false.
+    Raises FileNotFoundError or ValueError for a dataset that cannot be read.
+    Raises ValueError if tokenizers, dtypes or ends of documents differ,
+    if the output is one of the inputs, or if it exists and `overwrite` is false.
     """
     datasets, meta = open_inputs(prefixes, output, mixed_eod)
     result = count_documents(datasets)

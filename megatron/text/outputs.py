@@ -34,8 +34,8 @@ def find_finished(
 ) -> PreprocessResult | None:
     """Return the outputs and rejects if they exist completely and are from the same job; else None.
 
-    An incomplete output of the same job is written again. Raises ValueError if an output of another job
-    exists, unless `may_replace`.
+    An incomplete output of the same job is written again. Raises
+    ValueError if an output of another job exists, unless `may_replace`.
     """
     outputs: list[OutputDataset] = []
     rejected = RejectSummary()

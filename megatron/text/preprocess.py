@@ -1,9 +1,9 @@
 """Resumable parallel tokenisation of text to datasets on disk, in the order of the input.
 
-The input is split into pieces. A thread encodes each piece to one unit in a folder
-beside the output: in C++ if that is exact for the tokenizer, else in its library. A
-restart encodes the pieces that have no unit. At the end the units are joined in
-order.
+The input is split into pieces. A thread encodes each piece
+to one unit in a folder beside the output: in C++ if that is exact
+for the tokenizer, else in its library. A restart encodes the pieces
+that have no unit. At the end the units are joined in order.
 """
 
 import hashlib
@@ -55,7 +55,8 @@ class PreprocessOptions:
     """Options of a job. `special_text`: the text of a special token becomes its id, as in `tokenizers`.
 
     overwrite   replace outputs of another job
-    part        the job reads this part of the bytes of the input, and its number is added to the prefix
+    part        the job reads this part of the bytes of the input,
+                and its number is added to the prefix
     """
 
     keys: tuple[str, ...] = ("text",)
@@ -75,14 +76,15 @@ def preprocess(
 ) -> PreprocessResult:  # fmt: skip
     """Tokenise the documents of `inputs` to `<prefix>_<key>_document.bin/.idx/.json`, a dataset per key.
 
-    After a kill at any moment, the same call resumes with the pieces that are not
-    finished, and the outputs are byte for byte those of an uninterrupted call.
-    `max_tokens` uses the smallest number of first documents with at least so many
-    tokens of the first key. A blank line is not a document. An empty text is a
-    document without tokens, or with the end-of-document token only; the sidecar
-    counts these.
+    After a kill at any moment, the same call resumes with the pieces
+    that are not finished, and the outputs are byte for byte those
+    of an uninterrupted call. `max_tokens` uses the smallest number
+    of first documents with at least so many tokens of the first key.
+    A blank line is not a document. An empty text is a document without tokens,
+    or with the end-of-document token only; the sidecar counts these.
 
-    published   URL of the folder where the outputs exist already, or will be: nothing is done if so
+    published   URL of the folder where the outputs exist
+                already, or will be: nothing is done if so
 
     Raises FileNotFoundError; ValueError with file, line and reason for a bad line,
     unless bad lines are skipped, for inputs without documents, and for a file that
@@ -245,10 +247,10 @@ def estimate_job(
 ) -> str:
     """Return the size of the input, of the output and of the free disk.
 
-    Encodes a piece from the middle of the input and writes nothing. Raises the
-    errors of `preprocess` for the inputs and the tokenizer, and ValueError for
-    inputs without bytes, such as standard input, and for a sample without
-    documents.
+    Encodes a piece from the middle of the input and writes nothing.
+    Raises the errors of `preprocess` for the inputs
+    and the tokenizer, and ValueError for inputs without bytes,
+    such as standard input, and for a sample without documents.
     """
     selection = select_part(find_inputs(inputs), options.part)
     pieces = split_into_pieces(selection.paths, SAMPLE_BYTES, selection.ranges)

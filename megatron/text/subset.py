@@ -1,7 +1,7 @@
 """Subsets of a corpus: the first documents, those with a number of tokens, or a random sample.
 
-Text stays text: the selected lines are copied unchanged. A subset of a dataset is a
-dataset.
+Text stays text: the selected lines are copied
+unchanged. A subset of a dataset is a dataset.
 """
 
 import json
@@ -58,8 +58,8 @@ class DocumentSelection:
 
     documents   number of first documents
     tokens      the smallest number of first documents with at least so many tokens
-    sample      probability of each document, in (0, 1); of a dataset also a number of random
-                documents
+    sample      probability of each document, in (0, 1);
+                of a dataset also a number of random documents
     seed        of the sample; a larger sample contains a smaller one of the same seed
     skip        of a dataset: `documents` are counted after this many
     """

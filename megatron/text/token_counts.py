@@ -57,8 +57,8 @@ class TokenCounter:
     def count_tokens(self, texts: Any, n_before: int = 0) -> np.ndarray:
         """Return the tokens of each text of an Arrow array of strings, int64.
 
-        Raises ValueError for a text that cannot be encoded, with its number in the array, counted from
-        n_before + 1.
+        Raises ValueError for a text that cannot be encoded,
+        with its number in the array, counted from n_before + 1.
         """
         if not len(texts):
             return np.zeros(0, dtype=np.int64)

@@ -27,7 +27,8 @@ JOB_FILE, LOCK_FILE, SUFFIX = "job.json", ".lock", ".unit"
 class EncodeSettings:
     """Settings of the encoding. `eod` -1: no end-of-document id is appended.
 
-    max_tokens   tokens after which the rest of a piece is not needed; None: the whole piece is needed
+    max_tokens   tokens after which the rest of a piece
+                 is not needed; None: the whole piece is needed
     """
 
     keys: tuple[str, ...]
@@ -147,10 +148,11 @@ class UnitFolder:
     def is_begun(self, job: str | None, name: Path, may_discard: bool) -> bool:
         """Return whether the folder is from an interrupted call of this job.
 
-        job   hash of all that the units depend on; None: unknown, so that nothing can be resumed
+        job   hash of all that the units depend on;
+              None: unknown, so that nothing can be resumed
 
-        Raises ValueError, which contains `name`, for units of another job, unless
-        `may_discard`.
+        Raises ValueError, which contains `name`,
+        for units of another job, unless `may_discard`.
         """
         existing = (read_json(self.folder / JOB_FILE) or {}).get("job")
         has_units = any(self.folder.glob(f"*{SUFFIX}"))

@@ -47,8 +47,8 @@ def encode_pieces(
 ) -> Generator[UnitRecord, None, None]:  # fmt: skip
     """Encode pieces; yield their records in order. `bar` shows the bytes that were read.
 
-    Raises the exception of the first piece that has one. Then, and when the generator is closed,
-    workers are stopped.
+    Raises the exception of the first piece that has one.
+    Then, and when the generator is closed, workers are stopped.
     """
     lock, is_stopped = threading.Lock(), threading.Event()
 

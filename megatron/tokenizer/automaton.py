@@ -24,8 +24,8 @@ class Automaton:
     """Deterministic automaton over classes of code points. State 0 is dead, state 1 the start.
 
     classes      uint8 [0x110000], the class of every code point
-    transitions  uint16 [states, classes + 1]; the next state, and MATCH_FLAG if the text before this
-                 character is a match. The last column is the end of the text.
+    transitions  uint16 [states, classes + 1]; the next state, and MATCH_FLAG if the text
+                 before this character is a match. The last column is the end of the text.
     """
 
     classes: np.ndarray

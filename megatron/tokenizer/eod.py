@@ -104,10 +104,10 @@ def read_token(settings: dict[str, Any], key: str, where: str) -> str | None:
 def find_eod(token_to_id: Callable[[str], int | None], eos: str | None) -> tuple[Eod | None, str]:
     """Return (end-of-document token by rules 2 and 3, ""), or (None, reason).
 
-    If `eos` is configured but not in the vocabulary, rule 3 is not
-    applied. Documents of one corpus must not end with a token that
-    depends on the order of a list: several well-known names are
-    ambiguous.
+    If `eos` is configured but not in the vocabulary,
+    rule 3 is not applied. Documents of one corpus must
+    not end with a token that depends on the order of a list:
+    several well-known names are ambiguous.
     """
     # a configured token that is missing must not be replaced by another
     # one: that would go unnoticed

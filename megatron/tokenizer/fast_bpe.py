@@ -85,8 +85,8 @@ def _compile_bytes(
     model: "_csrc.TokenizerModel", settings: dict[str, Any]
 ) -> tuple["_csrc.BpeVocabulary", dict[str, Any] | None]:
     """Return (vocabulary, normalizer of added tokens). Raises UnsupportedPatternError."""
-    # byte -> id; some vocabularies lack the bytes that never occur in
-    # UTF-8
+    # byte -> id; some vocabularies lack
+    # the bytes that never occur in UTF-8
     byte_ids = np.full(256, -1, dtype=np.int64)
     byte_ids[NEVER_IN_UTF8] = 0
     letters = np.empty(256, dtype=np.int64)
@@ -131,8 +131,8 @@ def compile_gpt2_bpe(merges: str, eod: str, eod_id: int) -> FastBpe:
     """
     letters = unicode_to_bytes()
     rows = _csrc.ranked_merge_ids("\n".join(letters), merges)
-    # letters.values()[id] is the byte of an id; argsort inverts this
-    # permutation
+    # letters.values()[id] is the byte of an id;
+    # argsort inverts this permutation
     byte_ids = np.argsort(np.array(list(letters.values())))
     compiled = _csrc.bpe_vocabulary(byte_ids, rows)
     compiled.use_gpt2_pattern(load_gpt2_classes())

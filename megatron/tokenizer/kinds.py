@@ -31,10 +31,13 @@ MAX_WORD = 200  # characters of a word; a longer one is [UNK], in Google's token
 class TokenizerSpec:
     """Description of a tokenizer by its command-line options.
 
-    model       a folder, file or hub name (HFTokenizer) or a .model file (SentencePieceTokenizer)
+    model       a folder, file or hub name (HFTokenizer)
+                or a .model file (SentencePieceTokenizer)
     vocab_file, merge_file   of a GPT2BPETokenizer; the vocab.txt of a BertWordPiece tokenizer
-    vocab_size  of a NullTokenizer: ids 0..vocab_size - 1, and vocab_size is the end-of-document id
-    eod_token, eod_id   end-of-document token, overrides that of the tokenizer's files (eod.py)
+    vocab_size  of a NullTokenizer: ids 0..vocab_size - 1,
+                and vocab_size is the end-of-document id
+    eod_token, eod_id   end-of-document token, overrides
+                        that of the tokenizer's files (eod.py)
     """
 
     kind: str = "HFTokenizer"

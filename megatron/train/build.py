@@ -132,7 +132,8 @@ def build_deepspeed_settings(
 ) -> dict[str, Any] | None:
     """Build the config of `deepspeed.initialize`, merged with a user's JSON; None for the torch engine.
 
-    Raises the errors of `merge_user_config`, and ValueError for a recomputation that is not exact.
+    Raises the errors of `merge_user_config`,
+    and ValueError for a recomputation that is not exact.
     """
     if config.dist.engine != "deepspeed":
         return None

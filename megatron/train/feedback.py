@@ -32,8 +32,8 @@ class DomainStats:
 class Feedback:
     """Scores the batch of every `every_steps`-th step again, without gradients, per domain.
 
-    This costs one forward, a third of a step, in those steps. It costs nothing if the weights of the mixture
-    do not depend on the model.
+    This costs one forward, a third of a step, in those steps.
+    It costs nothing if the weights of the mixture do not depend on the model.
     """
 
     def __init__(self, run: Run) -> None:

@@ -20,10 +20,11 @@ POLL_S = 0.1
 def run_ranks(command: Sequence[str], n_ranks: int) -> int:
     """Run a command once per rank with torchrun's environment variables; return the combined exit status.
 
-    The status is 75 (stopped on request, run again to resume) if all ranks exit with 0 or 75 and at least one
-    with 75; torchrun would return 1. If a rank fails, the others are terminated and its status is returned,
-    128 + the signal number for a killed rank. Signals are forwarded, and the ranks may take as long as they
-    need to save. On Linux no rank outlives this process, however it ends.
+    The status is 75 (stopped on request, run again to resume) if all ranks exit
+    with 0 or 75 and at least one with 75; torchrun would return 1. If a rank fails,
+    the others are terminated and its status is returned, 128 + the signal number
+    for a killed rank. Signals are forwarded, and the ranks may take as long
+    as they need to save. On Linux no rank outlives this process, however it ends.
     """
     ranks: list[subprocess.Popen[bytes]] = []
     pending: list[int] = []  # signals to forward: one may arrive before the ranks are started
@@ -61,10 +62,10 @@ def run_ranks(command: Sequence[str], n_ranks: int) -> int:
 def reserve_port() -> Iterator[int]:
     """Reserve a port for rank 0 to listen on inside a `with` block.
 
-    Ranks start to listen seconds after they are started. A port that was only looked up could meanwhile be
-    assigned to another process. The kernel does not assign a bound port, and on Linux sockets with
-    SO_REUSEADDR, as torch's, may listen on it all the same. Other systems would refuse that, so there the
-    port is released.
+    Ranks start to listen seconds after they are started. A port that was only looked
+    up could meanwhile be assigned to another process. The kernel does not assign
+    a bound port, and on Linux sockets with SO_REUSEADDR, as torch's, may listen on it
+    all the same. Other systems would refuse that, so there the port is released.
     """
     with socket.socket() as listener:
         if sys.platform == "linux":

@@ -41,7 +41,8 @@ log = get_logger(__name__)
 def train(run: Run, stop: StopMonitor) -> bool:
     """Train to the end of the plan or until a stop is requested. Return whether the run is done.
 
-    Raises ValueError for a checkpoint of another run, FloatingPointError for a loss that is NaN or Inf.
+    Raises ValueError for a checkpoint of another run,
+    FloatingPointError for a loss that is NaN or Inf.
     """
     with _lock_run_folder(run):
         mark_phase(0, "loading")
@@ -59,9 +60,9 @@ def train(run: Run, stop: StopMonitor) -> bool:
             log.warning(text, n_steps, n_warmup)
         try:
             feed = open_feed(run, state.next_sample, run.plan.n_steps - state.step)
-            # Later garbage collections skip the objects of
-            # the start, which live as long as the run. They
-            # would take hundreds of milliseconds,
+            # Later garbage collections skip the objects
+            # of the start, which live as long as the run.
+            # They would take hundreds of milliseconds,
             # on one rank while the others wait.
             gc.collect()
             gc.freeze()
@@ -76,8 +77,8 @@ def train(run: Run, stop: StopMonitor) -> bool:
 def open_feed(run: Run, first_sample: int, n_steps: int) -> AbstractContextManager[Iterator[list[Task]]]:
     """Return this rank's microbatches of `n_steps` steps, prepared by dataset.num_workers threads.
 
-    Order, masks and other noise are functions of the sample numbers, so the number of workers does not change
-    the result.
+    Order, masks and other noise are functions of the sample numbers,
+    so the number of workers does not change the result.
     """
     batches = run.open_batches()
     rows = run.microbatch_rows
@@ -125,10 +126,10 @@ def _run_steps(
     if state.step == plan.n_steps:  # killed between the last checkpoint and the result
         return _score_and_save(run, state, record, None), True
     while state.step < plan.n_steps:
-        # A signal may reach one rank only, at any
-        # moment. All ranks decide together between
-        # two steps: a rank that stopped alone would
-        # leave the others waiting in a collective.
+        # A signal may reach one rank only, at any moment.
+        # All ranks decide together between two steps:
+        # a rank that stopped alone would leave
+        # the others waiting in a collective.
         stop_requested = any_rank(stop.should_stop(), run.world)
         # Both operands before any_rank are equal on all ranks: all of them enter
         # it or none. Local clocks differ, so one rank that is due makes all save.
@@ -169,8 +170,9 @@ def _run_steps(
 def _score_and_save(run: Run, state: TrainState, record: MetricsLogger, saver: Saver | None) -> TrainState:
     """Compute the held-out loss, save a checkpoint, and write the result at the end of the run.
 
-    The loss is logged before the checkpoint appears. A run killed in between resumes from the previous
-    checkpoint, drops the line and logs it again. In the other order the loss would never be logged.
+    The loss is logged before the checkpoint appears. A run killed
+    in between resumes from the previous checkpoint, drops the line
+    and logs it again. In the other order the loss would never be logged.
     """
     held_out = test = None
     ends = state.step == run.plan.n_steps

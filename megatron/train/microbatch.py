@@ -17,8 +17,8 @@ def choose_microbatch_rows(config: RunConfig, world: World, memory: float | None
 
     memory   bytes of the device; None: those of a GPU, and no limit on a CPU
 
-    The default is all samples of the rank; on a GPU the most whose estimated memory fits. Raises ValueError
-    if the numbers do not divide.
+    The default is all samples of the rank; on a GPU the most whose
+    estimated memory fits. Raises ValueError if the numbers do not divide.
     """
     candidates = list_microbatches(config, world)
     if config.dataset.microbatch_size is not None or world.device.type != "cuda" and memory is None:

@@ -26,7 +26,8 @@ log = get_logger(__name__)
 def resume_run(run: Run) -> TrainState:
     """Load the checkpoint of checkpoint.resume into the engine; return a new state if there is none.
 
-    Rank 0 chooses the checkpoint for all ranks. Raises ValueError for a checkpoint of another model or run.
+    Rank 0 chooses the checkpoint for all ranks.
+    Raises ValueError for a checkpoint of another model or run.
     """
     # the choice or its error is broadcast: an exception
     # on rank 0 alone would leave the others waiting
@@ -70,8 +71,9 @@ def _choose_checkpoint(run: Run) -> Path | None:
 def _check_branch(path: Path, parts: dict[str, Any], meta: dict[str, Any], run: Run) -> None:
     """Check that this run, started at the trunk's step, gives the result of a run from its first step.
 
-    The condition: every setting that affects the numbers is equal except for the schedule, and the schedules
-    agree on all steps taken so far. Raises ValueError with the first step at which they differ.
+    The condition: every setting that affects the numbers is equal except
+    for the schedule, and the schedules agree on all steps taken so far.
+    Raises ValueError with the first step at which they differ.
     """
     if meta.get("trunk_identity") != run.plan.trunk_identity:
         raise ValueError(

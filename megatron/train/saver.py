@@ -44,8 +44,9 @@ class Saver:
 
         name    result of `next_name` if the caller needs it earlier; otherwise a new one
 
-        With checkpoint.asynchronous it returns when the state has been copied. The final name appears when
-        everything is written and has its checksums. An error is raised by the next `save` or `wait`.
+        With checkpoint.asynchronous it returns when the state has been copied.
+        The final name appears when everything is written and has
+        its checksums. An error is raised by the next `save` or `wait`.
         """
         # at most one checkpoint is being written; an
         # error of the previous one is raised here

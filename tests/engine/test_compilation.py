@@ -53,6 +53,7 @@ def build_engine(objective: Objective, **dist: object) -> TorchEngine:
     return TorchEngine(model, causal=objective.causal, dist=config, optim=OptimConfig(lr=0.01), world=CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective.name)
 def test_all_blocks_of_all_steps_and_batch_sizes_share_a_graph(counters, objective) -> None:
     trained = build_engine(objective, compile=True)

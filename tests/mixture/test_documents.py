@@ -61,7 +61,7 @@ def test_text_and_rows_can_be_mixed_and_datasets_cannot(tmp_path) -> None:
         open_format(tmp_path / "ids-catalog", [tmp_path / "ids"])
 
 
-# (groups, rounds) of each run, and the next chunk; of review/data.md, where ranks disagreed
+# (groups, rounds) of each run, and the next chunk; with a count of rounds, ranks disagreed
 HISTORIES = [([(1, 100), (3, 1)], 103), ([(2, 5), (4, 2)], 18), ([(1, 1), (2, 1)], 3)]
 
 

@@ -62,6 +62,7 @@ def test_a_late_name_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == ["node1"] * 3
 
 
+@pytest.mark.slow
 def test_a_run_with_an_unresolvable_host_ends_with_a_one_line_error(root: Path) -> None:
     words = [sys.executable, "tools/pretrain.py", "examples_scaling/training/small.yaml"]
     words += ["dataset.path_train=synthetic", "dist.cpu_only=true", "logging.run_dir=/nonexistent/run"]

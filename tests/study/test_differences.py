@@ -151,6 +151,7 @@ def share_covered(n_a: int, n_b: int, elsewhere: int, n: int = 200) -> float:
     return hits / n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_a", "n_b", "elsewhere"), [(3, 3, 0), (1, 1, 3), (3, 1, 2)])
 def test_nominal_95_percent_covers_91_to_99(n_a: int, n_b: int, elsewhere: int) -> None:
     assert 0.91 <= share_covered(n_a, n_b, elsewhere) <= 0.99

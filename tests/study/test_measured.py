@@ -108,6 +108,7 @@ def test_crossings_and_their_exponent_are_those_of_the_runs(folder) -> None:
     assert law is not None and law.exponent == pytest.approx(EXPONENT, abs=0.2)
 
 
+@pytest.mark.slow
 def test_forecasts_for_the_next_text_are_sealed_before_it_and_scored_when_all_its_runs_ended(folder) -> None:
     with pytest.raises(ValueError, match="got no run on 131072 unique tokens"):
         seal_text(folder, NEXT)
@@ -128,6 +129,7 @@ def test_forecasts_for_the_next_text_are_sealed_before_it_and_scored_when_all_it
         seal_text(folder, NEXT)
 
 
+@pytest.mark.slow
 def test_epochs_that_are_deleted_from_the_study_or_added_after_training_change_no_score(folder) -> None:
     study = read_plan(folder.parent, [*TEXTS, NEXT])
     seal_text(folder, NEXT)
@@ -158,6 +160,7 @@ def test_a_text_without_a_crossing_counts_as_beyond_the_intervals(folder) -> Non
     assert crossing["measured"] == float("inf") if decided else np.isnan(crossing["measured"])
 
 
+@pytest.mark.slow
 def test_the_tool_and_the_page_state_the_crossings(folder, capsys) -> None:
     tool = load_command("crossover")
 

@@ -117,6 +117,7 @@ def test_contexts_longer_than_the_model_are_counted_and_reported(typed: Typed, s
     assert json.loads((folder / "results.json").read_text())["n-cut"] == {"race": 8}
 
 
+@pytest.mark.slow
 def test_bad_input_is_reported_in_one_line(typed: Typed, stories: Path, tmp_path: Path) -> None:
     model = stories / "stories"
     for words, sentence in (

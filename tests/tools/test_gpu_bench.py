@@ -107,6 +107,7 @@ def test_dropout_and_documents_match_float64_and_other_ones_fail(
         assert check() == "failed", wrong
 
 
+@pytest.mark.slow
 def test_resuming_is_compared_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     parity = load("gpu_bench.parity")
     assert parity.check_resume("autoregressive", CPU)["status"] == "passed"

@@ -21,6 +21,7 @@ GPT2_AND_MORE = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("objective", ABLATIONS)
 def test_two_ranks_match_a_single_rank_under_every_ablation(pretrain, words, tmp_path, objective) -> None:

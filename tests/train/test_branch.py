@@ -20,6 +20,7 @@ def read_steps(run: Path) -> dict[int, tuple[float, float]]:
     return {line["step"]: (line["loss"], line["lr"]) for line in lines}
 
 
+@pytest.mark.slow
 def test_a_branch_of_a_stable_trunk_ends_bit_equal_to_the_run_from_its_first_step(
     pretrain, words, tmp_path
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_run_killed_at_any_moment_resumes_and_ends_bit_equal(
     assert not is_saving(killed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words_of_layout", [[], ["state_dict_type=sharded"], ["state_dict_type=sharded", "asynchronous=true"]]
 )
@@ -109,6 +110,7 @@ def test_a_run_killed_after_a_checkpoint_appeared_has_its_held_out_loss(
     assert scored[1] == scored[0]
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_when_a_rank_is_killed_the_others_end_soon_with_an_error(start, words, tmp_path) -> None:
     run = tmp_path / "run"
@@ -124,6 +126,7 @@ def test_when_a_rank_is_killed_the_others_end_soon_with_an_error(start, words, t
     assert stderr.strip().splitlines()[-1].startswith("error: another rank is gone"), stderr
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_full_disk_ends_the_run_and_leaves_the_old_checkpoint(pretrain, words, tmp_path) -> None:
     run = tmp_path / "run"
@@ -145,6 +148,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_old_checkpoint(pretrain, words,
     assert not is_done(run)
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(pretrain, words, tmp_path) -> None:
     run = tmp_path / "run"
     words = [*words, f"logging.run_dir={run}", "checkpoint.chkpt_saving_iterations=5"]

@@ -139,6 +139,7 @@ def test_slow_work_does_not_end_a_run(pretrain, words, tmp_path, monkeypatch, sl
     assert "hangs" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_rank_that_ends_with_an_error_of_its_own_is_named(start, words, tmp_path) -> None:
     run = tmp_path / "run"
@@ -154,6 +155,7 @@ def test_a_rank_that_ends_with_an_error_of_its_own_is_named(start, words, tmp_pa
     assert re.search(r"rank 1 sends no heartbeat since (step \d+|before the first)", last), last
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_live_rank_that_keeps_the_others_waiting_is_named(start, words, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("SLOW", "1:600:data")

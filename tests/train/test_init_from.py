@@ -97,6 +97,7 @@ def test_a_diffusion_run_may_start_from_it_with_another_number_of_rows(
     assert first_loss(tmp_path / "run") != first_loss(tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_weights_of_another_model_are_refused_with_a_one_line_error(
     pretrain, words, stories, tmp_path
 ) -> None:

@@ -169,6 +169,7 @@ def test_offline_weights_and_biases_contains_the_values_of_metrics_jsonl(
     assert len(points) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "word", "fix"),
     [

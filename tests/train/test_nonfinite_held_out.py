@@ -23,6 +23,7 @@ def read_strict(path: Path) -> list[Any]:
     return [json.loads(line, parse_constant=refuse) for line in lines]
 
 
+@pytest.mark.slow
 def test_a_run_with_a_nan_held_out_loss_ends_before_it_saves(pretrain, words, tmp_path, monkeypatch) -> None:
     run = tmp_path / "run"
     monkeypatch.setenv("BAD_SCORINGS", "2")

@@ -15,6 +15,7 @@ from megatron.checkpoint import layout, store
 from tests.train.conftest import read_losses
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_signal_to_a_single_rank_makes_all_save_once_and_exit_75(start, pretrain, words, tmp_path) -> None:
     run = tmp_path / "run"

@@ -49,6 +49,7 @@ def test_a_run_learns_and_writes_its_results(pretrain, words, tmp_path, objectiv
     assert (again.returncode, again.stdout.strip()) == (0, f"{run}: already done")
 
 
+@pytest.mark.slow
 def test_the_test_text_is_scored_once_at_the_end_and_changes_nothing_else(
     pretrain, words, tmp_path, corpus
 ) -> None:
@@ -71,6 +72,7 @@ def test_the_test_text_is_scored_once_at_the_end_and_changes_nothing_else(
     assert missing.returncode == 1 and "absent" in missing.stderr and "Traceback" not in missing.stderr
 
 
+@pytest.mark.slow
 def test_bfloat16_products_give_losses_close_to_float32(pretrain, words, tmp_path) -> None:
     for dtype in ("float32", "bfloat16"):
         done = pretrain([*words, f"logging.run_dir={tmp_path / dtype}", f"dist.dtype={dtype}"])
@@ -80,6 +82,7 @@ def test_bfloat16_products_give_losses_close_to_float32(pretrain, words, tmp_pat
     assert rough == pytest.approx(exact, abs=0.03)
 
 
+@pytest.mark.slow
 def test_offloading_on_a_single_rank_changes_no_loss(pretrain, words, tmp_path) -> None:
     offload = ["dist.cpu_offload=true", "dist.sharding_stage=zero3", "checkpoint.state_dict_type=sharded"]
     for name, more in (("plain", []), ("offload", offload)):
@@ -109,6 +112,7 @@ def test_a_run_stopped_at_step_7_and_resumed_ends_bit_equal(pretrain, words, tmp
     assert first["loss"] == second["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("was_logged", [True, False])
 def test_a_run_killed_between_its_last_checkpoint_and_its_result_gets_its_result(
     pretrain, words, tmp_path, was_logged
@@ -206,6 +210,7 @@ def test_two_trainings_never_share_a_folder(pretrain, words, tmp_path) -> None:
     assert pretrain([*words, f"logging.run_dir={tmp_path / 'run'}"]).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_nan_loss_ends_the_run_and_is_never_saved(pretrain, words, tmp_path) -> None:
     run = tmp_path / "run"
     words = [

@@ -10,6 +10,7 @@ from megatron.plan.run_dir import read_metrics
 from tests.remote_servers import STORE_VARIABLES, serve_store
 
 
+@pytest.mark.slow
 def test_a_run_reads_its_tokens_from_a_store_and_has_the_losses_of_local_files(
     pretrain, words, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def test_a_study_is_scored_once_and_gives_the_losses_of_training(
     assert two_ranks[0]["n_tokens"] == n_tokens - (objective == "autoregressive")
 
 
+@pytest.mark.slow
 def test_a_blend_is_scored_domain_by_domain(
     pretrain: Callable[..., subprocess.CompletedProcess[str]],
     words: list[str],
@@ -172,6 +173,7 @@ def test_a_later_tokenizer_adds_bits_per_byte_to_earlier_scores(
     assert not documents.exists() and "replaced; it was of other weights or data" in edited.stderr
 
 
+@pytest.mark.slow
 def test_bad_input_gives_a_one_line_error(
     pretrain: Callable[..., subprocess.CompletedProcess[str]],
     words: list[str],

@@ -135,8 +135,8 @@ def differentiate_numerically(
     """Return derivatives [k, p] by the law's constants: central differences, one-sided at a constant of 0."""
     columns = []
     for name, value in truth.items():
-        # relative to the constant, as A = 482 and alpha = 0.348 differ by a factor of 1000; E = 0 has no left
-        # side
+        # relative to the constant, as A = 482 and alpha = 0.348
+        # differ by a factor of 1000; E = 0 has no left side
         step = 1e-5 * (value or 1.0)
         ends = [function({**truth, name: value + sign * step}) for sign in ((1, -1) if value else (1, 0))]
         columns.append((ends[0] - ends[1]) / (2 * step if value else step))

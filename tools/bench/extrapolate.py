@@ -147,8 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         table[runs.name] = {name: [float(x) for x in v] for name, v in means.items()}
     if rows:
         methods = list(rows[0])
-        # Two means: over sets, where a set of 20 runs counts as much as one of 240, and over all held-out
-        # runs.
+        # Two means: over sets, where a set of 20 runs counts
+        # as much as one of 240, and over all held-out runs.
         by_set = {
             m: tuple(np.mean([(r[m][0].mean(), r[m][1].mean(), np.median(r[m][2])) for r in rows], axis=0))
             for m in methods

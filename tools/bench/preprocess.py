@@ -94,8 +94,8 @@ def process_tree(pid: int) -> Iterator[int]:
 def resident_mb(pid: int) -> float:
     """Return the resident memory of one process in MB; 0 if it has ended."""
     with suppress(OSError):
-        # the second field is the resident size in pages; a page shared by two processes counts twice in the
-        # sum
+        # the second field is the resident size in pages;
+        # a page shared by two processes counts twice in the sum
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
     return 0.0
 

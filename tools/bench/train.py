@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from harness import add_options, write_results
 
-from megatron.checkpoint.convert.names import LLAMA, export_names
+from megatron.checkpoint.convert.names import choose_family, export_names
 from megatron.cli import create_parser, positive_int, run_main
 from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
 from megatron.engine.torch.torch_native import TorchEngine
@@ -75,7 +75,7 @@ def build_their_step(shape: ModelConfig, seq_len: int, dtype: str) -> Step:
     ours = Gpt(shape)
     init_weights(ours, seed=0)
     # the head is tied to the embedding, but a strict load requires its name in the state
-    state = export_names(LLAMA, ours.state_dict(), ours.config)
+    state = export_names(choose_family("llama", ours.config), ours.state_dict(), ours.config)
     model.load_state_dict({"lm_head.weight": ours.embedding.weight} | state)
     # decay for matrices only, as ours: a decay of the norms' gains would be another optimizer
     groups: list[dict[str, Any]] = [

@@ -57,10 +57,11 @@ class _Record:
 class _IndexUnpickler(pickle._Unpickler):
     """Unpickler that resolves every name to a new class of records.
 
-    It is Python's version: C's would allocate 32 GB for the number 2^31 of a
-    memo entry.
+    It is Python's version: C's would allocate
+    32 GB for the number 2^31 of a memo entry.
 
-    any_name   accept names outside the list, as other programs store plans of their own in the index
+    any_name   accept names outside the list, as other
+               programs store plans of their own in the index
     """
 
     def __init__(self, content: bytes, any_name: bool) -> None:
@@ -77,7 +78,8 @@ class _IndexUnpickler(pickle._Unpickler):
 def read_dcp_tensors(folder: Path, select: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint, for any number of ranks that wrote it.
 
-    select   chooses tensors by name, for checkpoints of other programs, whose other objects are skipped
+    select   chooses tensors by name, for checkpoints of other
+             programs, whose other objects are skipped
 
     Raises ValueError for an invalid index, other objects than tensors, and
     chunks that are missing.

@@ -24,7 +24,8 @@ def read_any(
     """Load the weights at a path. The format is detected from its files.
 
     tokenizer   overrides the tokenizer recorded in the source
-    n_tokens    number of tokenizer ids, for Megatron checkpoints that do not record how many rows are padding
+    n_tokens    number of tokenizer ids, for Megatron checkpoints
+                that do not record how many rows are padding
     objective   training objective, for Megatron checkpoints that do not record it
 
     Raises FileNotFoundError or ValueError with a one-line message.

@@ -1,15 +1,15 @@
 """Read and write models in the format of Hugging Face's transformers: config.json, safetensors, tokenizer.
 
-Autoregressive models are exported as the class of transformers that has their
-shape (CLASSES in huggingface_config.py); the same classes are imported.
-Masked-diffusion models of the shapes of Llama, Qwen2 and Qwen3 are exported
-with the code that runs them, `modeling_masked_diffusion.py`, for
-`trust_remote_code`.
+Autoregressive models are exported as the class of transformers
+that has their shape (CLASSES in huggingface_config.py); the same
+classes are imported. Masked-diffusion models of the shapes of Llama,
+Qwen2 and Qwen3 are exported with the code that runs them,
+`modeling_masked_diffusion.py`, for `trust_remote_code`.
 
-All rows of the embedding are exported, including [MASK] and padding, so that a
-round trip is bitwise exact. `Weights.strip_spare_rows` drops the rows that are
-no token. config.json records the number of token rows and the objective under
-PROJECT_KEYS.
+All rows of the embedding are exported, including [MASK] and padding,
+so that a round trip is bitwise exact. `Weights.strip_spare_rows`
+drops the rows that are no token. config.json records
+the number of token rows and the objective under PROJECT_KEYS.
 """
 
 import json

@@ -80,7 +80,8 @@ def is_megatron_checkpoint(folder: Path) -> bool:
 def read_megatron(folder: Path, n_tokens: int | None = None, objective: str | None = None) -> Weights:
     """Load the weights of a checkpoint, or of the newest step in a folder of checkpoints, as float32.
 
-    n_tokens    number of ids among the rows of the padded vocabulary; default: args.vocab_size, else all rows
+    n_tokens    number of ids among the rows of the padded vocabulary;
+                default: args.vocab_size, else all rows
     objective   training objective, if args do not determine it
 
     Raises FileNotFoundError, or ValueError for inconsistent shards, unsupported
@@ -126,7 +127,8 @@ def _name_step(step: Path) -> Iterator[None]:
     """Put the folder before the message of a ValueError that does not begin with a path in it."""
     try:
         yield
-    except ValueError as error:
+    # RuntimeError: a tensor in args, which has no truth value
+    except (ValueError, RuntimeError) as error:
         raise error if str(error).startswith(str(step)) else ValueError(f"{step}: {error}") from error
 
 

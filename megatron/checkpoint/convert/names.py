@@ -29,8 +29,8 @@ class Family:
 
     prefix      of all names but the head's; files of the bare model omit it
     names       our module -> theirs
-    by_group    rows of joined query, key and value: for each key head its queries, the key, the value;
-                otherwise all queries, all keys, all values
+    by_group    rows of joined query, key and value: for each key head its queries,
+                the key, the value; otherwise all queries, all keys, all values
     transposed  matrices of blocks are [in, out]
     """
 
@@ -141,8 +141,8 @@ def count_blocks(tensors: Iterable[str]) -> int:
 
 def _find_megatron_name(name: str) -> str:
     # Enclosing modules are skipped, as in "language_model.encoder.final_layernorm.weight".
-    # With pipeline parallelism the last stage has a copy of a tied embedding,
-    # "word_embeddings_for_head.weight".
+    # With pipeline parallelism the last stage has a copy
+    # of a tied embedding, "word_embeddings_for_head.weight".
     match = NAME.fullmatch(name.replace("_for_head.", "."))
     if name.endswith("rotary_pos_emb.inv_freq"):
         return "rotary_pos_emb.inv_freq"

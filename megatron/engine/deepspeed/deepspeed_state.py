@@ -1,8 +1,9 @@
 """Access by name to the float32 weights and AdamW moments inside DeepSpeed's flat tensors, and loss scale.
 
-ZeRO splits flattened parameters over the ranks: a rank holds one contiguous range of the elements of each
-parameter (or none), at some offset of a flat float32 tensor. Stage 0 keeps full parameters on every rank.
-The float16 loss scale is in torch's scaler at stage 0, otherwise in DeepSpeed's optimizer.
+ZeRO splits flattened parameters over the ranks: a rank holds one contiguous
+range of the elements of each parameter (or none), at some offset of a flat
+float32 tensor. Stage 0 keeps full parameters on every rank. The float16 loss
+scale is in torch's scaler at stage 0, otherwise in DeepSpeed's optimizer.
 """
 
 from collections.abc import Iterator
@@ -95,8 +96,8 @@ class ShardedState:
     def iterate_full_tensors(self) -> Iterator[tuple[str, str, Tensor]]:
         """Yield (name, "weight" or a moment, full float32 tensor) on all ranks. Collective.
 
-        Only one full tensor exists at a time. Moments are zeros before the first update. Every rank must
-        consume the whole iterator, since each item is an all-reduce.
+        Only one full tensor exists at a time. Moments are zeros before the first update.
+        Every rank must consume the whole iterator, since each item is an all-reduce.
         """
         for name, fragment in self.fragments.items():
             for kind in ("weight", *MOMENTS):
@@ -135,7 +136,8 @@ class ShardedState:
             parameter.data.copy_(values.view(parameter.shape))
             return
         if fragment is not None and fragment.n:
-            # the copy of this rank's range in the model's dtype: gathers read it, not the float32 partition
+            # the copy of this rank's range in the model's dtype:
+            # gathers read it, not the float32 partition
             parameter.ds_tensor.data[: fragment.n].copy_(values[fragment.start : fragment.start + fragment.n])
         # DeepSpeed keeps small parameters gathered between steps
         if parameter.data.numel() == parameter.ds_numel:

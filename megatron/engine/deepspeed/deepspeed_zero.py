@@ -36,7 +36,8 @@ class DeepSpeedEngine:
     ) -> None:
         """Initialize DeepSpeed with the result of `deepspeed_config.build_deepspeed_config`.
 
-        Raises ValueError if deepspeed is not installed or does not support the settings on this machine.
+        Raises ValueError if deepspeed is not installed
+        or does not support the settings on this machine.
         """
         self.world = world
         self.stage = config["zero_optimization"]["stage"]
@@ -211,7 +212,8 @@ class DeepSpeedEngine:
 def _shard_rows(whole: Tensor, mesh: DeviceMesh) -> DTensor:
     """Return a DTensor with this rank's rows of a tensor that every rank has.
 
-    The rows are split as by torch.chunk, which is DTensor's convention; the last ranks may get none.
+    The rows are split as by torch.chunk, which is
+    DTensor's convention; the last ranks may get none.
     """
     # 5 rows on 4 ranks: chunks of 2, 2 and 1 rows, and rank 3 has none
     chunks = whole.chunk(mesh.size())

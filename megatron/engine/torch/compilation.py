@@ -13,8 +13,8 @@ from megatron.parallel.collectives import any_rank
 from megatron.parallel.world import World
 
 # Graphs of one function: training, scoring,
-# and each with a variable number of samples. A
-# process that trains several models compiles
+# and each with a variable number of samples.
+# A process that trains several models compiles
 # the same function for each of their shapes.
 MAX_GRAPHS = 64
 BACKEND = "inductor"  # of torch.compile
@@ -27,7 +27,8 @@ log = get_logger(__name__)
 def set_cache_folder(run: Path) -> None:
     """Store compiled code in the folder of the run or of its study, unless the environment names another.
 
-    Runs of one study with the same shapes then compile once. Must be called before anything is compiled.
+    Runs of one study with the same shapes then compile once.
+    Must be called before anything is compiled.
     """
     # the runs of a study are <study>/runs/<name>
     folder = (run.parent.parent if run.parent.name == "runs" else run) / CACHE
@@ -42,8 +43,8 @@ def set_cache_folder(run: Path) -> None:
 def choose_compilation(config: DistConfig, world: World) -> bool:
     """Return whether to compile the blocks, equally on all ranks. Collective.
 
-    The default is yes on a GPU whose compiler works. Raises ValueError if dist.compile is true and it does
-    not.
+    The default is yes on a GPU whose compiler works.
+    Raises ValueError if dist.compile is true and it does not.
     """
     if not is_compilation_requested(config, world.device):
         return False
@@ -85,7 +86,8 @@ def _add_one(x: Tensor) -> Tensor:
 def compile_blocks(model: Gpt, *, has_tensor_ranks: bool, has_context_ranks: bool) -> None:
     """Compile the forward of each block, or of its feed-forward only, in place.
 
-    Compiling the forward instead of the module keeps the hooks of FSDP outside. All blocks share one graph.
+    Compiling the forward instead of the module keeps
+    the hooks of FSDP outside. All blocks share one graph.
     """
     # DDP would cut each block's graph wherever a bucket of 25 MB of
     # gradients ends, for an overlap that it has between blocks anyway

@@ -2,7 +2,8 @@
 
     {"model": {name: tensor}, "optim": {"state": {name: {"exp_avg", "exp_avg_sq", "step"}}}}
 
-`name` is the parameter name of the single-GPU model. Any layout can load the state of any other.
+`name` is the parameter name of the single-GPU model.
+Any layout can load the state of any other.
 """
 
 from collections.abc import Iterator
@@ -74,7 +75,8 @@ def _gather_entry(
             assert whole is not None, "the leader holds the entry"
             dist.send(whole.to(world.device, torch.float32).contiguous(), 0)
         elif leader != 0 and world.is_first:
-            # gloo and NCCL receive into a tensor of known shape and dtype: the sender has cast to float32
+            # gloo and NCCL receive into a tensor of known shape
+            # and dtype: the sender has cast to float32
             whole = torch.empty(shape, device=world.device)
             dist.recv(whole, leader)
     # copy: on a CPU `to` would return the weight
@@ -98,8 +100,8 @@ def distribute_state(
 ) -> None:
     """Load the result of `collect_state` from rank 0's argument; every rank keeps its part. Collective.
 
-    A state without `optim` does not change the optimizer. Raises ValueError on every rank for another
-    model's state.
+    A state without `optim` does not change the optimizer.
+    Raises ValueError on every rank for another model's state.
     """
     world = weights.world
     weights.refresh()

@@ -49,9 +49,9 @@ def build_passes(
 ) -> Passes:
     """Parallelize a model in place: tensor parallelism, then context parallelism, then pipeline or FSDP.
 
-    Activation checkpointing and compilation are applied before FSDP, so that its gathers stay outside of the
-    recomputed and compiled regions. Modules needed by multi-rank layouts only are imported on demand: torch
-    takes a second to import them.
+    Activation checkpointing and compilation are applied before FSDP, so that its gathers
+    stay outside of the recomputed and compiled regions. Modules needed by multi-rank
+    layouts only are imported on demand: torch takes a second to import them.
     """
     precision = choose_precision(config)
     model.set_precision(precision)

@@ -23,8 +23,8 @@ FLOAT64_NORM_ELEMENTS = 1 << 17
 class RankWeights:
     """Parameters under the single-GPU model's names, each full or sharded on this rank.
 
-    The optimizer updates `local_tensors`, plain tensors that share the memory of the parameters. Clipping
-    and some fused kernels cannot mix DTensors with plain tensors.
+    The optimizer updates `local_tensors`, plain tensors that share the memory of the
+    parameters. Clipping and some fused kernels cannot mix DTensors with plain tensors.
     """
 
     @torch.no_grad()

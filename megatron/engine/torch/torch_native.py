@@ -175,8 +175,9 @@ def _copy_in_place(target: Tensor, source: Tensor) -> None:
 def uses_fsdp(config: DistConfig, world: World) -> bool:
     """Return whether FSDP2 manages the weights: in all stages but zero0, and with DTensors.
 
-    DDP does not support the DTensors of tensor parallelism. A zero0 pipeline sums its gradients itself and
-    needs neither. Offloading is a feature of FSDP2, on a single rank as well.
+    DDP does not support the DTensors of tensor parallelism.
+    A zero0 pipeline sums its gradients itself and needs neither.
+    Offloading is a feature of FSDP2, on a single rank as well.
     """
     if world.n_ranks == 1:
         return config.cpu_offload
@@ -187,7 +188,8 @@ def uses_fsdp(config: DistConfig, world: World) -> bool:
 class LossScale:
     """Dynamic loss scale for float16 (Micikevicius et al., arXiv 1710.03740, section 3.2).
 
-    A factor on the loss: halved after a step with an overflow, doubled after 2000 steps without one.
+    A factor on the loss: halved after a step with an
+    overflow, doubled after 2000 steps without one.
 
     The scale stays on the device, so no step synchronizes with it.
     """

@@ -56,9 +56,9 @@ class UnpipelinedModel:
         self.root.train()
         for i, task in enumerate(tasks):
             last = i == len(tasks) - 1
-            # gradients are reduced over ranks with the last microbatch only
-            # k microbatches: reducing after each would
-            # send k times as many bytes for the same sum
+            # gradients are reduced over ranks with the last
+            # microbatch only. With k microbatches, reducing after
+            # each would send k times as many bytes for the same sum
             sync_context: AbstractContextManager[None] = nullcontext()
             if isinstance(self.root, DistributedDataParallel) and not last:
                 sync_context = self.root.no_sync()

@@ -282,8 +282,9 @@ def find_starts(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float
 def _complete_start(surface: Surface, base: dict[str, float], r_D: float, at: RunPoints) -> list[np.ndarray]:
     """Return starts theta [p] near the sum of powers E + A/N^alpha + B/D^beta of `base`.
 
-    over_training      one start: eta = (alpha + beta) / 2, and a, b such that both terms keep their values at
-                       the centre (N0, D0): a = A N0^(eta - alpha), b 6^(-eta/2) = B D0^(eta - beta)
+    over_training      one start: eta = (alpha + beta) / 2, and a, b such
+                       that both terms keep their values at the centre (N0, D0):
+                       a = A N0^(eta - alpha), b 6^(-eta/2) = B D0^(eta - beta)
     over_repetition    K such that the term is GRID_K of the loss at its centre, over
                        grids of K, g and h
     otherwise          `r_D` with every R_N* of GRID_R_N, where the form has them

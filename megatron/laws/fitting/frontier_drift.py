@@ -68,10 +68,10 @@ def continue_frontier(
 ) -> Continuation:
     """Return the continuation of a fit with constants theta [7], free in the directions `basis` [7, p].
 
-    x [n] are log(C / C0), log_n [n] are log N, y [n] are log L, and their noise has `correlation`
-    [n, n]; None: it is independent. `covariance` [7, 7] is that of theta. The constants other than the
-    curvature are adjusted together with the walk, to first order. The walk takes the place of an error of the
-    curvature.
+    x [n] are log(C / C0), log_n [n] are log N, y [n] are log L, and their noise has
+    `correlation` [n, n]; None: it is independent. `covariance` [7, 7] is that of theta.
+    The constants other than the curvature are adjusted together with the walk,
+    to first order. The walk takes the place of an error of the curvature.
 
     The model is y = form + columns shift + w(x) + noise: Gaussian process
     regression with the covariance noise^2 (correlation + ratio K), K that

@@ -42,10 +42,10 @@ def log_loss(theta: np.ndarray, x: np.ndarray, log_n: np.ndarray) -> np.ndarray:
     # (log L)'' = e (1 - e) gamma^2   = r slope^2 = curvature
     r = curvature / slope**2
     floor = r / (1 + r)  # e
-    # log(e + (g - e) y) by log-sum-exp from log
-    # g, so that a large |z| does not overflow
-    # g >= 1 > e, so log1p has an argument above
-    # -1; the last term is log y = -gamma x
+    # log(e + (g - e) y) by log-sum-exp from log g,
+    # so that a large |z| does not overflow.
+    # g >= 1 > e, so log1p has an argument above -1;
+    # the last term is log y = -gamma x
     log_part = log_g + np.log1p(-floor * np.exp(-log_g)) - slope * (1 + r) * x
     return level + np.logaddexp(math.log(floor), log_part)
 

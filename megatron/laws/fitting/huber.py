@@ -150,8 +150,8 @@ def transform_to_floor(
     # alpha, 1 / beta, -s / alpha^2, -t / beta^2)
     jacobian[:, 0, 1:] = np.stack([1 / alpha, 1 / beta, -s / alpha**2, -t / beta**2], axis=1)
     transposed = np.swapaxes(jacobian, 1, 2)
-    # H' = J^T H J + (d objective / d c) (second derivatives of c). The majorant has the
-    # first term only: J^T M J is positive
+    # H' = J^T H J + (d objective / d c) (second derivatives of c).
+    # The majorant has the first term only: J^T M J is positive
     # semidefinite, and the second term need not be.
     transformed = transposed @ hessian @ jacobian
     of_c = gradient[:, 0]

@@ -24,12 +24,12 @@ class LackOfFit:
     """F test of a form against pure error.
 
     statistic     mean square of the misfit over that of pure error
-    p_value       probability of a statistic at least as large if the form is true: the larger one of the F
-                  test and the wild bootstrap
+    p_value       probability of a statistic at least as large if the form is true:
+                  the larger one of the F test and the wild bootstrap
     dof           degrees of freedom (of the misfit, of pure error)
     noise         standard deviation of log L of repeated runs
-    misfit        standard deviation of log L from the misfit of the form, beyond the noise; 0 if there is
-                  none
+    misfit        standard deviation of log L from the misfit
+                  of the form, beyond the noise; 0 if there is none
     passes        p_value is at least LEVEL: these runs do not contradict the form
     """
 
@@ -51,10 +51,10 @@ def check_lack_of_fit(residual: np.ndarray, basis: np.ndarray, cells: np.ndarray
 
     names, index = np.unique(cells, axis=0, return_inverse=True)
     remainder = residual - basis @ (basis.T @ residual)
-    # runs of one cell have one fitted value, so
-    # residuals scatter around their mean as log L does
-    # 20 runs in 12 cells and 5 constants: 8 degrees
-    # of freedom of pure error, 7 of the misfit
+    # runs of one cell have one fitted value,
+    # so residuals scatter around their mean as log L does.
+    # 20 runs in 12 cells and 5 constants:
+    # 8 degrees of freedom of pure error, 7 of the misfit
     n_error, n_misfit = len(residual) - len(names), len(names) - basis.shape[1]
     (misfit,), (pure,) = _split_squares(remainder[None], index.ravel())
     # equal losses are copies of rows, not repeated runs

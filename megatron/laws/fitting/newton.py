@@ -124,10 +124,10 @@ def iterate_huber_widths(mean_square: np.ndarray, delta: float) -> Iterator[floa
     and Newton zigzags at its kinks. The minimum of a Huber three times as
     wide is close to its minimum, so each width starts from the one before.
     """
-    # Residuals of 0.1 and delta = 1e-3 have the widths
-    # 0.1, 0.033, 0.011, 0.0037 and 0.0012. All R problems
-    # share them, so that they stay in one batch;
-    # the median ignores a few bad starts.
+    # Residuals of 0.1 and delta = 1e-3 have
+    # the widths 0.1, 0.033, 0.011, 0.0037 and 0.0012.
+    # All R problems share them, so that they stay
+    # in one batch; the median ignores a few bad starts.
     # A start that overflows has an objective of Inf,
     # which no division by 3 would bring below delta.
     finite = mean_square[np.isfinite(mean_square)]
@@ -169,8 +169,8 @@ def _compute_step(
             matrix[rows, columns, :] = 0
             matrix[rows, :, columns] = 0
             matrix[rows, columns, columns] = 1
-    # Levenberg-Marquardt: the majorant sets the
-    # scale of the damping in each coordinate.
+    # Levenberg-Marquardt: the majorant sets
+    # the scale of the damping in each coordinate.
     # a ridge relative to each diagonal entry; the tiny
     # constant keeps a row of zeros from being singular
     diagonal = np.einsum("rii->ri", majorant)

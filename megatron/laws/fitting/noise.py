@@ -64,9 +64,9 @@ class Trend:
         Var(log sigma^2) = 2/dof for a chi-square, so the variance of the line, 2
         (1/dof_centre + (x - centre)^2 / square_sum), gives the degrees of freedom.
         """
-        # A run has the information 1/2 on log sigma^2,
-        # so the slope of log sigma^2 has the variance
-        # 2 / square_sum.
+        # A run has the information 1/2 on log
+        # sigma^2, so the slope of log sigma^2
+        # has the variance 2 / square_sum.
         offset = np.clip(log_compute, self.low, self.high) - self.centre
         dof = 1 / (1 / self.dof_centre + offset**2 / self.square_sum)
         return self.sigma * np.exp(self.slope * offset), dof
@@ -206,10 +206,10 @@ class PooledVariance:
 
 def pool_cells(log_loss: np.ndarray, cells: np.ndarray) -> PooledVariance:
     """Pool the scatter of values [n] around the mean of their cell; `cells` [n] or [n, k] are labels."""
-    # index [n] is the cell of each run, sizes
-    # [cells]. Cells of 2, 1 and 3 runs have
-    # 1 + 0 + 2 = 3 degrees of freedom: a cell
-    # of one run adds nothing to either sum.
+    # index [n] is the cell of each run,
+    # sizes [cells]. Cells of 2, 1 and 3 runs
+    # have 1 + 0 + 2 = 3 degrees of freedom:
+    # a cell of one run adds nothing to either sum.
     _, index, sizes = np.unique(cells, axis=0, return_inverse=True, return_counts=True)
     # some versions of numpy return [n, 1] with axis=0
     index = index.ravel()

@@ -138,8 +138,8 @@ class Surface:
 class OwnSurface:
     """The law of a caller's own form, loss(constants, N, D, U) -> L, as a function of theta.
 
-    start   {constant: value near which the fit starts}; where it is above 0 the constant stays above 0, and
-            its coordinate is its log
+    start   {constant: value near which the fit starts}; where it is above
+            0 the constant stays above 0, and its coordinate is its log
     """
 
     loss: Callable[..., np.ndarray]
@@ -187,8 +187,8 @@ class OwnSurface:
 def _sum_of_powers(value: dict[str, np.ndarray], at: RunPoints) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Return (log Lhat, {coordinate: derivative}) of the forms that are a sum of exponentials in theta.
 
-    Each term T = exp(linear in theta) has dT/d coordinate = T times the coefficient of the coordinate, and
-    d log Lhat = sum of dT / Lhat.
+    Each term T = exp(linear in theta) has dT/d coordinate = T times
+    the coefficient of the coordinate, and d log Lhat = sum of dT / Lhat.
     """
     of_n, of_d = ("alpha", "beta") if "alpha" in value else ("eta", "eta")
     alpha, beta = value[of_n], value[of_d]
@@ -257,8 +257,8 @@ def _decay_logs(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the log of forms.effective_count, and its derivatives by `log_at` and by `unique`.
 
-    `unique`, `total` and `log_at` are logs. With r = total / unique - 1 repeats and R = exp(log_at),
-    log(U + U R (1 - exp(-r / R))) = unique + log1p(R (1 - exp(-r / R))).
+    `unique`, `total` and `log_at` are logs. With r = total / unique - 1 repeats
+    and R = exp(log_at), log(U + U R (1 - exp(-r / R))) = unique + log1p(R (1 - exp(-r / R))).
     """
     repeats = np.expm1(np.clip(total - unique, 0.0, MAX_LOG_REPEATS))
     # As R grows, R (1 - exp(-r / R)) tends to r, so D' tends

@@ -37,9 +37,9 @@ class Job:
 
     def fraction_done(self) -> float:
         """Return the share of the run's trained steps that it has logged, 0 to 1."""
-        # metrics count steps from the trunk's start, so the branch point is
-        # subtracted Example: a run of 500 steps that branches at 400 has
-        # begin = 400; logged step 450 is (450 - 400) / 100 = 50 %.
+        # metrics count steps from the trunk's start, so the branch point
+        # is subtracted. Example: a run of 500 steps that branches at 400
+        # has begin = 400; logged step 450 is (450 - 400) / 100 = 50 %.
         begin = self.run.plan.n_steps - self.run.trained_steps
         step = read_last_metrics(self.run.folder).get("step", 0)
         return min(1.0, max(0.0, (step - begin) / self.run.trained_steps))
@@ -92,10 +92,10 @@ class Launcher:
 
 def is_free(run: PlannedRun) -> bool:
     """Return whether a run has no result and no process trains it: one that outlived an earlier sweep."""
-    # a probe of the lock, released at once so that a training can take it. A
-    # training process that starts during this probe finds the folder locked.
-    # It retries for LOCK_WAIT_S (train/loop.py), much longer than the probe
-    # takes.
+    # a probe of the lock, released at once so that a training can
+    # take it. A training process that starts during this probe
+    # finds the folder locked. It retries for LOCK_WAIT_S
+    # (train/loop.py), much longer than the probe takes.
     training = lock_run(run.folder)
     if training is None:
         return False
@@ -165,9 +165,9 @@ class SweepState:
         A branch can start when its trunk has the checkpoint of the
         branch point, or has ended without it.
         """
-        # A failed trunk is in neither list: its branches become ready, and
-        # start from its last checkpoint before the branch point or from
-        # scratch (launch.prepare_run).
+        # A failed trunk is in neither list: its branches become
+        # ready, and start from its last checkpoint before
+        # the branch point or from scratch (launch.prepare_run).
         alive = {run.folder for run in self.waiting} | {job.run.folder for job in self.running}
 
         def can_start(run: PlannedRun) -> bool:
@@ -197,22 +197,22 @@ def run_all(
 ) -> tuple[SweepState, bool]:
     """Run all runs, retrying each failed run up to `retries` times. Return (state, whether all runs ended).
 
-    A preempted run resumes without limit. A run that another
-    process trains stays in the list of waiting runs until its
-    result exists, or until its lock is free and it can be
-    started. All runs stop when the stop file of an unfinished
-    run appears.
+    A preempted run resumes without limit.
+    A run that another process trains stays
+    in the list of waiting runs until its result exists,
+    or until its lock is free and it can be started.
+    All runs stop when the stop file of an unfinished run appears.
 
     on_poll  called every `poll_s` seconds with the state
-    on_end   called for each job that ends, with its exit status and whether it will be
-             restarted
+    on_end   called for each job that ends, with its exit
+             status and whether it will be restarted
     """
     state = SweepState(list(runs))
-    # Handlers do not raise: they append to a list, which the loop tests
-    # between two steps. An exception raised inside a handler could interrupt
-    # the code between the start of a job and its entry in `state.running`: no
-    # list would contain the job, and neither `stop` nor `detach` would get
-    # it.
+    # Handlers do not raise: they append to a list, which the loop
+    # tests between two steps. An exception raised inside
+    # a handler could interrupt the code between the start of a job
+    # and its entry in `state.running`: no list would contain
+    # the job, and neither `stop` nor `detach` would get it.
     with _collect_signals() as signals:
         try:
             while (state.waiting or state.running) and not signals and not state.has_stop_file():

@@ -22,8 +22,8 @@ MAX_MEMORY_SHARE = 0.9  # of a device's memory, since memory use is an estimate
 # faults the pages in again. Keeping the blocks makes small models on a CPU up
 # to a third faster.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-# set by torchrun, DeepSpeed, srun and MPI's launchers for each rank
-# (parallel/rank_env.py)
+# set by torchrun, DeepSpeed, srun and MPI's
+# launchers for each rank (parallel/rank_env.py)
 LAUNCHER_VARIABLE = re.compile(
     r"RANK|WORLD_SIZE|MASTER_(ADDR|PORT)|LOCAL_(RANK|SIZE|WORLD_SIZE)|SLURM_(STEP_ID|PROCID|NTASKS|LOCALID)"
     r"|(OMPI_COMM_WORLD|MV2_COMM_WORLD|PALS|PMI)_[A-Z_]+|MPI_LOCAL(RANKID|NRANKS)"
@@ -76,8 +76,8 @@ class LocalLauncher(Launcher):
             if devices is None or not is_free(run):
                 continue
             prepare_run(run)
-            # order: config.yaml is written before the process that reads it
-            # is started
+            # order: config.yaml is written
+            # before the process that reads it is started
             job = Job(run, self._start_process(run, devices), devices)
             self.active.append(job)
             jobs.append(job)
@@ -86,10 +86,10 @@ class LocalLauncher(Launcher):
     def choose_devices(self, run: PlannedRun) -> list[int] | None:
         """Return the devices for a run, or None if it must wait.
 
-        A run over several GPUs gets them exclusively. A run that
-        exceeds the memory of every device gets an empty one: the
-        estimate may be wrong, and otherwise the run reports the
-        error itself.
+        A run over several GPUs gets them exclusively.
+        A run that exceeds the memory of every device
+        gets an empty one: the estimate may be wrong,
+        and otherwise the run reports the error itself.
         """
         # load[k]: the jobs on device k. Example with 2 devices and 4 slots:
         # [[a, b], [c]]; device 1 is tried first.
@@ -100,14 +100,14 @@ class LocalLauncher(Launcher):
             empty = [k for k, jobs in enumerate(load) if not jobs]
             return empty[: self.gpus_per_run] if len(empty) >= self.gpus_per_run else None
         for k in sorted(range(len(self.devices)), key=lambda k: len(load[k])):
-            # estimates are summed per device, because processes cannot share
-            # memory
+            # estimates are summed per device,
+            # because processes cannot share memory
             used = sum(estimate_memory(job.run.config) for job in load[k])
             fits = used + estimate_memory(run.config) <= MAX_MEMORY_SHARE * self.devices[k].memory
-            # an empty device always accepts a run, even one that exceeds the
-            # estimate A device of unknown memory (0, for example a GPU that
-            # shares the host's memory) never fits, so it gets one run at a
-            # time.
+            # an empty device always accepts a run, even one that
+            # exceeds the estimate. A device of unknown memory (0,
+            # for example a GPU that shares the host's memory)
+            # never fits, so it gets one run at a time.
             if not load[k] or fits and len(load[k]) < self.devices[k].slots:
                 return [k]
         return None
@@ -132,9 +132,9 @@ class LocalLauncher(Launcher):
         for job in jobs:
             if job.handle.poll() is None:
                 job.handle.terminate()
-        # all jobs are signalled first and then waited for, so that they save
-        # concurrently one deadline for all jobs: 60 s in total, not 60 s for
-        # each
+        # all jobs are signalled first and then waited for,
+        # so that they save concurrently. One deadline
+        # for all jobs: 60 s in total, not 60 s for each
         deadline = time.monotonic() + STOP_WAIT_S
         for job in jobs:
             try:
@@ -170,9 +170,9 @@ class LocalLauncher(Launcher):
 
     def _make_environment(self, devices: Sequence[int]) -> dict[str, str]:
         """Return a child's environment: its GPUs, or on a CPU one thread per library and KEEP_MEMORY."""
-        # A sweep that was started by torchrun or srun has RANK and WORLD_SIZE
-        # set. Inherited, they would make the run wait for ranks that do not
-        # exist.
+        # A sweep that was started by torchrun or srun has
+        # RANK and WORLD_SIZE set. Inherited, they would
+        # make the run wait for ranks that do not exist.
         variables = os.environ.items()
         environment = {name: value for name, value in variables if not LAUNCHER_VARIABLE.fullmatch(name)}
         # one thread for each run: with one run per core, more threads would

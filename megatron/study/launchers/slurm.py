@@ -50,8 +50,8 @@ class SlurmLauncher(Launcher):
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
         """See Launcher: submits all runs that are not in the queue. Raises OSError with sbatch's message."""
-        # without an answer of squeue, runs that are in the queue would be
-        # submitted again
+        # without an answer of squeue, runs
+        # that are in the queue would be submitted again
         if not runs or not self._poll_queue():
             return []
         jobs, free = list[Job](), list[PlannedRun]()
