@@ -19,9 +19,9 @@ import pandas as pd
 
 from megatron.cli import create_parser, print_table, run_main
 from megatron.study.downstream_scores import (
+    REFERENCE_FACTS,
     REFERENCES,
     add_score_columns,
-    read_reference_facts,
     read_references,
     read_scores,
     write_scores,
@@ -142,7 +142,7 @@ def add_references(args: argparse.Namespace) -> str:
     """Write references.csv if --references is given; return a note for the user."""
     if not args.references:
         return ""
-    facts = read_reference_facts(args.reference_facts) if args.reference_facts else {}
+    facts = read_facts(args.reference_facts, "model", REFERENCE_FACTS) if args.reference_facts else {}
     references = read_references(args.references, facts)
     path = args.paths[0] / REFERENCES
     if not write_scores(references, path):

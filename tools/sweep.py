@@ -24,7 +24,7 @@ from megatron.study.ladder import (
     read_study_plan,
     select_runs_of_part,
 )
-from megatron.study.price import Speed, Tariff, add_tariff_options, estimate_speed, format_price_table
+from megatron.study.price import Speed, Tariff, add_tariff_options, estimate_speed, format_price
 from megatron.study.sweep import SweepOptions, count_jobs, run_sweep, time_study
 
 REMOVED = {
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # for other hardware the number of GPUs is not known, so one run at a time
         jobs = (args.jobs or 1) if args.hardware else count_jobs(study, options)
         tariff = Tariff(args.price_per_hour, args.watts, args.hardware)
-        print(format_price_table(runs, price_runs(runs), jobs, args.gpus_per_run, tariff))
+        print(format_price(runs, price_runs(runs), jobs, args.gpus_per_run, tariff))
         return 0
     outcome = run_sweep(study, options, price_runs)
     print(f"{study.directory}: {outcome.n_done} of {outcome.n_runs} runs done")

@@ -295,7 +295,9 @@ def fit_compute_law(
     labels, dependent = find_groups(residual, jacobian, groups, N)
     if len(np.unique(labels)) < len(y):
         noise = estimate_noise(residual, jacobian, labels)
-        spread, dof, correlation = noise.sigma, int(noise.dof), noise.correlate(labels)
+        # noise.sigma is clipped, but outliers move least
+        # squares: without them intervals cover .85
+        spread, dof, correlation = max(spread, noise.sigma), int(noise.dof), noise.correlate(labels)
     # least squares in the free directions;
     # rows of constants that are not free are 0
     errors = basis @ np.linalg.pinv(jacobian, 3e-8)  # [7, n], of the constants by the noise

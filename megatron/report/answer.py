@@ -299,7 +299,7 @@ def _list_extrapolations(study: Study, optima: pd.DataFrame) -> list[str]:
 
 def suggest_runs(study: Study) -> str:
     """Return what to do for an answer: finish the runs, fit a law, or add runs, with their cost."""
-    n_missing = int((~study.runs["status"].fillna("done").isin(["done", STALE])).sum())
+    n_missing = int((~study.runs["status"].dropna().isin(["done", STALE])).sum())
     if n_missing:
         return f"To do: train {format_plural(n_missing, 'more run')} of this study with tools/sweep.py."
     if study.frontier is not None:

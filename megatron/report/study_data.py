@@ -157,9 +157,9 @@ def read_study(study_dir: str | Path) -> Study:
     has_table = not (folder / "runs").is_dir() and (folder / TABLE).is_file()
     runs = read_table(folder / TABLE) if has_table else read_runs(folder)
     warnings = list(runs.attrs["warnings"])
-    forecasts = _tabulate_forecasts(folder, runs)
     # tables of other programs lack columns
     runs = runs.reindex(columns=list(dict.fromkeys([*COLUMNS, NOTE, *runs])))
+    forecasts = _tabulate_forecasts(folder, runs)
     runs[NOTE] = runs[NOTE].astype(object).fillna("")
     done = runs[(runs["status"] == "done") & runs["path"].notna()]
     results = [_read_json(folder / path / "result.json", warnings) for path in done["path"]]

@@ -31,9 +31,9 @@ HARNESS_RESULTS = "results_*.json"  # files of lm-evaluation-harness
 METRICS = ("acc_norm", "acc", "exact_match", "em", "f1")
 
 
-FACTS = ("n_params", "train_tokens", "note")
+REFERENCE_FACTS = ("n_params", "train_tokens", "note")
 SCORE_COLUMNS = ["run", "task", "score", "kind", "se", "metric", "checkpoint"]
-REFERENCE_COLUMNS = ["model", *SCORE_COLUMNS[1:6], *FACTS]
+REFERENCE_COLUMNS = ["model", *SCORE_COLUMNS[1:6], *REFERENCE_FACTS]
 
 
 def read_scores(study_dir: Path, table: pd.DataFrame) -> pd.DataFrame:
@@ -150,28 +150,6 @@ def read_references(
             about |= (facts or {}).get(model, {})
             rows += [about | score for score in read_task_scores(file)]
     return _make_scores(rows, REFERENCE_COLUMNS)
-
-
-def read_reference_facts(path: Path) -> dict[str, dict[str, Any]]:
-    """Read a CSV with columns model and any of n_params, train_tokens, note; empty cells are omitted.
-
-    Raises ValueError for other columns or values.
-    """
-    table = read_table(path)
-    if "model" not in table or not set(table) <= {"model", *FACTS}:
-        raise ValueError(
-            f"{path}: got columns {', '.join(table)}, expected model and n_params, train_tokens or note."
-        )
-    if table.attrs["warnings"]:
-        raise ValueError(f"{path}: {table.attrs['warnings'][0]} Expected counts.")
-    return {
-        str(row["model"]): {
-            name: row[name] if name == "note" else int(row[name])
-            for name in FACTS
-            if name in row and not pd.isna(row[name])
-        }
-        for row in table.to_dict("records")
-    }
 
 
 def load_references(path: Path) -> pd.DataFrame:

@@ -97,9 +97,13 @@ class Forecast:
 
 
 def hash_record(content: Mapping[str, Any]) -> str:
-    """Return the sha256 of the canonical JSON of a record: sorted keys, no spaces, floats by repr."""
+    """Return the sha256 of the canonical JSON of a record: sorted keys, no spaces, floats by repr.
+
+    The field sha256 is left out, as a hash cannot contain itself.
+    """
     # repr of a float64 is the shortest text that gives the same number, so
     # reading the file and hashing again reproduces the hash
+    content = {key: content[key] for key in content if key != "sha256"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -109,9 +113,7 @@ def make_forecast(**values: Any) -> Forecast:
     time = datetime.now(UTC).isoformat(timespec="microseconds")
     content = asdict(Forecast(time=time, commit=code_revision(), **values))
     forecast = Forecast(**convert_fields(Forecast, json.loads(json.dumps(content, allow_nan=False))))
-    content = asdict(forecast)
-    del content["sha256"]
-    return replace(forecast, sha256=hash_record(content))
+    return replace(forecast, sha256=hash_record(asdict(forecast)))
 
 
 def seal_forecasts(study_dir: str | Path, forecasts: Sequence[Forecast]) -> list[Forecast]:
@@ -148,8 +150,7 @@ def _load(path: Path) -> Forecast:
     try:
         content = read_json(path) or {}
         forecast = Forecast(**convert_fields(Forecast, content))
-        # the hash cannot contain itself; hash_record raises ValueError for NaN
-        sha256 = hash_record({key: content[key] for key in content if key != "sha256"})
+        sha256 = hash_record(content)  # raises ValueError for NaN
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: got an invalid forecast ({error}). {REMEDY}") from error
     if forecast.sha256 != sha256 or path.stem != forecast.name:

@@ -247,18 +247,29 @@ def _read_csv_rows(
 
 
 def _list_cells(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the cells of each row that are not empty, by column."""
+    """Return the cells of each row that are not empty, by column; whole numbers are int."""
     return [
-        {str(name): cell for name, cell in row.items() if not pd.isna(cell)}
+        {
+            str(name): int(cell) if isinstance(cell, float) and cell.is_integer() else cell
+            for name, cell in row.items()
+            if not pd.isna(cell)
+        }
         for row in table.to_dict("records")
     ]
 
 
-def read_facts(path: Path) -> dict[str, dict[str, Any]]:
-    """Read a CSV with a column `run` and columns of facts. Return facts by run."""
+def read_facts(path: Path, key: str = "run", names: Sequence[str] = FACTS) -> dict[str, dict[str, Any]]:
+    """Read a CSV with the columns `key` and any of `names`. Return the cells of each row, by that of `key`.
+
+    Raises ValueError for other columns or values.
+    """
     table = read_table(path)
-    require_column(path, table, "run")
-    return {str(row.pop("run")): row for row in _list_cells(table)}
+    if key not in table or not set(table) <= {key, *names}:
+        expected = f"{key} and any of {', '.join(names)}"
+        raise ValueError(f"{path}: got columns {', '.join(table)}, expected {expected}.")
+    if table.attrs["warnings"]:
+        raise ValueError(f"{path}: {table.attrs['warnings'][0]} Expected numbers.")
+    return {str(row.pop(key)): row for row in _list_cells(table)}
 
 
 def parse_fact(name: str, text: str) -> Any:

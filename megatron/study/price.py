@@ -288,47 +288,40 @@ def _count_scored_samples(path: str | None, run: PlannedRun) -> int:
     return min(n_samples, run.config.evaluation.max_samples or n_samples)
 
 
-def format_price_table(
+def format_price(
     runs: Sequence[PlannedRun],
     speed: Speed,
     jobs: int,
     gpus_per_run: int = 1,
     tariff: Tariff | None = None,
+    lists_runs: bool = True,
 ) -> str:
-    """Return the totals and one line per run.
+    """Return time, tokens and FLOPs of the runs that are not done, and one line per run.
 
     With a tariff, the totals include the time, money and energy of all devices.
+    Without `lists_runs`, only the totals.
 
     FLOPs are exact and for the whole training. Time and totals
     count only the steps that are trained: a branch trains only
     the steps after its branch point.
     """
-    lines = [format_total(runs, speed, jobs, gpus_per_run, tariff), ""]
-    lines += format_table(HEAD, [_format_row(run, speed, gpus_per_run) for run in runs], ("run", "status"))
-    return "\n".join([*lines, *textwrap.wrap(LEGEND, WIDTH)])
-
-
-def format_total(
-    runs: Sequence[PlannedRun],
-    speed: Speed,
-    jobs: int,
-    gpus_per_run: int = 1,
-    tariff: Tariff | None = None,
-) -> str:
-    """Return time, tokens and FLOPs of the runs that are not done, the basis of the time, and the cost."""
     waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
     seconds = [speed.seconds(run) for run in waiting]
     tokens = sum(run.plan.tokens_per_step * run.trained_steps for run in waiting)
     flops = sum(run.trained_flops for run in waiting)
     wall_time = format_duration(makespan(seconds, jobs)) if seconds else "0 s"
     gpus = f" on {gpus_per_run} GPUs each" if gpus_per_run > 1 else ""
-    lines = [
+    totals = [
         f"about {wall_time} with {jobs} at a time{gpus}: {len(waiting)} of {len(runs)} runs to do, "
         f"{format_short(tokens)} tokens, {flops:.2e} FLOPs",
         f"({format_duration(sum(seconds))} one after another; expected from {speed.basis})",
         (tariff or Tariff()).describe(sum(seconds) * gpus_per_run),
     ]
-    return "\n".join(part for line in lines for part in textwrap.wrap(line, WIDTH))
+    lines = [part for total in totals for part in textwrap.wrap(total, WIDTH)]
+    if lists_runs:
+        rows = [_format_row(run, speed, gpus_per_run) for run in runs]
+        lines += ["", *format_table(HEAD, rows, ("run", "status")), *textwrap.wrap(LEGEND, WIDTH)]
+    return "\n".join(lines)
 
 
 def _format_row(run: PlannedRun, speed: Speed, gpus_per_run: int) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from megatron.study.ladder import (
     expand_study,
     select_runs_of_part,
 )
-from megatron.study.launchers.launch import Job, Launcher, SweepState, run_all
+from megatron.study.launchers.launch import Job, Launcher, SweepState, read_last_metrics, run_all
 from megatron.study.launchers.local import MAX_MEMORY_SHARE, Device, LocalLauncher, query_gpus
 from megatron.study.launchers.slurm import SlurmLauncher
 from megatron.study.price import Speed
@@ -131,43 +131,34 @@ def run_sweep(
         # saved first: the report and a forecast need the file even if all
         # runs are done
         study.save()
-        return _train_runs(study, options, estimate, runs)
+        waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
+        if not waiting:
+            print(f"nothing to do: {len(runs)} of {len(runs)} runs are done")
+            return SweepOutcome(len(runs), len(runs), [], False)
+        jobs = count_jobs(study, options)
+        speed = estimate(runs)
+        is_first = len(waiting) == len(runs)
+        print(price.format_price(runs, speed, jobs, options.gpus_per_run, lists_runs=is_first), flush=True)
+        live = LiveTable(len(runs), speed, jobs)
+        failed: list[str] = []
+        n_ended = len(runs) - len(waiting)
 
+        def report_end(job: Job, status: int, again: bool) -> None:
+            nonlocal n_ended
+            n_ended += not again
+            if not again and not is_done(job.run.folder, job.run.plan.identity):
+                failed.append(f"{job.run.folder.name}: {job.last_line()}")
+            live.view.print_line(_format_end(job, status, again, n_ended, len(runs)))
 
-def _train_runs(
-    study: StudyPlan,
-    options: SweepOptions,
-    estimate: Callable[[Sequence[PlannedRun]], Speed],
-    runs: Sequence[PlannedRun],
-) -> SweepOutcome:
-    waiting = [run for run in runs if not is_done(run.folder, run.plan.identity)]
-    if not waiting:
-        print(f"nothing to do: {len(runs)} of {len(runs)} runs are done")
-        return SweepOutcome(len(runs), len(runs), [], False)
-    jobs = count_jobs(study, options)
-    speed = estimate(runs)
-    describe = price.format_price_table if len(waiting) == len(runs) else price.format_total
-    print(describe(runs, speed, jobs, options.gpus_per_run), flush=True)
-    live = LiveTable(len(runs), speed, jobs)
-    failed: list[str] = []
-    n_ended = len(runs) - len(waiting)
-
-    def report_end(job: Job, status: int, again: bool) -> None:
-        nonlocal n_ended
-        n_ended += not again
-        if not again and not is_done(job.run.folder, job.run.plan.identity):
-            failed.append(f"{job.run.folder.name}: {job.last_line()}")
-        live.view.print_line(_format_end(job, status, again, n_ended, len(runs)))
-
-    try:
-        _, whole = run_all(waiting, make_launcher(study, options), live.draw, report_end, options.retries)
-    finally:
-        # also after an exception: the traceback
-        # would be printed over the table
-        live.view.close()
-    # counted from the files, as results can come from other processes
-    n_done = sum(is_done(run.folder, run.plan.identity) for run in runs)
-    return SweepOutcome(len(runs), n_done, failed, not whole)
+        try:
+            _, whole = run_all(waiting, make_launcher(study, options), live.draw, report_end, options.retries)
+        finally:
+            # also after an exception: the traceback
+            # would be printed over the table
+            live.view.close()
+        # counted from the files, as results can come from other processes
+        n_done = sum(is_done(run.folder, run.plan.identity) for run in runs)
+        return SweepOutcome(len(runs), n_done, failed, not whole)
 
 
 def _format_end(job: Job, status: int, again: bool, n_ended: int, n_runs: int) -> str:
@@ -182,20 +173,19 @@ def _format_end(job: Job, status: int, again: bool, n_ended: int, n_runs: int) -
     return f"{count}: {loss} nats/token, {result['wall_s']:.0f} s"
 
 
+@dataclass
 class LiveTable:
     """Table that is redrawn in place. Without a terminal only `print_line` has output."""
 
-    def __init__(
-        self,
-        n_runs: int,
-        speed: Speed,
-        jobs: int,
-        out: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.n_runs, self.speed, self.jobs = n_runs, speed, jobs
-        self.view, self.clock = LiveView(out or sys.stdout), clock
-        self.last_draw_s = -REDRAW_INTERVAL_S
+    n_runs: int
+    speed: Speed
+    jobs: int
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    clock: Callable[[], float] = time.monotonic
+    last_draw_s: float = -REDRAW_INTERVAL_S
+
+    def __post_init__(self) -> None:
+        self.view = LiveView(self.out)
 
     def draw(self, state: SweepState) -> None:
         """Show the state, at most every REDRAW_INTERVAL_S."""
@@ -224,7 +214,7 @@ def format_counts(state: SweepState, n_runs: int, left_s: float) -> str:
 
 def format_job_row(job: Job) -> tuple[str, ...]:
     """Return the cells of a running job, in the order of HEAD."""
-    record, plan = job.last_record(), job.run.plan
+    record, plan = read_last_metrics(job.run.folder), job.run.plan
     step, loss, tps = record.get("step", 0), record.get("loss"), record.get("tps")
     steps = (f"{step:,}", f"{plan.n_steps:,}", f"{job.fraction_done():.0%}")
     loss = f"{loss:.4f}" if isinstance(loss, float) else ""

@@ -79,11 +79,6 @@ def make_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return frame
 
 
-def is_number_column(name: str) -> bool:
-    """Return whether a column of the table contains numbers."""
-    return COLUMNS.get(name, str) is not str or name.startswith(SCORE_PREFIX)
-
-
 def select_finished(table: pd.DataFrame) -> pd.DataFrame:
     """Return the runs with a loss above 0 that are done, or that have no status."""
     done = table["loss"] > 0
@@ -329,7 +324,8 @@ def _convert_column(cells: pd.Series, warnings: list[str]) -> pd.Series:
     numbers = pd.to_numeric(text, errors="coerce").astype(float)
     numbers = numbers.where(numbers.abs() <= MAX_NUMBER)
     unreadable = numbers.isna() & text.notna()
-    if not is_number_column(name) and (name in COLUMNS or unreadable.any() or numbers.isna().all()):
+    is_number = COLUMNS.get(name, str) is not str or name.startswith(SCORE_PREFIX)
+    if not is_number and (name in COLUMNS or unreadable.any() or numbers.isna().all()):
         return text.astype(object).where(text.notna(), None)
     if unreadable.any():
         row = int(unreadable.to_numpy().argmax())

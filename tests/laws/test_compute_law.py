@@ -104,6 +104,13 @@ def test_exponents_of_runs_that_share_the_noise_of_a_model_are_inside_their_inte
     assert (inside[0] >= 25).all() and (inside[1] < 25).all()
 
 
+def test_outliers_do_not_narrow_the_intervals_of_grouped_runs() -> None:
+    N, D, L, C = simulate(0.003, 0)
+    L[::10] *= 1.05
+    grouped, single = (fit_compute_law(N, D, L, C, groups=np.arange(len(N)) // n).spread for n in (3, 1))
+    assert grouped >= single
+
+
 def test_without_noise_the_loss_at_4_times_the_budget_is_within_a_thousandth() -> None:
     target = 4 * BUDGETS[-1]
     optimum = fit_compute_law(*simulate(0.0, 0)).optimum(target)

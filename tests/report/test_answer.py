@@ -154,6 +154,13 @@ def test_an_unfinished_study_says_what_to_do(n_done: int, verdict: str, todo: st
     assert answer.verdict.startswith(verdict) and answer.todo.startswith(todo)
 
 
+def test_a_table_of_another_program_is_a_study(tmp_path: Path) -> None:
+    RUNS[["n_params", "train_tokens", "loss"]].to_csv(tmp_path / "table.csv", index=False)
+    study = read_study(tmp_path)
+    assert len(study.finished) == len(RUNS)
+    assert make_answer(study).scale.startswith(f"{len(RUNS)} runs finished; ")
+
+
 def test_a_study_without_runs_says_so() -> None:
     assert make_answer(make_study(RUNS.iloc[:0])).verdict == "No answer yet: 0 of 0 runs finished."
 

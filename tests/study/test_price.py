@@ -33,7 +33,7 @@ from megatron.study.price import (
     choose_settings,
     estimate_speed,
     flops_per_step,
-    format_price_table,
+    format_price,
     scoring_flops,
     sum_device_seconds,
     time_steps,
@@ -205,7 +205,7 @@ def test_settings_of_a_run_are_those_of_its_configuration() -> None:
 def test_the_table_begins_with_the_total_and_trunks_are_paid_once(runs) -> None:
     short, trunk = runs
     speed = Speed("a test", lambda run: 1e6, startup_s=6.0)
-    lines = format_price_table(runs, speed, jobs=1).splitlines()
+    lines = format_price(runs, speed, jobs=1).splitlines()
     flops = trunk.plan.train_flops + short.plan.train_flops / 2
     total = sum(6.0 + run.trained_flops / 1e6 for run in runs)
     assert lines[0].startswith(
@@ -223,11 +223,11 @@ def test_the_table_contains_money_and_energy(runs) -> None:
     speed = Speed("a test", lambda run: 1e6, startup_s=0.0)
     hours = sum(run.trained_flops for run in runs) / 1e6 / 3600
     tariff = Tariff(2.5, hardware="H100")
-    text = format_price_table(runs, speed, 1, 2, tariff=tariff)
+    text = format_price(runs, speed, 1, 2, tariff=tariff)
     line = next(line for line in text.splitlines() if "GPU-hours" in line)
     assert f"{2 * hours:.3g} GPU-hours" in line and f"{5 * hours:.3g} at 2.5 an hour" in line
     assert f"up to {2 * hours * 0.7:.3g} kWh at 700 W" in line
-    assert "GPU-hours" not in format_price_table(runs, speed, 1, 2, tariff=Tariff())
+    assert "GPU-hours" not in format_price(runs, speed, 1, 2, tariff=Tariff())
 
 
 def test_the_power_of_the_user_precedes_the_data_sheet_and_mixed_hardware_has_none() -> None:

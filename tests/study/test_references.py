@@ -8,11 +8,12 @@ import pandas as pd
 import pytest
 
 from megatron.study.downstream_scores import (
+    REFERENCE_FACTS,
     load_references,
-    read_reference_facts,
     read_references,
     write_scores,
 )
+from megatron.study.importers import read_facts
 
 
 def write_results(path: Path, model: str, config: dict[str, Any] | None = None, **top: Any) -> None:
@@ -44,7 +45,7 @@ def test_facts_replace_what_the_results_lack(tmp_path: Path) -> None:
     write_results(tmp_path / "results_1.json", "hf", model_name="acme/other")
     table = tmp_path / "facts.csv"
     table.write_text("model,n_params,train_tokens,note\nacme/other,1e6,2e9,random weights\n")
-    scores = read_references([tmp_path], read_reference_facts(table))
+    scores = read_references([tmp_path], read_facts(table, "model", REFERENCE_FACTS))
     (score,) = scores.itertuples()
     assert (score.n_params, score.train_tokens, score.note) == (1_000_000, 2_000_000_000, "random weights")
     assert write_scores(scores, tmp_path / "references.csv")
@@ -55,7 +56,7 @@ def test_facts_replace_what_the_results_lack(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(load_references(tmp_path / "references.csv"), scores, check_dtype=False)
     table.write_text("model,colour\nacme/other,red\n")
     with pytest.raises(ValueError, match="got columns model, colour"):
-        read_reference_facts(table)
+        read_facts(table, "model", REFERENCE_FACTS)
     table.write_text("model,n_params\nacme/other,many\n")
-    with pytest.raises(ValueError, match="n_params: got 'many'.* Expected counts"):
-        read_reference_facts(table)
+    with pytest.raises(ValueError, match="n_params: got 'many'.* Expected numbers"):
+        read_facts(table, "model", REFERENCE_FACTS)

@@ -35,17 +35,13 @@ class Job:
     handle: Any
     devices: list[int] = field(default_factory=list)
 
-    def last_record(self) -> dict[str, Any]:
-        """Return the last line of the run's metrics; empty before the first one."""
-        return read_last_metrics(self.run.folder)
-
     def fraction_done(self) -> float:
         """Return the share of the run's trained steps that it has logged, 0 to 1."""
         # metrics count steps from the trunk's start, so the branch point
         # is subtracted. Example: a run of 500 steps that branches at 400
         # has begin = 400; logged step 450 is (450 - 400) / 100 = 50 %.
         begin = self.run.plan.n_steps - self.run.trained_steps
-        step = self.last_record().get("step", 0)
+        step = read_last_metrics(self.run.folder).get("step", 0)
         return min(1.0, max(0.0, (step - begin) / self.run.trained_steps))
 
     def last_line(self) -> str:
@@ -141,13 +137,12 @@ def find_checkpoint(run_dir: Path, last_step: int, exact: bool = False) -> Path 
     for meta_file in (run_dir / CHECKPOINTS).glob("*/meta.json"):
         if meta_file.parent.suffix in (".preempt", ".partial"):
             continue
-        try:
+        # a file may be damaged, or another process deletes it
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             meta = json.loads(meta_file.read_text())
             # for one step the later generation counts: the run was rolled
             # back past the earlier one
             checkpoints[int(meta["step"]), int(meta.get("generation", 0))] = meta_file.parent
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue  # being deleted by another process, or damaged
     # keys are (step, generation) and compare in this order: the latest step,
     # and of that step the last generation
     steps = [key for key in checkpoints if key[0] == last_step or key[0] < last_step and not exact]

@@ -70,12 +70,10 @@ class LocalLauncher(Launcher):
         jobs = []
         for run in runs:
             devices = self.choose_devices(run)
-            # continue, not break: a later and smaller run may still fit
-            if devices is None:
-                continue
-            # a training that outlived its sweep still saves, or the run has
-            # become done since the plan
-            if not is_free(run):
+            # continue, not break: a later and smaller run may still fit. A run is
+            # not free if a training that outlived its sweep still saves, or if it
+            # has become done since the plan.
+            if devices is None or not is_free(run):
                 continue
             prepare_run(run)
             # order: config.yaml is written
@@ -142,9 +140,8 @@ class LocalLauncher(Launcher):
             try:
                 job.handle.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                os.killpg(
-                    job.handle.pid, signal.SIGKILL
-                )  # the job leads its own session, which contains its ranks
+                # the job leads its own session, which contains its ranks
+                os.killpg(job.handle.pid, signal.SIGKILL)
                 job.handle.wait()
 
     def _start_process(self, run: PlannedRun, devices: Sequence[int]) -> "subprocess.Popen[bytes]":
