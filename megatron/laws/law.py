@@ -286,12 +286,13 @@ def _check_values(law: Law) -> None:
     level, n_units = law.interval.get("level", 0.95), law.interval.get("n_units", 1)
     is_level = isinstance(level, float) and 0 < level < 1 and isinstance(n_units, int) and n_units > 0
     require("interval", is_level, "a level between 0 and 1 and a number of units")
-    for ends in law.ranges.values():
-        require("ranges", len(ends) == 2, "low and high by letter")
+    require("ranges", all(len(ends) == 2 for ends in law.ranges.values()), "low and high by letter")
     for name, kind in (("noise", Noise), ("extrapolation", Extrapolation)):
         if getattr(law, name):
             part = convert_value(name, getattr(law, name), kind)
-            require(name, part.dof > 0, "degrees of freedom above 0")
+            trend = getattr(part, "trend", None)
+            positive = (part.dof,) if trend is None else (part.dof, trend.sigma, trend.dof_centre)
+            require(name, min(positive) > 0, "scatter and degrees of freedom above 0")
 
 
 def expanded_level(level: float, n_units: int | None, n_constants: int = 1) -> float:
