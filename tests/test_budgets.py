@@ -19,11 +19,7 @@ BUDGETS = {
     "megatron/generation": 330, "megatron/laws": 3200, "megatron/study": 2600, "megatron/report": 1700,
     "tools/*.py": 2400, "tools/bench": 1900, "tests": 22000,
 }  # fmt: skip
-ABOVE = {
-    "megatron/data": 1032, "megatron/parallel": 846, "megatron/checkpoint": 2154,
-    "megatron/evaluation": 1783, "megatron/laws": 3266, "megatron/study": 2922, "tools/*.py": 2756,
-    "tools/bench": 2013, "tests": 28475,
-}  # fmt: skip
+ABOVE = {"tests": 28340}
 MAX_FUNCTION_LINES, N_LONGER = 60, 7
 COMMENTS_PER_100 = 8.5
 N_TOOLS = 24
