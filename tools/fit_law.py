@@ -15,7 +15,7 @@ from typing import Any
 
 from megatron.cli import create_parser, run_main
 from megatron.io import replace_nonfinite, write_json
-from megatron.laws.forms import FITTED_FORMS, FORM
+from megatron.laws.forms import FITTED_FORMS, FORM, check_fitted_form
 from megatron.laws.holdout import compare_forms, extrapolate_law, score_holdout
 from megatron.laws.isoflop import fit_isoflop
 from megatron.laws.law import Law
@@ -154,7 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ValueError(f"--out: got {args.out}, expected a file in an existing folder, such as law.json")
     columns = Columns(args.n_column, args.d_column, args.loss_column, args.flops_column, args.unique_column)
     forms = (args.compare or args.form).split(",")
-    needs_unique = any(form in FORM and FORM[form].needs_unique for form in forms)
+    for form in forms:
+        check_fitted_form(form)
+    needs_unique = any(FORM[form].needs_unique for form in forms)
     runs = select_runs(args.table, columns, args.objective, needs_unique, args.group, args.where)
     if args.fit_all:
         runs = replace(runs, frame=runs.frame.assign(held_out=0.0))
