@@ -181,7 +181,7 @@ def read_positive(path: Path, runs: pd.DataFrame, name: str) -> np.ndarray:
     if not is_valid.all():
         at = int(np.argmin(is_valid))
         got = runs[name].iloc[at]
-        got = "an empty cell" if pd.isna(got) else f"'{got}'"
+        got = "no number" if pd.isna(got) else f"'{got}'"
         raise ValueError(f"{path}, row {runs.index[at] + 1}, {name}: got {got}, expected a positive number")
     return numbers
 
@@ -195,12 +195,12 @@ def _filter_rows(
     runs = table
     if "status" in table:
         runs, applied["status"] = table[table["status"] == "done"], "done"
-        if runs.empty:
-            raise ValueError(
-                f"{path}: got no run of {len(table)} with status 'done'. Finish the sweep and collect again."
-            )
         if n_omitted := len(table) - len(runs):
             warnings.append(f"{n_omitted} of {len(table)} runs in the table are not done and are omitted.")
+    if runs.empty:
+        raise ValueError(
+            f"{path}: got {len(table)} rows and no finished run. Finish the sweep and collect again."
+        )
     if "objective" in table:
         objectives = sorted(set(runs["objective"].dropna()))
         objective = objective or (objectives[0] if len(objectives) == 1 else None)
