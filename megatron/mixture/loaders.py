@@ -112,7 +112,9 @@ class MixtureDataset(IterableDataset[Chunk]):
     is the same. Ranks of one group (tensor, pipeline, context) pass the same
     `group` and get the same chunks. `open_source` is called in the process that
     reads. `parse` is called with each document, for example to take the text
-    out of a record.
+    out of a record. Workers of a process that has opened a mixture itself need
+    multiprocessing_context="spawn" or "forkserver": the threads that read do
+    not survive a fork.
 
     torchdata's StatefulDataLoader saves and restores the iterators
     (`ChunkIterator`), also in its workers. A plain DataLoader does not: pass

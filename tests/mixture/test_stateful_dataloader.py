@@ -1,6 +1,7 @@
 """Resumption through torchdata's StatefulDataLoader: by its protocol, and with the package if installed."""
 
 import json
+import multiprocessing
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
@@ -15,6 +16,10 @@ from torch.utils.data import DataLoader
 from megatron.mixture.documents import DocumentChunks
 from megatron.mixture.loaders import Chunk, ChunkIterator, MixtureDataset, hugging_face
 
+# a process that has imported the loaders, and whose forks are the workers: the
+# tests' own process has threads of other libraries, which a fork may break
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["pytest", "torchdata.stateful_dataloader", "datasets", __name__])
 SIZE = 64
 N_DOCUMENTS = 3000  # in the fixture `mixture`
 
@@ -35,7 +40,7 @@ def make_finite(mixture: Path) -> Path:
 
 
 class Rows:
-    """The part of an Arrow table that is used; Arrow's threads do not survive a fork."""
+    """The part of an Arrow table that is used."""
 
     column_names = ("domain", "text")
 
@@ -57,7 +62,7 @@ class Rows:
 
 
 class Numbers:
-    """Source of 300 documents, with a short last chunk, that is safe in a forked process."""
+    """Source of 300 documents, with a short last chunk."""
 
     identity, names, chunk_size, at_once = "numbers", ("all",), 7, 4
 
@@ -117,7 +122,7 @@ def test_the_state_of_a_dataset_follows_its_chunks_and_requires_the_chunk_of_wor
     assert next(iter(again)).number == 5
     dataset = MixtureDataset(Numbers)
     [*islice(dataset, 2)]
-    loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="fork")
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=FORKS)
     (chunk,) = islice(loader, 1)
     with pytest.raises(ValueError, match="got no chunk, expected the last one that was trained on"):
         dataset.state_dict()
@@ -169,7 +174,7 @@ def check_resumes(loader: Callable[[], Any], n_chunks: int, stops: tuple[int, ..
 @pytest.mark.parametrize("workers", [0, 2, 3])
 def test_the_package_resumes_several_times_inside_an_epoch(mixture, workers) -> None:
     package = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
-    context = {"multiprocessing_context": "fork"} if workers else {}
+    context = {"multiprocessing_context": FORKS} if workers else {}
 
     def loader() -> Any:
         source = Numbers if workers else partial(DocumentChunks, make_finite(mixture), chunk_size=70)
@@ -196,7 +201,7 @@ def test_the_package_resumes_documents_in_spawned_workers(mixture) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_package_resumes_rows_of_hugging_face(workers) -> None:
     package = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
-    context = {"multiprocessing_context": "fork"} if workers else {}
+    context = {"multiprocessing_context": FORKS} if workers else {}
 
     def loader() -> Any:
         rows = hugging_face(MixtureDataset(Numbers))
