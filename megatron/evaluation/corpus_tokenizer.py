@@ -54,11 +54,11 @@ def find_mismatches(
 
 
 def load_byte_tokenizer(
-    corpus: IndexedTokens, weights: Weights, requested: str | None, world: World
+    corpus: IndexedTokens, weights: Weights, requested: str | None, world: World, *, warn: bool = True
 ) -> Tokenizer | None:
     """Load the tokenizer for counting text bytes: `requested`, else that of the corpus, else of the model.
 
-    Returns None with a warning if any rank has none. Raises
+    Returns None, with a warning if `warn`, if any rank has none. Raises
     ValueError or FileNotFoundError if `requested` cannot be loaded.
     """
     if requested is not None:
@@ -74,7 +74,7 @@ def load_byte_tokenizer(
     if not any_rank(tokenizer is None, world):  # the count is a sum over ranks: all take part, or none
         return tokenizer
     reason = reason if tokenizer is None else f"a rank cannot load {tokenizer.name}"
-    if world.is_first:
+    if warn and world.is_first:
         log.warning("no bits per byte: %s; give --tokenizer", reason)
     return None
 

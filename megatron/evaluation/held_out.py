@@ -154,8 +154,9 @@ def score_held_out(
     previous = read_json(path)
     same = previous is not None and previous.get("settings") == settings
     is_current = same and (path.with_suffix(DOCUMENTS).is_file() or not scoring.per_document)
+    has_bytes = is_current and previous is not None and previous.get("bits_per_byte") is not None
     tokenizers = {
-        corpus: corpus_tokenizer.load_byte_tokenizer(tokens, weights, tokenizer, world)
+        corpus: corpus_tokenizer.load_byte_tokenizer(tokens, weights, tokenizer, world, warn=not has_bytes)
         for corpus, tokens in opened.items()
     }
     # If no tokenizer can be loaded now, the stored score is at
