@@ -2,9 +2,10 @@
 
 import atexit
 import os
+import resource
 import signal
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,26 @@ def save_checkpoint(
     path = folder / layout.new_checkpoint_name(prefix, preempt)
     store.save_checkpoint(path, parts, meta)
     return path
+
+
+def flip_middle_bit(path: Path) -> None:
+    """Change one bit of a file: damage that its size does not show."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@contextmanager
+def limit_file_size(n_bytes: int) -> Iterator[None]:
+    """Make every larger file fail with EFBIG, as on a disk with `n_bytes` left."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
 
 
 def build_tiny(n_tokens: int, seed: int = 0, sharpness: float = 20.0, **more: Any) -> Gpt:

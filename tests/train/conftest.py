@@ -1,9 +1,6 @@
-"""Fixtures: a small corpus, a small run, and starting runs from the command line."""
+"""Fixtures: a small corpus, a small run, and starting runs in this process or on several ranks."""
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,10 +15,13 @@ from megatron.plan.resolve import load_config
 from megatron.plan.run_dir import read_metrics
 from megatron.plan.run_plan import plan_run
 from megatron.train.build import Run, build_run
-from tests.conftest import free_port
+from tests.conftest import load_newest
+from tests.rank_processes import Rank, run_tool, start_ranks, stop_ranks
+from tests.tool_modules import Cli, CliResult
 
 N_TOKENS = 200
 ALONE = World(0, 1, 0, torch.device("cpu"))
+MDM = "objective.name=masked_diffusion"
 
 
 def write_corpus(prefix: Path, n_documents: int, seed: int) -> None:
@@ -45,7 +45,15 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
+def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a configuration that the arguments complete."""
+    path = tmp_path_factory.mktemp("config") / "empty.yaml"
+    path.write_text("name: test\n")
+    return path
+
+
+@pytest.fixture(scope="session")
 def words(corpus: Path) -> list[str]:
     """key=value arguments of a run of 12 steps: slightly more than two epochs."""
     return [
@@ -68,68 +76,61 @@ def words(corpus: Path) -> list[str]:
     ]
 
 
-Pretrain = Callable[..., subprocess.CompletedProcess[str]]
-Start = Callable[..., list[subprocess.Popen[str]]]
+Pretrain = Callable[..., CliResult]
+Start = Callable[..., list[Rank]]
+SmallRun = Callable[..., Run]
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Use one thread, as misc.n_threads of the small run: on a busy machine two can block for minutes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def start(words: list[str], config_file: Path, tmp_path: Path) -> Iterator[Start]:
+    """Return a function that starts training on gloo ranks, and kill the rest at teardown.
+
+    Its arguments: folder of the run, changes of the configuration, and `change`, a function that
+    patches the processes first.
+    """
+    everything: list[Rank] = []
+
+    def start_training(
+        run: Path, *changes: str, n_ranks: int = 2, change: Callable[[], None] | None = None
+    ) -> list[Rank]:
+        argv = [str(config_file), *words, f"logging.run_dir={run}", *changes]
+        ranks = start_ranks(run_tool, "pretrain.py", argv, change, n_ranks=n_ranks, folder=tmp_path / "logs")
+        everything.extend(ranks)
+        return ranks
+
+    yield start_training
+    stop_ranks(everything)
 
 
 @pytest.fixture
-def start(root: Path, tmp_path: Path) -> Iterator[Start]:
-    """Start tools/pretrain.py, or another script, on one or more gloo ranks; kill the rest at teardown."""
-    everything: list[subprocess.Popen[str]] = []
-
-    def start_ranks(
-        words: list[str], n_ranks: int = 1, script: Path | None = None
-    ) -> list[subprocess.Popen[str]]:
-        config = tmp_path / "empty.yaml"
-        config.write_text("name: test\n")
-        command = [sys.executable, str(script or root / "tools" / "pretrain.py"), str(config), *words]
-        shared = {**os.environ, "OMP_NUM_THREADS": "1"}
-        if n_ranks > 1:
-            shared |= {
-                "WORLD_SIZE": str(n_ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(free_port()),
-            }
-        started = [
-            subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=shared if n_ranks == 1 else {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            )
-            for rank in range(n_ranks)
-        ]
-        everything.extend(started)
-        return started
-
-    yield start_ranks
-    for process in everything:
-        process.kill()
-        process.wait()
-
-
-@pytest.fixture
-def pretrain(start: Start) -> Pretrain:
-    """Run to the end, as `start`; return rank 0's exit status and output."""
+def pretrain(start: Start, words: list[str], config_file: Path, cli: Cli) -> Pretrain:
+    """Train to the end, a single rank in this process; check the status and return rank 0's output."""
 
     def run_to_end(
-        words: list[str], n_ranks: int = 1, timeout_s: float = 300, script: Path | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        started = start(words, n_ranks, script)
-        outputs = [process.communicate(timeout=timeout_s) for process in started]
-        return subprocess.CompletedProcess(started[0].args, started[0].returncode, *outputs[0])
+        run: Path,
+        *changes: str,
+        n_ranks: int = 1,
+        status: int = 0,
+        change: Callable[[], None] | None = None,
+    ) -> CliResult:
+        if n_ranks == 1 and change is None:
+            return cli("train", config_file, *words, f"logging.run_dir={run}", *changes, status=status)
+        result = [rank.wait() for rank in start(run, *changes, n_ranks=n_ranks, change=change)][0]
+        assert result.status == status, result.error
+        return result
 
     return run_to_end
+
+
+@pytest.fixture
+def small_run(words: list[str], config_file: Path) -> SmallRun:
+    """Return a function that builds a run of a single rank: (folder, changes) -> run."""
+
+    def build_small_run(run: Path, *changes: str) -> Run:
+        config = load_config(config_file, [*words, f"logging.run_dir={run}", *changes])
+        return build_run(config, plan_run(config), ALONE)
+
+    return build_small_run
 
 
 def read_losses(run: Path, kind: str = "train") -> list[float]:
@@ -137,14 +138,27 @@ def read_losses(run: Path, kind: str = "train") -> list[float]:
     return [line["loss"] for line in read_metrics(run) if line["kind"] == kind]
 
 
+def read_last(run: Path, kind: str = "train") -> dict:
+    """Return the last line of a kind in a run's metrics."""
+    return [line for line in read_metrics(run) if line["kind"] == kind][-1]
+
+
 def remove_end(run: Path) -> None:
     """Remove the last checkpoint and the result of a run, as if it had been killed before."""
-    shutil.rmtree(layout.find_checkpoints(run / "checkpoints", "step")[1].path)
+    shutil.rmtree(layout.find_checkpoints(run / "checkpoints", "step")[-1].path)
     (run / "result.json").unlink()
 
 
-def build_small_run(words: list[str], folder: Path) -> Run:
-    """Build a run of one rank in this process."""
-    (folder / "empty.yaml").write_text("name: test\n")
-    config = load_config(folder / "empty.yaml", words)
-    return build_run(config, plan_run(config), ALONE)
+def assert_same_losses(run: Path, expected: Path, error: float = 1e-5) -> None:
+    """Assert that losses of training and held-out losses are equal up to rounding."""
+    for kind in ("train", "validation"):
+        losses = read_losses(expected, kind)
+        assert losses and read_losses(run, kind) == pytest.approx(losses, abs=error), kind
+
+
+def assert_same_weights(run: Path, expected: Path) -> None:
+    """Assert that the last checkpoints of two runs have bit-equal weights."""
+    newest = [load_newest(folder / "checkpoints", "step") for folder in (run, expected)]
+    ours, theirs = (checkpoint[1]["model"] for checkpoint in newest if checkpoint is not None)
+    for name, tensor in theirs.items():
+        assert torch.equal(tensor, ours[name]), name

@@ -1,55 +1,63 @@
-"""Division of a rank's share of a batch into microbatches."""
+"""Division of a rank's share of a batch into microbatches, and settings refused before a model is built."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from megatron.config.parallelism import ParallelLayout
+from megatron.config.schema import RunConfig
 from megatron.parallel.world import World
+from megatron.plan.memory import MEMORY_SHARE, estimate_memory
 from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import plan_run
 from megatron.train import build as module
 from megatron.train.build import build_run
+from megatron.train.loop import _prepare_folder
 from megatron.train.microbatch import choose_microbatch_rows
+from megatron.train.resume import resume_run
+from tests.train.conftest import ALONE
 
 
-def choose_rows(batch: int, stages: int = 1, requested: int | None = None, schedule: str = "1f1b") -> int:
-    config = resolve_config(
+def make_config(
+    batch: int = 24, folder: Path = Path("unused"), rows: int | None = None, **dist: Any
+) -> RunConfig:
+    data = {"path_train": "synthetic", "batch_size": batch, "seq_len": 64, "microbatch_size": rows}
+    return resolve_config(
         {
-            "dist": {"pipeline_parallel": stages, "pipeline_schedule": schedule} if stages > 1 else {},
-            "model": {"d_model": 16, "n_heads": 2, "n_layers": 8, "n_tokens": 10},
-            "dataset": {"batch_size": batch, "microbatch_size": requested},
-            "lr_scheduler": {"total_iterations": 1},
+            "dist": {"cpu_only": True, "dtype": "float32", **dist},
+            "model": {"d_model": 16, "n_heads": 2, "n_layers": 8, "n_tokens": 30},
+            "dataset": data,
+            "lr_scheduler": {"total_iterations": 2},
+            "logging": {"run_dir": str(folder), "tensorboard": False},
         }
     )
-    layout = ParallelLayout(pipeline=stages)
-    return choose_microbatch_rows(config, World(0, stages, 0, torch.device("cpu"), layout))
 
 
-def test_without_a_pipeline_a_single_forward_computes_the_whole_share() -> None:
-    assert (choose_rows(12), choose_rows(12, requested=4), choose_rows(12, requested=99)) == (12, 4, 12)
+def choose_rows(batch: int, stages: int = 1, rows: int | None = None, schedule: str = "1f1b") -> int:
+    dist = {"pipeline_parallel": stages, "pipeline_schedule": schedule} if stages > 1 else {}
+    world = World(0, stages, 0, torch.device("cpu"), ParallelLayout(pipeline=stages))
+    return choose_microbatch_rows(make_config(batch, rows=rows, **dist), world)
 
 
-@pytest.mark.parametrize(
-    ("batch", "stages", "schedule", "expected"),
-    [
+def test_a_pipeline_uses_the_largest_size_with_a_microbatch_per_rank() -> None:
+    # without a pipeline a single forward computes the whole share
+    assert (choose_rows(12), choose_rows(12, rows=4), choose_rows(12, rows=99)) == (12, 4, 12)
+    for batch, stages, schedule, expected in (
         (8, 2, "1f1b", 4),
         (7, 2, "1f1b", 1),  # 7 samples divide into 1 or 7 microbatches, and 2 ranks require 2 or more
         (10, 4, "1f1b", 2),
         (12, 4, "interleaved", 3),
         (20, 4, "interleaved", 5),  # 4 microbatches
         (24, 4, "interleaved", 6),
-    ],
-)
-def test_a_pipeline_uses_the_largest_size_with_a_microbatch_per_rank(
-    batch, stages, schedule, expected
-) -> None:
-    assert choose_rows(batch, stages, schedule=schedule) == expected
+    ):
+        assert choose_rows(batch, stages, schedule=schedule) == expected, (batch, stages)
 
 
 @pytest.mark.parametrize(
-    ("batch", "stages", "requested", "schedule", "sentence"),
+    ("batch", "stages", "rows", "schedule", "sentence"),
     [
         (8, 1, 3, "1f1b", "got 3, expected a divisor of the 8 samples of a rank"),
         (
@@ -57,48 +65,54 @@ def test_a_pipeline_uses_the_largest_size_with_a_microbatch_per_rank(
             2,
             8,
             "1f1b",
-            "got 1 microbatches, expected 2 or more for a pipeline of 2 ranks. Lower it, or omit it.",
+            "got 1 microbatches, expected 2 or more for a pipeline of 2 ranks. Lower it, or omit",
         ),
         (12, 4, 2, "interleaved", "got 6 microbatches, expected a multiple of 4 for a pipeline of 4 ranks"),
-        (
-            6,
-            4,
-            None,
-            "interleaved",
-            "expected a multiple of 4 for a pipeline of 4 ranks. Choose another dataset.batch_size.",
-        ),
+        (6, 4, None, "interleaved", "for a pipeline of 4 ranks. Choose another dataset.batch_size."),
     ],
 )
-def test_sizes_without_a_schedule_are_refused(batch, stages, requested, schedule, sentence) -> None:
+def test_sizes_without_a_schedule_are_refused(batch, stages, rows, schedule, sentence) -> None:
     with pytest.raises(ValueError) as caught:
-        choose_rows(batch, stages, requested, schedule)
+        choose_rows(batch, stages, rows, schedule)
     assert sentence in str(caught.value)
 
 
-def test_a_conflicting_deepspeed_json_is_refused_before_the_model_is_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def too_early(*words: object) -> None:
-        raise AssertionError("a model is made")
+def test_the_most_samples_that_fit_are_chosen_among_the_divisors() -> None:
+    config = make_config()
+    chosen = {}
+    for rows in (24, 12, 8, 6, 4, 3, 2, 1):
+        memory = estimate_memory(config, 1, rows) / MEMORY_SHARE
+        chosen[rows] = choose_microbatch_rows(config, ALONE, memory * 1.000001)
+    assert chosen == {rows: rows for rows in chosen}
+    assert choose_microbatch_rows(make_config(rows=6), ALONE, 1.0) == 6  # a request is not changed
 
+
+def test_a_model_that_fits_nowhere_is_tried_with_a_single_sample_and_a_warning(caplog) -> None:
+    with caplog.at_level("WARNING", logger="megatron.train.microbatch"):
+        assert choose_microbatch_rows(make_config(), ALONE, 1e6) == 1
+    (record,) = caplog.records
+    assert "more than 85% of 0 GB. Shard it over more ranks" in record.getMessage()
+
+
+def test_the_plan_of_a_run_has_its_microbatch(tmp_path: Path) -> None:
+    config = make_config(8, tmp_path)
+    plan = plan_run(config)
+    assert plan.microbatch_size is None
+    run = build_run(config, plan, ALONE)
+    _prepare_folder(run, resume_run(run))
+    assert json.loads((tmp_path / "plan.json").read_text())["microbatch_size"] == 8
+
+
+def test_deepspeeds_settings_are_checked_before_the_model_is_built(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "ds.json").write_text('{"train_batch_size": 3}')
-    config = resolve_config(
-        {
-            "dist": {"engine": "deepspeed", "deepspeed_config": str(tmp_path / "ds.json"), "cpu_only": True},
-            "model": {"d_model": 16, "n_heads": 2, "n_layers": 1, "n_tokens": 10},
-            "dataset": {"path_train": "synthetic", "batch_size": 4},
-            "lr_scheduler": {"total_iterations": 1},
-        }
-    )
-    monkeypatch.setattr(module, "Gpt", too_early)
-    with pytest.raises(ValueError, match="train_batch_size: got 3, expected 4"):
-        build_run(config, plan_run(config), World(0, 1, 0, torch.device("cpu")))
-
-
-def test_partly_recomputed_blocks_are_refused_under_deepspeeds_zero3() -> None:
-    dist = {"engine": "deepspeed", "sharding_stage": "zero3", "activation_checkpointing": "selective"}
-    config = resolve_config(
-        {"dist": dist, "model": {"size": "7M", "n_tokens": 500}, "lr_scheduler": {"total_iterations": 1}}
-    )
-    with pytest.raises(ValueError, match="got selective with DeepSpeed's zero3"):
-        module.build_deepspeed_settings(config, World(0, 1, 0, torch.device("cpu")))
+    monkeypatch.setattr(module, "Gpt", None)
+    for dist, sentence in (
+        ({"deepspeed_config": str(tmp_path / "ds.json")}, "train_batch_size: got 3, expected 24"),
+        (
+            {"sharding_stage": "zero3", "activation_checkpointing": "selective"},
+            "got selective with DeepSpeed's zero3",
+        ),
+    ):
+        config = make_config(engine="deepspeed", **dist)
+        with pytest.raises(ValueError, match=sentence):
+            build_run(config, plan_run(config), ALONE)

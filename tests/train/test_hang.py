@@ -1,171 +1,115 @@
-"""Hanging ranks: every process group has dist.timeout_s, and the rank is named with its step."""
+"""Hanging ranks: a collective ends after dist.timeout_s, and the rank is named with its step.
 
-import ast
+tests/ranks checks that the process groups of every layout have this time limit.
+"""
+
 import re
 import signal
-import subprocess
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from megatron.plan.run_dir import is_done
 from megatron.study.launchers.launch import read_last_metrics
+from tests.rank_processes import Rank
+from tests.train.faults import delay_operation, print_timeouts
 
-TIMEOUT_S = 5
+TIMEOUT_S = 3
 SLACK_S = 40  # for a busy machine: to compare the ranks, and for a Python process with torch to exit
+LIMIT = f"dist.timeout_s={TIMEOUT_S}"
+LONG = "lr_scheduler.total_iterations=100000"
 LAYOUTS = {
     "ddp": [],
     "tensor": ["dist.tensor_parallel=2"],
-}
-SLOW_LAYOUTS = {
-    "zero3": ["dist.sharding_stage=zero3"],
     "pipeline": ["dist.pipeline_parallel=2"],
-    "context": ["dist.context_parallel=2"],
-    "deepspeed zero0": ["dist.engine=deepspeed"],
     "deepspeed zero3": ["dist.engine=deepspeed", "dist.sharding_stage=zero3"],
 }
-SCRIPT = Path(__file__).with_name("pretrain_with_slow_rank.py")
 
 
-def read_step(run: Path) -> int:
-    return (read_last_metrics(run) or {"step": 0})["step"]
+def stop_rank(start, run: Path, *changes: str, victim: int) -> tuple[list[Rank], int]:
+    """Return the ranks, of which `victim` was stopped, and the last reported step at that time."""
+    ranks = start(run, *changes, LIMIT, LONG)
 
+    def read_step() -> int:
+        return (read_last_metrics(run) or {"step": 0})["step"]
 
-def stop_rank(
-    start, words: list[str], run: Path, victim: int
-) -> tuple[list[subprocess.Popen[str]], float, int]:
-    """Return (ranks, time at which one of them was stopped, last reported step at that time)."""
-    words = [*words, f"logging.run_dir={run}", f"dist.timeout_s={TIMEOUT_S}"]
-    ranks = start([*words, "lr_scheduler.total_iterations=100000"], n_ranks=2)
-    deadline = time.monotonic() + 240
-    while read_step(run) < 5:
-        assert time.monotonic() < deadline, "no step"
-        assert ranks[0].poll() is None, ranks[0].communicate()
-        time.sleep(0.02)
-    time.sleep(3)  # a rank reports its step once a second
+    # a rank sends its step every 0.25 s
+    ranks[0].wait_for(lambda: read_step() >= 5)
+    first = read_step()
+    ranks[0].wait_for(lambda: read_step() >= first + 50)
     ranks[victim].send_signal(signal.SIGSTOP)
-    return ranks, time.monotonic(), read_step(run)
+    return ranks, read_step()
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    "layout", [*LAYOUTS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_LAYOUTS)]
+    "layout", ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in list(LAYOUTS)[1:])]
 )
-def test_the_others_end_in_time_and_name_the_rank_that_hangs_and_its_step(
-    start, words, tmp_path, layout
-) -> None:
+def test_the_others_end_in_time_and_name_the_rank_that_hangs_and_its_step(start, tmp_path, layout) -> None:
     if "deepspeed" in layout:
         pytest.importorskip("deepspeed", reason="the DeepSpeed engine is optional: pip install deepspeed")
-    words = [*words, *(LAYOUTS | SLOW_LAYOUTS)[layout]]
-    ranks, stopped, step = stop_rank(start, words, tmp_path / "run", victim=1)
-    _, stderr = ranks[0].communicate(timeout=TIMEOUT_S + SLACK_S)
-    took_s = time.monotonic() - stopped
-    last = stderr.strip().splitlines()[-1]
-    assert ranks[0].returncode == 1, stderr
-    assert took_s < TIMEOUT_S + SLACK_S
+    ranks, step = stop_rank(start, tmp_path / "run", *LAYOUTS[layout], victim=1)
+    ended = ranks[0].wait(TIMEOUT_S + SLACK_S)
+    assert ended.status == 1
+    last = ended.error.strip().splitlines()[-1]
     named = re.match(r"error: rank 1 hangs: no heartbeat since step (\d+) \((.+?)\); rank 0 is in step", last)
-    assert named is not None, stderr
+    assert named is not None, ended.error
     assert 0 < int(named[1]) <= step + 200, "the interval between two beats is at most two seconds"
     assert f"dist.timeout_s={TIMEOUT_S} s" in last
     ranks[1].send_signal(signal.SIGCONT)
-    _, woken = ranks[1].communicate(timeout=SLACK_S)
-    assert ranks[1].returncode == 1, woken
+    assert ranks[1].wait(SLACK_S).status == 1
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_rank_0_which_hosts_the_store_is_named_too(start, words, tmp_path) -> None:
-    ranks, *_ = stop_rank(start, words, tmp_path / "run", victim=0)
-    _, stderr = ranks[1].communicate(timeout=TIMEOUT_S + SLACK_S)
-    assert ranks[1].returncode == 1
-    assert "error: rank 0 does not answer" in stderr, stderr
+def test_rank_0_which_hosts_the_store_is_named_too(start, tmp_path) -> None:
+    ranks, _ = stop_rank(start, tmp_path / "run", victim=0)
+    ended = ranks[1].wait(TIMEOUT_S + SLACK_S)
+    assert ended.status == 1 and "error: rank 0 does not answer" in ended.error, ended.error
 
 
-def parse_limits(stderr: str) -> list[float]:
-    """Return the timeouts of the last reported step."""
-    lines = [line for line in stderr.splitlines() if line.startswith("limits ")]
-    return ast.literal_eval(lines[-1].removeprefix("limits "))
+@pytest.mark.ranks
+def test_the_groups_of_a_run_that_saves_in_the_background_have_the_time_limit(pretrain, tmp_path) -> None:
+    changes = ["checkpoint.state_dict_type=sharded", "checkpoint.asynchronous=true"]
+    changes += ["checkpoint.chkpt_saving_iterations=4", "dist.timeout_s=77"]
+    done = pretrain(tmp_path, *changes, n_ranks=2, change=print_timeouts)
+    last = [line for line in done.error.splitlines() if line.startswith("limits ")][-1]
+    assert set(last.removeprefix("limits ").split()) == {"77.0"} and last.count("77.0") >= 2
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("layout", "n_groups"),
+    ("rank", "seconds", "operation", "limit_s"),
     [
-        ("ddp", 2),
-        pytest.param("ddp, asynchronous", 2, marks=pytest.mark.slow),
-        ("zero3", 3),
-        pytest.param("tensor", 3, marks=pytest.mark.slow),
-        pytest.param("pipeline", 2, marks=pytest.mark.slow),
-        pytest.param("context", 2, marks=pytest.mark.slow),
-        pytest.param("deepspeed zero0", 2, marks=pytest.mark.slow),
-        pytest.param("deepspeed zero3", 2, marks=pytest.mark.slow),
+        (0, TIMEOUT_S + 1, "save", TIMEOUT_S),
+        pytest.param(1, 4, "first_step", 20, marks=pytest.mark.slow),
+        pytest.param(1, 4, "data", 20, marks=pytest.mark.slow),
     ],
 )
-def test_every_process_group_has_the_time_limit(pretrain, words, tmp_path, layout, n_groups) -> None:
-    words = [*words, f"logging.run_dir={tmp_path / 'run'}", "dist.timeout_s=77"]
-    words += (LAYOUTS | SLOW_LAYOUTS).get(layout, [])
-    if "deepspeed" in layout:
-        pytest.importorskip("deepspeed", reason="the DeepSpeed engine is optional: pip install deepspeed")
-    if "asynchronous" in layout:
-        words += ["checkpoint.state_dict_type=sharded", "checkpoint.asynchronous=true"]
-        words += ["checkpoint.chkpt_saving_iterations=4"]
-    done = pretrain(words, n_ranks=2, script=SCRIPT)
-    assert done.returncode == 0, done.stderr
-    limits = parse_limits(done.stderr)
-    assert len(limits) >= n_groups
-    assert set(limits) == {77.0}
+def test_slow_work_does_not_end_a_run(pretrain, tmp_path, rank, seconds, operation, limit_s) -> None:
+    """A checkpoint may take longer than dist.timeout_s as long as its writer is alive."""
+    change = partial(delay_operation, rank, seconds, operation)
+    done = pretrain(tmp_path, f"dist.timeout_s={limit_s}", n_ranks=2, change=change)
+    assert is_done(tmp_path) and "hangs" not in done.error
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    ("slow", "words_of"),
-    [
-        ("1:4:first_step", []),
-        pytest.param("1:4:data", [], marks=pytest.mark.slow),
-        pytest.param("0:4:save", [], marks=pytest.mark.slow),
-        pytest.param("0:14:save", [f"dist.timeout_s={TIMEOUT_S}"], marks=pytest.mark.slow),
-    ],
-)
-def test_slow_work_does_not_end_a_run(pretrain, words, tmp_path, monkeypatch, slow, words_of) -> None:
-    """The last case: a checkpoint may take longer than dist.timeout_s as long as its writer is alive."""
-    monkeypatch.setenv("SLOW", slow)
-    run = tmp_path / "run"
-    done = pretrain(
-        [*words, f"logging.run_dir={run}", "dist.timeout_s=20", *words_of], n_ranks=2, script=SCRIPT
-    )
-    assert done.returncode == 0, done.stderr
-    assert is_done(run)
-    assert "hangs" not in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.ranks
-def test_a_rank_that_ends_with_an_error_of_its_own_is_named(start, words, tmp_path) -> None:
-    run = tmp_path / "run"
-    ranks = start([*words, f"logging.run_dir={run}", "lr_scheduler.total_iterations=100000"], n_ranks=2)
-    deadline = time.monotonic() + 240
-    while read_step(run) < 2:
-        assert time.monotonic() < deadline and ranks[0].poll() is None
-        time.sleep(0.02)
+def test_when_a_rank_is_killed_the_others_end_soon_and_name_it(start, tmp_path) -> None:
+    ranks = start(tmp_path / "run", LONG)
+    ranks[0].wait_for(lambda: (read_last_metrics(tmp_path / "run") or {"step": 0})["step"] >= 2)
     ranks[1].send_signal(signal.SIGKILL)
-    _, stderr = ranks[0].communicate(timeout=SLACK_S)
-    last = stderr.strip().splitlines()[-1]
-    assert last.startswith("error: another rank is gone"), stderr
+    ended = ranks[0].wait(SLACK_S)
+    last = ended.error.strip().splitlines()[-1]
+    assert ended.status == 1 and last.startswith("error: another rank is gone"), ended.error
     assert re.search(r"rank 1 sends no heartbeat since (step \d+|before the first)", last), last
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_a_live_rank_that_keeps_the_others_waiting_is_named(start, words, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("SLOW", "1:600:data")
-    run = tmp_path / "run"
-    ranks = start([*words, f"logging.run_dir={run}", f"dist.timeout_s={TIMEOUT_S}"], n_ranks=2, script=SCRIPT)
-    _, stderr = ranks[0].communicate(timeout=240)
-    assert ranks[0].returncode == 1
-    last = stderr.strip().splitlines()[-1]
+def test_a_live_rank_that_keeps_the_others_waiting_is_named(start, tmp_path) -> None:
+    ranks = start(tmp_path / "run", LIMIT, change=partial(delay_operation, 1, 600, "data"))
+    ended = ranks[0].wait()
     expected = "error: rank 1 is behind, in step 1 (waiting for data); others in step 1 (training)"
-    assert last.startswith(expected), stderr
-    ranks[1].kill()
-    _, shown = ranks[1].communicate()
-    assert "rank 1 is behind, in step 1 (waiting for data)" in shown
+    assert ended.status == 1 and ended.error.strip().splitlines()[-1].startswith(expected), ended.error
+    assert "rank 1 is behind, in step 1 (waiting for data)" in ranks[1].error.read_text()

@@ -12,17 +12,13 @@ from megatron.checkpoint.model_weights import load_weights
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.samples import Samples
-from megatron.plan.run_dir import read_metrics
 from megatron.tokenizer.bpe import load_hf_tokenizer
+from tests.train.conftest import MDM, read_losses
 
 STORY = (
     "Once upon a time, there was a little boy named Tim. Tim had a red ball. He liked to play with his ball "
     "in the park. One day, the ball rolled under a big tree. Tim was sad. He asked his mom to help him. "
 )
-
-
-def first_loss(run: Path) -> float:
-    return next(line["loss"] for line in read_metrics(run) if line["kind"] == "train")
 
 
 @pytest.fixture(scope="module")
@@ -37,75 +33,48 @@ def stories(stories_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-@pytest.fixture
-def words(stories: Path, tmp_path: Path) -> list[str]:
-    return [
-        f"dataset.path_train={stories / 'text'}",
-        f"logging.run_dir={tmp_path / 'run'}",
-        "dataset.seq_len=64",
-        "dataset.batch_size=4",
-        "dist.dtype=float32",
-        "dist.cpu_only=true",
-        "lr_scheduler.total_iterations=2",
-        "optim.lr=1e-3",
-        "logging.every_iterations=1",
-        "logging.tensorboard=false",
-        "misc.n_threads=1",
-    ]
-
-
-def read_start_words(stories: Path) -> list[str]:
-    """Return the keys of start.yaml as arguments; the fixture `pretrain` uses another file."""
+@pytest.fixture(scope="module")
+def words(stories: Path) -> list[str]:
+    """Arguments of a run of two steps: the keys of start.yaml, and a corpus."""
     from omegaconf import OmegaConf
 
     sections = OmegaConf.to_container(OmegaConf.load(stories / "native" / "start.yaml"))
-    return [f"{section}.{key}={value}" for section, keys in sections.items() for key, value in keys.items()]
+    start = [f"{section}.{key}={value}" for section, keys in sections.items() for key, value in keys.items()]
+    return [
+        *start, f"dataset.path_train={stories / 'text'}", "dataset.seq_len=64", "dataset.batch_size=4",
+        "dist.dtype=float32", "dist.cpu_only=true", "lr_scheduler.total_iterations=2", "optim.lr=1e-3",
+        "logging.every_iterations=1", "logging.tensorboard=false", "misc.n_threads=1",
+    ]  # fmt: skip
 
 
-def test_the_first_loss_is_that_of_the_imported_model(pretrain, words, stories, tmp_path) -> None:
-    done = pretrain([*read_start_words(stories), *words])
-    assert done.returncode == 0, done.stderr
+def test_the_first_loss_is_that_of_the_imported_model(pretrain, stories, tmp_path) -> None:
+    pretrain(tmp_path)
     model = load_weights(stories / "native").build_model()
     samples = Samples(IndexedTokens(stories / "text"), 64, 0)
     tokens = torch.from_numpy(np.stack([samples[i] for i in range(4)]))
     logits = model(tokens[:, :-1], causal=True)
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).item()
-    assert first_loss(tmp_path / "run") == pytest.approx(expected, abs=1e-5)
+    assert read_losses(tmp_path)[0] == pytest.approx(expected, abs=1e-5)
     assert expected < 2.0  # an untrained model has a loss of log 512 = 6.2
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    result = json.loads((tmp_path / "result.json").read_text())
     assert result["config"]["checkpoint"]["init_from"] == str(stories / "native")
 
 
-def test_a_diffusion_run_may_start_from_it_with_another_number_of_rows(
-    pretrain, words, stories, tmp_path
-) -> None:
-    more = ["objective.name=masked_diffusion", "model.vocab_rows=640"]
-    done = pretrain([*read_start_words(stories), *words, *more])
-    assert done.returncode == 0, done.stderr
-    alone = pretrain(
-        [
-            *read_start_words(stories),
-            *words,
-            *more,
-            "checkpoint.init_from=null",
-            f"logging.run_dir={tmp_path / 'other'}",
-        ]
-    )
-    assert alone.returncode == 0, alone.stderr
-    first, other = (json.loads((tmp_path / run / "plan.json").read_text()) for run in ("run", "other"))
-    assert first["identity"] != other["identity"]
-    assert first_loss(tmp_path / "run") != first_loss(tmp_path / "other")
+def test_a_diffusion_run_may_start_from_it_with_another_number_of_rows(pretrain, tmp_path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    changes = [MDM, "model.vocab_rows=640"]
+    pretrain(run, *changes)
+    pretrain(other, *changes, "checkpoint.init_from=null")
+    plans = [json.loads((folder / "plan.json").read_text()) for folder in (run, other)]
+    assert plans[0]["identity"] != plans[1]["identity"]
+    assert read_losses(run)[0] != read_losses(other)[0]
 
 
-@pytest.mark.slow
-def test_weights_of_another_model_are_refused_with_a_one_line_error(
-    pretrain, words, stories, tmp_path
-) -> None:
-    for word, sentence in (
+def test_weights_of_another_model_are_refused_with_a_one_line_error(pretrain, tmp_path) -> None:
+    for change, sentence in (
         ("model.n_layers=4", "model.n_layers is 4, in the checkpoint 5"),
         ("checkpoint.init_from=nowhere", "nowhere: no such checkpoint"),
     ):
-        failed = pretrain([*read_start_words(stories), *words, word])
-        assert (failed.returncode, failed.stderr.count("\n")) == (1, 1), failed.stderr
-        assert sentence in failed.stderr
+        failed = pretrain(tmp_path / "run", change, status=1)
+        assert failed.error.count("\n") == 1 and sentence in failed.error
         assert not (tmp_path / "run").exists()

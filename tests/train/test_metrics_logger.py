@@ -2,12 +2,9 @@
 
 import gzip
 import json
-import os
-import resource
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -17,15 +14,14 @@ from megatron.engine.interface import StepReport
 from megatron.evaluation.validate import validate
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.task import Task
-from megatron.parallel.world import World
 from megatron.plan.resolve import resolve_config
 from megatron.plan.run_dir import read_metrics
 from megatron.plan.run_plan import plan_run
 from megatron.train.memory_usage import explain_oom
 from megatron.train.metrics_logger import MetricsLogger, format_log_line
 from megatron.train.state import TrainState
-
-CPU = World(0, 1, 0, torch.device("cpu"))
+from tests.train.conftest import ALONE
+from tests.train.faults import limit_memory, prepend_path
 
 SMALL = {
     "model": {"d_model": 64, "n_heads": 4, "n_layers": 2, "n_tokens": 100},
@@ -45,7 +41,7 @@ def test_the_log_line_equals_that_of_torchtitan() -> None:
 
 def test_both_utilisations_follow_from_the_tokens_and_the_peak(tmp_path) -> None:
     config = resolve_config(SMALL)
-    logger = MetricsLogger(config, plan_run(config), CPU, tmp_path)
+    logger = MetricsLogger(config, plan_run(config), ALONE, tmp_path)
     logger.peak_tflops = 1e-6  # a very small device
     report = StepReport(torch.tensor(128.0, dtype=torch.float64), 64, torch.tensor(1.0))
     logger.accumulate(report, 1, (0, 3))
@@ -70,59 +66,44 @@ def test_a_single_held_out_sample_gives_a_loss_without_a_standard_error(tmp_path
             return torch.full((1,), 32.0, dtype=torch.float64), 16
 
     samples = SyntheticSamples(100, seq_len=16, seed=0, held_out=True)
-    held_out = validate(Even(), Autoregressive(), samples, CPU, batch_size=4, max_samples=1)
+    held_out = validate(Even(), Autoregressive(), samples, ALONE, batch_size=4, max_samples=1)
     assert (held_out.loss, held_out.loss_se, held_out.n_tokens) == (2.0, None, 16)
-    logger = MetricsLogger(config, plan_run(config), CPU, tmp_path)
+    logger = MetricsLogger(config, plan_run(config), ALONE, tmp_path)
     logger.log_validation(TrainState(step=1, next_sample=4, tokens_seen=64), held_out, None)
     logger.close()
     assert next(read_metrics(tmp_path))["loss_se"] is None
 
 
-def test_a_window_of_steps_is_profiled(pretrain, words, tmp_path) -> None:
-    run = tmp_path / "run"
-    words = [*words, f"logging.run_dir={run}", "lr_scheduler.total_iterations=6"]
-    done = pretrain([*words, "logging.profile_steps=[3,4]"])
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in (run / "profile").iterdir()) == ["steps_3-4.json.gz", "steps_3-4.txt"]
-    with gzip.open(run / "profile" / "steps_3-4.json.gz", "rt") as file:
+def test_a_window_of_steps_is_profiled(pretrain, tmp_path) -> None:
+    pretrain(tmp_path, "lr_scheduler.total_iterations=6", "logging.profile_steps=[3,4]")
+    folder = tmp_path / "profile"
+    assert sorted(path.name for path in folder.iterdir()) == ["steps_3-4.json.gz", "steps_3-4.txt"]
+    with gzip.open(folder / "steps_3-4.json.gz", "rt") as file:
         events = json.load(file)["traceEvents"]
     updates = [event for event in events if "Optimizer.step#AdamW" in event.get("name", "")]
     assert len(updates) == 2
-    assert "aten::mm" in (run / "profile" / "steps_3-4.txt").read_text()
+    assert "aten::mm" in (folder / "steps_3-4.txt").read_text()
 
 
-def test_an_out_of_memory_error_contains_a_fix(root, words, tmp_path) -> None:
-    run = tmp_path / "run"
-    (tmp_path / "empty.yaml").write_text("name: test\n")
-    synthetic = ["dataset.path_train=synthetic", "dataset.path_eval=synthetic", "model.n_tokens=200"]
-    words = [*words, *synthetic, f"logging.run_dir={run}", "dataset.batch_size=4096", "model.d_ff=65536"]
-    done = subprocess.run(
-        [sys.executable, str(root / "tools" / "pretrain.py"), str(tmp_path / "empty.yaml"), *words],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        # the first feed-forward allocates [4096 x 32, 65536] float32: 32 GiB
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)),
-    )
-    assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
+def test_an_out_of_memory_error_contains_a_fix(pretrain, tmp_path) -> None:
+    changes = ["dataset.path_train=synthetic", "dataset.path_eval=synthetic", "model.n_tokens=200"]
+    # the first feed-forward allocates [4096 x 32, 65536] float32: 32 GiB
+    changes += ["dataset.batch_size=4096", "model.d_ff=65536"]
+    last = pretrain(tmp_path, *changes, change=limit_memory, status=1).error.strip().splitlines()[-1]
     assert last.startswith("error: step 1, rank 0: out of memory on cpu at a peak of ")
     assert "with 4096 samples of 32 tokens per forward. Set dataset.microbatch_size to 2048 or less" in last
-    assert "Traceback" not in done.stderr
 
 
 def test_only_running_out_of_memory_is_explained() -> None:
-    with pytest.raises(RuntimeError, match="shapes"), explain_oom(1, "dataset.microbatch_size", 8, 16, CPU):
-        raise RuntimeError("shapes differ")
-    with (
-        pytest.raises(ValueError, match="Set evaluation.batch_size to 4"),
-        explain_oom(1, "evaluation.batch_size", 8, 16, CPU),
+    for error, key, rows, sentence in (
+        (RuntimeError("shapes differ"), "dataset.microbatch_size", 8, "shapes differ"),
+        (MemoryError(), "evaluation.batch_size", 8, "Set evaluation.batch_size to 4"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "", 1, "Lower dataset.seq_len"),
+        (RuntimeError("backend raised: OutOfMemoryError: CUDA out of memory"), "a", 8, "Set a to 4"),
     ):
-        raise MemoryError
-    with pytest.raises(ValueError, match="Lower dataset.seq_len"), explain_oom(1, "", 1, 16, CPU):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-    with pytest.raises(ValueError, match="Set a to 4"), explain_oom(1, "a", 8, 16, CPU):
-        raise RuntimeError("backend='inductor' raised: OutOfMemoryError: CUDA out of memory")
+        expected = RuntimeError if sentence == "shapes differ" else ValueError
+        with pytest.raises(expected, match=sentence), explain_oom(1, key, rows, 16, ALONE):
+            raise error
 
 
 def read_wandb_records(content: bytes) -> Iterator[bytes]:
@@ -141,7 +122,7 @@ def read_wandb_records(content: bytes) -> Iterator[bytes]:
 
 
 def test_offline_weights_and_biases_contains_the_values_of_metrics_jsonl(
-    pretrain, words, tmp_path, monkeypatch
+    start, tmp_path, monkeypatch
 ) -> None:
     pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2
@@ -150,8 +131,8 @@ def test_offline_weights_and_biases_contains_the_values_of_metrics_jsonl(
     for limit in ("X_SERVICE_WAIT", "INIT_TIMEOUT"):  # defaults are 30 and 90 s
         monkeypatch.setenv(f"WANDB_{limit}", "240")
     run = tmp_path / "run"
-    done = pretrain([*words, f"logging.run_dir={run}", "logging.wandb=scaling"])
-    assert done.returncode == 0, done.stderr
+    done = start(run, "logging.wandb=scaling", n_ranks=1)[0].wait()
+    assert done.status == 0, done.error
     (path,) = (run / "wandb").glob("offline-run-*/run-*.wandb")
     points = []
     for data in read_wandb_records(path.read_bytes()):
@@ -169,36 +150,29 @@ def test_offline_weights_and_biases_contains_the_values_of_metrics_jsonl(
     assert len(points) == 12
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("module", "word", "fix"),
+    ("module", "change", "fix"),
     [
         ("wandb", "logging.wandb=scaling", "pip install wandb, or omit the key."),
         ("tensorboard", "logging.tensorboard=true", "or set logging.tensorboard=false."),
     ],
 )
-def test_a_missing_logging_library_gives_a_one_line_error(
-    pretrain, words, tmp_path, monkeypatch, module, word, fix
-) -> None:
+def test_a_missing_logging_library_gives_a_one_line_error(pretrain, tmp_path, module, change, fix) -> None:
     (tmp_path / f"{module}.py").write_text("raise ImportError('nothing here')\n")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    failed = pretrain([*words, f"logging.run_dir={tmp_path / 'run'}", word])
-    assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)
-    last = failed.stderr.strip()
-    assert last.startswith(f"error: {word.partition('=')[0]}: nothing here.") and last.endswith(fix)
-    assert list(read_metrics(tmp_path / "run")) == []
+    failed = pretrain(tmp_path / "run", change, change=partial(prepend_path, tmp_path), status=1)
+    last = failed.error.strip()
+    assert last.startswith(f"error: {change.partition('=')[0]}: nothing here.") and last.endswith(fix)
+    assert "\n" not in last and list(read_metrics(tmp_path / "run")) == []
 
 
-def test_tensorboard_contains_the_values_of_metrics_jsonl(pretrain, words, tmp_path) -> None:
+def test_tensorboard_contains_the_values_of_metrics_jsonl(pretrain, tmp_path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = tmp_path / "run"
-    done = pretrain([*words, f"logging.run_dir={run}", "logging.tensorboard=true"])
-    assert done.returncode == 0, done.stderr
-    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    pretrain(tmp_path, "logging.tensorboard=true")
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     for kind, names in (("train", ("loss", "lr", "grad_norm", "tps")), ("validation", ("loss", "loss_se"))):
-        lines = [line for line in read_metrics(run) if line["kind"] == kind]
+        lines = [line for line in read_metrics(tmp_path) if line["kind"] == kind]
         assert lines
         for name in names:
             points = [(event.step, event.value) for event in events.Scalars(f"{kind}/{name}")]

@@ -1,25 +1,20 @@
 """Content of checkpoints, and its restoration on resume."""
 
 import re
-import resource
-import signal
 
 import pytest
 import torch
 
 from megatron.checkpoint import layout, store
-from megatron.checkpoint.preempt import StopMonitor
 from megatron.config.read import config_to_dict
 from megatron.io import code_revision
 from megatron.plan.run_dir import METRICS
 from megatron.train.build import build_schedule
-from megatron.train.loop import open_feed, train
+from megatron.train.loop import open_feed
 from megatron.train.resume import resume_run
 from megatron.train.saver import Saver
 from megatron.train.state import TrainState
-from tests.train.conftest import build_small_run
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+from tests.conftest import flip_middle_bit, limit_file_size
 
 
 def assert_equal(result: object, expected: object) -> None:
@@ -32,10 +27,14 @@ def assert_equal(result: object, expected: object) -> None:
 
 
 @pytest.mark.parametrize("kind", ["full", "sharded"])
-def test_a_checkpoint_contains_all_that_a_run_resumes_with(words, tmp_path, kind) -> None:
-    words = [*words, f"logging.run_dir={tmp_path / 'run'}", f"checkpoint.state_dict_type={kind}"]
-    words += ["dist.dtype=float16", "lr_scheduler.warmup_iterations=null", "lr_scheduler.warmup_tokens=2000"]
-    run = build_small_run(words, tmp_path)
+def test_a_checkpoint_contains_all_that_a_run_resumes_with(small_run, tmp_path, kind) -> None:
+    changes = [f"checkpoint.state_dict_type={kind}"]
+    changes += [
+        "dist.dtype=float16",
+        "lr_scheduler.warmup_iterations=null",
+        "lr_scheduler.warmup_tokens=2000",
+    ]
+    run = small_run(tmp_path, *changes)
     with open_feed(run, 0, 3) as feed:
         for tasks in feed:
             run.engine.step(tasks, lr=0.01)
@@ -60,7 +59,7 @@ def test_a_checkpoint_contains_all_that_a_run_resumes_with(words, tmp_path, kind
     assert (meta["step"], meta["tokens_seen"], meta["git"]) == (3, 72 * 32, code_revision())
     assert meta["config"] == config_to_dict(run.config)
 
-    other = build_small_run(words, tmp_path)
+    other = small_run(tmp_path, *changes)
     torch.manual_seed(77)
     assert resume_run(other) == state
     assert torch.equal(torch.rand(4), draws)
@@ -68,83 +67,68 @@ def test_a_checkpoint_contains_all_that_a_run_resumes_with(words, tmp_path, kind
     assert float(trained["optim"]["state"]["norm.weight"]["step"]) == 3
 
 
-def test_an_error_about_a_shared_checkpoint_folder_names_its_keys(words, tmp_path) -> None:
-    words = [*words, f"logging.run_dir={tmp_path / 'run'}", f"checkpoint.directory={tmp_path / 'chkpts'}"]
-    run = build_small_run(words, tmp_path)
+def test_an_error_about_a_shared_checkpoint_folder_names_its_keys(small_run, tmp_path) -> None:
+    changes = [f"checkpoint.directory={tmp_path / 'chkpts'}"]
+    run = small_run(tmp_path, *changes)
     Saver(run).save(TrainState())
     with pytest.raises(ValueError, match="optim.lr was 0.01, is 0.5.. Choose another checkpoint.prefix or"):
-        resume_run(build_small_run([*words, "optim.lr=0.5"], tmp_path))
+        resume_run(small_run(tmp_path, *changes, "optim.lr=0.5"))
 
 
 @pytest.mark.parametrize("kind", ["full", "sharded"])
-def test_a_clock_that_is_set_back_loses_no_checkpoint(words, tmp_path, kind) -> None:
-    words = [*words, f"logging.run_dir={tmp_path / 'run'}", f"checkpoint.state_dict_type={kind}"]
-    saver = Saver(build_small_run(words, tmp_path))
+def test_a_clock_that_is_set_back_loses_no_checkpoint(small_run, tmp_path, kind) -> None:
+    changes = [f"checkpoint.state_dict_type={kind}"]
+    saver = Saver(small_run(tmp_path, *changes))
     for step in (1, 2):
         path = saver.save(TrainState(step=step, next_sample=24 * step))
         path.rename(path.with_name("step." + f"2999{path.name.removeprefix('step.')[4:]}"))
-    again = build_small_run(words, tmp_path)
+    again = small_run(tmp_path, *changes)
     assert resume_run(again).step == 2
     saved = [Saver(again).save(TrainState(step=step, next_sample=24 * step)) for step in (3, 4, 5)]
     assert sorted(saved[0].parent.iterdir()) == sorted(saved[1:])  # checkpoint.keep_last is 2
-    assert resume_run(build_small_run(words, tmp_path)).step == 5
+    assert resume_run(small_run(tmp_path, *changes)).step == 5
 
 
-def test_a_run_reset_to_an_older_checkpoint_resumes_from_its_newest_save(words, tmp_path) -> None:
-    words = [*words, f"logging.run_dir={tmp_path / 'run'}", "checkpoint.keep_last=3"]
-    saver = Saver(build_small_run(words, tmp_path))
+def test_a_run_reset_to_an_older_checkpoint_resumes_from_its_newest_save(small_run, tmp_path) -> None:
+    changes = ["checkpoint.keep_last=3"]
+    saver = Saver(small_run(tmp_path, *changes))
     first, _, later = (saver.save(TrainState(step=step, next_sample=24 * step)) for step in (3, 6, 9))
-    back = build_small_run([*words, f"checkpoint.resume={first}"], tmp_path)
+    back = small_run(tmp_path, *changes, f"checkpoint.resume={first}")
     assert resume_run(back).step == 3
     saved = Saver(back).save(TrainState(step=5, next_sample=120))
     # steps 6 and 9 belong to the abandoned branch; the oldest checkpoint was removed
-    assert resume_run(build_small_run(words, tmp_path)).step == 5
+    assert resume_run(small_run(tmp_path, *changes)).step == 5
     assert [checkpoint.step for checkpoint in layout.find_checkpoints(saved.parent)] == [6, 9, 5]
-    again = Saver(build_small_run(words, tmp_path)).save(TrainState(step=7, next_sample=168))
+    again = Saver(small_run(tmp_path, *changes)).save(TrainState(step=7, next_sample=168))
     assert [checkpoint.path for checkpoint in layout.find_checkpoints(saved.parent)] == [later, saved, again]
-    assert resume_run(build_small_run(words, tmp_path)).step == 7
+    assert resume_run(small_run(tmp_path, *changes)).step == 7
 
 
 @pytest.mark.parametrize("where", ["meta.json", layout.FILES["model"]])
-def test_a_run_with_only_damaged_checkpoints_does_not_restart(words, tmp_path, where) -> None:
-    folder = tmp_path / "run"
-    words = [*words, f"logging.run_dir={folder}"]
-    run = build_small_run(words, tmp_path)
-    saver = Saver(run)
+def test_a_run_with_only_damaged_checkpoints_does_not_restart(small_run, pretrain, tmp_path, where) -> None:
+    saver = Saver(small_run(tmp_path))
     paths = [saver.save(TrainState(step=step, next_sample=24 * step)) for step in (3, 6)]
-    (folder / METRICS).write_text(metrics := '{"kind": "train", "step": 1}\n{"kind": "train", "step": 6}\n')
+    (tmp_path / METRICS).write_text(metrics := '{"kind": "train", "step": 1}\n{"kind": "train", "step": 6}\n')
     for path in paths:
-        content = bytearray((path / where).read_bytes())
-        content[len(content) // 2] ^= 1
-        (path / where).write_bytes(content)
-    with pytest.raises(ValueError) as caught:
-        train(run, StopMonitor(None))
-    sentence = str(caught.value)
-    assert sentence.startswith(f"{folder / 'checkpoints'}: all 2 checkpoints are damaged (")
+        flip_middle_bit(path / where)
+    sentence = pretrain(tmp_path, status=1).error.splitlines()[-1]
+    assert sentence.startswith(f"error: {tmp_path / 'checkpoints'}: all 2 checkpoints are damaged (")
     for fix in ("Restore one", "checkpoint.resume=PATH", "checkpoint.resume=never", "delete them"):
         assert fix in sentence
-    assert (folder / METRICS).read_text() == metrics
-    assert sorted((folder / "checkpoints").iterdir()) == sorted(paths)
+    assert (tmp_path / METRICS).read_text() == metrics
+    assert sorted((tmp_path / "checkpoints").iterdir()) == sorted(paths)
     # a branch does not fall back to its trunk either
     with pytest.raises(ValueError, match="all 2 checkpoints are damaged"):
-        resume_run(build_small_run([*words, f"checkpoint.branch_from={paths[0]}"], tmp_path))
-    assert resume_run(build_small_run([*words, "checkpoint.resume=never"], tmp_path)) == TrainState()
+        resume_run(small_run(tmp_path, f"checkpoint.branch_from={paths[0]}"))
+    assert resume_run(small_run(tmp_path, "checkpoint.resume=never")) == TrainState()
 
 
 @pytest.mark.parametrize("kind", ["full", "sharded"])
-def test_a_full_disk_error_names_the_file_and_a_fix(words, tmp_path, kind) -> None:
-    words = [*words, f"logging.run_dir={tmp_path / 'run'}", f"checkpoint.state_dict_type={kind}"]
-    saver = Saver(build_small_run(words, tmp_path))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, limits[1]))  # simulates a disk with 16 KiB left
-    try:
-        with pytest.raises(OSError) as caught:
-            saver.save(TrainState(step=3))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, ignored)
+def test_a_full_disk_error_names_the_file_and_a_fix(small_run, tmp_path, kind) -> None:
+    saver = Saver(small_run(tmp_path, f"checkpoint.state_dict_type={kind}"))
+    with limit_file_size(1 << 14), pytest.raises(OSError) as caught:
+        saver.save(TrainState(step=3))
     file = layout.FILES["model"] if kind == "full" else "shard-00001-model-00001-of-00001.safetensors"
     expected = rf"checkpoint of step 3 not saved \(.*\.partial/{file}: File too large\); make room and run"
     assert re.search(expected, str(caught.value)), caught.value
-    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+    assert list((tmp_path / "checkpoints").iterdir()) == []

@@ -1,10 +1,8 @@
-"""tools/validate.py on trained runs, from the command line."""
+"""tools/validate.py on trained runs."""
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
+import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,177 +10,118 @@ import pandas as pd
 import pytest
 
 from megatron.data.indexed import IndexedTokens
-from megatron.plan.run_dir import read_metrics
-from tests.conftest import free_port
+from tests.rank_processes import run_tool, start_ranks, stop_ranks
+from tests.tool_modules import Cli, CliResult
+from tests.train.conftest import read_losses
 
-RunTool = Callable[..., subprocess.CompletedProcess[str]]
 
-
-@pytest.fixture(scope="session")
-def run_tool(root: Path) -> RunTool:
-    """Run a tool on one or more gloo ranks; return rank 0's output."""
-
-    def run(tool: str, *words: object, n_ranks: int = 1) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(root / "tools" / tool), *map(str, words)]
-        shared = {**os.environ, "OMP_NUM_THREADS": "1"}
-        if n_ranks > 1:
-            shared |= {
-                "WORLD_SIZE": str(n_ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(free_port()),
-            }
-        ranks = [{} if n_ranks == 1 else {"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(n_ranks)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started = [subprocess.Popen(command, env={**shared, **rank}, **pipes) for rank in ranks]
-        try:
-            outputs = [process.communicate(timeout=240) for process in started]
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
-        return subprocess.CompletedProcess(command, started[0].returncode, *outputs[0])
-
-    return run
+def read_scores(folder: Path, pattern: str) -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    "objective", ["autoregressive", pytest.param("masked_diffusion", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("objective", ["autoregressive", "masked_diffusion"])
 def test_a_study_is_scored_once_and_gives_the_losses_of_training(
-    pretrain: Callable[..., subprocess.CompletedProcess[str]],
-    words: list[str],
-    corpus: Path,
-    tmp_path: Path,
-    run_tool: RunTool,
-    objective: str,
+    pretrain, corpus: Path, tmp_path: Path, cli: Cli, objective: str
 ) -> None:
     study, data = tmp_path / "study", corpus / "held_out"
-    words = [*words, f"objective.name={objective}", "checkpoint.chkpt_saving_iterations=6"]
     for seed in (0, 1):
-        run = study / f"seed{seed}"
-        done = pretrain([*words, f"logging.run_dir={run}", f"misc.seed={seed}"])
-        assert done.returncode == 0, done.stderr
+        changes = [f"objective.name={objective}", "checkpoint.chkpt_saving_iterations=6", f"misc.seed={seed}"]
+        pretrain(study / f"seed{seed}", *changes)
     n_windows = (IndexedTokens(data).n_tokens - 1) // 32  # training omits the last partial window
-    options = ("--data", data, "--num-mc", 2, "--device", "cpu", "--max-samples", n_windows)
-    done = run_tool("validate.py", study, *options, "--compare")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("nats per token +-") == 4 and done.stdout.count(", p = ") == 3
+    options = ("--data", data, "--num-mc", 2, "--device", "cpu")
+    first = (*options, "--max-samples", n_windows)
+    done = cli("validate.py", study, *first, "--compare")
+    assert done.output.count("nats per token +-") == 4 and done.output.count(", p = ") == 3
     causal = objective == "autoregressive"
-    label = f"held_out-{'ar' if causal else 'mc2'}-first{n_windows}-????????"
-    written = [line["loss"] for line in read_metrics(study / "seed0") if line["kind"] == "validation"]
-    results = [
-        json.loads(path.read_text()) for path in sorted(study.glob(f"seed0/validation/*/{label}.json"))
-    ]
+    label = f"seed0/validation/*/held_out-{'ar' if causal else 'mc2'}-first{n_windows}-????????"
+    results = read_scores(study, f"{label}.json")
     assert [result["step"] for result in results] == [6, 12]
+    written = read_losses(study / "seed0", "validation")
     assert [result["loss"] for result in results] == pytest.approx(written, rel=1e-6)
-    name = f"seed0/validation/*/{label}.documents.parquet"
-    documents = pd.read_parquet(min(study.glob(name)))
+    documents = pd.read_parquet(min(study.glob(f"{label}.documents.parquet")))
     assert documents["tokens"].sum() == 32 * n_windows
     assert documents["nats"].sum() / documents["tokens"].sum() == pytest.approx(results[0]["loss"])
     assert list((study / "seed0" / "tensorboard").iterdir())
-    again = run_tool("validate.py", study, *options)
-    assert (again.returncode, again.stdout.count("(scored before)")) == (0, 4)
-    other = run_tool("validate.py", study, *options, "--seed", 1).stdout
+    assert cli("validate.py", study, *first).output.count("(scored before)") == 4
+    other = cli("validate.py", study, *first, "--seed", 1).output
     assert ("scored before" in other) == causal  # without random draws the seed has no effect
-    assert len(list(study.glob(name))) == 2
+    assert len(list(study.glob(f"{label}.documents.parquet"))) == 2
     # the complete data, with two ranks and with one
-    whole = [run_tool("validate.py", study / "seed0", *options[:-2], "--batch-size", 5)]
-    whole_label = label.replace(f"-first{n_windows}", "")
-    paths = sorted(study.glob(f"seed0/validation/*/{whole_label}.json"))
-    assert len(paths) == 2
-    one_rank = [json.loads(path.read_text()) for path in paths]
-    for path in paths:
+    cli("validate.py", study / "seed0", *options, "--batch-size", 5)
+    whole = label.replace(f"-first{n_windows}", "") + ".json"
+    one_rank = read_scores(study, whole)
+    assert len(one_rank) == 2
+    for path in study.glob(whole):
         path.unlink()
-    whole.append(run_tool("validate.py", study / "seed0", *options[:-2], n_ranks=2))
-    assert [done.returncode for done in whole] == [0, 0], whole[1].stderr
-    two_ranks = [json.loads(path.read_text()) for path in paths]
+    argv = [str(word) for word in (study / "seed0", *options)]
+    ranks = start_ranks(run_tool, "validate.py", argv, n_ranks=2, folder=tmp_path)
+    try:
+        assert [rank.wait().status for rank in ranks] == [0, 0], ranks[1].wait().error
+    finally:
+        stop_ranks(ranks)
+    two_ranks = read_scores(study, whole)
     for a, b in zip(one_rank, two_ranks, strict=True):
         assert a["loss"] == pytest.approx(b["loss"], abs=1e-6) and a["mc_se"] == pytest.approx(b["mc_se"])
-    n_tokens = IndexedTokens(data).n_tokens
-    assert two_ranks[0]["n_tokens"] == n_tokens - (objective == "autoregressive")
+    assert two_ranks[0]["n_tokens"] == IndexedTokens(data).n_tokens - causal
 
 
-@pytest.mark.slow
-def test_a_blend_is_scored_domain_by_domain(
-    pretrain: Callable[..., subprocess.CompletedProcess[str]],
-    words: list[str],
-    corpus: Path,
-    tmp_path: Path,
-    run_tool: RunTool,
-) -> None:
-    run = tmp_path / "run"
-    assert pretrain([*words, f"logging.run_dir={run}"]).returncode == 0
+@pytest.fixture
+def run(pretrain, tmp_path: Path) -> Path:
+    """Return the folder of a trained run."""
+    pretrain(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_blend_is_scored_domain_by_domain(run: Path, corpus: Path, tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "both.txt").write_text(f"0.25 {corpus / 'train'}\n0.75 {corpus / 'held_out'}\n")
-    done = run_tool("validate.py", run, "--data", tmp_path / "both.txt", "--device", "cpu", "--stride", 16)
-    assert done.returncode == 0, done.stderr
-    assert "no bits per byte: neither corpus nor model names a tokenizer" in done.stderr
-    result = json.loads(next(run.glob("validation/*/both-ar-stride16-????????.json")).read_text())
+    done = cli("validate.py", run, "--data", tmp_path / "both.txt", "--device", "cpu", "--stride", 16)
+    assert "no bits per byte: neither corpus nor model names a tokenizer" in done.error
+    (result,) = read_scores(run, "validation/*/both-ar-stride16-????????.json")
     train, held_out = result["domains"]["train"], result["domains"]["held_out"]
     assert result["n_tokens"] == train["n_tokens"] + held_out["n_tokens"]
     total = train["loss"] * train["n_tokens"] + held_out["loss"] * held_out["n_tokens"]
     assert result["loss"] == pytest.approx(total / result["n_tokens"])
     assert result["loss_by_weight"] == pytest.approx(0.25 * train["loss"] + 0.75 * held_out["loss"])
     assert result["bits_per_byte"] is None
-    n_documents = np.array([train["n_documents"], held_out["n_documents"]])
-    assert result["n_documents"] == n_documents.sum()
+    assert result["n_documents"] == train["n_documents"] + held_out["n_documents"]
 
 
-@pytest.mark.slow
 def test_a_later_tokenizer_adds_bits_per_byte_to_earlier_scores(
-    pretrain: Callable[..., subprocess.CompletedProcess[str]],
-    words: list[str],
-    corpus: Path,
-    tmp_path: Path,
-    run_tool: RunTool,
-    stories_folder: Path,
+    run: Path, corpus: Path, tmp_path: Path, cli: Cli, stories_folder: Path
 ) -> None:
     """Also if the tokenizer of the corpus has moved. Per-document results are removed with their scores."""
-    run = tmp_path / "run"
-    assert pretrain([*words, f"logging.run_dir={run}"]).returncode == 0
-    for end in ("bin", "idx", "json"):
-        source = corpus / f"held_out.{end}"
-        if source.exists():
-            (tmp_path / f"moved.{end}").write_bytes(source.read_bytes())
+    for source in corpus.glob("held_out.*"):
+        shutil.copy(source, tmp_path / f"moved{source.suffix}")
     sidecar = tmp_path / "moved.json"
-    about = json.loads(sidecar.read_text()) if sidecar.exists() else {}
+    about = json.loads(sidecar.read_text())
     sidecar.write_text(json.dumps({**about, "tokenizer": {"name": str(tmp_path / "gone"), "n_tokens": 64}}))
-    options = (run, "--data", tmp_path / "moved", "--device", "cpu")
-    first = run_tool("validate.py", *options, "--save-per-document")
-    assert first.returncode == 0, first.stderr
-    assert (
-        f"no bits per byte: {tmp_path / 'gone'}: no such tokenizer folder; give --tokenizer" in first.stderr
+    score: partial[CliResult] = partial(
+        cli, "validate.py", run, "--data", tmp_path / "moved", "--device", "cpu"
     )
-    path = next(run.glob("validation/*/moved-ar-????????.json"))
+    first = score("--save-per-document").error
+    assert f"no bits per byte: {tmp_path / 'gone'}: no such tokenizer folder; give --tokenizer" in first
+    (path,) = run.glob("validation/*/moved-ar-????????.json")
     documents = path.with_suffix(".documents.parquet")
     before = json.loads(path.read_text())
     assert before["bits_per_byte"] is None and documents.exists()
-    failed = run_tool("validate.py", *options, "--tokenizer", tmp_path / "none")
-    assert failed.returncode == 1 and "none: no such tokenizer folder" in failed.stderr
-    again = run_tool("validate.py", *options, "--tokenizer", stories_folder)
+    failed = score("--tokenizer", tmp_path / "none", status=1)
+    assert "none: no such tokenizer folder" in failed.error
+    assert "scored before" not in score("--tokenizer", stories_folder).output
     result = json.loads(path.read_text())
-    assert again.returncode == 0 and "scored before" not in again.stdout, again.stderr
     assert result["bits_per_byte"] > 0 and result["loss"] == before["loss"] and documents.exists()
-    third = run_tool("validate.py", *options)
-    assert "scored before" in third.stdout and "no bits per byte" not in third.stderr
-    run_tool("validate.py", *options, "--seq-len", 16)
+    third = score()
+    assert "scored before" in third.output and "no bits per byte" not in third.error
+    score("--seq-len", 16)
     assert documents.exists() and len(list(path.parent.glob("moved-ar-*.json"))) == 2
     ids = np.fromfile(tmp_path / "moved.bin", np.uint16)
     ids[::-1].tofile(tmp_path / "moved.bin")  # other scores: per-document results are removed
-    edited = run_tool("validate.py", *options)
-    assert not documents.exists() and "replaced; it was of other weights or data" in edited.stderr
+    edited = score().error
+    assert not documents.exists() and "replaced; it was of other weights or data" in edited
 
 
-@pytest.mark.slow
-def test_bad_input_gives_a_one_line_error(
-    pretrain: Callable[..., subprocess.CompletedProcess[str]],
-    words: list[str],
-    corpus: Path,
-    tmp_path: Path,
-    run_tool: RunTool,
-) -> None:
-    run, data = tmp_path / "run", corpus / "held_out"
-    assert pretrain([*words, f"logging.run_dir={run}"]).returncode == 0
+def test_bad_input_gives_a_one_line_error(run: Path, corpus: Path, tmp_path: Path, cli: Cli) -> None:
+    data = corpus / "held_out"
     for more, sentence in (
         ((tmp_path / "none", "--data", data), "got no checkpoint in it or its subfolders"),
         ((run, "--data", tmp_path / "text"), "expected the prefix of a .bin/.idx dataset"),
@@ -190,24 +129,17 @@ def test_bad_input_gives_a_one_line_error(
         ((run, "--data", data, "--stride", 33), "--stride: got 33, expected 1 to 32"),
         ((run, "--data", data, "--compare"), "--compare: got 1 model, expected two or more"),
     ):
-        failed = run_tool("validate.py", *more, "--device", "cpu")
-        assert failed.returncode == 1
-        assert failed.stderr.splitlines()[-1].startswith("error: ") and sentence in failed.stderr
+        failed = cli("validate.py", *more, "--device", "cpu", status=1).error
+        assert failed.splitlines()[-1].startswith("error: ") and sentence in failed
     for more in ((), ("--data", data, "--stride", 0), ("--data", data, "--seq-len", 0)):
-        assert run_tool("validate.py", run, *more).returncode == 2
+        cli("validate.py", run, *more, status=2)
     assert not (run / "validation").exists()
 
 
-@pytest.mark.slow
 def test_results_in_another_folder_leave_the_run_unchanged_and_warn_of_longer_windows(
-    pretrain: Callable[..., subprocess.CompletedProcess[str]],
-    words: list[str],
-    corpus: Path,
-    tmp_path: Path,
-    run_tool: RunTool,
+    run: Path, corpus: Path, tmp_path: Path, cli: Cli
 ) -> None:
-    run, out = tmp_path / "run", tmp_path / "out"
-    assert pretrain([*words, f"logging.run_dir={run}"]).returncode == 0
+    out = tmp_path / "out"
 
     def list_files() -> list[tuple[str, int, int]]:
         paths = [path for path in sorted(run.rglob("*")) if path.is_file()]
@@ -215,15 +147,14 @@ def test_results_in_another_folder_leave_the_run_unchanged_and_warn_of_longer_wi
 
     before, warning = list_files(), "--seq-len: got 64 positions, "
     options = (run, "--data", corpus / "held_out", "--device", "cpu", "--out", out, "--seq-len")
-    trained = run_tool("validate.py", *options, 32)
-    assert trained.returncode == 0 and "positions" not in trained.stderr, trained.stderr
-    assert [json.loads(path.read_text())["warnings"] for path in out.glob("*.json")] == [[]]
+    assert "positions" not in cli("validate.py", *options, 32).error
+    assert [result["warnings"] for result in read_scores(out, "*.json")] == [[]]
     for path in out.glob("*.json"):
         path.unlink()
-    for words_before in ("", "scored before"):
-        longer = run_tool("validate.py", *options, 64)
-        assert longer.returncode == 0 and words_before in longer.stdout
-        assert longer.stderr.count(warning) == 1 and "was trained on 32" in longer.stderr
-        (result,) = [json.loads(path.read_text()) for path in out.glob("*.json")]
+    for expected in ("", "scored before"):
+        longer = cli("validate.py", *options, 64)
+        assert expected in longer.output
+        assert longer.error.count(warning) == 1 and "was trained on 32" in longer.error
+        (result,) = read_scores(out, "*.json")
         assert len(result["warnings"]) == 1 and result["warnings"][0].startswith(warning)
     assert list_files() == before

@@ -1,0 +1,251 @@
+"""Training data, from the configuration to samples: orders, parts, limits, and datasets that are refused."""
+
+import json
+import os
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.config.schema import RunConfig
+from megatron.data.indexed import IndexedTokens, check_ids
+from megatron.data.indexed_writer import IndexedWriter
+from megatron.data.megatron_order import MegatronSamples
+from megatron.data.samples import Samples
+from megatron.plan.exposure import Exposure
+from megatron.plan.resolve import load_config, resolve_config
+from megatron.plan.run_dir import RESULT
+from megatron.plan.run_plan import plan_run
+from megatron.text.merge import merge_datasets
+from megatron.text.write_parts import write_parts_list
+from megatron.train.build import open_held_out_samples, open_train_samples
+from tests.remote_servers import STORE_VARIABLES, serve_store
+from tests.train.conftest import read_last, read_losses
+
+S = 32
+SHAPE = {"d_model": 16, "n_heads": 2, "n_layers": 1}
+
+
+def write_dataset(prefix: Path, odd: int | None = None, about: dict | None = None, seed: int = 0) -> str:
+    """Write 40 documents of 25 ids below 100, one of them `odd`; no sidecar if `about` is None."""
+    rng = np.random.default_rng(seed)
+    with IndexedWriter(prefix, np.dtype("<i4"), about) as writer:
+        for _ in range(40):
+            writer.add_document(rng.integers(0, 100, 25))
+    if odd is not None:
+        ids = np.fromfile(f"{prefix}.bin", "<i4")
+        ids[757] = odd
+        ids.tofile(f"{prefix}.bin")
+    if about is None:
+        Path(f"{prefix}.json").unlink()
+    return str(prefix)
+
+
+def config_of(path: Path | str, n_tokens: int | None = 100, **data: object) -> RunConfig:
+    model = SHAPE if n_tokens is None else SHAPE | {"n_tokens": n_tokens}
+    dataset = {"path_train": str(path), "seq_len": 10, "batch_size": 4, **data}
+    return resolve_config({"model": model, "lr_scheduler": {"total_iterations": 5}, "dataset": dataset})
+
+
+@pytest.mark.parametrize("odd", [100, 70_000, -1])
+def test_an_id_past_the_vocabulary_is_named_before_it_reaches_the_model(tmp_path: Path, odd: int) -> None:
+    for order, about in product(("epoch", "megatron"), (None, {"tokenizer": {"n_tokens": 100}})):
+        prefix = write_dataset(tmp_path / "odd", odd, about)
+        good = write_dataset(tmp_path / "good", None, about)
+        listed = tmp_path / "blend.txt"
+        listed.write_text(f"1 {good}\n1 {prefix}\n")
+        expected = rf"odd: got id {odd}, expected 0 to 99 \(model.n_tokens=100\)"
+        for path in (prefix, listed):
+            samples = open_train_samples(config_of(path, order=order), 400)
+            with pytest.raises(ValueError, match=expected):
+                samples.take(np.arange(400))
+            with pytest.raises(ValueError, match=expected):
+                _ = [samples[i] for i in range(400)]
+            held_out = open_held_out_samples(str(path), config_of(path, path_eval=str(path)))
+            with pytest.raises(ValueError, match=expected):
+                held_out.take(np.arange(held_out.samples_per_epoch))
+        assert open_train_samples(config_of(good, order=order), 400).take(np.arange(400)).max() < 100
+
+
+def test_check_ids_agrees_with_a_direct_comparison() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        n_ids = int(rng.integers(1, 50))
+        ids = rng.integers(-1, 51, size=(3, 4)) if rng.random() < 0.5 else rng.integers(0, n_ids, size=(3, 4))
+        if ((ids >= 0) & (ids < n_ids)).all():
+            check_ids(ids, n_ids, "x")
+        else:
+            with pytest.raises(ValueError, match="x: got id"):
+                check_ids(ids, n_ids, "x")
+
+
+def test_training_on_an_id_past_the_vocabulary_gives_a_one_line_error(pretrain, tmp_path: Path) -> None:
+    prefix = write_dataset(tmp_path / "odd", 70_000)
+    changes = ["model.n_tokens=100", f"dataset.path_train={prefix}", "dataset.path_eval=null"]
+    failed = pretrain(tmp_path / "run", *changes, status=1)
+    assert failed.error.splitlines()[-1].startswith(f"error: {prefix}: got id 70000, expected 0 to 99")
+
+
+def test_sidecars_that_miss_or_contradict_are_named(tmp_path: Path) -> None:
+    foreign = write_dataset(tmp_path / "foreign")
+    with pytest.raises(ValueError, match=f"{foreign} has no sidecar .*model.n_tokens=50257"):
+        config_of(foreign, n_tokens=None)
+    assert plan_run(config_of(foreign)).warnings == ()
+    prefix = write_dataset(tmp_path / "x", None, {"tokenizer": {"n_tokens": 100}})
+    content = json.loads(Path(f"{prefix}.json").read_text())
+    Path(f"{prefix}.json").write_text(json.dumps(content | {"tokens": 9999}))
+    with pytest.raises(ValueError, match="x.json: got 9,999 tokens, expected 1,000 as in its .idx"):
+        open_train_samples(config_of(prefix), 90)
+
+
+def test_a_blend_of_documents_that_end_differently_is_refused_unless_the_key_allows_it(
+    tmp_path: Path,
+) -> None:
+    def write(name: str, eod_id: int, append_eod: bool = True) -> str:
+        tokenizer = {"n_tokens": 100, "sha256": "same", "eod_id": eod_id}
+        return write_dataset(tmp_path / name, None, {"append_eod": append_eod, "tokenizer": tokenizer})
+
+    first, two, none = write("one", 1), write("two", 2), write("none", 1, append_eod=False)
+    foreign = write_dataset(tmp_path / "foreign")
+    listed = tmp_path / "blend.txt"
+    for other, use in ((two, "end-of-document id 2"), (none, "no end-of-document token")):
+        listed.write_text(f"1 {first}\n1 {other}\n")
+        expected = f"{other}: got {use}, expected end-of-document id 1 .*mixed_eod=true"
+        with pytest.raises(ValueError, match=expected):
+            plan_run(config_of(listed))
+        plan = plan_run(config_of(listed, mixed_eod=True))
+        assert len(plan.warnings) == 1 and plan.as_dict()["warnings"] == plan.warnings
+        assert plan_run(config_of(first, path_eval=other)).warnings[0].startswith("dataset.path_eval: ")
+    listed.write_text(f"1 {first}\n1 {foreign}\n")
+    (warning,) = plan_run(config_of(listed)).warnings
+    assert warning.startswith(f"{foreign}: no sidecar")
+    assert plan_run(config_of(first)).identity == plan_run(config_of(first, mixed_eod=False)).identity
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a dataset as four parts and merged, alone and blended with a fifth."""
+    folder = tmp_path_factory.mktemp("parts")
+    about = {"tokenizer": {"n_tokens": 100, "sha256": "same", "eod_id": 0}, "append_eod": False}
+    prefixes = [write_dataset(folder / f"part-{i}", None, about, seed=i) for i in range(5)]
+    write_parts_list(prefixes[:4], folder / "parts")
+    merge_datasets(prefixes[:4], folder / "merged")
+    for name in ("parts", "merged"):
+        (folder / f"{name}.txt").write_text(f"0.7 {folder}/{name}\n0.3 {prefixes[4]}\n")
+    return folder
+
+
+@pytest.mark.parametrize("path", ["{}", "{}.txt"])
+@pytest.mark.parametrize("dataset", [{}, {"order": "megatron"}, {"unique_tokens": 3000}])
+def test_plan_and_samples_of_parts_are_those_of_the_merged_dataset(
+    folder: Path, path: str, dataset: dict[str, object]
+) -> None:
+    paths = [str(folder / path.format(name)) for name in ("parts", "merged")]
+    ours, theirs = (config_of(path, None, path_eval=path, **dataset) for path in paths)
+    assert ours.model.n_tokens == 100
+    assert Exposure(ours).epoch_samples == Exposure(theirs).epoch_samples
+    samples, expected = (open_train_samples(config, 900).take(np.arange(900)) for config in (ours, theirs))
+    assert (samples == expected).all()
+    samples, expected = (
+        open_held_out_samples(path, config).take(np.arange(200))
+        for path, config in zip(paths, (ours, theirs), strict=True)
+    )
+    assert (samples == expected).all()
+
+
+@pytest.fixture
+def small_config(words: list[str], config_file: Path) -> Callable[..., RunConfig]:
+    """Return a function: more arguments -> configuration of the small run."""
+    return lambda *more: load_config(config_file, [*words, "model.n_tokens=200", *more])
+
+
+def test_training_samples_have_the_configured_order(small_config, corpus: Path) -> None:
+    tokens, numbers = IndexedTokens(corpus / "train"), np.arange(24 * 12)
+    expected = {
+        "epoch": Samples(tokens, S, seed=7),
+        "megatron": MegatronSamples(tokens, S, seed=7, n_samples=24 * 12),
+    }
+    identities = set()
+    for order, samples in expected.items():
+        config = small_config("misc.seed=7", f"dataset.order={order}")
+        plan = plan_run(config)
+        identities.add(plan.identity)
+        training = open_train_samples(config, plan.n_steps * config.dataset.batch_size)
+        np.testing.assert_array_equal(training.take(numbers), samples.take(numbers))
+    assert len(identities) == 2, "two orders are two runs"
+
+
+def test_every_epoch_contains_the_first_windows_up_to_the_limit_once(small_config, corpus) -> None:
+    # ten windows: nine contain one token too few
+    samples = open_train_samples(small_config(f"dataset.unique_tokens={9 * S + 1}"), 12 * 24)
+    assert samples.samples_per_epoch == 10
+    tokens = IndexedTokens(corpus / "train").tokens
+    windows = {tuple(tokens[w * S : (w + 1) * S + 1].tolist()) for w in range(10)}
+    epochs = [[tuple(samples[e * 10 + i].tolist()) for i in range(10)] for e in range(3)]
+    assert all(set(epoch) == windows for epoch in epochs)
+    assert epochs[0] != epochs[1]
+
+
+def test_the_plan_counts_epochs_and_repetitions_of_the_part(small_config) -> None:
+    part = f"dataset.unique_tokens={48 * S}"
+    plan = plan_run(small_config(part))
+    # 12 steps of 24 samples over 48 unique ones
+    assert (plan.epochs, plan.unique_tokens, plan.repeated_tokens) == (6.0, 48 * S, 5 * 48 * S)
+    epochs = ["lr_scheduler.total_iterations=null", "lr_scheduler.total_epochs=3"]
+    assert plan_run(small_config(part, *epochs)).n_steps == 6
+    # the part changes the identity only if it is given
+    plans = [plan, plan_run(small_config())]
+    assert len({plan.identity for plan in plans}) == len({plan.trunk_identity for plan in plans}) == 2
+
+
+def test_corpora_of_a_blend_contribute_their_share_and_repeat_together(
+    small_config, corpus, tmp_path
+) -> None:
+    (tmp_path / "two.txt").write_text(f"0.75 {corpus / 'train'}\n0.25 {corpus / 'held_out'}\n")
+    config = small_config(f"dataset.path_train={tmp_path / 'two.txt'}", f"dataset.unique_tokens={48 * S}")
+    first, second = plan_run(config).corpora
+    assert (first.tokens, second.tokens) == (36 * S, 12 * S)
+    assert (first.epochs, second.epochs) == (6.0, 6.0)
+    seen = open_train_samples(config, 12 * 24).take(np.arange(12 * 24))
+    assert len(np.unique(seen, axis=0)) == 48
+
+
+def test_data_that_cannot_be_limited_is_refused(small_config) -> None:
+    for more, sentence in (
+        ("dataset.unique_tokens=1e6", "Set fewer, or preprocess more"),
+        ("dataset.order=megatron", "got dataset.order=megatron, expected epoch"),
+    ):
+        with pytest.raises(ValueError, match=f"dataset.unique_tokens: .*{sentence}"):
+            plan_run(small_config("dataset.unique_tokens=1000", more))
+
+
+def test_a_run_logs_the_part_and_its_epochs_and_its_written_configuration_is_read_back(
+    pretrain, tmp_path
+) -> None:
+    pretrain(tmp_path, f"dataset.unique_tokens={48 * S}")
+    last = read_last(tmp_path)
+    assert (last["epoch"], last["unique_tokens"], last["repeated_tokens"]) == (6.0, 48 * S, 5 * 48 * S)
+    result = json.loads((tmp_path / RESULT).read_text())
+    assert plan_run(resolve_config(result["config"])).identity == result["identity"]
+
+
+def test_a_run_reads_its_tokens_from_a_store_and_has_the_losses_of_local_files(
+    pretrain, words, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretrain(tmp_path / "local")
+    with serve_store() as url:
+        import s3fs
+
+        variables = {**STORE_VARIABLES, "AWS_ENDPOINT_URL": url, "SCALING_CACHE": str(tmp_path / "cache")}
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        store = s3fs.S3FileSystem(endpoint_url=url, key="test", secret="hidden")
+        store.mkdir("tokens")
+        for file in corpus.iterdir():
+            store.put_file(str(file), f"tokens/{file.name}")
+        remote = [word.replace(f"{corpus}{os.sep}", "s3://tokens/") for word in words if str(corpus) in word]
+        pretrain(tmp_path / "remote", *remote)
+    for kind in ("train", "validation"):
+        assert read_losses(tmp_path / "remote", kind) == read_losses(tmp_path / "local", kind) != []
