@@ -24,7 +24,7 @@ from megatron.objective.task import Objective, Task
 from megatron.parallel.world import World
 from megatron.plan.resolve import resolve_config
 
-SHAPE = ModelConfig(d_model=16, d_ff=32, d_head=4, n_heads=4, n_layers=4, n_tokens=60, vocab_rows=64)
+SHAPE = ModelConfig(d_model=16, d_ff=32, d_head=4, n_heads=4, n_layers=2, n_tokens=60, vocab_rows=64)
 CPU = World(0, 1, 0, torch.device("cpu"))
 OBJECTIVES = [Autoregressive(), MaskedDiffusion(60, 1e-3, seed=0)]
 
