@@ -207,17 +207,24 @@ FAMILIES: dict[str, tuple[Callable[[Path], Logits], int]] = {
     "dream": (save_dream, MASK),
     "mdlm": (save_mdlm, 50),
 }
+Family = tuple[Path, Logits, int]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_published_diffusion_model_has_the_logits_of_its_twin(family: str, tmp_path: Path) -> None:
-    save_family, mask_id = FAMILIES[family]
-    twin = save_family(tmp_path / "hub")
-    convert_checkpoint(tmp_path / "hub", tmp_path / "native", to="native")
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    """Return the folder, the twin and the id of [MASK] of a family."""
+    save_family, mask_id = FAMILIES[request.param]
+    folder = tmp_path_factory.mktemp(request.param) / "hub"
+    return folder, save_family(folder), mask_id
+
+
+def test_a_published_diffusion_model_has_the_logits_of_its_twin(family: Family, tmp_path: Path) -> None:
+    hub, twin, mask_id = family
+    convert_checkpoint(hub, tmp_path / "native", to="native")
     tokens = torch.randint(0, 40, (3, 17), generator=torch.Generator().manual_seed(0))
     tokens[:, 3::4] = mask_id
     expected = twin(tokens).log_softmax(-1)
-    for path in (tmp_path / "hub", tmp_path / "native"):
+    for path in (hub, tmp_path / "native"):
         weights = read_any(path)
         assert (weights.objective, weights.config.mask_row) == ("masked_diffusion", mask_id)
         with torch.no_grad():
@@ -228,12 +235,11 @@ def test_a_published_diffusion_model_has_the_logits_of_its_twin(family: str, tmp
     assert expected[..., :40].std() > 0.1
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_it_is_scored_by_the_bound_and_left_to_right(family: str, tmp_path: Path) -> None:
+def test_it_is_scored_by_the_bound_and_left_to_right(family: Family) -> None:
     """Both are enumerated with the twin: all masks of three tokens, and one order of them."""
-    save_family, mask_id = FAMILIES[family]
-    twin, context, answer = save_family(tmp_path / "hub"), [3, 9, 4], [5, 1, 2]
-    model, requests = read_any(tmp_path / "hub").build_model(), [Request((3, 9, 4), (5, 1, 2))]
+    hub, twin, mask_id = family
+    context, answer = [3, 9, 4], [5, 1, 2]
+    model, requests = read_any(hub).build_model(), [Request((3, 9, 4), (5, 1, 2))]
 
     def compute_nats(hidden: tuple[int, ...], scored: tuple[int, ...]) -> float:
         shown = [mask_id if i in hidden else token for i, token in enumerate(answer)]
@@ -250,14 +256,10 @@ def test_it_is_scored_by_the_bound_and_left_to_right(family: str, tmp_path: Path
     assert -score_left_to_right(model, requests, **options).log_p[0] == pytest.approx(in_order, abs=1e-4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_it_writes_text_without_its_mask(family: str, tmp_path: Path) -> None:
-    save_family, mask_id = FAMILIES[family]
-    twin = save_family(tmp_path / "hub")
-    model = read_any(tmp_path / "hub").build_model()
-    (text,) = generate_diffusion(
-        model, [[3, 9, 4]], n_new_tokens=6, n_steps=6, sampling=Sampling(temperature=0)
-    )
+def test_it_writes_text_without_its_mask(family: Family) -> None:
+    hub, twin, mask_id = family
+    greedy, model = Sampling(temperature=0), read_any(hub).build_model()
+    (text,) = generate_diffusion(model, [[3, 9, 4]], n_new_tokens=6, n_steps=6, sampling=greedy)
     tokens = torch.tensor([[3, 9, 4] + [mask_id] * 6])
     for _ in range(6):  # the most confident prediction of a masked position is kept
         log_p = twin(tokens)[0].log_softmax(-1)
@@ -269,7 +271,7 @@ def test_it_writes_text_without_its_mask(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "change", "sentence"),
+    ("name", "change", "sentence"),
     [
         ("llada", {"block_type": "sequential"}, "block_type: got 'sequential', expected 'llama'"),
         ("llada", {"alibi": True}, "alibi: got True, expected False"),
@@ -286,9 +288,9 @@ def test_it_writes_text_without_its_mask(family: str, tmp_path: Path) -> None:
     ],
 )
 def test_another_computation_is_refused(
-    family: str, change: dict[str, Any], sentence: str, tmp_path: Path
+    name: str, change: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
-    FAMILIES[family][0](tmp_path / "hub")
+    FAMILIES[name][0](tmp_path / "hub")
     path = tmp_path / "hub" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ValueError) as caught:

@@ -55,10 +55,8 @@ def shard_layer(model: Gpt, layer: int, rank: int, n: int) -> Tensors:
     tensors["self_attention.dense.weight"] = share(block.attention.out.weight, rank, n, dim=1)
     tensors["mlp.dense_4h_to_h.weight"] = share(block.mlp.down.weight, rank, n, dim=1)
     if model.config.biases:
-        tensors["self_attention.dense.bias"], tensors["mlp.dense_4h_to_h.bias"] = (
-            block.attention.out.bias,
-            block.mlp.down.bias,
-        )
+        tensors["self_attention.dense.bias"] = block.attention.out.bias
+        tensors["mlp.dense_4h_to_h.bias"] = block.mlp.down.bias
     if model.config.qk_norm:
         tensors["self_attention.q_layernorm.weight"] = block.attention.query_norm.weight
         tensors["self_attention.k_layernorm.weight"] = block.attention.key_norm.weight
@@ -67,15 +65,14 @@ def shard_layer(model: Gpt, layer: int, rank: int, n: int) -> Tensors:
 
 def to_core_name(name: str, engine: bool) -> str:
     """Convert a legacy name to that of Megatron core, with or without Transformer Engine."""
-    pairs = [
+    for old, new in (
         ("self_attention.query_key_value", "self_attention.linear_qkv"),
         ("self_attention.dense", "self_attention.linear_proj"),
         ("mlp.dense_h_to_4h", "mlp.linear_fc1"),
         ("mlp.dense_4h_to_h", "mlp.linear_fc2"),
         ("input_layernorm.", "self_attention.linear_qkv.layer_norm_" if engine else "input_layernorm."),
         ("post_attention_layernorm.", "mlp.linear_fc1.layer_norm_" if engine else "pre_mlp_layernorm."),
-    ]
-    for old, new in pairs:
+    ):
         name = name.replace(old, new)
     return name
 
@@ -133,9 +130,8 @@ def write_megatron_lm(model: Gpt, folder: Path, n_tensor: int, n_pipeline: int, 
                     else:
                         nested["language_model"]["encoder"][".".join(rest)] = tensor
                 if stage == n_pipeline - 1 > 0 and model.unembedding is None:
-                    nested["word_embeddings_for_head"] = {
-                        "weight": share(model.embedding.weight, rank, n_tensor)
-                    }
+                    head = {"weight": share(model.embedding.weight, rank, n_tensor)}
+                    nested["word_embeddings_for_head"] = head
                 model_state = nested
             else:
                 model_state = outside | {
@@ -145,13 +141,11 @@ def write_megatron_lm(model: Gpt, folder: Path, n_tensor: int, n_pipeline: int, 
                 model_state["decoder.layers.0.self_attention.core_attention._extra_state"] = None
             place = f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if n_pipeline > 1 else "")
             (folder / "iter_0000007" / place).mkdir()
-            checkpoint = {
-                "model": model_state,
-                "args": make_args(model),
-                "checkpoint_version": 3.0,
-                "iteration": 7,
-            }
-            torch.save(checkpoint, folder / "iter_0000007" / place / "model_optim_rng.pt")
+            checkpoint = {"model": model_state, "args": make_args(model), "iteration": 7}
+            torch.save(
+                checkpoint | {"checkpoint_version": 3.0},
+                folder / "iter_0000007" / place / "model_optim_rng.pt",
+            )
 
 
 def write_deepspeed(model: Gpt, folder: Path, n_tensor: int, pipeline: bool) -> None:
@@ -197,11 +191,7 @@ def assert_same(model: Gpt, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "ranks", "shape"),
     [
-        *(
-            (names, (2, 2), shape)
-            for names in ("legacy", "core", "engine")
-            for shape in (LLAMA, UNTIED, GPT2)
-        ),
+        *((names, (2, 2), shape) for names in ("legacy", "core") for shape in (LLAMA, UNTIED, GPT2)),
         ("core", (1, 1), LLAMA),
         ("engine", (1, 4), UNTIED),
         ("legacy", (2, 1), GPT2),

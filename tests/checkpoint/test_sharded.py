@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 
 from megatron.checkpoint import layout, reshard, sharded, store
 from megatron.checkpoint.convert.formats import convert_checkpoint
-from tests.conftest import load_newest, save_checkpoint
+from tests.conftest import flip_middle_bit, load_newest, save_checkpoint
 
 META = {"identity": "abc", "step": 3}
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
@@ -65,15 +65,17 @@ def test_full_to_sharded_to_full_loses_nothing(in_shards: Path, tmp_path: Path) 
     assert not (in_shards / layout.FILES["model"]).exists()
     with pytest.raises(ValueError, match="got the full layout, expected sharded"):
         reshard.reshard_to_full(again, tmp_path / "third")
+    convert_checkpoint(again, tmp_path / "tool", to="sharded")
+    assert_same(sharded.read_all_shards(tmp_path / "tool")["model"], make_parts()["model"])
+    with pytest.raises(ValueError, match="got the sharded layout, expected full"):
+        convert_checkpoint(tmp_path / "tool", tmp_path / "third", to="sharded")
     with pytest.raises(FileExistsError):
         reshard.reshard_to_full(in_shards, again)
 
 
 @pytest.mark.parametrize("name", [SHARD, "meta.json"])
 def test_a_flipped_bit_anywhere_is_detected(in_shards: Path, name: str) -> None:
-    content = bytearray((in_shards / name).read_bytes())
-    content[len(content) // 2] ^= 1
-    (in_shards / name).write_bytes(content)
+    flip_middle_bit(in_shards / name)
     with pytest.raises(ValueError):
         store.load_checkpoint(in_shards)
     assert load_newest(in_shards.parent, "run") is None
@@ -136,14 +138,3 @@ def test_a_file_beside_the_listed_ones_is_refused(in_shards: Path) -> None:
     shutil.copy(in_shards / SHARD, in_shards / "shard-00002-model-00001-of-00001.safetensors")
     with pytest.raises(ValueError, match="not a file of the checkpoint"):
         store.load_checkpoint(in_shards)
-
-
-def test_the_tool_reshapes_a_checkpoint_and_weights_are_read_from_shards(
-    in_shards: Path, tmp_path: Path
-) -> None:
-    convert_checkpoint(in_shards, tmp_path / "back", to="full")
-    assert_same(store.load_checkpoint(tmp_path / "back")[0], make_parts())
-    convert_checkpoint(tmp_path / "back", tmp_path / "again", to="sharded")
-    assert_same(sharded.read_all_shards(tmp_path / "again")["model"], make_parts()["model"])
-    with pytest.raises(ValueError, match="got the sharded layout, expected full"):
-        convert_checkpoint(tmp_path / "again", tmp_path / "third", to="sharded")

@@ -1,8 +1,7 @@
 """Checkpoints are complete or absent, and damaged ones are detected."""
 
 import errno
-import resource
-import signal
+import os
 from pathlib import Path
 from typing import IO
 
@@ -12,7 +11,7 @@ import torch
 from megatron.checkpoint import layout, sharded, store
 from megatron.checkpoint.model_weights import find_newest_checkpoint
 from megatron.io import PARTIAL, create_partial_folder
-from tests.conftest import load_newest, save_checkpoint
+from tests.conftest import flip_middle_bit, limit_file_size, load_newest, save_checkpoint
 
 META = {"identity": "abc", "step": 3}
 STATE_OF_4_MIB = {"model": {"w": torch.zeros(1 << 20)}, "optim": {"state": {}}}
@@ -20,6 +19,14 @@ STATE_OF_4_MIB = {"model": {"w": torch.zeros(1 << 20)}, "optim": {"state": {}}}
 
 def make_parts(step: int) -> dict:
     return {name: {"step": step, "tensor": torch.arange(1000)} for name in layout.FILES}
+
+
+def list_steps(folder: Path) -> list[int | None]:
+    return [info.step for info in layout.find_checkpoints(folder, "run")]
+
+
+def list_paths(folder: Path) -> list[Path]:
+    return [info.path for info in layout.find_checkpoints(folder, "run")]
 
 
 def test_saved_parts_are_loaded(tmp_path: Path) -> None:
@@ -34,10 +41,7 @@ def test_the_newest_valid_checkpoint_is_loaded_and_damaged_ones_are_skipped(tmp_
     paths = [save_checkpoint(tmp_path, "run", make_parts(step), META) for step in (1, 2, 3, 4)]
     truncated = paths[3] / "model_state_dict.pt"
     truncated.write_bytes(truncated.read_bytes()[:-100])
-    flipped = paths[2] / "optim_state_dict.pt"
-    content = bytearray(flipped.read_bytes())
-    content[len(content) // 2] ^= 1
-    flipped.write_bytes(content)
+    flip_middle_bit(paths[2] / "optim_state_dict.pt")
     (paths[1] / "meta.json").write_text("{")
     result = load_newest(tmp_path, "run")
     assert result is not None
@@ -75,18 +79,15 @@ def test_a_full_disk_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_an_interrupted_save_is_not_a_checkpoint_and_is_removed(tmp_path: Path) -> None:
     saved = save_checkpoint(tmp_path, "run", make_parts(1), META)
-    leftover = tmp_path / (layout.new_checkpoint_name("run", preempt=False) + PARTIAL)
+    leftover, other = (
+        tmp_path / (layout.new_checkpoint_name(prefix, preempt=False) + PARTIAL)
+        for prefix in ("run", "run.1")
+    )
     leftover.mkdir()
-    assert [info.path for info in layout.find_checkpoints(tmp_path, "run")] == [saved]
+    other.mkdir()  # a save of another prefix in progress
+    assert list_paths(tmp_path) == [saved]
     store.remove_old_checkpoints(tmp_path, "run", keep_last=None)
-    assert list(tmp_path.iterdir()) == [saved]
-
-
-def test_a_save_of_another_prefix_in_progress_is_not_removed(tmp_path: Path) -> None:
-    writing = tmp_path / (layout.new_checkpoint_name("run-0.1", preempt=False) + PARTIAL)
-    writing.mkdir()
-    store.remove_old_checkpoints(tmp_path, "run-0", keep_last=2)
-    assert list(tmp_path.iterdir()) == [writing]
+    assert sorted(tmp_path.iterdir()) == sorted([saved, other])
 
 
 def test_only_the_last_are_retained_and_other_prefixes_are_not_touched(tmp_path: Path) -> None:
@@ -138,20 +139,14 @@ def test_multiples_of_keep_every_are_retained_unless_saved_on_a_preemption(tmp_p
 
 
 def test_a_full_disk_is_an_oserror_in_both_layouts(tmp_path: Path) -> None:
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     saved = save_checkpoint(tmp_path, "run", make_parts(1), META)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limit[1]))  # files are limited to 64 KiB
-    try:
+    with limit_file_size(1 << 16):
         big = {**make_parts(2), "model": {"tensor": torch.zeros(1 << 20)}}
         with pytest.raises(OSError) as whole:
             save_checkpoint(tmp_path, "run", big, META)
         partial = create_partial_folder(tmp_path / "run.20300101-000000-000000")
         with pytest.raises(OSError) as shards:
             sharded.write_sharded(partial, STATE_OF_4_MIB)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        signal.signal(signal.SIGXFSZ, ignored)
     assert [info.path for info in layout.find_checkpoints(tmp_path)] == [saved]
     assert store.load_checkpoint(saved)[0]["iter"]["step"] == 1
     # the system's error and file, not the error of torch's writer
@@ -174,7 +169,7 @@ def test_the_newest_is_that_of_the_last_step_for_any_clock(tmp_path: Path) -> No
     for step in (30, 40, 50):
         after.append(save_at(tmp_path, step, f"20200101-0000{step}-000000"))
         store.remove_old_checkpoints(tmp_path, "run", keep_last=2, saved=after[-1])
-    assert [info.path for info in layout.find_checkpoints(tmp_path, "run")] == after[1:]
+    assert list_paths(tmp_path) == after[1:]
     assert not any(path.exists() for path in before)
     newest = store.find_newest_valid(tmp_path, "run")
     assert newest is not None and newest[0] == after[-1]
@@ -197,9 +192,9 @@ def test_after_a_rewind_to_an_earlier_step_new_checkpoints_are_the_newest(tmp_pa
         generation = store.next_generation(tmp_path, "run", step)
         assert generation == 1
         saved.append(save_at(tmp_path, step, f"20190101-0000{step}-000000", generation=generation))
-    assert [info.step for info in layout.find_checkpoints(tmp_path, "run")] == [10, 20, 30, 15, 20, 25]
+    assert list_steps(tmp_path) == [10, 20, 30, 15, 20, 25]
     store.remove_old_checkpoints(tmp_path, "run", keep_last=4, saved=saved[-1])
-    assert [info.step for info in layout.find_checkpoints(tmp_path, "run")] == [30, 15, 20, 25]
+    assert list_steps(tmp_path) == [30, 15, 20, 25]
     newest = store.find_newest_valid(tmp_path, "run")
     assert newest is not None and newest[0] == saved[-1]
     assert store.next_generation(tmp_path, "run", 25) == 2  # the same step again starts a new generation
@@ -216,19 +211,16 @@ def test_a_checkpoint_without_a_readable_step_is_never_newest_counted_or_deleted
     (odd / "meta.json").write_text(content)
     last = save_at(tmp_path, 30, "20200101-000030-000000")
     store.remove_old_checkpoints(tmp_path, "run", keep_last=2, saved=last)
-    assert [info.path for info in layout.find_checkpoints(tmp_path, "run")] == [odd, first, last]
+    assert list_paths(tmp_path) == [odd, first, last]
     assert find_newest_checkpoint(tmp_path) == last
     store.remove_old_checkpoints(tmp_path, "run", keep_last=1, saved=last)
-    assert [info.path for info in layout.find_checkpoints(tmp_path, "run")] == [odd, last]
+    assert list_paths(tmp_path) == [odd, last]
 
 
 def test_a_damaged_step_is_not_used_for_the_order(tmp_path: Path) -> None:
-    path, last = (
-        save_at(tmp_path, 10, "20200101-000010-000000"),
-        save_at(tmp_path, 20, "20200101-000020-000000"),
-    )
+    path, last = (save_at(tmp_path, step, f"20200101-0000{step}-000000") for step in (10, 20))
     (path / "meta.json").write_text((path / "meta.json").read_text().replace('"step": 10', '"step": 90'))
-    assert [info.step for info in layout.find_checkpoints(tmp_path, "run")] == [None, 20]
+    assert list_steps(tmp_path) == [None, 20]
     assert find_newest_checkpoint(tmp_path) == last
 
 
@@ -242,12 +234,11 @@ def test_the_newest_of_two_runs_in_one_folder_is_not_guessed(tmp_path: Path) -> 
 def test_changed_content_of_the_same_size_is_detected(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, "run", make_parts(1), META)
     file = path / layout.FILES["model"]
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
+    flip_middle_bit(file)
     with pytest.raises(ValueError) as caught:
         store.verify_checkpoint(path)
     assert str(caught.value) == (f"{file}: got content with another sha256 than was saved; {layout.RESTORE}")
-    file.write_bytes(content[:-1])
-    with pytest.raises(ValueError, match=rf"got {len(content) - 1:,} bytes, expected {len(content):,}"):
+    size = file.stat().st_size
+    os.truncate(file, size - 1)
+    with pytest.raises(ValueError, match=rf"got {size - 1:,} bytes, expected {size:,}"):
         store.verify_checkpoint(path)

@@ -2,7 +2,9 @@
 of a text without context is that of lm-eval's model."""
 
 import json
+import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -82,31 +84,37 @@ def write_source(folder: Path, settings: dict[str, Any], begins: bool) -> Path:
     return folder
 
 
-def hub_model(tiny_of: Callable[..., Gpt], folder: Path, case: str) -> Path:
-    """Write a Llama folder in the form of the hub, with weights and the tokenizer of a case."""
-    model = tiny_of(n_tokens=261, vocab_rows=261)
-    state = model.state_dict()
-    weights = Weights(config=model.config, objective="autoregressive", state=state, seq_len=64, source="test")
-    write_huggingface(weights, folder)
-    source = write_source(folder.with_name("source"), SETTINGS[case], case in BEGUN)
-    for path in sorted(source.rglob("*")):
-        if path.is_file():
-            (folder / path.relative_to(source)).parent.mkdir(exist_ok=True)
-            (folder / path.relative_to(source)).write_bytes(path.read_bytes())
-    return folder
+@pytest.fixture(scope="module")
+def hub_folder(
+    tiny_of: Callable[..., Gpt], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """Return a function: case -> Llama folder `hub` with its tokenizer, converted to `native` and `back`."""
+
+    @cache
+    def build(case: str) -> Path:
+        folder = tmp_path_factory.mktemp("case")
+        write_huggingface(weights_of(tiny_of(n_tokens=261, vocab_rows=261)), folder / "hub")
+        source = write_source(folder / "source", SETTINGS[case], case in BEGUN)
+        shutil.copytree(source, folder / "hub", dirs_exist_ok=True)
+        convert_checkpoint(folder / "hub", folder / "native", to="native")
+        convert_checkpoint(folder / "native", folder / "back", to="huggingface")
+        return folder
+
+    return build
+
+
+def weights_of(model: Gpt, tokenizer: Path | None = None, **state: torch.Tensor) -> Weights:
+    """Return the weights of a model with other tensors in `state`."""
+    name = None if tokenizer is None else str(tokenizer)
+    tensors = model.state_dict() | state
+    return Weights(config=model.config, objective="autoregressive", state=tensors, seq_len=64, tokenizer=name)
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_a_converted_tokenizer_is_the_same_in_transformers(
-    tiny_of: Callable[..., Gpt], tmp_path: Path, case: str
-) -> None:
-    hub = hub_model(tiny_of, tmp_path / "hub", case)
-    convert_checkpoint(hub, tmp_path / "native", to="native")
-    convert_checkpoint(tmp_path / "native", tmp_path / "back", to="huggingface")
-    before, after = (
-        transformers.AutoTokenizer.from_pretrained(tmp_path / name, trust_remote_code=False)
-        for name in ("hub", "back")
-    )
+def test_a_converted_tokenizer_is_the_same_in_transformers(hub_folder: Any, case: str) -> None:
+    hub, folder = hub_folder(case) / "hub", hub_folder(case) / "back"
+    load = transformers.AutoTokenizer.from_pretrained
+    before, after = (load(path, trust_remote_code=False) for path in (hub, folder))
     for token in ("bos", "eos", "pad", "unk"):
         assert getattr(after, f"{token}_token_id") == getattr(before, f"{token}_token_id"), token
     text = "Hello <|im_start|>you</s> éa"
@@ -116,11 +124,11 @@ def test_a_converted_tokenizer_is_the_same_in_transformers(
     if before.chat_template:
         assert after.apply_chat_template(CHAT) == before.apply_chat_template(CHAT)
         assert "<|im_start|>user: Hello" in after.apply_chat_template(CHAT, tokenize=False)
-    config = transformers.AutoConfig.from_pretrained(tmp_path / "back")
+    config = transformers.AutoConfig.from_pretrained(folder)
     # Qwen2Tokenizer pads with <|endoftext|> by default, which is not in config.json
     for token in ("bos", "eos") if case == "no bos" else ("bos", "eos", "pad"):
         assert getattr(config, f"{token}_token_id") == getattr(before, f"{token}_token_id"), token
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     tokens = torch.tensor([[1, 2, 3]])
     expected = read_any(hub).build_model()(tokens, causal=True)
     with torch.no_grad():
@@ -128,19 +136,17 @@ def test_a_converted_tokenizer_is_the_same_in_transformers(
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_the_prefix_is_that_of_lm_evals_model(tiny_of: Callable[..., Gpt], tmp_path: Path, case: str) -> None:
+def test_the_prefix_is_that_of_lm_evals_model(hub_folder: Any, case: str) -> None:
     pytest.importorskip("accelerate", reason="lm-eval's hf model requires accelerate")
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    hub = hub_model(tiny_of, tmp_path / "hub", case)
-    convert_checkpoint(hub, tmp_path / "back", to="huggingface")
     world = World(0, 1, 0, torch.device("cpu"))
     texts = ["A text, longer than the sixty-four positions of the model: " * 3, "a", "é"]
     pairs = [("", " and"), ("A cat", " sat"), ("", "<|im_start|>a")]
     rolling = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts]
     instances = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
-    for folder in (hub, tmp_path / "back"):
+    for folder in (hub_folder(case) / "hub", hub_folder(case) / "back"):
         theirs = HFLM(
             pretrained=str(folder), batch_size=4, device="cpu", dtype="float32", softmax_dtype="float64"
         )
@@ -195,10 +201,7 @@ def test_a_padding_id_past_the_embedding_is_not_exported(tiny_of: Callable[..., 
     """The embedding has 259 rows and <pad> is id 259: transformers would refuse this padding_idx."""
     source = write_source(tmp_path / "source", SETTINGS["chat"], False)
     model = tiny_of(n_tokens=259, vocab_rows=259)
-    weights = Weights(
-        config=model.config, objective="autoregressive", state=model.state_dict(), tokenizer=str(source)
-    )
-    write_huggingface(weights, tmp_path / "out")
+    write_huggingface(weights_of(model, source), tmp_path / "out")
     config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (None, 257, 258)
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -212,25 +215,18 @@ def test_generated_text_ends_where_that_of_the_exported_model_ends(
     source = write_source(tmp_path / "source", SETTINGS[case], False)
     tokenizer = load_tokenizer_by_name(str(source))
     model = tiny_of(n_tokens=261, sharpness=4.0)
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    state["embedding.weight"][tokenizer.eod_id] *= 4  # so that many texts end
-    state["embedding.weight"][262] *= 9  # a row of padding, which would win often
-    weights = Weights(
-        config=model.config, objective="autoregressive", state=state, seq_len=64, tokenizer=str(source)
-    )
+    embedding = model.embedding.weight.clone()
+    embedding[tokenizer.eod_id] *= 4  # so that many texts end
+    embedding[262] *= 9  # a row of padding, which would win often
+    weights = weights_of(model, source, **{"embedding.weight": embedding})
     save_weights(weights, tmp_path / "native")
     convert_checkpoint(tmp_path / "native", tmp_path / "out", to="huggingface")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
-    prompts = [[i, i + 1, 3 * i] for i in range(30)]
-    ours = generate(
-        weights.build_model(),
-        prompts,
-        max_new_tokens=20,
-        sampling=Sampling(temperature=0),
-        stop_ids=[tokenizer.eod_id],
-    )
+    prompts = [[i, i + 1, 3 * i] for i in range(15)]
+    options = {"max_new_tokens": 20, "sampling": Sampling(temperature=0), "stop_ids": [tokenizer.eod_id]}
+    ours = generate(weights.build_model(), prompts, **options)
     for prompt, text in zip(prompts, ours, strict=True):
         expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, 3:].tolist()
         assert text == expected
-    assert 0 < sum(text[-1] == tokenizer.eod_id and len(text) < 20 for text in ours) < 30
+    assert 0 < sum(text[-1] == tokenizer.eod_id and len(text) < 20 for text in ours) < 15
     assert max(map(max, ours)) < 261

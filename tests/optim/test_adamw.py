@@ -37,62 +37,37 @@ def test_the_first_step_is_minus_the_rate_times_the_sign_and_only_matrices_decay
     assert float(optimizer.state[pair[1]]["step"]) == 1.0
 
 
-def test_a_nan_gradient_changes_no_weight(pair) -> None:
-    optimizer = build_fused_adamw(name_parameters(pair), CONFIG, SHAPE)
-    pair[1].grad.fill_(torch.nan)
-    set_lr(optimizer, 0.1)
-    step_optimizer(optimizer, torch.tensor(1.0), torch.tensor(False))
-    assert torch.equal(pair[0].detach(), torch.full((2, 2), 2.0))
-    assert torch.equal(pair[1].detach(), torch.ones(2))
-    assert float(optimizer.state[pair[0]]["step"]) == 0.0
-    assert not optimizer.state[pair[0]]["exp_avg"].any()
-
-
-def test_ten_steps_are_bit_equal_to_torch() -> None:
+def test_ten_steps_are_bit_equal_to_torch_also_with_the_rate_on_the_device() -> None:
     generator = torch.Generator().manual_seed(0)
-    ours = [
-        nn.Parameter(torch.randn(5, 3, generator=generator)),
-        nn.Parameter(torch.randn(7, generator=generator)),
-    ]
-    theirs = [nn.Parameter(parameter.detach().clone()) for parameter in ours]
-    fused, reference = (
-        build_fused_adamw(name_parameters(ours), CONFIG, SHAPE),
-        build_adamw(name_parameters(theirs), CONFIG, SHAPE),
-    )
+    weights = torch.randn(5, 3, generator=generator), torch.randn(7, generator=generator)
+    copies = [tuple(nn.Parameter(weight.clone()) for weight in weights) for _ in range(3)]
+    fused, on_device = (build_fused_adamw(name_parameters(pair), CONFIG, SHAPE) for pair in copies[:2])
+    reference = build_adamw(name_parameters(copies[2]), CONFIG, SHAPE)
+    on_device.keep_lr_on_device()
     for step in range(10):
         lr, divisor = 0.1 / (step + 1), torch.tensor(1.5)
         finite = torch.tensor(step != 4)  # that step is skipped
-        for parameter, other in zip(ours, theirs, strict=True):
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
-            other.grad = parameter.grad.clone()
-        set_lr(fused, lr)
-        step_optimizer(fused, divisor, finite)
+        for parameters in zip(*copies, strict=True):
+            gradient = torch.randn(parameters[0].shape, generator=generator)
+            for parameter in parameters:
+                parameter.grad = gradient.clone() if finite else gradient * torch.nan
+        for optimizer in (fused, on_device):
+            set_lr(optimizer, lr)
+            step_optimizer(optimizer, divisor, finite)
         for group in reference.param_groups:
             group["lr"] = lr
         reference.grad_scale, reference.found_inf = divisor, 1.0 - finite.float()
         reference.step()
-    for parameter, other in zip(ours, theirs, strict=True):
-        assert torch.equal(parameter, other)
-        for name, value in reference.state[other].items():
-            assert torch.equal(fused.state[parameter][name], value)
-    assert float(fused.state[ours[0]]["step"]) == 9.0
+    for ours, second, theirs in zip(*copies, strict=True):
+        assert torch.equal(ours, theirs) and torch.equal(second, theirs)
+        for name, value in reference.state[theirs].items():
+            assert torch.equal(fused.state[ours][name], value)
+            assert torch.equal(on_device.state[second][name], value)
+    assert float(fused.state[copies[0][0]]["step"]) == 9.0
+    assert float(on_device.param_groups[0]["lr_tensor"]) == 0.1 / 10
 
 
 def test_missing_apex_gives_a_one_line_error(pair, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "apex", None)
     with pytest.raises(ValueError, match="`pip install apex` is a different package"):
         build_adamw(name_parameters(pair), OptimConfig(kernel="apex"), SHAPE)
-
-
-def test_a_learning_rate_on_the_device_gives_the_same_bits(pair) -> None:
-    copies = [nn.Parameter(parameter.detach().clone()) for parameter in pair]
-    optimizers = [build_fused_adamw(name_parameters(p), CONFIG, SHAPE) for p in (pair, copies)]
-    optimizers[1].keep_lr_on_device()
-    for lr in (0.1, 3e-4, 1 / 3):
-        for optimizer, parameters in zip(optimizers, (pair, copies), strict=True):
-            for parameter in parameters:
-                parameter.grad = torch.full_like(parameter, lr)
-            set_lr(optimizer, lr)
-            step_optimizer(optimizer, torch.tensor(1.0), torch.tensor(True))
-    assert all(torch.equal(a, b) for a, b in zip(pair, copies, strict=True))
-    assert float(optimizers[1].param_groups[0]["lr_tensor"]) == 1 / 3

@@ -11,6 +11,12 @@ from megatron.optim.schedule import LearningRateSchedule, build_lr_schedule
 def test_warm_up_is_linear_and_never_starts_at_the_peak_or_at_zero() -> None:
     rate = build_lr_schedule(LrSchedulerConfig(), peak=1.0, n_steps=100, warmup_steps=4)
     assert [rate(step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    rate = build_lr_schedule(LrSchedulerConfig(kind="constant"), peak=1e-3, n_steps=10, warmup_steps=0)
+    assert {rate(step) for step in range(10)} == {1e-3}
+    # linear falls by equal amounts to the least rate at the last step
+    linear = LrSchedulerConfig(kind="linear", lr_min_ratio=0.0)
+    rate = build_lr_schedule(linear, 8.0, n_steps=7, warmup_steps=2)
+    assert [rate(step) for step in range(7)] == [4.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0]
 
 
 def test_cosine_goes_from_the_peak_through_the_middle_to_the_least_rate_at_the_last_step() -> None:
@@ -19,18 +25,6 @@ def test_cosine_goes_from_the_peak_through_the_middle_to_the_least_rate_at_the_l
     assert rate(53) == pytest.approx(1.2)  # halfway: the mean of 2.0 and 0.4
     assert rate(103) == pytest.approx(0.4)
     assert all(rate(step) >= rate(step + 1) for step in range(3, 103))
-
-
-def test_constant_stays() -> None:
-    rate = build_lr_schedule(LrSchedulerConfig(kind="constant"), peak=1e-3, n_steps=10, warmup_steps=0)
-    assert {rate(step) for step in range(10)} == {1e-3}
-
-
-def test_linear_falls_by_equal_amounts_to_the_least_rate_at_the_last_step() -> None:
-    rate = build_lr_schedule(
-        LrSchedulerConfig(kind="linear", lr_min_ratio=0.0), 8.0, n_steps=7, warmup_steps=2
-    )
-    assert [rate(step) for step in range(7)] == [4.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0]
 
 
 @pytest.mark.parametrize(

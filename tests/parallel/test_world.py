@@ -18,16 +18,9 @@ def test_every_backend_includes_gloo_for_the_cpu() -> None:
     assert backend_for(torch.device("cuda", 3)) == "cpu:gloo,cuda:nccl"
 
 
-@pytest.mark.parametrize("local_rank", [0, 3, 7])
-def test_a_process_that_sees_all_gpus_uses_that_of_its_local_rank(local_rank: int) -> None:
-    assert device_index(local_rank, n_visible=8) == local_rank
-
-
-def test_a_process_that_sees_a_single_gpu_uses_it() -> None:
+def test_a_process_uses_the_gpu_of_its_local_rank_or_the_single_visible_one() -> None:
+    assert [device_index(local_rank, n_visible=8) for local_rank in (0, 3, 7)] == [0, 3, 7]
     assert device_index(5, n_visible=1) == 0
-
-
-def test_more_processes_than_gpus_are_refused() -> None:
     with pytest.raises(ValueError, match="local rank 4: got 4 GPUs on this node, expected one per process"):
         device_index(4, n_visible=4)
 
@@ -37,14 +30,14 @@ def test_an_unresolvable_host_is_named_within_seconds(host: str) -> None:
     """Names under .invalid never resolve (RFC 6761)."""
     begin = time.monotonic()
     with pytest.raises(ConnectionError, match="MASTER_ADDR: got .*expected the host of rank 0"):
-        resolve_host(host, wait_s=1.5)
-    assert 1 < time.monotonic() - begin < 20
+        resolve_host(host, wait_s=0.6)
+    assert 0.5 < time.monotonic() - begin < 20
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
-def test_a_resolvable_host_returns_at_once(host: str) -> None:
+def test_a_resolvable_host_returns_at_once() -> None:
     begin = time.monotonic()
-    resolve_host(host)
+    for host in ("127.0.0.1", "localhost", "::1"):
+        resolve_host(host)
     assert time.monotonic() - begin < 9
 
 

@@ -107,11 +107,7 @@ def pretrain(start: Start, words: list[str], config_file: Path, cli: Cli) -> Pre
     """Train to the end, a single rank in this process; check the status and return rank 0's output."""
 
     def run_to_end(
-        run: Path,
-        *changes: str,
-        n_ranks: int = 1,
-        status: int = 0,
-        change: Callable[[], None] | None = None,
+        run: Path, *changes: str, n_ranks: int = 1, status: int = 0, change: Callable[[], None] | None = None
     ) -> CliResult:
         if n_ranks == 1 and change is None:
             return cli("train", config_file, *words, f"logging.run_dir={run}", *changes, status=status)

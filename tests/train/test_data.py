@@ -1,4 +1,4 @@
-"""Training data, from the configuration to samples: orders, parts, limits, and datasets that are refused."""
+"""Training data, from the configuration to samples: orders, limits, and datasets that are refused."""
 
 import json
 import os
@@ -10,16 +10,13 @@ import numpy as np
 import pytest
 
 from megatron.config.schema import RunConfig
-from megatron.data.indexed import IndexedTokens, check_ids
+from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.megatron_order import MegatronSamples
 from megatron.data.samples import Samples
-from megatron.plan.exposure import Exposure
 from megatron.plan.resolve import load_config, resolve_config
 from megatron.plan.run_dir import RESULT
 from megatron.plan.run_plan import plan_run
-from megatron.text.merge import merge_datasets
-from megatron.text.write_parts import write_parts_list
 from megatron.train.build import open_held_out_samples, open_train_samples
 from tests.remote_servers import STORE_VARIABLES, serve_store
 from tests.train.conftest import read_last, read_losses
@@ -28,9 +25,9 @@ S = 32
 SHAPE = {"d_model": 16, "n_heads": 2, "n_layers": 1}
 
 
-def write_dataset(prefix: Path, odd: int | None = None, about: dict | None = None, seed: int = 0) -> str:
+def write_dataset(prefix: Path, odd: int | None = None, about: dict | None = None) -> str:
     """Write 40 documents of 25 ids below 100, one of them `odd`; no sidecar if `about` is None."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     with IndexedWriter(prefix, np.dtype("<i4"), about) as writer:
         for _ in range(40):
             writer.add_document(rng.integers(0, 100, 25))
@@ -67,18 +64,6 @@ def test_an_id_past_the_vocabulary_is_named_before_it_reaches_the_model(tmp_path
             with pytest.raises(ValueError, match=expected):
                 held_out.take(np.arange(held_out.samples_per_epoch))
         assert open_train_samples(config_of(good, order=order), 400).take(np.arange(400)).max() < 100
-
-
-def test_check_ids_agrees_with_a_direct_comparison() -> None:
-    rng = np.random.default_rng(1)
-    for _ in range(300):
-        n_ids = int(rng.integers(1, 50))
-        ids = rng.integers(-1, 51, size=(3, 4)) if rng.random() < 0.5 else rng.integers(0, n_ids, size=(3, 4))
-        if ((ids >= 0) & (ids < n_ids)).all():
-            check_ids(ids, n_ids, "x")
-        else:
-            with pytest.raises(ValueError, match="x: got id"):
-                check_ids(ids, n_ids, "x")
 
 
 def test_training_on_an_id_past_the_vocabulary_gives_a_one_line_error(pretrain, tmp_path: Path) -> None:
@@ -122,37 +107,6 @@ def test_a_blend_of_documents_that_end_differently_is_refused_unless_the_key_all
     (warning,) = plan_run(config_of(listed)).warnings
     assert warning.startswith(f"{foreign}: no sidecar")
     assert plan_run(config_of(first)).identity == plan_run(config_of(first, mixed_eod=False)).identity
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a dataset as four parts and merged, alone and blended with a fifth."""
-    folder = tmp_path_factory.mktemp("parts")
-    about = {"tokenizer": {"n_tokens": 100, "sha256": "same", "eod_id": 0}, "append_eod": False}
-    prefixes = [write_dataset(folder / f"part-{i}", None, about, seed=i) for i in range(5)]
-    write_parts_list(prefixes[:4], folder / "parts")
-    merge_datasets(prefixes[:4], folder / "merged")
-    for name in ("parts", "merged"):
-        (folder / f"{name}.txt").write_text(f"0.7 {folder}/{name}\n0.3 {prefixes[4]}\n")
-    return folder
-
-
-@pytest.mark.parametrize("path", ["{}", "{}.txt"])
-@pytest.mark.parametrize("dataset", [{}, {"order": "megatron"}, {"unique_tokens": 3000}])
-def test_plan_and_samples_of_parts_are_those_of_the_merged_dataset(
-    folder: Path, path: str, dataset: dict[str, object]
-) -> None:
-    paths = [str(folder / path.format(name)) for name in ("parts", "merged")]
-    ours, theirs = (config_of(path, None, path_eval=path, **dataset) for path in paths)
-    assert ours.model.n_tokens == 100
-    assert Exposure(ours).epoch_samples == Exposure(theirs).epoch_samples
-    samples, expected = (open_train_samples(config, 900).take(np.arange(900)) for config in (ours, theirs))
-    assert (samples == expected).all()
-    samples, expected = (
-        open_held_out_samples(path, config).take(np.arange(200))
-        for path, config in zip(paths, (ours, theirs), strict=True)
-    )
-    assert (samples == expected).all()
 
 
 @pytest.fixture

@@ -222,6 +222,7 @@ def test_invalid_mixtures_are_refused_with_a_one_line_error(pretrain, write, tmp
         ("wieghts: {a: 1}", "did you mean 'weights'"),
         ("dry: maybe", "expected one of stop, repeat, redistribute"),
         ("adaptive: {rule: magic}", "expected ado, or your module:Class"),
+        ("adaptive: {rule: 'no_rules:Last'}", "adaptive.rule no_rules:Last: got ModuleNotFoundError"),
         ("where: \"knid = 'a'\"", 'Candidate bindings: "kind"'),
         ("schedule: {points: [{at: 0}]}", r"schedule.points\[0\].weights: got None, expected"),
         ("schedule: {points: [{at: soon, weights: {a: 1}}]}", r"\[0\].at: got 'soon', expected an integer"),
@@ -245,41 +246,6 @@ def test_weights_apply_delay_steps_after_the_observation_and_later_steps_wait_fo
         mixture.observe(0, np.array([90.0, 5.0, 5.0]), np.array([10.0, 10.0, 10.0]))
     assert samples.weights_at(4)[0] > 2 * samples.weights_at(3)[0]
     assert np.array_equal(again.take(np.arange(4 * 12)), before)
-
-
-def test_a_schedule_applies_before_the_weights_of_a_rule(pretrain, write, tmp_path) -> None:
-    points = "points: [{at: 0, weights: {a: 1}}, {at: 6, weights: {a: 1, b: 1, c: 1}}]"
-    pretrain(tmp_path / "run", f"dataset.mixture={write(f'schedule: {{{points}}}', LOSS)}")
-    weights = [weights for _, weights in read_steps(tmp_path / "run").values()]
-    assert weights[:6] == [[1, 0, 0]] * 6
-    # the rule has observed `a` alone: the mean loss counts for the other domains
-    assert len({tuple(w) for w in weights[6:]}) > 1 and min(weights[-1]) > 0.2
-
-
-def test_a_custom_rule_is_loaded_by_its_name_in_the_file(
-    pretrain, open_mixture, write, tmp_path, monkeypatch
-) -> None:
-    (tmp_path / "my_rules.py").write_text(
-        "import numpy as np\n"
-        "class Last:\n"
-        "    def __init__(self, first):\n"
-        "        self.n = len(first)\n"
-        "    def observe(self, n, nats, counts):\n"
-        "        return np.eye(self.n)[-1] * 0.9 + 0.1 / self.n\n"
-        "    def as_dict(self):\n"
-        "        return {}\n"
-        "    def restore(self, state):\n"
-        "        pass\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    path = write("adaptive: {rule: 'my_rules:Last', every_steps: 1, delay_steps: 4}")
-    pretrain(tmp_path / "run", f"dataset.mixture={path}")
-    weights = [weights for _, weights in read_steps(tmp_path / "run").values()]
-    assert weights[3] == weights[0]
-    assert weights[4] == pytest.approx([0.1 / 3, 0.1 / 3, 0.9 + 0.1 / 3])
-    path = write("adaptive: {rule: 'no_rules:Last'}")
-    with pytest.raises(ValueError, match="adaptive.rule no_rules:Last: got ModuleNotFoundError"):
-        MixtureSamples(path, seq_len=16, batch_size=12, seed=0)
 
 
 def test_a_schedule_in_tokens_changes_at_the_first_step_after_them(open_mixture) -> None:
