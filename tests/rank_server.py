@@ -3,7 +3,9 @@
 A library that starts threads when it is imported cannot be in this list: the server forks.
 """
 
+import atexit
 import gc
+import os
 from importlib import import_module
 
 for name in (
@@ -22,3 +24,5 @@ for name in (
     import_module(name)
 gc.collect()
 gc.freeze()  # ranks do not copy the pages of these objects
+# the interpreter's end would print what triton's bindings leak
+atexit.register(os._exit, 0)

@@ -258,8 +258,8 @@ def without(part: str) -> Callable[[dict[str, Any]], None]:
     return remove
 
 
-def with_arg(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    return lambda checkpoint: setattr(checkpoint["args"], key, value)
+def with_args(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda checkpoint: vars(checkpoint["args"]).update(changes)
 
 
 def with_part(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -271,17 +271,28 @@ def with_part(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
     [
         (without("word_embeddings"), "got no word_embeddings"),
         (without("linear_fc2"), "got no MLP"),
-        (with_arg("position_embedding_type", "learned_absolute"), "learned positions without n_positions"),
-        (with_arg("num_attention_heads", "2"), "args.num_attention_heads: got '2'"),
-        (with_arg("num_attention_heads", 0), "args.num_attention_heads: got '0'"),
-        (with_arg("num_attention_heads", 3), "iter_0000007"),
-        (with_arg("kv_channels", 1 << 40), "args.kv_channels"),
-        (with_arg("rotary_base", "x"), "args.rotary_base: got 'x'"),
-        (with_arg("norm_epsilon", float("nan")), "args.norm_epsilon"),
-        (with_arg("normalization", 5), "got normalization 5"),
-        (with_arg("swiglu", "yes"), "args.swiglu: got 'yes'"),
-        (with_arg("seq_length", []), "args.seq_length"),
-        (with_arg("num_query_groups", 3), "iter_0000007"),
+        (with_args(position_embedding_type="learned_absolute"), "learned positions without n_positions"),
+        (with_args(num_attention_heads="2"), "args.num_attention_heads: got '2'"),
+        (with_args(num_attention_heads=0), "args.num_attention_heads: got '0'"),
+        (with_args(num_attention_heads=3), "iter_0000007"),
+        (with_args(kv_channels=1 << 40), "args.kv_channels"),
+        (with_args(rotary_base="x"), "args.rotary_base: got 'x'"),
+        (with_args(norm_epsilon=float("nan")), "args.norm_epsilon"),
+        (with_args(normalization=5), "got normalization 5"),
+        (with_args(swiglu="yes"), "args.swiglu: got 'yes'"),
+        (with_args(seq_length=[]), "args.seq_length"),
+        (with_args(num_query_groups=3), "iter_0000007"),
+        (with_args(squared_relu=True), "trained with squared_relu"),
+        (
+            with_args(use_rope_scaling=True, rotary_seq_len_interpolation_factor=2),
+            "got two scalings of",
+        ),
+        (with_args(window_size=(64, 64)), "got window_size .64, 64., expected .positions before, 0."),
+        (with_args(rotary_percent=0.4), "got rotary_percent 0.4 of 8"),
+        (with_args(use_target_position_embeddings=True), "trained with use_target_position_embeddings"),
+        (with_args(position_embedding_type="relative"), "position_embedding_type relative, expected rope or"),
+        (with_args(num_experts=[4]), r"got num_experts \[4\], expected none"),
+        (with_args(swiglu=False, bias_gelu_fusion=False), "linear_fc1.weight: got 128 rows, expected 64"),
         (with_part("model", 5), "iter_0000007"),
         (with_part("model", {"x": {1: torch.zeros(2)}}), "iter_0000007"),
         (with_part("model", "x"), "iter_0000007"),

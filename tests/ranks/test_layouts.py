@@ -69,12 +69,12 @@ GROUPS: dict[str, tuple[int, dict[str, Case]]] = {
             "compiled_context": {"compile": True, "context_parallel": 2},
         },
     ),
-    "deepspeed zero0 and zero3": (2, {stage: DEEPSPEED[stage] for stage in ("zero0", "zero3")}),
+    "deepspeed zero3": (2, {"zero3": DEEPSPEED["zero3"]}),
     "deepspeed": (2, DEEPSPEED),
     "deepspeed on one": (1, DEEPSPEED),
     "deepspeed on four": (4, DEEPSPEED),
 }
-FAST = {("two", name) for name in OBJECTIVES} | {("deepspeed zero0 and zero3", "masked_diffusion")}
+FAST = {("two", name) for name in OBJECTIVES} | {("deepspeed zero3", "masked_diffusion")}
 
 
 def mark_group(group: str, objective: str) -> Any:
@@ -184,6 +184,7 @@ def test_every_layout_has_the_dtypes_and_losses_of_a_single_process(tmp_path, en
             {"name": f"{stream}.{name}", "dist": {"dtype": "bfloat16", "residual_dtype": setting, **layout}}
             for name, layout in layouts.items()
             for stream, setting in streams.items()
+            if stream == "float32" or name not in ("tensor", "context", "pipeline_zero1")
         ]
         return train([case | common for case in cases], n_ranks, tmp_path / str(n_ranks))
 

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from megatron.parallel.world import World
 from megatron.plan.resolve import load_config
 from megatron.plan.run_dir import read_metrics
 from megatron.plan.run_plan import plan_run
+from megatron.train import loop
 from megatron.train.build import Run, build_run
 from tests.conftest import load_newest
 from tests.rank_processes import Rank, run_tool, start_ranks, stop_ranks
@@ -110,7 +112,8 @@ def pretrain(start: Start, words: list[str], config_file: Path, cli: Cli) -> Pre
         run: Path, *changes: str, n_ranks: int = 1, status: int = 0, change: Callable[[], None] | None = None
     ) -> CliResult:
         if n_ranks == 1 and change is None:
-            return cli("train", config_file, *words, f"logging.run_dir={run}", *changes, status=status)
+            with patch.object(loop, "gc"):  # the heap of the tests is large, and collected at every start
+                return cli("train", config_file, *words, f"logging.run_dir={run}", *changes, status=status)
         result = [rank.wait() for rank in start(run, *changes, n_ranks=n_ranks, change=change)][0]
         assert result.status == status, result.error
         return result

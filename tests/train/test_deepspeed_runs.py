@@ -10,6 +10,7 @@ from tests.train.conftest import assert_same_losses
 pytest.importorskip("deepspeed", reason="the DeepSpeed engine is optional: pip install deepspeed")
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_run_resumes_with_other_ranks_engine_and_layout(pretrain, tmp_path) -> None:
     alone, moved = tmp_path / "alone", tmp_path / "moved"

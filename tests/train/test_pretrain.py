@@ -46,7 +46,7 @@ def read_result(run: Path) -> dict:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_run_learns_and_writes_its_results(pretrain, tmp_path, objective) -> None:
     run = tmp_path / "run"
-    changes = [f"objective.name={objective}", "lr_scheduler.total_iterations=150"]
+    changes = [f"objective.name={objective}", "lr_scheduler.total_iterations=100"]
     done = pretrain(run, *changes)
     # an untrained model is uniform over 256 rows: 200 tokens, [MASK] and padding
     assert read_losses(run)[0] == pytest.approx(math.log(256), rel=0.1)
@@ -55,7 +55,7 @@ def test_a_run_learns_and_writes_its_results(pretrain, tmp_path, objective) -> N
     result = read_result(run)
     assert result["loss"] == read_losses(run, "validation")[-1]
     assert (result["mc_se"] is None) == (objective == "autoregressive")
-    assert "step: 150  loss:" in done.error and "mfu: n/a" in done.error
+    assert "step: 100  loss:" in done.error and "mfu: n/a" in done.error
     assert [p.name for p in run.glob("*.partial")] == []
     assert pretrain(run, *changes).output.strip() == f"{run}: already done"
 

@@ -28,12 +28,8 @@ def assert_equal(result: object, expected: object) -> None:
 
 @pytest.mark.parametrize("kind", ["full", "sharded"])
 def test_a_checkpoint_contains_all_that_a_run_resumes_with(small_run, tmp_path, kind) -> None:
-    changes = [f"checkpoint.state_dict_type={kind}"]
-    changes += [
-        "dist.dtype=float16",
-        "lr_scheduler.warmup_iterations=null",
-        "lr_scheduler.warmup_tokens=2000",
-    ]
+    changes = [f"checkpoint.state_dict_type={kind}", "dist.dtype=float16"]
+    changes += ["lr_scheduler.warmup_iterations=null", "lr_scheduler.warmup_tokens=2000"]
     run = small_run(tmp_path, *changes)
     with open_feed(run, 0, 3) as feed:
         for tasks in feed:
@@ -52,10 +48,8 @@ def test_a_checkpoint_contains_all_that_a_run_resumes_with(small_run, tmp_path, 
     epoch_samples = run.train_samples.samples_per_epoch
     epoch = 72 // epoch_samples
     assert (parts["iter"]["epoch"], parts["iter"]["segment_index"]) == (epoch, epoch)
-    assert (parts["iter"]["segment_start"], parts["iter"]["segment_end"]) == (
-        epoch * epoch_samples,
-        (epoch + 1) * epoch_samples,
-    )
+    segment = (parts["iter"]["segment_start"], parts["iter"]["segment_end"])
+    assert segment == (epoch * epoch_samples, (epoch + 1) * epoch_samples)
     assert (meta["step"], meta["tokens_seen"], meta["git"]) == (3, 72 * 32, code_revision())
     assert meta["config"] == config_to_dict(run.config)
 

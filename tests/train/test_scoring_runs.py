@@ -20,7 +20,9 @@ def read_scores(folder: Path, pattern: str) -> list[dict]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("objective", ["autoregressive", "masked_diffusion"])
+@pytest.mark.parametrize(
+    "objective", ["autoregressive", pytest.param("masked_diffusion", marks=pytest.mark.slow)]
+)
 def test_a_study_is_scored_once_and_gives_the_losses_of_training(
     pretrain, corpus: Path, tmp_path: Path, cli: Cli, objective: str
 ) -> None:

@@ -1,10 +1,13 @@
-"""Translation of the settings to DeepSpeed's JSON, and conflicts with a user's JSON."""
+"""DeepSpeed's JSON, conflicts with a user's JSON, its loss scale, and runs without DeepSpeed."""
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from megatron.config.schema import DistConfig, OptimConfig
 from megatron.engine.deepspeed.deepspeed_config import (
@@ -13,6 +16,9 @@ from megatron.engine.deepspeed.deepspeed_config import (
     build_deepspeed_config,
     merge_user_config,
 )
+from megatron.engine.deepspeed.deepspeed_state import get_loss_scale, set_loss_scale
+from megatron.plan.run_dir import is_done
+from tests.tool_modules import Cli
 
 OPTIM = OptimConfig(lr=1e-3, grad_clip=0.5)
 
@@ -169,3 +175,58 @@ def test_bad_files_give_a_one_line_error(tmp_path: Path) -> None:
         merge_config(tmp_path, [1])
     with pytest.raises(FileNotFoundError, match="no such file"):
         merge_user_config(build_config(), tmp_path / "none.json", OPTIM)
+
+
+def build_stage_0() -> Any:
+    return SimpleNamespace(torch_autocast_z0_gradscaler=torch.amp.GradScaler(device="cpu"), optimizer=None)
+
+
+def build_stage_1() -> Any:
+    pytest.importorskip("deepspeed", reason="the DeepSpeed engine is optional: pip install deepspeed")
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+
+    scaler = DynamicLossScaler(2.0**16, 1000, 1, 1, False)
+    return SimpleNamespace(torch_autocast_z0_gradscaler=None, optimizer=SimpleNamespace(loss_scaler=scaler))
+
+
+@pytest.mark.parametrize("build", [build_stage_0, build_stage_1])
+def test_scale_and_good_steps_are_restored(build) -> None:
+    engine = build()
+    assert float(get_loss_scale(engine)["scale"]) == 2.0**16
+    state = {"scale": torch.tensor(512.0), "good_steps": torch.tensor(7, dtype=torch.int32)}
+    set_loss_scale(engine, state)
+    restored = get_loss_scale(engine)
+    assert (float(restored["scale"]), int(restored["good_steps"])) == (512.0, 7)
+
+
+def test_good_steps_continue_to_the_next_doubling() -> None:
+    engine = build_stage_1()
+    scaler = engine.optimizer.loss_scaler
+    set_loss_scale(engine, {"scale": torch.tensor(512.0), "good_steps": torch.tensor(999)})
+    scaler.update_scale(False)
+    assert (scaler.cur_scale, int(get_loss_scale(engine)["good_steps"])) == (512.0, 1000)
+    scaler.update_scale(False)
+    assert scaler.cur_scale == 1024.0
+
+
+def test_without_scaling_the_state_is_none() -> None:
+    engine = SimpleNamespace(torch_autocast_z0_gradscaler=None, optimizer=torch.optim.SGD([torch.zeros(1)]))
+    assert get_loss_scale(engine) is None
+
+
+def test_without_deepspeed_its_engine_is_refused_and_torch_trains(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    (tmp_path / "run.yaml").write_text(
+        "dist: {cpu_only: true, dtype: float32}\n"
+        "dataset: {path_train: synthetic, seq_len: 16, batch_size: 2}\n"
+        "model: {d_model: 16, n_heads: 2, n_layers: 1, n_tokens: 50}\n"
+        "lr_scheduler: {total_iterations: 1}\n"
+        f"logging: {{run_dir: {tmp_path / 'run'}, tensorboard: false}}\n"
+    )
+    refused = cli("train", tmp_path / "run.yaml", "dist.engine=deepspeed", status=1).error
+    assert refused.count("\n") == 1
+    assert "deepspeed cannot be imported" in refused and "pip install deepspeed" in refused
+    cli("train", tmp_path / "run.yaml")
+    assert is_done(tmp_path / "run")
