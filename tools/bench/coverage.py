@@ -244,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = {}
     print(f"{args.simulations} simulations of each design, {args.n_bootstrap} replicates; nominal 95 %")
     print("a cell: coverage, median width, interval score over the oracle's")
-    print(f"{'':<16}" + "".join(f"{name:>20}" for name in QUANTITIES))
+    print(f"{'':<16}" + "".join(f"{name:>22}" for name in QUANTITIES))
     for name in args.designs or build_designs():
         rows = measure_coverage(name, range(args.simulations), args.n_bootstrap, args.workers)
         results[name] = summarise_results(rows)
@@ -252,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{summary['coverage']:.3f} {summary['median_width']:8.3g} {summary['score_ratio']:5.2f}"
             for summary in results[name].values()
         ]
-        print(f"{build_designs()[name].name:<16}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
+        print(f"{build_designs()[name].name:<16}" + "".join(f"{cell:>22}" for cell in cells), flush=True)
     write_results(args.json, results)
     return 0
 
