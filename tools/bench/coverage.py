@@ -9,9 +9,9 @@ contain the truth, and whether the predictive intervals of a new run, within the
 compute, contain that run.
 
 Wide intervals would have a high coverage. So the tool also prints the score of an interval [l, u] for x at
-level 1 - q, (u - l) + 2/q (l - x)+ + 2/q (x - u)+ (Gneiting and Raftery 2007, eq. 43), divided by that of an
-oracle: generalized least squares, linearized at the truth, with the exact covariance of the noise. 1.00 is as
-good.
+level 1 - q, (u - l) + 2/q (l - x)+ + 2/q (x - u)+ (Gneiting and Raftery 2007, eq. 43), divided by an
+oracle's: generalized least squares, linearized at the truth, with the exact covariance of the noise. 1.00 is
+as good.
 
 Of 500 replicates the outermost 12 are cut, and the interval ends are where 0.2 % more would be cut on
 average: coverage is lower by that amount.

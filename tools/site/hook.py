@@ -24,7 +24,7 @@ def find_linked_files(page: Path) -> set[Path]:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Replace the files of docs_dir by those of the checkout; keep the theme's."""
+    """Replace the files of docs_dir with the checkout's; keep the theme's."""
     from mkdocs.structure.files import File, Files
 
     pages = find_pages()
