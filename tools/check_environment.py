@@ -128,7 +128,7 @@ def extension_rows() -> Iterator[Row]:
 
 
 def read_requirements() -> list[tuple[str, str, str]]:
-    """Return (library, pinned version, purpose) of the requirements; without a checkout, of training's."""
+    """Return (library, pinned version, purpose) of the requirements; without a checkout, for training."""
     text = "".join((ROOT / name).read_text() for name in REQUIREMENTS if (ROOT / name).is_file())
     # "numpy==2.4.6  # arrays" -> ("numpy", "2.4.6", "arrays")
     rows = re.findall(r"^([\w.-]+)(?:\[\w+\])?==(\S+)\s*(?:# (.*))?$", text, re.MULTILINE)

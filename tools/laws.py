@@ -518,7 +518,7 @@ def run_crossover(args: argparse.Namespace) -> int:
 
 
 def measure_crossovers(args: argparse.Namespace) -> None:
-    """Print the measured crossovers of a study or of its table; store a study's with all its runs."""
+    """Print the measured crossovers of a study or of its table; store them for a whole study."""
     from megatron.study import measured  # imports scipy, which --help does not need
 
     is_table = args.first.suffix == ".csv"

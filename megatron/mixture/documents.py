@@ -31,7 +31,7 @@ from megatron.plan.mixture_use import mixture_folder
 from megatron.text.inputs import PLAIN_SUFFIXES
 
 MAX_FILES = 512  # open at a time; the usual limit per process is 1,024
-PIECE_BYTES = 1 << 22  # part of a server's answer in memory at a time
+PIECE_BYTES = 1 << 22  # a server's answer is in memory in such pieces
 ROW_BYTES = 512  # per row, besides its text
 
 

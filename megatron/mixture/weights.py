@@ -40,7 +40,7 @@ def compute_weights(
             f"weights: {INFERRED}."
         )
     weights = np.zeros(len(domains))
-    written = INFERRED if written == ARBITRARY else written  # for the only domain
+    written = INFERRED if written == ARBITRARY else written  # with one domain
     _distribute_share(written, 1.0, range(len(domains)), by, domains, natural, weights, "weights")
     return weights
 

@@ -18,7 +18,7 @@ from megatron.study.price import Tariff
 
 MAX_IN_SIGHT, MAX_FIGURES = 4, 8
 FORMATS = ("png", "pdf", "svg")
-WIDTH_PX, SCALE = 640, 2  # for exported figures, and pixels of a PNG per px
+WIDTH_PX, SCALE = 640, 2  # width of exported figures, and pixels of a PNG per px
 MAKERS = (
     plot_frontier.isoflop_figure,
     plot_compare.objectives_figure,

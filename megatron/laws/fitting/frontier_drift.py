@@ -74,8 +74,8 @@ def continue_frontier(
     to first order. The walk takes the place of an error of the curvature.
 
     The model is y = form + columns shift + w(x) + noise: Gaussian process
-    regression with the covariance noise^2 (correlation + ratio K), K that
-    of the integrated Wiener process and ratio = (drift / noise)^2. At
+    regression with the covariance noise^2 (correlation + ratio K), K from
+    the integrated Wiener process and ratio = (drift / noise)^2. At
     each drift of the grid the shift is the generalised least-squares
     estimate, and the walk its kriging prediction at the edge.
     """
@@ -112,7 +112,7 @@ def continue_frontier(
         # kriging weights [2, n] of (w, w') at the edge
         gain = ratio * cross_covariance @ inverse
         constants_gradient = ends - gain @ columns
-        # Variance of the kriging prediction, plus that from the
+        # Variance of the kriging prediction, plus variance from the
         # shift: an error of the shift changes the ends by ends -
         # gain columns, since the walk then absorbs part of it.
         spread = (

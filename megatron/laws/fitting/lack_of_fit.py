@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 LEVEL = 0.05  # below this p-value the form is rejected
-N_DRAWS = 999  # wild bootstrap samples
+N_DRAWS = 999  # draws of the wild bootstrap
 MAX_LEVERAGE = 0.95  # a run that determines a constant alone has no residual
 
 

@@ -120,8 +120,8 @@ class LocalLauncher(Launcher):
             if status is None:
                 continue
             self.active.remove(job)
-            # a process that was started by hand locked the run first: this is
-            # no failure of the run
+            # a process that was started by hand locked the run first: the
+            # run has not failed
             if status and not is_free(job.run):
                 status = STOPPED
             over.append((job, status))
