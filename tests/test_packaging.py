@@ -89,12 +89,6 @@ def test_the_image_excludes_exactly_what_git_ignores(root: Path, tracked: list[P
         assert is_ignored(Path(name)), name
 
 
-def test_the_site_lists_every_guide_once(root: Path, tracked: list[Path]) -> None:
-    nav = (root / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
-    listed = re.findall(r"- (\S+\.md)$", nav, re.MULTILINE)
-    assert sorted(listed) == sorted(str(path) for path in tracked if path.suffix == ".md")
-
-
 def test_relative_links_between_guides_exist(root: Path, tracked: list[Path]) -> None:
     guides = [path for path in tracked if path.suffix == ".md"]
     links = [
