@@ -60,10 +60,10 @@ def start_ranks(program: Program, *args: Any, n_ranks: int, folder: Path) -> lis
     ranks = []
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(n_ranks):
-        own = {"RANK": str(number), "LOCAL_RANK": str(number)} if n_ranks > 1 else {}
+        variables = {"RANK": str(number), "LOCAL_RANK": str(number)} if n_ranks > 1 else {}
         stem = f"{time.monotonic_ns()}-{number}"
         output, error = folder / f"{stem}.out", folder / f"{stem}.err"
-        process = SERVER.Process(target=run_rank, args=(program, args, shared | own, output, error))
+        process = SERVER.Process(target=run_rank, args=(program, args, shared | variables, output, error))
         process.start()
         ranks.append(Rank(process, output, error))
     return ranks

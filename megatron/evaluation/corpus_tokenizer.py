@@ -63,9 +63,8 @@ def load_byte_tokenizer(
     """
     if requested is not None:
         return load_tokenizer_by_name(requested)
-    candidates = [get_sidecar_tokenizer(corpus).get("name"), weights.tokenizer]
     reason, tokenizer = "neither corpus nor model names a tokenizer", None
-    for name in (name for name in candidates if name):
+    for name in filter(None, (get_sidecar_tokenizer(corpus).get("name"), weights.tokenizer)):
         try:
             tokenizer = load_tokenizer_by_name(name)
             break
