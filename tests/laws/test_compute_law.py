@@ -4,7 +4,6 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,31 +12,7 @@ from megatron.laws.compute_law import ComputeLaw, fit_compute_law
 from megatron.laws.fitting.frontier_form import CONSTANTS, log_loss, log_loss_slopes
 from megatron.laws.fitting.noise import GROUPED
 from megatron.laws.isoflop import fit_isoflop
-
-E, A, B, ALPHA, BETA = 1.7, 90.0, 200.0, 0.35, 0.37
-BUDGETS = np.geomspace(2e10, 1e12, 6)
-BEYOND = {"edge": 1.0, "level": 1.0, "slope": -0.1, "covariance": [[1e-4, 0.0], [0.0, 1e-4]], "drift": 0.01}
-SPREAD = np.geomspace(0.4, 2.5, 5)  # sizes at each budget, relative to its best one
-
-
-def best_size(C: np.ndarray | float) -> np.ndarray | float:
-    """Return the argmin over N of E + A/N^alpha + B/(C / 6N)^beta."""
-    return (ALPHA * A / (BETA * B)) ** (1 / (ALPHA + BETA)) * (C / 6) ** (BETA / (ALPHA + BETA))
-
-
-def true_loss(N: np.ndarray | float, C: np.ndarray | float) -> np.ndarray | float:
-    return E + A / N**ALPHA + B / (C / (6 * N)) ** BETA
-
-
-def simulate(noise: float, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return (N, D, L, C) of 5 sizes at each of 6 budgets, and a second seed of four cells."""
-    C = np.repeat(BUDGETS, len(SPREAD))
-    N = best_size(C) * np.tile(SPREAD, len(BUDGETS))
-    repeated = [7, 12, 17, 22]
-    C, N = np.append(C, C[repeated]), np.append(N, N[repeated])
-    rng = np.random.default_rng(seed)
-    L = true_loss(N, C) * np.exp(noise * rng.standard_normal(len(N)))
-    return N, C / (6 * N), L, C
+from tests.laws.surface_runs import ALPHA, BETA, BUDGETS, E, best_size, simulate_surface, true_loss
 
 
 @pytest.mark.parametrize("curvature", [0.002, 1e-6, -0.004])
@@ -66,7 +41,7 @@ def test_the_form_is_least_at_the_best_size_and_there_the_level() -> None:
 def test_intervals_at_4_times_the_largest_budget_cover_a_chinchilla_surface(
     noise: float, floor: float
 ) -> None:
-    N, D, _, C = simulate(noise, 0)
+    N, D, _, C = simulate_surface(noise, 0)
     target, n = 4 * BUDGETS[-1], 100
     best, optimal_loss = best_size(target), true_loss(best_size(target), target) - E + floor
     covered = {"N": 0, "loss": 0, "run": 0}
@@ -105,7 +80,7 @@ def test_exponents_of_runs_that_share_the_noise_of_a_model_are_inside_their_inte
 
 
 def test_outliers_do_not_narrow_the_intervals_of_grouped_runs() -> None:
-    N, D, L, C = simulate(0.003, 0)
+    N, D, L, C = simulate_surface(0.003, 0)
     L[::10] *= 1.05
     grouped, single = (fit_compute_law(N, D, L, C, groups=np.arange(len(N)) // n).spread for n in (3, 1))
     assert grouped >= single
@@ -113,7 +88,7 @@ def test_outliers_do_not_narrow_the_intervals_of_grouped_runs() -> None:
 
 def test_without_noise_the_loss_at_4_times_the_budget_is_within_a_thousandth() -> None:
     target = 4 * BUDGETS[-1]
-    optimum = fit_compute_law(*simulate(0.0, 0)).optimum(target)
+    optimum = fit_compute_law(*simulate_surface(0.0, 0)).optimum(target)
     assert pytest.approx(best_size(target), rel=0.05) == optimum.N
     assert optimum.loss == pytest.approx(true_loss(best_size(target), target), rel=0.002)
 
@@ -135,7 +110,7 @@ def drifting(C: np.ndarray | float, rng: np.random.Generator) -> np.ndarray | fl
 
 @pytest.mark.parametrize("frontier", [transition, drifting])
 def test_a_frontier_whose_slope_changes_is_predicted_with_an_interval_that_covers(frontier) -> None:
-    N, D, _, C = simulate(0.0, 0)
+    N, D, _, C = simulate_surface(0.0, 0)
     shape = np.log(true_loss(N, C)) - np.log(true_loss(best_size(C), C))
     target, covered, steepens, halves = 4 * BUDGETS[-1], 0, 0, []
     for seed in range(60):
@@ -157,7 +132,7 @@ def test_a_frontier_whose_slope_changes_is_predicted_with_an_interval_that_cover
 
 
 def test_steepening_is_claimed_only_where_the_curvature_excludes_zero() -> None:
-    N, D, _, C = simulate(0.0, 0)
+    N, D, _, C = simulate_surface(0.0, 0)
     claims = []
     for seed in range(40):  # a power law without an irreducible loss: its curvature is 0
         noise = np.exp(0.003 * np.random.default_rng([seed, 7]).standard_normal(len(N)))
@@ -169,7 +144,7 @@ def test_steepening_is_claimed_only_where_the_curvature_excludes_zero() -> None:
 
 
 def test_the_continuation_starts_where_the_fit_ends() -> None:
-    N, D, _, C = simulate(0.0, 0)
+    N, D, _, C = simulate_surface(0.0, 0)
     shape = np.log(true_loss(N, C)) - np.log(true_loss(best_size(C), C))
     law = fit_compute_law(N, D, np.exp(transition(C, np.random.default_rng(3)) + shape), C)
     at, after = (law.optimum(BUDGETS[-1] * factor) for factor in (1.0, 1.001))
@@ -177,13 +152,13 @@ def test_the_continuation_starts_where_the_fit_ends() -> None:
 
 
 def test_alpha_and_beta_are_one_constant_where_noise_hides_the_difference() -> None:
-    law = fit_compute_law(*simulate(0.02, 1))
+    law = fit_compute_law(*simulate_surface(0.02, 1))
     assert law.params["alpha"] == law.params["beta"]
     assert law.interval("alpha") == law.interval("beta")
 
 
 def test_a_saved_law_is_read_back_as_it_was(tmp_path: Path) -> None:
-    law = fit_compute_law(*simulate(0.002, 0), [f"run{i}" for i in range(34)])
+    law = fit_compute_law(*simulate_surface(0.002, 0), [f"run{i}" for i in range(34)])
     law.save(tmp_path / "compute_law.json")
     loaded = ComputeLaw.load(tmp_path / "compute_law.json")
     assert json.dumps(asdict(loaded)) == json.dumps(asdict(law))  # a tuple is a list in JSON
@@ -191,55 +166,8 @@ def test_a_saved_law_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "compute_law.json").read_text())["identified"] is law.identified is True
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("params", {"log_loss": 1.0}),
-        ("params", dict.fromkeys(CONSTANTS, 10**400)),
-        ("params", dict.fromkeys(CONSTANTS, "1")),
-        ("params", dict.fromkeys(CONSTANTS, -1.0)),
-        ("covariance", [[0.0] * 7] * 6),
-        ("covariance", [[None] * 7] * 7),
-        ("covariance", 5),
-        ("centre", 0.0),
-        ("spread", math.nan),
-        ("dof", True),
-        ("dof", 10**12),
-        ("C", [1e10]),
-        ("C", [0.0, 1e10]),
-        ("tokens", {"a": 1}),
-        ("runs", [[1]]),
-        ("lack_of_fit", []),
-        ("lack_of_fit", {"p_value": "x"}),
-        ("not_identified", {"alpha": 5}),
-        ("table", {"sha256": []}),
-        ("beyond", {"edge": 1.0}),
-        ("beyond", []),
-        ("beyond", BEYOND | {"covariance": [[1e-4, 0.0]]}),
-    ],
-)
-def test_a_file_with_a_wrong_type_is_refused_in_a_sentence(tmp_path: Path, key: str, value: Any) -> None:
-    path = tmp_path / "compute_law.json"
-    fit_compute_law(*simulate(0.002, 0)).save(path)
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {key: value}))
-    with pytest.raises(
-        ValueError, match=r"compute_law.json: not a compute law .* Fit it again with scaling frontier"
-    ):
-        ComputeLaw.load(path)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "null", "{", "[" * 100_000, "5"])
-def test_a_file_that_is_not_a_law_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "law.json").write_text(text)
-    with pytest.raises(ValueError, match="not a compute law"):
-        ComputeLaw.load(tmp_path / "law.json")
-    with pytest.raises(FileNotFoundError, match="scaling frontier"):
-        ComputeLaw.load(tmp_path / "none.json")
-
-
 def test_too_few_runs_or_budgets_are_refused_with_the_required_numbers() -> None:
-    N, D, L, C = simulate(0.002, 0)
+    N, D, L, C = simulate_surface(0.002, 0)
     with pytest.raises(ValueError, match="got 9 runs and 2 budgets .* expected 10 runs and 4 budgets"):
         fit_compute_law(N[:9], D[:9], L[:9], C[:9])
     with pytest.raises(ValueError, match="got 0 runs"):
@@ -249,7 +177,7 @@ def test_too_few_runs_or_budgets_are_refused_with_the_required_numbers() -> None
 
 
 def test_predictions_end_at_ten_times_the_largest_budget() -> None:
-    law = fit_compute_law(*simulate(0.002, 0))
+    law = fit_compute_law(*simulate_surface(0.002, 0))
     law.optimum(10 * law.C[1])
     with pytest.raises(ValueError, match="expected at most 10 times the largest fitted budget"):
         law.optimum(10.1 * law.C[1])
@@ -266,5 +194,5 @@ def test_sizes_on_one_side_of_the_best_do_not_identify_it() -> None:
 
 
 def test_tokens_follow_from_compute_and_size() -> None:
-    law = fit_compute_law(*simulate(0.002, 0))
+    law = fit_compute_law(*simulate_surface(0.002, 0))
     assert law.tokens_of(50_000, 3e11) == pytest.approx(3e11 / (6 * 50_000), rel=1e-9)

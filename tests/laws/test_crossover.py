@@ -3,20 +3,15 @@
 import numpy as np
 import pytest
 
+from megatron.config.schema import ModelConfig
 from megatron.laws.crossover import critical_compute, crossover
 from megatron.laws.frontier import optimal_frontier, search_frontier
 from megatron.laws.law import Law
 from megatron.plan.conventions import training_flops_per_token
+from tests.laws.known_laws import TRUTH, make_law
 
-BASE = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
-
-
-def make_law(form: str = "repeated_data", **more: object) -> Law:
-    return Law(form=form, objective=0.0, huber_delta=1e-3, n_runs=10, **more)
-
-
-AR = make_law(params=BASE | {"R_D": 6.0})
-DIFFUSION = make_law(params=BASE | {"A": 480.0, "B": 1100.0, "R_D": 200.0})
+AR = make_law("repeated_data", TRUTH | {"R_D": 6.0})
+DIFFUSION = make_law("repeated_data", TRUTH | {"A": 480.0, "B": 1100.0, "R_D": 200.0})
 
 
 def search_least_loss(curve: Law, C: float, U: float) -> float:
@@ -27,14 +22,14 @@ def search_least_loss(curve: Law, C: float, U: float) -> float:
 def test_the_least_loss_is_that_of_a_dense_search_and_of_the_closed_form() -> None:
     for C in (1e17, 1e20, 1e23):
         assert search_frontier(AR, C, 1e9).L[0] == pytest.approx(search_least_loss(AR, C, 1e9), rel=1e-8)
-    plain = make_law("chinchilla", params=BASE)
+    plain = make_law()
     result, closed = search_frontier(plain, [1e18, 1e22], np.inf), optimal_frontier(plain, [1e18, 1e22])
     np.testing.assert_allclose(result.N, closed.N, rtol=1e-3)
     np.testing.assert_allclose(result.L, closed.L, rtol=1e-9)
 
 
 def test_the_form_without_a_closed_frontier_has_the_exponent_of_its_constants() -> None:
-    kaplan = make_law("kaplan", params={"Nc": 8.8e13, "Dc": 5.4e13, "alpha_N": 0.076, "alpha_D": 0.095})
+    kaplan = make_law("kaplan", {"Nc": 8.8e13, "Dc": 5.4e13, "alpha_N": 0.076, "alpha_D": 0.095})
     N = optimal_frontier(kaplan, [1e19, 1e21]).N
     assert np.log(N[1] / N[0]) / np.log(100) == pytest.approx(0.095 / (0.076 + 0.095), abs=1e-3)
 
@@ -54,7 +49,7 @@ def test_more_unique_text_moves_the_crossover_up() -> None:
 
 
 def test_laws_that_never_cross_have_no_critical_compute() -> None:
-    worse = make_law(params=AR.params | {"E": 2.5})
+    worse = make_law("repeated_data", AR.params | {"E": 2.5})
     assert np.isnan(crossover(AR, worse, [1e8]).C).all()
 
 
@@ -63,10 +58,9 @@ def test_the_interval_of_the_crossover_is_that_of_its_replicates(monkeypatch: py
     rng = np.random.default_rng(0)
 
     def add_replicates(curve: Law) -> Law:
-        replicates = {
-            k: (v * np.exp(0.02 * rng.standard_normal(9))).tolist() for k, v in curve.params.items()
-        }
-        return make_law(params=curve.params, replicates=replicates | {"E": [curve.params["E"]] * 9})
+        params = curve.params
+        replicates = {k: (v * np.exp(0.02 * rng.standard_normal(9))).tolist() for k, v in params.items()}
+        return make_law("repeated_data", params, replicates=replicates | {"E": [params["E"]] * 9})
 
     first, second = add_replicates(AR), add_replicates(DIFFUSION)
     result = crossover(first, second, [1e8])
@@ -76,8 +70,6 @@ def test_the_interval_of_the_crossover_is_that_of_its_replicates(monkeypatch: py
 
 
 def test_conventions_agree_where_they_count_the_same() -> None:
-    from megatron.config.schema import ModelConfig
-
     model = ModelConfig(
         d_model=256, d_ff=704, d_head=64, n_heads=4, n_layers=6, n_tokens=5000, vocab_rows=5120
     )

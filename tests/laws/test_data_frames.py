@@ -13,7 +13,6 @@ from megatron.laws import (
     fit_isoflop,
     fit_law,
     optimal_frontier,
-    predict_run,
 )
 from megatron.laws.law import Law
 
@@ -114,9 +113,3 @@ def test_perplexities_in_place_of_losses_are_warned_about() -> None:
     frame = make_frame()
     law = fit_law(frame.assign(loss=np.exp(3 * frame["loss"])), n_bootstrap=0)
     assert "Take the log of perplexities." in law.warnings[0]
-
-
-def test_arrays_in_place_of_one_run_are_refused_with_the_function_for_them() -> None:
-    law = fit_law(make_frame(), n_bootstrap=0)
-    with pytest.raises(ValueError, match="N: got an array, expected one number. Use law.predict"):
-        predict_run(law, np.array([1e8, 1e9]), 1e10)

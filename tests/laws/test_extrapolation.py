@@ -10,22 +10,19 @@ from scipy.stats import t
 
 from megatron.laws.fit import fit_law
 from megatron.laws.fitting.extrapolation import Extrapolation, HeldOutPart, estimate_growth
-from megatron.laws.forms import FORM
 from megatron.laws.holdout import extrapolate_law
 from megatron.laws.law import Law
 from megatron.laws.prediction import predict_optimum, predict_run
+from tests.laws.known_laws import Runs, simulate_losses
 
-TRUTH = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
 COMPUTE = 6 * 1e9 * 3e10  # of the largest run
 AHEAD = (1e10, 3e12)
 
 
-def simulate_runs(bend: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def simulate_runs(bend: float = 0.0) -> Runs:
     """Return 24 runs with 0.3 % of noise; `bend` adds to log L its product with log(C)^2."""
-    rng = np.random.default_rng(5)
     n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 3e10, 4)))
-    loss = FORM["chinchilla"].loss(TRUTH, n, d) * np.exp(0.003 * rng.standard_normal(24))
-    return n, d, loss * np.exp(bend * np.log(n * d / 1e16) ** 2)
+    return n, d, simulate_losses(n, d, 0.003, 5) * np.exp(bend * np.log(n * d / 1e16) ** 2)
 
 
 @pytest.fixture(scope="module")

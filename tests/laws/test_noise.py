@@ -1,5 +1,7 @@
 """Scatter of runs around a law, with and without groups, and the intervals derived from it."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.stats import chi2
@@ -16,29 +18,32 @@ from megatron.laws.fitting.huber import (
 from megatron.laws.fitting.noise import GROUPED, estimate_noise
 from megatron.laws.fitting.varpro import bootstrap_chinchilla, fit_chinchilla
 from megatron.laws.forms import chinchilla
-from megatron.laws.law import expanded_level
+from megatron.laws.law import Law, expanded_level
+from tests.laws.known_laws import BESIROGLU, make_isoflop, make_ratios
 
-TRUTH = {"E": 1.82, "A": 482.0, "B": 2085.0, "alpha": 0.348, "beta": 0.366}
 SIGMA = 0.003
 
 
-def make_design(n_runs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return N and D of isoFLOP slices, five D/N each."""
-    compute = np.repeat(np.geomspace(1e18, 1e20, n_runs // 5), 5)
-    ratio = np.tile(np.geomspace(4, 100, 5), n_runs // 5)
-    n = np.sqrt(compute / 6 / ratio)
-    return n, n * ratio
+def fit_noisy(
+    design: tuple[np.ndarray, np.ndarray], noise: np.ndarray, n_bootstrap: int = 0, **options: Any
+) -> Law:
+    """Fit runs whose log losses differ from those of BESIROGLU by `noise`."""
+    n, d = design
+    return fit_law(n, d, chinchilla(BESIROGLU, n, d) * np.exp(noise), n_bootstrap=n_bootstrap, **options)
+
+
+def draw_shared(rng: np.random.Generator, sizes: int, rows: int, between: float, within: float) -> np.ndarray:
+    """Return noise of `sizes` models of `rows` runs: of the model, and of the run."""
+    return between * rng.standard_normal(sizes).repeat(rows) + within * rng.standard_normal(sizes * rows)
 
 
 @pytest.mark.parametrize("n_runs", [15, 40])
 def test_the_noise_of_a_robust_fit_is_unbiased(n_runs: int) -> None:
-    n, d = make_design(n_runs)
     rng = np.random.default_rng(n_runs)
     n_trials = 120
     squares = []
     for _ in range(n_trials):
-        loss = chinchilla(TRUTH, n, d) * np.exp(SIGMA * rng.standard_normal(n_runs))
-        law = fit_law(n, d, loss, n_bootstrap=0)
+        law = fit_noisy(make_isoflop(n_runs // 5), SIGMA * rng.standard_normal(n_runs))
         assert law.noise["dof"] == n_runs - 5
         squares.append((law.spread / SIGMA) ** 2)
     # the sum of n_trials chi-squared variables; 1 % at either end
@@ -47,10 +52,9 @@ def test_the_noise_of_a_robust_fit_is_unbiased(n_runs: int) -> None:
 
 
 def test_a_failed_run_does_not_determine_the_noise() -> None:
-    n, d = make_design(40)
-    loss = chinchilla(TRUTH, n, d) * np.exp(SIGMA * np.random.default_rng(1).standard_normal(40))
-    loss[7] *= 1.5
-    law = fit_law(n, d, loss, n_bootstrap=0)
+    noise = SIGMA * np.random.default_rng(1).standard_normal(40)
+    noise[7] += np.log(1.5)
+    law = fit_noisy(make_isoflop(8), noise)
     assert law.spread < 2 * SIGMA
     assert law.noise["n_cut"] >= 1
 
@@ -75,78 +79,65 @@ def test_variance_components_are_unbiased() -> None:
 
 
 def test_rows_that_share_n_are_grouped_if_and_only_if_their_residuals_correlate() -> None:
-    n = np.repeat(np.geomspace(1e7, 1e9, 22), 9)
-    d = n * np.tile(np.geomspace(4, 100, 9), 22)
     n_grouped = {0.0: 0, 0.003: 0}
     for between in n_grouped:
         for seed in range(60):
-            rng = np.random.default_rng(seed)
-            noise = between * rng.standard_normal(22).repeat(9) + 0.002 * rng.standard_normal(198)
-            law = fit_law(n, d, chinchilla(TRUTH, n, d) * np.exp(noise), n_bootstrap=0)
+            noise = draw_shared(np.random.default_rng(seed), 22, 9, between, 0.002)
+            law = fit_noisy(make_ratios(22, 9), noise)
             n_grouped[between] += law.noise["n_groups"] == 22 and law.warnings == [GROUPED]
     # the test of independent rows has the size 1 %: four or more of 60 have a probability of 0.3 %
     assert n_grouped[0.0] < 4 and n_grouped[0.003] == 60
 
 
 def test_intervals_of_rows_that_share_the_noise_of_a_model_contain_the_truth() -> None:
-    n = np.repeat(np.geomspace(1e7, 1e9, 22), 9)
-    d = n * np.tile(np.geomspace(4, 100, 9), 22)
     inside = np.zeros(2)
     for seed in range(30):
-        rng = np.random.default_rng(seed)
-        noise = 0.003 * rng.standard_normal(22).repeat(9) + 0.001 * rng.standard_normal(198)
-        loss = chinchilla(TRUTH, n, d) * np.exp(noise)
+        noise = draw_shared(np.random.default_rng(seed), 22, 9, 0.003, 0.001)
         for i, groups in enumerate((None, range(198))):
-            low, high = fit_law(n, d, loss, n_bootstrap=100, groups=groups).interval["params"]["alpha"]
-            inside[i] += low <= TRUTH["alpha"] <= high
+            law = fit_noisy(make_ratios(22, 9), noise, 100, groups=groups)
+            low, high = law.interval["params"]["alpha"]
+            inside[i] += low <= BESIROGLU["alpha"] <= high
     # at 95 % fewer than 25 of 30 have a probability of 0.3 %; as independent rows about half are inside
     assert inside[0] >= 25 > 22 > inside[1]
 
 
 def test_a_law_of_too_few_sizes_to_group_is_not_identified_unless_its_rows_are_independent() -> None:
-    n = np.repeat(np.geomspace(1e7, 1e9, 5), 20)
-    d = n * np.tile(np.geomspace(4, 100, 20), 5)
-    rng = np.random.default_rng(0)
-    noise = 0.01 * rng.standard_normal(5).repeat(20) + 0.001 * rng.standard_normal(100)
-    loss = chinchilla(TRUTH, n, d) * np.exp(noise)
-    law = fit_law(n, d, loss, n_bootstrap=50)
-    assert law.identified is False and set(law.not_identified) == set(TRUTH)
+    design, noise = make_ratios(5, 20), draw_shared(np.random.default_rng(0), 5, 20, 0.01, 0.001)
+    law = fit_noisy(design, noise, 50)
+    assert law.identified is False and set(law.not_identified) == set(BESIROGLU)
     assert "5 N are too few to group them for 5 constants" in law.not_identified["E"]
-    assert not any("too few to group" in w for w in fit_law(n, d, loss, groups=range(100)).warnings)
+    alone = fit_noisy(design, noise, 50, groups=range(100))
+    assert not any("too few to group" in warning for warning in alone.warnings)
 
 
 def test_groups_are_resampled_as_units_and_widen_the_intervals() -> None:
-    n = np.repeat(np.geomspace(1e7, 1e9, 12), 8)
-    d = n * np.tile(np.geomspace(4, 100, 8), 12)
+    design, noise = make_ratios(12, 8), draw_shared(np.random.default_rng(3), 12, 8, 0.004, 0.0005)
     groups = np.repeat([f"model {i}" for i in range(12)], 8)
-    rng = np.random.default_rng(3)
-    shared = 0.004 * rng.standard_normal(12).repeat(8)
-    loss = chinchilla(TRUTH, n, d) * np.exp(shared + 0.0005 * rng.standard_normal(96))
-    alone = fit_law(n, d, loss, n_bootstrap=200, groups=range(96))
-    grouped = fit_law(n, d, loss, n_bootstrap=200, groups=groups)
-    width = {name: np.ptp(law.interval["params"]["alpha"]) for name, law in (("a", alone), ("g", grouped))}
-    assert width["g"] > 1.5 * width["a"]
+    alone, grouped = (fit_noisy(design, noise, 200, groups=labels) for labels in (range(96), groups))
+    widths = [np.ptp(law.interval["params"]["alpha"]) for law in (alone, grouped)]
+    assert widths[1] > 1.5 * widths[0]
     # 12 groups less about three constants of N: Satterthwaite's degrees of freedom of nearly equal rows
     assert grouped.noise["n_groups"] == 12 and 8 < grouped.noise["dof"] < 12
     assert grouped.noise["between"] > 3 * grouped.noise["within"]
     assert "12 groups" in grouped.interval["method"]
     with pytest.raises(ValueError, match="got 95 labels"):
-        fit_law(n, d, loss, groups=groups[1:])
+        fit_noisy(design, noise, groups=groups[1:])
     with pytest.raises(ValueError, match="got 4 groups, expected more than the 5 constants"):
-        fit_law(n, d, loss, groups=np.arange(96) // 24)
+        fit_noisy(design, noise, groups=np.arange(96) // 24)
 
 
 def test_expanded_percentiles_are_those_of_students_t() -> None:
     # 95 % with 20 groups: sqrt(20/19) t(0.975, 19) = 2.1475 standard normal deviations
     assert expanded_level(0.95, 20) == pytest.approx(0.96825, abs=2e-5)
+    # with four constants and 15 groups: sqrt(15/11) t(0.975, 11) = 2.5702 standard normal deviations
+    assert expanded_level(0.95, 15, 4) == pytest.approx(0.98984, abs=2e-5)
+    assert expanded_level(0.95, 5, 4) == 0.95
     assert expanded_level(0.95, None) == 0.95
     assert expanded_level(0.95, 10**6) == pytest.approx(0.95, abs=1e-5)
 
 
 def test_a_predictive_interval_adds_the_noise_to_the_laws_own() -> None:
-    n, d = make_design(40)
-    loss = chinchilla(TRUTH, n, d) * np.exp(SIGMA * np.random.default_rng(4).standard_normal(40))
-    law = fit_law(n, d, loss, n_bootstrap=100)
+    law = fit_noisy(make_isoflop(8), SIGMA * np.random.default_rng(4).standard_normal(40), 100)
     value, low, high = law.predict(1e9, 1e11)
     same, inner_low, inner_high = law.predict(1e9, 1e11, kind="confidence")
     assert value == same and low < inner_low < value < inner_high < high
@@ -181,22 +172,13 @@ def test_derivatives_above_the_floor_are_those_of_finite_differences() -> None:
     phi = from_floor_coordinates(floored)
     assert np.allclose(to_floor_coordinates(phi), floored, rtol=1e-12)
     gradient, hessian, _ = transform_to_floor(phi, *huber_derivatives(phi, runs, weights[:1], 10.0))
-    step = 1e-5
-    for i in range(5):
-        ends, slopes = [], []
-        for sign in (1, -1):
-            moved = floored.copy()
-            moved[0, i] += sign * step
-            moved_phi = from_floor_coordinates(moved)
-            ends.append(huber_objective(moved_phi, runs, weights[:1], 10.0)[0])
-            slopes.append(
-                transform_to_floor(moved_phi, *huber_derivatives(moved_phi, runs, weights[:1], 10.0))[0][0]
-            )
-        assert gradient[0, i] == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-5)
-        assert hessian[0, :, i] == pytest.approx((slopes[0] - slopes[1]) / (2 * step), rel=1e-4, abs=1e-4)
 
+    def evaluate(moved: np.ndarray) -> tuple[float, np.ndarray]:
+        phi = from_floor_coordinates(moved)
+        slopes, *_ = transform_to_floor(phi, *huber_derivatives(phi, runs, weights[:1], 10.0))
+        return huber_objective(phi, runs, weights[:1], 10.0)[0], slopes[0]
 
-def test_with_more_constants_percentiles_are_expanded_for_fewer_degrees_of_freedom() -> None:
-    # sqrt(15/11) t(0.975, 11) = 2.5702 standard normal deviations
-    assert expanded_level(0.95, 15, 4) == pytest.approx(0.98984, abs=2e-5)
-    assert expanded_level(0.95, 5, 4) == 0.95
+    for i, step in enumerate(1e-5 * np.eye(5)):
+        (up, slope_up), (down, slope_down) = evaluate(floored + step), evaluate(floored - step)
+        assert gradient[0, i] == pytest.approx((up - down) / 2e-5, rel=1e-5)
+        assert hessian[0, :, i] == pytest.approx((slope_up - slope_down) / 2e-5, rel=1e-4, abs=1e-4)

@@ -17,7 +17,7 @@ import pytest
 from megatron.report import report, tables
 from megatron.report.study_data import read_study
 from tests.report.frontier_study import fit_runs, make_forecast, make_runs, make_study
-from tests.report.synthetic_study import write_study
+from tests.report.synthetic_study import edit_json, write_study
 
 LOADING = {"src", "href", "srcset", "data", "poster", "action", "background"}
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -67,10 +67,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 def read_page(folder: Path) -> Page:
     return Page(report.render_page(read_study(folder)))
-
-
-def edit_json(path: Path, **change: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
 
 
 def test_the_page_loads_nothing_and_is_below_2_5_mb(folder: Path) -> None:

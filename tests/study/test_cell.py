@@ -1,38 +1,12 @@
 """Cells of a study, rules for the learning rate, and trunks shared by several lengths."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megatron.plan.conventions import training_flops_per_token
 from megatron.plan.count import flops_per_token, n_non_embedding, n_params
-from megatron.study.ladder import CONVENTIONS, PlannedRun, expand_study, read_study_plan
-
-STUDY = """
-name: tiny
-directory: {folder}/study
-run:
-  dataset: {{path_train: {folder}/text, seq_len: 16, batch_size: 4}}
-sizes:
-  small: {{d_model: 16, n_heads: 2, n_layers: 1}}
-  wide: {{d_model: 32, n_heads: 2, n_layers: 1}}
-cells: [{{size: small, tokens: 640}}]
-"""
-
-
-@pytest.fixture
-def runs_of(tmp_path: Path):
-    """Return a function: a grid as YAML, and overrides of the study -> its runs."""
-    sidecar = {"tokens": 64001, "tokenizer": {"n_tokens": 300}, "sha256": {"bin": "aa", "idx": "bb"}}
-    (tmp_path / "text.json").write_text(json.dumps(sidecar))
-    (tmp_path / "study.yaml").write_text(STUDY.format(folder=tmp_path))
-
-    def runs(grid: str, *words: str) -> list[PlannedRun]:
-        return expand_study(read_study_plan(tmp_path / "study.yaml", [f"cells=[{{{grid}}}]", *words]))
-
-    return runs
+from megatron.study.ladder import CONVENTIONS, PlannedRun
 
 
 def test_runs_of_one_budget_spend_it_whatever_their_size(runs_of) -> None:
@@ -47,32 +21,22 @@ def test_runs_of_one_budget_spend_it_whatever_their_size(runs_of) -> None:
     assert training_flops_per_token(run.config.model, 16)["exact"] == flops_per_token(run.config.model, 16)
 
 
-def test_unique_tokens_times_epochs_are_the_length_exactly(runs_of) -> None:
-    runs = runs_of("size: small, unique_tokens: [640, 1280], epochs: [1, 2, 10]")
-    train_tokens = {
-        (run.config.dataset.unique_tokens, run.plan.epochs): run.plan.train_tokens for run in runs
-    }
-    assert train_tokens == {(u, e): u * e for u in (640, 1280) for e in (1, 2, 10)}
-    assert all(run.plan.unique_tokens == run.config.dataset.unique_tokens for run in runs)
-
-
-def test_epochs_alone_are_of_the_whole_corpus(runs_of) -> None:
-    (run,) = runs_of("size: small, epochs: [3]")
-    assert (run.plan.epochs, run.plan.unique_tokens, run.plan.train_tokens) == (3.0, 64000, 3 * 64000)
-    assert run.config.name == "autoregressive-small-192ktok-3ep-seed0"
-
-
-def test_a_budget_in_a_number_of_epochs_has_as_many_unique_tokens_as_keep_it_within_them(runs_of) -> None:
-    runs = runs_of("size: small, tokens: [6400], epochs: [1, 4, 7]")
-    assert {run.plan.train_tokens for run in runs} == {6400}
-    # 400 samples over 1, 4 and 7 epochs: 400, 100 and 57.1 -> 58 of them unique
-    assert {run.plan.unique_tokens for run in runs} == {6400, 1600, 58 * 16}
-    assert sorted(run.plan.epochs for run in runs) == [1.0, 4.0, 400 / 58]
-
-
-def test_a_budget_on_given_unique_tokens_repeats_them_as_often_as_it_takes(runs_of) -> None:
-    runs = runs_of("size: small, tokens: [6400], unique_tokens: [640, 3200]")
-    assert sorted(run.plan.epochs for run in runs) == [2.0, 10.0]
+@pytest.mark.parametrize(
+    ("cell", "lengths"),
+    [
+        ("unique_tokens: [640, 1280], epochs: [1, 2, 10]", {(u, e) for u in (640, 1280) for e in (1, 2, 10)}),
+        ("epochs: [3]", {(64000, 3)}),  # of the whole corpus
+        ("tokens: [6400], unique_tokens: [640, 3200]", {(640, 10), (3200, 2)}),
+        # 400 samples over 1, 4 and 7 epochs: 400, 100 and 57.1 -> 58 of them unique
+        ("tokens: [6400], epochs: [1, 4, 7]", {(6400, 1), (1600, 4), (58 * 16, 400 / 58)}),
+    ],
+)
+def test_two_of_tokens_unique_tokens_and_epochs_give_the_third_exactly(runs_of, cell, lengths) -> None:
+    runs = runs_of(f"size: small, {cell}")
+    assert {(run.plan.unique_tokens, run.plan.epochs) for run in runs} == lengths and len(runs) == len(
+        lengths
+    )
+    assert all(run.plan.train_tokens == round(run.plan.unique_tokens * run.plan.epochs) for run in runs)
 
 
 def test_a_rule_is_its_formula_at_the_size_and_length_of_each_run(runs_of) -> None:
@@ -93,41 +57,6 @@ def test_the_rate_of_a_cell_precedes_that_of_the_study(runs_of) -> None:
     assert names == ["autoregressive-small-640tok-lr0.25-seed0"] and len(runs) == 2
 
 
-def test_a_label_may_be_a_number(runs_of) -> None:
-    (run,) = runs_of("size: small, tokens: 640, label: 2")
-    assert run.config.name.endswith("-2")
-
-
-@pytest.mark.parametrize(
-    ("cell", "sentence"),
-    [
-        ("tokens: 640, flops: 1e9", "got tokens, flops, expected two of D, unique_tokens and epochs"),
-        ("tokens: 640, unique_tokens: 64, epochs: 2", "got tokens, unique_tokens, epochs, expected two"),
-        ("unique_tokens: 64", "cells[0].tokens: got None"),
-        ("tokens: 640, lr: fast", "cells[0].lr[0]: got 'fast', expected a number, steplaw"),
-        ("tokens: 640, lr: {coefficient: 1, N: 2}", "unknown key 'N'"),
-        ("tokens: 640, lr: {coefficient: -1}", "lr[0].coefficient: got -1, expected a number"),
-        ("tokens: 640, lr: {mup: 1}", "Use run: {model: {parametrization: mup, ...}}"),
-        ("tokens: 640, held_out: 3", "held_out: got 3, expected true or false"),
-        ("tokens: 640, seeds: 0", "cells[0].seeds: got 0, expected a list of seeds"),
-        ("tokens: 640, seeds: true", "cells[0].seeds: got True, expected a list of seeds"),
-        ("tokens: 640, seeds: [0.5]", "cells[0].seeds: got 0.5, expected integers"),
-        ("tokens: 640, seeds: {default: 2}", "cells[0].seeds: got {'default': 2}, expected a list of seeds"),
-        ("unique_tokens: 64, epochs: -1", "epochs: got -1, expected numbers above 0"),
-        ("tokens: 1.5", "expected integers"),
-        ("tokens: 640, sizes: [small]", "cells[0].sizes: got a key of an earlier version. Use size."),
-        ("train_tokens: [640]", "Use tokens."),
-        ("tokens: 640, batch_tokens: [64]", "Use run: {dataset: {batch_size: ...}}."),
-        ("tokens: 640, flops_convention: 6nd", "Use flops_convention of the whole study."),
-        ("tokens: 640, depth: 3", "cells[0]: unknown key 'depth'"),
-    ],
-)
-def test_a_wrong_cell_is_one_sentence(runs_of, cell: str, sentence: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        runs_of(f"size: small, {cell}")
-    assert sentence in str(caught.value) and "\n" not in str(caught.value)
-
-
 def group_seeds(runs: list[PlannedRun]) -> dict[tuple[str, int], list[int]]:
     seeds_by_cell: dict[tuple[str, int], list[int]] = {}
     for run in runs:
@@ -137,8 +66,7 @@ def group_seeds(runs: list[PlannedRun]) -> dict[tuple[str, int], list[int]]:
 
 def test_a_number_of_seeds_counts_from_0_and_a_cell_that_is_listed_again_has_more(runs_of) -> None:
     assert group_seeds(runs_of("size: small, tokens: 640, seeds: 3")) == {("small", 640): [0, 1, 2]}
-    again = "{size: [small, wide], tokens: 640}, {size: wide, tokens: 640, seeds: [0, 4]}"
-    runs = runs_of("size: small, tokens: 640", f"cells=[{again}]")
+    runs = runs_of("size: [small, wide], tokens: 640}, {size: wide, tokens: 640, seeds: [0, 4]")
     assert group_seeds(runs) == {("small", 640): [0], ("wide", 640): [0, 4]}
 
 
@@ -149,9 +77,7 @@ def test_runs_that_differ_in_their_seed_alone_share_a_cell_and_others_do_not(run
 
 
 def test_a_run_that_one_entry_holds_out_is_held_out(runs_of) -> None:
-    held_out = "{size: wide, tokens: 640, held_out: true}"
-    words = f"cells=[{{size: [small, wide], tokens: 640}}, {held_out}]"
-    runs = runs_of("size: small, tokens: 640", words)
+    runs = runs_of("size: [small, wide], tokens: 640}, {size: wide, tokens: 640, held_out: true")
     assert {run.plan.size: run.held_out for run in runs} == {"small": False, "wide": True}
 
 

@@ -1,7 +1,6 @@
 """Downstream scores, from run folders to the table, scores.csv and the report."""
 
 import json
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from megatron.report.study_data import AUTOREGRESSIVE, SCORES
 from megatron.study.downstream_scores import add_score_columns, read_scores, write_scores
 from megatron.study.selection import Columns, optional_column_of, select_runs
 from megatron.study.table import read_runs, read_table, select_finished, write_table
-
-synthetic = runpy.run_path(str(Path(__file__).parents[1] / "report" / "synthetic_study.py"))
+from tests.report.synthetic_study import edit_json, write_study
 
 
 def write_task_results(run: Path, step: int, label: str, results: dict[str, Any], **more: Any) -> None:
@@ -38,12 +36,10 @@ def finished_runs(folder: Path) -> pd.DataFrame:
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     """Return a study in which all finished autoregressive runs but one have scores, at two steps."""
-    folder = synthetic["write_study"](tmp_path / "study")
+    folder = write_study(tmp_path / "study")
     for row in finished_runs(folder).iloc[1:].itertuples():
         run = folder / row.path
-        end = json.loads((run / "result.json").read_text())
-        end["step"] = 100
-        (run / "result.json").write_text(json.dumps(end))
+        edit_json(run / "result.json", step=100)
         write_task_results(run, 50, "ar", {"quiz": {"acc,none": 0.99}})
         metrics = {"acc,none": 0.5, "acc_norm,none": true_accuracy(row.loss), "acc_norm_stderr,none": 0.01}
         part = {"acc,none": 0.1}
@@ -89,26 +85,18 @@ def test_a_scores_file_from_another_program_is_not_overwritten(study: Path) -> N
     assert (study / SCORES).read_text() == text
 
 
-def test_a_damaged_file_is_named(study: Path) -> None:
-    path = next((study / "runs").glob("*/downstream/step.100/ar/results.json"))
-    path.write_text("{")
-    with pytest.raises(ValueError, match=r"results\.json: got invalid JSON"):
-        read_scores(study, read_runs(study))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("results", 5),
-        ("results", {"copa": []}),
-        ("group_subtasks", 5),
-        ("group_subtasks", {"a": None}),
-        ("config", [1]),
-    ],
-)
-def test_scores_of_other_types_are_refused_with_their_path(study: Path, key: str, value: Any) -> None:
+def test_a_damaged_file_or_one_of_other_types_is_refused_with_its_path(study: Path) -> None:
     rows = read_runs(study)
     path = sorted(study.glob("runs/*/downstream/*/*/results.json"))[0]
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    with pytest.raises(ValueError, match=r"results\.json: got other types"):
+    content = json.loads(path.read_text())
+    changes = [
+        {"results": 5}, {"results": {"copa": []}}, {"group_subtasks": 5}, {"group_subtasks": {"a": None}},
+        {"config": [1]},
+    ]  # fmt: skip
+    for change in changes:
+        path.write_text(json.dumps(content | change))
+        with pytest.raises(ValueError, match=r"results\.json: got other types"):
+            read_scores(study, rows)
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"results\.json: got invalid JSON"):
         read_scores(study, rows)

@@ -1,11 +1,11 @@
 """The studies in examples_scaling/training plan the runs that they describe. Nothing is trained."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
+from tests.study.conftest import write_sidecar
 
 STUDIES = {
     "ladder_chinchilla": 54,
@@ -28,13 +28,8 @@ def planned(root: Path, tmp_path_factory: pytest.TempPathFactory):
     corpora = tmp_path_factory.mktemp("text")
     for vocabulary in (50257, 512):
         for name in ("train", "held_out"):
-            sidecar = {
-                "tokens": 50_000_000_001,
-                "tokenizer": {"n_tokens": vocabulary},
-                "sha256": {"bin": name},
-            }
             (corpora / str(vocabulary)).mkdir(exist_ok=True)
-            (corpora / str(vocabulary) / f"{name}.json").write_text(json.dumps(sidecar))
+            write_sidecar(corpora / str(vocabulary) / f"{name}.json", 50_000_000_001, vocabulary)
 
     def runs(name: str) -> list[PlannedRun]:
         folder = corpora / ("512" if name == "law_cpu" else "50257")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,6 @@ from megatron.study.forecast import (
     hash_record,
     make_forecast,
     read_forecasts,
-    score_forecasts,
     seal_forecasts,
     write_forecast_table,
 )
@@ -38,9 +38,10 @@ from megatron.study.ladder import (
 from megatron.study.sealing import seal_best, seal_runs
 from megatron.study.table import read_runs
 from tests.guide_commands import tool_module
+from tests.laws.surface_runs import E
 from tests.study.forecast_study import (
     BUDGET,
-    E,
+    score,
     true_loss,
     write_finished_study,
     write_result,
@@ -87,10 +88,6 @@ def held_out_runs(study: StudyPlan) -> list[PlannedRun]:
     return [run for run in expand_study(study) if run.held_out]
 
 
-def score(study: StudyPlan) -> pd.DataFrame:
-    return score_forecasts(read_forecasts(study.directory), read_runs(study.directory))
-
-
 def make_crossing(name: str = "crossing-131k", **changes: object):
     values = {
         "name": name, "quantity": CROSSING, "objective": "", "identity": "",
@@ -118,10 +115,10 @@ def test_forecasts_of_held_out_runs_are_those_of_the_law_at_three_levels(study, 
 
 def test_a_sealed_forecast_is_scored_after_its_run(study, law_path) -> None:
     seal_runs(study, law_path)
-    waiting = score(study)
+    waiting = score(study.directory)
     assert waiting[["measured", "inside_0.95"]].isna().all(axis=None) and list(waiting["order"]) == ["", ""]
     write_results(held_out_runs(study), seed=1)
-    outcomes = score(study)
+    outcomes = score(study.directory)
     runs = sorted(held_out_runs(study), key=lambda r: r.folder.name)
     for (_, outcome), run in zip(outcomes.iterrows(), runs, strict=True):
         loss = json.loads((run.folder / "result.json").read_text())["loss"]
@@ -145,13 +142,13 @@ def test_the_order_is_proven_by_the_hash_in_the_folder_of_the_run_and_not_by_its
     sealed = next(f.sha256 for f in read_forecasts(study.directory) if f.name == early.folder.name)
     # a run that was started when its forecast did not exist yet
     path.write_text(json.dumps({"sha256": [sha for sha in hashes if sha != sealed]}))
-    outcomes = score(study)
+    outcomes = score(study.directory)
     rows = {row["name"]: row for _, row in outcomes.iterrows()}
     assert [rows[run.folder.name]["order"] for run in (early, late)] == ["after", "before"]
     assert describe_calibration(outcomes).startswith("Of 1 scored forecast, inside")
     assert "NOT BLIND" in describe_outcome(rows[early.folder.name])
     path.unlink()
-    assert set(score(study)["order"]) == {"unknown", "before"}
+    assert set(score(study.directory)["order"]) == {"unknown", "before"}
 
 
 def test_the_counts_are_those_of_the_intervals() -> None:
@@ -187,36 +184,24 @@ def test_a_run_that_was_started_is_not_predicted(study, law_path) -> None:
         seal_runs(study, law_path)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda c: c | {"predicted": c["predicted"] * 1.01},
-        lambda c: c | {"intervals": c["intervals"][:2]},
-        lambda c: c | {"predicted": float("nan")},
-        lambda c: c | {"name": "../escape"},
-        lambda c: c | {"time": "2026-01-01T00:00:00"},
-        lambda c: c | {"study": c["study"] + " "},
-        lambda c: c | {"runs": {}},
-        lambda c: {k: v for k, v in c.items() if k not in ("study", "runs")},
-        lambda c: {k: v for k, v in c.items() if k != "sha256"},
-        lambda c: [c],
-    ],
-)
-def test_an_edited_forecast_is_refused_by_every_reader(study, change) -> None:
+def test_a_file_that_was_edited_or_is_no_forecast_is_refused_by_every_reader(study) -> None:
     seal_forecasts(study.directory, [make_crossing()])
     path = study.directory / FORECASTS / "crossing-131k.json"
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
-    for read in (lambda: read_forecasts(study.directory), lambda: expand_study(study)):
-        with pytest.raises(ValueError, match=r"crossing-131k\.json: got"):
-            read()
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", "5", '{"sha256": "a"}', "[" * 100_000, "\x00"])
-def test_a_file_that_is_no_forecast_is_refused(study, text: str) -> None:
-    (study.directory / FORECASTS).mkdir()
-    (study.directory / FORECASTS / "a.json").write_text(text)
-    with pytest.raises(ValueError, match=r"a.json: got an invalid forecast .*Restore the file"):
-        read_forecasts(study.directory)
+    content = json.loads(path.read_text())
+    changes = [
+        {"predicted": content["predicted"] * 1.01}, {"intervals": content["intervals"][:2]},
+        {"predicted": float("nan")}, {"name": "../escape"}, {"time": "2026-01-01T00:00:00"},
+        {"study": content["study"] + " "}, {"runs": {}},
+    ]  # fmt: skip
+    edited = [content | change for change in changes]
+    for removed in (("study", "runs"), ("sha256",)):
+        edited.append({key: value for key, value in content.items() if key not in removed})
+    others = ["", "[]", "{", "5", '{"sha256": "a"}', "[" * 100_000, "\x00", json.dumps([content])]
+    for text in [*map(json.dumps, edited), *others]:
+        path.write_text(text)
+        for read in (lambda: read_forecasts(study.directory), lambda: expand_study(study)):
+            with pytest.raises(ValueError, match=r"crossing-131k\.json: got .*Restore the file"):
+                read()
 
 
 def test_files_of_the_first_version_are_read_and_scored(root: Path, study, law_path) -> None:
@@ -227,7 +212,7 @@ def test_files_of_the_first_version_are_read_and_scored(root: Path, study, law_p
     content = {k: v for k, v in dataclasses.asdict(sealed).items() if k not in ("study", "runs", "sha256")}
     path.write_text(json.dumps(content | {"sha256": hash_record(json.loads(json.dumps(content)))}))
     write_results(held_out_runs(study), seed=1)
-    first = score(study).set_index("name").loc[sealed.name]
+    first = score(study.directory).set_index("name").loc[sealed.name]
     assert first["measured"] > 0 and first["order"] == "before"
 
 
@@ -262,7 +247,7 @@ def test_the_chosen_run_is_held_out_and_its_loss_agrees_with_the_known_law(finis
     table = read_runs(finished.directory).set_index("identity")
     assert tuple(table.loc[forecast.identity, ["status", "held_out"]]) == ("missing", 1)
     write_results(held_out_runs(finished), seed=3)
-    ((_, outcome),) = score(finished).iterrows()
+    ((_, outcome),) = score(finished.directory).iterrows()
     assert outcome["measured"] == pytest.approx(true_loss(forecast.N, forecast.D), rel=0.01)
     assert abs(outcome["measured"] / forecast.predicted - 1) < 0.015 and outcome["order"] == "before"
     assert read_study_runs(finished.directory).table == before.table
@@ -272,7 +257,7 @@ def test_the_chosen_run_is_held_out_and_its_loss_agrees_with_the_known_law(finis
     assert (finished.directory / FORECASTS / f"{forecast.name}.json").read_bytes() == content
     write_result(held_out_runs(finished)[0], 2 * E)
     off = 100 * (2 * E / forecast.predicted - 1)
-    assert f"OUTSIDE, off by {off:+.1f} %" in describe_outcome(score(finished).iloc[0])
+    assert f"OUTSIDE, off by {off:+.1f} %" in describe_outcome(score(finished.directory).iloc[0])
 
 
 def test_other_data_does_not_replace_the_forecast_of_a_run(finished) -> None:
@@ -282,15 +267,16 @@ def test_other_data_does_not_replace_the_forecast_of_a_run(finished) -> None:
         seal_best(finished.directory)
 
 
-@pytest.mark.parametrize("name", ["plan.json", "metrics.jsonl", "result.json", "checkpoints/step.1"])
-def test_a_chosen_run_that_was_started_is_not_predicted(finished, name: str) -> None:
+def test_a_chosen_run_that_was_started_is_not_predicted(finished) -> None:
     run = next(run for run in plan_candidates(finished) if run.plan.size == "w96")
-    path = run.folder / name
-    path.parent.mkdir(parents=True)
-    path.write_text("{}")
-    with pytest.raises(ValueError, match=f"has been started \\({name.partition('/')[0]}\\)"):
-        seal_best(finished.directory)
-    assert not read_forecasts(finished.directory)
+    for name in ("plan.json", "metrics.jsonl", "result.json", "checkpoints/step.1"):
+        path = run.folder / name
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+        with pytest.raises(ValueError, match=f"has been started \\({name.partition('/')[0]}\\)"):
+            seal_best(finished.directory)
+        assert not read_forecasts(finished.directory)
+        shutil.rmtree(run.folder)
 
 
 def test_a_choice_that_the_runs_do_not_support_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -351,7 +337,7 @@ def test_the_command_predicts_once_checks_and_prints_at_most_100_columns(finishe
     write_results(held_out_runs(finished), seed=3)
     capsys.readouterr()
     assert tool.main([folder, "--check"]) == 0
-    assert capsys.readouterr().out == f"check: {describe_outcome(score(finished).iloc[0])}\n"
+    assert capsys.readouterr().out == f"check: {describe_outcome(score(finished.directory).iloc[0])}\n"
     law = json.loads((finished.directory / "compute_law.json").read_text())
     assert law["table"]["sha256"] == read_forecasts(finished.directory)[0].data_sha256
     assert law["n_runs"] == 20 and law["identified"]

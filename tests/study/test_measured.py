@@ -8,19 +8,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from megatron.plan.run_dir import METRICS, PLAN, RESULT
 from megatron.report.report import render_page
 from megatron.report.study_data import read_study
-from megatron.study.forecast import (
-    describe_calibration,
-    read_forecasts,
-    record_seals,
-    score_forecasts,
-)
+from megatron.study.forecast import describe_calibration
 from megatron.study.ladder import StudyPlan, check_sealed_runs, expand_study, read_study_plan
 from megatron.study.measured import measure_study
 from megatron.study.sealing import seal_text
 from megatron.study.table import read_runs, read_table, write_table
+from tests.study.conftest import write_sidecar
+from tests.study.forecast_study import edit_result, score, write_result
 from tests.tool_modules import load_command
 
 EXPONENT = 1.5
@@ -48,8 +44,7 @@ NEXT = 131072
 
 
 def read_plan(folder: Path, texts: list[int], epochs: list[int] = EPOCHS) -> StudyPlan:
-    sidecar = {"tokens": 2_000_000_000, "tokenizer": {"n_tokens": 64}, "sha256": {"bin": "aa", "idx": "bb"}}
-    (folder / "text.json").write_text(json.dumps(sidecar))
+    write_sidecar(folder / "text.json", 2_000_000_000, 64)
     path = folder / "study.in.yaml"
     path.write_text(STUDY.format(folder=folder, texts=texts, epochs=epochs))
     plan = read_study_plan(path)
@@ -68,28 +63,17 @@ def write_all(study: StudyPlan, unique: set[int] | None = None) -> None:
         plan = run.plan
         if unique is not None and plan.unique_tokens not in unique or run.folder.exists():
             continue
+        loss = 5.0 - 0.1 * np.log(plan.unique_tokens / 16384)
         if plan.objective == "autoregressive":
-            loss = 5.0 - 0.1 * np.log(plan.unique_tokens / 16384) + 0.01 * abs(plan.epochs - 4)
+            loss += 0.01 * abs(plan.epochs - 4)
         else:
-            loss = 5.0 - 0.1 * np.log(plan.unique_tokens / 16384)
             loss -= 0.2 * np.log(plan.train_flops / crossing_of(plan.unique_tokens))
-        run.folder.mkdir(parents=True)
-        record_seals(run.folder, read_forecasts(study.directory))
-        (run.folder / PLAN).write_text(json.dumps(plan.as_dict()))
-        (run.folder / METRICS).write_text(json.dumps({"kind": "train", "step": plan.n_steps}) + "\n")
         validation, test = loss + 0.002 * rng.standard_normal(2)
-        result = {
-            "identity": plan.identity,
-            "loss": validation,
-            "test_loss": test,
-            "loss_se": 0.01,
-            "wall_s": 1.0,
-        }
-        (run.folder / RESULT).write_text(json.dumps(result))
+        write_result(run, validation, test_loss=test)
 
 
-def score(folder: Path) -> pd.DataFrame:
-    return score_forecasts(read_forecasts(folder), read_runs(folder)).set_index("name")
+def measure(folder: Path) -> pd.DataFrame:
+    return score(folder).set_index("name")
 
 
 @pytest.fixture
@@ -116,9 +100,9 @@ def test_forecasts_for_the_next_text_are_sealed_before_it_and_scored_when_all_it
     sealed = seal_text(folder, NEXT)
     assert {f.quantity for f in sealed} == {"best_loss", "crossing"} and len(sealed) == 3
     assert all(len(f.runs) == 9 * 5 and sum(f.runs.values()) == 9 * 3 for f in sealed)
-    assert score(folder)["measured"].isna().all()
+    assert measure(folder)["measured"].isna().all()
     write_all(study, {NEXT})
-    outcomes = score(folder)
+    outcomes = measure(folder)
     measured = outcomes["measured"]
     assert measured["crossing-131kunique"] == pytest.approx(crossing_of(NEXT), rel=0.15)
     assert outcomes.loc["crossing-131kunique", "inside_0.95"] and set(outcomes["order"]) == {"before"}
@@ -134,14 +118,14 @@ def test_epochs_that_are_deleted_from_the_study_or_added_after_training_change_n
     study = read_plan(folder.parent, [*TEXTS, NEXT])
     seal_text(folder, NEXT)
     write_all(study, {NEXT})
-    before = score(folder)["measured"]
+    before = measure(folder)["measured"]
     shorter = read_plan(folder.parent, [*TEXTS, NEXT], EPOCHS[:3])
-    assert score(folder)["measured"].equals(before)
+    assert measure(folder)["measured"].equals(before)
     with pytest.raises(ValueError, match="runs that the study no longer contains"):
         check_sealed_runs(shorter, expand_study(shorter))
     longer = read_plan(folder.parent, [*TEXTS, NEXT], [*EPOCHS, 512])
     write_all(longer, {NEXT})
-    assert score(folder)["measured"].equals(before)
+    assert measure(folder)["measured"].equals(before)
 
 
 def test_a_text_without_a_crossing_counts_as_beyond_the_intervals(folder) -> None:
@@ -150,9 +134,8 @@ def test_a_text_without_a_crossing_counts_as_beyond_the_intervals(folder) -> Non
     write_all(study, {NEXT})
     for run in expand_study(study):
         if run.plan.unique_tokens == NEXT and run.plan.objective == "masked_diffusion":
-            result = json.loads((run.folder / RESULT).read_text())
-            (run.folder / RESULT).write_text(json.dumps(result | {"loss": 6.0, "test_loss": 6.0}))
-    crossing = score(folder).loc["crossing-131kunique"]
+            edit_result(run, loss=6.0, test_loss=6.0)
+    crossing = measure(folder).loc["crossing-131kunique"]
     table = read_runs(folder)
     largest = table.loc[table["objective"] == "masked_diffusion", "train_flops"].max()
     # the runs reach beyond the narrower intervals; if not beyond all, nothing is decided
@@ -191,9 +174,7 @@ def test_a_study_without_test_losses_is_refused(tmp_path) -> None:
     study = read_plan(tmp_path, [16384])
     write_all(study)
     for run in expand_study(study):
-        result = json.loads((run.folder / RESULT).read_text())
-        del result["test_loss"]
-        (run.folder / RESULT).write_text(json.dumps(result))
+        edit_result(run, test_loss=None)
     with pytest.raises(ValueError, match="test loss"):
         measure_study(read_runs(study.directory))
 

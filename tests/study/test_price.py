@@ -22,7 +22,7 @@ from megatron.plan.resolve import resolve_config
 from megatron.plan.roofline import predict_step
 from megatron.plan.run_plan import plan_run
 from megatron.study.format import format_duration
-from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
+from megatron.study.ladder import PlannedRun
 from megatron.study.launchers.launch import Job, Launcher
 from megatron.study.launchers.local import query_gpus
 from megatron.study.price import (
@@ -39,25 +39,22 @@ from megatron.study.price import (
     time_steps,
 )
 from megatron.train.build import build_objective
+from tests.study.conftest import SHARED_TRUNK, write_result
 
 S, ROWS = 128, 3  # 384 tokens: no weight has 384 rows, so shapes identify activations
 
 
-@pytest.mark.parametrize(
-    ("script", "expected"),
-    [
+def test_gpus_are_parsed_from_any_output_of_nvidia_smi(tmp_path: Path, monkeypatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for script, expected in (
         ("echo 'NVIDIA GB10, [N/A]'", [("NVIDIA GB10", 0.0)]),
         ("echo 'NVIDIA H100, NVL, 95830'", [("NVIDIA H100, NVL", 95830 * 2.0**20)]),
         ("echo 'Failed to initialize NVML'; exit 9", []),
-    ],
-)
-def test_gpus_are_parsed_from_any_output_of_nvidia_smi(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: list[tuple[str, float]]
-) -> None:
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert query_gpus() == expected
+    ):
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        assert query_gpus() == expected
 
 
 def make_config(n_layers: int, dtype: str, **more):
@@ -103,10 +100,7 @@ def measure_saved_bytes(config, compiled: bool = False) -> int:
     ("dtype", "residual", "compiled"),
     [
         ("float32", None, False),
-        ("bfloat16", None, False),
-        ("bfloat16", "float32", False),
-        ("bfloat16", None, True),
-        ("bfloat16", "float32", True),
+        *(("bfloat16", *o) for o in (("float32", False), (None, True), ("float32", True))),
     ],
 )
 def test_a_block_saves_the_estimated_bytes_for_its_backward_pass(dtype, residual, compiled) -> None:
@@ -136,23 +130,11 @@ def test_smaller_microbatches_and_recomputed_blocks_need_less() -> None:
     assert activation_bytes(again) < activation_bytes(plain) / 2  # the chunk of logits is the same
 
 
-STUDY = """
-name: tiny
-directory: {folder}/study
-run:
-  dataset: {{path_train: {folder}/text, seq_len: 16, batch_size: 4}}
-  lr_scheduler: {{kind: wsd, warmup_iterations: 2, decay_fraction: 0.5}}
-sizes:
-  small: {{d_model: 16, n_heads: 2, n_layers: 1}}
-cells: [{{size: small, tokens: [1280, 2560], held_out: true}}]
-"""
-
-
 @pytest.fixture
-def runs(tmp_path: Path):
-    (tmp_path / "text.json").write_text(json.dumps({"tokens": 641, "tokenizer": {"n_tokens": 300}}))
-    (tmp_path / "study.yaml").write_text(STUDY.format(folder=tmp_path))
-    return expand_study(read_study_plan(tmp_path / "study.yaml"))
+def runs(runs_of) -> list[PlannedRun]:
+    """20 and 40 steps on 640 unique tokens; the first branches from the second at 10."""
+    cell = "size: small, tokens: [1280, 2560], unique_tokens: 640, held_out: true"
+    return runs_of(cell, SHARED_TRUNK)
 
 
 def test_named_hardware_has_its_peak_times_the_mfu(runs) -> None:
@@ -162,19 +144,17 @@ def test_named_hardware_has_its_peak_times_the_mfu(runs) -> None:
         estimate_speed(runs, "H10")
 
 
-def make_sized_run(folder: Path, size: str) -> PlannedRun:
-    config = resolve_config(
-        {
-            "model": {"size": size, "n_tokens": 50257},
-            "dataset": {"path_train": "synthetic", "microbatch_size": 8},
-            "lr_scheduler": {"total_iterations": 100},
-        }
-    )
-    return PlannedRun(config, plan_run(config), folder / size)
+def make_run(folder: Path, n_steps: int, model: dict[str, Any], **data: int) -> PlannedRun:
+    """Return a run on random tokens."""
+    dataset = {"path_train": "synthetic", **data}
+    raw = {"model": model, "dataset": dataset, "lr_scheduler": {"total_iterations": n_steps}}
+    config = resolve_config(raw)
+    return PlannedRun(config, plan_run(config), folder)
 
 
 def test_each_size_is_priced_at_its_predicted_mfu(tmp_path: Path) -> None:
-    sized = [make_sized_run(tmp_path, size) for size in ("7M", "106M", "425M")]
+    shapes = [{"size": size, "n_tokens": 50257} for size in ("7M", "106M", "425M")]
+    sized = [make_run(tmp_path / shape["size"], 100, shape, microbatch_size=8) for shape in shapes]
     speed = estimate_speed(sized, "H100")
     assert "unmeasured, probably high" in speed.basis
     for run in sized:
@@ -245,8 +225,8 @@ def test_held_out_losses_are_in_the_price(runs) -> None:
     dataset = replace(run.config.dataset, path_eval=run.config.dataset.path_train)
     checkpoint = replace(run.config.checkpoint, chkpt_at=[10, 20])
     scored = replace(run, config=replace(run.config, dataset=dataset, checkpoint=checkpoint))
-    # 640 targets, at steps 10, 20 and 40
-    assert scoring_flops(scored) == pytest.approx(run.plan.flops_per_token / 3 * 640 * 3)
+    # 64,000 targets, at steps 10, 20 and 40
+    assert scoring_flops(scored) == pytest.approx(run.plan.flops_per_token / 3 * 64_000 * 3)
     masks = replace(scored, plan=replace(run.plan, objective="masked_diffusion"))
     assert scoring_flops(masks) == 8 * scoring_flops(scored)
 
@@ -277,11 +257,8 @@ class FakeLauncher(Launcher):
     def collect_ended(self, jobs):
         ended = [job for job in jobs if self.ends[job.run.folder] <= self.clock.now]
         for job in [] if self.fails else ended:
-            result = job.run.folder / "result.json"
-            result.write_text(
-                json.dumps({"identity": job.run.plan.identity, "step": job.run.plan.n_steps, "loss": 1.0})
-            )
-            os.utime(result, (self.ends[job.run.folder], self.ends[job.run.folder]))
+            write_result(job.run)
+            os.utime(job.run.folder / "result.json", (self.ends[job.run.folder],) * 2)
         return [(job, int(self.fails)) for job in ended]
 
     def detach(self, jobs):
@@ -309,14 +286,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 
 def test_timed_steps_give_fixed_cost_rate_and_start_up(runs, clock) -> None:
-    wide = resolve_config(
-        {
-            "model": {"d_model": 64, "n_heads": 2, "n_layers": 2, "n_tokens": 300},
-            "dataset": {"path_train": "synthetic", "seq_len": 16, "batch_size": 4},
-            "lr_scheduler": {"total_iterations": 30},
-        }
-    )
-    large = PlannedRun(wide, plan_run(wide), runs[0].folder.with_name("wide"))
+    wide = {"d_model": 64, "n_heads": 2, "n_layers": 2, "n_tokens": 300}
+    large = make_run(runs[0].folder.with_name("wide"), 30, wide, seq_len=16, batch_size=4)
     launcher = FakeLauncher(clock)
     speed = time_steps([runs[0], large, runs[1]], launcher, 2)
     assert len(launcher.ends) == 2 and not launcher.stopped

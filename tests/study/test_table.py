@@ -1,11 +1,13 @@
+"""The table of runs: from run folders, to a file and back."""
+
 import errno
 import json
 import math
 import os
-import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -19,20 +21,18 @@ from megatron.study.table import (
     select_finished,
     write_table,
 )
-
-synthetic = runpy.run_path(str(Path(__file__).parents[1] / "report" / "synthetic_study.py"))
+from tests.report.synthetic_study import edit_json, make_plan, write_run, write_study
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    return synthetic["write_study"](tmp_path_factory.mktemp("study"))
+    return write_study(tmp_path_factory.mktemp("study"))
 
 
 @pytest.fixture
 def study(tmp_path) -> Path:
     """Return a study of one run, which tests damage."""
-    rng = synthetic["np"].random.default_rng(0)
-    synthetic["write_run"](tmp_path, "1M", 524_288, "autoregressive", rng)
+    write_run(tmp_path, "1M", 524_288, "autoregressive", np.random.default_rng(0))
     return tmp_path
 
 
@@ -64,43 +64,28 @@ def test_all_runs_are_returned_sorted_by_objective_size_and_tokens(whole):
     assert rows[keys].equals(rows[keys].sort_values(keys))
 
 
-def test_a_run_with_a_partial_line_is_running_and_has_no_loss(study):
+def test_the_status_of_a_run_without_a_result_follows_from_its_files(study):
     find_file(study, "result.json").unlink()
+    silent = only_row(study, later_s=MAX_SILENCE_S + 60)
+    note = "Stopped at step 64: no result, and nothing written for 16 minutes."
+    assert (silent.status, silent.note) == ("failed", note)
     with find_file(study, "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 66, "lo')
-    row = only_row(study, later_s=1)
-    assert row.status == "running" and math.isnan(row.loss)
-    assert "step 64" in row.note
-
-
-def test_a_run_that_has_long_been_silent_has_failed(study):
-    find_file(study, "result.json").unlink()
-    row = only_row(study, later_s=MAX_SILENCE_S + 60)
-    assert row.status == "failed"
-    assert row.note == "Stopped at step 64: no result, and nothing written for 16 minutes."
-
-
-def test_a_preempt_checkpoint_makes_a_run_preempted(study):
-    find_file(study, "result.json").unlink()
-    find_file(study, "checkpoints/run.20260101-000000.preempt").mkdir(parents=True)
+    running = only_row(study, later_s=1)
+    assert running.status == "running" and math.isnan(running.loss) and "step 64" in running.note
+    preempted = find_file(study, "checkpoints/run.20260101-000000.preempt")
+    preempted.mkdir(parents=True)
     assert only_row(study, later_s=1e6).status == "preempted"
-
-
-def test_a_run_that_has_ended_without_a_result_has_failed_with_its_last_words(study):
-    find_file(study, "result.json").unlink()
+    preempted.rmdir()
     find_file(study, "exit.json").write_text('{"status": 1, "last_words": "error: no luck"}')
     assert tuple(only_row(study)[["status", "note"]]) == ("failed", "Exit status 1: error: no luck")
-
-
-def test_a_run_that_is_only_planned_is_missing(study):
-    find_file(study, "result.json").unlink()
+    find_file(study, "exit.json").unlink()
     find_file(study, "metrics.jsonl").unlink()
     assert only_row(study).status == "missing"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "note"),
-    [
+def test_a_damaged_run_fails_with_a_sentence(study):
+    for name, text, note in (
         ("plan.json", '{"identity": "a', "plan.json cannot be read"),
         ("plan.json", "[]", "got list, expected a JSON object"),
         ("plan.json", '{"identity": "a", "n_params": 1}', "plan.json lacks train_tokens"),
@@ -108,18 +93,18 @@ def test_a_run_that_is_only_planned_is_missing(study):
         ("result.json", '{"loss": null}', "was not scored"),
         ("result.json", '{"loss": NaN}', "diverged: its held-out loss is nan"),
         ("result.json", '{"loss": 4.0, "identity": "other"}', "result.json is of run other"),
-    ],
-)
-def test_a_damaged_run_fails_with_a_sentence(study, name, text, note):
-    find_file(study, name).write_text(text)
-    row = only_row(study)
-    assert row.status == "failed" and math.isnan(row.loss)
-    assert note in row.note
+    ):
+        path = find_file(study, name)
+        valid = path.read_text()
+        path.write_text(text)
+        row = only_row(study)
+        assert row.status == "failed" and math.isnan(row.loss) and note in row.note
+        path.write_text(valid)
 
 
 def test_runs_that_the_study_names_and_that_have_no_directory_are_missing(study, monkeypatch):
     finished = json.loads(find_file(study, "plan.json").read_text())
-    other = synthetic["make_plan"]("2M", 524_288, "autoregressive")
+    other = make_plan("2M", 524_288, "autoregressive")
     planned = [
         SimpleNamespace(
             plan=SimpleNamespace(
@@ -188,10 +173,8 @@ def test_columns_are_typed_and_a_cell_that_is_not_a_number_is_unknown_with_a_war
 def test_finished_runs_are_done_or_without_a_status_and_have_a_loss():
     statuses, losses = ("done", None, "failed"), (2.0, 0.0, None)
     rows = [{"run": "a", "status": status, "loss": loss} for status in statuses for loss in losses]
-    assert select_finished(make_frame(rows))[["status", "loss"]].to_numpy().tolist() == [
-        ["done", 2],
-        [None, 2],
-    ]
+    finished = select_finished(make_frame(rows))
+    assert finished[["status", "loss"]].to_numpy().tolist() == [["done", 2], [None, 2]]
 
 
 def test_a_failed_write_keeps_the_old_table_and_leaves_no_other_file(whole, tmp_path, monkeypatch):
@@ -203,24 +186,19 @@ def test_a_failed_write_keeps_the_old_table_and_leaves_no_other_file(whole, tmp_
     assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_an_invalid_or_missing_table_is_refused(tmp_path):
+    path = tmp_path / "t.csv"
+    with pytest.raises(FileNotFoundError, match="no such table"):
+        read_table(path)
+    for text, message in (
         ("", "got an empty file"),
         ("a,b,a\n1,2,3\n", "got the column 'a' twice"),
         ("a,b\n1,2\n1\n", "not a CSV or parquet table .*Row #3: Expected 2 columns, got 1"),
         ("a,b\n1,\xff\n", "t.csv: not a CSV or parquet table .*[Ii]nvalid UTF8"),
-    ],
-)
-def test_an_invalid_table_is_refused(tmp_path, text, message):
-    (tmp_path / "t.csv").write_text(text, encoding="latin-1")
-    with pytest.raises(ValueError, match=message):
-        read_table(tmp_path / "t.csv")
-
-
-def test_a_missing_table_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no such table"):
-        read_table(tmp_path / "t.csv")
+    ):
+        path.write_text(text, encoding="latin-1")
+        with pytest.raises(ValueError, match=message):
+            read_table(path)
 
 
 def test_a_published_table_is_read(laws):
@@ -228,24 +206,20 @@ def test_a_published_table_is_read(laws):
     assert len(read_table(table)) == 245
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "value"),
-    [
+def test_a_value_of_another_type_is_unknown_and_the_table_is_written(study, tmp_path):
+    for name, key, value in (
         ("plan.json", "size", "two\nlines"),
         ("plan.json", "seed", True),
         ("plan.json", "n_params", 10**400),
         ("plan.json", "unique_tokens", float("nan")),
         ("result.json", "wall_s", "x"),
         ("result.json", "tps_mean", [1]),
-    ],
-)
-def test_a_value_of_another_type_is_unknown_and_the_table_is_written(study, tmp_path, name, key, value):
-    path = find_file(study, name)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    row = only_row(study)
-    assert row.status == "done" and (key == "size" or math.isnan(row[key.removesuffix("_mean")]))
-    for suffix in (".csv", ".parquet"):
-        write_table(read_runs(study), tmp_path / f"table{suffix}")
+    ):
+        edit_json(find_file(study, name), **{key: value})
+        row = only_row(study)
+        assert row.status == "done" and (key == "size" or math.isnan(row[key.removesuffix("_mean")]))
+        for suffix in (".csv", ".parquet"):
+            write_table(read_runs(study), tmp_path / f"table{suffix}")
 
 
 def test_metrics_of_other_types_are_skipped(study):
