@@ -1,9 +1,11 @@
 """Runs of laws whose constants are known."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import pytest
+from scipy.stats import binom
 
 from megatron.laws.forms import FORM
 from megatron.laws.law import Law
@@ -12,6 +14,16 @@ TRUTH = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
 # of Besiroglu et al., rounded
 BESIROGLU = {"E": 1.82, "A": 482.0, "B": 2085.0, "alpha": 0.348, "beta": 0.366}
 Runs = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def count_trials(fast: int, slow: int) -> pytest.MarkDecorator:
+    """Return the parameter `n`: the number of simulations of a fast test, and of a slow one."""
+    return pytest.mark.parametrize("n", [fast, pytest.param(slow, marks=pytest.mark.slow)])
+
+
+def least_hits(n: int, share: float = 0.95) -> int:
+    """Return the number of hits of `n` trials below which are 0.3 % of all simulations."""
+    return int(binom.ppf(0.003, n, share))
 
 
 def make_law(form: str = "chinchilla", params: Mapping[str, float] = TRUTH, **more: Any) -> Law:
@@ -50,3 +62,22 @@ def make_isoflop(n_budgets: int) -> tuple[np.ndarray, np.ndarray]:
     ratio = np.tile(np.geomspace(4, 100, 5), n_budgets)
     N = np.sqrt(compute / 6 / ratio)
     return N, N * ratio
+
+
+def check_derivatives(
+    evaluate: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    gradient: np.ndarray,
+    hessian: np.ndarray,
+    step: float = 1e-6,
+) -> None:
+    """Compare derivatives with central differences.
+
+    evaluate  a step from the point -> (objective, gradient [n])
+    """
+    for i, moved in enumerate(step * np.eye(len(gradient))):
+        (up, slope_up), (down, slope_down) = evaluate(moved), evaluate(-moved)
+        assert gradient[i] == pytest.approx((up - down) / (2 * step), rel=1e-5, abs=1e-8)
+        scale = max(1.0, np.abs(hessian).max())
+        np.testing.assert_allclose(
+            hessian[i], (slope_up - slope_down) / (2 * step), rtol=1e-4, atol=1e-6 * scale
+        )

@@ -1,12 +1,9 @@
 """Fits against known laws and slow reference implementations."""
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize
 
 from megatron.laws.diagnostics import diagnose
 from megatron.laws.fit import fit_law
@@ -19,7 +16,7 @@ from megatron.laws.fitting.huber import (
     restrict_to_zero_floor,
 )
 from megatron.laws.fitting.varpro import bootstrap_chinchilla, fit_chinchilla
-from tests.laws.known_laws import TRUTH, Runs, simulate_losses
+from tests.laws.known_laws import TRUTH, Runs, check_derivatives, count_trials, least_hits, simulate_losses
 from tests.laws.published import refit_weighted
 
 
@@ -29,22 +26,16 @@ def make_grid(noise: float = 0.0, seed: int = 0) -> Runs:
     return n, d, simulate_losses(n, d, noise, seed)
 
 
-def test_a_noise_free_law_is_recovered_to_eight_digits() -> None:
-    law = fit_law(*make_grid(), n_bootstrap=0)
-    for name, value in TRUTH.items():
-        assert law.params[name] == pytest.approx(value, rel=1e-8)
-
-
-def test_intervals_cover_the_truth_about_as_often_as_their_level() -> None:
+@count_trials(15, 60)
+def test_intervals_cover_the_truth_about_as_often_as_their_level(n: int) -> None:
     covered = dict.fromkeys(TRUTH, 0)
-    n_trials = 60
-    for seed in range(n_trials):
+    for seed in range(n):
         law = fit_law(*make_grid(noise=0.003, seed=seed), n_bootstrap=200, seed=seed)
         for name in TRUTH:
             low, high = law.interval["params"][name]
             covered[name] += low <= TRUTH[name] <= high
-    # of 60, 57 are expected at 95 %; percentile intervals on 30 runs cover slightly less than their level
-    assert min(covered.values()) >= 48, covered
+    # percentile intervals on 30 runs cover slightly less than their level of 95 %
+    assert min(covered.values()) >= least_hits(n, 0.91), covered
 
 
 def test_a_bootstrap_replicate_is_the_fit_of_its_resampled_rows() -> None:
@@ -59,50 +50,26 @@ def test_a_bootstrap_replicate_is_the_fit_of_its_resampled_rows() -> None:
             assert replicates[name][i] == pytest.approx(alone.params[name], rel=1e-5, abs=1e-8)
 
 
-def test_no_start_of_scipy_ends_lower() -> None:
-    n, d, loss = make_grid(noise=0.02, seed=3)
-    ours = fit_law(n, d, loss, n_bootstrap=0).objective
-
-    def huber_sum(theta: np.ndarray) -> float:
-        a, b, e, alpha, beta = theta
-        fitted = np.logaddexp(np.logaddexp(a - alpha * np.log(n), b - beta * np.log(d)), e)
-        r = np.abs(np.log(loss) - fitted)
-        return float(np.where(r <= 1e-3, r * r / 2, 1e-3 * (r - 5e-4)).sum())
-
-    rng = np.random.default_rng(0)
-    lows = [0, 0, -1, 0, 0]
-    highs = [25, 25, 1, 2, 2]
-    minima = [minimize(huber_sum, rng.uniform(lows, highs), method="Nelder-Mead").fun for _ in range(20)]
-    assert ours <= min(minima) * (1 + 1e-12)
-
-
 @pytest.mark.parametrize("delta", [1e-3, 0.05, math.inf])
-def test_derivatives_are_those_of_finite_differences(delta: float) -> None:
+@pytest.mark.parametrize("floor", [True, False])
+def test_derivatives_are_those_of_finite_differences(delta: float, floor: bool) -> None:
     runs = CentredRuns.from_columns(*make_grid(noise=0.05))
     weights = np.random.default_rng(0).integers(0, 4, (1, len(runs.x))).astype(float)
     phi = np.array([[2.4, 0.2, 0.15, 0.4, 0.25]])
-    for floor in (True, False):
-        point = phi if floor else project_to_zero_floor(phi)
-        derivative_values = huber_derivatives(point, runs, weights, delta)
-        gradient, hessian, majorant = (
-            derivative_values if floor else restrict_to_zero_floor(point, *derivative_values)
-        )
-        n, h = gradient.shape[1], 1e-6
 
-        def evaluate(
-            step: np.ndarray, floor: bool = floor, point: np.ndarray = point
-        ) -> tuple[float, np.ndarray]:
-            moved = point + (step if floor else np.concatenate([[0.0], step]))
-            moved = moved if floor else project_to_zero_floor(moved)
-            values = huber_derivatives(moved, runs, weights, delta)
-            slope = (values if floor else restrict_to_zero_floor(moved, *values))[0]
-            return huber_objective(moved, runs, weights, delta)[0], slope[0]
+    def evaluate(step: np.ndarray) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
+        if floor:
+            moved = phi + step
+            derivatives = huber_derivatives(moved, runs, weights, delta)
+        else:  # four coordinates of the laws without a floor
+            moved = project_to_zero_floor(project_to_zero_floor(phi) + np.append(0.0, step))
+            derivatives = restrict_to_zero_floor(moved, *huber_derivatives(moved, runs, weights, delta))
+        return huber_objective(moved, runs, weights, delta)[0], *(values[0] for values in derivatives)
 
-        for i, step in enumerate(np.eye(n) * h):
-            (up, slope_up), (down, slope_down) = evaluate(step), evaluate(-step)
-            assert gradient[0, i] == pytest.approx((up - down) / (2 * h), rel=1e-5, abs=1e-8)
-            np.testing.assert_allclose(hessian[0, i], (slope_up - slope_down) / (2 * h), rtol=1e-4, atol=1e-6)
-        assert np.linalg.eigvalsh(majorant[0]).min() > -1e-12
+    n = 5 if floor else 4
+    _, gradient, hessian, majorant = evaluate(np.zeros(n))
+    check_derivatives(lambda step: evaluate(step)[:2], gradient, hessian)
+    assert np.linalg.eigvalsh(majorant).min() > -1e-12
 
 
 def test_a_floor_below_zero_becomes_zero_and_the_fit_is_the_best_without_a_floor() -> None:
@@ -137,18 +104,8 @@ def test_the_least_number_of_runs_can_be_resampled_down_to_a_single_one() -> Non
 def test_a_single_ray_gives_a_warning() -> None:
     n = np.geomspace(1e7, 1e9, 12)
     loss = 1.7 + 400 / n**0.34 + 900 / (20 * n) ** 0.31
-    law = fit_law(n, 20 * n, loss, n_bootstrap=50)
+    law = fit_law(n, 20 * n, loss, n_bootstrap=2)
     assert any("single ray" in warning for warning in law.warnings)
-
-
-def test_the_same_seed_gives_the_same_intervals_and_the_law_reads_back(tmp_path: Path) -> None:
-    first, again = (fit_law(*make_grid(noise=0.01), n_bootstrap=30, seed=4) for _ in range(2))
-    assert first == again
-    first.save(tmp_path / "law.json")
-    assert type(first).load(tmp_path / "law.json") == first
-    assert json.loads((tmp_path / "law.json").read_text())["formula"].startswith("L = ")
-    value, low, high = first.predict(3e9, 6e10)
-    assert low < value < high
 
 
 def test_a_lower_minimum_in_a_narrow_valley_is_the_fit() -> None:

@@ -1,5 +1,8 @@
 """Forms in their constants, their surfaces in the coordinates of a fit, and fits of known laws."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -129,13 +132,14 @@ def test_what_cannot_be_fitted_is_refused_in_a_sentence() -> None:
             fit_law(**(columns | change))
 
 
-def test_a_law_of_any_form_survives_saving_and_loading(tmp_path) -> None:
+def test_a_law_of_any_form_survives_saving_and_loading(tmp_path: Path) -> None:
     n, d, u = make_design()
     loss = FORM["over_repetition"].loss(TRUE["over_repetition"], n, d, u)
     law = fit_law(n, d, loss, U=u, form="over_repetition", n_bootstrap=3)
     law.save(tmp_path / "law.json")
     again = Law.load(tmp_path / "law.json")
     assert again == law
+    assert json.loads((tmp_path / "law.json").read_text())["formula"] == law.formula()
     assert again.formula() == "L = 1.7 + 400/N^0.34 + 900/D^0.31 + 0.02 (N/U)^0.5 (D/U - 1)^0.8"
     value, low, high = again.predict(1e8, 1e10, 1e9)
     assert low <= value * (1 + 1e-9) and value <= high * (1 + 1e-9)

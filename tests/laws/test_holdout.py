@@ -6,7 +6,7 @@ import pytest
 from megatron.laws.fit import fit_law
 from megatron.laws.forms import FORM
 from megatron.laws.holdout import compare_forms, score_holdout, select_largest
-from tests.laws.known_laws import TRUTH
+from tests.laws.known_laws import TRUTH, count_trials
 
 TRUE = TRUTH | {"K": 0.03, "g": 0.5, "h": 0.8}
 
@@ -26,9 +26,10 @@ def test_the_largest_runs_are_those_of_most_compute() -> None:
         select_largest(np.ones(4), np.ones(4), 4)
 
 
-def test_intervals_cover_new_runs_about_as_often_as_their_level() -> None:
-    inside = n = 0
-    for seed in range(25):
+@count_trials(10, 25)
+def test_intervals_cover_new_runs_about_as_often_as_their_level(n: int) -> None:
+    inside = n_runs = 0
+    for seed in range(n):
         N, D, L, U = simulate_runs(0.004, seed)
         ones = U == D
         N, D, L = (np.concatenate([v[ones]] * 2) for v in (N, D, L))
@@ -36,8 +37,9 @@ def test_intervals_cover_new_runs_about_as_often_as_their_level() -> None:
         is_held_out = select_largest(N, D, 4)
         law = fit_law(N[~is_held_out], D[~is_held_out], L[~is_held_out], n_bootstrap=100, seed=seed)
         score = score_holdout(law, N[is_held_out], D[is_held_out], L[is_held_out]).as_dict()
-        inside, n = inside + score["n_inside"], n + score["n_runs"]
-    assert n == 100 and 80 <= inside <= 100
+        inside, n_runs = inside + score["n_inside"], n_runs + score["n_runs"]
+    # of the runs of a simulation, all or none may be inside
+    assert n_runs == 4 * n and inside >= 0.8 * n_runs
 
 
 def test_a_perfect_law_scores_zero_and_its_interval_is_only_the_spread() -> None:

@@ -251,21 +251,6 @@ def test_scores_over_loss_have_a_curve_where_one_can_be_fitted(scored: Study) ->
     assert plot_compare.downstream_figure(few) is None
 
 
-def luminance(colour: str) -> float:
-    """Return the relative luminance of #rrggbb by WCAG 2.1."""
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
-
-
-@pytest.mark.parametrize("paper", ["#ffffff", "#171b23"])
-def test_every_colour_stands_out_from_both_papers(paper: str) -> None:
-    ramp = [plot.ramp_colour(i, n) for n in (1, 2, 5, 9) for i in range(n)]
-    for colour in [*ramp, plot.ACCENT, plot.MUTED]:
-        low, high = sorted((luminance(colour), luminance(paper)))
-        assert (high + 0.05) / (low + 0.05) >= 3, colour  # WCAG 1.4.11, graphical objects
-
-
 def test_a_logarithmic_axis_has_round_ticks() -> None:
     assert plot.log_axis("tokens", [450_000, 5_200_000])["ticktext"] == ["500k", "1M", "2M", "5M"]
     assert len(plot.log_axis("A", [1, 1e24])["tickvals"]) <= 9  # not every one of 24 decades has a label

@@ -18,6 +18,7 @@ from megatron.study.differences import (
     group_cells,
 )
 from megatron.study.table import make_frame, write_table
+from tests.laws.known_laws import count_trials, least_hits
 from tests.tool_modules import load_command
 
 AR = "autoregressive"
@@ -137,7 +138,7 @@ def test_several_comparisons_have_the_bonferroni_correction() -> None:
     assert compare_best(TWO.iloc[::3].assign(train_flops=[1e11, 3e11]), {}) == []
 
 
-def share_covered(n_a: int, n_b: int, elsewhere: int, n: int = 200) -> float:
+def share_covered(n_a: int, n_b: int, elsewhere: int, n: int) -> float:
     """Return how often the 95 % interval of A - B contains the true log ratio of 0.02."""
     rng = np.random.default_rng(7)
     hits = 0
@@ -154,19 +155,24 @@ def share_covered(n_a: int, n_b: int, elsewhere: int, n: int = 200) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize(("n_a", "n_b", "elsewhere"), [(3, 3, 0), (1, 1, 3), (3, 1, 2)])
 def test_nominal_95_percent_covers_91_to_99(n_a: int, n_b: int, elsewhere: int) -> None:
-    assert 0.91 <= share_covered(n_a, n_b, elsewhere) <= 0.99
+    assert 0.91 <= share_covered(n_a, n_b, elsewhere, 200) <= 0.99
 
 
-def test_the_best_of_five_equal_runs_is_called_better_in_at_most_5_percent_of_studies() -> None:
+def test_nominal_95_percent_covers_a_small_number_of_differences() -> None:
+    assert share_covered(3, 1, 2, 30) * 30 >= least_hits(30)
+
+
+@count_trials(30, 100)
+def test_the_best_of_five_equal_runs_is_called_better_in_at_most_5_percent_of_studies(n: int) -> None:
     rng = np.random.default_rng(3)
     wrong = 0
-    for _ in range(100):
+    for _ in range(n):
         L = 4 * np.exp(0.01 * rng.normal(size=8))
         rows = table_of(a=[L[0]], b=[L[1]], c=[L[2]], d=[L[3]], e=[L[4]], z=list(L[5:]))
         rows.loc[rows["cell"] == "z", "train_flops"] = 1e12
         (group,) = compare_best(rows, estimate_noise_floors(rows))
         wrong += any(difference.verdict != "undecided" for difference in group)
-    assert wrong / 100 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 100)
+    assert wrong / n <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / n)
 
 
 def test_the_command_prints_table_sentence_and_json(tmp_path, capsys) -> None:

@@ -1,5 +1,6 @@
 """The studies in examples_scaling/training plan the runs that they describe. Nothing is trained."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def planned(root: Path, tmp_path_factory: pytest.TempPathFactory):
             (corpora / str(vocabulary)).mkdir(exist_ok=True)
             write_sidecar(corpora / str(vocabulary) / f"{name}.json", 50_000_000_001, vocabulary)
 
+    @cache
     def runs(name: str) -> list[PlannedRun]:
         folder = corpora / ("512" if name == "law_cpu" else "50257")
         words = [f"run.dataset.path_train={folder / 'train'}", f"run.dataset.path_eval={folder / 'held_out'}"]
@@ -42,7 +44,10 @@ def planned(root: Path, tmp_path_factory: pytest.TempPathFactory):
     return runs
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if n > 400 else []) for name, n in STUDIES.items()],
+)
 def test_a_study_plans_as_many_different_runs_as_it_lists(planned, name: str) -> None:
     runs = planned(name)
     assert len(runs) == STUDIES[name]
