@@ -27,7 +27,7 @@ sizes:
 {sizes}
 cells:
   - {{size: [w16, w24, w32, w48], flops: [2.0e+10, 6.0e+10]}}
-  - {{size: [w24, w32, w48, w64], flops: [2.0e+11, 6.0e+11]}}
+  - {{size: [w24, w32, w48, w64, w96], flops: [2.0e+11, 6.0e+11]}}
   - {{size: w32, flops: 6.0e+10, seeds: [1, 2]}}
   - {{size: best, flops: 2.4e+12, lr: 1.0e-3, label: forecast}}
 """

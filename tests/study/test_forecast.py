@@ -50,16 +50,14 @@ from tests.study.forecast_study import (
 )
 from tests.tool_modules import load_command
 
-LAW_RUNS = [(n, d) for n in (1e4, 3e4, 1e5, 3e5, 1e6) for d in (1e6, 4e6, 1.6e7, 6.4e7)]
 HELD_OUT = "  - {size: [w64, w96], flops: 2.0e+12, held_out: true}\n"
 
 
 @pytest.fixture(scope="module")
 def law_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a law of runs of the known law, whose intervals come from its bootstrap."""
-    rng = np.random.default_rng(0)
-    N, D = np.array(LAW_RUNS).T
-    L = true_loss(N, D) * np.exp(0.003 * rng.standard_normal(len(N)))
+    N, D = (a.ravel() for a in np.meshgrid(np.geomspace(1e4, 1e6, 5), np.geomspace(1e6, 6.4e7, 4)))
+    L = true_loss(N, D) * np.exp(0.003 * np.random.default_rng(0).standard_normal(20))
     path = tmp_path_factory.mktemp("law") / "law.json"
     law = fit_law(N, D, L, n_bootstrap=60)
     dataclasses.replace(law, filter={"objective": "autoregressive"}, table={"sha256": "ab" * 32}).save(path)
@@ -99,7 +97,7 @@ def make_crossing(name: str = "crossing-131k", **changes: object):
     return make_forecast(**values | changes)
 
 
-def test_forecasts_of_held_out_runs_are_those_of_the_law_at_three_levels(study, law_path) -> None:
+def test_forecasts_of_held_out_runs_are_those_of_the_law_and_scored_after_them(study, law_path) -> None:
     sealed = seal_runs(study, law_path)
     assert [f.name for f in sealed] == [run.folder.name for run in held_out_runs(study)]
     law = Law.load(law_path)
@@ -111,10 +109,7 @@ def test_forecasts_of_held_out_runs_are_those_of_the_law_at_three_levels(study, 
             assert forecast.predicted == pytest.approx(expected.loss)
             assert forecast.intervals[LEVELS.index(level)] == pytest.approx(expected.predictive)
     assert read_forecasts(study.directory) == sorted(sealed, key=lambda f: f.name)
-
-
-def test_a_sealed_forecast_is_scored_after_its_run(study, law_path) -> None:
-    seal_runs(study, law_path)
+    # and they are scored after their runs
     waiting = score(study.directory)
     assert waiting[["measured", "inside_0.95"]].isna().all(axis=None) and list(waiting["order"]) == ["", ""]
     write_results(held_out_runs(study), seed=1)
@@ -231,41 +226,35 @@ def test_the_sweep_refuses_a_study_that_lost_a_sealed_run(study, law_path, capsy
     assert "2 sealed forecasts. Of 2 scored forecasts, inside the 50 % interval" in printed
 
 
-def test_the_law_chooses_the_size_nearest_to_its_optimum_at_the_budget_of_the_cell(finished) -> None:
-    forecast = seal_best(finished.directory)
+def test_the_law_chooses_the_size_nearest_to_its_optimum_and_its_forecast_agrees(finished) -> None:
+    folder, before = finished.directory, read_study_runs(finished.directory)
+    forecast = seal_best(folder)
     (run,) = held_out_runs(finished)
     assert (run.plan.identity, run.folder.name) == (forecast.identity, forecast.name)
     assert run.plan.train_flops == pytest.approx(BUDGET, rel=0.01)
-    N = fit_frontier(read_study_runs(finished.directory)).optimum(BUDGET).N
+    N = fit_frontier(before).optimum(BUDGET).N
     sizes = [candidate.plan.n_params for candidate in plan_candidates(finished)]
     assert min(sizes, key=lambda n: abs(np.log(n / N))) == forecast.N
     assert run.plan.size == "w96" and run.branch is None
-
-
-def test_the_chosen_run_is_held_out_and_its_loss_agrees_with_the_known_law(finished) -> None:
-    before = read_study_runs(finished.directory)
-    forecast = seal_best(finished.directory)
-    table = read_runs(finished.directory).set_index("identity")
+    # the run is held out, and its loss agrees with the known law
+    table = read_runs(folder).set_index("identity")
     assert tuple(table.loc[forecast.identity, ["status", "held_out"]]) == ("missing", 1)
-    write_results(held_out_runs(finished), seed=3)
-    ((_, outcome),) = score(finished.directory).iterrows()
+    write_results([run], seed=3)
+    ((_, outcome),) = score(folder).iterrows()
     assert outcome["measured"] == pytest.approx(true_loss(forecast.N, forecast.D), rel=0.01)
     assert abs(outcome["measured"] / forecast.predicted - 1) < 0.015 and outcome["order"] == "before"
-    assert read_study_runs(finished.directory).table == before.table
-    # the same runs give the same forecast, also after its run
-    content = (finished.directory / FORECASTS / f"{forecast.name}.json").read_bytes()
-    assert seal_best(finished.directory) == forecast
-    assert (finished.directory / FORECASTS / f"{forecast.name}.json").read_bytes() == content
-    write_result(held_out_runs(finished)[0], 2 * E)
-    off = 100 * (2 * E / forecast.predicted - 1)
-    assert f"OUTSIDE, off by {off:+.1f} %" in describe_outcome(score(finished.directory).iloc[0])
-
-
-def test_other_data_does_not_replace_the_forecast_of_a_run(finished) -> None:
-    seal_best(finished.directory)
+    assert read_study_runs(folder).table == before.table
+    # the same runs give the same forecast, also after its run, and other data do not replace it
+    path = folder / FORECASTS / f"{forecast.name}.json"
+    content = path.read_bytes()
+    assert seal_best(folder) == forecast
     write_results(expand_listed(finished), seed=7)
     with pytest.raises(ValueError, match="never replaced. Use another study directory"):
-        seal_best(finished.directory)
+        seal_best(folder)
+    assert path.read_bytes() == content
+    write_result(run, 2 * E)
+    off = 100 * (2 * E / forecast.predicted - 1)
+    assert f"OUTSIDE, off by {off:+.1f} %" in describe_outcome(score(folder).iloc[0])
 
 
 def test_a_chosen_run_that_was_started_is_not_predicted(finished) -> None:
@@ -280,30 +269,24 @@ def test_a_chosen_run_that_was_started_is_not_predicted(finished) -> None:
         shutil.rmtree(run.folder)
 
 
-def test_a_choice_that_the_runs_do_not_support_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    study = write_finished_study(tmp_path)
-    result = expand_listed(study)[0].folder / "result.json"
-    content = result.read_text()
-    result.unlink()
-    with pytest.raises(ValueError, match="got 1 unfinished runs .*expected all 18 done"):
-        seal_best(study.directory)
-    result.write_text(content)
+def test_a_choice_that_the_study_does_not_support_is_refused_with_the_fix(finished, monkeypatch) -> None:
+    def check_refusal(sentence: str) -> None:
+        with pytest.raises(ValueError, match=sentence):
+            seal_best(finished.directory)
+
+    listed = expand_listed(finished)
+    (listed[0].folder / "result.json").unlink()
+    check_refusal("got 1 unfinished runs .*expected all 20 done")
     # the smallest model is the best at all budgets
-    write_results(expand_listed(study), loss=lambda N, D: 3 + 1e4 / D)
-    with pytest.raises(ValueError, match="got no identified N"):
-        seal_best(study.directory)
-
-
-def test_a_study_without_a_candidate_says_what_to_add(tmp_path: Path, monkeypatch) -> None:
-    study = write_finished_study(tmp_path)
+    write_results(listed, loss=lambda N, D: 3 + 1e4 / D)
+    check_refusal("got no identified N")
+    write_results(listed)
     monkeypatch.setattr("megatron.study.sealing.MAX_SIZE_RATIO", 1.0001)
-    with pytest.raises(ValueError, match=r"sizes: got w16 .* N\* = .* Add a size of about"):
-        seal_best(study.directory)
-    dataclasses.replace(study, cells=study.cells[:-1]).save()
-    with pytest.raises(ValueError, match="got no cell of size best.*Add"):
-        seal_best(study.directory)
+    check_refusal(r"sizes: got w16 .* N\* = .* Add a size of about")
+    dataclasses.replace(finished, cells=finished.cells[:-1]).save()
+    check_refusal("got no cell of size best.*Add")
     with pytest.raises(FileNotFoundError, match=r"study\.yaml"):
-        seal_best(tmp_path)
+        seal_best(finished.directory.parent)
 
 
 def test_a_candidate_that_cannot_be_trained_is_refused_before_any_run(tmp_path: Path) -> None:
@@ -341,4 +324,4 @@ def test_the_command_predicts_once_checks_and_prints_at_most_100_columns(finishe
     assert capsys.readouterr().out == f"check: {describe_outcome(score(finished.directory).iloc[0])}\n"
     law = json.loads((finished.directory / "compute_law.json").read_text())
     assert law["table"]["sha256"] == read_forecasts(finished.directory)[0].data_sha256
-    assert law["n_runs"] == 18 and law["identified"]
+    assert law["n_runs"] == 20 and law["identified"]

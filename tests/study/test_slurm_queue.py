@@ -96,37 +96,27 @@ def end_all(cluster: Cluster, state: SweepState) -> None:
         cluster.end(job.handle)
 
 
-def test_a_queue_that_fails_for_a_while_costs_no_task(runs, cluster, caplog) -> None:
+@pytest.mark.parametrize("failure", ["error", "timeout"])
+def test_a_queue_that_fails_for_a_while_costs_no_task(
+    runs, cluster, caplog, monkeypatch, failure: str
+) -> None:
     def at_tick(n: int, state: SweepState) -> None:
-        if n == 3:
+        if n == 3 and failure == "error":
             cluster.fail("squeue")
-        if n == 20:
-            cluster.heal("squeue")
-        if n == 30:
-            end_all(cluster, state)
-
-    state, reported = run_to_end(runs, cluster, at_tick)
-    assert len(state.done) == 2 and sorted(reported) == [(10, 0, False), (20, 0, False)]
-    assert (cluster.calls("sbatch"), cluster.calls("scancel")) == (1, 0)
-    logged = caplog.text
-    assert (
-        "squeue: error: slurm_load_jobs error" in logged and "the tasks keep running, retrying in" in logged
-    )
-
-
-def test_a_queue_that_hangs_times_out(runs, cluster, monkeypatch) -> None:
-    monkeypatch.setattr(slurm, "COMMAND_TIMEOUT_S", 0.3)
-
-    def at_tick(n: int, state: SweepState) -> None:
-        if n == 3:
+        elif n == 3:
             (cluster.folder / "fail_squeue").write_text("exec sleep 60\n")
         if n == 8:
             cluster.heal("squeue")
         if n == 12:
             end_all(cluster, state)
 
-    state, _ = run_to_end(runs, cluster, at_tick)
-    assert (len(state.done), cluster.calls("scancel")) == (2, 0)
+    monkeypatch.setattr(slurm, "COMMAND_TIMEOUT_S", 0.3)
+    state, reported = run_to_end(runs, cluster, at_tick)
+    assert len(state.done) == 2 and sorted(reported) == [(10, 0, False), (20, 0, False)]
+    assert (cluster.calls("sbatch"), cluster.calls("scancel")) == (1, 0)
+    if failure == "error":
+        assert "squeue: error: slurm_load_jobs error" in caplog.text
+        assert "the tasks keep running, retrying in" in caplog.text
 
 
 def test_the_next_call_follows_the_tasks_and_submits_a_lost_one_again(runs, cluster) -> None:

@@ -5,22 +5,14 @@ import json
 import math
 import os
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from megatron.study import table
-from megatron.study.table import (
-    COLUMNS,
-    MAX_SILENCE_S,
-    make_frame,
-    read_runs,
-    read_table,
-    select_finished,
-    write_table,
-)
+from megatron.study.table import COLUMNS, make_frame, read_runs, read_table, select_finished, write_table
 from tests.report.synthetic_study import edit_json, make_plan, write_run, write_study
 
 
@@ -48,7 +40,7 @@ def find_file(study: Path, name: str) -> Path:
     return next((study / "runs").iterdir()) / name
 
 
-def test_a_finished_run_has_n_from_its_plan_and_its_loss_from_its_result(study):
+def test_a_finished_run_has_n_from_its_plan_and_its_loss_from_its_result(study) -> None:
     row = only_row(study)
     plan, result = (json.loads(find_file(study, name).read_text()) for name in ("plan.json", "result.json"))
     assert (row.status, row.note) == ("done", "")
@@ -57,16 +49,9 @@ def test_a_finished_run_has_n_from_its_plan_and_its_loss_from_its_result(study):
     assert row.path == f"runs/{plan['name']}"
 
 
-def test_all_runs_are_returned_sorted_by_objective_size_and_tokens(whole):
-    rows = read_runs(whole)
-    assert len(rows) == 5 * 3 + 2 * 3
-    keys = ["objective", "n_params", "train_tokens"]
-    assert rows[keys].equals(rows[keys].sort_values(keys))
-
-
-def test_the_status_of_a_run_without_a_result_follows_from_its_files(study):
+def test_the_status_of_a_run_without_a_result_follows_from_its_files(study) -> None:
     find_file(study, "result.json").unlink()
-    silent = only_row(study, later_s=MAX_SILENCE_S + 60)
+    silent = only_row(study, later_s=table.MAX_SILENCE_S + 60)
     note = "Stopped at step 64: no result, and nothing written for 16 minutes."
     assert (silent.status, silent.note) == ("failed", note)
     with find_file(study, "metrics.jsonl").open("a") as file:
@@ -84,7 +69,7 @@ def test_the_status_of_a_run_without_a_result_follows_from_its_files(study):
     assert only_row(study).status == "missing"
 
 
-def test_a_damaged_run_fails_with_a_sentence(study):
+def test_a_damaged_run_fails_with_a_sentence(study) -> None:
     for name, text, note in (
         ("plan.json", '{"identity": "a', "plan.json cannot be read"),
         ("plan.json", "[]", "got list, expected a JSON object"),
@@ -102,20 +87,13 @@ def test_a_damaged_run_fails_with_a_sentence(study):
         path.write_text(valid)
 
 
-def test_runs_that_the_study_names_and_that_have_no_directory_are_missing(study, monkeypatch):
+def test_runs_that_the_study_names_and_that_have_no_directory_are_missing(study, monkeypatch) -> None:
     finished = json.loads(find_file(study, "plan.json").read_text())
     other = make_plan("2M", 524_288, "autoregressive")
-    planned = [
-        SimpleNamespace(
-            plan=SimpleNamespace(
-                identity=plan["identity"], cell_identity="c", as_dict=lambda plan=plan: plan
-            ),
-            held_out=apart,
-            folder=Path("runs/planned"),
-            branch=None,
-        )
-        for plan, apart in ((finished, False), (other, True))
-    ]
+    planned = []
+    for plan, is_held_out in ((finished, False), (other, True)):
+        record = Mock(identity=plan["identity"], cell_identity="c", **{"as_dict.return_value": plan})
+        planned.append(Mock(plan=record, held_out=is_held_out, folder=Path("runs/planned"), branch=None))
     monkeypatch.setattr(table, "expand_study", lambda _: planned)
     monkeypatch.setattr(table, "read_study_plan", lambda *_: None)
     assert list(read_runs(study)["status"]) == ["done"]  # without study.yaml missing runs are unknown
@@ -124,7 +102,7 @@ def test_runs_that_the_study_names_and_that_have_no_directory_are_missing(study,
     assert rows == [[finished["name"], "done", 0], [other["name"], "missing", 1]]
 
 
-def test_a_study_file_of_an_earlier_version_hides_no_run_and_its_table_tells_what_was_held_out(study):
+def test_a_study_file_of_an_earlier_version_hides_no_run_and_its_table_tells_what_was_held_out(study) -> None:
     rows = read_runs(study).assign(held_out=1.0, trunk="another")
     write_table(rows, study / "table.csv")
     (study / "study.yaml").write_text("grids: [{sizes: [a]}]")
@@ -133,21 +111,20 @@ def test_a_study_file_of_an_earlier_version_hides_no_run_and_its_table_tells_wha
     assert "missing runs cannot be listed" in rows.attrs["warnings"][0]
 
 
-def test_a_folder_without_runs_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="got no runs folder"):
-        read_runs(tmp_path)
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_every_number_survives_the_file_to_its_last_bit(whole, tmp_path, suffix):
+def test_all_runs_are_sorted_and_every_number_survives_the_file_to_its_last_bit(
+    whole, tmp_path, suffix
+) -> None:
     rows = read_runs(whole).assign(score_quiz=0.1)
-    path = write_table(rows, tmp_path / "deep" / f"table{suffix}")
-    again = read_table(path)
+    assert len(rows) == 5 * 3 + 2 * 3
+    keys = ["objective", "n_params", "train_tokens"]
+    assert rows[keys].equals(rows[keys].sort_values(keys))
+    again = read_table(write_table(rows, tmp_path / "deep" / f"table{suffix}"))
     assert list(again) == [*COLUMNS, "score_quiz"]
     pd.testing.assert_frame_equal(again, rows.drop(columns="note"), check_exact=True)
 
 
-def test_counts_have_no_decimal_point_and_unknown_values_are_empty_cells(study, tmp_path):
+def test_counts_have_no_decimal_point_and_unknown_values_are_empty_cells(study, tmp_path) -> None:
     find_file(study, "result.json").unlink()
     lines = write_table(read_runs(study), tmp_path / "table.csv").read_text().splitlines()
     cells = dict(zip(*(line.split(",") for line in lines), strict=True))
@@ -155,7 +132,7 @@ def test_counts_have_no_decimal_point_and_unknown_values_are_empty_cells(study, 
     assert (cells["loss"], cells["annealed"], cells["n_params"]) == ("", "", str(plan["n_params"]))
 
 
-def test_columns_are_typed_and_a_cell_that_is_not_a_number_is_unknown_with_a_warning(tmp_path):
+def test_columns_are_typed_and_a_cell_that_is_not_a_number_is_unknown_with_a_warning(tmp_path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("run,loss,depth,kind,seed\n7, 3.5 ,1,x,\n8,oops,2,,1e999\n")
     frame = read_table(path)
@@ -170,24 +147,26 @@ def test_columns_are_typed_and_a_cell_that_is_not_a_number_is_unknown_with_a_war
     ]
 
 
-def test_finished_runs_are_done_or_without_a_status_and_have_a_loss():
+def test_finished_runs_are_done_or_without_a_status_and_have_a_loss() -> None:
     statuses, losses = ("done", None, "failed"), (2.0, 0.0, None)
     rows = [{"run": "a", "status": status, "loss": loss} for status in statuses for loss in losses]
     finished = select_finished(make_frame(rows))
     assert finished[["status", "loss"]].to_numpy().tolist() == [["done", 2], [None, 2]]
 
 
-def test_a_failed_write_keeps_the_old_table_and_leaves_no_other_file(whole, tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_old_table_and_leaves_no_other_file(whole, tmp_path, monkeypatch) -> None:
     path = tmp_path / "table.csv"
     path.write_text("old")
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "disk full")))
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "disk full")))
     with pytest.raises(OSError, match="disk full"):
         write_table(read_runs(whole), path)
     assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
 
 
-def test_an_invalid_or_missing_table_is_refused(tmp_path):
+def test_an_invalid_or_missing_table_or_study_is_refused(tmp_path) -> None:
     path = tmp_path / "t.csv"
+    with pytest.raises(FileNotFoundError, match="got no runs folder"):
+        read_runs(tmp_path)
     with pytest.raises(FileNotFoundError, match="no such table"):
         read_table(path)
     for text, message in (
@@ -201,12 +180,7 @@ def test_an_invalid_or_missing_table_is_refused(tmp_path):
             read_table(path)
 
 
-def test_a_published_table_is_read(laws):
-    table = next((laws / "chinchilla_epoch").glob("*.csv"))
-    assert len(read_table(table)) == 245
-
-
-def test_a_value_of_another_type_is_unknown_and_the_table_is_written(study, tmp_path):
+def test_a_value_of_another_type_is_unknown_and_the_table_is_written(study, tmp_path) -> None:
     for name, key, value in (
         ("plan.json", "size", "two\nlines"),
         ("plan.json", "seed", True),
@@ -222,7 +196,7 @@ def test_a_value_of_another_type_is_unknown_and_the_table_is_written(study, tmp_
             write_table(read_runs(study), tmp_path / f"table{suffix}")
 
 
-def test_metrics_of_other_types_are_skipped(study):
+def test_metrics_of_other_types_are_skipped(study) -> None:
     path = find_file(study, "metrics.jsonl")
     find_file(study, "result.json").unlink()
     odd = [{"kind": [], "step": 1}, {"kind": "train", "step": 2, "elapsed_s": "x", "tps": 10**400}]
