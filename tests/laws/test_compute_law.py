@@ -177,7 +177,7 @@ def test_a_saved_law_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "compute_law.json").read_text())["identified"] is law.identified is True
 
 
-def test_too_few_runs_or_budgets_are_refused_with_the_required_numbers() -> None:
+def test_runs_and_predictions_that_are_not_possible_are_refused_with_the_limit() -> None:
     N, D, L, C = simulate_surface(0.002, 0)
     with pytest.raises(ValueError, match="got 9 runs and 2 budgets .* expected 10 runs and 4 budgets"):
         fit_compute_law(N[:9], D[:9], L[:9], C[:9])
@@ -185,15 +185,13 @@ def test_too_few_runs_or_budgets_are_refused_with_the_required_numbers() -> None
         fit_compute_law([], [], [], [])
     with pytest.raises(ValueError, match="L, run .*: got nan, expected a positive number"):
         fit_compute_law(N, D, np.where(np.arange(len(L)) == 3, np.nan, L), C)
-
-
-def test_predictions_end_at_ten_times_the_largest_budget() -> None:
-    law = fit_compute_law(*simulate_surface(0.002, 0))
+    law = fit_compute_law(N, D, L, C)
     law.optimum(10 * law.C[1])
     with pytest.raises(ValueError, match="expected at most 10 times the largest fitted budget"):
         law.optimum(10.1 * law.C[1])
     with pytest.raises(ValueError, match="got nan FLOPs"):
         law.predict_run(1e6, math.nan)
+    assert law.tokens_of(50_000, 3e11) == pytest.approx(3e11 / (6 * 50_000), rel=1e-9)
 
 
 def test_sizes_on_one_side_of_the_best_do_not_identify_it() -> None:
@@ -202,8 +200,3 @@ def test_sizes_on_one_side_of_the_best_do_not_identify_it() -> None:
     rng = np.random.default_rng(0)
     law = fit_compute_law(N, C / (6 * N), true_loss(N, C) * np.exp(0.002 * rng.standard_normal(len(N))), C)
     assert not law.identified and {"log_size", "alpha"} & set(law.not_identified)
-
-
-def test_tokens_follow_from_compute_and_size() -> None:
-    law = fit_compute_law(*simulate_surface(0.002, 0))
-    assert law.tokens_of(50_000, 3e11) == pytest.approx(3e11 / (6 * 50_000), rel=1e-9)

@@ -7,14 +7,7 @@ import pytest
 
 from megatron.laws.diagnostics import diagnose
 from megatron.laws.fit import fit_law
-from megatron.laws.fitting.huber import (
-    CentredRuns,
-    compute_floor,
-    huber_derivatives,
-    huber_objective,
-    project_to_zero_floor,
-    restrict_to_zero_floor,
-)
+from megatron.laws.fitting import huber
 from megatron.laws.fitting.varpro import bootstrap_chinchilla, fit_chinchilla
 from tests.laws.known_laws import TRUTH, Runs, check_derivatives, count_trials, least_hits, simulate_losses
 from tests.laws.published import refit_weighted
@@ -38,33 +31,23 @@ def test_intervals_cover_the_truth_about_as_often_as_their_level(n: int) -> None
     assert min(covered.values()) >= least_hits(n, 0.91), covered
 
 
-def test_a_bootstrap_replicate_is_the_fit_of_its_resampled_rows() -> None:
-    n, d, loss = make_grid(noise=0.01)
-    weights = np.random.default_rng(1).multinomial(len(n), np.full(len(n), 1 / len(n)), 20)
-    law, replicates = fit_law(n, d, loss, n_bootstrap=0), refit_weighted(n, d, loss, weights)
-    for i, weight in enumerate(weights):
-        rows = np.repeat(np.arange(len(n)), weight)
-        alone = fit_law(n[rows], d[rows], loss[rows], n_bootstrap=0)
-        assert law.params["alpha"] != pytest.approx(alone.params["alpha"], rel=1e-6)
-        for name in TRUTH:
-            assert replicates[name][i] == pytest.approx(alone.params[name], rel=1e-5, abs=1e-8)
-
-
 @pytest.mark.parametrize("delta", [1e-3, 0.05, math.inf])
 @pytest.mark.parametrize("floor", [True, False])
 def test_derivatives_are_those_of_finite_differences(delta: float, floor: bool) -> None:
-    runs = CentredRuns.from_columns(*make_grid(noise=0.05))
+    runs = huber.CentredRuns.from_columns(*make_grid(noise=0.05))
     weights = np.random.default_rng(0).integers(0, 4, (1, len(runs.x))).astype(float)
     phi = np.array([[2.4, 0.2, 0.15, 0.4, 0.25]])
 
     def evaluate(step: np.ndarray) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
         if floor:
             moved = phi + step
-            derivatives = huber_derivatives(moved, runs, weights, delta)
+            derivatives = huber.huber_derivatives(moved, runs, weights, delta)
         else:  # four coordinates of the laws without a floor
-            moved = project_to_zero_floor(project_to_zero_floor(phi) + np.append(0.0, step))
-            derivatives = restrict_to_zero_floor(moved, *huber_derivatives(moved, runs, weights, delta))
-        return huber_objective(moved, runs, weights, delta)[0], *(values[0] for values in derivatives)
+            moved = huber.project_to_zero_floor(huber.project_to_zero_floor(phi) + np.append(0.0, step))
+            derivatives = huber.restrict_to_zero_floor(
+                moved, *huber.huber_derivatives(moved, runs, weights, delta)
+            )
+        return huber.huber_objective(moved, runs, weights, delta)[0], *(values[0] for values in derivatives)
 
     n = 5 if floor else 4
     _, gradient, hessian, majorant = evaluate(np.zeros(n))
@@ -77,19 +60,21 @@ def test_a_floor_below_zero_becomes_zero_and_the_fit_is_the_best_without_a_floor
     loss = loss - 1.8  # the floor of TRUTH is 1.7: the best E is negative
     law = fit_law(n, d, loss, n_bootstrap=0)
     assert law.params["E"] == pytest.approx(0.0, abs=1e-12)
-    runs = CentredRuns.from_columns(n, d, loss)
+    runs = huber.CentredRuns.from_columns(n, d, loss)
     fitted = fit_chinchilla(runs, np.ones((1, len(n))), 1e-3)
-    assert compute_floor(fitted.phi)[0] == pytest.approx(0.0, abs=1e-12)
+    assert huber.compute_floor(fitted.phi)[0] == pytest.approx(0.0, abs=1e-12)
     rng = np.random.default_rng(0)
-    near = project_to_zero_floor(np.abs(fitted.phi + rng.normal(0, 1e-3, (500, 5))))
-    assert (huber_objective(near, runs, np.ones((500, len(n))), 1e-3) >= fitted.objective[0]).all()
+    near = huber.project_to_zero_floor(np.abs(fitted.phi + rng.normal(0, 1e-3, (500, 5))))
+    assert (huber.huber_objective(near, runs, np.ones((500, len(n))), 1e-3) >= fitted.objective[0]).all()
 
 
 def test_poorly_determined_replicates_still_converge() -> None:
     # the smallest study: 5 x 3 runs over a factor of 8 in N and of 4 in D, with 0.5 % of noise
     n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1.6e5, 1.3e6, 5), np.geomspace(2.5e5, 1e6, 3)))
     loss = 2.4 + 102 / n**0.4 + 38 / d**0.19
-    runs = CentredRuns.from_columns(n, d, loss * np.exp(0.005 * np.random.default_rng(0).standard_normal(15)))
+    runs = huber.CentredRuns.from_columns(
+        n, d, loss * np.exp(0.005 * np.random.default_rng(0).standard_normal(15))
+    )
     best = fit_chinchilla(runs, np.ones((1, 15)), 1e-3)
     weights = np.random.default_rng(0).multinomial(15, np.full(15, 1 / 15), 200).astype(float)
     assert bootstrap_chinchilla(runs, best.phi[0], weights, 1e-3).converged.mean() > 0.9

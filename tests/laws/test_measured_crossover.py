@@ -136,14 +136,6 @@ def test_intervals_of_fresh_seeds_cover_the_crossing_and_their_difference_is_unb
     assert abs(t[True]) < 3 and abs(t[False]) > 4
 
 
-def test_the_standard_error_is_that_of_fresh_seeds() -> None:
-    rng = np.random.default_rng(2)
-    results = [simulate_crossover(1e5, 3e13, 1, rng, n_fresh=4) for _ in range(200)]
-    errors = np.array([r.second.loss for r in results]) - second_loss(GRID[-1], 3e13)
-    assert np.median([r.second.seed_se for r in results]) == pytest.approx(SEED_SD / 2, rel=0.15)
-    assert errors.std() == pytest.approx(SEED_SD / 2, rel=0.2)
-
-
 def test_the_standard_error_of_the_best_setting_is_not_that_of_a_steep_part() -> None:
     """Seeds differ by 0.2 nats on the way down and by 0.004 at the least, which has a single fresh seed."""
     rng = np.random.default_rng(4)

@@ -95,5 +95,7 @@ def test_invalid_sizes_and_levels_are_refused() -> None:
     for name, value in ((name, value) for name, values in wrong.items() for value in values):
         with pytest.raises(ValueError, match=f"^{name}: got"):
             predict_run(make_law(), **({"N": 1e8, "D": 1e10} | {name: value}))
+    with pytest.raises(ValueError, match="got 'credible', expected predictive or confidence"):
+        make_law().predict(1e9, 1e11, kind="credible")
     with pytest.raises(ValueError, match="expected one number. Use law.predict"):
         predict_run(make_law(), np.ones(2), 1e10)

@@ -12,7 +12,7 @@ from megatron.laws.fit import fit_law
 from megatron.laws.fitting.fit_form import build_search_box, fit_theta, minimize_in_chunks
 from megatron.laws.fitting.fit_problem import Problem
 from megatron.laws.fitting.surface import RunPoints, Surface
-from megatron.laws.forms import data_constrained, optimal_params_for
+from megatron.laws.forms import data_constrained
 from megatron.laws.law import Law
 from tests.laws.published import (
     read_columns,
@@ -65,16 +65,6 @@ def huber_sum(measured: np.ndarray, predicted: np.ndarray) -> float:
     r = np.abs(np.log(measured) - np.log(predicted))
     inside = np.minimum(r, 1e-3)
     return float((inside * (r - inside / 2)).sum())
-
-
-def test_the_optimal_size_for_unique_tokens_is_that_of_the_published_code(base, recorded_fits) -> None:
-    alpha, beta = base["alpha"], base["beta"]
-    G = (alpha * base["A"] / (beta * base["B"])) ** (1 / (alpha + beta))
-    unique = np.array([1e8, 4e9, 1e11])
-    compute = 6 * (G * unique) ** ((alpha + beta) / alpha)
-    np.testing.assert_allclose(
-        optimal_params_for(base, unique), G * (compute / 6) ** (beta / (alpha + beta)), rtol=1e-12
-    )
 
 
 def test_the_published_fit_has_the_published_objective_and_r2(runs, recorded_fits, base) -> None:
@@ -137,29 +127,6 @@ def test_one_decay_alone_has_the_recorded_optimum(runs, recorded_fits, base) -> 
     assert size.params["R_N"] == pytest.approx(refit["R_N"], rel=1e-4)
     assert size.objective == pytest.approx(refit["objective"], rel=5e-6)
     assert r2(runs["L"], size.loss(runs["N"], runs["D"], runs["U"])) == pytest.approx(refit["R2"], rel=1e-5)
-
-
-def test_the_published_decay_of_excess_parameters_alone_is_no_optimum(runs, recorded_fits, base) -> None:
-    published = recorded_fits["params_only"]["published"]
-    at = base | {"R_N": published["R_N"]}
-    N, D, U = (runs[name] for name in "NDU")
-    predicted = data_constrained(at | NO_REPEAT_DECAY, N, D, U)
-    assert r2(runs["L"], predicted) == pytest.approx(published["R2"], rel=1e-6)
-    # the published objective is that of a law that counts unique tokens only
-    seen_once = data_constrained(at | NO_REPEAT_DECAY, N, U, U)
-    assert huber_sum(runs["L"], seen_once) == pytest.approx(published["objective"], rel=1e-6)
-    objective = objective_at(runs, base, "data_constrained", R_N=published["R_N"], **NO_REPEAT_DECAY)
-    assert objective > 2 * recorded_fits["params_only"]["refit"]["objective"]
-    # at ten times the value the objective is nearly equal: the gradient has vanished there
-    assert objective_at(runs, base, "data_constrained", R_N=7130.0, **NO_REPEAT_DECAY) == pytest.approx(
-        objective, rel=0.005
-    )
-
-
-def test_without_any_decay_the_published_constants_explain_less_than_half(runs, recorded_fits, base) -> None:
-    predicted = base["E"] + base["A"] / runs["N"] ** base["alpha"] + base["B"] / runs["D"] ** base["beta"]
-    for recorded in recorded_fits["R2_no_decay_chinchilla"].values():
-        assert r2(runs["L"], predicted) == pytest.approx(recorded, rel=1e-7)
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,17 @@ from megatron.report.study_data import Study, read_study
 from megatron.study.format import format_count
 from tests.report.frontier_study import (
     BUDGETS,
+    LAW,
     REJECTED,
+    RUNS,
     fit_runs,
     make_forecast,
     make_runs,
     make_study,
     size_at,
 )
-from tests.report.synthetic_study import TRUTH, write_study
+from tests.report.synthetic_study import TRUTH
 
-RUNS = make_runs()
-LAW = fit_runs(RUNS)
 LAST = BUDGETS[-1]
 
 
@@ -157,39 +157,34 @@ def test_a_table_of_another_program_is_a_study(tmp_path: Path) -> None:
     assert make_answer(study).scale.startswith(f"{len(RUNS)} runs finished; ")
 
 
-@pytest.fixture(scope="module")
-def parametric(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    return read_study(write_study(tmp_path_factory.mktemp("study")))
-
-
-def test_without_a_frontier_a_sound_law_answers(parametric: Study) -> None:
+def test_without_a_frontier_a_sound_law_answers(study: Study) -> None:
     C = 4 * 6 * 5_046_528 * 4_718_592  # four times the largest run
     alpha, beta = TRUTH["alpha"], TRUTH["beta"]
     G = (alpha * TRUTH["A"] / (beta * TRUTH["B"])) ** (1 / (alpha + beta))  # Hoffmann et al., eq. 4
     N = G * (C / 6) ** (beta / (alpha + beta))
-    answer, budget = make_answer(parametric), f"{C:.1e}".replace("+", "")
+    answer, budget = make_answer(study), f"{C:.1e}".replace("+", "")
     assert answer.verdict.startswith(f"At {budget} FLOPs train {format_count(N)} parameters (")
     assert "15 runs are few: the intervals of A and B are wide." in answer.warnings
     assert any("repeated tokens as new" in line for line in answer.warnings)
 
 
 @pytest.mark.parametrize("change", [{"identified": False}, {"lack_of_fit": REJECTED}, {"replicates": {}}])
-def test_an_unsound_law_does_not_answer(parametric: Study, change) -> None:
-    law = replace(parametric.law, **change)
-    answer = make_answer(replace(parametric, laws={"autoregressive": law}))
+def test_an_unsound_law_does_not_answer(study: Study, change) -> None:
+    law = replace(study.law, **change)
+    answer = make_answer(replace(study, laws={"autoregressive": law}))
     assert answer.verdict.startswith("No answer yet: ") and answer.optima is None
     assert answer.todo.startswith("To do: choose runs to add with `scaling plan --budget ")
 
 
-def test_a_law_that_lacks_finished_runs_is_to_be_fitted_again(parametric: Study) -> None:
-    some = list(parametric.main_runs["run"])[:-2]
-    law = replace(parametric.law, runs=some)
-    warnings = make_answer(replace(parametric, laws={"autoregressive": law})).warnings
+def test_a_law_that_lacks_finished_runs_is_to_be_fitted_again(study: Study) -> None:
+    some = list(study.main_runs["run"])[:-2]
+    law = replace(study.law, runs=some)
+    warnings = make_answer(replace(study, laws={"autoregressive": law})).warnings
     assert "The law lacks 2 finished runs: fit it again." in warnings
 
 
-def test_a_measured_crossing_is_the_verdict_of_a_study_without_law(root: Path) -> None:
-    study = read_study(root / "examples_scaling" / "training" / "crossover_cpu")
+def test_a_measured_crossing_is_the_verdict_of_a_study_without_law(crossing: Study) -> None:
+    study = replace(crossing)
     answer = make_answer(study)
     assert answer.verdict == (
         "Masked diffusion did not pass autoregression on 8.19k, 16.4k, 32.8k and 65.5k unique tokens."

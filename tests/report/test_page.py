@@ -17,13 +17,11 @@ import pytest
 from megatron.report import report, tables
 from megatron.report.plot_runs import residual_figure, size_figure
 from megatron.report.study_data import Study, read_study
-from tests.report.frontier_study import fit_runs, make_forecast, make_runs, make_study
-from tests.report.synthetic_study import edit_json, write_study
+from tests.report.frontier_study import LAW, RUNS, make_forecast, make_study
+from tests.report.synthetic_study import edit_json
 
 LOADING = {"src", "href", "srcset", "data", "poster", "action", "background"}
 VOID = {"meta", "link", "br", "hr", "img", "input"}
-RUNS = make_runs()
-LAW = fit_runs(RUNS)
 
 
 class Page(HTMLParser):
@@ -56,20 +54,9 @@ class Page(HTMLParser):
         return [element for element in self.elements if element["tag"] in tags]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_study(tmp_path / "a_study")
-
-
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    """Return a study that tests only read."""
-    return read_study(write_study(tmp_path_factory.mktemp("study")))
-
-
-@pytest.fixture(scope="module")
-def text(stored: Study) -> str:
-    return report.render_page(stored)
+def text(study: Study) -> str:
+    return report.render_page(study)
 
 
 @pytest.fixture(scope="module")
@@ -107,18 +94,18 @@ def test_figures_are_in_sight_and_diagnostics_are_folded(page: Page) -> None:
     order = [e["attributes"]["id"] for e in page.select("figure")]
     assert order == [f"figure-{key}" for key in ("frontier", "epochs", "curves", "size", "residuals")]
     warning = "x.json cannot be used"
-    study = make_study(RUNS, frontier=LAW, forecasts=make_forecast(LAW), warnings=[warning])
-    text = report.render_page(study)
+    forecast = make_forecast(LAW)
+    text = report.render_page(make_study(RUNS, frontier=LAW, forecasts=forecast, warnings=[warning]))
     in_sight, folded = text.split("<h2>Diagnostics</h2>")
     assert [in_sight.count("<figure"), folded.count("<figure")] == [2, 0]
     assert warning in Page(text).words
 
 
-def test_more_than_eight_figures_are_named_and_not_drawn(stored: Study, monkeypatch) -> None:
-    figure = residual_figure(stored)
+def test_more_than_eight_figures_are_named_and_not_drawn(study: Study, monkeypatch) -> None:
+    figure = residual_figure(study)
     many = tuple(lambda _, i=i: replace(figure, key=f"k{i}", is_diagnostic=False) for i in range(11))
     monkeypatch.setattr(report, "MAKERS", many)
-    page = Page(report.render_page(stored))
+    page = Page(report.render_page(study))
     assert len(page.select("figure")) == 8
     assert "3 more figures: tools/make_report.py --figures FOLDER." in page.words
 
@@ -166,8 +153,8 @@ def test_a_study_of_no_or_one_run_has_a_page(folder: Path, left: int) -> None:
     assert f"All runs ({left})" in read_page(folder).words
 
 
-def test_a_table_alone_is_a_study(root: Path) -> None:
-    page = read_page(root / "examples_scaling" / "training" / "crossover_cpu")
+def test_a_table_alone_is_a_study(crossing: Study) -> None:
+    page = Page(report.render_page(crossing))
     assert "All runs (260)" in page.words and len(page.select("figure")) >= 3
 
 
@@ -237,9 +224,9 @@ def test_the_page_is_accessible(page: Page) -> None:
 
 
 @pytest.mark.slow
-def test_figures_are_exported_as_png_pdf_svg_and_data(stored: Study, tmp_path: Path) -> None:
+def test_figures_are_exported_as_png_pdf_svg_and_data(study: Study, tmp_path: Path) -> None:
     pytest.importorskip("kaleido")
-    figure = size_figure(stored)
+    figure = size_figure(study)
     try:
         written = report.export_figures([figure], tmp_path / "figures", "the command")
     except FileNotFoundError as error:
@@ -253,11 +240,11 @@ def test_figures_are_exported_as_png_pdf_svg_and_data(stored: Study, tmp_path: P
     assert content["command"] == "the command" and len(content["traces"]) == len(figure.chart.data)
 
 
-def test_without_kaleido_or_a_browser_the_error_names_the_fix(stored: Study, tmp_path, monkeypatch) -> None:
+def test_without_kaleido_or_a_browser_the_error_names_the_fix(study: Study, tmp_path, monkeypatch) -> None:
     chromium = pytest.importorskip("choreographer.browsers.chromium")
     # browsers are also looked for in fixed folders, so an empty PATH is not enough
     monkeypatch.setattr(chromium.Chromium, "find_browser", classmethod(lambda *_, **__: None))
-    figure = residual_figure(stored)
+    figure = residual_figure(study)
     for fix in ("Install chromium, or omit --figures", "pip install kaleido"):
         with pytest.raises(FileNotFoundError, match=fix):
             report.export_figures([figure], tmp_path / "figures", "")

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ from megatron.study.differences import (
 )
 from megatron.study.table import make_frame, write_table
 from tests.laws.known_laws import count_trials, least_hits
-from tests.tool_modules import load_command
+from tests.tool_modules import Cli
 
 AR = "autoregressive"
 
@@ -94,10 +95,6 @@ def test_without_a_noise_floor_nothing_is_better_and_the_seeds_to_train_are_name
     assert "Train more seeds of ar-" in comparison.reason and comparison.reason in describe_difference(
         comparison
     )
-
-
-def test_copies_of_a_run_are_no_noise_floor() -> None:
-    assert estimate_noise_floors(table_of(x=[4.0, 4.0], y=[3.0])) == {}
 
 
 def test_runs_of_one_size_and_length_that_differ_in_a_setting_are_not_seeds_of_one_cell() -> None:
@@ -175,14 +172,10 @@ def test_the_best_of_five_equal_runs_is_called_better_in_at_most_5_percent_of_st
     assert wrong / n <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / n)
 
 
-def test_the_command_prints_table_sentence_and_json(tmp_path, capsys) -> None:
-    tool = load_command("compare")
-    path = str(write_table(TWO, tmp_path / "table.csv"))
-    assert tool.main([path, "ar-y", "ar-x"]) == 0
-    printed = capsys.readouterr().out
+def test_the_command_prints_table_sentence_and_json(cli: Cli, tmp_path: Path) -> None:
+    path = write_table(TWO, tmp_path / "table.csv")
+    printed = cli("compare", path, "ar-y", "ar-x").output
     assert "Noise floor: autoregressive runs" in printed and "ar-y-1Mtok is better than ar-x-1Mtok" in printed
-    assert tool.main([path, "--best", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = json.loads(cli("compare", path, "--best", "--json").output)
     assert answer["noise_floor"][AR]["dof"] == 4 and answer["differences"][0]["verdict"] == "better"
-    assert tool.main([path, "ar-y", "ar-q"]) == 1
-    assert "no finished run" in capsys.readouterr().err
+    assert "no finished run" in cli("compare", path, "ar-y", "ar-q", status=1).error

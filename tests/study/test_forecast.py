@@ -19,7 +19,6 @@ from megatron.study.forecast import (
     SEALS,
     describe_calibration,
     describe_outcome,
-    hash_record,
     make_forecast,
     read_forecasts,
     seal_forecasts,
@@ -37,7 +36,6 @@ from megatron.study.ladder import (
 )
 from megatron.study.sealing import seal_best, seal_runs
 from megatron.study.table import read_runs
-from tests.guide_commands import tool_module
 from tests.laws.surface_runs import E
 from tests.study.forecast_study import (
     BUDGET,
@@ -48,7 +46,7 @@ from tests.study.forecast_study import (
     write_results,
     write_study_file,
 )
-from tests.tool_modules import load_command
+from tests.tool_modules import Cli
 
 HELD_OUT = "  - {size: [w64, w96], flops: 2.0e+12, held_out: true}\n"
 
@@ -200,29 +198,15 @@ def test_a_file_that_was_edited_or_is_no_forecast_is_refused_by_every_reader(stu
         expand_study(study)
 
 
-def test_files_of_the_first_version_are_read_and_scored(root: Path, study, law_path) -> None:
-    stored = read_forecasts(root / "examples_scaling" / "training" / "crossover_cpu")
-    assert [(f.quantity, f.study, f.runs) for f in stored] == [("best_loss", None, None)] * 2
-    (sealed, _) = seal_runs(study, law_path)
-    path = study.directory / FORECASTS / f"{sealed.name}.json"
-    content = {k: v for k, v in dataclasses.asdict(sealed).items() if k not in ("study", "runs", "sha256")}
-    path.write_text(json.dumps(content | {"sha256": hash_record(json.loads(json.dumps(content)))}))
-    write_results(held_out_runs(study), seed=1)
-    first = score(study.directory).set_index("name").loc[sealed.name]
-    assert first["measured"] > 0 and first["order"] == "before"
-
-
-def test_the_sweep_refuses_a_study_that_lost_a_sealed_run(study, law_path, capsys) -> None:
-    path = str(study.directory.parent / "study.in.yaml")
-    assert load_command("predict").main([str(law_path), "--seal", path]) == 0
-    assert capsys.readouterr().out.count("95 % [") == 2
+def test_the_sweep_refuses_a_study_that_lost_a_sealed_run(cli: Cli, study, law_path) -> None:
+    path = study.directory.parent / "study.in.yaml"
+    assert cli("predict", law_path, "--seal", path).output.count("95 % [") == 2
     check_sealed_runs(study, expand_study(study))
     changed = read_study_plan(path, ["seed=1"])
     with pytest.raises(ValueError, match="a forecast of runs that the study no longer contains"):
         check_sealed_runs(changed, expand_study(changed))
     write_results(held_out_runs(study), seed=1)
-    assert tool_module("tools/collect.py").main([str(study.directory)]) == 0
-    printed = capsys.readouterr().out
+    printed = cli("collect", study.directory).output
     assert "2 sealed forecasts. Of 2 scored forecasts, inside the 50 % interval" in printed
 
 
@@ -309,19 +293,16 @@ def test_the_seed_of_a_study_is_added_to_every_seed(tmp_path: Path) -> None:
     assert read_study_plan(study.directory / "study.yaml") == study
 
 
-def test_the_command_predicts_once_checks_and_prints_at_most_100_columns(finished, capsys) -> None:
-    tool, folder = load_command("frontier"), str(finished.directory)
-    assert tool.main([folder, "--check"]) == 1
-    assert "got no forecast of a run" in capsys.readouterr().err
-    assert tool.main([folder, "--predict"]) == 0
-    printed = capsys.readouterr().out
+def test_the_command_predicts_once_checks_and_prints_at_most_100_columns(cli: Cli, finished) -> None:
+    folder = finished.directory
+    assert "got no forecast of a run" in cli("frontier", folder, "--check", status=1).error
+    printed = cli("frontier", folder, "--predict").output
     assert "2.40e+12" in printed and "forecast: autoregressive-w96" in printed
     assert all(len(line) <= 100 for line in printed.splitlines()[1:9])
-    assert tool.main([folder, "--check"]) == 1
+    cli("frontier", folder, "--check", status=1)
     write_results(held_out_runs(finished), seed=3)
-    capsys.readouterr()
-    assert tool.main([folder, "--check"]) == 0
-    assert capsys.readouterr().out == f"check: {describe_outcome(score(finished.directory).iloc[0])}\n"
-    law = json.loads((finished.directory / "compute_law.json").read_text())
-    assert law["table"]["sha256"] == read_forecasts(finished.directory)[0].data_sha256
+    checked = cli("frontier", folder, "--check").output
+    assert checked == f"check: {describe_outcome(score(folder).iloc[0])}\n"
+    law = json.loads((folder / "compute_law.json").read_text())
+    assert law["table"]["sha256"] == read_forecasts(folder)[0].data_sha256
     assert law["n_runs"] == 20 and law["identified"]

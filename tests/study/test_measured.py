@@ -19,7 +19,7 @@ from megatron.study.table import read_runs, read_table, write_table
 from tests.report.synthetic_study import edit_json
 from tests.study.conftest import write_sidecar
 from tests.study.forecast_study import score, write_result
-from tests.tool_modules import load_command
+from tests.tool_modules import Cli
 
 EXPONENT = 1.5
 STUDY = """
@@ -94,7 +94,6 @@ def test_crossings_and_their_exponent_are_those_of_the_runs(folder) -> None:
     assert law is not None and law.exponent == pytest.approx(EXPONENT, abs=0.2)
 
 
-@pytest.mark.slow
 def test_forecasts_for_the_next_text_are_sealed_before_it_and_scored_when_all_its_runs_ended(folder) -> None:
     with pytest.raises(ValueError, match="got no run on 131072 unique tokens"):
         seal_text(folder, NEXT)
@@ -113,6 +112,14 @@ def test_forecasts_for_the_next_text_are_sealed_before_it_and_scored_when_all_it
     assert describe_calibration(outcomes).startswith("Of 3 scored forecasts")
     with pytest.raises(ValueError, match="has been started"):
         seal_text(folder, NEXT)
+    # without a crossing the runs reach beyond the narrower intervals; if not beyond all, nothing is decided
+    runs = [run for run in expand_study(study) if run.plan.objective == "masked_diffusion"]
+    for run in runs:
+        if run.plan.unique_tokens == NEXT:
+            edit_json(run.folder / RESULT, loss=6.0, test_loss=6.0)
+    crossing = measure(folder).loc["crossing-131kunique"]
+    decided = max(run.plan.train_flops for run in runs) > crossing["high_0.95"]
+    assert crossing["measured"] == float("inf") if decided else np.isnan(crossing["measured"])
 
 
 @pytest.mark.slow
@@ -130,28 +137,10 @@ def test_epochs_that_are_deleted_from_the_study_or_added_after_training_change_n
     assert measure(folder)["measured"].equals(before)
 
 
-def test_a_text_without_a_crossing_counts_as_beyond_the_intervals(folder) -> None:
-    study = read_plan(folder.parent, [*TEXTS, NEXT])
-    seal_text(folder, NEXT)
-    write_all(study, {NEXT})
-    runs = [run for run in expand_study(study) if run.plan.objective == "masked_diffusion"]
-    for run in runs:
-        if run.plan.unique_tokens == NEXT:
-            edit_json(run.folder / RESULT, loss=6.0, test_loss=6.0)
-    crossing = measure(folder).loc["crossing-131kunique"]
-    largest = max(run.plan.train_flops for run in runs)
-    # the runs reach beyond the narrower intervals; if not beyond all, nothing is decided
-    decided = largest > crossing["high_0.95"]
-    assert crossing["measured"] == float("inf") if decided else np.isnan(crossing["measured"])
-
-
 @pytest.mark.slow
-def test_the_tool_and_the_page_state_the_crossings(folder, capsys) -> None:
-    tool = load_command("crossover")
-
+def test_the_tool_and_the_page_state_the_crossings(cli: Cli, folder: Path) -> None:
     def run(*words: object) -> list[str]:
-        assert tool.main([str(word) for word in words]) == 0
-        return capsys.readouterr().out.splitlines()
+        return cli("crossover", *words).output.splitlines()
 
     done = run(folder)
     assert sum("C_crit" in line for line in done) == 4 and "3 crossings" in done[3]
@@ -165,8 +154,8 @@ def test_the_tool_and_the_page_state_the_crossings(folder, capsys) -> None:
     assert len(without) == 3 and all(a < b for a, b in zip(without, with_all, strict=True))
     assert json.loads((folder / "crossover.json").read_text()) == stored, "an answer of some runs was stored"
     assert run(write_table(read_runs(folder), folder.parent / "table.csv")) == done[:-1]
-    assert tool.main([str(folder), "--without", "*masked-input*"]) == 1
-    assert "match no autoregressive run" in capsys.readouterr().err
+    refused = cli("crossover", folder, "--without", "*masked-input*", status=1)
+    assert "match no autoregressive run" in refused.error
     read_plan(folder.parent, [*TEXTS, NEXT])
     assert sum("sha256" in line for line in run(folder, "--seal", NEXT)) == 3
     assert "<html" in render_page(read_study(folder))

@@ -43,19 +43,15 @@ class FakeLauncher(Launcher):
     """
 
     def __init__(
-        self,
-        script: dict[int, list[int]] | None,
-        alive: Sequence[Job] = (),
-        at_poll: Callable[[], object] = lambda: None,
+        self, script: dict[int, list[int]] | None, at_poll: Callable[[], object] = lambda: None
     ) -> None:
-        self.script, self.alive, self.at_poll = script, list(alive), at_poll
+        self.script, self.at_poll = script, at_poll
         self.started, self.stopped, self.left = [], [], []
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
         for run in runs:
-            if run not in [job.run for job in self.alive]:
-                prepare_run(run)
-                self.started.append(run.plan.n_steps)
+            prepare_run(run)
+            self.started.append(run.plan.n_steps)
         return [Job(run, None) for run in runs]
 
     def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
@@ -147,13 +143,6 @@ def test_without_its_trunk_a_branch_starts_from_the_last_checkpoint(runs) -> Non
     assert find_checkpoint(runs[2].folder, 10).name.endswith("000007")
     assert find_checkpoint(runs[2].folder, 10, exact=True) is None
     assert find_checkpoint(runs[2].folder, 6) is None
-
-
-def test_runs_that_an_earlier_sweep_started_are_followed_and_not_started_twice(runs) -> None:
-    trunk = runs[2]
-    prepare_run(trunk)
-    _, reported = run_to_end([trunk], fake := FakeLauncher({}, alive=[Job(trunk, None)]))
-    assert (fake.started, reported) == ([], [(40, 0, False)])
 
 
 def test_one_signal_stops_running_jobs_and_starts_no_more(runs) -> None:
