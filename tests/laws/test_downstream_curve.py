@@ -66,8 +66,8 @@ def test_the_chain_from_size_to_error_misses_the_large_runs_by_what_is_published
 def test_the_interval_of_the_chain_includes_both_fits() -> None:
     n, d, loss = simulate_grid(5, 4, 0.005)
     error = error_of(loss) + 0.003 * np.random.default_rng(1).standard_normal(20)
-    law = fit_law(n, d, loss, n_bootstrap=100)
-    curve = fit_downstream(loss, error, n_bootstrap=100)
+    law = fit_law(n, d, loss, n_bootstrap=40)
+    curve = fit_downstream(loss, error, n_bootstrap=40)
     value, low, high = predict_score(law, curve, np.array([1e9, 3e9]), 1e11)
     assert value.shape == low.shape == (2,)
     assert ((low < value) & (value < high)).all()

@@ -85,7 +85,7 @@ def test_another_build_of_plotly_js_is_embedded_and_a_failed_write_keeps_the_pag
     before = sorted(path.name for path in folder.iterdir())
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "disk full")))
     with pytest.raises(OSError, match="disk full"):
-        report.write_report(folder)
+        report.write_report(folder, plotly_js=build)
     assert (folder / "report.html").read_text() == text
     assert sorted(path.name for path in folder.iterdir()) == before
 

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megatron.plan.run_dir import RESULT
-from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
+from megatron.study import ladder
+from megatron.study.ladder import PlannedRun, StudyPlan, expand_study, read_study_plan
 
 STUDY = """
 name: tiny
@@ -36,6 +38,20 @@ def study_file(tmp_path: Path) -> Path:
     path = tmp_path / "study.yaml"
     path.write_text(STUDY.format(folder=tmp_path))
     return path
+
+
+@pytest.fixture
+def plan_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan each run of a study once, however often the study is expanded: all readers of its folder do."""
+    plan_cell, planned = ladder._plan_cell, {}
+
+    def recall_plan(study: StudyPlan, entry: object, cell: object) -> PlannedRun:
+        key = repr((replace(study, cells=[]), entry, cell))
+        if key not in planned:
+            planned[key] = plan_cell(study, entry, cell)
+        return planned[key]
+
+    monkeypatch.setattr(ladder, "_plan_cell", recall_plan)
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ from tests.study.forecast_study import (
 )
 from tests.tool_modules import Cli
 
+pytestmark = pytest.mark.usefixtures("plan_once")
 HELD_OUT = "  - {size: [w64, w96], flops: 2.0e+12, held_out: true}\n"
 
 

@@ -12,7 +12,7 @@ from megatron.plan.run_dir import RESULT
 from megatron.report.report import render_page
 from megatron.report.study_data import read_study
 from megatron.study.forecast import describe_calibration
-from megatron.study.ladder import StudyPlan, check_sealed_runs, expand_study, read_study_plan
+from megatron.study.ladder import PlannedRun, StudyPlan, check_sealed_runs, expand_study, read_study_plan
 from megatron.study.measured import measure_study
 from megatron.study.sealing import seal_text
 from megatron.study.table import read_runs, read_table, write_table
@@ -21,6 +21,7 @@ from tests.study.conftest import write_sidecar
 from tests.study.forecast_study import score, write_result
 from tests.tool_modules import Cli
 
+pytestmark = pytest.mark.usefixtures("plan_once")
 EXPONENT = 1.5
 STUDY = """
 name: crossing
@@ -58,10 +59,11 @@ def crossing_of(U: float) -> float:
     return 4e10 * (U / 16384) ** EXPONENT
 
 
-def write_all(study: StudyPlan, unique: set[int] | None = None) -> None:
-    """Write results in which diffusion reaches the least autoregressive loss at `crossing_of`."""
+def write_all(study: StudyPlan, unique: set[int] | None = None) -> list[PlannedRun]:
+    """Write results whose curves cross at `crossing_of`, and return the runs."""
     rng = np.random.default_rng(0)
-    for run in expand_study(study):
+    runs = expand_study(study)
+    for run in runs:
         plan = run.plan
         if unique is not None and plan.unique_tokens not in unique or run.folder.exists():
             continue
@@ -72,6 +74,7 @@ def write_all(study: StudyPlan, unique: set[int] | None = None) -> None:
             loss -= 0.2 * np.log(plan.train_flops / crossing_of(plan.unique_tokens))
         validation, test = loss + 0.002 * rng.standard_normal(2)
         write_result(run, validation, test_loss=test)
+    return runs
 
 
 def measure(folder: Path) -> pd.DataFrame:
@@ -102,7 +105,7 @@ def test_forecasts_for_the_next_text_are_sealed_before_it_and_scored_when_all_it
     assert {f.quantity for f in sealed} == {"best_loss", "crossing"} and len(sealed) == 3
     assert all(len(f.runs) == 6 * 4 and sum(f.runs.values()) == 6 * 3 for f in sealed)
     assert measure(folder)["measured"].isna().all()
-    write_all(study, {NEXT})
+    runs = write_all(study, {NEXT})
     outcomes = measure(folder)
     measured = outcomes["measured"]
     assert measured["crossing-131kunique"] == pytest.approx(crossing_of(NEXT), rel=0.15)
@@ -113,7 +116,7 @@ def test_forecasts_for_the_next_text_are_sealed_before_it_and_scored_when_all_it
     with pytest.raises(ValueError, match="has been started"):
         seal_text(folder, NEXT)
     # without a crossing the runs reach beyond the narrower intervals; if not beyond all, nothing is decided
-    runs = [run for run in expand_study(study) if run.plan.objective == "masked_diffusion"]
+    runs = [run for run in runs if run.plan.objective == "masked_diffusion"]
     for run in runs:
         if run.plan.unique_tokens == NEXT:
             edit_json(run.folder / RESULT, loss=6.0, test_loss=6.0)

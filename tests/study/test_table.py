@@ -192,8 +192,8 @@ def test_a_value_of_another_type_is_unknown_and_the_table_is_written(study, tmp_
         edit_json(find_file(study, name), **{key: value})
         row = only_row(study)
         assert row.status == "done" and (key == "size" or math.isnan(row[key.removesuffix("_mean")]))
-        for suffix in (".csv", ".parquet"):
-            write_table(read_runs(study), tmp_path / f"table{suffix}")
+    for suffix in (".csv", ".parquet"):
+        write_table(read_runs(study), tmp_path / f"table{suffix}")
 
 
 def test_metrics_of_other_types_are_skipped(study) -> None:
