@@ -6,10 +6,10 @@ import pytest
 from megatron.laws.design import Designer, RunSet, build_simple_designs, generate_candidates
 from megatron.laws.fit import fit_law
 from megatron.laws.frontier import optimal_frontier
-from megatron.laws.law import Law
+from tests.laws.known_laws import count_trials, make_law
 
 PRIOR = {"E": 1.8172, "A": 482.01, "B": 2085.43, "alpha": 0.3478, "beta": 0.3658}
-LAW = Law(form="chinchilla", params=PRIOR, objective=0.0, huber_delta=1e-3, n_runs=240)
+LAW = make_law(params=PRIOR)
 BUDGET, TARGET = 1e20, 1e22
 
 
@@ -17,22 +17,21 @@ def make_designer(noise: float = 0.005, done: RunSet | None = None) -> Designer:
     return Designer(LAW, TARGET, noise, done)
 
 
-def test_expected_errors_are_the_scatter_of_simulated_fits() -> None:
+@count_trials(40, 150)
+def test_expected_errors_are_the_scatter_of_simulated_fits(n: int) -> None:
     runs = build_simple_designs(BUDGET, 24)["D/N 5, 20, 80"]
     noise = 0.001
     expected = make_designer(noise).expect(runs)
     rng = np.random.default_rng(0)
     errors = []
-    for _ in range(150):
+    for _ in range(n):
         loss = LAW.loss(runs.N, runs.D) * np.exp(noise * rng.standard_normal(len(runs.N)))
         law = fit_law(runs.N, runs.D, loss, n_bootstrap=0, huber_delta=1e3)
         best = optimal_frontier(law, TARGET)
         errors.append([np.log(best.N[0]), np.log(best.L[0]), law.derived["a_exponent"]])
     scatter = np.std(errors, axis=0)
-    for predicted, measured in zip(
-        (expected.log_size, expected.log_loss, expected.a_exponent), scatter, strict=True
-    ):
-        assert predicted == pytest.approx(measured, rel=0.2)
+    predicted = (expected.log_size, expected.log_loss, expected.a_exponent)
+    assert predicted == pytest.approx(tuple(scatter), rel=2.4 / np.sqrt(n))
 
 
 def test_the_chosen_runs_keep_to_the_budget_and_beat_simple_designs_of_the_same() -> None:
@@ -50,12 +49,6 @@ def test_the_chosen_runs_keep_to_the_budget_and_beat_simple_designs_of_the_same(
         assert errors.log_loss < 0.6 * other.log_loss
 
 
-def test_a_ladder_at_one_ratio_does_not_determine_the_best_size() -> None:
-    # NOTES of the data: a single ray D/N = 20 leaves N* unidentifiable
-    errors = make_designer().expect(build_simple_designs(BUDGET, 15)["ladder, D/N 20"])
-    assert errors.log_size == np.inf or errors.log_size > 5
-
-
 def test_no_exchange_of_one_run_is_better() -> None:
     designer = make_designer()
     pool = generate_candidates(0.25 * BUDGET)
@@ -67,12 +60,8 @@ def test_no_exchange_of_one_run_is_better() -> None:
     chosen_cells = {*zip(chosen.N, chosen.D, strict=True)}
     for place in range(8):
         others = chosen.select([i for i in range(8) if i != place])
-        left = BUDGET - others.flops.sum()
-        free = [
-            i
-            for i, cell in enumerate(zip(pool.N, pool.D, strict=True))
-            if cell not in chosen_cells and pool.flops[i] <= left
-        ]
+        cheap = pool.flops <= BUDGET - others.flops.sum()
+        free = [i for i in np.flatnonzero(cheap) if (pool.N[i], pool.D[i]) not in chosen_cells]
         values = designer.criterion(ridge + designer.information(others).sum(axis=0) + information[free], "c")
         assert values.min() > value - 1e-6
 
@@ -99,7 +88,7 @@ def test_finished_runs_count_and_the_next_ones_fill_the_gap_they_leave() -> None
 
 
 def test_a_design_for_repetition_has_runs_that_repeat_and_runs_that_do_not() -> None:
-    law = Law(form="repeated_data", params=PRIOR | {"R_D": 15.0}, objective=0.0, huber_delta=1e-3, n_runs=100)
+    law = make_law("repeated_data", PRIOR | {"R_D": 15.0})
     designer = Designer(law, TARGET, 0.005)
     pool = generate_candidates(0.25 * BUDGET, unique=1e9)
     chosen = designer.choose(pool, BUDGET, 14, "D")
@@ -107,26 +96,19 @@ def test_a_design_for_repetition_has_runs_that_repeat_and_runs_that_do_not() -> 
     assert (chosen.D == chosen.U).sum() >= 4
 
 
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda: make_designer(noise=0.0), "noise: got 0.0"),
-        (lambda: make_designer().choose(generate_candidates(1e19), 1e6, 3), "for the cheapest of"),
-        (
-            lambda: make_designer().choose(generate_candidates(1e19), 1e19, 3, "A"),
-            "got 'A', expected one of c, D",
-        ),
-    ],
-)
-def test_impossible_designs_are_refused(make, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        make()
+def test_impossible_designs_are_refused() -> None:
+    with pytest.raises(ValueError, match="noise: got 0.0"):
+        make_designer(noise=0.0)
+    designer, pool = make_designer(), generate_candidates(1e19)
+    with pytest.raises(ValueError, match="for the cheapest of"):
+        designer.choose(pool, 1e6, 3)
+    with pytest.raises(ValueError, match="got 'A', expected one of c, D"):
+        designer.choose(pool, 1e19, 3, "A")
 
 
-@pytest.mark.parametrize("budget", [1.0, 3.2])
-def test_runs_of_one_price_keep_to_the_budget(budget: float) -> None:
+def test_runs_of_one_price_keep_to_the_budget() -> None:
     # candidates of one price: without the limit, ten runs were chosen for the price of two
     pool = RunSet(np.full(6, 1e7), np.full(6, 2e8), np.full(6, np.inf))
-    flops = budget * pool.flops[0]
-    chosen = make_designer().choose(pool, flops, 10)
-    assert 0 < chosen.flops.sum() <= flops
+    for budget in (1.0, 3.2):
+        flops = budget * pool.flops[0]
+        assert 0 < make_designer().choose(pool, flops, 10).flops.sum() <= flops

@@ -9,13 +9,14 @@ from megatron.laws import isoflop
 from megatron.laws.forms import chinchilla
 from megatron.laws.isoflop import fit_isoflop, split_budgets
 from megatron.laws.power_law import fit_power
+from tests.laws.published import read_columns
 
 # alpha = beta: in log N the surface is symmetric about its minimum at every C, so a parabola is unbiased
 SYMMETRIC = {"E": 1.7, "A": 400.0, "B": 400.0, "alpha": 0.3, "beta": 0.3}
 ASYMMETRIC = SYMMETRIC | {"B": 900.0, "beta": 0.36}
 
 
-def best_size(params: dict[str, float], C: float) -> float:
+def best_size(params: dict[str, float], C: np.ndarray | float) -> np.ndarray | float:
     alpha, beta = params["alpha"], params["beta"]
     G = (alpha * params["A"] / (beta * params["B"])) ** (1 / (alpha + beta))
     return G * (C / 6) ** (beta / (alpha + beta))
@@ -23,11 +24,8 @@ def best_size(params: dict[str, float], C: float) -> float:
 
 def isoflop_runs(params: dict[str, float], reach: float = 3.0) -> tuple[np.ndarray, ...]:
     """N, D, L, C: 7 sizes around the optimum at each of 4 budgets."""
-    N, C = [], []
-    for compute in (1e18, 1e19, 1e20, 1e21):
-        N += list(best_size(params, compute) * np.geomspace(1 / reach, reach, 7))
-        C += [compute] * 7
-    N, C = np.array(N), np.array(C)
+    C = np.geomspace(1e18, 1e21, 4).repeat(7)
+    N = best_size(params, C) * np.tile(np.geomspace(1 / reach, reach, 7), 4)
     D = C / (6 * N)
     return N, D, chinchilla(params, N, D), C
 
@@ -43,26 +41,15 @@ def test_parabolas_find_the_optimum_of_a_symmetric_surface() -> None:
     assert result.tokens.exponent == pytest.approx(0.5, abs=1e-6)
 
 
-def test_parabolas_are_biased_on_an_asymmetric_surface_and_less_so_close_to_its_minimum() -> None:
-    off = []
-    for reach in (10.0, 1.5):
-        parabola = fit_isoflop(*isoflop_runs(ASYMMETRIC, reach)).parabolas[0]
-        off.append(abs(np.log(parabola.N_best / best_size(ASYMMETRIC, parabola.C))))
-    assert off[0] > 10 * off[1]
-
-
 def test_weights_follow_the_errors_of_the_losses() -> None:
     N, D, L, C = isoflop_runs(SYMMETRIC)
     spoilt = L.copy()
     spoilt[0] += 0.5
     se = np.full_like(L, 0.01)
     se[0] = 100.0
-    assert fit_isoflop(N, D, spoilt, C, se).parabolas[0].N_best == pytest.approx(
-        best_size(SYMMETRIC, 1e18), rel=1e-3
-    )
-    assert fit_isoflop(N, D, spoilt, C).parabolas[0].N_best != pytest.approx(
-        best_size(SYMMETRIC, 1e18), rel=0.1
-    )
+    weighted, plain = (fit_isoflop(N, D, spoilt, C, errors).parabolas[0].N_best for errors in (se, None))
+    assert weighted == pytest.approx(best_size(SYMMETRIC, 1e18), rel=1e-3)
+    assert plain != pytest.approx(best_size(SYMMETRIC, 1e18), rel=0.1)
 
 
 def test_the_error_of_a_minimum_is_its_scatter_over_noise() -> None:
@@ -91,24 +78,9 @@ def test_budgets_are_separated_by_gaps_and_too_few_sizes_are_refused() -> None:
         fit_isoflop([1e6, 2e6, 3e6, 4e6, 5e6], [1e8] * 5, [3, 3, 3, 3, 3], np.geomspace(1e15, 1e19, 5))
 
 
-def test_a_power_law_through_exact_points_is_exact_and_follows_points_of_large_weight() -> None:
-    x = np.array([1.0, 10.0, 100.0, 1000.0])
-    law = fit_power(x, 3 * x**0.4)
-    assert (law.coefficient, law.exponent) == pytest.approx((3.0, 0.4))
-    assert float(law.evaluate(50.0)) == pytest.approx(3 * 50**0.4)
-    y = 3 * x**0.4 * [1, 1, 1, 2]
-    assert fit_power(x, y, [0.01, 0.01, 0.01, 10]).exponent == pytest.approx(0.4, abs=1e-4)
-    with pytest.raises(ValueError, match="got 1 different x"):
-        fit_power([2.0, 2.0], [1.0, 1.0])
-
-
 def test_published_isoflop_slices_grow_as_the_parametric_frontier_roughly(laws: Path) -> None:
-    import runpy
-
-    read_columns = runpy.run_path(str(Path(__file__).with_name("published.py")))["read_columns"]
-    N, C, L = read_columns(
-        laws / "chinchilla_epoch" / "svg_extracted_data.csv", "Model Size", "Training FLOP", "loss"
-    )
+    path = laws / "chinchilla_epoch" / "svg_extracted_data.csv"
+    N, C, L = read_columns(path, "Model Size", "Training FLOP", "loss")
     result = fit_isoflop(N, C / (6 * N), L, C)
     # Hoffmann et al., table 2: a = 0.49 (0.462, 0.534) by isoFLOP profiles of the runs of the paper
     assert len([parabola for parabola in result.parabolas if not parabola.at_edge]) >= 6
@@ -163,22 +135,20 @@ def test_a_power_law_is_numpys_weighted_line() -> None:
     law = fit_power(x, y, se)
     (slope, level), covariance = np.polyfit(np.log(x), np.log(y), 1, w=1 / se, cov=True)
     assert (law.exponent, np.log(law.coefficient)) == pytest.approx((slope, level))
-    assert law.covariance[1, 1] == pytest.approx(
-        covariance[0, 0]
-    )  # the scatter is above the errors in this sample
-    assert law.dof == 5 and law.predict(10.0)[1] < law.predict(10.0, kind="confidence")[1] < law.evaluate(
-        10.0
-    )
+    assert law.covariance[1, 1] == pytest.approx(covariance[0, 0])  # the scatter is above the errors here
+    assert law.dof == 5 and float(law.evaluate(50.0)) == pytest.approx(law.coefficient * 50**law.exponent)
+    assert law.predict(10.0)[1] < law.predict(10.0, kind="confidence")[1] < law.evaluate(10.0)
     tight = fit_power(x, 2 * x**0.7, se)  # no scatter: the given errors apply
-    assert tight.covariance[1, 1] == pytest.approx(
-        np.polyfit(np.log(x), np.log(y), 1, w=1 / se, cov="unscaled")[1][0, 0]
-    )
+    _, unscaled = np.polyfit(np.log(x), np.log(y), 1, w=1 / se, cov="unscaled")
+    assert tight.covariance[1, 1] == pytest.approx(unscaled[0, 0])
 
 
 def test_two_points_have_an_interval_by_their_errors_only() -> None:
     law = fit_power([1.0, np.e], [1.0, np.e], [0.1, 0.1])
     assert law.interval == pytest.approx((1 - 1.96 * 0.1 * 2**0.5, 1 + 1.96 * 0.1 * 2**0.5), rel=1e-3)
     assert np.isnan(fit_power([1.0, np.e], [1.0, np.e]).interval).all()
+    with pytest.raises(ValueError, match="got 1 different x"):
+        fit_power([2.0, 2.0], [1.0, 1.0])
     for wrong in ([0.1], [0.1, np.nan], [0.1, -1]):
         with pytest.raises(ValueError, match="log_se: got"):
             fit_power([1.0, 2.0], [1.0, 2.0], wrong)

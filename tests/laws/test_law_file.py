@@ -1,70 +1,128 @@
-"""law.json with fields of wrong types is refused before anything is computed from it."""
+"""law.json and compute_law.json: values of wrong types are refused before anything is computed from them."""
 
+import copy
 import json
-import runpy
+import math
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from megatron.laws.compute_law import ComputeLaw, fit_compute_law
+from megatron.laws.fitting.frontier_form import CONSTANTS
+from megatron.laws.fitting.noise import Trend
 from megatron.laws.law import Law
+from tests.laws.surface_runs import simulate_surface
+from tests.report.synthetic_study import make_law
 
-synthetic = runpy.run_path(str(Path(__file__).parents[1] / "report" / "synthetic_study.py"))
+LAW = make_law(np.random.default_rng(0), n_bootstrap=3)
+NOISE = {"sigma": 0.1, "dof": 10.0, "trend": asdict(Trend(1.0, 0.0, 1.0, 0.0, 2.0, 3.0, 4.0, 0.5))}
+EXTRAPOLATION = {"growth": 0.1, "dof": 4.0, "compute": 1e20}
+BEYOND = {"edge": 1.0, "level": 1.0, "slope": -0.1, "covariance": [[1e-4, 0.0], [0.0, 1e-4]], "drift": 0.01}
+# keys of a law, and values of which each is refused
+WRONG_IN_LAW: dict[str, list[Any]] = {
+    "params.E": ["1.9", {}, 10**400],
+    "params": [{"E": 1.0}],
+    "replicates": [{"E": [1.0]}, dict.fromkeys(LAW["params"], 1.0)],
+    "replicates.A": [[1.0, 2.0]],
+    "noise": [{"dof": "x"}, {"sigma": 0.1}],
+    "noise.trend.sigma": [-1.0],
+    "noise.trend.slope": ["x"],
+    "noise.trend.dof_centre": [0.0],
+    "spread": [-1.0],
+    "interval.n_units": [0],
+    "interval.level": [2],
+    "n_runs": [[15]],
+    "ranges": [{"N": [1.0]}],
+    "warnings": ["few runs"],
+    "form": [["chinchilla"]],
+    "residual": ["bits"],
+    "extrapolation": [{"growth": 0.1}],
+    "extrapolation.dof": [0.0],
+    "extrapolation.compute": ["1e20"],
+    "filter": [[]],
+}
+WRONG_IN_COMPUTE_LAW: dict[str, list[Any]] = {
+    "params": [{"log_loss": 1.0}, *(dict.fromkeys(CONSTANTS, value) for value in (10**400, "1", -1.0))],
+    "covariance": [[[0.0] * 7] * 6, [[None] * 7] * 7, 5],
+    "centre": [0.0],
+    "spread": [math.nan],
+    "dof": [True, 10**12],
+    "C": [[1e10], [0.0, 1e10]],
+    "tokens": [{"a": 1}],
+    "runs": [[[1]]],
+    "lack_of_fit": [[], {"p_value": "x"}],
+    "not_identified": [{"alpha": 5}],
+    "table": [{"sha256": []}],
+    "beyond": [{"edge": 1.0}, []],
+    "beyond.covariance": [[[1e-4, 0.0]]],
+}
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("params", {"E": "1.9", "A": 120.0, "B": 900.0, "alpha": 0.33, "beta": 0.42}),
-        ("params", {"E": {}, "A": 120.0, "B": 900.0, "alpha": 0.33, "beta": 0.42}),
-        ("params", {"E": 10**400, "A": 120.0, "B": 900.0, "alpha": 0.33, "beta": 0.42}),
-        ("replicates", {"E": [1.0]}),
-        ("replicates", {"E": 1.0, "A": 1.0, "B": 1.0, "alpha": 1.0, "beta": 1.0}),
-        ("replicates", {"E": [1.0], "A": [1.0, 2.0], "B": [1.0], "alpha": [1.0], "beta": [1.0]}),
-        ("noise", {"dof": "x"}),
-        ("noise", {"sigma": 0.1}),
-        ("spread", -1.0),
-        ("interval", {"level": 0.95, "n_units": 0}),
-        ("n_runs", [15]),
-        ("ranges", {"N": [1.0]}),
-        ("interval", {"level": 2}),
-        ("warnings", "few runs"),
-        ("form", ["chinchilla"]),
-        ("residual", "bits"),
-        ("extrapolation", {"growth": 0.1, "dof": 0.0, "compute": 1e20}),
-        ("extrapolation", {"growth": 0.1, "dof": 4.0, "compute": "1e20"}),
-        ("extrapolation", {"growth": 0.1}),
-        ("filter", []),
-    ],
-)
-def test_a_value_of_a_wrong_type_is_named(tmp_path: Path, key: str, value: Any) -> None:
-    stored = synthetic["make_law"](np.random.default_rng(0), n_bootstrap=3)
-    (tmp_path / "law.json").write_text(json.dumps(stored))
-    assert Law.load(tmp_path / "law.json").n_replicates() == 3
-    (tmp_path / "law.json").write_text(json.dumps(stored | {key: value}))
-    with pytest.raises(ValueError, match=rf"law\.json: not a law \({key}[.\w]*: got .*, expected "):
-        Law.load(tmp_path / "law.json")
+def replace_key(stored: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """Return a copy with another value at a key such as `params.E`."""
+    changed = copy.deepcopy(stored)
+    *sections, name = key.split(".")
+    section = changed
+    for part in sections:
+        section = section[part]
+    section[name] = value
+    return changed
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
+def check_refusals(
+    path: Path, load: Callable[[Path], object], wrong: dict[str, list[Any]], sentence: str
+) -> None:
+    """Check that each wrong value is refused in a file that is valid without it."""
+    stored = json.loads(path.read_text())
+    load(path)
+    for key, value in ((key, value) for key, values in wrong.items() for value in values):
+        path.write_text(json.dumps(replace_key(stored, key, value)))
+        with pytest.raises(ValueError, match=sentence.format(key=key.partition(".")[0])):
+            load(path)
+
+
+def test_a_law_with_a_value_of_a_wrong_type_is_refused_with_its_key(tmp_path: Path) -> None:
+    path = tmp_path / "law.json"
+    path.write_text(json.dumps(LAW | {"noise": NOISE, "extrapolation": EXTRAPOLATION}))
+    check_refusals(path, Law.load, WRONG_IN_LAW, r"law\.json: not a law \({key}.* expected ")
+
+
+def test_a_compute_law_with_a_value_of_a_wrong_type_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "compute_law.json"
+    fit_compute_law(*simulate_surface(0.002, 0)).save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"beyond": BEYOND}))
+    sentence = r"compute_law\.json: not a compute law .* Fit it again with scaling frontier"
+    check_refusals(path, ComputeLaw.load, WRONG_IN_COMPUTE_LAW, sentence)
+
+
+@pytest.mark.parametrize("kind", [Law, ComputeLaw])
+def test_a_file_that_is_not_a_law_is_refused(tmp_path: Path, kind: type[Law] | type[ComputeLaw]) -> None:
+    path = tmp_path / "law.json"
+    with pytest.raises(FileNotFoundError, match="got no such file, expected a .* writes one"):
+        kind.load(path)
+    for text in ("", "[]", "{}", "null", "{", "[" * 100_000, "5"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"law\.json: not a "):
+            kind.load(path)
+
+
+def test_a_law_that_is_no_longer_read_names_the_fix(tmp_path: Path) -> None:
+    for change, sentence in (
         ({"form": "bounded"}, r"Pass its formula as a function, fit_law\(form=your_loss"),
         ({"form": "excess_params"}, r"Fit data_constrained with R_D fixed at 1e9"),
         ({"params": {"E": 1.0}}, "expected the constants of chinchilla"),
-    ],
-)
-def test_a_law_that_is_no_longer_read_names_the_fix(tmp_path: Path, change: dict, sentence: str) -> None:
-    stored = synthetic["make_law"](np.random.default_rng(0), n_bootstrap=3)
-    (tmp_path / "law.json").write_text(json.dumps(stored | change))
-    with pytest.raises(ValueError, match=sentence):
-        Law.load(tmp_path / "law.json")
+    ):
+        (tmp_path / "law.json").write_text(json.dumps(LAW | change))
+        with pytest.raises(ValueError, match=sentence):
+            Law.load(tmp_path / "law.json")
 
 
 def test_fields_of_earlier_versions_are_ignored(tmp_path: Path) -> None:
-    stored = synthetic["make_law"](np.random.default_rng(0), n_bootstrap=3)
     first, second = tmp_path / "law.json", tmp_path / "old.json"
-    first.write_text(json.dumps(stored))
-    second.write_text(json.dumps(stored | {"tied": {}, "priors": []}))
+    first.write_text(json.dumps(LAW))
+    second.write_text(json.dumps(LAW | {"tied": {}, "priors": []}))
     assert Law.load(second) == Law.load(first)

@@ -1,56 +1,64 @@
-"""Scatter of runs around a law, with and without groups, and the intervals derived from it."""
+"""Scatter of runs around a law: of groups, changing with compute, and the intervals derived from it."""
+
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import chi2
+from scipy.optimize import minimize
+from scipy.stats import chi2, t
 
 from megatron.laws.fit import fit_law
-from megatron.laws.fitting.huber import (
-    CentredRuns,
-    from_floor_coordinates,
-    huber_derivatives,
-    huber_objective,
-    to_floor_coordinates,
-    transform_to_floor,
-)
-from megatron.laws.fitting.noise import GROUPED, estimate_noise
+from megatron.laws.fitting import huber
+from megatron.laws.fitting.noise import GROUPED, Trend, estimate_noise, fit_trend, orthonormal_basis
 from megatron.laws.fitting.varpro import bootstrap_chinchilla, fit_chinchilla
 from megatron.laws.forms import chinchilla
-from megatron.laws.law import expanded_level
+from megatron.laws.law import Law, expanded_level
+from tests.laws.known_laws import (
+    BESIROGLU,
+    Runs,
+    check_derivatives,
+    count_trials,
+    least_hits,
+    make_isoflop,
+    make_ratios,
+    simulate_losses,
+)
 
-TRUTH = {"E": 1.82, "A": 482.0, "B": 2085.0, "alpha": 0.348, "beta": 0.366}
 SIGMA = 0.003
 
 
-def make_design(n_runs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return N and D of isoFLOP slices, five D/N each."""
-    compute = np.repeat(np.geomspace(1e18, 1e20, n_runs // 5), 5)
-    ratio = np.tile(np.geomspace(4, 100, 5), n_runs // 5)
-    n = np.sqrt(compute / 6 / ratio)
-    return n, n * ratio
+def fit_noisy(
+    design: tuple[np.ndarray, np.ndarray], noise: np.ndarray, n_bootstrap: int = 0, **options: Any
+) -> Law:
+    """Fit runs whose log losses differ from those of BESIROGLU by `noise`."""
+    n, d = design
+    return fit_law(n, d, chinchilla(BESIROGLU, n, d) * np.exp(noise), n_bootstrap=n_bootstrap, **options)
 
 
+def draw_shared(rng: np.random.Generator, sizes: int, rows: int, between: float, within: float) -> np.ndarray:
+    """Return noise of `sizes` models of `rows` runs: of the model, and of the run."""
+    return between * rng.standard_normal(sizes).repeat(rows) + within * rng.standard_normal(sizes * rows)
+
+
+@count_trials(25, 120)
 @pytest.mark.parametrize("n_runs", [15, 40])
-def test_the_noise_of_a_robust_fit_is_unbiased(n_runs: int) -> None:
-    n, d = make_design(n_runs)
+def test_the_noise_of_a_robust_fit_is_unbiased(n_runs: int, n: int) -> None:
     rng = np.random.default_rng(n_runs)
-    n_trials = 120
     squares = []
-    for _ in range(n_trials):
-        loss = chinchilla(TRUTH, n, d) * np.exp(SIGMA * rng.standard_normal(n_runs))
-        law = fit_law(n, d, loss, n_bootstrap=0)
+    for _ in range(n):
+        law = fit_noisy(make_isoflop(n_runs // 5), SIGMA * rng.standard_normal(n_runs))
         assert law.noise["dof"] == n_runs - 5
         squares.append((law.spread / SIGMA) ** 2)
-    # the sum of n_trials chi-squared variables; 1 % at either end
-    low, high = chi2.ppf([0.01, 0.99], n_trials * (n_runs - 5)) / (n_trials * (n_runs - 5))
+    # the sum of n chi-squared variables; 1 % at either end
+    low, high = chi2.ppf([0.01, 0.99], n * (n_runs - 5)) / (n * (n_runs - 5))
     assert 0.97 * low < np.mean(squares) < 1.03 * high
 
 
 def test_a_failed_run_does_not_determine_the_noise() -> None:
-    n, d = make_design(40)
-    loss = chinchilla(TRUTH, n, d) * np.exp(SIGMA * np.random.default_rng(1).standard_normal(40))
-    loss[7] *= 1.5
-    law = fit_law(n, d, loss, n_bootstrap=0)
+    noise = SIGMA * np.random.default_rng(1).standard_normal(40)
+    noise[7] += np.log(1.5)
+    law = fit_noisy(make_isoflop(8), noise)
     assert law.spread < 2 * SIGMA
     assert law.noise["n_cut"] >= 1
 
@@ -74,95 +82,73 @@ def test_variance_components_are_unbiased() -> None:
     assert mean[2] == pytest.approx(2 * squares.mean() ** 2 / squares.var(), rel=0.2)
 
 
-def test_rows_that_share_n_are_grouped_if_and_only_if_their_residuals_correlate() -> None:
-    n = np.repeat(np.geomspace(1e7, 1e9, 22), 9)
-    d = n * np.tile(np.geomspace(4, 100, 9), 22)
+@count_trials(12, 60)
+def test_rows_that_share_n_are_grouped_if_and_only_if_their_residuals_correlate(n: int) -> None:
     n_grouped = {0.0: 0, 0.003: 0}
     for between in n_grouped:
-        for seed in range(60):
-            rng = np.random.default_rng(seed)
-            noise = between * rng.standard_normal(22).repeat(9) + 0.002 * rng.standard_normal(198)
-            law = fit_law(n, d, chinchilla(TRUTH, n, d) * np.exp(noise), n_bootstrap=0)
+        for seed in range(n):
+            noise = draw_shared(np.random.default_rng(seed), 22, 9, between, 0.002)
+            law = fit_noisy(make_ratios(22, 9), noise)
             n_grouped[between] += law.noise["n_groups"] == 22 and law.warnings == [GROUPED]
-    # the test of independent rows has the size 1 %: four or more of 60 have a probability of 0.3 %
-    assert n_grouped[0.0] < 4 and n_grouped[0.003] == 60
+    # the test of independent rows has the size 1 %
+    assert n - n_grouped[0.0] >= least_hits(n, 0.99) and n_grouped[0.003] == n
 
 
-def test_intervals_of_rows_that_share_the_noise_of_a_model_contain_the_truth() -> None:
-    n = np.repeat(np.geomspace(1e7, 1e9, 22), 9)
-    d = n * np.tile(np.geomspace(4, 100, 9), 22)
+@count_trials(10, 30)
+def test_intervals_of_rows_that_share_the_noise_of_a_model_contain_the_truth(n: int) -> None:
     inside = np.zeros(2)
-    for seed in range(30):
-        rng = np.random.default_rng(seed)
-        noise = 0.003 * rng.standard_normal(22).repeat(9) + 0.001 * rng.standard_normal(198)
-        loss = chinchilla(TRUTH, n, d) * np.exp(noise)
+    for seed in range(n):
+        noise = draw_shared(np.random.default_rng(seed), 22, 9, 0.003, 0.001)
         for i, groups in enumerate((None, range(198))):
-            low, high = fit_law(n, d, loss, n_bootstrap=100, groups=groups).interval["params"]["alpha"]
-            inside[i] += low <= TRUTH["alpha"] <= high
-    # at 95 % fewer than 25 of 30 have a probability of 0.3 %; as independent rows about half are inside
-    assert inside[0] >= 25 > 22 > inside[1]
+            law = fit_noisy(make_ratios(22, 9), noise, 100, groups=groups)
+            low, high = law.interval["params"]["alpha"]
+            inside[i] += low <= BESIROGLU["alpha"] <= high
+    # as independent rows about half are inside
+    assert inside[0] >= least_hits(n) > 1.1 * inside[1]
 
 
 def test_a_law_of_too_few_sizes_to_group_is_not_identified_unless_its_rows_are_independent() -> None:
-    n = np.repeat(np.geomspace(1e7, 1e9, 5), 20)
-    d = n * np.tile(np.geomspace(4, 100, 20), 5)
-    rng = np.random.default_rng(0)
-    noise = 0.01 * rng.standard_normal(5).repeat(20) + 0.001 * rng.standard_normal(100)
-    loss = chinchilla(TRUTH, n, d) * np.exp(noise)
-    law = fit_law(n, d, loss, n_bootstrap=50)
-    assert law.identified is False and set(law.not_identified) == set(TRUTH)
+    design, noise = make_ratios(5, 20), draw_shared(np.random.default_rng(0), 5, 20, 0.01, 0.001)
+    law = fit_noisy(design, noise, 50)
+    assert law.identified is False and set(law.not_identified) == set(BESIROGLU)
     assert "5 N are too few to group them for 5 constants" in law.not_identified["E"]
-    assert not any("too few to group" in w for w in fit_law(n, d, loss, groups=range(100)).warnings)
+    alone = fit_noisy(design, noise, 50, groups=range(100))
+    assert not any("too few to group" in warning for warning in alone.warnings)
 
 
 def test_groups_are_resampled_as_units_and_widen_the_intervals() -> None:
-    n = np.repeat(np.geomspace(1e7, 1e9, 12), 8)
-    d = n * np.tile(np.geomspace(4, 100, 8), 12)
+    design, noise = make_ratios(12, 8), draw_shared(np.random.default_rng(3), 12, 8, 0.004, 0.0005)
     groups = np.repeat([f"model {i}" for i in range(12)], 8)
-    rng = np.random.default_rng(3)
-    shared = 0.004 * rng.standard_normal(12).repeat(8)
-    loss = chinchilla(TRUTH, n, d) * np.exp(shared + 0.0005 * rng.standard_normal(96))
-    alone = fit_law(n, d, loss, n_bootstrap=200, groups=range(96))
-    grouped = fit_law(n, d, loss, n_bootstrap=200, groups=groups)
-    width = {name: np.ptp(law.interval["params"]["alpha"]) for name, law in (("a", alone), ("g", grouped))}
-    assert width["g"] > 1.5 * width["a"]
+    alone, grouped = (fit_noisy(design, noise, 200, groups=labels) for labels in (range(96), groups))
+    widths = [np.ptp(law.interval["params"]["alpha"]) for law in (alone, grouped)]
+    assert widths[1] > 1.5 * widths[0]
     # 12 groups less about three constants of N: Satterthwaite's degrees of freedom of nearly equal rows
     assert grouped.noise["n_groups"] == 12 and 8 < grouped.noise["dof"] < 12
     assert grouped.noise["between"] > 3 * grouped.noise["within"]
     assert "12 groups" in grouped.interval["method"]
     with pytest.raises(ValueError, match="got 95 labels"):
-        fit_law(n, d, loss, groups=groups[1:])
+        fit_noisy(design, noise, groups=groups[1:])
     with pytest.raises(ValueError, match="got 4 groups, expected more than the 5 constants"):
-        fit_law(n, d, loss, groups=np.arange(96) // 24)
+        fit_noisy(design, noise, groups=np.arange(96) // 24)
 
 
 def test_expanded_percentiles_are_those_of_students_t() -> None:
     # 95 % with 20 groups: sqrt(20/19) t(0.975, 19) = 2.1475 standard normal deviations
     assert expanded_level(0.95, 20) == pytest.approx(0.96825, abs=2e-5)
+    # with four constants and 15 groups: sqrt(15/11) t(0.975, 11) = 2.5702 standard normal deviations
+    assert expanded_level(0.95, 15, 4) == pytest.approx(0.98984, abs=2e-5)
+    assert expanded_level(0.95, 5, 4) == 0.95
     assert expanded_level(0.95, None) == 0.95
     assert expanded_level(0.95, 10**6) == pytest.approx(0.95, abs=1e-5)
 
 
-def test_a_predictive_interval_adds_the_noise_to_the_laws_own() -> None:
-    n, d = make_design(40)
-    loss = chinchilla(TRUTH, n, d) * np.exp(SIGMA * np.random.default_rng(4).standard_normal(40))
-    law = fit_law(n, d, loss, n_bootstrap=100)
-    value, low, high = law.predict(1e9, 1e11)
-    same, inner_low, inner_high = law.predict(1e9, 1e11, kind="confidence")
-    assert value == same and low < inner_low < value < inner_high < high
-    half = 2.03011 * law.spread  # t(0.975, 35)
-    assert np.log(high / value) == pytest.approx(np.hypot(np.log(inner_high / value), half), rel=1e-5)
-    with pytest.raises(ValueError, match="got 'credible', expected predictive or confidence"):
-        law.predict(1e9, 1e11, kind="credible")
-
-
-def make_runs_without_floor(seed: int) -> tuple[CentredRuns, np.ndarray]:
+def make_runs_without_floor(seed: int) -> tuple[huber.CentredRuns, np.ndarray]:
     """Return sixteen runs of a law without a floor, whose fit is at E = 0, and resampling weights."""
     n, d = np.repeat(np.geomspace(2e7, 1.5e9, 4), 4), np.tile(np.geomspace(4e8, 3e10, 4), 4)
     noise = 0.01 * np.random.default_rng(seed).standard_normal(16)
     loss = (0.3 + 9.0 / n**0.12 + 30 / d**0.2) * np.exp(noise)
     weights = np.random.default_rng(0).multinomial(16, np.full(16, 1 / 16), 1000).astype(float)
-    return CentredRuns.from_columns(n, d, loss), weights
+    return huber.CentredRuns.from_columns(n, d, loss), weights
 
 
 @pytest.mark.parametrize("seed", [2, 8])  # seeds at which some of 1000 replicates once ended above
@@ -170,7 +156,7 @@ def test_no_replicate_at_the_boundary_ends_above_the_whole_fits_objective(seed: 
     runs, weights = make_runs_without_floor(seed)
     best = fit_chinchilla(runs, np.ones((1, 16)), 1e-3)
     fitted = bootstrap_chinchilla(runs, best.phi[0], weights, 1e-3)
-    ceiling = huber_objective(np.tile(best.phi[0], (1000, 1)), runs, weights, 1e-3)
+    ceiling = huber.huber_objective(np.tile(best.phi[0], (1000, 1)), runs, weights, 1e-3)
     assert (fitted.objective <= ceiling).all()
     assert fitted.converged.all()
 
@@ -178,25 +164,116 @@ def test_no_replicate_at_the_boundary_ends_above_the_whole_fits_objective(seed: 
 def test_derivatives_above_the_floor_are_those_of_finite_differences() -> None:
     runs, weights = make_runs_without_floor(1)
     floored = np.array([[0.4, 0.3, 0.2, 0.25, 0.3]])
-    phi = from_floor_coordinates(floored)
-    assert np.allclose(to_floor_coordinates(phi), floored, rtol=1e-12)
-    gradient, hessian, _ = transform_to_floor(phi, *huber_derivatives(phi, runs, weights[:1], 10.0))
-    step = 1e-5
-    for i in range(5):
-        ends, slopes = [], []
-        for sign in (1, -1):
-            moved = floored.copy()
-            moved[0, i] += sign * step
-            moved_phi = from_floor_coordinates(moved)
-            ends.append(huber_objective(moved_phi, runs, weights[:1], 10.0)[0])
-            slopes.append(
-                transform_to_floor(moved_phi, *huber_derivatives(moved_phi, runs, weights[:1], 10.0))[0][0]
-            )
-        assert gradient[0, i] == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-5)
-        assert hessian[0, :, i] == pytest.approx((slopes[0] - slopes[1]) / (2 * step), rel=1e-4, abs=1e-4)
+    phi = huber.from_floor_coordinates(floored)
+    assert np.allclose(huber.to_floor_coordinates(phi), floored, rtol=1e-12)
+
+    def evaluate(step: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        phi = huber.from_floor_coordinates(floored + step)
+        derivatives = huber.transform_to_floor(phi, *huber.huber_derivatives(phi, runs, weights[:1], 10.0))
+        return huber.huber_objective(phi, runs, weights[:1], 10.0)[0], *(
+            values[0] for values in derivatives[:2]
+        )
+
+    _, gradient, hessian = evaluate(np.zeros(5))
+    check_derivatives(lambda step: evaluate(step)[:2], gradient, hessian, 1e-5)
 
 
-def test_with_more_constants_percentiles_are_expanded_for_fewer_degrees_of_freedom() -> None:
-    # sqrt(15/11) t(0.975, 11) = 2.5702 standard normal deviations
-    assert expanded_level(0.95, 15, 4) == pytest.approx(0.98984, abs=2e-5)
-    assert expanded_level(0.95, 5, 4) == 0.95
+RANGE = np.log(100)  # of compute
+FALLING = -np.log(5) / RANGE  # sigma falls to a fifth over the range
+
+
+def make_design(n_runs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (x = log(N D) [n], a basis of five constants [n, 5], off = x minus its mean)."""
+    x = np.repeat(np.linspace(40, 40 + RANGE, n_runs // 5), 5)
+    y = np.tile(np.linspace(-1, 1, 5), n_runs // 5)
+    off = x - x.mean()
+    return x, orthonormal_basis(np.column_stack([np.ones(n_runs), off, y, off**2, y**2])), off
+
+
+def simulate_trends(slope: float, n_trials: int, n_runs: int = 40) -> list[Trend | None]:
+    """Return the trends of least-squares residuals with sigma = exp(slope off)."""
+    x, basis, off = make_design(n_runs)
+    rng = np.random.default_rng(0)
+    trends = []
+    for _ in range(n_trials):
+        noise = np.exp(slope * off) * rng.standard_normal(n_runs)
+        trends.append(fit_trend(noise - basis @ (basis.T @ noise), basis, x))
+    return trends
+
+
+def test_a_constant_sigma_is_rejected_as_often_as_the_level() -> None:
+    trends = simulate_trends(0.0, 1500)
+    # 1 % of 1,500 is 15, with a standard deviation of 3.9
+    assert 4 <= sum(trend is not None for trend in trends) <= 32
+
+
+def test_the_error_of_sigma_at_either_end_agrees_with_its_degrees_of_freedom() -> None:
+    trends = [trend for trend in simulate_trends(FALLING, 600, 80) if trend is not None]
+    assert len(trends) > 580
+    for side in (-0.5, 0.5):
+        x = 40 + RANGE * (0.5 + side)
+        sigma, dof = (
+            np.array(v) for v in zip(*(trend.evaluate(np.array(x)) for trend in trends), strict=True)
+        )
+        off = np.log(sigma / np.exp(FALLING * RANGE * side))
+        # the projection mixes noise of both ends, so sigma has an error of up to a tenth
+        assert abs(off.mean()) < 0.12
+        assert off.std() == pytest.approx(np.sqrt(1 / (2 * dof)).mean(), rel=0.15)
+        new = np.random.default_rng(1).standard_normal(len(trends)) * np.exp(FALLING * RANGE * side)
+        assert 0.92 < np.mean(np.abs(new) < t.ppf(0.975, dof) * sigma) < 0.985
+
+
+def test_the_slope_is_that_of_maximum_likelihood() -> None:
+    x, basis, off = make_design(80)
+    noise = np.exp(FALLING * off) * np.random.default_rng(3).uniform(-1, 1, 80)  # nothing beyond 3 sigma
+    residual = noise - basis @ (basis.T @ noise)
+    squares = residual**2 / (1 - (basis**2).sum(axis=1))
+
+    def twice_negative_likelihood(at: np.ndarray) -> float:
+        log_variance = at[0] + 2 * at[1] * off
+        return float((log_variance + squares * np.exp(-log_variance)).sum())
+
+    best = minimize(twice_negative_likelihood, [0.0, 0.0], method="Nelder-Mead", tol=1e-10)
+    assert fit_trend(residual, basis, x).slope == pytest.approx(best.x[1], abs=1e-4)
+
+
+def test_one_failed_run_is_no_trend() -> None:
+    x, basis, _ = make_design(40)
+    rng = np.random.default_rng(4)
+    n_found = 0
+    for _ in range(100):
+        noise = rng.standard_normal(40)
+        noise[2] += 30
+        n_found += fit_trend(noise, basis, x) is not None
+    assert n_found <= 5
+
+
+def test_too_few_runs_equal_computes_and_no_noise_have_no_trend() -> None:
+    x, basis, _ = make_design(10)
+    assert fit_trend(np.ones(10), basis, x) is None
+    x, basis, _ = make_design(40)
+    assert fit_trend(np.zeros(40), basis, x) is None
+    assert fit_trend(np.arange(40.0) % 3, basis, np.full(40, 41.0)) is None
+
+
+def falling_runs() -> Runs:
+    """Return N, D and L of 80 runs whose noise falls from 1 % to 0.2 %."""
+    n, d = make_isoflop(16)
+    sigma = 0.01 * (6 * n * d / 1e18) ** FALLING
+    return n, d, simulate_losses(n, d, sigma, 5, BESIROGLU)
+
+
+def test_predictive_intervals_have_the_noise_of_their_compute_and_law_json_stores_it(tmp_path: Path) -> None:
+    law = fit_law(*falling_runs(), n_bootstrap=50)
+    law.save(tmp_path / "law.json")
+    law = Law.load(tmp_path / "law.json")
+    n = np.sqrt(np.array([1e18, 1e20]) / 6 / 20)
+    sigma, dof = law.noise_at(n, 20 * n)
+    assert 0.006 < sigma[0] < 0.016 and 0.0013 < sigma[1] < 0.003
+    beyond, _ = law.noise_at(100 * n[1], 2000 * n[1])
+    assert beyond == sigma[1]  # not extrapolated
+    value, low, high = law.predict(n, 20 * n)
+    _, inner_low, inner_high = law.predict(n, 20 * n, kind="confidence")
+    half = t.ppf(0.975, dof) * sigma
+    assert np.log(high / value) == pytest.approx(np.hypot(np.log(inner_high / value), half))
+    assert np.log(value / low) == pytest.approx(np.hypot(np.log(value / inner_low), half))

@@ -1,5 +1,8 @@
 """Predictions of runs and optima: kinds of intervals, ranges, and laws without replicates."""
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 from scipy.stats import norm, t
@@ -9,17 +12,18 @@ from megatron.laws.forms import FORM
 from megatron.laws.frontier import optimal_frontier
 from megatron.laws.law import Law
 from megatron.laws.prediction import predict_optimum, predict_run
+from tests.laws.known_laws import TRUTH, make_law, make_ratios, simulate_grid
 
 # expanded percentiles for 95 % with 20 runs: sqrt(20/19) t(0.975, 19) standard normal deviations
 TAILS = norm.cdf([-np.sqrt(20 / 19) * t.ppf(0.975, 19), np.sqrt(20 / 19) * t.ppf(0.975, 19)])
-TRUTH = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
+
+
+def check_order(*values: float) -> None:
+    assert all(low < high for low, high in itertools.pairwise(values)), values
 
 
 def fit_test_law(n_bootstrap: int = 200) -> Law:
-    rng = np.random.default_rng(3)
-    n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e9, 1e11, 4)))
-    loss = FORM["chinchilla"].loss(TRUTH, n, d) * np.exp(0.004 * rng.standard_normal(20))
-    return fit_law(n, d, loss, n_bootstrap=n_bootstrap)
+    return fit_law(*simulate_grid(5, 4, 0.004, 3), n_bootstrap=n_bootstrap)
 
 
 def test_a_run_has_a_confidence_and_a_wider_predictive_interval() -> None:
@@ -31,12 +35,7 @@ def test_a_run_has_a_confidence_and_a_wider_predictive_interval() -> None:
     half = t.ppf(0.975, law.noise["dof"]) * law.spread
     expected = prediction.loss * np.exp(np.hypot(np.log(high / prediction.loss), half))
     assert prediction.predictive[1] == pytest.approx(expected)
-    assert (
-        prediction.predictive[0]
-        < prediction.confidence[0]
-        < prediction.confidence[1]
-        < prediction.predictive[1]
-    )
+    check_order(prediction.predictive[0], *prediction.confidence, prediction.predictive[1])
     assert predict_run(law, 1e8, 1e10).outside == {}
     narrow = predict_run(law, 3e9, 2e10, level=0.5)
     assert narrow.predictive[1] < prediction.predictive[1] and narrow.level == 0.5
@@ -49,20 +48,14 @@ def test_the_optimum_is_the_laws_with_intervals_of_its_replicates() -> None:
     assert (at.N[0], at.D[0], at.L[0]) == (optimum.N, optimum.D, optimum.L)
     sizes = [optimal_frontier(law.replicate(i), 1e21).N[0] for i in range(law.n_replicates())]
     assert optimum.N_confidence == pytest.approx(tuple(np.quantile(sizes, TAILS)))
-    assert (
-        optimum.L_predictive[0]
-        < optimum.L_confidence[0]
-        < optimum.L
-        < optimum.L_confidence[1]
-        < optimum.L_predictive[1]
-    )
+    low, high = optimum.L_confidence
+    check_order(optimum.L_predictive[0], low, optimum.L, high, optimum.L_predictive[1])
     assert pytest.approx(1e21 / 6) == optimum.N * optimum.D
 
 
 def test_groups_widen_the_optimum_as_they_widen_a_prediction() -> None:
     rng = np.random.default_rng(0)
-    n = np.repeat(np.geomspace(1e7, 1e9, 8), 4)
-    d = n * np.tile(np.geomspace(4, 100, 4), 8)
+    n, d = make_ratios(8, 4)
     groups = np.repeat(np.arange(8), 4)
     noise = 0.003 * rng.standard_normal(8)[groups] + 0.001 * rng.standard_normal(32)
     law = fit_law(n, d, FORM["chinchilla"].loss(TRUTH, n, d) * np.exp(noise), groups=groups, n_bootstrap=400)
@@ -97,10 +90,12 @@ def test_unique_text_changes_the_run_and_the_optimum() -> None:
     assert predict_run(law, 1e8, 1e11, 1e5).outside == {"U": "below"}
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"N": -1.0}, {"N": float("nan")}, {"D": 0.0}, {"D": float("inf")}, {"U": 0.0}, {"level": 1.0}]
-)
-def test_invalid_sizes_and_levels_are_refused(wrong: dict[str, float]) -> None:
-    law = Law(form="chinchilla", params=TRUTH, objective=0.0, huber_delta=1e-3, n_runs=0)
-    with pytest.raises(ValueError, match=f"^{next(iter(wrong))}: got"):
-        predict_run(law, **({"N": 1e8, "D": 1e10} | wrong))
+def test_invalid_sizes_and_levels_are_refused() -> None:
+    wrong = {"N": (-1.0, math.nan), "D": (0.0, math.inf), "U": (0.0,), "level": (1.0,)}
+    for name, value in ((name, value) for name, values in wrong.items() for value in values):
+        with pytest.raises(ValueError, match=f"^{name}: got"):
+            predict_run(make_law(), **({"N": 1e8, "D": 1e10} | {name: value}))
+    with pytest.raises(ValueError, match="got 'credible', expected predictive or confidence"):
+        make_law().predict(1e9, 1e11, kind="credible")
+    with pytest.raises(ValueError, match="expected one number. Use law.predict"):
+        predict_run(make_law(), np.ones(2), 1e10)

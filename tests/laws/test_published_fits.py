@@ -1,9 +1,9 @@
-"""Every recorded number of shared/laws/expected.json that is not in test_fit.py, recomputed from its runs."""
+"""Every recorded number of shared/laws/expected.json, recomputed from its runs."""
 
 import json
 import math
-import runpy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,19 +12,18 @@ from megatron.laws.fit import fit_law
 from megatron.laws.fitting.fit_form import build_search_box, fit_theta, minimize_in_chunks
 from megatron.laws.fitting.fit_problem import Problem
 from megatron.laws.fitting.surface import RunPoints, Surface
-from megatron.laws.forms import data_constrained, optimal_params_for
-from megatron.laws.frontier import optimal_frontier
+from megatron.laws.forms import data_constrained
 from megatron.laws.law import Law
+from tests.laws.published import (
+    read_columns,
+    read_datablations,
+    read_expected,
+    read_gadre,
+    read_gadre_fit_points,
+    refit_weighted,
+    to_arrays,
+)
 
-published_runs = runpy.run_path(str(Path(__file__).with_name("published.py")))
-read_columns, read_datablations, read_expected, read_gadre, read_gadre_fit_points, to_arrays = (
-    published_runs[name]
-    for name in (
-        "read_columns", "read_datablations", "read_expected", "read_gadre", "read_gadre_fit_points",
-        "to_arrays",
-    )
-)  # fmt: skip
-refit_weighted = published_runs["refit_weighted"]
 CONSTANTS = ("E", "A", "B", "alpha", "beta")
 NO_REPEAT_DECAY = {"R_D": 1e9}
 
@@ -66,16 +65,6 @@ def huber_sum(measured: np.ndarray, predicted: np.ndarray) -> float:
     r = np.abs(np.log(measured) - np.log(predicted))
     inside = np.minimum(r, 1e-3)
     return float((inside * (r - inside / 2)).sum())
-
-
-def test_the_optimal_size_for_unique_tokens_is_that_of_the_published_code(base, recorded_fits) -> None:
-    alpha, beta = base["alpha"], base["beta"]
-    G = (alpha * base["A"] / (beta * base["B"])) ** (1 / (alpha + beta))
-    unique = np.array([1e8, 4e9, 1e11])
-    compute = 6 * (G * unique) ** ((alpha + beta) / alpha)
-    np.testing.assert_allclose(
-        optimal_params_for(base, unique), G * (compute / 6) ** (beta / (alpha + beta)), rtol=1e-12
-    )
 
 
 def test_the_published_fit_has_the_published_objective_and_r2(runs, recorded_fits, base) -> None:
@@ -140,29 +129,6 @@ def test_one_decay_alone_has_the_recorded_optimum(runs, recorded_fits, base) -> 
     assert r2(runs["L"], size.loss(runs["N"], runs["D"], runs["U"])) == pytest.approx(refit["R2"], rel=1e-5)
 
 
-def test_the_published_decay_of_excess_parameters_alone_is_no_optimum(runs, recorded_fits, base) -> None:
-    published = recorded_fits["params_only"]["published"]
-    at = base | {"R_N": published["R_N"]}
-    N, D, U = (runs[name] for name in "NDU")
-    predicted = data_constrained(at | NO_REPEAT_DECAY, N, D, U)
-    assert r2(runs["L"], predicted) == pytest.approx(published["R2"], rel=1e-6)
-    # the published objective is that of a law that counts unique tokens only
-    seen_once = data_constrained(at | NO_REPEAT_DECAY, N, U, U)
-    assert huber_sum(runs["L"], seen_once) == pytest.approx(published["objective"], rel=1e-6)
-    objective = objective_at(runs, base, "data_constrained", R_N=published["R_N"], **NO_REPEAT_DECAY)
-    assert objective > 2 * recorded_fits["params_only"]["refit"]["objective"]
-    # at ten times the value the objective is nearly equal: the gradient has vanished there
-    assert objective_at(runs, base, "data_constrained", R_N=7130.0, **NO_REPEAT_DECAY) == pytest.approx(
-        objective, rel=0.005
-    )
-
-
-def test_without_any_decay_the_published_constants_explain_less_than_half(runs, recorded_fits, base) -> None:
-    predicted = base["E"] + base["A"] / runs["N"] ** base["alpha"] + base["B"] / runs["D"] ** base["beta"]
-    for recorded in recorded_fits["R2_no_decay_chinchilla"].values():
-        assert r2(runs["L"], predicted) == pytest.approx(recorded, rel=1e-7)
-
-
 @pytest.mark.parametrize(
     ("form", "name"),
     [
@@ -181,61 +147,99 @@ def test_the_joint_fits_of_all_constants_are_as_recorded(runs, recorded_fits, fo
     assert r2(runs["L"], predicted) == pytest.approx(explained, abs=6e-5)
 
 
-def chinchilla_points(laws: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+@pytest.fixture(scope="module")
+def chinchilla(laws: Path) -> dict[str, np.ndarray]:
+    """The 245 points digitised from the figure of Hoffmann et al."""
     path = laws / "chinchilla_epoch" / "svg_extracted_data.csv"
-    n, c, loss = read_columns(path, "Model Size", "Training FLOP", "loss")
-    selected = loss < np.sort(loss)[-5]
-    return n[selected], c[selected] / (6 * n[selected]), loss[selected], c[selected]
+    N, C, L = read_columns(path, "Model Size", "Training FLOP", "loss")
+    return {"N": N, "D": C / (6 * N), "L": L, "C": C, "selected": np.sort(L)[-5] > L}
 
 
-def test_least_squares_of_the_plain_loss_are_as_published(laws: Path) -> None:
-    recorded = read_expected(laws, "chinchilla_epoch")["vpnls_rawMSE_217pts"]
-    n, d, loss, c = chinchilla_points(laws)
-    small = c < 1e21
-    law = fit_law(
-        n[small] / 1e6, d[small] / 1e9, loss[small], residual="nats", huber_delta=1e3, n_bootstrap=0
-    )
-    assert law.n_runs == 217
+@pytest.fixture(scope="module")
+def published(laws: Path) -> dict:
+    return read_expected(laws, "chinchilla_epoch")
+
+
+def fit_points(
+    points: dict[str, np.ndarray], rows: np.ndarray | slice, units: float = 1.0, **options: Any
+) -> Law:
+    """Fit rows of the points, N in `units` and D in 1,000 `units`."""
+    N, D, L = (points[name][rows] for name in "NDL")
+    return fit_law(N / units, D / (1 if units == 1 else 1e3 * units), L, n_bootstrap=0, **options)
+
+
+def check_constants(law: Law, recorded: dict, **tolerance: float) -> None:
     for name in CONSTANTS:
-        assert law.params[name] == pytest.approx(recorded[name], rel=1e-6)
-        assert law.params[name] == pytest.approx(recorded["published"][name], abs=5.1e-5)
+        assert law.params[name] == pytest.approx(recorded[name], **tolerance)
+
+
+def test_the_published_points_have_the_recorded_global_optimum(chinchilla, published) -> None:
+    recorded = published["huber_1e-3_global_optimum"]
+    law = fit_points(chinchilla, chinchilla["selected"])
+    assert law.n_runs == 240
+    assert law.objective == pytest.approx(recorded["objective_sum"], rel=recorded["tol_rel_obj"])
+    check_constants(law, recorded, rel=recorded["tol_rel_params"])
+    assert law.derived["a_exponent"] == pytest.approx(recorded["a_exponent"], rel=1e-6)
+    assert law.objective < published["epoch_notebook_4500_grid"]["objective_sum"]
+    recorded = published["all_245_points_huber"]
+    law = fit_points(chinchilla, slice(None))
+    assert law.objective == pytest.approx(recorded["objective_sum"], rel=1e-8)
+    check_constants(law, recorded, rel=1e-5)
+
+
+def test_the_abstracts_values_are_the_least_absolute_deviation_optimum(chinchilla, published) -> None:
+    law = fit_points(chinchilla, chinchilla["selected"], huber_delta=5e-9)
+    check_constants(law, published["lad_optimum_delta_5e-9"], rel=2e-5)
+    check_constants(law, published["published_abstract"], rel=5e-4)  # to the published number of digits
+
+
+def test_least_squares_of_217_points_are_as_recorded_and_published(chinchilla, published) -> None:
+    small = chinchilla["selected"] & (chinchilla["C"] < 1e21)
+    assert small.sum() == 217
+    law = fit_points(chinchilla, small, 1e6, huber_delta=1e3)
+    check_constants(law, published["log_MSE_217pts"], rel=1e-6)
+    recorded = published["vpnls_rawMSE_217pts"]
+    law = fit_points(chinchilla, small, 1e6, huber_delta=1e3, residual="nats")
+    check_constants(law, recorded, rel=1e-6)
+    check_constants(law, recorded["published"], abs=5.1e-5)
     assert 2 * law.objective == pytest.approx(recorded["RSS"], rel=1e-8)
     assert 2 * law.objective == pytest.approx(recorded["published"]["RSS"], abs=5e-7)
     assert law.derived["a_exponent"] == pytest.approx(recorded["a_exponent"], rel=1e-7)
 
 
-def test_the_bootstrap_of_the_exponent_is_as_recorded_and_the_errors_as_published(laws: Path) -> None:
-    recorded = read_expected(laws, "chinchilla_epoch")["bootstrap_4000_numpy_seed42"]
-    n, d, loss, _ = chinchilla_points(laws)
+def bootstrap_points(points: dict[str, np.ndarray], n: int) -> dict[str, np.ndarray]:
+    """Return the first `n` of the 4,000 recorded replicates."""
     old_numpy = np.random.RandomState(42)
-    resamples = [np.bincount(old_numpy.choice(240, 240, replace=True), minlength=240) for _ in range(4000)]
-    replicates = refit_weighted(n, d, loss, np.array(resamples))
-    alpha, beta = replicates["alpha"], replicates["beta"]
-    a = beta / (alpha + beta)
-    recorded_fits = recorded["a_exponent"]
-    assert a.mean() == pytest.approx(recorded_fits["mean"], abs=6e-6)
-    assert a.std(ddof=1) == pytest.approx(recorded_fits["sd"], abs=6e-6)
-    assert np.quantile(a, [0.1, 0.9]) == pytest.approx(recorded_fits["CI80"], abs=1e-4)
+    resamples = [np.bincount(old_numpy.choice(240, 240, replace=True), minlength=240) for _ in range(n)]
+    return refit_weighted(*(points[name][points["selected"]] for name in "NDL"), np.array(resamples))
+
+
+def test_replicates_are_the_recorded_ones(chinchilla, published) -> None:
+    recorded, n = published["bootstrap_4000_numpy_seed42"], 400
+    replicates = bootstrap_points(chinchilla, n)
     for name in CONSTANTS:
+        assert replicates[name][0] == pytest.approx(recorded["first_replicate"][name], rel=2e-5)
+        # the error of a standard deviation of n values is 1 / sqrt(2 n) of it, 3.5 %
+        assert replicates[name].std(ddof=1) == pytest.approx(recorded["SE"][name], rel=0.12)
+
+
+@pytest.mark.slow
+def test_the_bootstrap_is_as_recorded_and_its_errors_as_published(chinchilla, published) -> None:
+    recorded = published["bootstrap_4000_numpy_seed42"]
+    replicates = bootstrap_points(chinchilla, 4000)
+    for name in CONSTANTS:
+        spread = replicates[name].std(ddof=1)
+        assert spread == pytest.approx(recorded["SE"][name], rel=1e-4)
         # published to four digits, from another draw of equally many replicates
-        assert replicates[name].std(ddof=1) == pytest.approx(recorded["published_SE"][name], rel=2e-3)
-
-
-def test_rounding_hoffmanns_exponents_moves_the_tokens_a_parameter_by_half(laws: Path) -> None:
-    table = read_expected(laws, "chinchilla_epoch")["hoffmann_table_A3"]
-    source = table["unrounded_tex"]
-    whole = {name: math.exp(source[f"ln{name}"]) for name in "EAB"}
-    whole |= {name: source[name] for name in ("alpha", "beta")}
-    # the printed constants are rounded: 406.4 and 410.7 to four digits, the others to two or three
-    for name, digits in (("A", 1), ("B", 1), ("E", 2), ("alpha", 2), ("beta", 2)):
-        assert round(whole[name], digits) == pytest.approx(table[name], abs=1e-9)
-    ratios = []
-    for params in (whole, {name: table[name] for name in CONSTANTS}):
-        law = Law(form="chinchilla", params=params, objective=0.0, huber_delta=1e-3, n_runs=400)
-        best = optimal_frontier(law, 5.76e23)
-        ratios.append(float(best.D[0] / best.N[0]))
-    # NOTES of the data: 58.9 before rounding, 92.7 after
-    assert ratios == pytest.approx([58.9, 92.7], abs=0.06)
+        assert spread == pytest.approx(recorded["published_SE"][name], rel=2e-3)
+        # recorded to 4 or 5 digits
+        interval = np.quantile(replicates[name], [0.025, 0.975])
+        assert interval == pytest.approx(recorded["CI95"][name], rel=2e-4)
+    a, of_exponent = replicates["beta"] / (replicates["alpha"] + replicates["beta"]), recorded["a_exponent"]
+    assert np.quantile(a, [0.025, 0.975]) == pytest.approx(of_exponent["CI95"], abs=2e-4)
+    assert np.quantile(a, [0.1, 0.9]) == pytest.approx(of_exponent["CI80"], abs=1e-4)
+    assert a.mean() == pytest.approx(of_exponent["mean"], abs=6e-6)
+    assert a.std(ddof=1) == pytest.approx(of_exponent["sd"], abs=6e-6)
 
 
 @pytest.mark.parametrize("dataset", ["c4_original", "rpj", "rw_original"])
@@ -247,12 +251,10 @@ def test_five_small_runs_give_the_published_law_of_over_training(laws: Path, dat
     if dataset != "rpj":
         return
     recorded = read_expected(laws, "gadre_openlm")
-    for row in read_gadre(laws):
-        name = {"rpj-open_lm_1b-32.0": "rpj_1b_M640_loss", "rpj-open_lm_7b-1.0": "rpj_7b_M20_loss"}.get(
-            row["name"]
-        )
-        if name:
-            measured = float(row["loss_c4_val"])
-            off = 100 * abs(float(law.loss(float(row["N"]), float(row["D"]))) / measured - 1)
-            assert off == pytest.approx(recorded["rel_err_pct_refit"][name], abs=6e-6)
-            assert off == pytest.approx(recorded["rel_err_pct_published_notebook"][name], abs=6e-5)
+    rows = {row["name"]: row for row in read_gadre(laws)}
+    for run, name in (("1b-32.0", "rpj_1b_M640_loss"), ("7b-1.0", "rpj_7b_M20_loss")):
+        row = rows[f"rpj-open_lm_{run}"]
+        predicted = float(law.loss(float(row["N"]), float(row["D"])))
+        off = 100 * abs(predicted / float(row["loss_c4_val"]) - 1)
+        assert off == pytest.approx(recorded["rel_err_pct_refit"][name], abs=6e-6)
+        assert off == pytest.approx(recorded["rel_err_pct_published_notebook"][name], abs=6e-5)

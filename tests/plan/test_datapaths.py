@@ -14,8 +14,6 @@ from megatron.plan.identity import run_identity
 from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import plan_run
 
-EXAMPLES = ("c4_100m", "c4", "slimpajama", "c4_and_slimpajama")
-
 
 def write_dataset(prefix: Path, n_tokens: int, dtype="uint16", sha256: str = "aa", seed: int = 0) -> str:
     with IndexedWriter(prefix, np.dtype(dtype), {"tokenizer": {"n_tokens": 50, "sha256": sha256}}) as writer:
@@ -54,18 +52,13 @@ def test_comments_quotes_tabs_and_variables_are_read(folder: Path, monkeypatch: 
     )
 
 
-A, B = WeightedCorpus("a", Fraction(1, 2)), WeightedCorpus("b", Fraction(1, 4))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_a_line_may_have_several_pairs_names_of_files_and_windows_line_ends(folder: Path) -> None:
+    expected = (WeightedCorpus("a", Fraction(1, 2)), WeightedCorpus("b", Fraction(1, 4)))
+    for text in (
         '"0.5 a" "0.25 b"', "0.5 a 0.25 b", '"0.5 a 0.25 b"', "'1/2 a' '.25 b'", '"0.5 a"\n0.25 b\n',
         "\ufeff0.5 a.bin\r\n0.25 b.idx\r\n",
-    ],
-)  # fmt: skip
-def test_a_line_may_have_several_pairs_names_of_files_and_windows_line_ends(folder: Path, text: str) -> None:
-    assert read_data_paths(write_data_paths(folder, text)) == (A, B)
+    ):  # fmt: skip
+        assert read_data_paths(write_data_paths(folder, text)) == expected
 
 
 def test_one_corpus_needs_no_weight_and_a_prefix_needs_no_file(folder: Path) -> None:
@@ -73,9 +66,8 @@ def test_one_corpus_needs_no_weight_and_a_prefix_needs_no_file(folder: Path) -> 
     assert read_corpora(write_data_paths(folder, "a")) == read_corpora("a") == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
+def test_an_unusable_line_is_reported_with_file_and_line(folder: Path) -> None:
+    for text, sentence in (
         ("", "blend.txt: got no corpus"),
         ("0.5 a\n# x\n0.5 nowhere", "blend.txt:3: no dataset nowhere.bin/.idx, neither in"),
         ("0.5 a x b", "blend.txt:1: no dataset a x b.bin/.idx, expected `weight path-prefix` pairs"),
@@ -89,32 +81,31 @@ def test_one_corpus_needs_no_weight_and_a_prefix_needs_no_file(folder: Path) -> 
         ("-1 a", "got weight -1, expected"),
         ("1 a\n1 b\n2 ./a", "blend.txt:3: ./a is on line 1 already"),
         ("1 $NOT_SET_HERE/a", "contains an environment variable that is not set"),
-    ],
-)
-def test_an_unusable_line_is_reported_with_file_and_line(folder: Path, text: str, sentence: str) -> None:
-    with pytest.raises((ValueError, FileNotFoundError)) as caught:
-        read_data_paths(write_data_paths(folder, text))
-    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+    ):
+        with pytest.raises((ValueError, FileNotFoundError)) as caught:
+            read_data_paths(write_data_paths(folder, text))
+        assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["1 $SECRET_OF_TEST/a", "1 ${SECRET_OF_TEST}.bin", "1 $SECRET_OF_TEST a"])
-def test_the_value_of_a_variable_is_in_no_message(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+def test_the_value_of_a_variable_is_in_no_message(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_OF_TEST", "hunter2")
-    with pytest.raises(FileNotFoundError) as caught:
-        read_data_paths(write_data_paths(folder, text))
-    assert "hunter2" not in str(caught.value) and "SECRET_OF_TEST" in str(caught.value)
+    for text in ("1 $SECRET_OF_TEST/a", "1 ${SECRET_OF_TEST}.bin", "1 $SECRET_OF_TEST a"):
+        with pytest.raises(FileNotFoundError) as caught:
+            read_data_paths(write_data_paths(folder, text))
+        assert "hunter2" not in str(caught.value) and "SECRET_OF_TEST" in str(caught.value)
 
 
-def test_corpora_of_two_tokenizers_are_refused_and_datasets_without_a_sidecar_are_not(folder: Path) -> None:
+def test_corpora_of_two_tokenizers_are_refused_also_beside_datasets_without_a_sidecar(folder: Path) -> None:
     write_dataset(folder / "other", 100, sha256="bb")
     with pytest.raises(ValueError, match="blend.txt:2: other has another tokenizer than a"):
         read_data_paths(write_data_paths(folder, "1 a\n1 other"))
     with pytest.raises(ValueError, match="dataset.path_eval: other has another tokenizer than a"):
         plan_run(build_run("a", path_eval="other"))
-    (folder / "other.json").unlink()
+    (folder / "a.json").unlink()
     assert len(read_data_paths(write_data_paths(folder, "1 a\n1 other"))) == 2
+    for order in ("a b other", "b a other", "b other a", "other a b"):
+        with pytest.raises(ValueError, match="has another tokenizer than"):
+            read_data_paths(write_data_paths(folder, "\n".join(f"1 {name}" for name in order.split())))
 
 
 def build_run(path: Path | str, **dataset: object) -> RunConfig:
@@ -147,18 +138,18 @@ def test_the_identity_depends_on_contents_and_proportions_and_not_on_names(folde
     assert identity("3 a\n1 b") != before
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
 def test_the_example_files_are_read_when_their_datasets_exist(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    root: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    path = root / "utils" / "datapaths" / f"{name}.txt"
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match=rf"{name}.txt:\d+: no dataset data/"):
-        read_corpora(path)
+    n_corpora = {"c4_100m": 1, "c4": 1, "slimpajama": 1, "c4_and_slimpajama": 2}
+    for name in n_corpora:
+        with pytest.raises(FileNotFoundError, match=rf"{name}.txt:\d+: no dataset data/"):
+            read_corpora(root / "utils" / "datapaths" / f"{name}.txt")
     for dataset in ("c4_100m", "c4", "slimpajama"):
         write_dataset(tmp_path / "data" / f"{dataset}_text_document", 100)
-    corpora = read_corpora(path)
-    assert len(corpora) == (2 if name == "c4_and_slimpajama" else 1)
+    corpora = {name: read_corpora(root / "utils" / "datapaths" / f"{name}.txt") for name in n_corpora}
+    assert {name: len(corpora[name]) for name in corpora} == n_corpora
 
 
 def test_a_dataset_written_by_megatron_needs_no_sidecar(tmp_path: Path, scaling_data: Path) -> None:
@@ -169,11 +160,3 @@ def test_a_dataset_written_by_megatron_needs_no_sidecar(tmp_path: Path, scaling_
     (tmp_path / "x.idx").write_bytes(b"something else")
     with pytest.raises(ValueError, match="x.idx: got b.something., version"):
         count_corpus_tokens(tmp_path / "x")
-
-
-def test_a_dataset_without_a_sidecar_does_not_hide_two_tokenizers(folder: Path) -> None:
-    write_dataset(folder / "other", 100, sha256="bb")
-    (folder / "a.json").unlink()
-    for order in ("a b other", "b a other", "b other a", "other a b"):
-        with pytest.raises(ValueError, match="has another tokenizer than"):
-            read_data_paths(write_data_paths(folder, "\n".join(f"1 {name}" for name in order.split())))

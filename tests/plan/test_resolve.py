@@ -5,29 +5,11 @@ from typing import Any
 
 import pytest
 
-from megatron.config.read import build_config, read_config
-from megatron.config.stub_keys import load_stub_keys
+from megatron.config.read import build_config
 from megatron.plan.resolve import load_config, resolve_config
 
 SHAPE = {"d_model": 64, "n_heads": 4, "n_layers": 2}
 LENGTH = {"total_iterations": 1}
-
-
-def test_reading_a_configuration_opens_only_its_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text("model: {d_model: 64, n_heads: 4, n_layers: 2, n_tokens: 99}\n")
-    load_stub_keys()  # a table of the package, read once
-    original, opened = Path.open, []
-
-    def record_open(self: Path, *args: Any, **more: Any) -> Any:
-        opened.append(self)
-        return original(self, *args, **more)
-
-    monkeypatch.setattr(Path, "open", record_open)
-    words = ["dataset.path_train=corpus.txt", "dataset.path_eval=held", "lr_scheduler.total_epochs=2"]
-    config = read_config(path, words)
-    assert (config.model.n_tokens, config.dataset.path_train) == (99, "corpus.txt")
-    assert opened == [path]
 
 
 @pytest.mark.parametrize(

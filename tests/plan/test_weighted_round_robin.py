@@ -6,6 +6,8 @@ from itertools import permutations
 from math import lcm
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from megatron.plan.weighted_round_robin import WeightedRoundRobin, round_in_two_orders
 
@@ -16,21 +18,18 @@ def random_weights(n: int, seed: int) -> list[Fraction]:
     return [Fraction(str(10 ** chance.uniform(-2, 1))) for _ in range(n)]
 
 
-WEIGHT_LISTS = [
-    [Fraction(1)],
-    [Fraction("0.7"), Fraction("0.3")],
-    [Fraction(1, 3)] * 3,
-    [Fraction(x) for x in ("0.522", "0.267", "0.052", "0.042", "0.046", "0.038", "0.033")],  # SlimPajama
-    [Fraction(178_992_411_307), Fraction(627_000_000_121), Fraction(123_456_789)],
-    *[random_weights(n, seed) for n in (2, 3, 5, 8) for seed in range(4)],
-    random_weights(40, 0),
-    [Fraction(9), *[Fraction(1, 7)] * 6],
-]
+weights_of_sources = st.lists(st.floats(-2, 1).map(lambda x: Fraction(str(10**x))), min_size=1, max_size=8)
 
 
-@pytest.mark.parametrize("weights", WEIGHT_LISTS, ids=lambda weights: str(len(weights)))
-@pytest.mark.parametrize("around", [0, 10**6, 10**13])
-def test_every_prefix_is_within_one_sample_of_its_weights(weights: list[Fraction], around: int) -> None:
+@settings(max_examples=12, deadline=None)
+@given(weights_of_sources, st.sampled_from([0, 10**6, 10**13]))
+@example(
+    [Fraction(x) for x in ("0.522", "0.267", "0.052", "0.042", "0.046", "0.038", "0.033")], 0
+)  # SlimPajama
+@example([Fraction(178_992_411_307), Fraction(627_000_000_121), Fraction(123_456_789)], 10**13)
+@example([Fraction(9), *[Fraction(1, 7)] * 6], 10**6)
+@example([Fraction(1, 3)] * 3, 0)
+def test_every_prefix_is_within_a_sample_of_its_weights(weights: list[Fraction], around: int) -> None:
     shares = WeightedRoundRobin(weights)
     first = around // shares.block_slots
     whole = lcm(*(weight.denominator for weight in weights))
@@ -49,25 +48,18 @@ def test_every_prefix_is_within_one_sample_of_its_weights(weights: list[Fraction
 
 
 def test_a_slot_is_a_function_of_its_number() -> None:
-    first, second = (
-        WeightedRoundRobin(random_weights(6, 9)),
-        WeightedRoundRobin([7 * w for w in random_weights(6, 9)]),
-    )
+    first, second = (WeightedRoundRobin([k * w for w in random_weights(6, 9)]) for k in (1, 7))
     places = [5, 10**9 + 7, 0, 1024, 1023, 10**9 + 6, 3 * 1024 + 1]
     assert [first.locate_slot(i) for i in places] == [second.locate_slot(i) for i in reversed(places)][::-1]
     for i in places:
-        taker, number = first.locate_slot(i)
-        assert first.prefix_counts(i)[taker] == number
-        assert first.prefix_counts(i + 1)[taker] == number + 1
+        source, number = first.locate_slot(i)
+        assert [first.prefix_counts(n)[source] for n in (i, i + 1)] == [number, number + 1]
 
 
 def test_one_source_has_every_slot_and_two_equal_ones_alternate() -> None:
-    assert [WeightedRoundRobin([Fraction(5)]).locate_slot(i) for i in (0, 1, 10**15)] == [
-        (0, 0),
-        (0, 1),
-        (0, 10**15),
-    ]
-    assert [WeightedRoundRobin([Fraction(1)] * 2).locate_slot(i)[0] for i in range(6)] == [0, 1, 0, 1, 0, 1]
+    alone, both = WeightedRoundRobin([Fraction(5)]), WeightedRoundRobin([Fraction(1)] * 2)
+    assert [alone.locate_slot(i) for i in (0, 1, 10**15)] == [(0, i) for i in (0, 1, 10**15)]
+    assert [both.locate_slot(i)[0] for i in range(6)] == [0, 1, 0, 1, 0, 1]
 
 
 def test_rounding_keeps_the_sums_of_all_prefixes_of_two_orders() -> None:

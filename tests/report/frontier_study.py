@@ -42,6 +42,10 @@ def fit_runs(runs: pd.DataFrame) -> ComputeLaw:
     return fit_compute_law(*(runs[name].to_numpy() for name in names), list(runs["run"]))
 
 
+RUNS = make_runs()
+LAW = fit_runs(RUNS)
+
+
 def make_study(runs: pd.DataFrame, **more: Any) -> Study:
     """Return a study of these runs."""
     return Study(folder=Path("a_study"), runs=runs, **more)

@@ -3,31 +3,33 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
-from megatron.report.answer import find_answers, make_answer
+from megatron.report.answer import Answer, make_answer
 from megatron.report.study_data import Study, read_study
 from megatron.study.format import format_count
 from tests.report.frontier_study import (
     BUDGETS,
+    LAW,
     REJECTED,
+    RUNS,
     fit_runs,
     make_forecast,
     make_runs,
     make_study,
     size_at,
 )
-from tests.report.synthetic_study import TRUTH, write_study
+from tests.report.synthetic_study import TRUTH
 
-RUNS = make_runs()
-LAW = fit_runs(RUNS)
 LAST = BUDGETS[-1]
 
 
-def join_forecasts(*forecasts: pd.DataFrame) -> pd.DataFrame:
-    return pd.concat(forecasts, ignore_index=True)
+def answer_with(**changes: Any) -> Answer:
+    """Answer from the runs and their frontier."""
+    return make_answer(make_study(**{"runs": RUNS, "frontier": LAW} | changes))
 
 
 def train_run(runs: pd.DataFrame, C: float) -> pd.DataFrame:
@@ -37,7 +39,7 @@ def train_run(runs: pd.DataFrame, C: float) -> pd.DataFrame:
 
 
 def test_the_verdict_is_the_optimum_of_the_law_at_the_next_budget() -> None:
-    verdict = make_answer(make_study(RUNS, frontier=LAW)).verdict
+    verdict = answer_with().verdict
     N, low, high = size_at(LAW, 4 * LAST)
     at = LAW.optimum(4 * LAST)
     assert verdict == (
@@ -47,29 +49,28 @@ def test_the_verdict_is_the_optimum_of_the_law_at_the_next_budget() -> None:
     )
 
 
-@pytest.mark.parametrize(("trained", "expected"), [(1.0, 4.0), (2.0, 4.0), (4.0, 10.0), (9.0, 10.0)])
-def test_the_next_budget_is_one_that_was_not_trained(trained: float, expected: float) -> None:
-    optima = find_answers(make_study(train_run(RUNS, trained * LAST), frontier=LAW))
-    assert optima["C"].tolist() == pytest.approx([LAST, 4 * LAST, 10 * LAST])
-    assert optima.loc[optima["is_next"], "times"].tolist() == pytest.approx([expected])
+def test_the_next_budget_is_one_that_was_not_trained() -> None:
+    for trained, expected in ((1.0, 4.0), (2.0, 4.0), (4.0, 10.0), (9.0, 10.0)):
+        optima = answer_with(runs=train_run(RUNS, trained * LAST)).optima
+        assert optima["C"].tolist() == pytest.approx([LAST, 4 * LAST, 10 * LAST])
+        assert optima.loc[optima["is_next"], "times"].tolist() == pytest.approx([expected])
 
 
 def test_runs_beyond_all_budgets_ask_for_a_new_fit() -> None:
-    runs = train_run(RUNS, 20 * LAST)
-    assert any("fit the law again" in line for line in make_answer(make_study(runs, frontier=LAW)).warnings)
+    warnings = answer_with(runs=train_run(RUNS, 20 * LAST)).warnings
+    assert any("fit the law again" in line for line in warnings)
 
 
 def test_bits_per_byte_are_beside_nats() -> None:
-    study = make_study(RUNS, frontier=LAW, corpus={"bytes_per_token": 4.0})
     bits = LAW.optimum(4 * LAST).loss / math.log(2) / 4.0
-    answer = make_answer(study)
+    answer = answer_with(corpus={"bytes_per_token": 4.0})
     assert f", {bits:.2f} bits per byte." in answer.verdict
     assert f"1 nat per token = {1 / math.log(2) / 4:.3g} bits per byte" in answer.scale
 
 
 def test_the_scale_names_runs_sizes_tokens_context_and_vocabulary() -> None:
     results = [{"config": {"model": {"n_tokens": 50257}}}]
-    scale = make_answer(make_study(RUNS, results=results)).scale
+    scale = answer_with(results=results).scale
     sizes, tokens = RUNS["n_params"], RUNS["train_tokens"]
     assert scale == (
         f"25 runs finished; {format_count(sizes.min())} to {format_count(sizes.max())} parameters; "
@@ -78,24 +79,22 @@ def test_the_scale_names_runs_sizes_tokens_context_and_vocabulary() -> None:
     )
 
 
-@pytest.mark.parametrize(("error", "where"), [(0.002, "inside"), (-0.3, "outside"), (0.3, "outside")])
-def test_the_check_gives_the_error_of_an_unseen_run(error: float, where: str) -> None:
+def test_the_check_gives_the_error_of_an_unseen_run() -> None:
     forecast = make_forecast(LAW)
-    forecast["observed"] = forecast["predicted"] * (1 + error)
-    answer = make_answer(make_study(RUNS, frontier=LAW, forecasts=forecast))
-    assert answer.check == (
-        "Checked: one unseen run at 4 times the largest fitted budget was predicted to "
-        f"{100 * abs(error):.1f} %, {where} its 95 % interval."
-    )
-    assert any("outside its interval" in line for line in answer.warnings) == (abs(error) > 0.1)
+    for error, where in ((0.002, "inside"), (-0.3, "outside"), (0.3, "outside")):
+        answer = answer_with(forecasts=forecast.assign(observed=forecast["predicted"] * (1 + error)))
+        assert answer.check == (
+            "Checked: one unseen run at 4 times the largest fitted budget was predicted to "
+            f"{100 * abs(error):.1f} %, {where} its 95 % interval."
+        )
+        assert any("outside its interval" in line for line in answer.warnings) == (where == "outside")
 
 
 def test_several_checks_are_one_sentence_and_late_forecasts_do_not_count() -> None:
     late = make_forecast(LAW, 2.0, name="late", is_late=True, observed=9.0)
     pair = [make_forecast(LAW, times) for times in (2.0, 4.0)]
-    for forecast, error in zip(pair, (0.01, 0.002), strict=True):
-        forecast["observed"] = forecast["predicted"] * (1 + error)
-    answer = make_answer(make_study(RUNS, frontier=LAW, forecasts=join_forecasts(*pair, late)))
+    pair = [at.assign(observed=at["predicted"] * (1 + e)) for at, e in zip(pair, (0.01, 0.002), strict=True)]
+    answer = answer_with(forecasts=pd.concat([*pair, late], ignore_index=True))
     assert answer.check.startswith(
         "Checked: 2 unseen runs at 2 to 4 times the largest fitted budget were predicted to 0.2 to 1.0 %"
     )
@@ -103,33 +102,31 @@ def test_several_checks_are_one_sentence_and_late_forecasts_do_not_count() -> No
 
 
 def test_without_a_measured_forecast_the_answer_is_not_checked() -> None:
-    waiting = make_study(RUNS, frontier=LAW, forecasts=make_forecast(LAW))
-    assert make_answer(waiting).check == "Not checked yet: 1 forecast without a finished run."
-    assert make_answer(make_study(RUNS, frontier=LAW)).check == "Not checked by an unseen run."
+    waiting = answer_with(forecasts=make_forecast(LAW))
+    assert waiting.check == "Not checked yet: 1 forecast without a finished run."
+    assert answer_with().check == "Not checked by an unseen run."
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
+def test_what_changes_the_meaning_of_the_frontier_is_beside_the_verdict() -> None:
+    for change, sentence in (
         ({"lack_of_fit": REJECTED}, "The form of the frontier is off by 2.1 %, which its intervals include."),
         ({"warnings": ["rows are grouped"]}, "rows are grouped"),
         ({"params": LAW.params | {"curvature": -9.0}}, LAW.steepening or "The loss falls ever faster"),
-    ],
-)
-def test_what_changes_the_meaning_of_the_frontier_is_beside_the_verdict(change, sentence: str) -> None:
-    warnings = make_answer(make_study(RUNS, frontier=replace(LAW, **change))).warnings
-    assert any(line.startswith(sentence) for line in warnings)
+    ):
+        warnings = answer_with(frontier=replace(LAW, **change)).warnings
+        assert any(line.startswith(sentence) for line in warnings)
 
 
 def test_a_size_outside_those_trained_is_a_warning() -> None:
     runs = make_runs(shift=0.3)
     law = replace(fit_runs(runs), not_identified={})
-    assert any("outside those trained" in w for w in make_answer(make_study(runs, frontier=law)).warnings)
+    warnings = answer_with(runs=runs, frontier=law).warnings
+    assert any("outside those trained" in line for line in warnings)
 
 
 def test_an_unidentified_frontier_gives_no_size_and_the_runs_to_add() -> None:
     law = replace(LAW, not_identified={"log_size": "The best N is outside.", "alpha": "at the edge"})
-    answer = make_answer(make_study(RUNS, frontier=law))
+    answer = answer_with(frontier=law)
     best = RUNS.loc[RUNS["loss"].idxmin()]
     assert answer.optima is None
     assert answer.verdict == (
@@ -140,18 +137,17 @@ def test_an_unidentified_frontier_gives_no_size_and_the_runs_to_add() -> None:
     assert answer.todo.startswith("To do: add sizes") and "add to each budget a size smaller" in answer.todo
 
 
-@pytest.mark.parametrize(
-    ("n_done", "verdict", "todo"),
-    [
+def test_an_unfinished_study_states_what_to_do() -> None:
+    for n_done, verdict, todo in (
         (25, "No answer yet: no law is fitted.", "To do: fit runs"),
         (5, "No answer yet: no law is fitted.", "To do: train 20 more runs"),
         (0, "No answer yet: 0 of 25 runs finished.", "To do: train 25 more runs"),
-    ],
-)
-def test_an_unfinished_study_says_what_to_do(n_done: int, verdict: str, todo: str) -> None:
-    runs = RUNS.assign(status=["done"] * n_done + ["missing"] * (25 - n_done))
-    answer = make_answer(make_study(runs))
-    assert answer.verdict.startswith(verdict) and answer.todo.startswith(todo)
+    ):
+        runs = RUNS.assign(status=["done"] * n_done + ["missing"] * (25 - n_done))
+        answer = answer_with(runs=runs, frontier=None)
+        assert answer.verdict.startswith(verdict) and answer.todo.startswith(todo)
+    empty = answer_with(runs=RUNS.iloc[:0], frontier=None)
+    assert empty.verdict == "No answer yet: 0 of 0 runs finished."
 
 
 def test_a_table_of_another_program_is_a_study(tmp_path: Path) -> None:
@@ -161,45 +157,34 @@ def test_a_table_of_another_program_is_a_study(tmp_path: Path) -> None:
     assert make_answer(study).scale.startswith(f"{len(RUNS)} runs finished; ")
 
 
-def test_a_study_without_runs_says_so() -> None:
-    assert make_answer(make_study(RUNS.iloc[:0])).verdict == "No answer yet: 0 of 0 runs finished."
-
-
-@pytest.fixture(scope="module")
-def parametric(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    return read_study(write_study(tmp_path_factory.mktemp("study")))
-
-
-def test_without_a_frontier_a_sound_law_answers(parametric: Study) -> None:
+def test_without_a_frontier_a_sound_law_answers(study: Study) -> None:
     C = 4 * 6 * 5_046_528 * 4_718_592  # four times the largest run
     alpha, beta = TRUTH["alpha"], TRUTH["beta"]
     G = (alpha * TRUTH["A"] / (beta * TRUTH["B"])) ** (1 / (alpha + beta))  # Hoffmann et al., eq. 4
     N = G * (C / 6) ** (beta / (alpha + beta))
-    answer = make_answer(parametric)
-    assert answer.verdict.startswith(
-        f"At {C:.1e} FLOPs train {format_count(N)} parameters (".replace("+", "")
-    )
+    answer, budget = make_answer(study), f"{C:.1e}".replace("+", "")
+    assert answer.verdict.startswith(f"At {budget} FLOPs train {format_count(N)} parameters (")
     assert "15 runs are few: the intervals of A and B are wide." in answer.warnings
     assert any("repeated tokens as new" in line for line in answer.warnings)
 
 
 @pytest.mark.parametrize("change", [{"identified": False}, {"lack_of_fit": REJECTED}, {"replicates": {}}])
-def test_an_unsound_law_does_not_answer(parametric: Study, change) -> None:
-    law = replace(parametric.law, **change)
-    answer = make_answer(replace(parametric, laws={"autoregressive": law}))
+def test_an_unsound_law_does_not_answer(study: Study, change) -> None:
+    law = replace(study.law, **change)
+    answer = make_answer(replace(study, laws={"autoregressive": law}))
     assert answer.verdict.startswith("No answer yet: ") and answer.optima is None
     assert answer.todo.startswith("To do: choose runs to add with `scaling plan --budget ")
 
 
-def test_a_law_that_lacks_finished_runs_is_to_be_fitted_again(parametric: Study) -> None:
-    some = list(parametric.main_runs["run"])[:-2]
-    law = replace(parametric.law, runs=some)
-    warnings = make_answer(replace(parametric, laws={"autoregressive": law})).warnings
+def test_a_law_that_lacks_finished_runs_is_to_be_fitted_again(study: Study) -> None:
+    some = list(study.main_runs["run"])[:-2]
+    law = replace(study.law, runs=some)
+    warnings = make_answer(replace(study, laws={"autoregressive": law})).warnings
     assert "The law lacks 2 finished runs: fit it again." in warnings
 
 
-def test_a_measured_crossing_is_the_verdict_of_a_study_without_law(root: Path) -> None:
-    study = read_study(root / "examples_scaling" / "training" / "crossover_cpu")
+def test_a_measured_crossing_is_the_verdict_of_a_study_without_law(crossing: Study) -> None:
+    study = replace(crossing)
     answer = make_answer(study)
     assert answer.verdict == (
         "Masked diffusion did not pass autoregression on 8.19k, 16.4k, 32.8k and 65.5k unique tokens."
@@ -215,4 +200,4 @@ def test_a_measured_crossing_is_the_verdict_of_a_study_without_law(root: Path) -
 
 def test_an_optimum_that_overflows_gives_no_answer() -> None:
     law = replace(LAW, params=LAW.params | {"size_exponent": 500.0})
-    assert find_answers(make_study(RUNS, frontier=law)) is None
+    assert answer_with(frontier=law).optima is None

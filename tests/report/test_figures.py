@@ -14,28 +14,11 @@ from megatron.report import plot, plot_compare, plot_frontier, plot_runs, tables
 from megatron.report.report import make_figures
 from megatron.report.study_data import Study, make_references, read_study
 from megatron.study.downstream_scores import REFERENCE_COLUMNS
-from tests.report.frontier_study import BUDGETS, TIMES, fit_runs, make_forecast, make_runs, make_study
+from tests.report.frontier_study import BUDGETS, LAW, RUNS, TIMES, make_forecast, make_study
 from tests.report.synthetic_study import BUDGETS as TOKENS
-from tests.report.synthetic_study import SIZES, true_loss, write_study
+from tests.report.synthetic_study import SIZES, true_loss
 
-RUNS = make_runs()
-LAW = fit_runs(RUNS)
 FRONTIER = make_study(RUNS, frontier=LAW)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_study(tmp_path / "study")
-
-
-@pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    return read_study(write_study(tmp_path_factory.mktemp("study")))
-
-
-@pytest.fixture(scope="module")
-def crossing(root: Path) -> Study:
-    return read_study(root / "examples_scaling" / "training" / "crossover_cpu")
 
 
 def list_traces(figure: plot.Figure, mode: str) -> list[Any]:
@@ -251,29 +234,7 @@ def test_scores_over_loss_have_a_curve_where_one_can_be_fitted(scored: Study) ->
     assert plot_compare.downstream_figure(few) is None
 
 
-def luminance(colour: str) -> float:
-    """Return the relative luminance of #rrggbb by WCAG 2.1."""
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
-
-
-@pytest.mark.parametrize("paper", ["#ffffff", "#171b23"])
-def test_every_colour_stands_out_from_both_papers(paper: str) -> None:
-    ramp = [plot.ramp_colour(i, n) for n in (1, 2, 5, 9) for i in range(n)]
-    for colour in [*ramp, plot.ACCENT, plot.MUTED]:
-        low, high = sorted((luminance(colour), luminance(paper)))
-        assert (high + 0.05) / (low + 0.05) >= 3, colour  # WCAG 1.4.11, graphical objects
-
-
 def test_a_logarithmic_axis_has_round_ticks() -> None:
     assert plot.log_axis("tokens", [450_000, 5_200_000])["ticktext"] == ["500k", "1M", "2M", "5M"]
     assert len(plot.log_axis("A", [1, 1e24])["tickvals"]) <= 9  # not every one of 24 decades has a label
     assert plot.flops_axis([3e11, 2e13])["ticktext"][:2] == ["5·10<sup>11</sup>", "10<sup>12</sup>"]
-
-
-def test_a_legend_of_many_sizes_lists_eight_of_them() -> None:
-    names = [str(i) for i in range(20)]
-    listed = plot.list_legend(names)
-    assert len(listed) == 8 and {"0", "19"} <= listed
-    assert plot.list_legend(names[:3]) == set(names[:3])

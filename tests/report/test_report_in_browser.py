@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-from dataclasses import dataclass
 from html import escape, unescape
 from pathlib import Path
 from typing import Any
@@ -14,40 +13,24 @@ from typing import Any
 import pytest
 
 from megatron.report.report import render_page
-from tests.report.frontier_study import fit_runs, make_forecast, make_runs, make_study
+from tests.report.frontier_study import LAW, RUNS, make_forecast, make_study
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
 FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-extensions",
-    "--disable-sync",
-    "--enable-logging=stderr",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
-    "--virtual-time-budget=20000",
-    "--dump-dom",
-)
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-extensions", "--disable-sync", "--enable-logging=stderr",
+    "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=20000", "--dump-dom",
+)  # fmt: skip
 LIMIT_S = 300
-pytestmark = pytest.mark.skipif(
-    BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is installed"
-)
+pytestmark = [
+    pytest.mark.skipif(BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is installed"),
+    pytest.mark.slow,
+]
 
 
-@dataclass
-class Visit:
-    """Result of loading a page in a browser."""
-
-    dom: str
-    log: str
-
-
-def visit_page(page: Path, folder: Path, theme: str) -> Visit:
-    """Open a page from file:// with every host unreachable."""
+def visit_page(page: Path, folder: Path, theme: str) -> tuple[str, str]:
+    """Open a page from file:// with every host unreachable. Return its DOM and the log."""
     profile = f"--user-data-dir={folder / 'profile'}"
     colours = f"--blink-settings=preferredColorScheme={int(theme == 'light')}"
     command = [BROWSER, *FLAGS, profile, "--window-size=1400,1000", colours, page.as_uri()]
@@ -60,22 +43,24 @@ def visit_page(page: Path, folder: Path, theme: str) -> Visit:
             if browser.poll() is None:
                 os.killpg(browser.pid, signal.SIGKILL)  # includes its helper processes
                 browser.wait()
-    return Visit(out.read_text(errors="replace"), err.read_text(errors="replace"))
+    return out.read_text(errors="replace"), err.read_text(errors="replace")
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    runs = make_runs()
-    law = fit_runs(runs)
-    forecast = make_forecast(law, observed=2.9)
-    folder = tmp_path_factory.mktemp("page")
-    path = folder / "report.html"
-    path.write_text(render_page(make_study(runs, frontier=law, forecasts=forecast)))
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    forecast = make_forecast(LAW, observed=2.9)
+    path.write_text(render_page(make_study(RUNS, frontier=LAW, forecasts=forecast)))
     return path
 
 
-def watch_page(page: Path, folder: Path, action: str, width: int, height: int, theme: str = "light") -> Visit:
-    """Open the page in a frame of this size and, once it is drawn, run `action` on (root, report)."""
+def watch_page(
+    page: Path, folder: Path, action: str, width: int, height: int, theme: str = "light"
+) -> tuple[Any, str, str]:
+    """Open the page in a frame of this size and, once it is drawn, run `action` on (root, report).
+
+    Return what it reports, the DOM and the log.
+    """
     script = f"""
     const frame = document.querySelector("iframe");
     const report = (value) => {{ document.body.dataset.result = JSON.stringify(value); }};
@@ -90,11 +75,8 @@ def watch_page(page: Path, folder: Path, action: str, width: int, height: int, t
     frame = f'<iframe style="{style}" srcdoc="{escape(page.read_text())}"></iframe>'
     wrapper = folder / "frame.html"
     wrapper.write_text(f'<!doctype html><meta charset="utf-8"><body>{frame}<script>{script}</script></body>')
-    return visit_page(wrapper, folder, theme)
-
-
-def read_result(visit: Visit) -> Any:
-    return json.loads(unescape(re.search(r'data-result="([^"]*)"', visit.dom)[1]))
+    dom, log = visit_page(wrapper, folder, theme)
+    return json.loads(unescape(re.search(r'data-result="([^"]*)"', dom)[1])), dom, log
 
 
 MEASURE = """
@@ -110,36 +92,19 @@ report({
 
 
 def test_the_first_screen_is_the_answer_with_the_figure_beside_it(page: Path, tmp_path: Path) -> None:
-    visit = watch_page(page, tmp_path, MEASURE, 1280, 800)
-    seen = read_result(visit)
+    seen, dom, log = watch_page(page, tmp_path, MEASURE, 1280, 800)
     assert seen["drawn"] == "2" and seen["check"] < 800 and seen["figure"] < 800
     # isoFLOP: 5 budgets of line, runs and minimum, and the next one; frontier: 2 panels, 2 forecasts
     assert seen["traces"] == [17, 8]
-    assert not [line for line in visit.log.splitlines() if "CONSOLE" in line]
-    assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?:[^"]*', visit.dom)
+    assert not [line for line in log.splitlines() if "CONSOLE" in line]
+    assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?:[^"]*', dom)
 
 
-def test_on_a_phone_the_answer_is_first_and_nothing_is_cut_off(page: Path, tmp_path: Path) -> None:
-    seen = read_result(watch_page(page, tmp_path, MEASURE, 390, 844))
-    assert seen["wide"] <= seen["width"] <= 390
-    assert seen["check"] < 844 and seen["top"] < 844
-
-
-def test_the_page_and_its_figures_follow_the_theme(page: Path, tmp_path: Path) -> None:
-    light, dark = (
-        read_result(watch_page(page, tmp_path, MEASURE, 800, 800, theme)) for theme in ("light", "dark")
-    )
+def test_on_a_phone_the_answer_is_first_and_nothing_is_cut_off_in_either_theme(
+    page: Path, tmp_path: Path
+) -> None:
+    light, dark = (watch_page(page, tmp_path, MEASURE, 390, 844, theme)[0] for theme in ("light", "dark"))
+    assert light["wide"] <= light["width"] <= 390
+    assert light["check"] < 844 and light["top"] < 844
     assert (light["colour"], dark["colour"]) == ("rgb(246, 247, 249)", "rgb(15, 18, 24)")
     assert (light["text"], dark["text"]) == ("rgb(29, 35, 48)", "rgb(232, 234, 240)")
-
-
-def test_a_click_on_the_legend_hides_a_budget(page: Path, tmp_path: Path) -> None:
-    action = """
-    const plot = root.querySelector("#plot-isoflop");
-    const count = () => plot.querySelectorAll(".scatterlayer .trace").length;
-    const before = count();
-    const entry = plot.querySelector(".legendtoggle");
-    for (const kind of ["mousedown", "mouseup"]) entry.dispatchEvent(new MouseEvent(kind, {bubbles: true}));
-    setTimeout(() => report([before, count()]), 1500);
-    """
-    assert read_result(watch_page(page, tmp_path, action, 800, 800)) == [17, 14]

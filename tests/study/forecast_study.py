@@ -5,12 +5,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from megatron.plan.run_dir import METRICS, PLAN, RESULT
-from megatron.study.forecast import read_forecasts, record_seals
+from megatron.study.forecast import read_forecasts, record_seals, score_forecasts
 from megatron.study.ladder import PlannedRun, StudyPlan, expand_listed, read_study_plan
+from megatron.study.table import read_runs
+from tests.laws import surface_runs
+from tests.study.conftest import write_sidecar
 
-E, A, B, ALPHA, BETA = 1.7, 90.0, 200.0, 0.35, 0.37
 NOISE = 0.002  # of log loss
 WIDTHS = (16, 24, 32, 48, 64, 96, 128, 192)
 BUDGET = 2.4e12  # of the run whose size the law chooses: 4 times the largest
@@ -32,20 +35,19 @@ cells:
 
 def true_loss(N: np.ndarray | float, D: np.ndarray | float) -> np.ndarray | float:
     """Return the loss by Chinchilla's form, in nats per token."""
-    return E + A / N**ALPHA + B / D**BETA
+    return surface_runs.true_loss(N, 6 * N * D)
 
 
 def write_study_file(folder: Path) -> Path:
     """Write STUDY.yaml and the sidecar of its text."""
-    sidecar = {"tokens": 2_000_000_000, "tokenizer": {"n_tokens": 64}, "sha256": {"bin": "aa", "idx": "bb"}}
-    (folder / "text.json").write_text(json.dumps(sidecar))
+    write_sidecar(folder / "text.json", 2_000_000_000, 64)
     sizes = "\n".join(f"  w{w}: {{d_model: {w}, n_heads: 2, n_layers: 2}}" for w in WIDTHS)
     path = folder / "study.in.yaml"
     path.write_text(STUDY.format(folder=folder, sizes=sizes))
     return path
 
 
-def write_result(run: PlannedRun, loss: float) -> None:
+def write_result(run: PlannedRun, loss: float, **more: float) -> None:
     """Write the files of a finished run, as its launcher and its training do."""
     run.folder.mkdir(parents=True, exist_ok=True)
     record_seals(run.folder, read_forecasts(run.folder.parents[1]))
@@ -54,7 +56,7 @@ def write_result(run: PlannedRun, loss: float) -> None:
     line = {"kind": "train", "step": plan.n_steps, "tokens": plan.train_tokens, "loss": loss}
     (run.folder / METRICS).write_text(json.dumps(line) + "\n")
     result = {"identity": plan.identity, "loss": loss, "loss_se": 0.01, "step": plan.n_steps, "wall_s": 1.0}
-    (run.folder / RESULT).write_text(json.dumps(result))
+    (run.folder / RESULT).write_text(json.dumps(result | more))
 
 
 def write_results(
@@ -73,3 +75,8 @@ def write_finished_study(folder: Path, *overrides: str) -> StudyPlan:
     study.save()
     write_results(expand_listed(study))
     return study
+
+
+def score(folder: Path) -> pd.DataFrame:
+    """Score the forecasts of a study."""
+    return score_forecasts(read_forecasts(folder), read_runs(folder))

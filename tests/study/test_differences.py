@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,8 @@ from megatron.study.differences import (
     group_cells,
 )
 from megatron.study.table import make_frame, write_table
-from tests.tool_modules import load_command
+from tests.laws.known_laws import count_trials, least_hits
+from tests.tool_modules import Cli
 
 AR = "autoregressive"
 
@@ -95,10 +97,6 @@ def test_without_a_noise_floor_nothing_is_better_and_the_seeds_to_train_are_name
     )
 
 
-def test_copies_of_a_run_are_no_noise_floor() -> None:
-    assert estimate_noise_floors(table_of(x=[4.0, 4.0], y=[3.0])) == {}
-
-
 def test_runs_of_one_size_and_length_that_differ_in_a_setting_are_not_seeds_of_one_cell() -> None:
     rows = table_of(row_of("x", 0, 4.0), row_of("z", 1, 5.0))  # another learning rate
     assert estimate_noise_floors(rows) == {}
@@ -137,7 +135,7 @@ def test_several_comparisons_have_the_bonferroni_correction() -> None:
     assert compare_best(TWO.iloc[::3].assign(train_flops=[1e11, 3e11]), {}) == []
 
 
-def share_covered(n_a: int, n_b: int, elsewhere: int, n: int = 200) -> float:
+def share_covered(n_a: int, n_b: int, elsewhere: int, n: int) -> float:
     """Return how often the 95 % interval of A - B contains the true log ratio of 0.02."""
     rng = np.random.default_rng(7)
     hits = 0
@@ -154,29 +152,30 @@ def share_covered(n_a: int, n_b: int, elsewhere: int, n: int = 200) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize(("n_a", "n_b", "elsewhere"), [(3, 3, 0), (1, 1, 3), (3, 1, 2)])
 def test_nominal_95_percent_covers_91_to_99(n_a: int, n_b: int, elsewhere: int) -> None:
-    assert 0.91 <= share_covered(n_a, n_b, elsewhere) <= 0.99
+    assert 0.91 <= share_covered(n_a, n_b, elsewhere, 200) <= 0.99
 
 
-def test_the_best_of_five_equal_runs_is_called_better_in_at_most_5_percent_of_studies() -> None:
+def test_nominal_95_percent_covers_a_small_number_of_differences() -> None:
+    assert share_covered(3, 1, 2, 30) * 30 >= least_hits(30)
+
+
+@count_trials(30, 100)
+def test_the_best_of_five_equal_runs_is_called_better_in_at_most_5_percent_of_studies(n: int) -> None:
     rng = np.random.default_rng(3)
     wrong = 0
-    for _ in range(100):
+    for _ in range(n):
         L = 4 * np.exp(0.01 * rng.normal(size=8))
         rows = table_of(a=[L[0]], b=[L[1]], c=[L[2]], d=[L[3]], e=[L[4]], z=list(L[5:]))
         rows.loc[rows["cell"] == "z", "train_flops"] = 1e12
         (group,) = compare_best(rows, estimate_noise_floors(rows))
         wrong += any(difference.verdict != "undecided" for difference in group)
-    assert wrong / 100 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 100)
+    assert wrong / n <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / n)
 
 
-def test_the_command_prints_table_sentence_and_json(tmp_path, capsys) -> None:
-    tool = load_command("compare")
-    path = str(write_table(TWO, tmp_path / "table.csv"))
-    assert tool.main([path, "ar-y", "ar-x"]) == 0
-    printed = capsys.readouterr().out
+def test_the_command_prints_table_sentence_and_json(cli: Cli, tmp_path: Path) -> None:
+    path = write_table(TWO, tmp_path / "table.csv")
+    printed = cli("compare", path, "ar-y", "ar-x").output
     assert "Noise floor: autoregressive runs" in printed and "ar-y-1Mtok is better than ar-x-1Mtok" in printed
-    assert tool.main([path, "--best", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = json.loads(cli("compare", path, "--best", "--json").output)
     assert answer["noise_floor"][AR]["dof"] == 4 and answer["differences"][0]["verdict"] == "better"
-    assert tool.main([path, "ar-y", "ar-q"]) == 1
-    assert "no finished run" in capsys.readouterr().err
+    assert "no finished run" in cli("compare", path, "ar-y", "ar-q", status=1).error

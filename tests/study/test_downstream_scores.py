@@ -1,7 +1,6 @@
-"""Downstream scores, from run folders to the table, scores.csv and the report."""
+"""Downstream scores: of a study from run folders to the table and scores.csv, and of published models."""
 
 import json
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,18 @@ import pandas as pd
 import pytest
 
 from megatron.report.study_data import AUTOREGRESSIVE, SCORES
-from megatron.study.downstream_scores import add_score_columns, read_scores, write_scores
+from megatron.study.downstream_scores import (
+    REFERENCE_FACTS,
+    add_score_columns,
+    load_references,
+    read_references,
+    read_scores,
+    write_scores,
+)
+from megatron.study.importers import read_facts
 from megatron.study.selection import Columns, optional_column_of, select_runs
 from megatron.study.table import read_runs, read_table, select_finished, write_table
-
-synthetic = runpy.run_path(str(Path(__file__).parents[1] / "report" / "synthetic_study.py"))
+from tests.report.synthetic_study import edit_json, write_study
 
 
 def write_task_results(run: Path, step: int, label: str, results: dict[str, Any], **more: Any) -> None:
@@ -38,12 +44,10 @@ def finished_runs(folder: Path) -> pd.DataFrame:
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     """Return a study in which all finished autoregressive runs but one have scores, at two steps."""
-    folder = synthetic["write_study"](tmp_path / "study")
+    folder = write_study(tmp_path / "study")
     for row in finished_runs(folder).iloc[1:].itertuples():
         run = folder / row.path
-        end = json.loads((run / "result.json").read_text())
-        end["step"] = 100
-        (run / "result.json").write_text(json.dumps(end))
+        edit_json(run / "result.json", step=100)
         write_task_results(run, 50, "ar", {"quiz": {"acc,none": 0.99}})
         metrics = {"acc,none": 0.5, "acc_norm,none": true_accuracy(row.loss), "acc_norm_stderr,none": 0.01}
         part = {"acc,none": 0.1}
@@ -89,26 +93,64 @@ def test_a_scores_file_from_another_program_is_not_overwritten(study: Path) -> N
     assert (study / SCORES).read_text() == text
 
 
-def test_a_damaged_file_is_named(study: Path) -> None:
-    path = next((study / "runs").glob("*/downstream/step.100/ar/results.json"))
-    path.write_text("{")
-    with pytest.raises(ValueError, match=r"results\.json: got invalid JSON"):
-        read_scores(study, read_runs(study))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("results", 5),
-        ("results", {"copa": []}),
-        ("group_subtasks", 5),
-        ("group_subtasks", {"a": None}),
-        ("config", [1]),
-    ],
-)
-def test_scores_of_other_types_are_refused_with_their_path(study: Path, key: str, value: Any) -> None:
+def test_a_damaged_file_or_one_of_other_types_is_refused_with_its_path(study: Path) -> None:
     rows = read_runs(study)
     path = sorted(study.glob("runs/*/downstream/*/*/results.json"))[0]
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    with pytest.raises(ValueError, match=r"results\.json: got other types"):
+    content = json.loads(path.read_text())
+    changes = [
+        {"results": 5}, {"results": {"copa": []}}, {"group_subtasks": 5}, {"group_subtasks": {"a": None}},
+        {"config": [1]},
+    ]  # fmt: skip
+    for change in changes:
+        path.write_text(json.dumps(content | change))
+        with pytest.raises(ValueError, match=r"results\.json: got other types"):
+            read_scores(study, rows)
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"results\.json: got invalid JSON"):
         read_scores(study, rows)
+
+
+def write_reference(path: Path, model: str, config: dict[str, Any] | None = None, **top: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metrics = {"alias": "sciq", "acc,none": 0.5, "acc_norm,none": 0.625, "acc_norm_stderr,none": 0.1}
+    content = {"results": {"sciq": metrics}, "config": {"model": model, "limit": 16, **(config or {})}, **top}
+    path.write_text(json.dumps(content))
+
+
+def test_results_of_both_programs_give_the_same_task(tmp_path: Path) -> None:
+    ours = tmp_path / "a.scores" / "downstream" / "ar-first16" / "results.json"
+    about = {"objective": "autoregressive", "model_num_parameters": 1000}
+    write_reference(ours, "EleutherAI/pythia-14m@step1000", about)
+    # the copy in lm-eval's form is not read twice
+    write_reference(ours.parent / "a" / "results_2026-01-01T00-00-00.json", "copy")
+    theirs = tmp_path / "b" / "results_2026-01-01T00-00-00.json"
+    write_reference(theirs, "hf", model_name="acme/other")
+    first, second = read_references([tmp_path / "a.scores", tmp_path / "b"]).itertuples(index=False)
+    assert tuple(first)[:7] == (
+        "EleutherAI/pythia-14m@step1000", "sciq-first16", 0.625, "accuracy", 0.1, "acc_norm", 1000
+    )  # fmt: skip
+    assert (second.model, second.task) == ("acme/other", "sciq-first16")
+    assert pd.isna(first.train_tokens) and pd.isna(second.n_params)
+    with pytest.raises(FileNotFoundError, match="expected scores of a model"):
+        read_references([tmp_path / "c"])
+
+
+def test_facts_replace_what_the_results_lack(tmp_path: Path) -> None:
+    write_reference(tmp_path / "results_1.json", "hf", model_name="acme/other")
+    table = tmp_path / "facts.csv"
+    table.write_text("model,n_params,train_tokens,note\nacme/other,1e6,2e9,random weights\n")
+    scores = read_references([tmp_path], read_facts(table, "model", REFERENCE_FACTS))
+    (score,) = scores.itertuples()
+    assert (score.n_params, score.train_tokens, score.note) == (1_000_000, 2_000_000_000, "random weights")
+    assert write_scores(scores, tmp_path / "references.csv")
+    assert (
+        "acme/other,sciq-first16,0.625,accuracy,0.1,acc_norm,1000000,2000000000,random weights"
+        in (tmp_path / "references.csv").read_text()
+    )
+    pd.testing.assert_frame_equal(load_references(tmp_path / "references.csv"), scores, check_dtype=False)
+    table.write_text("model,colour\nacme/other,red\n")
+    with pytest.raises(ValueError, match="got columns model, colour"):
+        read_facts(table, "model", REFERENCE_FACTS)
+    table.write_text("model,n_params\nacme/other,many\n")
+    with pytest.raises(ValueError, match="n_params: got 'many'.* Expected numbers"):
+        read_facts(table, "model", REFERENCE_FACTS)

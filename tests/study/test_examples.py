@@ -1,11 +1,12 @@
 """The studies in examples_scaling/training plan the runs that they describe. Nothing is trained."""
 
-import json
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
+from tests.study.conftest import write_sidecar
 
 STUDIES = {
     "ladder_chinchilla": 54,
@@ -28,14 +29,10 @@ def planned(root: Path, tmp_path_factory: pytest.TempPathFactory):
     corpora = tmp_path_factory.mktemp("text")
     for vocabulary in (50257, 512):
         for name in ("train", "held_out"):
-            sidecar = {
-                "tokens": 50_000_000_001,
-                "tokenizer": {"n_tokens": vocabulary},
-                "sha256": {"bin": name},
-            }
             (corpora / str(vocabulary)).mkdir(exist_ok=True)
-            (corpora / str(vocabulary) / f"{name}.json").write_text(json.dumps(sidecar))
+            write_sidecar(corpora / str(vocabulary) / f"{name}.json", 50_000_000_001, vocabulary)
 
+    @cache
     def runs(name: str) -> list[PlannedRun]:
         folder = corpora / ("512" if name == "law_cpu" else "50257")
         words = [f"run.dataset.path_train={folder / 'train'}", f"run.dataset.path_eval={folder / 'held_out'}"]
@@ -47,7 +44,10 @@ def planned(root: Path, tmp_path_factory: pytest.TempPathFactory):
     return runs
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if n > 400 else []) for name, n in STUDIES.items()],
+)
 def test_a_study_plans_as_many_different_runs_as_it_lists(planned, name: str) -> None:
     runs = planned(name)
     assert len(runs) == STUDIES[name]

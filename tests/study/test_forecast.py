@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,8 @@ from megatron.study.forecast import (
     SEALS,
     describe_calibration,
     describe_outcome,
-    hash_record,
     make_forecast,
     read_forecasts,
-    score_forecasts,
     seal_forecasts,
     write_forecast_table,
 )
@@ -37,28 +36,27 @@ from megatron.study.ladder import (
 )
 from megatron.study.sealing import seal_best, seal_runs
 from megatron.study.table import read_runs
-from tests.guide_commands import tool_module
+from tests.laws.surface_runs import E
 from tests.study.forecast_study import (
     BUDGET,
-    E,
+    score,
     true_loss,
     write_finished_study,
     write_result,
     write_results,
     write_study_file,
 )
-from tests.tool_modules import load_command
+from tests.tool_modules import Cli
 
-LAW_RUNS = [(n, d) for n in (1e4, 3e4, 1e5, 3e5, 1e6) for d in (1e6, 4e6, 1.6e7, 6.4e7)]
+pytestmark = pytest.mark.usefixtures("plan_once")
 HELD_OUT = "  - {size: [w64, w96], flops: 2.0e+12, held_out: true}\n"
 
 
 @pytest.fixture(scope="module")
 def law_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a law of runs of the known law, whose intervals come from its bootstrap."""
-    rng = np.random.default_rng(0)
-    N, D = np.array(LAW_RUNS).T
-    L = true_loss(N, D) * np.exp(0.003 * rng.standard_normal(len(N)))
+    N, D = (a.ravel() for a in np.meshgrid(np.geomspace(1e4, 1e6, 5), np.geomspace(1e6, 6.4e7, 4)))
+    L = true_loss(N, D) * np.exp(0.003 * np.random.default_rng(0).standard_normal(20))
     path = tmp_path_factory.mktemp("law") / "law.json"
     law = fit_law(N, D, L, n_bootstrap=60)
     dataclasses.replace(law, filter={"objective": "autoregressive"}, table={"sha256": "ab" * 32}).save(path)
@@ -87,10 +85,6 @@ def held_out_runs(study: StudyPlan) -> list[PlannedRun]:
     return [run for run in expand_study(study) if run.held_out]
 
 
-def score(study: StudyPlan) -> pd.DataFrame:
-    return score_forecasts(read_forecasts(study.directory), read_runs(study.directory))
-
-
 def make_crossing(name: str = "crossing-131k", **changes: object):
     values = {
         "name": name, "quantity": CROSSING, "objective": "", "identity": "",
@@ -102,7 +96,7 @@ def make_crossing(name: str = "crossing-131k", **changes: object):
     return make_forecast(**values | changes)
 
 
-def test_forecasts_of_held_out_runs_are_those_of_the_law_at_three_levels(study, law_path) -> None:
+def test_forecasts_of_held_out_runs_are_those_of_the_law_and_scored_after_them(study, law_path) -> None:
     sealed = seal_runs(study, law_path)
     assert [f.name for f in sealed] == [run.folder.name for run in held_out_runs(study)]
     law = Law.load(law_path)
@@ -114,14 +108,11 @@ def test_forecasts_of_held_out_runs_are_those_of_the_law_at_three_levels(study, 
             assert forecast.predicted == pytest.approx(expected.loss)
             assert forecast.intervals[LEVELS.index(level)] == pytest.approx(expected.predictive)
     assert read_forecasts(study.directory) == sorted(sealed, key=lambda f: f.name)
-
-
-def test_a_sealed_forecast_is_scored_after_its_run(study, law_path) -> None:
-    seal_runs(study, law_path)
-    waiting = score(study)
+    # and they are scored after their runs
+    waiting = score(study.directory)
     assert waiting[["measured", "inside_0.95"]].isna().all(axis=None) and list(waiting["order"]) == ["", ""]
     write_results(held_out_runs(study), seed=1)
-    outcomes = score(study)
+    outcomes = score(study.directory)
     runs = sorted(held_out_runs(study), key=lambda r: r.folder.name)
     for (_, outcome), run in zip(outcomes.iterrows(), runs, strict=True):
         loss = json.loads((run.folder / "result.json").read_text())["loss"]
@@ -145,13 +136,13 @@ def test_the_order_is_proven_by_the_hash_in_the_folder_of_the_run_and_not_by_its
     sealed = next(f.sha256 for f in read_forecasts(study.directory) if f.name == early.folder.name)
     # a run that was started when its forecast did not exist yet
     path.write_text(json.dumps({"sha256": [sha for sha in hashes if sha != sealed]}))
-    outcomes = score(study)
+    outcomes = score(study.directory)
     rows = {row["name"]: row for _, row in outcomes.iterrows()}
     assert [rows[run.folder.name]["order"] for run in (early, late)] == ["after", "before"]
     assert describe_calibration(outcomes).startswith("Of 1 scored forecast, inside")
     assert "NOT BLIND" in describe_outcome(rows[early.folder.name])
     path.unlink()
-    assert set(score(study)["order"]) == {"unknown", "before"}
+    assert set(score(study.directory)["order"]) == {"unknown", "before"}
 
 
 def test_the_counts_are_those_of_the_intervals() -> None:
@@ -187,136 +178,100 @@ def test_a_run_that_was_started_is_not_predicted(study, law_path) -> None:
         seal_runs(study, law_path)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda c: c | {"predicted": c["predicted"] * 1.01},
-        lambda c: c | {"intervals": c["intervals"][:2]},
-        lambda c: c | {"predicted": float("nan")},
-        lambda c: c | {"name": "../escape"},
-        lambda c: c | {"time": "2026-01-01T00:00:00"},
-        lambda c: c | {"study": c["study"] + " "},
-        lambda c: c | {"runs": {}},
-        lambda c: {k: v for k, v in c.items() if k not in ("study", "runs")},
-        lambda c: {k: v for k, v in c.items() if k != "sha256"},
-        lambda c: [c],
-    ],
-)
-def test_an_edited_forecast_is_refused_by_every_reader(study, change) -> None:
+def test_a_file_that_was_edited_or_is_no_forecast_is_refused_by_every_reader(study) -> None:
     seal_forecasts(study.directory, [make_crossing()])
     path = study.directory / FORECASTS / "crossing-131k.json"
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
-    for read in (lambda: read_forecasts(study.directory), lambda: expand_study(study)):
-        with pytest.raises(ValueError, match=r"crossing-131k\.json: got"):
-            read()
+    content = json.loads(path.read_text())
+    changes = [
+        {"predicted": content["predicted"] * 1.01}, {"intervals": content["intervals"][:2]},
+        {"predicted": float("nan")}, {"name": "../escape"}, {"time": "2026-01-01T00:00:00"},
+        {"study": content["study"] + " "}, {"runs": {}},
+    ]  # fmt: skip
+    edited = [content | change for change in changes]
+    for removed in (("study", "runs"), ("sha256",)):
+        edited.append({key: value for key, value in content.items() if key not in removed})
+    others = ["", "[]", "{", "5", '{"sha256": "a"}', "[" * 100_000, "\x00", json.dumps([content])]
+    for text in [*map(json.dumps, edited), *others]:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"crossing-131k\.json: got .*Restore the file"):
+            read_forecasts(study.directory)
+    with pytest.raises(ValueError, match=r"crossing-131k\.json: got .*Restore the file"):
+        expand_study(study)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "5", '{"sha256": "a"}', "[" * 100_000, "\x00"])
-def test_a_file_that_is_no_forecast_is_refused(study, text: str) -> None:
-    (study.directory / FORECASTS).mkdir()
-    (study.directory / FORECASTS / "a.json").write_text(text)
-    with pytest.raises(ValueError, match=r"a.json: got an invalid forecast .*Restore the file"):
-        read_forecasts(study.directory)
-
-
-def test_files_of_the_first_version_are_read_and_scored(root: Path, study, law_path) -> None:
-    stored = read_forecasts(root / "examples_scaling" / "training" / "crossover_cpu")
-    assert [(f.quantity, f.study, f.runs) for f in stored] == [("best_loss", None, None)] * 2
-    (sealed, _) = seal_runs(study, law_path)
-    path = study.directory / FORECASTS / f"{sealed.name}.json"
-    content = {k: v for k, v in dataclasses.asdict(sealed).items() if k not in ("study", "runs", "sha256")}
-    path.write_text(json.dumps(content | {"sha256": hash_record(json.loads(json.dumps(content)))}))
-    write_results(held_out_runs(study), seed=1)
-    first = score(study).set_index("name").loc[sealed.name]
-    assert first["measured"] > 0 and first["order"] == "before"
-
-
-def test_the_sweep_refuses_a_study_that_lost_a_sealed_run(study, law_path, capsys) -> None:
-    path = str(study.directory.parent / "study.in.yaml")
-    assert load_command("predict").main([str(law_path), "--seal", path]) == 0
-    assert capsys.readouterr().out.count("95 % [") == 2
+def test_the_sweep_refuses_a_study_that_lost_a_sealed_run(cli: Cli, study, law_path) -> None:
+    path = study.directory.parent / "study.in.yaml"
+    assert cli("predict", law_path, "--seal", path).output.count("95 % [") == 2
     check_sealed_runs(study, expand_study(study))
     changed = read_study_plan(path, ["seed=1"])
     with pytest.raises(ValueError, match="a forecast of runs that the study no longer contains"):
         check_sealed_runs(changed, expand_study(changed))
     write_results(held_out_runs(study), seed=1)
-    assert tool_module("tools/collect.py").main([str(study.directory)]) == 0
-    printed = capsys.readouterr().out
+    printed = cli("collect", study.directory).output
     assert "2 sealed forecasts. Of 2 scored forecasts, inside the 50 % interval" in printed
 
 
-def test_the_law_chooses_the_size_nearest_to_its_optimum_at_the_budget_of_the_cell(finished) -> None:
-    forecast = seal_best(finished.directory)
+def test_the_law_chooses_the_size_nearest_to_its_optimum_and_its_forecast_agrees(finished) -> None:
+    folder, before = finished.directory, read_study_runs(finished.directory)
+    forecast = seal_best(folder)
     (run,) = held_out_runs(finished)
     assert (run.plan.identity, run.folder.name) == (forecast.identity, forecast.name)
     assert run.plan.train_flops == pytest.approx(BUDGET, rel=0.01)
-    N = fit_frontier(read_study_runs(finished.directory)).optimum(BUDGET).N
+    N = fit_frontier(before).optimum(BUDGET).N
     sizes = [candidate.plan.n_params for candidate in plan_candidates(finished)]
     assert min(sizes, key=lambda n: abs(np.log(n / N))) == forecast.N
     assert run.plan.size == "w96" and run.branch is None
-
-
-def test_the_chosen_run_is_held_out_and_its_loss_agrees_with_the_known_law(finished) -> None:
-    before = read_study_runs(finished.directory)
-    forecast = seal_best(finished.directory)
-    table = read_runs(finished.directory).set_index("identity")
+    # the run is held out, and its loss agrees with the known law
+    table = read_runs(folder).set_index("identity")
     assert tuple(table.loc[forecast.identity, ["status", "held_out"]]) == ("missing", 1)
-    write_results(held_out_runs(finished), seed=3)
-    ((_, outcome),) = score(finished).iterrows()
+    write_results([run], seed=3)
+    ((_, outcome),) = score(folder).iterrows()
     assert outcome["measured"] == pytest.approx(true_loss(forecast.N, forecast.D), rel=0.01)
     assert abs(outcome["measured"] / forecast.predicted - 1) < 0.015 and outcome["order"] == "before"
-    assert read_study_runs(finished.directory).table == before.table
-    # the same runs give the same forecast, also after its run
-    content = (finished.directory / FORECASTS / f"{forecast.name}.json").read_bytes()
-    assert seal_best(finished.directory) == forecast
-    assert (finished.directory / FORECASTS / f"{forecast.name}.json").read_bytes() == content
-    write_result(held_out_runs(finished)[0], 2 * E)
-    off = 100 * (2 * E / forecast.predicted - 1)
-    assert f"OUTSIDE, off by {off:+.1f} %" in describe_outcome(score(finished).iloc[0])
-
-
-def test_other_data_does_not_replace_the_forecast_of_a_run(finished) -> None:
-    seal_best(finished.directory)
+    assert read_study_runs(folder).table == before.table
+    # the same runs give the same forecast, also after its run, and other data do not replace it
+    path = folder / FORECASTS / f"{forecast.name}.json"
+    content = path.read_bytes()
+    assert seal_best(folder) == forecast
     write_results(expand_listed(finished), seed=7)
     with pytest.raises(ValueError, match="never replaced. Use another study directory"):
-        seal_best(finished.directory)
+        seal_best(folder)
+    assert path.read_bytes() == content
+    write_result(run, 2 * E)
+    off = 100 * (2 * E / forecast.predicted - 1)
+    assert f"OUTSIDE, off by {off:+.1f} %" in describe_outcome(score(folder).iloc[0])
 
 
-@pytest.mark.parametrize("name", ["plan.json", "metrics.jsonl", "result.json", "checkpoints/step.1"])
-def test_a_chosen_run_that_was_started_is_not_predicted(finished, name: str) -> None:
+def test_a_chosen_run_that_was_started_is_not_predicted(finished) -> None:
     run = next(run for run in plan_candidates(finished) if run.plan.size == "w96")
-    path = run.folder / name
-    path.parent.mkdir(parents=True)
-    path.write_text("{}")
-    with pytest.raises(ValueError, match=f"has been started \\({name.partition('/')[0]}\\)"):
-        seal_best(finished.directory)
-    assert not read_forecasts(finished.directory)
+    for name in ("plan.json", "metrics.jsonl", "result.json", "checkpoints/step.1"):
+        path = run.folder / name
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+        with pytest.raises(ValueError, match=f"has been started \\({name.partition('/')[0]}\\)"):
+            seal_best(finished.directory)
+        assert not read_forecasts(finished.directory)
+        shutil.rmtree(run.folder)
 
 
-def test_a_choice_that_the_runs_do_not_support_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    study = write_finished_study(tmp_path)
-    result = expand_listed(study)[0].folder / "result.json"
-    content = result.read_text()
-    result.unlink()
-    with pytest.raises(ValueError, match="got 1 unfinished runs .*expected all 20 done"):
-        seal_best(study.directory)
-    result.write_text(content)
+def test_a_choice_that_the_study_does_not_support_is_refused_with_the_fix(finished, monkeypatch) -> None:
+    def check_refusal(sentence: str) -> None:
+        with pytest.raises(ValueError, match=sentence):
+            seal_best(finished.directory)
+
+    listed = expand_listed(finished)
+    (listed[0].folder / "result.json").unlink()
+    check_refusal("got 1 unfinished runs .*expected all 20 done")
     # the smallest model is the best at all budgets
-    write_results(expand_listed(study), loss=lambda N, D: 3 + 1e4 / D)
-    with pytest.raises(ValueError, match="got no identified N"):
-        seal_best(study.directory)
-
-
-def test_a_study_without_a_candidate_says_what_to_add(tmp_path: Path, monkeypatch) -> None:
-    study = write_finished_study(tmp_path)
+    write_results(listed, loss=lambda N, D: 3 + 1e4 / D)
+    check_refusal("got no identified N")
+    write_results(listed)
     monkeypatch.setattr("megatron.study.sealing.MAX_SIZE_RATIO", 1.0001)
-    with pytest.raises(ValueError, match=r"sizes: got w16 .* N\* = .* Add a size of about"):
-        seal_best(study.directory)
-    dataclasses.replace(study, cells=study.cells[:-1]).save()
-    with pytest.raises(ValueError, match="got no cell of size best.*Add"):
-        seal_best(study.directory)
+    check_refusal(r"sizes: got w16 .* N\* = .* Add a size of about")
+    dataclasses.replace(finished, cells=finished.cells[:-1]).save()
+    check_refusal("got no cell of size best.*Add")
     with pytest.raises(FileNotFoundError, match=r"study\.yaml"):
-        seal_best(tmp_path)
+        seal_best(finished.directory.parent)
 
 
 def test_a_candidate_that_cannot_be_trained_is_refused_before_any_run(tmp_path: Path) -> None:
@@ -339,19 +294,16 @@ def test_the_seed_of_a_study_is_added_to_every_seed(tmp_path: Path) -> None:
     assert read_study_plan(study.directory / "study.yaml") == study
 
 
-def test_the_command_predicts_once_checks_and_prints_at_most_100_columns(finished, capsys) -> None:
-    tool, folder = load_command("frontier"), str(finished.directory)
-    assert tool.main([folder, "--check"]) == 1
-    assert "got no forecast of a run" in capsys.readouterr().err
-    assert tool.main([folder, "--predict"]) == 0
-    printed = capsys.readouterr().out
+def test_the_command_predicts_once_checks_and_prints_at_most_100_columns(cli: Cli, finished) -> None:
+    folder = finished.directory
+    assert "got no forecast of a run" in cli("frontier", folder, "--check", status=1).error
+    printed = cli("frontier", folder, "--predict").output
     assert "2.40e+12" in printed and "forecast: autoregressive-w96" in printed
     assert all(len(line) <= 100 for line in printed.splitlines()[1:9])
-    assert tool.main([folder, "--check"]) == 1
+    cli("frontier", folder, "--check", status=1)
     write_results(held_out_runs(finished), seed=3)
-    capsys.readouterr()
-    assert tool.main([folder, "--check"]) == 0
-    assert capsys.readouterr().out == f"check: {describe_outcome(score(finished).iloc[0])}\n"
-    law = json.loads((finished.directory / "compute_law.json").read_text())
-    assert law["table"]["sha256"] == read_forecasts(finished.directory)[0].data_sha256
+    checked = cli("frontier", folder, "--check").output
+    assert checked == f"check: {describe_outcome(score(folder).iloc[0])}\n"
+    law = json.loads((folder / "compute_law.json").read_text())
+    assert law["table"]["sha256"] == read_forecasts(folder)[0].data_sha256
     assert law["n_runs"] == 20 and law["identified"]

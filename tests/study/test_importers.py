@@ -111,25 +111,23 @@ def test_published_runs_are_imported_by_a_map_of_columns(laws: Path) -> None:
     assert (rows["epochs"][0], rows["run"][0]) == (32e9 / 4e9, "2b832b4b")
 
 
-@pytest.mark.parametrize(
-    ("kind", "facts", "columns", "sentence"),
-    [
-        ("torchtitan", {}, {}, "got no loss, expected the output of torchtitan"),
-        ("megatrn", {}, {}, "--from: got 'megatrn', expected one of"),
-        ("megatron", {"": {"n_param": 3}}, {}, "did you mean 'n_params'?"),
-        ("csv", {}, {"loss": "val_los"}, "did you mean 'val_loss'?"),
-        ("csv", {}, {}, "got no column of losses"),
-        ("wandb", {}, {}, "got no numbers in Step and val_loss"),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    tmp_path: Path, kind: str, facts: dict, columns: dict, sentence: str
-) -> None:
-    path = tmp_path / "x.csv"
-    path.write_text("name,val_loss\na,3.0\n")
-    with pytest.raises(ValueError) as caught:
-        read_external_logs([path], kind, facts, columns)
-    assert sentence in str(caught.value)
+def test_bad_input_is_a_sentence(tmp_path: Path) -> None:
+    table, chart = "name,val_loss\na,3.0\n", '"Step","a - train/loss"\n"5","4.5"\n"{}","{}"\n'
+    no_numbers = "x.csv: got no numbers in Step and a - train/loss, expected a chart"
+    cells = [("10", "3.5="), ("x", "3.5"), ("inf", "3.5"), ("nan", "3.5")]
+    for text, kind, facts, columns, sentence in (
+        (table, "torchtitan", {}, {}, "got no loss, expected the output of torchtitan"),
+        (table, "megatrn", {}, {}, "--from: got 'megatrn', expected one of"),
+        (table, "megatron", {"": {"n_param": 3}}, {}, "did you mean 'n_params'?"),
+        (table, "csv", {}, {"loss": "val_los"}, "did you mean 'val_loss'?"),
+        (table, "csv", {}, {}, "got no column of losses"),
+        (table, "wandb", {}, {}, "got no numbers in Step and val_loss"),
+        *((chart.format(*row), "wandb", {}, {}, no_numbers) for row in cells),
+    ):
+        (tmp_path / "x.csv").write_text(text)
+        with pytest.raises(ValueError) as caught:
+            read_external_logs([tmp_path / "x.csv"], kind, facts, columns)
+        assert sentence in str(caught.value)
 
 
 def test_a_run_that_diverged_has_failed(tmp_path: Path) -> None:
@@ -137,13 +135,3 @@ def test_a_run_that_diverged_has_failed(tmp_path: Path) -> None:
     path.write_text("step:  1  loss:  8.0  x\nstep:  2  loss:  nan  x\n")
     row = read_one(path, "torchtitan")
     assert row.status == "failed" and math.isnan(row.loss) and "diverged" in row.note
-
-
-@pytest.mark.parametrize(("step", "loss"), [("10", "3.5="), ("x", "3.5"), ("inf", "3.5"), ("nan", "3.5")])
-def test_a_chart_with_a_cell_that_is_no_number_is_refused(tmp_path: Path, step: str, loss: str) -> None:
-    path = tmp_path / "chart.csv"
-    path.write_text(f'"Step","a - train/loss"\n"5","4.5"\n"{step}","{loss}"\n')
-    with pytest.raises(
-        ValueError, match=r"chart\.csv: got no numbers in Step and a - train/loss, expected a chart"
-    ):
-        read_external_logs([path], "wandb", {}, {})

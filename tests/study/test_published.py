@@ -1,7 +1,6 @@
 """Published laws against numbers in their papers other than the constants."""
 
 import math
-import runpy
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +9,7 @@ import pytest
 from megatron.laws.frontier import optimal_frontier
 from megatron.laws.prediction import predict_run
 from megatron.study.published import HyperparameterLaw, PublishedLaw, find_law, load_published
-
-published = runpy.run_path(str(Path(__file__).parents[1] / "laws" / "published.py"))
-# FLOPs, parameters, tokens by approach 3: table A3 of Hoffmann et al.
-TABLE_A3 = [
-    (2.21e19, 4e8, 9.2e9),
-    (1.62e20, 1e9, 2.71e10),
-    (2.46e22, 1e10, 4.101e11),
-    (1.71e24, 6.7e10, 4.1e12),
-]
+from tests.laws.published import read_datablations, read_expected, read_gadre
 
 
 def law_of(name: str):
@@ -27,25 +18,29 @@ def law_of(name: str):
     return entry.to_law()
 
 
-@pytest.mark.parametrize(("C", "N", "D"), TABLE_A3)
-def test_chinchilla_gives_the_optima_of_its_table(C: float, N: float, D: float) -> None:
+def test_chinchilla_gives_the_optima_of_its_table() -> None:
+    # FLOPs, parameters, tokens by approach 3: table A3 of Hoffmann et al.
+    table = [
+        (2.21e19, 4e8, 9.2e9),
+        (1.62e20, 1e9, 2.71e10),
+        (2.46e22, 1e10, 4.101e11),
+        (1.71e24, 6.7e10, 4.1e12),
+    ]
+    C, N, D = np.array(table).T
     frontier = optimal_frontier(law_of("chinchilla-unrounded"), C)
-    assert frontier.N[0] == pytest.approx(N, rel=0.06) and frontier.D[0] == pytest.approx(D, rel=0.06)
+    assert pytest.approx(N, rel=0.06) == frontier.N and pytest.approx(D, rel=0.06) == frontier.D
 
 
-def test_chinchilla_puts_gophers_budget_at_40_billion_parameters() -> None:
-    assert optimal_frontier(law_of("chinchilla-unrounded"), 5.76e23).N[0] == pytest.approx(40e9, rel=0.02)
-    # the rounded constants do not, and have a note about it
-    rounded = law_of("chinchilla")
-    assert optimal_frontier(rounded, 5.76e23).N[0] == pytest.approx(32e9, rel=0.02)
+def test_rounding_chinchillas_constants_moves_the_tokens_a_parameter_by_half() -> None:
+    exact, rounded = law_of("chinchilla-unrounded"), law_of("chinchilla")
+    for name, digits in {"E": 2, "A": 1, "B": 1, "alpha": 2, "beta": 2}.items():
+        assert round(exact.params[name], digits) == rounded.params[name]
+    # 40 billion parameters for Gopher's budget before rounding, 32 after, as the rounded law notes
+    whole, printed = (optimal_frontier(law, 5.76e23) for law in (exact, rounded))
+    assert (whole.N[0], printed.N[0]) == (pytest.approx(40e9, rel=0.02), pytest.approx(32e9, rel=0.02))
     assert "32B" in rounded.warnings[0]
-
-
-def test_printed_and_unrounded_chinchilla_constants_agree_in_the_printed_digits() -> None:
-    digits = {"E": 2, "A": 1, "B": 1, "alpha": 2, "beta": 2}
-    for name, places in digits.items():
-        exact = law_of("chinchilla-unrounded").params[name]
-        assert round(exact, places) == law_of("chinchilla").params[name]
+    # NOTES of the data: 58.9 before rounding, 92.7 after
+    assert (whole.D[0] / whole.N[0], printed.D[0] / printed.N[0]) == pytest.approx((58.9, 92.7), abs=0.06)
 
 
 def test_besiroglu_has_the_optima_of_its_abstract_and_text() -> None:
@@ -63,51 +58,44 @@ def test_muennighoff_rounds_to_the_printed_law_and_has_the_published_objective(l
     printed = {"E": 1.87, "A": 521, "B": 1488, "alpha": 0.353, "beta": 0.353, "R_D": 15.39, "R_N": 5.31}
     for name, value in printed.items():
         assert law.params[name] == pytest.approx(value, rel=1.5e-3)
-    runs = published["read_datablations"](laws)
+    runs = read_datablations(laws)
     r = np.abs(np.log(runs["L"]) - np.log(law.loss(runs["N"], runs["D"], runs["U"])))
     huber = np.minimum(r, 1e-3) * (r - 0.5 * np.minimum(r, 1e-3))
-    recorded = published["read_expected"](laws, "datablations")["published"]
+    recorded = read_expected(laws, "datablations")["published"]
     assert huber.sum() == pytest.approx(recorded["objective"], rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "E", "a", "b", "eta"),
-    [
+def test_gadre_in_the_papers_own_constants() -> None:
+    for name, *printed in (
         ("gadre-c4", 1.51, 141, 190, 0.121),
         ("gadre-redpajama", 1.84, 212, 367, 0.136),
         ("gadre-refinedweb", 1.73, 157, 246, 0.127),
-    ],
-)
-def test_gadre_in_the_papers_own_constants(name: str, E: float, a: float, b: float, eta: float) -> None:
-    params = law_of(name).params
-    half = params["eta"] / 2
-    assert (round(params["E"], 2), round(half, 3)) == (E, eta)
-    assert (round(params["a"] * 6**half), round(params["b"])) == (a, b)
-    # and the form in N and D is that of C and M = D/N
-    N, D = 1.4e9, 9e11
-    C, M = 6 * N * D, D / N
-    paper = params["E"] + (params["a"] * 6**half * M**half + params["b"] * M**-half) * C**-half
-    assert float(law_of(name).loss(N, D)) == pytest.approx(paper, rel=1e-12)
+    ):
+        params = law_of(name).params
+        half = params["eta"] / 2
+        rounded = [round(params["E"], 2), round(params["a"] * 6**half), round(params["b"]), round(half, 3)]
+        assert rounded == printed
+        # and the form in N and D is that of C and M = D/N
+        N, D = 1.4e9, 9e11
+        C, M = 6 * N * D, D / N
+        paper = params["E"] + (params["a"] * 6**half * M**half + params["b"] * M**-half) * C**-half
+        assert float(law_of(name).loss(N, D)) == pytest.approx(paper, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("run", "recorded"),
-    [("rpj-open_lm_1b-32.0", "rpj_1b_M640_loss"), ("rpj-open_lm_7b-1.0", "rpj_7b_M20_loss")],
-)
-def test_gadre_misses_the_large_runs_by_what_is_published(laws: Path, run: str, recorded: str) -> None:
-    row = next(row for row in published["read_gadre"](laws) if row["name"] == run)
-    loss = float(law_of("gadre-redpajama").loss(float(row["N"]), float(row["D"])))
-    off = 100 * abs(loss / float(row["loss_c4_val"]) - 1)
-    recorded_errors = published["read_expected"](laws, "gadre_openlm")["rel_err_pct_published_notebook"]
-    assert off == pytest.approx(recorded_errors[recorded], abs=1e-3)
+def test_gadre_misses_the_large_runs_by_what_is_published(laws: Path) -> None:
+    rows = {row["name"]: row for row in read_gadre(laws)}
+    errors = read_expected(laws, "gadre_openlm")["rel_err_pct_published_notebook"]
+    for run, name in (("1b-32.0", "rpj_1b_M640_loss"), ("7b-1.0", "rpj_7b_M20_loss")):
+        row = rows[f"rpj-open_lm_{run}"]
+        loss = float(law_of("gadre-redpajama").loss(float(row["N"]), float(row["D"])))
+        assert 100 * abs(loss / float(row["loss_c4_val"]) - 1) == pytest.approx(errors[name], abs=1e-3)
 
 
-@pytest.mark.parametrize("N", [1e6, 1e8, 1.5e9])
-def test_kaplan_loses_two_percent_where_the_paper_says_that_overfitting_begins(N: float) -> None:
+def test_kaplan_loses_two_percent_where_the_paper_says_that_overfitting_begins() -> None:
     """Their equation 4.4: D above 5e3 N^0.74 keeps the penalty of finite data within 0.02."""
-    law = law_of("kaplan")
-    penalty = float(law.loss(N, 5e3 * N**0.74) / law.loss(N, 1e30)) - 1
-    assert penalty == pytest.approx(0.02, abs=0.003)
+    law, N = law_of("kaplan"), np.array([1e6, 1e8, 1.5e9])
+    penalty = law.loss(N, 5e3 * N**0.74) / law.loss(N, np.full(3, 1e30)) - 1
+    assert penalty == pytest.approx(np.full(3, 0.02), abs=0.003)
 
 
 def test_step_law_is_the_formula_of_its_abstract() -> None:

@@ -3,45 +3,30 @@
 import json
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from megatron.cli import STOPPED
 from megatron.plan.memory import estimate_memory
-from megatron.plan.run_dir import EXIT, RESULT
-from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
+from megatron.plan.run_dir import EXIT
+from megatron.study.ladder import PlannedRun
 from megatron.study.launchers.launch import Job, Launcher, SweepState, find_checkpoint, prepare_run, run_all
 from megatron.study.launchers.local import Device, LocalLauncher
 from megatron.study.price import Speed
 from megatron.study.sweep import LiveTable, format_job_row
 from tests.screen import TerminalStream, render_screen
-
-STUDY = """
-name: tiny
-directory: {folder}/study
-run:
-  dataset: {{path_train: {folder}/text, seq_len: 16, batch_size: 4}}
-  lr_scheduler: {{kind: wsd, warmup_iterations: 2, decay_fraction: 0.5}}
-sizes:
-  small: {{d_model: 16, n_heads: 2, n_layers: 1}}
-cells: [{{size: small, tokens: [640, 1280, 2560]}}]
-"""
+from tests.study.conftest import SHARED_TRUNK, write_result
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> list[PlannedRun]:
+def runs(runs_of) -> list[PlannedRun]:
     """10, 20 and 40 steps; the first two branch from the third, at 5 and 10."""
-    (tmp_path / "text.json").write_text(json.dumps({"tokens": 6401, "tokenizer": {"n_tokens": 300}}))
-    (tmp_path / "study.yaml").write_text(STUDY.format(folder=tmp_path))
-    return expand_study(read_study_plan(tmp_path / "study.yaml"))
-
-
-def write_result(run: PlannedRun) -> None:
-    (run.folder / RESULT).write_text(json.dumps({"identity": run.plan.identity, "loss": 1.0, "wall_s": 1.0}))
+    return runs_of("size: small, tokens: [640, 1280, 2560]", SHARED_TRUNK)
 
 
 def leave_checkpoint(run: PlannedRun, step: int, suffix: str = "") -> Path:
@@ -52,21 +37,27 @@ def leave_checkpoint(run: PlannedRun, step: int, suffix: str = "") -> Path:
 
 
 class FakeLauncher(Launcher):
-    """Launcher that ends each job at once with the next status of its run's script (default 0)."""
+    """Launcher that ends each job at once with the next status of its run's script (default 0).
 
-    def __init__(self, script: dict[int, list[int]], alive: Sequence[Job] = ()) -> None:
-        self.script, self.alive, self.started, self.stopped, self.left = script, list(alive), [], [], []
+    Without a script no job ends.
+    """
+
+    def __init__(
+        self, script: dict[int, list[int]] | None, at_poll: Callable[[], object] = lambda: None
+    ) -> None:
+        self.script, self.at_poll = script, at_poll
+        self.started, self.stopped, self.left = [], [], []
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
         for run in runs:
-            if run not in [job.run for job in self.alive]:
-                prepare_run(run)
-                self.started.append(run.plan.n_steps)
+            prepare_run(run)
+            self.started.append(run.plan.n_steps)
         return [Job(run, None) for run in runs]
 
     def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
+        self.at_poll()
         over = []
-        for job in jobs:
+        for job in jobs if self.script is not None else []:
             left = self.script.get(job.run.plan.n_steps, [])
             status = left.pop(0) if left else 0
             if status == 0:
@@ -81,57 +72,51 @@ class FakeLauncher(Launcher):
         self.left += jobs
 
 
+def run_sweep(
+    runs: Sequence[PlannedRun], fake: FakeLauncher, retries: int = 1
+) -> tuple[SweepState, bool, list[tuple]]:
+    """Return the state at the end, whether the sweep is whole, and the reports of ended jobs."""
+    reported: list[tuple] = []
+
+    def report(job: Job, *how: object) -> None:
+        reported.append((job.run.plan.n_steps, *how))
+
+    return *run_all(runs, fake, lambda state: None, report, retries, 0), reported
+
+
 def run_to_end(
     runs: Sequence[PlannedRun], fake: FakeLauncher, retries: int = 1
 ) -> tuple[SweepState, list[tuple]]:
-    reported: list[tuple] = []
-    state, whole = run_all(
-        runs,
-        fake,
-        lambda state: None,
-        lambda job, *how: reported.append((job.run.plan.n_steps, *how)),
-        retries,
-        0,
-    )
+    state, whole, reported = run_sweep(runs, fake, retries)
     assert whole
     return state, reported
 
 
-def test_a_failed_run_is_retried_up_to_the_limit(runs) -> None:
-    alone = [run for run in runs if not run.branch]
-    state, reported = run_to_end(alone, fake := FakeLauncher({40: [1, 3]}), retries=2)
-    assert fake.started == [40, 40, 40]
-    assert reported == [(40, 1, True), (40, 3, True), (40, 0, False)]
-    assert [run.plan.n_steps for run in state.done] == [40]
-
-
-def test_a_run_that_fails_every_time_is_given_up_with_its_error(runs) -> None:
+def test_a_failed_run_is_retried_up_to_the_limit_and_then_given_up_with_its_error(runs) -> None:
     trunk = runs[2]
     trunk.folder.mkdir(parents=True)
     (trunk.folder / "log.txt").write_text("step 1\nerror: no luck\n")
     state, reported = run_to_end([trunk], fake := FakeLauncher({40: [1, 3]}))
-    assert (fake.started, reported[-1]) == ([40, 40], (40, 3, False))
-    assert state.failed == [trunk]
+    assert (fake.started, reported) == ([40, 40], [(40, 1, True), (40, 3, False)])
+    assert (state.done, state.failed) == ([], [trunk])
     assert json.loads((trunk.folder / EXIT).read_text()) == {"status": 3, "last_words": "error: no luck"}
+    state, reported = run_to_end([trunk], fake := FakeLauncher({40: [1, 3]}), retries=2)
+    assert (fake.started, reported) == ([40, 40, 40], [(40, 1, True), (40, 3, True), (40, 0, False)])
+    assert (state.done, state.failed) == ([trunk], [])
 
 
 def test_preempted_runs_resume_without_limit(runs) -> None:
-    state, reported = run_to_end([runs[2]], fake := FakeLauncher({40: [STOPPED] * 5}), retries=0)
+    state, _ = run_to_end([runs[2]], fake := FakeLauncher({40: [STOPPED] * 5}), retries=0)
     assert len(fake.started) == 6
     assert not state.failed
 
 
 def test_a_stop_file_ends_the_sweep_instead_of_restarting_the_run_forever(runs, tmp_path) -> None:
-    config = replace(runs[2].config, misc=replace(runs[2].config.misc, stop_file=str(tmp_path / "STOP")))
+    stop_file = tmp_path / "STOP"
+    config = replace(runs[2].config, misc=replace(runs[2].config.misc, stop_file=str(stop_file)))
     trunk = replace(runs[2], config=config)
-
-    class Stops(FakeLauncher):
-        def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
-            (tmp_path / "STOP").touch()
-            return [(job, STOPPED) for job in jobs]
-
-    fake = Stops({})
-    state, whole = run_all([trunk], fake, lambda state: None, lambda *job: None, poll_s=0)
+    fake = FakeLauncher({40: [STOPPED]}, at_poll=stop_file.touch)
+    state, whole, _ = run_sweep([trunk], fake)
     assert not whole
     assert (fake.started, state.waiting, state.failed) == ([40], [trunk], [])
 
@@ -160,43 +145,22 @@ def test_without_its_trunk_a_branch_starts_from_the_last_checkpoint(runs) -> Non
     assert find_checkpoint(runs[2].folder, 6) is None
 
 
-def test_runs_that_an_earlier_sweep_started_are_followed_and_not_started_twice(runs) -> None:
-    trunk = runs[2]
-    prepare_run(trunk)
-    _, reported = run_to_end([trunk], fake := FakeLauncher({}, alive=[Job(trunk, None)]))
-    assert (fake.started, reported) == ([], [(40, 0, False)])
-
-
 def test_one_signal_stops_running_jobs_and_starts_no_more(runs) -> None:
-    class Endless(FakeLauncher):
-        def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
-            os.kill(os.getpid(), signal.SIGINT)
-            return []
-
-    fake = Endless({})
-    state, whole = run_all(runs, fake, lambda state: None, lambda *job: None, poll_s=0)
+    fake = FakeLauncher(None, at_poll=lambda: os.kill(os.getpid(), signal.SIGINT))
+    state, whole, _ = run_sweep(runs, fake)
     assert not whole
     assert [job.run.plan.n_steps for job in fake.stopped] == fake.started == [40]
     assert len(state.waiting) == 2
 
 
 def test_a_closed_terminal_or_an_error_detaches_the_jobs(runs) -> None:
-    class HungUp(FakeLauncher):
-        def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
-            os.kill(os.getpid(), signal.SIGHUP)
-            return []
-
-    class Broken(FakeLauncher):
-        def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
-            raise OSError("no answer")
-
-    fake = HungUp({})
-    _, whole = run_all(runs, fake, lambda state: None, lambda *job: None, poll_s=0)
+    fake = FakeLauncher(None, at_poll=lambda: os.kill(os.getpid(), signal.SIGHUP))
+    _, whole, _ = run_sweep(runs, fake)
     assert (whole, fake.stopped) == (False, [])
     assert [job.run.plan.n_steps for job in fake.left] == [40]
-    fake = Broken({})
+    fake = FakeLauncher(None, at_poll=Mock(side_effect=OSError("no answer")))
     with pytest.raises(OSError, match="no answer"):
-        run_all(runs, fake, lambda state: None, lambda *job: None, poll_s=0)
+        run_sweep(runs, fake)
     assert (len(fake.left), fake.stopped) == (1, [])
 
 

@@ -1,6 +1,5 @@
 """A sweep while Slurm fails or hangs: no task that is queued is submitted twice, and a lost one is again."""
 
-import json
 import os
 import shutil
 import stat
@@ -11,21 +10,13 @@ from pathlib import Path
 import pytest
 
 from megatron.cli import STOPPED
-from megatron.plan.run_dir import RESULT, lock_run
-from megatron.study.ladder import PlannedRun, expand_study, read_study_plan
+from megatron.plan.run_dir import lock_run
+from megatron.study.ladder import PlannedRun
 from megatron.study.launchers import slurm
 from megatron.study.launchers.launch import SweepState, is_free, run_all
 from megatron.study.launchers.slurm import SlurmLauncher
+from tests.study.conftest import write_result
 
-STUDY = """
-name: tiny
-directory: {folder}/study
-run:
-  dataset: {{path_train: {folder}/text, seq_len: 16, batch_size: 4}}
-sizes:
-  small: {{d_model: 16, n_heads: 2, n_layers: 1}}
-cells: [{{size: small, tokens: [640, 1280]}}]
-"""
 # the fake cluster is a folder: `queue` has a line per task, `fail_<command>` makes that command fail
 COMMAND = """#!/bin/sh
 cd {cluster}
@@ -82,14 +73,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> list[PlannedRun]:
-    (tmp_path / "text.json").write_text(json.dumps({"tokens": 6401, "tokenizer": {"n_tokens": 300}}))
-    (tmp_path / "study.yaml").write_text(STUDY.format(folder=tmp_path))
-    return expand_study(read_study_plan(tmp_path / "study.yaml"))
-
-
-def write_result(run: PlannedRun) -> None:
-    (run.folder / RESULT).write_text(json.dumps({"identity": run.plan.identity, "loss": 1.0, "wall_s": 1.0}))
+def runs(runs_of) -> list[PlannedRun]:
+    return runs_of("size: small, tokens: [640, 1280]")
 
 
 def run_to_end(runs: Sequence[PlannedRun], cluster: Cluster, at_tick, launcher: SlurmLauncher | None = None):
@@ -111,37 +96,27 @@ def end_all(cluster: Cluster, state: SweepState) -> None:
         cluster.end(job.handle)
 
 
-def test_a_queue_that_fails_for_a_while_costs_no_task(runs, cluster, caplog) -> None:
+@pytest.mark.parametrize("failure", ["error", "timeout"])
+def test_a_queue_that_fails_for_a_while_costs_no_task(
+    runs, cluster, caplog, monkeypatch, failure: str
+) -> None:
     def at_tick(n: int, state: SweepState) -> None:
-        if n == 3:
+        if n == 3 and failure == "error":
             cluster.fail("squeue")
-        if n == 20:
-            cluster.heal("squeue")
-        if n == 30:
-            end_all(cluster, state)
-
-    state, reported = run_to_end(runs, cluster, at_tick)
-    assert len(state.done) == 2 and sorted(reported) == [(10, 0, False), (20, 0, False)]
-    assert (cluster.calls("sbatch"), cluster.calls("scancel")) == (1, 0)
-    logged = caplog.text
-    assert (
-        "squeue: error: slurm_load_jobs error" in logged and "the tasks keep running, retrying in" in logged
-    )
-
-
-def test_a_queue_that_hangs_times_out(runs, cluster, monkeypatch) -> None:
-    monkeypatch.setattr(slurm, "COMMAND_TIMEOUT_S", 0.3)
-
-    def at_tick(n: int, state: SweepState) -> None:
-        if n == 3:
+        elif n == 3:
             (cluster.folder / "fail_squeue").write_text("exec sleep 60\n")
         if n == 8:
             cluster.heal("squeue")
         if n == 12:
             end_all(cluster, state)
 
-    state, _ = run_to_end(runs, cluster, at_tick)
-    assert (len(state.done), cluster.calls("scancel")) == (2, 0)
+    monkeypatch.setattr(slurm, "COMMAND_TIMEOUT_S", 0.3)
+    state, reported = run_to_end(runs, cluster, at_tick)
+    assert len(state.done) == 2 and sorted(reported) == [(10, 0, False), (20, 0, False)]
+    assert (cluster.calls("sbatch"), cluster.calls("scancel")) == (1, 0)
+    if failure == "error":
+        assert "squeue: error: slurm_load_jobs error" in caplog.text
+        assert "the tasks keep running, retrying in" in caplog.text
 
 
 def test_the_next_call_follows_the_tasks_and_submits_a_lost_one_again(runs, cluster) -> None:

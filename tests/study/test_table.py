@@ -1,38 +1,30 @@
+"""The table of runs: from run folders, to a file and back."""
+
 import errno
 import json
 import math
 import os
-import runpy
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from megatron.study import table
-from megatron.study.table import (
-    COLUMNS,
-    MAX_SILENCE_S,
-    make_frame,
-    read_runs,
-    read_table,
-    select_finished,
-    write_table,
-)
-
-synthetic = runpy.run_path(str(Path(__file__).parents[1] / "report" / "synthetic_study.py"))
+from megatron.study.table import COLUMNS, make_frame, read_runs, read_table, select_finished, write_table
+from tests.report.synthetic_study import edit_json, make_plan, write_run, write_study
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    return synthetic["write_study"](tmp_path_factory.mktemp("study"))
+    return write_study(tmp_path_factory.mktemp("study"))
 
 
 @pytest.fixture
 def study(tmp_path) -> Path:
     """Return a study of one run, which tests damage."""
-    rng = synthetic["np"].random.default_rng(0)
-    synthetic["write_run"](tmp_path, "1M", 524_288, "autoregressive", rng)
+    write_run(tmp_path, "1M", 524_288, "autoregressive", np.random.default_rng(0))
     return tmp_path
 
 
@@ -48,7 +40,7 @@ def find_file(study: Path, name: str) -> Path:
     return next((study / "runs").iterdir()) / name
 
 
-def test_a_finished_run_has_n_from_its_plan_and_its_loss_from_its_result(study):
+def test_a_finished_run_has_n_from_its_plan_and_its_loss_from_its_result(study) -> None:
     row = only_row(study)
     plan, result = (json.loads(find_file(study, name).read_text()) for name in ("plan.json", "result.json"))
     assert (row.status, row.note) == ("done", "")
@@ -57,50 +49,28 @@ def test_a_finished_run_has_n_from_its_plan_and_its_loss_from_its_result(study):
     assert row.path == f"runs/{plan['name']}"
 
 
-def test_all_runs_are_returned_sorted_by_objective_size_and_tokens(whole):
-    rows = read_runs(whole)
-    assert len(rows) == 5 * 3 + 2 * 3
-    keys = ["objective", "n_params", "train_tokens"]
-    assert rows[keys].equals(rows[keys].sort_values(keys))
-
-
-def test_a_run_with_a_partial_line_is_running_and_has_no_loss(study):
+def test_the_status_of_a_run_without_a_result_follows_from_its_files(study) -> None:
     find_file(study, "result.json").unlink()
+    silent = only_row(study, later_s=table.MAX_SILENCE_S + 60)
+    note = "Stopped at step 64: no result, and nothing written for 16 minutes."
+    assert (silent.status, silent.note) == ("failed", note)
     with find_file(study, "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 66, "lo')
-    row = only_row(study, later_s=1)
-    assert row.status == "running" and math.isnan(row.loss)
-    assert "step 64" in row.note
-
-
-def test_a_run_that_has_long_been_silent_has_failed(study):
-    find_file(study, "result.json").unlink()
-    row = only_row(study, later_s=MAX_SILENCE_S + 60)
-    assert row.status == "failed"
-    assert row.note == "Stopped at step 64: no result, and nothing written for 16 minutes."
-
-
-def test_a_preempt_checkpoint_makes_a_run_preempted(study):
-    find_file(study, "result.json").unlink()
-    find_file(study, "checkpoints/run.20260101-000000.preempt").mkdir(parents=True)
+    running = only_row(study, later_s=1)
+    assert running.status == "running" and math.isnan(running.loss) and "step 64" in running.note
+    preempted = find_file(study, "checkpoints/run.20260101-000000.preempt")
+    preempted.mkdir(parents=True)
     assert only_row(study, later_s=1e6).status == "preempted"
-
-
-def test_a_run_that_has_ended_without_a_result_has_failed_with_its_last_words(study):
-    find_file(study, "result.json").unlink()
+    preempted.rmdir()
     find_file(study, "exit.json").write_text('{"status": 1, "last_words": "error: no luck"}')
     assert tuple(only_row(study)[["status", "note"]]) == ("failed", "Exit status 1: error: no luck")
-
-
-def test_a_run_that_is_only_planned_is_missing(study):
-    find_file(study, "result.json").unlink()
+    find_file(study, "exit.json").unlink()
     find_file(study, "metrics.jsonl").unlink()
     assert only_row(study).status == "missing"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "note"),
-    [
+def test_a_damaged_run_fails_with_a_sentence(study) -> None:
+    for name, text, note in (
         ("plan.json", '{"identity": "a', "plan.json cannot be read"),
         ("plan.json", "[]", "got list, expected a JSON object"),
         ("plan.json", '{"identity": "a", "n_params": 1}', "plan.json lacks train_tokens"),
@@ -108,29 +78,22 @@ def test_a_run_that_is_only_planned_is_missing(study):
         ("result.json", '{"loss": null}', "was not scored"),
         ("result.json", '{"loss": NaN}', "diverged: its held-out loss is nan"),
         ("result.json", '{"loss": 4.0, "identity": "other"}', "result.json is of run other"),
-    ],
-)
-def test_a_damaged_run_fails_with_a_sentence(study, name, text, note):
-    find_file(study, name).write_text(text)
-    row = only_row(study)
-    assert row.status == "failed" and math.isnan(row.loss)
-    assert note in row.note
+    ):
+        path = find_file(study, name)
+        valid = path.read_text()
+        path.write_text(text)
+        row = only_row(study)
+        assert row.status == "failed" and math.isnan(row.loss) and note in row.note
+        path.write_text(valid)
 
 
-def test_runs_that_the_study_names_and_that_have_no_directory_are_missing(study, monkeypatch):
+def test_runs_that_the_study_names_and_that_have_no_directory_are_missing(study, monkeypatch) -> None:
     finished = json.loads(find_file(study, "plan.json").read_text())
-    other = synthetic["make_plan"]("2M", 524_288, "autoregressive")
-    planned = [
-        SimpleNamespace(
-            plan=SimpleNamespace(
-                identity=plan["identity"], cell_identity="c", as_dict=lambda plan=plan: plan
-            ),
-            held_out=apart,
-            folder=Path("runs/planned"),
-            branch=None,
-        )
-        for plan, apart in ((finished, False), (other, True))
-    ]
+    other = make_plan("2M", 524_288, "autoregressive")
+    planned = []
+    for plan, is_held_out in ((finished, False), (other, True)):
+        record = Mock(identity=plan["identity"], cell_identity="c", **{"as_dict.return_value": plan})
+        planned.append(Mock(plan=record, held_out=is_held_out, folder=Path("runs/planned"), branch=None))
     monkeypatch.setattr(table, "expand_study", lambda _: planned)
     monkeypatch.setattr(table, "read_study_plan", lambda *_: None)
     assert list(read_runs(study)["status"]) == ["done"]  # without study.yaml missing runs are unknown
@@ -139,7 +102,7 @@ def test_runs_that_the_study_names_and_that_have_no_directory_are_missing(study,
     assert rows == [[finished["name"], "done", 0], [other["name"], "missing", 1]]
 
 
-def test_a_study_file_of_an_earlier_version_hides_no_run_and_its_table_tells_what_was_held_out(study):
+def test_a_study_file_of_an_earlier_version_hides_no_run_and_its_table_tells_what_was_held_out(study) -> None:
     rows = read_runs(study).assign(held_out=1.0, trunk="another")
     write_table(rows, study / "table.csv")
     (study / "study.yaml").write_text("grids: [{sizes: [a]}]")
@@ -148,21 +111,20 @@ def test_a_study_file_of_an_earlier_version_hides_no_run_and_its_table_tells_wha
     assert "missing runs cannot be listed" in rows.attrs["warnings"][0]
 
 
-def test_a_folder_without_runs_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="got no runs folder"):
-        read_runs(tmp_path)
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_every_number_survives_the_file_to_its_last_bit(whole, tmp_path, suffix):
+def test_all_runs_are_sorted_and_every_number_survives_the_file_to_its_last_bit(
+    whole, tmp_path, suffix
+) -> None:
     rows = read_runs(whole).assign(score_quiz=0.1)
-    path = write_table(rows, tmp_path / "deep" / f"table{suffix}")
-    again = read_table(path)
+    assert len(rows) == 5 * 3 + 2 * 3
+    keys = ["objective", "n_params", "train_tokens"]
+    assert rows[keys].equals(rows[keys].sort_values(keys))
+    again = read_table(write_table(rows, tmp_path / "deep" / f"table{suffix}"))
     assert list(again) == [*COLUMNS, "score_quiz"]
     pd.testing.assert_frame_equal(again, rows.drop(columns="note"), check_exact=True)
 
 
-def test_counts_have_no_decimal_point_and_unknown_values_are_empty_cells(study, tmp_path):
+def test_counts_have_no_decimal_point_and_unknown_values_are_empty_cells(study, tmp_path) -> None:
     find_file(study, "result.json").unlink()
     lines = write_table(read_runs(study), tmp_path / "table.csv").read_text().splitlines()
     cells = dict(zip(*(line.split(",") for line in lines), strict=True))
@@ -170,7 +132,7 @@ def test_counts_have_no_decimal_point_and_unknown_values_are_empty_cells(study, 
     assert (cells["loss"], cells["annealed"], cells["n_params"]) == ("", "", str(plan["n_params"]))
 
 
-def test_columns_are_typed_and_a_cell_that_is_not_a_number_is_unknown_with_a_warning(tmp_path):
+def test_columns_are_typed_and_a_cell_that_is_not_a_number_is_unknown_with_a_warning(tmp_path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("run,loss,depth,kind,seed\n7, 3.5 ,1,x,\n8,oops,2,,1e999\n")
     frame = read_table(path)
@@ -185,70 +147,56 @@ def test_columns_are_typed_and_a_cell_that_is_not_a_number_is_unknown_with_a_war
     ]
 
 
-def test_finished_runs_are_done_or_without_a_status_and_have_a_loss():
+def test_finished_runs_are_done_or_without_a_status_and_have_a_loss() -> None:
     statuses, losses = ("done", None, "failed"), (2.0, 0.0, None)
     rows = [{"run": "a", "status": status, "loss": loss} for status in statuses for loss in losses]
-    assert select_finished(make_frame(rows))[["status", "loss"]].to_numpy().tolist() == [
-        ["done", 2],
-        [None, 2],
-    ]
+    finished = select_finished(make_frame(rows))
+    assert finished[["status", "loss"]].to_numpy().tolist() == [["done", 2], [None, 2]]
 
 
-def test_a_failed_write_keeps_the_old_table_and_leaves_no_other_file(whole, tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_old_table_and_leaves_no_other_file(whole, tmp_path, monkeypatch) -> None:
     path = tmp_path / "table.csv"
     path.write_text("old")
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "disk full")))
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "disk full")))
     with pytest.raises(OSError, match="disk full"):
         write_table(read_runs(whole), path)
     assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_an_invalid_or_missing_table_or_study_is_refused(tmp_path) -> None:
+    path = tmp_path / "t.csv"
+    with pytest.raises(FileNotFoundError, match="got no runs folder"):
+        read_runs(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no such table"):
+        read_table(path)
+    for text, message in (
         ("", "got an empty file"),
         ("a,b,a\n1,2,3\n", "got the column 'a' twice"),
         ("a,b\n1,2\n1\n", "not a CSV or parquet table .*Row #3: Expected 2 columns, got 1"),
         ("a,b\n1,\xff\n", "t.csv: not a CSV or parquet table .*[Ii]nvalid UTF8"),
-    ],
-)
-def test_an_invalid_table_is_refused(tmp_path, text, message):
-    (tmp_path / "t.csv").write_text(text, encoding="latin-1")
-    with pytest.raises(ValueError, match=message):
-        read_table(tmp_path / "t.csv")
+    ):
+        path.write_text(text, encoding="latin-1")
+        with pytest.raises(ValueError, match=message):
+            read_table(path)
 
 
-def test_a_missing_table_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no such table"):
-        read_table(tmp_path / "t.csv")
-
-
-def test_a_published_table_is_read(laws):
-    table = next((laws / "chinchilla_epoch").glob("*.csv"))
-    assert len(read_table(table)) == 245
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "value"),
-    [
+def test_a_value_of_another_type_is_unknown_and_the_table_is_written(study, tmp_path) -> None:
+    for name, key, value in (
         ("plan.json", "size", "two\nlines"),
         ("plan.json", "seed", True),
         ("plan.json", "n_params", 10**400),
         ("plan.json", "unique_tokens", float("nan")),
         ("result.json", "wall_s", "x"),
         ("result.json", "tps_mean", [1]),
-    ],
-)
-def test_a_value_of_another_type_is_unknown_and_the_table_is_written(study, tmp_path, name, key, value):
-    path = find_file(study, name)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    row = only_row(study)
-    assert row.status == "done" and (key == "size" or math.isnan(row[key.removesuffix("_mean")]))
+    ):
+        edit_json(find_file(study, name), **{key: value})
+        row = only_row(study)
+        assert row.status == "done" and (key == "size" or math.isnan(row[key.removesuffix("_mean")]))
     for suffix in (".csv", ".parquet"):
         write_table(read_runs(study), tmp_path / f"table{suffix}")
 
 
-def test_metrics_of_other_types_are_skipped(study):
+def test_metrics_of_other_types_are_skipped(study) -> None:
     path = find_file(study, "metrics.jsonl")
     find_file(study, "result.json").unlink()
     odd = [{"kind": [], "step": 1}, {"kind": "train", "step": 2, "elapsed_s": "x", "tps": 10**400}]
