@@ -11,6 +11,7 @@ from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.permutation import Permutation, ShuffledEpochs
 from megatron.data.samples import Samples
+from tests.datasets import write_dataset
 
 N_TOKENS = 1003
 
@@ -20,10 +21,7 @@ def tokens(tmp_path: Path) -> IndexedTokens:
     """Tokens 0, 1, 2, ... in documents of many lengths: the first token of a window is its position."""
     rng = np.random.default_rng(0)
     cuts = np.sort(rng.integers(0, N_TOKENS, 60))
-    with IndexedWriter(tmp_path / "count", np.dtype(np.uint16)) as writer:
-        for ids in np.split(np.arange(N_TOKENS), cuts):
-            writer.add_document(ids)
-    return IndexedTokens(tmp_path / "count")
+    return IndexedTokens(write_dataset(tmp_path / "count", np.split(np.arange(N_TOKENS), cuts)))
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 65, 1000, 4097])
@@ -57,16 +55,12 @@ def test_a_sample_depends_on_its_number_alone(tokens: IndexedTokens) -> None:
 
 
 def test_samples_are_uniform_over_documents_at_every_position_of_an_epoch(tmp_path: Path) -> None:
-    with IndexedWriter(tmp_path / "ten", np.dtype(np.uint16)) as writer:
-        for i in range(10):
-            writer.add_document([i] * 4 + [10])  # one window of 5 per document
-        writer.add_document([10])
+    documents = [*([i] * 4 + [10] for i in range(10)), [10]]  # one window of 5 per document
+    tokens = IndexedTokens(write_dataset(tmp_path / "ten", documents))
     # [position in the epoch, document]: 2,000 seeds, 200 expected in each cell
     counts, numbers = np.zeros((10, 10)), np.arange(10)
-    tokens = IndexedTokens(tmp_path / "ten")
     for seed in range(2000):
-        documents = Samples(tokens, 5, seed).take(numbers)[:, 0]
-        counts[numbers, documents] += 1
+        counts[numbers, Samples(tokens, 5, seed).take(numbers)[:, 0]] += 1
     # chi-squared with 81 degrees of freedom: mean 81, standard deviation sqrt(2 * 81) = 12.7
     assert abs(((counts - 200) ** 2 / 200).sum() - 81) < 5 * 12.7
 
