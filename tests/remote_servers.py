@@ -1,7 +1,8 @@
 """A local S3-compatible store for tests of remote files."""
 
 import atexit
-import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -14,16 +15,26 @@ STORE_VARIABLES = {
 }  # fmt: skip
 
 
+# ends with this process; in a thread of it, a library that keeps the interpreter's lock would wait for ever
+SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print("http://{}:{}".format(*server.get_host_and_port()), flush=True)
+sys.stdin.read()
+"""
+
+
 @cache
 def start_store() -> str:
-    """Start a server in a thread, once per process; return its URL."""
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    atexit.register(server.stop)
-    return "http://{}:{}".format(*server.get_host_and_port())
+    """Start a server, once per process; return its URL."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    server = subprocess.Popen([sys.executable, "-c", SERVER], text=True, **pipes)
+    atexit.register(server.wait)
+    atexit.register(server.kill)
+    assert server.stdout is not None
+    return server.stdout.readline().strip()
 
 
 @contextmanager

@@ -24,18 +24,23 @@ def write_lines(path: Path, n: int, first: int = 0) -> None:
             file.write(json.dumps({"text": f"document {i}", "meta": meta}) + "\n")
 
 
+def write_files(folder: Path, n_files: int, n_documents: int) -> list[Path]:
+    """Write files 0.jsonl, 1.jsonl, ... of consecutive documents; return their paths."""
+    paths = [folder / f"{i}.jsonl" for i in range(n_files)]
+    for i, path in enumerate(paths):
+        write_lines(path, n_documents, first=n_documents * i)
+    return paths
+
+
 @pytest.fixture
 def catalog(tmp_path: Path) -> Path:
     """Return a catalog with the corpus `code`: two files of 30 and 20 documents."""
     write_lines(tmp_path / "one.jsonl", 30)
     write_lines(tmp_path / "two.jsonl", 20, first=30)
-    path = tmp_path / "catalog"
-    with Catalog(path, n_threads=1) as opened:
-        opened.register(
-            "code", [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")],
-            read_properties(PROPERTIES), quiet=True,
-        )  # fmt: skip
-    return path
+    files = [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")]
+    with Catalog(tmp_path / "catalog", n_threads=1) as opened:
+        opened.register("code", files, read_properties(PROPERTIES), quiet=True)
+    return tmp_path / "catalog"
 
 
 @pytest.fixture

@@ -25,21 +25,22 @@ def test_classes_are_those_of_the_installed_library() -> None:
 
 
 def test_tokenizers_of_another_kind_are_left_to_the_library_with_the_reason() -> None:
-    def refusal_reason(tokenizer: Tokenizer) -> str:
-        fast, why = compile_fast_bpe(tokenizer.to_str())
-        assert fast is None
-        return why
+    def build(normalizer: normalizers.Normalizer | None, *pre_tokenizer: bool) -> Tokenizer:
+        bpe = Tokenizer(models.BPE())
+        bpe.normalizer = normalizer
+        for add_prefix_space in pre_tokenizer:
+            bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+        return bpe
 
-    words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
-    assert "WordLevel" in refusal_reason(words)
-    bpe = Tokenizer(models.BPE())
-    assert "pre-tokenizer" in refusal_reason(bpe)
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    assert "lacks 243 of the bytes of UTF-8" in refusal_reason(bpe)  # 13 of 256 bytes never occur
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    assert "adds a blank" in refusal_reason(bpe)
-    bpe.normalizer = normalizers.NFKC()
-    assert "NFKC" in refusal_reason(bpe)
+    for tokenizer, reason in (
+        (Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), "WordLevel"),
+        (build(None), "pre-tokenizer"),
+        (build(None, False), "lacks 243 of the bytes of UTF-8"),  # 13 of 256 bytes never occur
+        (build(None, True), "adds a blank"),
+        (build(normalizers.NFKC(), True), "NFKC"),
+    ):
+        fast, why = compile_fast_bpe(tokenizer.to_str())
+        assert fast is None and reason in why
 
 
 def test_wrong_arguments_are_refused(scaling_data: Path) -> None:

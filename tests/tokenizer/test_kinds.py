@@ -14,6 +14,14 @@ from megatron.tokenizer import bpe
 from megatron.tokenizer.bpe import BpeTokenizer, Gpt2Tokenizer, build_gpt2_tokenizer, load_hf_tokenizer
 from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer
 from megatron.tokenizer.train_bpe import train_bpe
+from tests.datasets import read_documents, write_texts
+
+
+def encode(folder: Path, texts: list[str], tokenizer: Any, append_eod: bool = True) -> list[list[int]]:
+    """Preprocess the texts to `out` in the folder, and return the ids of each."""
+    options = PreprocessOptions(append_eod=append_eod, overwrite=True, quiet=True)
+    preprocess([write_texts(folder / "in.jsonl", texts)], folder / "out", tokenizer, options)
+    return read_documents(folder / "out_text_document")
 
 
 def test_gpt2_needs_no_network(scaling_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,25 +40,12 @@ def test_gpt2_needs_no_network(scaling_data: Path, monkeypatch: pytest.MonkeyPat
         load_hf_tokenizer("gpt3")
 
 
-def test_gpt2_from_the_two_files_named_on_the_command_line(scaling_data: Path) -> None:
-    folder = scaling_data / "gpt2_tokenizer"
-    files = {"vocab_file": str(folder / "vocab.json"), "merge_file": str(folder / "merges.txt")}
-    tokenizer = load_tokenizer(TokenizerSpec("GPT2BPETokenizer", **files))
-    assert tokenizer.sha256 == load_hf_tokenizer(str(folder)).sha256
-
-
 def test_numbers_are_their_own_ids(tmp_path: Path) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_text('{"text": "5 17 70000"}\n{"text": ""}\n')
     spec = TokenizerSpec("NullTokenizer", vocab_size=70001)
-    preprocess([str(source)], tmp_path / "out", spec, PreprocessOptions(append_eod=True))
-    tokens = IndexedTokens(tmp_path / "out_text_document")
-    assert tokens.dtype.name == "int32"
-    assert [tokens.get_document(i).tolist() for i in range(2)] == [[5, 17, 70000, 70001], [70001]]
+    assert encode(tmp_path, ["5 17 70000", ""], spec) == [[5, 17, 70000, 70001], [70001]]
     for text in ("5 x", "-1", "70001", "9" * 5000, "\u0665"):
-        source.write_text(json.dumps({"text": text}) + "\n")
         with pytest.raises(ValueError, match="expected numbers below 70001"):
-            preprocess([str(source)], tmp_path / "bad", spec, PreprocessOptions())
+            encode(tmp_path, [text], spec)
     assert load_tokenizer(spec).encode_batch(["0 " + "0" * 5000 + "7"]) == [[0, 7]]
     for size in (0, 2**31):
         with pytest.raises(ValueError, match=f"--vocab-size: got {size}, expected"):
@@ -60,14 +55,10 @@ def test_numbers_are_their_own_ids(tmp_path: Path) -> None:
 # Megatron's rule, with a margin for more ids: uint16 below 65,500 ids, including the end-of-document id
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(65498, "uint16"), (65499, "int32"), (2**31 - 1, "int32")])
 def test_ids_at_the_limit_of_two_bytes_are_stored_exactly(tmp_path, vocab_size: int, dtype: str) -> None:
-    source = tmp_path / "in.jsonl"
     ids = [0, vocab_size // 2, vocab_size - 1]
-    source.write_text(json.dumps({"text": " ".join(map(str, ids))}) + "\n")
     spec = TokenizerSpec("NullTokenizer", vocab_size=vocab_size)
-    preprocess([str(source)], tmp_path / "out", spec, PreprocessOptions(append_eod=True))
-    tokens = IndexedTokens(tmp_path / "out_text_document")
-    assert tokens.dtype.name == dtype
-    assert tokens.get_document(0).tolist() == [*ids, vocab_size]
+    assert encode(tmp_path, [" ".join(map(str, ids))], spec) == [[*ids, vocab_size]]
+    assert IndexedTokens(tmp_path / "out_text_document").dtype.name == dtype
 
 
 @pytest.mark.parametrize("normalizer", [None, normalizers.NFC()], ids=["fast", "library"])
@@ -75,17 +66,13 @@ def test_truncation_and_padding_of_a_tokenizer_file_are_ignored(
     tmp_path: Path, normalizer: normalizers.Normalizer | None
 ) -> None:
     train_bpe(["the cat sat on the mat"] * 9, 262, tmp_path)
-    plain = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    plain, texts = Tokenizer.from_file(str(tmp_path / "tokenizer.json")), ["the cat sat on the mat " * 9, "a"]
     plain.normalizer = normalizer
-    expected = [plain.encode("the cat sat on the mat " * 9).ids, plain.encode("a").ids]
+    expected = [plain.encode(text).ids for text in texts]
     plain.enable_truncation(8)
     plain.enable_padding(length=20)
     plain.save(str(tmp_path / "short.json"))
-    source = tmp_path / "in.jsonl"
-    source.write_text(json.dumps({"text": "the cat sat on the mat " * 9}) + '\n{"text": "a"}\n')
-    preprocess([str(source)], tmp_path / "out", str(tmp_path / "short.json"), PreprocessOptions(n_workers=1))
-    tokens = IndexedTokens(tmp_path / "out_text_document")
-    assert [tokens.get_document(i).tolist() for i in range(2)] == expected
+    assert encode(tmp_path, texts, str(tmp_path / "short.json"), append_eod=False) == expected
 
 
 def test_sentencepiece_gives_the_ids_of_its_library(tmp_path: Path) -> None:
@@ -95,22 +82,18 @@ def test_sentencepiece_gives_the_ids_of_its_library(tmp_path: Path) -> None:
     sentencepiece.SentencePieceTrainer.Train(
         input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "sp"), vocab_size=40, minloglevel=2
     )
-    source = tmp_path / "in.jsonl"
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     spec = TokenizerSpec("SentencePieceTokenizer", str(tmp_path / "sp.model"))
-    preprocess([str(source)], tmp_path / "out", spec, PreprocessOptions(append_eod=True))
-    tokens = IndexedTokens(tmp_path / "out_text_document")
+    ids = encode(tmp_path, texts, spec)[7]
     reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sp.model"))
-    assert tokens.get_document(7).tolist() == [*reference.encode(texts[7]), reference.eos_id()]
-    assert load_tokenizer(spec).decode(tokens.get_document(7)[:-1].tolist()) == texts[7]
+    assert ids == [*reference.encode(texts[7]), reference.eos_id()]
+    assert load_tokenizer(spec).decode(ids[:-1]) == texts[7]
     (tmp_path / "sp.model").write_bytes(b"no model")
     with pytest.raises(ValueError, match="not a SentencePiece model"):
         load_tokenizer(spec)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "sentence"),
-    [
+def test_missing_options_and_those_of_another_kind_are_refused() -> None:
+    for kind, options, sentence in (
         ("HFTokenizer", {}, "--tokenizer-model missing"),
         ("GPT2BPETokenizer", {}, "--vocab-file and --merge-file missing"),
         ("NullTokenizer", {}, "--vocab-size missing"),
@@ -118,20 +101,18 @@ def test_sentencepiece_gives_the_ids_of_its_library(tmp_path: Path) -> None:
         ("HFTokenizer", {"model": "gpt2", "vocab_size": 9}, "choose --tokenizer-type NullTokenizer"),
         ("NullTokenizer", {"vocab_size": 9, "merge_file": "m"}, "choose --tokenizer-type GPT2BPETokenizer"),
         ("GPT2BPETokenizer", {"vocab_file": "nowhere", "merge_file": "m"}, "nowhere: no such file"),
-    ],
-)
-def test_missing_options_and_those_of_another_kind_are_refused(
-    kind: str, options: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises((ValueError, FileNotFoundError), match=sentence):
-        load_tokenizer(TokenizerSpec(kind, **options))
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+            load_tokenizer(TokenizerSpec(kind, **options))
 
 
 def test_gpt2_recognised_by_checksum_equals_the_tokenizer_built_from_its_files(scaling_data: Path) -> None:
     folder = scaling_data / "gpt2_tokenizer"
     recognised = load_hf_tokenizer(str(folder))
     built = BpeTokenizer(build_gpt2_tokenizer(folder / "vocab.json", folder / "merges.txt"), "built")
+    files = {"vocab_file": str(folder / "vocab.json"), "merge_file": str(folder / "merges.txt")}
     assert isinstance(recognised, Gpt2Tokenizer)
+    assert load_tokenizer(TokenizerSpec("GPT2BPETokenizer", **files)).sha256 == recognised.sha256
     for name in ("sha256", "n_tokens", "eod_id"):
         assert getattr(recognised, name) == getattr(built, name)
     assert recognised.encode("a<|endoftext|>b c") == built.encode("a<|endoftext|>b c")

@@ -1,6 +1,7 @@
 """A tokenizer.json read without the library's vocabulary has the attributes of the library's tokenizer."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,8 @@ def test_attributes_are_those_of_the_library(tmp_path: Path, change: Any, is_leg
     assert read.encode("the text") == built.encode("the text")
 
 
-def set_vocab(saved: dict[str, Any], piece: str, number: int) -> None:
-    saved["model"]["vocab"][piece] = number
-
-
-CHANGES = {
-    "an id far beyond the others": lambda saved: set_vocab(saved, "qq", 1_000_000),
+CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "an id far beyond the others": lambda saved: saved["model"]["vocab"].update(qq=1_000_000),
     "an added token with another id": lambda saved: saved["added_tokens"][0].update(id=5),
     "an added token twice": lambda saved: saved["added_tokens"].append(saved["added_tokens"][0]),
     "a number that is not an integer": lambda saved: saved["model"].update(dropout=0.1),
@@ -81,12 +78,13 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_other_files_are_left_to_the_library(name: str) -> None:
-    saved = json.loads(train().to_str())
-    assert read_bpe_file(json.dumps(saved).encode()) is not None
-    CHANGES[name](saved)
-    assert read_bpe_file(json.dumps(saved).encode()) is None
+def test_other_files_are_left_to_the_library() -> None:
+    valid = train().to_str()
+    assert read_bpe_file(valid.encode()) is not None
+    for name, change in CHANGES.items():
+        saved = json.loads(valid)
+        change(saved)
+        assert read_bpe_file(json.dumps(saved).encode()) is None, name
 
 
 def test_a_file_that_changes_after_it_was_read_is_refused(tmp_path: Path) -> None:
