@@ -1,4 +1,4 @@
-"""Small files of tests: .bin/.idx datasets of given ids, and JSON lines."""
+"""Small files of tests: .bin/.idx datasets of given ids, JSON lines, and tables of cases."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -32,3 +32,8 @@ def write_texts(path: Path, texts: Iterable[str], key: str = "text") -> str:
     """Write one JSON line for each text, and return the path."""
     path.write_text("".join(json.dumps({key: text}) + "\n" for text in texts))
     return str(path)
+
+
+def read_rows(path: Path) -> list[list[str]]:
+    """Return the cells of a table with tabs. Lines that begin with # are comments."""
+    return [line.split("\t") for line in path.read_text().splitlines() if not line.startswith("#")]

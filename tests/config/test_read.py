@@ -39,13 +39,6 @@ def test_a_resolved_config_reads_back_equal(tmp_path: Path) -> None:
     assert resolve_config(config_to_dict(config)) == config
 
 
-def test_hugging_face_names_give_the_same_shape() -> None:
-    shape = {"d_model": 1280, "n_heads": 16, "n_layers": 32, "n_tokens": 50257}
-    ours = resolve_config(minimal_settings(model=shape))
-    names = {"hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 16, "vocab_size": 50257}
-    assert resolve_config(minimal_settings(model={"hf_config": names})).model == ours.model
-
-
 def test_the_vocabulary_comes_from_the_corpus(corpus: str) -> None:
     shape = {key: value for key, value in SHAPE.items() if key != "n_tokens"}
     config = resolve_config(minimal_settings(model=shape, dataset={"path_train": corpus}))
@@ -103,11 +96,9 @@ def test_identity_depends_on_the_numbers_and_not_on_the_names(corpus: str) -> No
     assert identity(logging={"run_dir": "elsewhere"}) == same
     assert identity(checkpoint={"chkpt_saving_iterations": 3}) == same
     assert identity(model={**SHAPE, "size": "a name"}) == same
-    assert identity(optim={"lr": 1e-4}) != same
-    assert identity(misc={"seed": 1}) != same
-    assert identity(objective={"name": "masked_diffusion"}) != same
-    for more in ({"qk_norm": True}, {"biases": True}, {"n_kv_heads": 2}, {"attention_dropout": 0.1}):
-        assert identity(model=SHAPE | more) != same
+    changes = [{"optim": {"lr": 1e-4}}, {"misc": {"seed": 1}}, {"objective": {"name": "masked_diffusion"}}]
+    changes += [{"model": SHAPE | more} for more in ({"qk_norm": True}, {"n_kv_heads": 2})]
+    assert same not in [identity(**change) for change in changes]
 
 
 def test_omitted_shape_keys_follow_from_the_others(corpus: str, tmp_path: Path) -> None:

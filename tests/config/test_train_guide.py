@@ -1,12 +1,14 @@
-"""TRAIN.md quotes real messages in its section "Errors"."""
+"""TRAIN.md quotes real messages in its section "Errors", and names existing options."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 
 from megatron.config.parallelism import build_layout
-from megatron.config.schema import DistConfig
+from megatron.config.schema import DistConfig, ModelConfig, ObjectiveConfig
 from megatron.parallel.rank_env import ranks_from_environment
 from megatron.plan.resolve import load_config
 from tests.wrong_values import read_refusal
@@ -22,7 +24,7 @@ def messages(root: Path) -> list[str]:
 
 
 def test_the_table_of_failures_has_the_real_messages(
-    root: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
+    root: Path, monkeypatch: MonkeyPatch, messages: list[str]
 ) -> None:
     assert len(messages) >= 10 and all("|" not in message for message in messages)
     monkeypatch.chdir(root)
@@ -42,3 +44,11 @@ def test_the_table_of_failures_has_the_real_messages(
         lambda: build_layout(DistConfig(pipeline_parallel=2), 1, 1),
     ):
         assert f"error: {read_refusal(read)}" in messages
+
+
+def test_the_guide_names_only_options_that_exist(root: Path) -> None:
+    text = (root / "examples_scaling" / "training" / "TRAIN.md").read_text()
+    option_names = {option.name for section in (ModelConfig, ObjectiveConfig) for option in fields(section)}
+    documented = re.findall(r"(?:model|objective)\.(\w+)", text)
+    assert len(set(documented)) > 10
+    assert set(documented) <= option_names | {"hf_config"}

@@ -11,8 +11,6 @@ from megatron.data.indexed import IndexedTokens
 from megatron.data.megatron_order import MegatronOrder, MegatronSamples, split_epochs
 from tests.datasets import write_dataset
 
-OPENWEBTEXT = "megatron_openwebtext/meg-gpt2-openwebtext_text_document"
-
 
 def build_indices(
     lengths: np.ndarray, seq_len: int, seed: int, n_samples: int
@@ -100,15 +98,6 @@ def test_samples_are_the_tokens_that_megatron_reads(tmp_path: Path) -> None:
         assert samples.take(np.arange(len(expected))).tolist() == expected
         assert samples[n_samples - 1].tolist() == expected[n_samples - 1]
         assert samples.samples_per_epoch == (lengths.sum() - 1) // seq_len
-
-
-def test_one_epoch_of_megatrons_own_corpus_is_the_twins(scaling_data: Path) -> None:
-    tokens = IndexedTokens(scaling_data / OPENWEBTEXT)
-    samples = MegatronSamples(tokens, 1024, 1234, 1000)
-    documents = [tokens.get_document(i) for i in range(tokens.n_documents)]
-    indices = build_indices(tokens.sequence_tokens(), 1024, 1234, 1000)
-    for i in (0, 1, 500, 999, samples.indices.n_windows - 1):
-        assert samples[i].tolist() == read_sample(documents, indices, i)
 
 
 def test_a_last_epoch_is_separate_below_four_fifths_of_its_samples() -> None:

@@ -1,12 +1,12 @@
 """Remote files: errors as sentences, pinned versions, and no credentials in any message."""
 
-import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 
 from megatron.data import remote
 from megatron.data.remote import RemoteError, RemoteMissingError, find_file, find_remote, open_remote, redact
@@ -18,14 +18,14 @@ URL = "s3://bucket/f.bin"
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def store(monkeypatch: MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(remote, "BLOCK_BYTES", 1000)
     with serve_bucket(monkeypatch) as store:
         store.pipe("bucket/f.bin", CONTENT)
         yield store
 
 
-def test_a_failed_request_is_a_sentence(store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_request_is_a_sentence(store: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     file = find_file(URL)
     reset = OSError(5, "connection to http://me:hidden@host reset")
     for error, sentence in (
@@ -50,7 +50,7 @@ def test_a_failed_request_is_a_sentence(store: Any, tmp_path: Path, monkeypatch:
         open_remote(file).read(1)
 
 
-def test_a_missing_package_and_another_kind_of_url_are_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_and_another_kind_of_url_are_sentences(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     for url, sentence in [
         ("gs://bucket/f.jsonl", "package gcsfs is missing .* pip install gcsfs"),
@@ -74,15 +74,6 @@ def test_a_file_that_changes_while_it_is_read_is_refused(store: Any, tmp_path: P
         with pytest.raises(RemoteError, match="The file was replaced meanwhile"):
             use()
     assert not list(tmp_path.iterdir())
-
-
-def test_the_reader_equals_a_local_file_for_all_seeks(store: Any) -> None:
-    local = io.BytesIO(CONTENT)
-    with open_remote(find_file(URL)) as content:
-        for position, n in [(0, 10), (999, 2), (5000, 3000), (10, 1), (7400, 500), (7501, 3), (20_000, 1)]:
-            assert content.seek(position) == local.seek(position)
-            assert content.read(n) == local.read(n)
-        assert content.seek(-5, io.SEEK_END) == len(CONTENT) - 5
 
 
 def test_files_of_a_store_are_listed_uploaded_and_removed(store: Any, tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Small corpora with properties, and a catalog of them."""
 
 import gzip
+import io
 import json
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,6 +32,15 @@ def write_files(folder: Path, n_files: int, n_documents: int) -> list[Path]:
     for i, path in enumerate(paths):
         write_lines(path, n_documents, first=n_documents * i)
     return paths
+
+
+def write_tar(path: Path, samples: list[tuple[str, dict[str, bytes]]]) -> None:
+    with tarfile.open(path, "w") as archive:
+        for key, members in samples:
+            for extension, content in members.items():
+                info = tarfile.TarInfo(f"{key}.{extension}")
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import gzip
 import json
 import shutil
+import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,15 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pytest import MonkeyPatch
 
-from megatron.mixture import registration
+from megatron.mixture import files, registration
 from megatron.mixture.catalog import Catalog
+from megatron.mixture.files import iter_sample_lines
 from megatron.mixture.properties import read_properties
 from megatron.mixture.query import Query
 from megatron.mixture.registration import find_input_files
 from tests.datasets import write_dataset
-from tests.mixture.conftest import PROPERTIES, write_files, write_lines
-from tests.mixture.test_tars import write_tar
+from tests.mixture.conftest import PROPERTIES, write_files, write_lines, write_tar
 from tests.remote_servers import serve_bucket
 from tests.tool_modules import Cli
 
@@ -204,9 +206,7 @@ def test_several_writers_register_every_file_once(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("n_before", [10, 65, 139])
-def test_a_registration_that_ends_early_leaves_whole_files_and_resumes(
-    tmp_path, monkeypatch: pytest.MonkeyPatch, n_before: int
-) -> None:
+def test_a_registration_that_ends_early_resumes(tmp_path, monkeypatch: MonkeyPatch, n_before: int) -> None:
     monkeypatch.setattr(registration, "BATCH_BYTES", 1)  # a commit for each file
     files = write_files(tmp_path, 6, 25)
 
@@ -225,7 +225,7 @@ def test_a_registration_that_ends_early_leaves_whole_files_and_resumes(
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def bucket(monkeypatch: MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     with serve_bucket(monkeypatch):
         yield
@@ -244,3 +244,48 @@ def test_a_catalog_in_s3_gives_the_documents_of_a_folder(tmp_path: Path) -> None
         assert identities[0] == identities[1]
         assert remote.describe_corpus("code") == local.describe_corpus("code")
         assert remote.prune({}) == 0
+
+
+def read_all(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in iter_sample_lines(path, "text")]
+
+
+def test_a_sample_is_a_record_with_the_text_of_its_members(tmp_path) -> None:
+    samples = [
+        ("a/1", {"txt": b"a cat", "jpg": b"\xff\xd8" * 400}),
+        ("a/" + "long" * 40, {"json": b'{"text": "a dog", "__key__": "x", "n": 3}'}),
+        ("a/2", {"json": b'{"n": 4}', "txt": b"a bird", "seg.png": b""}),
+    ]
+    write_tar(tmp_path / "x.tar", samples)
+    assert read_all(tmp_path / "x.tar") == [
+        {"__key__": "a/1", "text": "a cat"},
+        {"__key__": samples[1][0], "text": "a dog", "n": 3},
+        {"__key__": "a/2", "text": "a bird", "n": 4},
+    ]
+
+
+def test_samples_without_text_have_records_without_text(tmp_path) -> None:
+    broken = [{"jpg": b"x"}, {"txt": b"\xff"}, {"json": b"{"}, {"json": b"[1]", "txt": b"a"}]
+    write_tar(tmp_path / "x.tar", [(str(i), members) for i, members in enumerate(broken)])
+    assert read_all(tmp_path / "x.tar") == [{"__key__": str(i)} for i in range(4)]
+
+
+def test_damage_links_out_of_the_archive_and_large_texts_are_refused(tmp_path, monkeypatch) -> None:
+    write_tar(tmp_path / "x.tar", [(str(i), {"txt": b"x" * 600}) for i in range(4)])
+    content = bytearray((tmp_path / "x.tar").read_bytes())
+    content[1536 + 100] ^= 255  # in the header of the second member
+    (tmp_path / "damaged.tar").write_bytes(content)
+    (tmp_path / "cut.tar").write_bytes(bytes(content[:1000]))
+    for name in ("damaged.tar", "cut.tar"):
+        with pytest.raises(ValueError, match=f"{name}: cannot be read to its end .* Pack it again"):
+            read_all(tmp_path / name)
+    for kind, target in ((tarfile.SYMTYPE, "../../etc/passwd"), (tarfile.CHRTYPE, "")):
+        with tarfile.open(tmp_path / "link.tar", "w") as archive:
+            info = tarfile.TarInfo("1.txt")
+            info.type, info.linkname = kind, target
+            archive.addfile(info)
+        with pytest.raises(ValueError, match="link.tar: cannot be read"):
+            read_all(tmp_path / "link.tar")
+    monkeypatch.setattr(files, "MAX_MEMBER_BYTES", 500)
+    with pytest.raises(ValueError, match="0.txt: got a text of over 500 bytes"):
+        read_all(tmp_path / "x.tar")

@@ -1,8 +1,6 @@
 """Chunks: exact shares, true epochs without a lost document, and the same result from every position."""
 
-from collections.abc import Sequence
 from fractions import Fraction
-from itertools import combinations_with_replacement
 from typing import Any
 
 import numpy as np
@@ -66,39 +64,6 @@ def test_every_prefix_of_chunks_has_the_exact_shares_to_within_one_unit() -> Non
     units = make_distributor([10**6] * 760, weights, 512, seed=1).schedule_chunks(0, 400)
     cumulated = np.cumsum(count_units(units, 512, 760), axis=0)
     assert np.abs(cumulated - weights * 512 * np.arange(1, 401)[:, None]).max() < 1 + 1e-6
-
-
-def largest_remainders(parts: Sequence[int], size: int, n_chunks: int) -> list[list[int]]:
-    """Cumulated counts of the largest remainders of each chunk, with the rest carried over."""
-    whole, done = sum(parts), [0] * len(parts)
-    result = []
-    for end in range(size, size * n_chunks + 1, size):
-        counts = [max(0, end * part // whole - n) for part, n in zip(parts, done, strict=True)]
-        rest = [end * part - (n + c) * whole for part, n, c in zip(parts, done, counts, strict=True)]
-        order = sorted(range(len(parts)), key=lambda k: (-rest[k], k))
-        for k in order[: size - sum(counts)]:
-            counts[k] += 1
-        done = [n + c for n, c in zip(done, counts, strict=True)]
-        result.append(done)
-    return result
-
-
-def test_counts_stay_within_one_unit_and_equal_largest_remainders_after_each_period() -> None:
-    n_cases = n_differing = 0
-    for whole in (4, 8, 16):  # exact as multiples of 2^-40
-        for size in (1, 3, 5):
-            for parts in combinations_with_replacement(range(1, whole), 3):
-                if sum(parts) != whole:
-                    continue
-                units = make_distributor([10**6] * 3, parts, size).schedule_chunks(0, 2 * whole)
-                done = np.cumsum(count_units(units, size, 3), axis=0)
-                exact = np.outer(np.arange(1, 2 * whole + 1) * size, parts) / whole
-                assert np.abs(done - exact).max() < 1  # every share is rounded down or up
-                remainders = np.array(largest_remainders(parts, size, 2 * whole))
-                assert np.abs(done - remainders).max() <= 1
-                assert np.array_equal(done[whole - 1 :: whole], remainders[whole - 1 :: whole])
-                n_cases, n_differing = n_cases + 1, n_differing + (done != remainders).any()
-    assert n_cases > 50 and n_differing > 0
 
 
 def test_weights_that_change_at_every_chunk_carry_over_the_remainder() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pytest import MonkeyPatch
 
 from megatron.mixture import learner
 from megatron.mixture.catalog import Catalog
@@ -17,9 +18,8 @@ from megatron.mixture.documents import DocumentChunks, OpenFiles
 from megatron.mixture.loaders import MixtureDataset, hugging_face, pack_windows
 from megatron.mixture.weights import NotReadyError
 from tests.datasets import write_dataset
-from tests.mixture.conftest import write_files, write_lines
+from tests.mixture.conftest import write_files, write_lines, write_tar
 from tests.mixture.loss_rule import LossProportional
-from tests.mixture.test_tars import write_tar
 
 
 def open_format(folder: Path, files: list[Path], extra: str = "") -> DocumentChunks:
@@ -82,7 +82,7 @@ def test_states_of_all_ranks_are_equal_after_the_number_of_groups_changed(runs, 
     assert sorted(numbers) == list(range(next_chunk))
 
 
-def test_a_state_contains_a_recent_position(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_contains_a_recent_position(mixture: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("megatron.mixture.loaders.ANCHOR_CHUNKS", 10)
     monkeypatch.setattr("megatron.mixture.distributor.MAX_WALK_CHUNKS", 30)
     open_source = partial(DocumentChunks, mixture, chunk_size=8)
@@ -198,7 +198,7 @@ def simulate(source: DocumentChunks, chunks: range) -> list[list[int]]:
     return read
 
 
-def test_adaptive_weights_follow_the_log_after_a_restart(mixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adaptive_weights_follow_the_log_after_a_restart(mixture, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(learner, "RULE_SAVE_INTERVAL", 20)
     mixture.write_text(mixture.read_text() + ADAPTIVE)
     with DocumentChunks(mixture, chunk_size=60, run="whole") as source:

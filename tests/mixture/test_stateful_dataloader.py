@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from torch.utils.data import DataLoader
 
 from megatron.mixture.documents import DocumentChunks
-from megatron.mixture.loaders import Chunk, ChunkIterator, MixtureDataset, hugging_face
+from megatron.mixture.loaders import Chunk, ChunkIterator, MixtureDataset
 
 # a process that has imported the loaders, and whose forks are the workers: the
 # tests' own process has threads of other libraries, which a fork may break
@@ -39,35 +40,14 @@ def make_finite(mixture: Path) -> Path:
     return mixture
 
 
-class Rows:
-    """The part of an Arrow table that is used."""
-
-    column_names = ("domain", "text")
-
-    def __init__(self, numbers: range) -> None:
-        self.numbers = numbers
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def slice(self, first: int, n: int) -> "Rows":
-        return Rows(self.numbers[first : first + n])
-
-    def column(self, i: int) -> "Rows":
-        self.index = i
-        return self
-
-    def to_pylist(self) -> list[Any]:
-        return [f"text {i}" if self.index else 0 for i in self.numbers]
-
-
 class Numbers:
     """Source of 300 documents, with a short last chunk."""
 
     identity, names, chunk_size, at_once = "numbers", ("all",), 7, 4
 
-    def read(self, first: int, n_chunks: int, position: Any = None) -> Rows:
-        return Rows(range(first * 7, min(300, (first + n_chunks) * 7)))
+    def read(self, first: int, n_chunks: int, position: Any = None) -> pa.Table:
+        numbers = range(first * 7, min(300, (first + n_chunks) * 7))
+        return pa.table({"domain": [0] * len(numbers), "text": [f"text {i}" for i in numbers]})
 
     def find_position(self, chunk: int, position: Any = None) -> dict[str, Any]:
         return {"chunk": chunk}
@@ -180,24 +160,3 @@ def test_the_package_resumes_several_times_inside_an_epoch(mixture, workers) -> 
         return package.StatefulDataLoader(dataset, batch_size=None, num_workers=workers, **context)
 
     check_resumes(loader, 43, (5, 1, 4, 31))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_package_resumes_rows_of_hugging_face(workers) -> None:
-    package = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
-    context = {"multiprocessing_context": FORKS} if workers else {}
-
-    def loader() -> Any:
-        rows = hugging_face(MixtureDataset(Numbers))
-        return package.StatefulDataLoader(rows, batch_size=10, num_workers=workers, **context)
-
-    whole = [batch["text"] for batch in islice(loader(), 20)]
-    received: list[list[str]] = []
-    state: dict[str, Any] = {}
-    for n in (3, 8, 9):
-        reading = loader()
-        reading.load_state_dict(state)
-        received += [batch["text"] for batch in islice(reading, n)]
-        state = reading.state_dict()
-        del reading
-    assert received == whole

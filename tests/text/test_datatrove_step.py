@@ -173,9 +173,7 @@ def test_wrong_arguments_are_errors_before_a_task_starts() -> None:
             EncodeToMegatron(*words)
 
 
-def test_the_program_of_the_guide_gives_the_parts_of_a_folder(
-    root: Path, tmp_path: Path, corpus: Path
-) -> None:
+def test_the_program_of_the_guide_encodes_a_folder(root: Path, tmp_path: Path, corpus: Path) -> None:
     program = root / "examples_scaling/training/prepare_datatrove.py"
     words = [str(corpus), str(tmp_path / "c4"), "--glob"]
     command = [sys.executable, str(program), *words, "*.jsonl*"]

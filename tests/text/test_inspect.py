@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 
 from megatron.data import open_dataset
 from megatron.text.inspect_dataset import find_faults, summarize_lengths
@@ -20,24 +21,25 @@ def real(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("suffix", ["bin", "idx"])
-def test_verifying_finds_a_flip_of_any_bit_and_a_wrong_size(real: Path, suffix: str) -> None:
+def test_verifying_finds_a_change_of_any_byte_and_a_wrong_size(real: Path, suffix: str) -> None:
     assert list(find_faults(real)) == []
     path = Path(f"{real}.{suffix}")
     whole = path.read_bytes()
-    flips = (bytearray(whole) for _ in range(8 * len(whole)))
-    for at, content in enumerate([*flips, *(whole[:n] for n in range(len(whole))), whole + b"\0", whole * 2]):
-        if at < 8 * len(whole):
-            content[at // 8] ^= 1 << at % 8
+    flips = [bytearray(whole) for _ in whole]
+    for at, content in enumerate(flips):
+        content[at] ^= 1 << at * 3 % 8  # each byte, and each bit in several bytes
+    for content in (*flips, *(whole[:n] for n in range(len(whole))), whole + b"\0", whole * 2):
         path.write_bytes(content)
         try:
-            assert list(find_faults(real)), at
+            assert list(find_faults(real)), content
         except ValueError as error:
             assert str(real) in str(error)
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
+def test_verifying_compares_every_entry_of_the_sidecar(real: Path) -> None:
+    sidecar = Path(f"{real}.json")
+    valid = json.loads(sidecar.read_text())
+    for change, sentence in (
         ({"documents": 5}, "got 5 for documents, expected 4"),
         ({"tokens": 1}, "got 1 for tokens, expected 12"),
         ({"dtype": "int32"}, "got int32 for dtype, expected uint16"),
@@ -47,15 +49,12 @@ def test_verifying_finds_a_flip_of_any_bit_and_a_wrong_size(real: Path, suffix: 
         ({"sha256": {}}, "no hashes"),
         ({"tokenizer": {"eod_id": 8, "n_tokens": 10}}, "document 0 does not end with id 8"),
         ({"tokenizer": {"eod_id": 9, "n_tokens": 9}}, "got id 9, expected ids below the tokenizer's 9"),
-    ],
-)
-def test_verifying_compares_every_entry_of_the_sidecar(real: Path, change: dict, sentence: str) -> None:
-    sidecar = Path(f"{real}.json")
-    sidecar.write_text(json.dumps(json.loads(sidecar.read_text()) | change))
-    assert sentence in " ".join(find_faults(real))
+    ):
+        sidecar.write_text(json.dumps(valid | change))
+        assert sentence in " ".join(find_faults(real))
 
 
-def test_lengths_are_counted_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_are_counted_in_blocks(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("megatron.data.indexed.BLOCK_DOCUMENTS", 7)
     lengths = np.random.default_rng(0).integers(0, 40, 100)
     write_dataset(tmp_path / "many", map(np.zeros, lengths))

@@ -114,9 +114,7 @@ def test_bert_tokenizers_give_the_ids_of_googles_code(vocab: Path, kind: str) ->
     assert tokenizer.n_tokens == len(table)
 
 
-def test_bert_tokenizers_end_documents_with_the_token_that_is_named(
-    write_tokens: Write, vocab: Path, tmp_path: Path
-) -> None:
+def test_bert_tokenizers_end_documents_as_named(write_tokens: Write, vocab: Path, tmp_path: Path) -> None:
     table = {piece: i for i, piece in enumerate(vocab.read_text("utf-8").splitlines())}
     base = ("--tokenizer-type", "BertWordPieceCase", "--vocab-file", str(vocab))
     write_texts(tmp_path / "in.jsonl", ["a"])

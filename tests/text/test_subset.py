@@ -120,9 +120,7 @@ def test_a_sample_keeps_the_order_and_follows_the_seed(source: Path) -> None:
     assert abs(len(samples[0]) - 100) < 5 * math.sqrt(1000 * 0.1 * 0.9)
 
 
-def test_a_sample_of_a_dataset_is_that_of_its_text_and_contains_smaller_ones(
-    source: Path, tmp_path: Path
-) -> None:
+def test_a_sample_of_a_dataset_is_that_of_its_text(source: Path, tmp_path: Path) -> None:
     pair = Path(write_dataset(tmp_path / "pair", ([i] * (i % 3 + 1) for i in range(1000))))
     lines, before = read_lines(source), set[int]()
     for sample in (1, 10, Fraction(1, 5), Fraction(1, 2), 900, 1000):
@@ -162,9 +160,7 @@ def test_a_line_keeps_its_bytes_and_blank_lines_are_not_documents(tmp_path: Path
     assert (tmp_path / "out.jsonl").read_bytes() == b"".join(line + b"\n" for line in odd)
 
 
-def test_a_bad_line_is_named_and_lines_after_the_end_are_not_read(
-    source: Path, tmp_path: Path, counters: dict
-) -> None:
+def test_a_bad_line_is_named_if_it_is_read(source: Path, tmp_path: Path, counters: dict) -> None:
     lines = read_lines(source)
     source.write_bytes(b"\n".join([*lines[:4], b'{"body": 1}', *lines[4:]]))
     assert len(select(source, counters[False], tokens=2 * 4)) == 4

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from megatron.tokenizer import split_pattern
@@ -14,7 +15,6 @@ from megatron.tokenizer.automaton import compile_automaton
 from megatron.tokenizer.code_points import (
     CATEGORIES,
     N_CODE_POINTS,
-    UNSTABLE,
     load_folds,
     load_gpt2_classes,
     load_property,
@@ -32,48 +32,9 @@ from tests.tokenizer.encoder_pair import (
     draw_token_texts,
 )
 
-TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-O200K = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}?"
-    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{TAIL}"
-)
-LLAMA3 = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{TAIL}"
 # published split patterns, and others that use each supported construct; a list has several splits in a row
-PATTERNS: dict[str, list[str]] = {
-    "llama3": [LLAMA3],
-    "qwen2": [LLAMA3.replace("{1,3}", "")],
-    "qwen3.5": [
-        LLAMA3.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
-    ],
-    "cl100k": [
-        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|"
-        r"\s+(?!\S)|\s+"
-    ],
-    "cl100k of 2024": [
-        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|"
-        r"\s*[\r\n]|\s+(?!\S)|\s"
-    ],
-    "o200k": [O200K],
-    "tekken": [O200K.replace(f"{CONTRACTIONS}?", "").replace("{1,3}", "")],
-    "deepseek v3": [
-        r"\p{N}{1,3}",
-        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-        rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{TAIL}",
-    ],
-    "deepseek llm": [
-        "[\r\n]",
-        "\\s?[A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba]+",
-        "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-        r"\s+$",
-        "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
-    ],
-    "lazy": [r"\p{L}\p{L}+?\p{L}?|\s*?\n| {2,}| ??\d+?|[^a-z]"],
-    "look-ahead": [r"\p{L}+(?=\s)|\p{L}(?![a-z])|\S+?(?=\d)|\s+"],
-    "escapes": [r"\x41|\x{e9}+|\u4e2d|[\t-\r ]+|\P{L}\p{^N}|[^\D1]+|.\S?"],
-}
+PATTERNS: dict[str, list[str]] = json.loads(Path(__file__).with_name("split_patterns.json").read_text())
+LLAMA3 = PATTERNS["llama3"][0]
 
 
 @cache
@@ -163,7 +124,7 @@ TOKENS = ["<|a|>", "<|a|>b", "|>", "the", "e\u0301", "  ", "   ", "_x_", "\u4e2d
 
 def test_added_tokens_with_every_condition(seed: int = 4) -> None:
     rng = np.random.default_rng(seed)
-    for number in range(6):
+    for number in range(4):
         pattern = [byte_level(True)] if number % 2 else [split(LLAMA3), byte_level()]
         inner = build(pattern, normalizers.NFC() if rng.random() < 0.5 else None, words=50)
         add_random_tokens(inner, TOKENS, rng)
@@ -181,23 +142,13 @@ def test_two_added_tokens_of_one_normalized_text_are_refused() -> None:
 def test_text_that_nfc_changes_and_text_that_it_does_not() -> None:
     inner = build([split(LLAMA3), byte_level()], normalizers.NFC())
     texts = ["é", "é", "가", "क़", "ạ̇", "ạ̇", "Ω", "ok"]
-    assert_equal_ids(inner, texts + make_hostile_texts() + ["a" * 5000 + "\u0301", ""])
-    sequence = build([split(LLAMA3), byte_level()], normalizers.Sequence([normalizers.NFC()]))
-    assert_equal_ids(sequence, texts)
-
-
-def test_texts_that_pass_the_check_are_in_nfc() -> None:
     ranks = load_table("combining")
     marks = [chr(point) for point in np.flatnonzero(ranks) if point != 0x345][::7]
-    nfc = normalizers.NFC()
-    letters = "a\u00e9\u0915\u4e2d"
-    n_certain = 0
-    for text in (a + b + c for a in letters for b in marks for c in marks[::3]):
-        values = [int(ranks[ord(letter)]) for letter in text]
-        is_certain = UNSTABLE not in values and not (values[1] > values[2] > 0)
-        assert not is_certain or nfc.normalize_str(text) == text, ascii(text)
-        n_certain += is_certain
-    assert n_certain > 1000
+    sequences = [a + b + c for a in "a\u00e9\u0915\u4e2d" for b in marks for c in marks[::3]]
+    assert len(sequences) > 1000
+    assert_equal_ids(inner, [*texts, *sequences, *make_hostile_texts(), "a" * 5000 + "\u0301", ""])
+    sequence = build([split(LLAMA3), byte_level()], normalizers.Sequence([normalizers.NFC()]))
+    assert_equal_ids(sequence, texts)
 
 
 def test_a_real_text_with_many_mutations(scaling_data: Path) -> None:
@@ -216,7 +167,7 @@ def test_a_line_of_megabytes_has_the_ids_of_its_whole_text(name: str, tmp_path: 
     assert_equal_line(inner, words, tmp_path)
 
 
-def test_other_constructs_are_refused_and_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_constructs_are_refused_and_left_to_the_library(monkeypatch: MonkeyPatch) -> None:
     for pattern in (
         r"a*", r"(?=a)", r"(?<=a)b", r"\bx", r"^a", r"(?>a)", r"[[:alpha:]]", r"[a&&b]", r"\p{Greek}",
         r"(?i:st)", "(?i:\u00e9)", r"\h", r"\w", r"(a)\1", r"a{1,3}+", r"a**", r"(?!ab)c", r"(ab)++", r"(",
