@@ -17,7 +17,7 @@ from megatron.text.local_text import MAX_BYTES, MIN_BYTES, PACKAGES, read_local_
 from tests.datasets import write_texts
 from tests.tool_modules import Cli
 
-REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt", "constraints.txt")
+REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt")
 
 LIMITS = CorpusLimits(10**6)
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.tool_modules import load_tool
 
-REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt", "constraints.txt")
+REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt")
 
 TWO_GPUS = "NVIDIA H100 80GB HBM3, 81559 MiB, 570.86.15\n" * 2
 
