@@ -21,6 +21,7 @@ from megatron.config.schema import RunConfig
 from megatron.plan.resolve import load_config
 from megatron.plan.run_plan import plan_run
 from megatron.train.microbatch import list_microbatches
+from tests.datasets import read_rows
 from tests.tool_modules import Cli
 from tests.wrong_values import read_refusal
 
