@@ -28,9 +28,9 @@ def read_documents(prefix: str | Path) -> list[list[int]]:
     return [tokens.get_document(i).tolist() for i in range(tokens.n_documents)]
 
 
-def write_texts(path: Path, texts: Iterable[str], key: str = "text") -> str:
+def write_texts(path: Path, texts: Iterable[str]) -> str:
     """Write one JSON line for each text, and return the path."""
-    path.write_text("".join(json.dumps({key: text}) + "\n" for text in texts))
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return str(path)
 
 

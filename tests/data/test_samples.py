@@ -109,10 +109,11 @@ VALUES = (0, 1, 2, 3, 5, LOW, HIGH, 2**32 - 1, 2**32, 2**32 + 5, 2**64 - 1, 2**6
 
 
 def test_no_two_keys_have_the_same_padded_words() -> None:
-    keys = [key for n in range(5) for key in itertools.product(VALUES, repeat=n)]
+    keys = [key for n in range(4) for key in itertools.product(VALUES, repeat=n)]
+    keys += itertools.product(VALUES[::2], repeat=4)
     words = [key_words(*key) for key in keys]
     padded = {tuple(key + [0] * (4 - len(key))) for key in words}  # as numpy does before it mixes them
-    assert len(padded) == len(keys) > 50_000
+    assert len(padded) == len(keys) > 7000
     assert all(0 <= word < 2**32 for key in words for word in key)
 
 

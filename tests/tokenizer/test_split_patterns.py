@@ -143,7 +143,7 @@ def test_text_that_nfc_changes_and_text_that_it_does_not() -> None:
     inner = build([split(LLAMA3), byte_level()], normalizers.NFC())
     texts = ["é", "é", "가", "क़", "ạ̇", "ạ̇", "Ω", "ok"]
     ranks = load_table("combining")
-    marks = [chr(point) for point in np.flatnonzero(ranks) if point != 0x345][::7]
+    marks = [chr(point) for point in np.flatnonzero(ranks) if point != 0x345][::11]
     sequences = [a + b + c for a in "a\u00e9\u0915\u4e2d" for b in marks for c in marks[::3]]
     assert len(sequences) > 1000
     assert_equal_ids(inner, [*texts, *sequences, *make_hostile_texts(), "a" * 5000 + "\u0301", ""])
