@@ -5,7 +5,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from pytest import MonkeyPatch
 
 from megatron.config import megatron_script
 from megatron.config.megatron_rules import translate_command
@@ -48,7 +47,7 @@ def test_variables_of_the_environment_reach_the_script(script: Path, monkeypatch
     assert words[1] == "2"
 
 
-def test_what_cannot_be_recorded_is_refused(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_what_cannot_be_recorded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(megatron_script, "LIMIT_S", 0.5)
     for line, message in (
         ("ssh host torchrun a.py", "it calls ssh, which runs elsewhere"),

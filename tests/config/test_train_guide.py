@@ -5,7 +5,6 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from pytest import MonkeyPatch
 
 from megatron.config.parallelism import build_layout
 from megatron.config.schema import DistConfig, ModelConfig, ObjectiveConfig
@@ -24,7 +23,7 @@ def messages(root: Path) -> list[str]:
 
 
 def test_the_table_of_failures_has_the_real_messages(
-    root: Path, monkeypatch: MonkeyPatch, messages: list[str]
+    root: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
 ) -> None:
     assert len(messages) >= 10 and all("|" not in message for message in messages)
     monkeypatch.chdir(root)

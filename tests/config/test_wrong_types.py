@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-from pytest import MonkeyPatch
 
 from megatron.config.read import write_config
 from megatron.config.schema import RunConfig
@@ -67,7 +66,7 @@ def read_study(path: Path) -> None:
     ids=["run", "study"],
 )
 def test_a_file_is_read_or_refused_in_one_sentence(
-    tmp_path: Path, monkeypatch: MonkeyPatch, read: Any, base: Any, keys: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Any, base: Any, keys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path, refused = tmp_path / "file.yaml", []

@@ -4,7 +4,6 @@ import time
 from pathlib import Path
 
 import pytest
-from pytest import MonkeyPatch
 
 from megatron.config.yaml_file import read_yaml
 
@@ -67,7 +66,7 @@ def write_yaml(folder: Path, text: str) -> Path:
     ids=lambda text: repr(text)[:30],
 )
 def test_a_hostile_file_or_override_is_refused_quickly_and_in_one_sentence(
-    tmp_path: Path, monkeypatch: MonkeyPatch, text: str, words: list[str], sentence: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: list[str], sentence: str
 ) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     begin = time.process_time()

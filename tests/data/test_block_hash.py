@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pytest import MonkeyPatch
 
 from megatron.data.block_hash import BLOCK_BYTES, BlockHash, combine_digests, hash_file
 from megatron.data.sidecar import read_sidecar
@@ -52,7 +51,7 @@ def test_the_shell_computes_the_hash_of_a_long_file(tmp_path: Path) -> None:
     assert hash_file(path, 1000, 5, 9999) == hash_naively(path.read_bytes()[5:9999], 1000)
 
 
-def test_a_long_dataset_is_hashed_by_blocks(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_a_long_dataset_is_hashed_by_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megatron.data.indexed_writer.BLOCK_BYTES", 64)
     prefix = write_dataset(tmp_path / "x", map(np.arange, (5, 0, 90, 1, 30)))
     sums = read_sidecar(prefix)["sha256"]

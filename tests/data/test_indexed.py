@@ -1,21 +1,27 @@
-"""The .bin/.idx format: Megatron's own files, and broken files."""
+"""The .bin/.idx format: Megatron's own files, broken files, and sidecars with a field of a wrong type."""
 
 import gzip
 import json
+import math
 import pickle
+import re
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from pytest import MonkeyPatch
 
+from megatron.data import open_dataset
 from megatron.data.indexed import DTYPES, IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.data.sidecar import DTYPE_NAMES, HEADER, MAGIC, count_token_bytes
+from megatron.data.sidecar import DTYPE_NAMES, FIELDS, HEADER, MAGIC, count_token_bytes, read_sidecar
+from megatron.plan.datapaths import read_data_paths
+from megatron.text.inspect_dataset import find_faults
+from megatron.text.merge import merge_datasets
 from megatron.tokenizer.bpe import BpeTokenizer, build_gpt2_tokenizer
 from tests.datasets import read_documents, write_dataset
 from tests.wrong_values import read_refusal
@@ -94,7 +100,7 @@ def test_every_dtype_has_the_size_of_its_name() -> None:
         assert count_token_bytes(name) == np.dtype(name).itemsize == DTYPES[code].itemsize
 
 
-def test_an_exception_leaves_no_changed_file(pair: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_an_exception_changes_no_file(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     for ids in ([65536], np.array([-1, 7])):  # and an id is not wrapped
         with pytest.raises(ValueError, match=rf"got id {ids[0]}, which uint16 cannot"):
@@ -140,3 +146,43 @@ def test_a_local_dataset_loads_no_module_for_urls(pair: Path) -> None:
     command = [sys.executable, "-c", code, str(pair)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert not {"megatron.data.remote", "fsspec", "torch"} & set(done.stdout.split())
+
+
+WRONG_VALUES: dict[type, list[Any]] = {
+    int: [True, -1, 1.0, 1 << 63, 10**30, "5", [], {}],
+    float: [True, math.nan, math.inf, "0.5", []],
+    bool: [0, "yes", {}],
+    str: [5, False, [], {}],
+    dict: [5, True, "x", [{}]],
+    list: [5, "x", {}, [5], [{}, None]],
+}
+
+
+def test_a_field_of_the_wrong_type_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    fields = [(section, kind, name) for section, kinds in FIELDS.items() for kind, names in kinds.items()
+              for name in names.split()]  # fmt: skip
+    assert len(fields) > 20
+    for section, kind, name in fields:
+        place = {"": "", "parts": r"parts\[0\]\."}.get(section, rf"{section}\.")
+        for value in (*WRONG_VALUES[kind], None):  # None: a missing value
+            entry = {name: value}
+            content = {section: [entry] if section == "parts" else entry} if section else entry
+            path.write_text(json.dumps(content))
+            message = read_refusal(lambda: read_sidecar(tmp_path / "a"))
+            expected = rf"{path}: {place}{name}: got '.*', expected [^\n]*"
+            assert message is None if value is None else re.fullmatch(expected, str(message)), content
+
+
+@pytest.mark.parametrize("text", ['{"tokens": "x"}', '{"tokens": 5', "[]", "[" * 100_000, "9" * 5000, "\0"])
+def test_every_reader_refuses_a_damaged_sidecar(tmp_path: Path, text: str) -> None:
+    prefix = write_dataset(tmp_path / "a", [[1, 2, 3]])
+    (tmp_path / "a.json").write_text(text)
+    (tmp_path / "paths.txt").write_text(f"1 {prefix}\n")
+    for read in (
+        lambda: read_data_paths(tmp_path / "paths.txt"),
+        lambda: open_dataset(prefix),
+        lambda: list(find_faults(prefix)),
+        lambda: merge_datasets([prefix], tmp_path / "merged"),
+    ):
+        assert "a.json: " in str(read_refusal(read))

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pytest import MonkeyPatch
 
 from megatron.data import remote
 from megatron.data.remote import RemoteError, RemoteMissingError, find_file, find_remote, open_remote, redact
@@ -18,14 +17,14 @@ URL = "s3://bucket/f.bin"
 
 
 @pytest.fixture
-def store(monkeypatch: MonkeyPatch) -> Iterator[Any]:
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(remote, "BLOCK_BYTES", 1000)
     with serve_bucket(monkeypatch) as store:
         store.pipe("bucket/f.bin", CONTENT)
         yield store
 
 
-def test_a_failed_request_is_a_sentence(store: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_a_failed_request_is_a_sentence(store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = find_file(URL)
     reset = OSError(5, "connection to http://me:hidden@host reset")
     for error, sentence in (
@@ -50,7 +49,7 @@ def test_a_failed_request_is_a_sentence(store: Any, tmp_path: Path, monkeypatch:
         open_remote(file).read(1)
 
 
-def test_a_missing_package_and_another_kind_of_url_are_sentences(monkeypatch: MonkeyPatch) -> None:
+def test_a_missing_package_and_another_kind_of_url_are_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     for url, sentence in [
         ("gs://bucket/f.jsonl", "package gcsfs is missing .* pip install gcsfs"),

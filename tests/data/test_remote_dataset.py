@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pytest import MonkeyPatch
 
 from megatron.data import open_dataset, remote
 from megatron.data.remote import RemoteError, RemoteFile, RemoteMissingError
@@ -26,7 +25,7 @@ N_TOKENS = 60_000
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator[Path]:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SCALING_CACHE", str(tmp_path / "cache"))
     remote.locate_remote.cache_clear()
     yield tmp_path / "cache" / "remote"
@@ -43,7 +42,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(local: Path, monkeypatch: MonkeyPatch) -> Iterator[Any]:
+def store(local: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with serve_bucket(monkeypatch) as store:
         for end in (".bin", ".idx", ".json"):
             store.put_file(f"{local}{end}", f"bucket/t/{local.name}{end}")
@@ -56,7 +55,7 @@ def url(store: Any, local: Path) -> str:
 
 
 @pytest.fixture
-def downloads(monkeypatch: MonkeyPatch) -> list[str]:
+def downloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Suffixes of the files that were downloaded."""
     names: list[str] = []
     original = remote._download_file

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pytest import MonkeyPatch
 
 from megatron.mixture import files, registration
 from megatron.mixture.catalog import Catalog
@@ -206,7 +205,7 @@ def test_several_writers_register_every_file_once(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("n_before", [10, 65, 139])
-def test_a_registration_that_ends_early_resumes(tmp_path, monkeypatch: MonkeyPatch, n_before: int) -> None:
+def test_a_registration_that_stops_resumes(tmp_path, monkeypatch: pytest.MonkeyPatch, n_before: int) -> None:
     monkeypatch.setattr(registration, "BATCH_BYTES", 1)  # a commit for each file
     files = write_files(tmp_path, 6, 25)
 
@@ -225,7 +224,7 @@ def test_a_registration_that_ends_early_resumes(tmp_path, monkeypatch: MonkeyPat
 
 
 @pytest.fixture
-def bucket(monkeypatch: MonkeyPatch) -> Iterator[None]:
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     with serve_bucket(monkeypatch):
         yield

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pytest import MonkeyPatch
 
 from megatron.mixture import learner
 from megatron.mixture.catalog import Catalog
@@ -82,7 +81,7 @@ def test_states_of_all_ranks_are_equal_after_the_number_of_groups_changed(runs, 
     assert sorted(numbers) == list(range(next_chunk))
 
 
-def test_a_state_contains_a_recent_position(mixture: Path, monkeypatch: MonkeyPatch) -> None:
+def test_a_state_contains_a_recent_position(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megatron.mixture.loaders.ANCHOR_CHUNKS", 10)
     monkeypatch.setattr("megatron.mixture.distributor.MAX_WALK_CHUNKS", 30)
     open_source = partial(DocumentChunks, mixture, chunk_size=8)
@@ -198,7 +197,7 @@ def simulate(source: DocumentChunks, chunks: range) -> list[list[int]]:
     return read
 
 
-def test_adaptive_weights_follow_the_log_after_a_restart(mixture, monkeypatch: MonkeyPatch) -> None:
+def test_adaptive_weights_follow_the_log_after_a_restart(mixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learner, "RULE_SAVE_INTERVAL", 20)
     mixture.write_text(mixture.read_text() + ADAPTIVE)
     with DocumentChunks(mixture, chunk_size=60, run="whole") as source:

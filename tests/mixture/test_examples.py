@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from pytest import MonkeyPatch
 
 from megatron.plan.run_dir import read_metrics
 from tests.guide_commands import commands_of
@@ -45,7 +44,7 @@ def test_the_python_of_the_guide_prints_what_the_guide_shows(cli: Cli, root: Pat
 
 @pytest.mark.parametrize("name", ["local", "server"])
 def test_an_example_without_arguments_prints_its_usage_and_exits_with_2(
-    root: Path, name: str, monkeypatch: MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    root: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = f"examples_scaling/mixture/{name}.py"
     monkeypatch.setattr(sys, "argv", [path])

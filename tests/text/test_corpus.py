@@ -8,7 +8,6 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from pytest import MonkeyPatch
 
 from megatron.io import open_partial_folder
 from megatron.text import corpus, local_text
@@ -75,7 +74,7 @@ def test_sources_are_the_sample_then_the_hub_then_local_text(tmp_path: Path, mon
 
 
 @pytest.fixture
-def local(monkeypatch: MonkeyPatch) -> list[str]:
+def local(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """100 documents of 1,000 bytes instead of the installed text."""
     texts = [f"{i:04} " + "x" * 995 for i in range(100)]
     monkeypatch.setattr(corpus, "read_local_text", lambda: texts)
@@ -83,7 +82,7 @@ def local(monkeypatch: MonkeyPatch) -> list[str]:
 
 
 def test_a_small_sample_is_filled_with_local_text(
-    tmp_path: Path, local: list[str], monkeypatch: MonkeyPatch
+    tmp_path: Path, local: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts, out = [f"document {i:03}" + "." * 88 for i in range(200)], tmp_path / "out"  # 100 bytes each
     monkeypatch.setenv("SCALING_DATA", str(tmp_path))

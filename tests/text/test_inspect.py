@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pytest import MonkeyPatch
 
 from megatron.data import open_dataset
 from megatron.text.inspect_dataset import find_faults, summarize_lengths
@@ -54,7 +53,7 @@ def test_verifying_compares_every_entry_of_the_sidecar(real: Path) -> None:
         assert sentence in " ".join(find_faults(real))
 
 
-def test_lengths_are_counted_in_blocks(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_lengths_are_counted_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megatron.data.indexed.BLOCK_DOCUMENTS", 7)
     lengths = np.random.default_rng(0).integers(0, 40, 100)
     write_dataset(tmp_path / "many", map(np.zeros, lengths))

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pytest import MonkeyPatch
 
 from megatron.text import preprocess as preprocessing
 from megatron.text.inspect_dataset import find_faults
@@ -34,7 +33,7 @@ def make_writer(kind: str, folder: Path, tokenizer: str) -> Write:
 
 @pytest.mark.parametrize("kind", ["preprocess", "merge", "list of parts"])
 def test_a_writer_killed_before_any_of_its_system_calls_ends_equal(
-    kind: str, tmp_path: Path, tokenizer: str, monkeypatch: MonkeyPatch
+    kind: str, tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preprocessing, "PIECE_BYTES", 40_000)
     write = make_writer(kind, tmp_path, tokenizer)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pytest import MonkeyPatch
 
 from megatron.data import open_dataset
 from megatron.data.sidecar import read_sidecar
@@ -27,7 +26,7 @@ write = partial(write_dataset, meta=META)
 
 @pytest.mark.parametrize("block", [1, 3, 1 << 22])
 def test_a_merged_dataset_has_all_documents_in_order(
-    tmp_path: Path, monkeypatch: MonkeyPatch, block: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     monkeypatch.setattr("megatron.data.indexed_writer.BLOCK", block)
     prefixes = [write(tmp_path / name, DOCUMENTS[name]) for name in "cab"]
@@ -157,7 +156,7 @@ def test_patterns_are_in_natural_order_and_words_in_theirs(tmp_path: Path) -> No
     assert sorted(["b10", "b9", "a", "10", "9"], key=natural_key) == ["9", "10", "a", "b9", "b10"]
 
 
-def test_repeated_and_missing_datasets_are_refused(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_repeated_and_missing_datasets_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_parts(tmp_path, 3)
     monkeypatch.chdir(tmp_path)
     for suffix in (".bin", ".idx"):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pytest import MonkeyPatch
 
 from megatron.cli import format_si
 from megatron.data.indexed import IndexedTokens
@@ -30,7 +29,7 @@ NULL = TokenizerSpec("NullTokenizer", vocab_size=70_000)  # has no C++ encoder: 
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: MonkeyPatch) -> None:
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PIECE_BYTES", 20_000)
 
 
@@ -89,7 +88,7 @@ def test_a_tokenizer_without_cpp_code_is_used_by_its_library(tmp_path: Path) -> 
 
 
 def test_standard_input_and_long_lines_are_read(
-    tmp_path: Path, tokenizer: str, monkeypatch: MonkeyPatch
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "one fish two fish " * 60_000  # several blocks of a stream
     lines = (json.dumps({"text": text}) + '\n\n{"text": "end"}').encode()
@@ -187,7 +186,7 @@ REFUSALS = [
 
 
 @pytest.fixture
-def odd_inputs(inputs: Path, monkeypatch: MonkeyPatch) -> Path:
+def odd_inputs(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of inputs, with others that are refused, as the current folder."""
     (inputs / "splits").mkdir()
     (inputs / "splits/dataset_dict.json").write_text('{"splits": ["train"]}')

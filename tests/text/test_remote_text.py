@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pytest import MonkeyPatch
 
 from megatron.data import remote
 from megatron.data.remote import RemoteError
@@ -28,7 +27,7 @@ NAMES = [f"out/tokens/c4_text_document{suffix}" for suffix in SUFFIXES]
 
 
 @pytest.fixture
-def store(monkeypatch: MonkeyPatch) -> Iterator[Any]:
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """An S3 file system with the bucket `corpus` of all kinds of files, and the empty bucket `out`."""
     monkeypatch.setattr(remote, "BLOCK_BYTES", 30_000)
     monkeypatch.setattr(module, "PIECE_BYTES", 30_000)
@@ -72,7 +71,7 @@ def test_parts_of_a_store_have_every_document_once(store: Any, tmp_path: Path, t
 
 
 def test_a_file_that_cannot_be_read_is_never_skipped(
-    store: Any, tmp_path: Path, tokenizer: str, monkeypatch: MonkeyPatch
+    store: Any, tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_reads(monkeypatch, OSError(5, "reset"))
     with pytest.raises(RemoteError, match="a.json.gz: not readable"):
@@ -104,7 +103,7 @@ def test_the_uploaded_outputs_equal_local_ones_and_are_not_repeated(store: Any, 
 
 @pytest.mark.parametrize("n_uploaded", [0, 1, 2])
 def test_a_killed_upload_is_invisible_and_is_repeated(
-    store: Any, text: Path, monkeypatch: MonkeyPatch, n_uploaded: int
+    store: Any, text: Path, monkeypatch: pytest.MonkeyPatch, n_uploaded: int
 ) -> None:
     upload(text, max_tokens=10)  # an older dataset
     original, uploaded = remote_output.upload_file, list[str]()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pytest import MonkeyPatch
 
 from megatron.io import open_exclusive
 from megatron.text import preprocess as module
@@ -32,7 +31,7 @@ m.preprocess([sys.argv[1]], Path(sys.argv[2]), sys.argv[3], m.PreprocessOptions(
 
 
 @pytest.fixture
-def source(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(module, "PIECE_BYTES", 20_000)
     path = tmp_path / "in.jsonl"
     lines = [json.dumps({"text": text, "url": f"fish {i}"}) for i, text in enumerate(TEXTS)]
@@ -42,7 +41,7 @@ def source(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def units(source: Path, tokenizer: str, monkeypatch: MonkeyPatch) -> list[Path]:
+def units(source: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Files of the finished units of a job `out` of the source that was interrupted."""
 
     def stop_before_join(*_: object) -> None:
@@ -64,7 +63,7 @@ def read_outputs(prefix: Path) -> dict[str, bytes]:
     return {path.name.removeprefix(prefix.name): path.read_bytes() for path in names}
 
 
-def count_encoded(monkeypatch: MonkeyPatch) -> list[str]:
+def count_encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list to which the name of each unit that is encoded from now on is added."""
     encode, encoded = workers.encode_piece, list[str]()
 
@@ -77,7 +76,7 @@ def count_encoded(monkeypatch: MonkeyPatch) -> list[str]:
 
 
 def test_a_restart_encodes_only_what_is_not_finished(
-    tmp_path: Path, source: Path, tokenizer: str, units: list[Path], monkeypatch: MonkeyPatch
+    tmp_path: Path, source: Path, tokenizer: str, units: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(source, tmp_path / "whole", tokenizer)
     units = [path for path in units if path.suffix == ".unit"]
@@ -107,7 +106,7 @@ def test_work_of_another_job_is_kept_unless_it_is_overwritten(
 
 
 def test_a_finished_job_is_not_repeated_and_another_is_refused(
-    tmp_path: Path, source: Path, tokenizer: str, monkeypatch: MonkeyPatch
+    tmp_path: Path, source: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = run(source, tmp_path / "out", tokenizer)
     before, encoded = read_outputs(tmp_path / "out"), count_encoded(monkeypatch)
@@ -125,7 +124,7 @@ def test_a_finished_job_is_not_repeated_and_another_is_refused(
 
 
 def test_an_input_that_is_edited_in_place_is_an_error(
-    tmp_path: Path, source: Path, tokenizer: str, monkeypatch: MonkeyPatch
+    tmp_path: Path, source: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode = workers.encode_piece
 
@@ -152,7 +151,7 @@ def test_a_second_process_is_refused(tmp_path: Path, source: Path, tokenizer: st
 
 
 def test_a_full_disk_leaves_no_output_and_the_same_call_resumes(
-    tmp_path: Path, source: Path, tokenizer: str, monkeypatch: MonkeyPatch
+    tmp_path: Path, source: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source.write_text(source.read_text().replace("bad", "{}").replace("{}", '{"text": ""}'))
     run(source, tmp_path / "whole", tokenizer)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pytest import MonkeyPatch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from megatron.text.corpus import train_tokenizer
@@ -76,7 +75,7 @@ def test_an_unusable_folder_is_refused_in_a_sentence(tmp_path: Path) -> None:
         assert re.search(sentence, str(read_refusal(lambda: load_hf_tokenizer(str(folder)))))  # noqa: B023
 
 
-def test_an_unreachable_hub_is_reported_in_one_sentence_at_once(monkeypatch: MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_reported_in_one_sentence_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)  # other tests set it for the whole process
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # the discard port, which refuses connections
     message = str(read_refusal(lambda: load_hf_tokenizer("no-such-tokenizer")))

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pytest import MonkeyPatch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from megatron.tokenizer import split_pattern
@@ -167,7 +166,7 @@ def test_a_line_of_megabytes_has_the_ids_of_its_whole_text(name: str, tmp_path: 
     assert_equal_line(inner, words, tmp_path)
 
 
-def test_other_constructs_are_refused_and_left_to_the_library(monkeypatch: MonkeyPatch) -> None:
+def test_other_constructs_are_refused_and_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     for pattern in (
         r"a*", r"(?=a)", r"(?<=a)b", r"\bx", r"^a", r"(?>a)", r"[[:alpha:]]", r"[a&&b]", r"\p{Greek}",
         r"(?i:st)", "(?i:\u00e9)", r"\h", r"\w", r"(a)\1", r"a{1,3}+", r"a**", r"(?!ab)c", r"(ab)++", r"(",
