@@ -57,31 +57,7 @@ def test_text_and_rows_can_be_mixed_and_datasets_cannot(tmp_path) -> None:
         open_format(tmp_path / "ids-catalog", [tmp_path / "ids"])
 
 
-# (groups, rounds) of each run, and the next chunk; with a count of rounds, ranks disagreed
-HISTORIES = [([(1, 100), (3, 1)], 103), ([(2, 5), (4, 2)], 18), ([(1, 1), (2, 1)], 3)]
-
-
-@pytest.mark.parametrize("runs, next_chunk", HISTORIES)
-def test_states_of_all_ranks_are_equal_after_the_number_of_groups_changed(runs, next_chunk, mixture) -> None:
-    open_source = partial(DocumentChunks, mixture, chunk_size=16)
-    state, numbers = None, []
-    for n_groups, n_rounds in runs:
-        states = []
-        for group in range(n_groups):
-            dataset = MixtureDataset(open_source, group, n_groups)
-            if state is not None:
-                dataset.load_state_dict(json.loads(json.dumps(state)))
-            for chunk in islice(dataset, n_rounds):
-                numbers.append(chunk.number)
-            states.append(dataset.state_dict(chunk))
-            assert dataset.state_dict()["next_chunk"] == states[-1]["next_chunk"]
-        assert all(other == states[0] for other in states)
-        state = states[0]
-    assert state is not None and state["next_chunk"] == next_chunk
-    assert sorted(numbers) == list(range(next_chunk))
-
-
-def test_a_state_contains_a_recent_position(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_of_all_ranks_have_a_recent_position(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megatron.mixture.loaders.ANCHOR_CHUNKS", 10)
     monkeypatch.setattr("megatron.mixture.distributor.MAX_WALK_CHUNKS", 30)
     open_source = partial(DocumentChunks, mixture, chunk_size=8)
@@ -94,7 +70,11 @@ def test_a_state_contains_a_recent_position(mixture: Path, monkeypatch: pytest.M
                 dataset.load_state_dict(state)
         for chunks in islice(zip(*groups, strict=True), 17):
             read += [chunk.documents for chunk in chunks]
-        state = groups[-1].state_dict(chunks[-1])
+        states = [
+            json.dumps(dataset.state_dict(chunk)) for dataset, chunk in zip(groups, chunks, strict=True)
+        ]
+        assert set(states) == {json.dumps(groups[-1].state_dict())}
+        state = json.loads(states[0])
     assert read[:100] == whole
     assert state is not None and 102 - state["position"]["chunk"] < 10 + 3
     with pytest.raises(ValueError, match=r"chunk 102: got the nearest known position at chunk 0"):

@@ -4,7 +4,7 @@ import gzip
 import io
 import json
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +44,7 @@ def read_output(prefix: Path, key: str = "text") -> list[list[int]]:
     return read_documents(f"{prefix}_{key}_document")
 
 
+@cache
 def encode_by_library(tokenizer: str, key: str = "text") -> list[list[int]]:
     encodings = load_hf_tokenizer(tokenizer).inner.encode_batch([record[key] for record in RECORDS])
     return [encoding.ids for encoding in encodings]
