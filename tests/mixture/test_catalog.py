@@ -65,7 +65,11 @@ def test_a_dataset_and_lines_take_the_properties_of_the_parquet_beside_them(tmp_
     assert register(tmp_path / "c-ids", [tmp_path / "ids"], ["quality AS quality float"]).n_documents == 3
     assert count(tmp_path / "c-ids", ("quality > 0.3", "tokens < 5"), ()) == {"all": 1}
     properties = ["quality AS quality float", "meta.language AS language"]
-    assert register(tmp_path / "c-text", [tmp_path / "text.jsonl"], properties).n_documents == 3
+    write_lines(
+        tmp_path / "more.jsonl", 2
+    )  # small files are read together only without properties beside them
+    files = [tmp_path / "text.jsonl", tmp_path / "more.jsonl"]
+    assert register(tmp_path / "c-text", files, properties).n_documents == 5
     assert count(tmp_path / "c-text", ("quality > 0.3",)) == {"Go": 1, "Python": 1}
     pq.write_table(pa.table({"quality": [0.1]}), tmp_path / "text.parquet")
     sentence = r"text.parquet: got 1 rows, expected one per document of text.jsonl"
