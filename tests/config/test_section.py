@@ -46,29 +46,29 @@ def test_values_are_converted_to_the_declared_types_and_null_is_not_set() -> Non
     assert [type(n) for n in (section.rate, section.counts[0], section.shares[0])] == [float, int, float]
 
 
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        ({"rte": 1}, "s: unknown key 'rte'; did you mean 'rate'?"),
-        ([1], "s: got [1], expected keys such as rate, folder"),
-        ({"rate": 0}, "s.rate: got 0, expected more than 0"),
-        ({"rate": 2}, "s.rate: got 2, expected more than 0 and 1 or less"),
-        ({"rate": float("nan")}, "s.rate: got nan, expected a finite number. Remove the key for"),
-        ({"flag": 1}, "s.flag: got 1, expected true or false"),
-        ({"kind": "c"}, "s.kind: got 'c', expected one of a, b"),
-        ({"folder": "a\nb"}, r"s.folder: got 'a\nb', expected one line"),
-        ({"folder": ""}, "s.folder: got '', expected one line of text"),
-        ({"counts": 3}, "s.counts: got 3, expected a list of int"),
-        ({"counts": [1.5]}, "s.counts: got 1.5, expected integers"),
-        ({"counts": [True]}, "s.counts: got True, expected integers"),
-        ({"shares": [1, -1]}, "s.shares: got -1, expected numbers above 0"),
-        ({"inner": {}}, "s.inner.at: got None, expected int"),
-        ({"inner": {"to": 1}}, "s.inner: unknown key 'to'; did you mean 'at'?"),
-        ({"points": [{"at": 0}, {"at": -1}]}, "s.points[1].at: got -1, expected 0 or more"),
-        ({"run": [1]}, "s.run: got [1], expected keys"),
-    ],
-)
-def test_a_wrong_value_is_refused_with_its_key(raw: Any, message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        read_section(Outer, raw, "s")
-    assert str(caught.value).startswith(message)
+REFUSED: list[tuple[Any, str]] = [
+    ({"rte": 1}, "s: unknown key 'rte'; did you mean 'rate'?"),
+    ([1], "s: got [1], expected keys such as rate, folder"),
+    ({"rate": 0}, "s.rate: got 0, expected more than 0"),
+    ({"rate": 2}, "s.rate: got 2, expected more than 0 and 1 or less"),
+    ({"rate": float("nan")}, "s.rate: got nan, expected a finite number. Remove the key for"),
+    ({"flag": 1}, "s.flag: got 1, expected true or false"),
+    ({"kind": "c"}, "s.kind: got 'c', expected one of a, b"),
+    ({"folder": "a\nb"}, r"s.folder: got 'a\nb', expected one line"),
+    ({"folder": ""}, "s.folder: got '', expected one line of text"),
+    ({"counts": 3}, "s.counts: got 3, expected a list of int"),
+    ({"counts": [1.5]}, "s.counts: got 1.5, expected integers"),
+    ({"counts": [True]}, "s.counts: got True, expected integers"),
+    ({"shares": [1, -1]}, "s.shares: got -1, expected numbers above 0"),
+    ({"inner": {}}, "s.inner.at: got None, expected int"),
+    ({"inner": {"to": 1}}, "s.inner: unknown key 'to'; did you mean 'at'?"),
+    ({"points": [{"at": 0}, {"at": -1}]}, "s.points[1].at: got -1, expected 0 or more"),
+    ({"run": [1]}, "s.run: got [1], expected keys"),
+]
+
+
+def test_a_wrong_value_is_refused_with_its_key() -> None:
+    for raw, message in REFUSED:
+        with pytest.raises(ValueError) as caught:
+            read_section(Outer, raw, "s")
+        assert str(caught.value).startswith(message)

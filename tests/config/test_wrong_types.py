@@ -80,9 +80,8 @@ def test_a_file_is_read_or_refused_in_one_sentence(
 
 
 def test_every_key_of_a_run_refuses_a_section_and_names_itself() -> None:
-    for place, names in KEYS.items():
-        for name in names if place else ():
-            if name != "hf_config":
-                raw = merge_sections({"name": "r", **RUN}, {place[0]: {name: {"a": {"b": 1}}}})
-                with pytest.raises(ValueError, match=rf"{place[0]}\.{name}: got "):
-                    resolve_config(raw)
+    for section, name in ((place[0], name) for place, names in KEYS.items() if place for name in names):
+        if name != "hf_config":
+            raw = merge_sections({"name": "r", **RUN}, {section: {name: {"a": {"b": 1}}}})
+            with pytest.raises(ValueError, match=rf"{section}\.{name}: got "):
+                resolve_config(raw)

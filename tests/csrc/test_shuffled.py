@@ -1,4 +1,7 @@
-"""csrc/shuffled.cpp against numpy's own RandomState."""
+"""csrc/shuffled.cpp against numpy's own RandomState, and arguments of csrc/sample_starts.cpp.
+
+data/test_megatron_order.py compares the results of the latter with a slow twin.
+"""
 
 import numpy as np
 import pytest
@@ -47,33 +50,48 @@ def test_the_words_of_a_state_are_not_modified() -> None:
     np.testing.assert_array_equal(key, before)
 
 
-KEY = np.zeros(624, np.uint32)
-PARTS = np.array([(0, 3, 1)])
+def test_other_types_and_impossible_ranges_are_refused() -> None:
+    key, parts, int32 = np.zeros(624, np.uint32), np.array([(0, 3, 1)]), np.dtype(np.int32)
+    for arguments in (
+        (key.astype(np.int64), 0, parts, int32), (key[:-1], 0, parts, int32), (key, 625, parts, int32),
+        (key, -1, parts, int32), (key, 0, parts.astype(np.int32), int32), (key, 0, parts[0], int32),
+    ):  # fmt: skip
+        with pytest.raises((TypeError, ValueError)):
+            _csrc.shuffled(*arguments)
+    for dtype in (np.int16, np.float32, np.uint64):
+        with pytest.raises(ValueError):
+            _csrc.shuffled(key, 0, parts, np.dtype(dtype))
+    for part, dtype in (
+        ((-1, 3, 1), int32), ((3, 0, 1), int32), ((0, 3, -1), int32), ((2**31, 2**31 + 1, 1), int32),
+        ((2**32, 2**32 + 1, 1), np.uint32), ((0, 2**20, 2**13), int32), ((0, 2**40, 2**40), np.int64),
+    ):  # fmt: skip
+        with pytest.raises(ValueError):
+            _csrc.shuffled(key, 0, np.array([part]), np.dtype(dtype))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ((KEY.astype(np.int64), 0, PARTS, np.dtype(np.int32)), TypeError),
-        ((KEY[:-1], 0, PARTS, np.dtype(np.int32)), ValueError),
-        ((KEY, 625, PARTS, np.dtype(np.int32)), ValueError),
-        ((KEY, -1, PARTS, np.dtype(np.int32)), ValueError),
-        ((KEY, 0, PARTS.astype(np.int32), np.dtype(np.int32)), TypeError),
-        ((KEY, 0, PARTS[0], np.dtype(np.int32)), ValueError),
-        ((KEY, 0, PARTS, np.dtype(np.int16)), ValueError),
-        ((KEY, 0, PARTS, np.dtype(np.float32)), ValueError),
-        ((KEY, 0, PARTS, np.dtype(np.uint64)), ValueError),
-        ((KEY, 0, np.array([(-1, 3, 1)]), np.dtype(np.int32)), ValueError),
-        ((KEY, 0, np.array([(3, 0, 1)]), np.dtype(np.int32)), ValueError),
-        ((KEY, 0, np.array([(0, 3, -1)]), np.dtype(np.int32)), ValueError),
-        ((KEY, 0, np.array([(2**31, 2**31 + 1, 1)]), np.dtype(np.int32)), ValueError),
-        ((KEY, 0, np.array([(2**32, 2**32 + 1, 1)]), np.dtype(np.uint32)), ValueError),
-        ((KEY, 0, np.array([(0, 2**20, 2**13)]), np.dtype(np.int32)), ValueError),
-        ((KEY, 0, np.array([(0, 2**40, 2**40)]), np.dtype(np.int64)), ValueError),
-    ],
-)
-def test_other_types_and_impossible_ranges_are_refused_and_not_converted(
-    arguments: tuple, error: type
-) -> None:
-    with pytest.raises(error):
-        _csrc.shuffled(*arguments)
+I32 = np.int32
+
+
+def test_a_start_past_the_last_token_is_refused() -> None:
+    lengths, order = np.array([0, 7, 2], np.uint16), np.array([1, 0, 2, 1], I32)
+    assert _csrc.sample_starts(lengths, order, 4, 4).tolist() == [[0, 0], [0, 4], [2, 1], [3, 3]]
+    with pytest.raises(ValueError, match="too few tokens for 5 starts every 4 tokens"):
+        _csrc.sample_starts(lengths, order, 4, 5)
+
+
+def test_other_types_and_impossible_numbers_are_refused() -> None:
+    lengths, order = np.array([7], I32), np.array([0], I32)
+    for arguments, error in (
+        ((lengths.astype(np.int64), order, 3, 2), TypeError),
+        ((lengths, order.astype(np.int64), 3, 2), TypeError),
+        ((np.array([7, 7, 7], I32)[::2], order, 3, 2), TypeError),
+        ((lengths.astype(np.int16), order, 3, 2), TypeError),
+        ((lengths[None], order, 3, 2), ValueError),
+        ((np.array([7, -1], I32), np.array([0, 1], I32), 3, 4), ValueError),
+        ((lengths, order + 1, 3, 2), ValueError),
+        ((lengths, order - 1, 3, 2), ValueError),
+        ((lengths, order, 0, 2), ValueError),
+        ((lengths, order, 3, -1), ValueError),
+    ):
+        with pytest.raises(error):
+            _csrc.sample_starts(*arguments)

@@ -9,9 +9,9 @@ import pytest
 
 from megatron.data.blend import Blend
 from megatron.data.indexed import IndexedTokens
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.samples import Samples
 from megatron.plan.weighted_round_robin import WeightedRoundRobin
+from tests.datasets import write_dataset
 
 SIZES = (101, 41, 1001)  # tokens: 10, 4 and 100 samples of 10
 WEIGHTS = [Fraction("0.5"), Fraction("0.125"), Fraction("0.375")]
@@ -21,8 +21,7 @@ WEIGHTS = [Fraction("0.5"), Fraction("0.125"), Fraction("0.375")]
 def blend(tmp_path: Path) -> Callable[..., Blend]:
     """A factory for blends of three corpora. Token values encode the corpus and the position in it."""
     for k, size in enumerate(SIZES):
-        with IndexedWriter(tmp_path / str(k), np.dtype([np.uint16, np.int32][k % 2])) as writer:
-            writer.add_document(10_000 * k + np.arange(size))
+        write_dataset(tmp_path / str(k), [10_000 * k + np.arange(size)], dtype=[np.uint16, np.int32][k % 2])
 
     def make(shuffle: bool = True, once: bool = False, weights: list[Fraction] = WEIGHTS) -> Blend:
         corpora = [Samples(IndexedTokens(tmp_path / str(k)), 10, 3, shuffle) for k in range(3)]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from megatron.data.block_hash import BLOCK_BYTES, BlockHash, combine_digests, hash_file
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.sidecar import read_sidecar
 from megatron.text.inspect_dataset import find_faults
+from tests.datasets import write_dataset
 
 COMMAND = "split -b 8M --filter=sha256sum '{}' | cut -c-64 | xxd -r -p | sha256sum"  # as in the guide
 
@@ -53,10 +53,7 @@ def test_the_shell_computes_the_hash_of_a_long_file(tmp_path: Path) -> None:
 
 def test_a_long_dataset_is_hashed_by_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megatron.data.indexed_writer.BLOCK_BYTES", 64)
-    prefix = tmp_path / "x"
-    with IndexedWriter(prefix, np.dtype(np.uint16)) as writer:
-        for length in (5, 0, 90, 1, 30):
-            writer.add_document(np.arange(length))
+    prefix = write_dataset(tmp_path / "x", map(np.arange, (5, 0, 90, 1, 30)))
     sums = read_sidecar(prefix)["sha256"]
     assert sums["block_bytes"] == 64
     for suffix in ("bin", "idx"):

@@ -8,10 +8,8 @@ import pytest
 
 from megatron import _csrc
 from megatron.data.indexed import IndexedTokens
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.megatron_order import MegatronOrder, MegatronSamples, split_epochs
-
-OPENWEBTEXT = "megatron_openwebtext/meg-gpt2-openwebtext_text_document"
+from tests.datasets import write_dataset
 
 
 def build_indices(
@@ -88,29 +86,18 @@ def test_all_three_indices_are_megatrons() -> None:
     assert len(kinds) == 3 and min(kinds.values()) > 10
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_samples_are_the_tokens_that_megatron_reads(seed: int, tmp_path: Path) -> None:
-    lengths, seq_len, n_samples = random_shape(seed)
-    documents = np.split(np.arange(lengths.sum()), np.cumsum(lengths)[:-1])
-    with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
-        for document in documents:
-            writer.add_document(document)
-    samples = MegatronSamples(IndexedTokens(tmp_path / "pair"), seq_len, seed, n_samples)
-    indices = build_indices(lengths, seq_len, seed, n_samples)
-    expected = [read_sample(documents, indices, i) for i in range(len(indices[2]))]
-    assert samples.indices.n_windows == len(expected) >= n_samples
-    assert samples.take(np.arange(len(expected))).tolist() == expected
-    assert samples[n_samples - 1].tolist() == expected[n_samples - 1]
-    assert samples.samples_per_epoch == (lengths.sum() - 1) // seq_len
-
-
-def test_one_epoch_of_megatrons_own_corpus_is_the_twins(scaling_data: Path) -> None:
-    tokens = IndexedTokens(scaling_data / OPENWEBTEXT)
-    samples = MegatronSamples(tokens, 1024, 1234, 1000)
-    documents = [tokens.get_document(i) for i in range(tokens.n_documents)]
-    indices = build_indices(tokens.sequence_tokens(), 1024, 1234, 1000)
-    for i in (0, 1, 500, 999, samples.indices.n_windows - 1):
-        assert samples[i].tolist() == read_sample(documents, indices, i)
+def test_samples_are_the_tokens_that_megatron_reads(tmp_path: Path) -> None:
+    for seed in range(20):
+        lengths, seq_len, n_samples = random_shape(seed)
+        documents = np.split(np.arange(lengths.sum()), np.cumsum(lengths)[:-1])
+        tokens = IndexedTokens(write_dataset(tmp_path / str(seed), documents))
+        samples = MegatronSamples(tokens, seq_len, seed, n_samples)
+        indices = build_indices(lengths, seq_len, seed, n_samples)
+        expected = [read_sample(documents, indices, i) for i in range(len(indices[2]))]
+        assert samples.indices.n_windows == len(expected) >= n_samples
+        assert samples.take(np.arange(len(expected))).tolist() == expected
+        assert samples[n_samples - 1].tolist() == expected[n_samples - 1]
+        assert samples.samples_per_epoch == (lengths.sum() - 1) // seq_len
 
 
 def test_a_last_epoch_is_separate_below_four_fifths_of_its_samples() -> None:
@@ -119,15 +106,13 @@ def test_a_last_epoch_is_separate_below_four_fifths_of_its_samples() -> None:
     assert splits == [(1, None), (2, 10), (2, 10), (2, None), (2, None), (3, 20)]
 
 
-def test_requests_that_megatron_cannot_serve_are_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_requests_that_megatron_cannot_serve_are_refused(tmp_path: Path) -> None:
     lengths = np.full(3, 20, np.int32)
     with pytest.raises(ValueError, match="seed: got -1, expected 0 to"):
         MegatronOrder(lengths, 4, -1, 5)
     with pytest.raises(ValueError, match="supports 2\\^32 places. Request fewer samples"):
         MegatronOrder(lengths, 4, 0, 10**11)
-    with IndexedWriter(tmp_path / "pair", np.dtype(np.uint16)) as writer:
-        writer.add_document(np.arange(20))
-    tokens = IndexedTokens(tmp_path / "pair")
+    tokens = IndexedTokens(write_dataset(tmp_path / "pair", [np.arange(20)]))
     with pytest.raises(ValueError, match="got 20 tokens, expected 21 or more"):
         MegatronSamples(tokens, 20, 0, 5)
     samples = MegatronSamples(tokens, 4, 0, 4)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from megatron.data import open_dataset
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.megatron_order import MegatronSamples
 from megatron.data.parts import ConcatenatedTokens
 from megatron.data.samples import Samples
@@ -21,19 +20,17 @@ from megatron.plan.identity import _read_checksums
 from megatron.text.inspect_dataset import find_faults
 from megatron.text.merge import merge_datasets
 from megatron.text.write_parts import write_parts_list
+from tests.datasets import read_documents, write_dataset
 
 META = {"tokenizer": {"n_tokens": 500, "sha256": "same", "name": "null", "eod_id": 0}, "append_eod": True}
 SIZES = (40, 0, 1, 300, 7)  # documents of the parts
 
 
-def write_part(prefix: Path, n_documents: int, seed: int, meta: dict = META, dtype: type = np.uint16) -> str:
+def write_part(prefix: Path, n_documents: int, seed: int) -> str:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 60, n_documents)
-    counted = meta | {"empty_documents": int((lengths == 1).sum())}
-    with IndexedWriter(prefix, np.dtype(dtype), counted) as writer:
-        for n in lengths:
-            writer.add_document(np.append(rng.integers(1, 500, n - 1), 0).astype(dtype))
-    return str(prefix)
+    meta = META | {"empty_documents": int((lengths == 1).sum())}
+    return write_dataset(prefix, [np.append(rng.integers(1, 500, n - 1), 0) for n in lengths], meta)
 
 
 @pytest.fixture
@@ -70,8 +67,7 @@ def test_every_window_document_and_order_is_that_of_the_merged_dataset(both: tup
         assert (ours.read_copy(begin, 50) == theirs.read_copy(begin, 50)).all()
     places = rng.integers(0, n, (7, 90))
     assert (ours.tokens[places] == theirs.tokens[places]).all()
-    for i in range(theirs.n_documents):
-        assert ours.get_document(i).tolist() == theirs.get_document(i).tolist()
+    assert read_documents(both[0]) == read_documents(both[1])
     assert (ours.document_tokens == theirs.document_tokens).all()
     assert (ours.sequence_tokens() == theirs.sequence_tokens()).all()
     numbers = np.arange(1500)
@@ -80,15 +76,18 @@ def test_every_window_document_and_order_is_that_of_the_merged_dataset(both: tup
     assert (pickle.loads(pickle.dumps(ours)).tokens[:] == theirs.tokens[:]).all()
 
 
-def test_without_hashing_the_identity_is_that_of_the_content_of_the_parts(
-    prefixes: list[str], tmp_path: Path
-) -> None:
+def test_the_identity_is_that_of_the_content_of_the_parts(prefixes: list[str], tmp_path: Path) -> None:
     write_parts_list(prefixes, tmp_path / "a")
     shutil.copytree(tmp_path / "in", tmp_path / "elsewhere" / "in")
     write_parts_list([str(tmp_path / "elsewhere" / "in" / Path(p).name) for p in prefixes], tmp_path / "b")
     write_parts_list(prefixes[::-1], tmp_path / "c")
     sums = [_read_checksums(str(tmp_path / name)) for name in "abc"]
     assert sums[0] == sums[1] != sums[2]
+    for prefix in prefixes:
+        Path(f"{prefix}.json").unlink()
+    write_parts_list(prefixes, tmp_path / "plain", mixed_eod=True)
+    assert _read_checksums(str(tmp_path / "plain")) == str(tmp_path / "plain")
+    assert any("no sidecar" in fault for fault in find_faults(tmp_path / "plain"))
 
 
 def test_a_moved_folder_opens_and_a_changed_part_does_not(prefixes: list[str], tmp_path: Path) -> None:
@@ -127,12 +126,15 @@ def test_a_damaged_index_or_list_is_refused(both: tuple[str, str]) -> None:
     index.write_bytes(whole)
     first = record["parts"][0]
     for change in (
-        {"documents": 1}, {"dtype": "int32"}, {"parts": []}, {"parts": record["parts"][1:]},
+        {"documents": 1}, {"dtype": "int32"}, {"parts": []}, {"parts": record["parts"][1:]}, {"tokens": None},
         *({"parts": [first | entry]} for entry in ({"path": 5}, {"tokens": -1}, {"sha256": {"bin": 1}})),
     ):  # fmt: skip
         listed.write_text(json.dumps(record | change))
         with pytest.raises(ValueError, match=r"parts\.json: (parts\[0\]\..*: )?got"):
             open_dataset(parts)
+    listed.write_text(json.dumps(record | {"tokens": None}))
+    with pytest.raises(ValueError, match="tokens is missing"):
+        count_corpus_tokens(parts)
     listed.write_text(json.dumps(record))
     index.unlink()
     with pytest.raises(FileNotFoundError, match=r"parts\.parts\.idx or .*: no such file"):
@@ -148,20 +150,8 @@ def test_no_program_makes_a_pair_and_a_list_of_parts(both: tuple[str, str], tmp_
     assert [corpus.prefix for corpus in read_corpora(paths)] == [parts, merged]
     with pytest.raises(ValueError, match=r"parts\.parts\.json: exists already"):
         merge_datasets([merged], Path(parts))
-    merge_datasets([merged], tmp_path / "again")
-    with pytest.raises(ValueError, match=r"again\.bin: exists already"):
-        write_parts_list([merged], tmp_path / "again")
-
-
-def test_a_list_without_its_number_of_tokens_is_refused(both: tuple[str, str]) -> None:
-    listing = Path(f"{both[0]}.parts.json")
-    content = json.loads(listing.read_text())
-    del content["tokens"]
-    listing.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="tokens is missing"):
-        count_corpus_tokens(both[0])
-    with pytest.raises(ValueError, match="for documents, tokens and dtype"):
-        open_dataset(both[0])
+    with pytest.raises(ValueError, match=r"merged\.bin: exists already"):
+        write_parts_list([parts], tmp_path / "merged")
 
 
 def test_more_parts_than_open_files(tmp_path: Path) -> None:
@@ -190,18 +180,8 @@ def test_verification_names_the_parts_that_changed(prefixes: list[str], tmp_path
         content[5] ^= 3  # an id of more than 499
         data.write_bytes(content)
         os.utime(data, ns=(status.st_atime_ns, status.st_mtime_ns))
-    faults = list(find_faults(tmp_path / "all"))
-    assert [fault.partition(":")[0].rpartition("/")[2] for fault in faults][::2] == [
-        f"part-{i}.bin" for i in (0, 3, 4)
-    ]
-
-
-def test_parts_without_sidecars_cannot_be_verified(prefixes: list[str], tmp_path: Path) -> None:
-    for prefix in prefixes:
-        Path(f"{prefix}.json").unlink()
-    write_parts_list(prefixes, tmp_path / "plain", mixed_eod=True)
-    assert any("no sidecar" in fault for fault in find_faults(tmp_path / "plain"))
-    assert _read_checksums(str(tmp_path / "plain")) == str(tmp_path / "plain")
+    places = [fault.partition(":")[0].rpartition("/")[2] for fault in find_faults(tmp_path / "all")]
+    assert places[::2] == [f"part-{i}.bin" for i in (0, 3, 4)]
 
 
 def test_the_same_list_again_is_not_written(prefixes: list[str], tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from megatron.data.batches import Batches
 from megatron.data.indexed import IndexedTokens
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.prefetch import PREFETCH_FACTOR, prefetch
 from megatron.data.samples import Samples
+from tests.datasets import write_dataset
 
 WORKERS = (0, 1, 2, 4)
 
@@ -33,20 +33,17 @@ def test_items_come_in_order_however_long_each_takes(n_workers: int) -> None:
 
 @pytest.mark.parametrize("n_workers", WORKERS)
 def test_batches_of_all_ranks_are_the_same_for_any_number_of_workers(tmp_path: Path, n_workers: int) -> None:
-    with IndexedWriter(tmp_path / "count", np.dtype(np.uint16)) as writer:
-        writer.add_document(np.arange(1003))
-    samples = Samples(IndexedTokens(tmp_path / "count"), 10, seed=5)  # 100 samples per epoch
+    tokens = IndexedTokens(write_dataset(tmp_path / "count", [np.arange(1003)]))
+    samples = Samples(tokens, 10, seed=5)  # 100 samples per epoch
     for n_ranks in (1, 2, 4):
         rows = []
         for rank in range(n_ranks):
             batches = Batches(samples, 8, rank, n_ranks)
             with prefetch(lambda k, batches=batches: batches.batch_at(24 + 8 * k), 50, n_workers) as feed:
                 rows.append([(batch.numbers, batch.tokens) for batch in feed])
-        numbers, tokens = (
-            np.concatenate([np.concatenate([rank[k][i] for rank in rows]) for k in range(50)]) for i in (0, 1)
-        )
+        numbers, ids = (np.concatenate([rank[k][i] for k in range(50) for rank in rows]) for i in (0, 1))
         np.testing.assert_array_equal(numbers, np.arange(24, 424))
-        np.testing.assert_array_equal(tokens, samples.take(numbers))
+        np.testing.assert_array_equal(ids, samples.take(numbers))
 
 
 @pytest.mark.parametrize("n_workers", WORKERS)

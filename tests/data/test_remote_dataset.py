@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from megatron.data import open_dataset, remote
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.remote import RemoteError, RemoteFile, RemoteMissingError
 from megatron.data.samples import Samples
 from megatron.data.sidecar import count_tokens, read_sidecar
@@ -19,10 +18,10 @@ from megatron.plan.resolve import load_config
 from megatron.text.inspect_dataset import find_faults
 from megatron.text.merge import merge_datasets
 from megatron.text.write_parts import write_parts_list
+from tests.datasets import write_dataset
 from tests.remote_servers import serve_bucket
 
 N_TOKENS = 60_000
-FILES = (".bin", ".idx", ".json")
 
 
 @pytest.fixture(autouse=True)
@@ -36,19 +35,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of documents of 0 to 400 tokens."""
-    prefix = tmp_path_factory.mktemp("local") / "c4_text_document"
     rng = np.random.default_rng(0)
+    ids = np.split(rng.integers(0, 50257, N_TOKENS), np.cumsum(rng.integers(0, 400, 250)))
     meta = {"tokenizer": {"name": "t", "sha256": "0", "n_tokens": 50257}, "append_eod": False}
-    with IndexedWriter(prefix, np.dtype("<u2"), meta) as writer:
-        while writer.n_tokens < N_TOKENS:
-            writer.add_document(rng.integers(0, 50257, rng.integers(0, 400)))
-    return prefix
+    return Path(write_dataset(tmp_path_factory.mktemp("local") / "c4_text_document", ids, meta))
 
 
 @pytest.fixture
 def store(local: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with serve_bucket(monkeypatch) as store:
-        for end in FILES:
+        for end in (".bin", ".idx", ".json"):
             store.put_file(f"{local}{end}", f"bucket/t/{local.name}{end}")
         yield store
 
@@ -72,9 +68,7 @@ def downloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_plans_inspection_and_merge_read_a_url(
-    url: str, local: Path, downloads: list[str], tmp_path: Path
-) -> None:
+def test_plans_and_merge_read_a_url(url: str, local: Path, downloads: list[str], tmp_path: Path) -> None:
     assert read_sidecar(url) == read_sidecar(local) and count_tokens(url) == count_tokens(local)
     mix = tmp_path / "mix.txt"
     mix.write_text(f"0.7 {url}\n0.3 {local}.bin\n")

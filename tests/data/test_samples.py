@@ -1,5 +1,6 @@
-"""Order of samples: true epochs, a pure function of the sample number."""
+"""Order of samples: true epochs, a pure function of the sample number; its random keys; synthetic tokens."""
 
+import itertools
 import tracemalloc
 from pathlib import Path
 
@@ -9,8 +10,11 @@ import pytest
 from megatron.data.batches import Batches
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
+from megatron.data.keys import SAMPLE_ORDER, key_words, seed_sequence
 from megatron.data.permutation import Permutation, ShuffledEpochs
 from megatron.data.samples import Samples
+from megatron.data.synthetic import SyntheticSamples
+from tests.datasets import write_dataset
 
 N_TOKENS = 1003
 
@@ -20,10 +24,7 @@ def tokens(tmp_path: Path) -> IndexedTokens:
     """Tokens 0, 1, 2, ... in documents of many lengths: the first token of a window is its position."""
     rng = np.random.default_rng(0)
     cuts = np.sort(rng.integers(0, N_TOKENS, 60))
-    with IndexedWriter(tmp_path / "count", np.dtype(np.uint16)) as writer:
-        for ids in np.split(np.arange(N_TOKENS), cuts):
-            writer.add_document(ids)
-    return IndexedTokens(tmp_path / "count")
+    return IndexedTokens(write_dataset(tmp_path / "count", np.split(np.arange(N_TOKENS), cuts)))
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 65, 1000, 4097])
@@ -57,16 +58,12 @@ def test_a_sample_depends_on_its_number_alone(tokens: IndexedTokens) -> None:
 
 
 def test_samples_are_uniform_over_documents_at_every_position_of_an_epoch(tmp_path: Path) -> None:
-    with IndexedWriter(tmp_path / "ten", np.dtype(np.uint16)) as writer:
-        for i in range(10):
-            writer.add_document([i] * 4 + [10])  # one window of 5 per document
-        writer.add_document([10])
+    documents = [*([i] * 4 + [10] for i in range(10)), [10]]  # one window of 5 per document
+    tokens = IndexedTokens(write_dataset(tmp_path / "ten", documents))
     # [position in the epoch, document]: 2,000 seeds, 200 expected in each cell
     counts, numbers = np.zeros((10, 10)), np.arange(10)
-    tokens = IndexedTokens(tmp_path / "ten")
     for seed in range(2000):
-        documents = Samples(tokens, 5, seed).take(numbers)[:, 0]
-        counts[numbers, documents] += 1
+        counts[numbers, Samples(tokens, 5, seed).take(numbers)[:, 0]] += 1
     # chi-squared with 81 degrees of freedom: mean 81, standard deviation sqrt(2 * 81) = 12.7
     assert abs(((counts - 200) ** 2 / 200).sum() - 81) < 5 * 12.7
 
@@ -105,3 +102,58 @@ def test_a_corpus_shorter_than_a_window_is_refused(tokens: IndexedTokens) -> Non
         Samples(tokens, 1003, seed=0)
     with pytest.raises(ValueError, match="expected a multiple of 3 ranks"):
         Batches(Samples(tokens, 10, 0), 8, 0, 3)
+
+
+LOW, HIGH = SAMPLE_ORDER % 2**32, SAMPLE_ORDER >> 32
+VALUES = (0, 1, 2, 3, 5, LOW, HIGH, 2**32 - 1, 2**32, 2**32 + 5, 2**64 - 1, 2**64, -1, -(2**32), SAMPLE_ORDER)
+
+
+def test_no_two_keys_have_the_same_padded_words() -> None:
+    keys = [key for n in range(4) for key in itertools.product(VALUES, repeat=n)]
+    keys += itertools.product(VALUES[::2], repeat=4)
+    words = [key_words(*key) for key in keys]
+    padded = {tuple(key + [0] * (4 - len(key))) for key in words}  # as numpy does before it mixes them
+    assert len(padded) == len(keys) > 7000
+    assert all(0 <= word < 2**32 for key in words for word in key)
+
+
+@pytest.mark.parametrize("key", [(0, 0, 0), (1, 2, 3), (2**32 - 1, 9, 2**32 - 1), (SAMPLE_ORDER, 7, 3)])
+def test_a_key_of_three_small_numbers_gives_the_seed_of_numpy(key: tuple[int, ...]) -> None:
+    ours, numpys = seed_sequence(*key), np.random.SeedSequence(list(key))
+    np.testing.assert_array_equal(ours.generate_state(8), numpys.generate_state(8))
+
+
+def test_keys_that_numpy_maps_to_one_seed_give_different_numbers() -> None:
+    for first, second in (((0, 1, 2), (0, 1, 2, 0)), ((2**32 + 5, 0, 3), (5, 1, 0, 3)), ((7,), (7, 0))):
+        same = [np.random.SeedSequence(list(key)).generate_state(4).tolist() for key in (first, second)]
+        assert same[0] == same[1]
+        ours = [seed_sequence(*key).generate_state(4).tolist() for key in (first, second)]
+        assert ours[0] != ours[1]
+
+
+def test_synthetic_samples_depend_on_seed_and_number_and_not_on_ranks() -> None:
+    samples = SyntheticSamples(1000, 64, seed=3)
+    whole = Batches(samples, 6, 0, 1).batch_at(12).tokens
+    shares = [Batches(samples, 6, rank, 3).batch_at(12).tokens for rank in range(3)]
+    assert np.array_equal(np.concatenate(shares), whole)
+    assert np.array_equal(whole[4], samples[16])
+    assert not np.array_equal(samples[16], samples[17])
+    assert not np.array_equal(samples[16], SyntheticSamples(1000, 64, seed=4)[16])
+
+
+def test_synthetic_tokens_are_uniform_and_held_out_ones_differ() -> None:
+    samples, held_out = SyntheticSamples(8, 7999, seed=0), SyntheticSamples(8, 7999, seed=0, held_out=True)
+    tokens = samples.take(np.arange(10))
+    counts = np.bincount(tokens.reshape(-1), minlength=8)
+    # 80,000 draws, 10,000 per token: the standard deviation is sqrt(80000 * 1/8 * 7/8) = 94
+    assert np.abs(counts - 10_000).max() < 5 * 94
+    assert (held_out[0] == samples[0]).mean() < 0.2  # equal with probability 1/8
+    assert np.array_equal(SyntheticSamples(8, 7999, seed=9, held_out=True)[5], held_out[5])
+
+
+def test_unique_synthetic_samples_repeat_in_another_order_in_each_epoch() -> None:
+    endless, repeated = SyntheticSamples(1000, 16, seed=3), SyntheticSamples(1000, 16, seed=3, n_unique=20)
+    expected = {endless[i].tobytes() for i in range(20)}
+    epochs = [[repeated[20 * epoch + i].tobytes() for i in range(20)] for epoch in range(3)]
+    assert all(set(epoch) == expected for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3

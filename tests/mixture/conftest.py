@@ -1,9 +1,11 @@
 """Small corpora with properties, and a catalog of them."""
 
 import gzip
+import io
 import json
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,18 +26,32 @@ def write_lines(path: Path, n: int, first: int = 0) -> None:
             file.write(json.dumps({"text": f"document {i}", "meta": meta}) + "\n")
 
 
+def write_files(folder: Path, n_files: int, n_documents: int) -> list[Path]:
+    """Write files 0.jsonl, 1.jsonl, ... of consecutive documents; return their paths."""
+    paths = [folder / f"{i}.jsonl" for i in range(n_files)]
+    for i, path in enumerate(paths):
+        write_lines(path, n_documents, first=n_documents * i)
+    return paths
+
+
+def write_tar(path: Path, samples: list[tuple[str, dict[str, bytes]]]) -> None:
+    with tarfile.open(path, "w") as archive:
+        for key, members in samples:
+            for extension, content in members.items():
+                info = tarfile.TarInfo(f"{key}.{extension}")
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+
+
 @pytest.fixture
 def catalog(tmp_path: Path) -> Path:
     """Return a catalog with the corpus `code`: two files of 30 and 20 documents."""
     write_lines(tmp_path / "one.jsonl", 30)
     write_lines(tmp_path / "two.jsonl", 20, first=30)
-    path = tmp_path / "catalog"
-    with Catalog(path, n_threads=1) as opened:
-        opened.register(
-            "code", [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")],
-            read_properties(PROPERTIES), quiet=True,
-        )  # fmt: skip
-    return path
+    files = [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")]
+    with Catalog(tmp_path / "catalog", n_threads=1) as opened:
+        opened.register("code", files, read_properties(PROPERTIES), quiet=True)
+    return tmp_path / "catalog"
 
 
 @pytest.fixture

@@ -2,11 +2,8 @@
 
 import gzip
 import json
-import os
 import shutil
-import socket
-import subprocess
-import time
+import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,14 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from megatron.data.indexed_writer import IndexedWriter
-from megatron.mixture import registration
+from megatron.mixture import files, registration
 from megatron.mixture.catalog import Catalog
+from megatron.mixture.files import iter_sample_lines
 from megatron.mixture.properties import read_properties
 from megatron.mixture.query import Query
 from megatron.mixture.registration import find_input_files
-from tests.mixture.conftest import PROPERTIES, write_lines
-from tests.mixture.test_tars import write_tar
+from tests.datasets import write_dataset
+from tests.mixture.conftest import PROPERTIES, write_files, write_lines, write_tar
+from tests.remote_servers import serve_bucket
 from tests.tool_modules import Cli
 
 
@@ -50,10 +48,8 @@ def test_formats_of_the_same_documents_give_the_same_properties(tmp_path) -> Non
     with pa.CompressedOutputStream(str(tmp_path / "packed.jsonl.zst"), "zstd") as stream:
         stream.write(content)
     pq.write_table(pa.Table.from_pylist(records), tmp_path / "rows.parquet", row_group_size=7)
-    write_tar(
-        tmp_path / "samples.tar",
-        [(f"{i:03}", {"json": json.dumps(r).encode()}) for i, r in enumerate(records)],
-    )
+    samples = [(f"{i:03}", {"json": json.dumps(record).encode()}) for i, record in enumerate(records)]
+    write_tar(tmp_path / "samples.tar", samples)
     names = ["plain.jsonl", "packed.jsonl.gz", "packed.jsonl.zst", "rows.parquet", "samples.tar"]
     for name in names:
         result = register(tmp_path / name.replace(".", "-"), [tmp_path / name])
@@ -62,42 +58,37 @@ def test_formats_of_the_same_documents_give_the_same_properties(tmp_path) -> Non
 
 
 def test_a_dataset_and_lines_take_the_properties_of_the_parquet_beside_them(tmp_path) -> None:
-    with IndexedWriter(tmp_path / "ids", np.dtype(np.uint16), {}) as writer:
-        for n in (3, 4, 5):
-            writer.add_document(np.arange(n))
+    write_dataset(tmp_path / "ids", map(np.arange, (3, 4, 5)))
     write_lines(tmp_path / "text.jsonl", 3)
     for name in ("ids", "text"):
         pq.write_table(pa.table({"quality": [0.1, 0.5, 0.9]}), tmp_path / f"{name}.parquet")
     assert register(tmp_path / "c-ids", [tmp_path / "ids"], ["quality AS quality float"]).n_documents == 3
     assert count(tmp_path / "c-ids", ("quality > 0.3", "tokens < 5"), ()) == {"all": 1}
     properties = ["quality AS quality float", "meta.language AS language"]
-    assert register(tmp_path / "c-text", [tmp_path / "text.jsonl"], properties).n_documents == 3
+    write_lines(
+        tmp_path / "more.jsonl", 2
+    )  # small files are read together only without properties beside them
+    files = [tmp_path / "text.jsonl", tmp_path / "more.jsonl"]
+    assert register(tmp_path / "c-text", files, properties).n_documents == 5
     assert count(tmp_path / "c-text", ("quality > 0.3",)) == {"Go": 1, "Python": 1}
     pq.write_table(pa.table({"quality": [0.1]}), tmp_path / "text.parquet")
-    with pytest.raises(
-        ValueError, match=r"text.parquet: got 1 rows, expected one per document of text.jsonl"
-    ):
+    sentence = r"text.parquet: got 1 rows, expected one per document of text.jsonl"
+    with pytest.raises(ValueError, match=sentence):
         register(tmp_path / "other", [tmp_path / "text.jsonl"], properties)
 
 
 def test_a_function_computes_properties_of_records_and_its_error_names_the_record(tmp_path) -> None:
     write_lines(tmp_path / "a.jsonl", 10)
     properties = ["bucket AS bucket integer", *PROPERTIES]
-    result = register(
-        tmp_path / "c",
-        [tmp_path / "a.jsonl"],
-        properties,
-        function=lambda r: {"bucket": r["meta"]["stars"] // 4},
-    )
+    function = {"function": lambda record: {"bucket": record["meta"]["stars"] // 4}}
+    result = register(tmp_path / "c", [tmp_path / "a.jsonl"], properties, **function)
     assert result.n_documents == 10
     assert count(tmp_path / "c", by=("bucket",)) == {"0": 4, "1": 4, "2": 2}
     with pytest.raises(ValueError, match=r"a.jsonl, record 1: the function raised KeyError\('x'\)"):
         register(tmp_path / "d", [tmp_path / "a.jsonl"], properties, function=lambda r: {"bucket": r["x"]})
 
 
-def test_only_new_and_changed_files_are_registered_and_old_versions_stay_until_they_are_pruned(
-    tmp_path,
-) -> None:
+def test_only_new_and_changed_files_are_registered_and_versions_stay_until_pruned(tmp_path: Path) -> None:
     first, second, catalog = tmp_path / "one.jsonl", tmp_path / "two.jsonl", tmp_path / "catalog"
     write_lines(first, 30)
     write_lines(second, 20, first=30)
@@ -115,21 +106,14 @@ def test_only_new_and_changed_files_are_registered_and_old_versions_stay_until_t
             assert len(Query().run(opened).documents) == n
     with Catalog(catalog) as opened:
         assert opened.prune({}) >= 1
-    with pytest.raises(
-        ValueError, match="code version 1 cannot be read: .* Use a version that was not pruned, or"
-    ):
+    sentence = "code version 1 cannot be read: .* Use a version that was not pruned, or"
+    with pytest.raises(ValueError, match=sentence):
         Catalog(catalog, snapshot={"code": 1})
 
 
 def test_broken_records_are_counted_and_located(cli: Cli, tmp_path) -> None:
-    lines = [
-        '{"text": "a", "n": 1}',
-        "not json",
-        '{"n": 2}',
-        "",
-        '{"text": "b", "n": "x"}',
-        '{"text": "\\ud800", "n": 3}',
-    ]
+    lines = ['{"text": "a", "n": 1}', "not json", '{"n": 2}', "", '{"text": "b", "n": "x"}']
+    lines.append('{"text": "\\ud800", "n": 3}')
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     result = register(tmp_path / "c", [tmp_path / "a.jsonl"], ["n AS n integer"])
     assert (result.n_documents, result.n_broken) == (2, 3)
@@ -179,10 +163,10 @@ REFUSALS = [  # words, status, sentence
 ]
 
 
-@pytest.mark.parametrize("words, status, reason", REFUSALS)
-def test_the_tool_refuses_in_one_sentence(cli: Cli, words, status, reason, catalog) -> None:
-    errors = cli("register", catalog, *words, cwd=catalog.parent, status=status).error.strip().splitlines()
-    assert reason in errors[-1]
+def test_the_tool_refuses_in_one_sentence(cli: Cli, catalog: Path) -> None:
+    for words, status, reason in REFUSALS:
+        errors = cli("register", catalog, *words, cwd=catalog.parent, status=status).error
+        assert reason in errors.strip().splitlines()[-1]
 
 
 def test_other_folders_and_catalogs_of_earlier_versions_are_refused(tmp_path, catalog) -> None:
@@ -208,17 +192,14 @@ def test_a_corpus_whose_folder_was_deleted_can_be_registered_with_other_properti
 def test_inputs_skip_sidecars_and_properties_beside_other_inputs(tmp_path) -> None:
     for name in ("a.jsonl", "a.parquet", "b.parquet", ".hidden.jsonl", "c.txt"):
         (tmp_path / name).write_text("{}")
-    with IndexedWriter(tmp_path / "d", np.dtype(np.uint16), {}) as writer:
-        writer.add_document(np.arange(3))
+    write_dataset(tmp_path / "d", [[0, 1, 2]])
     (tmp_path / "d.parquet").write_text("")
     assert [path.name for path in find_input_files([str(tmp_path)])] == ["a.jsonl", "b.parquet", "d.bin"]
     assert [path.name for path in find_input_files([str(tmp_path / "d")])] == ["d.bin"]
 
 
 def test_several_writers_register_every_file_once(tmp_path) -> None:
-    files = [tmp_path / f"{i}.jsonl" for i in range(12)]
-    for i, path in enumerate(files):
-        write_lines(path, 30, first=30 * i)
+    files = write_files(tmp_path, 12, 30)
     with ThreadPoolExecutor(4) as writers:  # every file by two of them
         list(writers.map(lambda k: register(tmp_path / "c", files[k % 2 :: 2]), range(4)))
     assert sum(count(tmp_path / "c").values()) == 360
@@ -228,13 +209,9 @@ def test_several_writers_register_every_file_once(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("n_before", [10, 65, 139])
-def test_a_registration_that_ends_early_leaves_whole_files_and_resumes(
-    tmp_path, monkeypatch: pytest.MonkeyPatch, n_before: int
-) -> None:
+def test_a_registration_that_stops_resumes(tmp_path, monkeypatch: pytest.MonkeyPatch, n_before: int) -> None:
     monkeypatch.setattr(registration, "BATCH_BYTES", 1)  # a commit for each file
-    files = [tmp_path / f"{i}.jsonl" for i in range(6)]
-    for i, path in enumerate(files):
-        write_lines(path, 25, first=25 * i)
+    files = write_files(tmp_path, 6, 25)
 
     def stop(record: Any) -> dict[str, int]:
         if record["meta"]["stars"] == n_before:
@@ -250,53 +227,68 @@ def test_a_registration_that_ends_early_leaves_whole_files_and_resumes(
     assert (done.n_known, sum(count(tmp_path / "c").values())) == (n_before // 25, 150)
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """Start an S3 server, and return the URL of a bucket."""
-    program = shutil.which("moto_server")
-    if program is None:
-        pytest.skip("moto_server is not installed (pip install 'moto[server]')")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [program, "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}  # fmt: skip
-    before = {name: os.environ.get(name) for name in keys}
-    os.environ.update(keys)
-    try:
-        for _ in range(300):
-            with socket.socket() as probe:
-                if not probe.connect_ex(("127.0.0.1", port)):
-                    break
-            time.sleep(0.1)
-        import pyarrow.fs
-
-        where = {"endpoint_override": f"127.0.0.1:{port}", "scheme": "http"}
-        pyarrow.fs.S3FileSystem(**where, allow_bucket_creation=True).create_dir("bucket")
-        yield "s3://bucket/shared/catalog"
-    finally:
-        server.kill()
-        server.wait(timeout=60)
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    with serve_bucket(monkeypatch):
+        yield
 
 
-def test_a_catalog_in_s3_gives_the_documents_of_a_folder(s3, tmp_path) -> None:
-    files = [tmp_path / f"{i}.jsonl" for i in range(6)]
-    for i, path in enumerate(files):
-        write_lines(path, 60, first=60 * i)
+@pytest.mark.usefixtures("bucket")
+def test_a_catalog_in_s3_gives_the_documents_of_a_folder(tmp_path: Path) -> None:
+    s3, files = "s3://bucket/shared/catalog", write_files(tmp_path, 6, 60)
     with ThreadPoolExecutor(3) as writers:  # at the same time
         done = list(writers.map(lambda k: register(s3, files[k::3]), range(3)))
     assert [result.n_documents for result in done] == [120] * 3
     register(tmp_path / "catalog", files)
     query = Query(conditions=("language <> 'Go' AND stars > 100",))
     with Catalog(s3) as remote, Catalog(tmp_path / "catalog") as local:
-        assert (
-            query.run(remote, ["language"]).compute_identity()
-            == query.run(local, ["language"]).compute_identity()
-        )
+        identities = [query.run(opened, ["language"]).compute_identity() for opened in (remote, local)]
+        assert identities[0] == identities[1]
         assert remote.describe_corpus("code") == local.describe_corpus("code")
         assert remote.prune({}) == 0
+
+
+def read_all(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in iter_sample_lines(path, "text")]
+
+
+def test_a_sample_is_a_record_with_the_text_of_its_members(tmp_path) -> None:
+    samples = [
+        ("a/1", {"txt": b"a cat", "jpg": b"\xff\xd8" * 400}),
+        ("a/" + "long" * 40, {"json": b'{"text": "a dog", "__key__": "x", "n": 3}'}),
+        ("a/2", {"json": b'{"n": 4}', "txt": b"a bird", "seg.png": b""}),
+    ]
+    write_tar(tmp_path / "x.tar", samples)
+    assert read_all(tmp_path / "x.tar") == [
+        {"__key__": "a/1", "text": "a cat"},
+        {"__key__": samples[1][0], "text": "a dog", "n": 3},
+        {"__key__": "a/2", "text": "a bird", "n": 4},
+    ]
+
+
+def test_samples_without_text_have_records_without_text(tmp_path) -> None:
+    broken = [{"jpg": b"x"}, {"txt": b"\xff"}, {"json": b"{"}, {"json": b"[1]", "txt": b"a"}]
+    write_tar(tmp_path / "x.tar", [(str(i), members) for i, members in enumerate(broken)])
+    assert read_all(tmp_path / "x.tar") == [{"__key__": str(i)} for i in range(4)]
+
+
+def test_damage_links_out_of_the_archive_and_large_texts_are_refused(tmp_path, monkeypatch) -> None:
+    write_tar(tmp_path / "x.tar", [(str(i), {"txt": b"x" * 600}) for i in range(4)])
+    content = bytearray((tmp_path / "x.tar").read_bytes())
+    content[1536 + 100] ^= 255  # in the header of the second member
+    (tmp_path / "damaged.tar").write_bytes(content)
+    (tmp_path / "cut.tar").write_bytes(bytes(content[:1000]))
+    for name in ("damaged.tar", "cut.tar"):
+        with pytest.raises(ValueError, match=f"{name}: cannot be read to its end .* Pack it again"):
+            read_all(tmp_path / name)
+    for kind, target in ((tarfile.SYMTYPE, "../../etc/passwd"), (tarfile.CHRTYPE, "")):
+        with tarfile.open(tmp_path / "link.tar", "w") as archive:
+            info = tarfile.TarInfo("1.txt")
+            info.type, info.linkname = kind, target
+            archive.addfile(info)
+        with pytest.raises(ValueError, match="link.tar: cannot be read"):
+            read_all(tmp_path / "link.tar")
+    monkeypatch.setattr(files, "MAX_MEMBER_BYTES", 500)
+    with pytest.raises(ValueError, match="0.txt: got a text of over 500 bytes"):
+        read_all(tmp_path / "x.tar")

@@ -11,15 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.mixture import learner
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.documents import DocumentChunks, OpenFiles
 from megatron.mixture.loaders import MixtureDataset, hugging_face, pack_windows
 from megatron.mixture.weights import NotReadyError
-from tests.mixture.conftest import write_lines
+from tests.datasets import write_dataset
+from tests.mixture.conftest import write_files, write_lines, write_tar
 from tests.mixture.loss_rule import LossProportional
-from tests.mixture.test_tars import write_tar
 
 
 def open_format(folder: Path, files: list[Path], extra: str = "") -> DocumentChunks:
@@ -40,10 +39,8 @@ def test_chunks_of_every_format_contain_every_document_once(tmp_path) -> None:
     with pa.CompressedOutputStream(str(folders[0] / "b.jsonl.zst"), "zstd") as stream:
         stream.write("\n".join(lines[20:]).encode())
     pq.write_table(pa.table({"text": texts}), folders[1] / "a.parquet", row_group_size=6)
-    write_tar(
-        folders[2] / "a.tar",
-        [(f"{i:02}", {"txt": text.encode(), "png": b"\x89"}) for i, text in enumerate(texts)],
-    )
+    samples = [(f"{i:02}", {"txt": text.encode(), "png": b"\x89"}) for i, text in enumerate(texts)]
+    write_tar(folders[2] / "a.tar", samples)
     for folder in folders:
         with open_format(folder, [folder]) as source:
             samples = [document for chunk in MixtureDataset(lambda: source) for document in chunk.documents]
@@ -55,57 +52,28 @@ def test_text_and_rows_can_be_mixed_and_datasets_cannot(tmp_path) -> None:
     pq.write_table(pa.table({"text": [f"row {i}" for i in range(20)]}), tmp_path / "b.parquet")
     with open_format(tmp_path, [tmp_path / "a.jsonl", tmp_path / "b.parquet"]) as source:
         assert len(set(source.read(0, 9).column("text").to_pylist())) == 40
-    with IndexedWriter(tmp_path / "ids", np.dtype(np.uint16), {}) as writer:
-        writer.add_document(np.arange(3))
+    write_dataset(tmp_path / "ids", [[0, 1, 2]])
     with pytest.raises(ValueError, match="ids.bin: got a .bin/.idx dataset, expected text .* TitanLoader"):
         open_format(tmp_path / "ids-catalog", [tmp_path / "ids"])
 
 
-# (groups, rounds) of each run, and the next chunk; with a count of rounds, ranks disagreed
-HISTORIES = [([(1, 100), (3, 1)], 103), ([(2, 5), (4, 2)], 18), ([(1, 1), (2, 1)], 3)]
-
-
-@pytest.mark.parametrize("runs, next_chunk", HISTORIES)
-def test_states_of_all_ranks_are_equal_after_the_number_of_groups_changed(runs, next_chunk, mixture) -> None:
-    open_source = partial(DocumentChunks, mixture, chunk_size=16)
-    state, numbers = None, []
-    for n_groups, n_rounds in runs:
-        states = []
-        for group in range(n_groups):
-            dataset = MixtureDataset(open_source, group, n_groups)
-            if state is not None:
-                dataset.load_state_dict(json.loads(json.dumps(state)))
-            for chunk in islice(dataset, n_rounds):
-                numbers.append(chunk.number)
-            states.append(dataset.state_dict(chunk))
-            assert dataset.state_dict()["next_chunk"] == states[-1]["next_chunk"]
-        assert all(other == states[0] for other in states)
-        state = states[0]
-    assert state is not None and state["next_chunk"] == next_chunk
-    assert sorted(numbers) == list(range(next_chunk))
-
-
-def test_a_state_contains_a_recent_position_and_a_far_chunk_without_one_is_refused(
-    mixture, monkeypatch
-) -> None:
+def test_states_of_all_ranks_have_a_recent_position(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megatron.mixture.loaders.ANCHOR_CHUNKS", 10)
     monkeypatch.setattr("megatron.mixture.distributor.MAX_WALK_CHUNKS", 30)
-    whole = [
-        chunk.documents
-        for chunk in islice(MixtureDataset(partial(DocumentChunks, mixture, chunk_size=8)), 100)
-    ]
+    open_source = partial(DocumentChunks, mixture, chunk_size=8)
+    whole = [chunk.documents for chunk in islice(MixtureDataset(open_source), 100)]
     state, read = None, []
     for n_groups in (1, 3, 2):
-        groups = [
-            MixtureDataset(partial(DocumentChunks, mixture, chunk_size=8), g, n_groups)
-            for g in range(n_groups)
-        ]
+        groups = [MixtureDataset(open_source, group, n_groups) for group in range(n_groups)]
         for dataset in groups:
             if state is not None:
                 dataset.load_state_dict(state)
         for chunks in islice(zip(*groups, strict=True), 17):
             read += [chunk.documents for chunk in chunks]
-        state = groups[-1].state_dict(chunks[-1])
+        states = [dataset.state_dict(chunk) for dataset, chunk in zip(groups, chunks, strict=True)]
+        state = json.loads(json.dumps(states[0]))
+        assert all(other == state for other in states)
+        assert groups[-1].state_dict()["next_chunk"] == state["next_chunk"]
     assert read[:100] == whole
     assert state is not None and 102 - state["position"]["chunk"] < 10 + 3
     with pytest.raises(ValueError, match=r"chunk 102: got the nearest known position at chunk 0"):
@@ -119,15 +87,11 @@ def test_shares_are_those_of_the_weights_and_the_order_is_that_of_the_seed(mixtu
         DocumentChunks(mixture) as other,
     ):
         table = chunks.read(0, 3)
-        assert Counter(chunks.names[k] for k in table.column("domain").to_pylist()) == {
-            "Python": 768,
-            "Go": 512,
-            "C": 256,
-        }
+        counts = Counter(chunks.names[k] for k in table.column("domain").to_pylist())
+        assert counts == {"Python": 768, "Go": 512, "C": 256}
         assert table.equals(same.read(0, 3))
         assert not table.equals(other.read(0, 3))
-        pieces = list(chunks.read_pieces(0, 3))
-        assert pa.concat_tables(pieces).equals(table)
+        assert pa.concat_tables(chunks.read_pieces(0, 3)).equals(table)
 
 
 def test_a_file_that_changes_or_is_outside_of_the_roots_is_refused(mixture, tmp_path) -> None:
@@ -147,9 +111,7 @@ def test_a_file_that_changes_or_is_outside_of_the_roots_is_refused(mixture, tmp_
 
 def test_more_files_than_may_be_open_are_read(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("megatron.mixture.documents.MAX_FILES", 8)
-    for i in range(30):
-        write_lines(tmp_path / f"{i}.jsonl", 5, first=5 * i)
-    with open_format(tmp_path, [tmp_path / f"{i}.jsonl" for i in range(30)]) as source:
+    with open_format(tmp_path, write_files(tmp_path, 30, 5)) as source:
         texts = source.read(0, 30).column("text").to_pylist()
         assert len(source._files._descriptors._values) <= 8
     assert sorted(texts) == sorted(f"document {i}" for i in range(150))
@@ -175,13 +137,8 @@ def test_windows_of_a_chunk_keep_every_token_and_the_domain_of_each_target(mixtu
     targets = [k for k, text in zip(chunk.domains, chunk.documents, strict=True) for _ in text + "\0"][1:]
     assert domains.ravel().tolist()[: len(targets)] == targets
     assert set(domains.ravel().tolist()[len(targets) :]) <= {-1}
-
-
-def test_parse_is_called_with_each_document(mixture) -> None:
-    dataset = MixtureDataset(partial(DocumentChunks, mixture, chunk_size=5), parse=len)
-    assert next(iter(dataset)).documents == [
-        len(t) for t in next(iter(MixtureDataset(dataset.open_source))).documents
-    ]
+    parsed = MixtureDataset(partial(DocumentChunks, mixture, chunk_size=5), parse=len)
+    assert next(iter(parsed)).documents == list(map(len, chunk.documents))
 
 
 def test_hugging_face_rows_resume_after_any_document_and_on_another_number_of_groups(mixture) -> None:
@@ -249,9 +206,7 @@ def test_adaptive_weights_follow_the_log_after_a_restart(mixture, monkeypatch: p
         DocumentChunks(mixture, chunk_size=60, run="cut")
 
 
-def test_a_rule_of_the_user_is_imported_and_its_error_reaches_the_reader(
-    mixture, tmp_path, monkeypatch
-) -> None:
+def test_an_error_of_a_rule_of_the_user_reaches_the_reader(mixture: Path, tmp_path, monkeypatch) -> None:
     (tmp_path / "mix_rules.py").write_text(
         "class Empty:\n    def __init__(self, weights): pass\n"
         "class Failing(Empty):\n    def observe(self, n, nats, counts): raise OSError('no')\n"
@@ -259,10 +214,8 @@ def test_a_rule_of_the_user_is_imported_and_its_error_reaches_the_reader(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     text = mixture.read_text()
-    for name, reason in (
-        ("mix_rules:Empty", "got no observe, as_dict, restore"),
-        ("mix_none:X", "cannot|No module"),
-    ):
+    reasons = {"mix_rules:Empty": "got no observe, as_dict, restore", "mix_none:X": "cannot|No module"}
+    for name, reason in reasons.items():
         mixture.write_text(text + ADAPTIVE.replace(RULE, name))
         with pytest.raises(ValueError, match=reason):
             DocumentChunks(mixture)

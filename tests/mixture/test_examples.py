@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from megatron.plan.run_dir import read_metrics
 from tests.guide_commands import commands_of
+from tests.tool_modules import Cli
 
 
 @pytest.fixture
@@ -24,30 +26,32 @@ def folder(tmp_path: Path, scaling_data: Path) -> Path:
 
 def run_script(words: list[str], folder: Path, root: Path, wait_s: float = 120) -> str:
     environment = os.environ | {"PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
-    program = [str(root / words[0])] if words[0].endswith(".py") else ["-m", "megatron.cli", words[0]]
-    command = [sys.executable, *program, *words[1:]]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=wait_s
-    )
+    command = [sys.executable, str(root / words[0]), *words[1:]]
+    options = {"cwd": folder, "env": environment, "timeout": wait_s}
+    done = subprocess.run(command, capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_the_python_of_the_guide_prints_what_the_guide_shows(root: Path, folder: Path) -> None:
-    guide = (root / "examples_scaling" / "training" / "MIXTURE.md").read_text()
-    register = commands_of(root / "examples_scaling" / "training" / "MIXTURE.md")[0]
-    run_script(register.words[1:], folder, root)
-    ((script, output),) = re.findall(r"```python\n((?:(?!```).)*)```\n\n```\n(.*?)```", guide, re.DOTALL)
+def test_the_python_of_the_guide_prints_what_the_guide_shows(cli: Cli, root: Path, folder: Path) -> None:
+    guide = root / "examples_scaling" / "training" / "MIXTURE.md"
+    cli(*commands_of(guide)[0].words[1:], cwd=folder)
+    code = r"```python\n((?:(?!```).)*)```\n\n```\n(.*?)```"
+    ((script, output),) = re.findall(code, guide.read_text(), re.DOTALL)
     (folder / "ask.py").write_text(script)
     assert run_script([str(folder / "ask.py")], folder, root) == output
 
 
-@pytest.mark.parametrize("name", ["local", pytest.param("server", marks=pytest.mark.slow)])
-def test_an_example_without_arguments_prints_its_usage_and_exits_with_2(root: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["local", "server"])
+def test_an_example_without_arguments_prints_its_usage_and_exits_with_2(
+    root: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = f"examples_scaling/mixture/{name}.py"
-    failed = subprocess.run([sys.executable, path], cwd=root, capture_output=True, text=True, timeout=240)
-    assert (failed.returncode, failed.stdout) == (2, "")
-    assert f"python {path}" in failed.stderr
+    monkeypatch.setattr(sys, "argv", [path])
+    with pytest.raises(SystemExit, match="^2$"):
+        runpy.run_path(str(root / path), run_name="__main__")
+    output = capsys.readouterr()
+    assert output.out == "" and f"python {path}" in output.err
 
 
 @pytest.mark.slow
@@ -68,26 +72,22 @@ def test_the_examples_read_a_mixture_locally_and_from_a_server(root: Path, folde
 
 @pytest.mark.slow
 def test_a_static_then_an_ado_mixture_train_on_the_sample_and_show_their_weights(
-    root: Path, folder: Path, scaling_data: Path
+    cli: Cli, root: Path, folder: Path, scaling_data: Path
 ) -> None:
     """The CPU run of the guide, an eighth as long.
 
     It observes at every step, so that ADO has laws after 150.
     """
     guide = (root / "examples_scaling" / "training" / "MIXTURE.md").read_text()
-    static, ado = (
-        re.search(rf"```yaml\n# {name}.yaml\n(.*?)```", guide, re.DOTALL)[1] for name in ("static", "ado")
-    )
-    ado = ado.replace("every_steps: 4", "every_steps: 1")
+    blocks = dict(re.findall(r"```yaml\n# (\w+).yaml\n(.*?)```", guide, re.DOTALL))
+    texts = {"static": blocks["static"], "ado": blocks["ado"].replace("every_steps: 4", "every_steps: 1")}
     (folder / "tiny").mkdir()
     for name, inside in (("vocab.json", "gpt2-tiny-vocab.json"), ("merges.txt", "gpt2-tiny-merges.txt")):
         (folder / "tiny" / name).symlink_to(scaling_data / "megatron_openwebtext" / inside)
-    register = "tools/mixtures.py register catalog add slim slimpajama --preset slimpajama"
-    run_script(register.split(), folder, root)
-    shares = {}
-    for name, text in (("static", static), ("ado", ado)):
+    cli(*["register", "catalog", "add", "slim", "slimpajama", "--preset", "slimpajama"], cwd=folder)
+    config, shares = root / "examples_scaling" / "training" / "mixture_cpu.yaml", {}
+    for name, text in texts.items():
         (folder / f"{name}.yaml").write_text(text)
-        config = root / "examples_scaling" / "training" / "mixture_cpu.yaml"
         words = [f"dataset.mixture={name}.yaml", f"logging.run_dir=study/runs/{name}",
                  "lr_scheduler.total_iterations=200", "lr_scheduler.warmup_iterations=20"]  # fmt: skip
         run_script(["tools/pretrain.py", str(config), *words], folder, root, wait_s=1200)
@@ -97,6 +97,5 @@ def test_a_static_then_an_ado_mixture_train_on_the_sample_and_show_their_weights
     assert all(share == shares["static"][0] for share in shares["static"])
     assert shares["ado"][10] == pytest.approx(shares["static"][0])  # the prior, as long as there are no laws
     assert max(abs(a - b) for a, b in zip(shares["ado"][-1], shares["ado"][0], strict=True)) > 0.02
-    run_script(["tools/make_report.py", "study"], folder, root)
-    page = (folder / "study" / "report.html").read_text()
-    assert "Weights of the mixture" in page
+    cli("make_report.py", "study", cwd=folder)
+    assert "Weights of the mixture" in (folder / "study" / "report.html").read_text()

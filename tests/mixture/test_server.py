@@ -1,13 +1,11 @@
 """The server: everything a client asks for, refusals in a sentence, kills, TLS and full requests."""
 
 import json
-import os
 import re
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from threading import Thread
@@ -20,12 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from torch.utils.data import DataLoader
 
-from megatron.mixture.client import (
-    MixtureClient,
-    check_private,
-    make_token_file,
-    read_token,
-)
+from megatron.mixture.client import MixtureClient, check_private, make_token_file, read_token
 from megatron.mixture.documents import DocumentChunks
 from megatron.mixture.server import ServedFolder, make_server
 from tests.mixture.conftest import PROPERTIES, Start, write_lines
@@ -49,13 +42,14 @@ def served(tmp_path: Path) -> Iterator[tuple[ServedFolder, str]]:
 
 
 @pytest.fixture
-def client(served) -> Iterator[MixtureClient]:
+def client(served: tuple[ServedFolder, str]) -> Iterator[MixtureClient]:
+    """A client of the server, on which the corpus `code` of 300 documents is registered."""
     with MixtureClient(served[1], TOKEN, patience_s=60) as client:
+        assert client.register("code", ["a.jsonl"], PROPERTIES).n_documents == 300
         yield client
 
 
 def test_a_client_registers_queries_adds_a_property_mixes_and_reads(client, served, tmp_path) -> None:
-    assert client.register("code", ["a.jsonl"], PROPERTIES).n_documents == 300
     assert client.register("code", ["*.jsonl"], PROPERTIES).n_known == 1
     assert client.count(["stars >= 150", "language <> 'C'"], ["language"]) == {
         ("Go",): (50, None), ("Python",): (50, None),
@@ -72,9 +66,8 @@ def test_a_client_registers_queries_adds_a_property_mixes_and_reads(client, serv
     chunks = list(islice(client.open_dataset(name), 3))
     assert {text for chunk in chunks for text in chunk.documents} <= {f"document {i}" for i in range(150)}
     with DocumentChunks(served[0].folder / f"{name}.yaml") as local:
-        assert [chunk.documents for chunk in chunks] == [
-            local.read(i, 1).column("text").to_pylist() for i in range(3)
-        ]
+        for i, chunk in enumerate(chunks):
+            assert chunk.documents == local.read(i, 1).column("text").to_pylist()
     assert client.request("status")["mixtures"] == [name]
 
 
@@ -96,7 +89,6 @@ def test_the_ten_lines_of_the_guide_run(served, root) -> None:
 
 
 def test_a_mixture_keeps_the_documents_that_it_had_when_it_was_created(client, served) -> None:
-    client.register("code", ["a.jsonl"], PROPERTIES)
     name = client.create_mixture(SPEC)
     write_lines(served[0].folder / "b.jsonl", 60)
     client.register("code", ["b.jsonl"], PROPERTIES)
@@ -121,20 +113,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("action, request_, reason", REFUSED)
-def test_a_refused_request_is_one_sentence(action, request_, reason, client, served, tmp_path) -> None:
+def test_a_refused_request_is_one_sentence(client: MixtureClient, tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", 3)
-    client.register("code", ["a.jsonl"], PROPERTIES)
-    with pytest.raises(ValueError, match=f"refused: .*({reason})") as caught:
-        client.request(action, request_)
-    assert "\n" not in str(caught.value)
-    assert client.count() == {(): (300, None)}  # the server goes on
+    for action, request, reason in REFUSED:
+        with pytest.raises(ValueError, match=f"refused: .*({reason})") as caught:
+            client.request(action, request)
+        assert "\n" not in str(caught.value)
+    assert client.count() == {(): (300, None)}  # the server answers
 
 
-def test_requests_for_chunks_are_bounded_and_start_from_the_position_that_they_contain(
-    client, served
-) -> None:
-    client.register("code", ["a.jsonl"], PROPERTIES)
+def test_requests_for_chunks_are_bounded_and_start_from_their_position(client: MixtureClient) -> None:
     source = client.open_chunks(client.create_mixture(SPEC))
     far = source.find_position(60_000)
     assert source.read(60_003, 2, far).equals(source.read(60_003, 2, source.find_position(60_002, far)))
@@ -153,31 +141,20 @@ def test_requests_for_chunks_are_bounded_and_start_from_the_position_that_they_c
 
 
 def test_groups_of_several_clients_read_the_chunks_of_one(client) -> None:
-    client.register("code", ["a.jsonl"], PROPERTIES)
     name = client.create_mixture(SPEC)
     alone = {chunk.number: chunk.documents for chunk in islice(client.open_dataset(name), 24)}
-    for n_groups in (2, 4):
-        read: dict[int, list[Any]] = {}
-
-        def run(group: int, n_groups: int = n_groups, read: dict[int, list[Any]] = read) -> None:
-            for chunk in islice(client.open_dataset(name, group, n_groups), 24 // n_groups):
-                read[chunk.number] = chunk.documents
-
-        threads = [Thread(target=run, args=(group,)) for group in range(n_groups)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert read == alone
+    with ThreadPoolExecutor(4) as pool:
+        for n_groups in (2, 4):
+            groups = [islice(client.open_dataset(name, i, n_groups), 24 // n_groups) for i in range(n_groups)]
+            chunks = [chunk for part in pool.map(list, groups) for chunk in part]
+            assert {chunk.number: chunk.documents for chunk in chunks} == alone
 
 
 def test_reported_losses_change_the_weights_and_waiting_clients_get_their_chunk(client, served) -> None:
-    client.register("code", ["a.jsonl"], PROPERTIES)
     rule = {"rule": "tests.mixture.loss_rule:LossProportional", "every_steps": 2, "delay_steps": 2}
     name = "m"  # a rule of one's own is written into the folder by hand
-    (served[0].folder / f"{name}.yaml").write_text(
-        json.dumps(SPEC | {"catalog": "catalog", "adaptive": rule})
-    )
+    spec = SPEC | {"catalog": "catalog", "adaptive": rule}
+    (served[0].folder / f"{name}.yaml").write_text(json.dumps(spec))
     source = client.open_chunks(name, run="one")
     losses = np.array([0.0, 4, 40]), np.array([0.0, 4, 10])
     late = Thread(target=lambda: (time.sleep(0.5), source.report(0, *losses)))
@@ -196,7 +173,6 @@ def test_reported_losses_change_the_weights_and_waiting_clients_get_their_chunk(
 
 
 def test_the_status_lists_mixtures_and_a_wrong_token_is_refused(client, served) -> None:
-    client.register("code", ["a.jsonl"], PROPERTIES)
     name = client.create_mixture(SPEC)
     with pytest.raises(ValueError, match="refused the token"), MixtureClient(served[1], "wrong") as other:
         other.request("status")
@@ -204,23 +180,9 @@ def test_the_status_lists_mixtures_and_a_wrong_token_is_refused(client, served) 
 
 
 @pytest.mark.slow
-def test_a_kill_of_the_server_and_of_clients_changes_no_chunk(tmp_path, start: Start, mixture) -> None:
+def test_a_kill_of_the_server_changes_no_chunk(tmp_path: Path, start: Start, mixture: Path) -> None:
     process, location = start(tmp_path, "--port", "0")
     token, port = read_token(tmp_path / "token"), location.rpartition(":")[2]
-    script = (
-        "import sys\nfrom megatron.mixture.client import MixtureClient\n"
-        "for chunk in MixtureClient(*sys.argv[1:]).open_dataset('code'): print(chunk.number, flush=True)\n"
-    )
-    root = Path(__file__).parents[2]
-    victims = [
-        subprocess.Popen([sys.executable, "-c", script, location, token], stdout=subprocess.PIPE, text=True,
-                         env=os.environ | {"PYTHONPATH": str(root)})
-        for _ in range(2)
-    ]  # fmt: skip
-    for victim in victims:
-        assert victim.stdout is not None and victim.stdout.readline() == "0\n"
-        victim.send_signal(signal.SIGKILL)
-        victim.wait()
     with MixtureClient(location, token) as client:
         reading = iter(client.open_dataset("code"))
         chunks = [next(reading) for _ in range(20)]
@@ -231,9 +193,8 @@ def test_a_kill_of_the_server_and_of_clients_changes_no_chunk(tmp_path, start: S
         chunks += [next(reading) for _ in range(20)]  # waits for the server
         again.join()
     with DocumentChunks(mixture) as local:
-        assert [chunk.documents for chunk in chunks] == [
-            local.read(i, 1).column("text").to_pylist() for i in range(40)
-        ]
+        for i, chunk in enumerate(chunks):
+            assert chunk.documents == local.read(i, 1).column("text").to_pylist()
     with pytest.raises(ConnectionError, match="no answer for 1 s .* Restart the server"):
         MixtureClient("grpc+tcp://127.0.0.1:1", token, patience_s=1).request("status")
 
@@ -244,15 +205,14 @@ def test_tls_is_verified_with_the_certificate(tmp_path, start: Start, mixture) -
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *keys, *subject]
     subprocess.run(command, check=True, capture_output=True)
     (tmp_path / "k.pem").chmod(0o600)
-    _, location = start(
-        tmp_path, "--port", "0", "--tls-cert", tmp_path / "c.pem", "--tls-key", tmp_path / "k.pem"
-    )
+    words = ["--port", "0", "--tls-cert", tmp_path / "c.pem", "--tls-key", tmp_path / "k.pem"]
+    _, location = start(tmp_path, *words)
     secure = f"grpc+tls://localhost:{location.rpartition(':')[2]}"
     token = read_token(tmp_path / "token")
     with MixtureClient(secure, token, (tmp_path / "c.pem").read_bytes()) as client:
         assert len(client.open_chunks("code").read(0, 1)) == 512
     with pytest.raises(ConnectionError, match="pass its certificate as tls_roots"):
-        MixtureClient(secure, token, patience_s=3).request("status")
+        MixtureClient(secure, token, patience_s=1).request("status")
 
 
 def test_an_open_address_without_protection_is_refused(served) -> None:
@@ -281,11 +241,11 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize("words, reason", WORDS)
-def test_the_tool_refuses_words_that_do_not_go_together(cli: Cli, words, reason, tmp_path) -> None:
+def test_the_tool_refuses_words_that_do_not_go_together(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "m.yaml").write_text("catalog: c\n")
-    error = cli("serve", *words, cwd=tmp_path, status=2).error
-    assert re.search(reason, " ".join(error.split()))
+    for words, reason in WORDS:
+        error = cli("serve", *words, cwd=tmp_path, status=2).error
+        assert re.search(reason, " ".join(error.split()))
 
 
 def test_the_tool_prints_the_status_of_a_server(cli: Cli, served, tmp_path) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from torch.utils.data import DataLoader
 
 from megatron.mixture.documents import DocumentChunks
-from megatron.mixture.loaders import Chunk, ChunkIterator, MixtureDataset, hugging_face
+from megatron.mixture.loaders import Chunk, ChunkIterator, MixtureDataset
 
 # a process that has imported the loaders, and whose forks are the workers: the
 # tests' own process has threads of other libraries, which a fork may break
@@ -39,35 +40,14 @@ def make_finite(mixture: Path) -> Path:
     return mixture
 
 
-class Rows:
-    """The part of an Arrow table that is used."""
-
-    column_names = ("domain", "text")
-
-    def __init__(self, numbers: range) -> None:
-        self.numbers = numbers
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def slice(self, first: int, n: int) -> "Rows":
-        return Rows(self.numbers[first : first + n])
-
-    def column(self, i: int) -> "Rows":
-        self.index = i
-        return self
-
-    def to_pylist(self) -> list[Any]:
-        return [f"text {i}" if self.index else 0 for i in self.numbers]
-
-
 class Numbers:
     """Source of 300 documents, with a short last chunk."""
 
     identity, names, chunk_size, at_once = "numbers", ("all",), 7, 4
 
-    def read(self, first: int, n_chunks: int, position: Any = None) -> Rows:
-        return Rows(range(first * 7, min(300, (first + n_chunks) * 7)))
+    def read(self, first: int, n_chunks: int, position: Any = None) -> pa.Table:
+        numbers = range(first * 7, min(300, (first + n_chunks) * 7))
+        return pa.table({"domain": [0] * len(numbers), "text": [f"text {i}" for i in numbers]})
 
     def find_position(self, chunk: int, position: Any = None) -> dict[str, Any]:
         return {"chunk": chunk}
@@ -111,9 +91,7 @@ def test_repeated_resumes_by_the_protocol_return_the_whole_stream(mixture, group
     assert [list_texts(chunk) for chunk in reading.dataset] == whole  # the next epoch is complete
 
 
-def test_the_state_of_a_dataset_follows_its_chunks_and_requires_the_chunk_of_workers(
-    mixture,
-) -> None:
+def test_the_state_follows_the_chunks_and_requires_the_chunk_of_workers(mixture: Path) -> None:
     dataset = make_dataset(mixture)
     assert dataset.state_dict()["next_chunk"] == 0
     [*islice(dataset, 5)]
@@ -171,49 +149,14 @@ def check_resumes(loader: Callable[[], Any], n_chunks: int, stops: tuple[int, ..
     assert [list_texts(chunk) for chunk in islice(reading, 3)] == whole[:3]  # the next epoch
 
 
-@pytest.mark.parametrize("workers", [0, 2, 3])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_the_package_resumes_several_times_inside_an_epoch(mixture, workers) -> None:
     package = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
     context = {"multiprocessing_context": FORKS} if workers else {}
 
     def loader() -> Any:
         source = Numbers if workers else partial(DocumentChunks, make_finite(mixture), chunk_size=70)
-        return package.StatefulDataLoader(
-            MixtureDataset(source), batch_size=None, num_workers=workers, **context
-        )  # fmt: skip
+        dataset = MixtureDataset(source)
+        return package.StatefulDataLoader(dataset, batch_size=None, num_workers=workers, **context)
 
     check_resumes(loader, 43, (5, 1, 4, 31))
-
-
-@pytest.mark.slow
-def test_the_package_resumes_documents_in_spawned_workers(mixture) -> None:
-    package = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
-    path = make_finite(mixture)
-
-    def loader() -> Any:
-        return package.StatefulDataLoader(
-            make_dataset(path), batch_size=None, num_workers=2, multiprocessing_context="spawn"
-        )
-
-    check_resumes(loader, 47, (5, 4))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_package_resumes_rows_of_hugging_face(workers) -> None:
-    package = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
-    context = {"multiprocessing_context": FORKS} if workers else {}
-
-    def loader() -> Any:
-        rows = hugging_face(MixtureDataset(Numbers))
-        return package.StatefulDataLoader(rows, batch_size=10, num_workers=workers, **context)
-
-    whole = [batch["text"] for batch in islice(loader(), 20)]
-    received: list[list[str]] = []
-    state: dict[str, Any] = {}
-    for n in (3, 8, 9):
-        reading = loader()
-        reading.load_state_dict(state)
-        received += [batch["text"] for batch in islice(reading, n)]
-        state = reading.state_dict()
-        del reading
-    assert received == whole

@@ -8,15 +8,18 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import zstandard
 
 from megatron.text.join import PreprocessResult
 from megatron.text.preprocess import PreprocessOptions, preprocess
+from tests.datasets import write_dataset
 
 WORDS = ["red", "fish", "blue ", "\u00e9t\u00e9", "\U0001f41f", "12", "\n", "<|endoftext|>", ""]
 RNG = random.Random(0)
+META = {"tokenizer": {"n_tokens": 500, "sha256": "same", "eod_id": 0}, "append_eod": False}
 RECORDS = [
     {"text": " ".join(RNG.choices(WORDS, k=RNG.randrange(30))), "url": f"fish {i}"} for i in range(900)
 ]
@@ -45,6 +48,16 @@ FILES = {  # of the same documents; packed files of several streams
     "a.parquet": pack_table("a.parquet"),
     "a.arrow": pack_table("a.arrow"),
 }
+
+
+def write_parts(folder: Path, n: int) -> list[str]:
+    """Write datasets of four documents, of which the third is empty; return their prefixes."""
+    prefixes = []
+    for i in range(n):
+        rng = np.random.default_rng(i)
+        documents = [rng.integers(0, 500, n_tokens) for n_tokens in rng.multinomial(300, [0.2, 0.3, 0, 0.5])]
+        prefixes.append(write_dataset(folder / f"part-{i}_text_document", documents, META))
+    return prefixes
 
 
 def run(words: Any, prefix: Path, tokenizer: Any, **options: Any) -> PreprocessResult:

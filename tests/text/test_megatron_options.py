@@ -1,15 +1,15 @@
 """The options of Megatron's preprocessing scripts are accepted, and change no token."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from megatron.config.megatron_args import Argument, load_rows
+from megatron.config.megatron_args import load_rows
 from megatron.data.indexed import IndexedTokens
 from megatron.tokenizer.kinds import KINDS, TokenizerSpec, load_tokenizer
+from tests.datasets import read_documents, write_texts
 from tests.tool_modules import TOOLS, Cli, load_tool
 
 # options of preprocess_data_many_cores.py of the data-constrained study, and of Megatron's preprocess_data.py
@@ -39,13 +39,12 @@ Write = Callable[..., tuple[list[list[int]], list[str]]]
 @pytest.fixture
 def write_tokens(cli: Cli, tmp_path: Path) -> Write:
     """Return a function: options -> (tokens of each document, warnings), on three documents of numbers."""
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in ("1 2\n3", "4", "")))
+    write_texts(tmp_path / "in.jsonl", ("1 2\n3", "4", ""))
 
     def write(*words: str, base: tuple[str, ...] = NUMBERS) -> tuple[list[list[int]], list[str]]:
         out = ["--output-prefix", "x", "--root", tmp_path, "--quiet", "--overwrite"]
         lines = cli("prepare", "--input", tmp_path / "in.jsonl", *base, *out, *words).error.splitlines()
-        tokens = IndexedTokens(tmp_path / "x_text_document")
-        documents = [tokens.get_document(i).tolist() for i in range(tokens.n_documents)]
+        documents = read_documents(tmp_path / "x_text_document")
         return documents, [line[9:] for line in lines if re.match(r"[\d:]{8} --", line)]
 
     return write
@@ -57,35 +56,25 @@ def test_every_option_and_kind_of_their_scripts_is_known() -> None:
     assert set(KINDS) >= THEIR_KINDS
 
 
-@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
-def test_an_option_without_effect_is_accepted_with_the_reason(write_tokens, flag: Argument) -> None:
-    values = [] if flag.form == "switch" else ["7"]
-    documents, warnings = write_tokens(f"--{flag.name}", *values)
-    assert documents == [[1, 2, 3], [4], []]
-    assert warnings == [f"--{flag.name}: no effect: {flag.note}."]
-
-
-@pytest.mark.parametrize("name", ["lazy", "cached"])
-def test_other_formats_are_written_as_mmap(write_tokens, name: str) -> None:
-    documents, warnings = write_tokens("--dataset-impl", name)
-    assert documents == [[1, 2, 3], [4], []]
-    assert warnings == [f"--dataset-impl: got {name}, writing mmap, the only format that is read."]
+def test_options_without_effect_are_accepted_with_the_reason(write_tokens: Write) -> None:
+    values = {"switch": ""}
+    rows = [
+        *((f"--{flag.name} {values.get(flag.form, '7')}", f"no effect: {flag.note}.") for flag in FLAGS),
+        *((f"--dataset-impl {name}", f"got {name}, writing mmap, the only format that is read.")
+          for name in ("lazy", "cached")),
+        *((f"--{name} nowhere", "no effect: NullTokenizer is read from --vocab-size.")
+          for name in ("vocab-file", "merge-file")),
+    ]  # fmt: skip
+    for words, reason in rows:
+        expected = [f"{words.split()[0]}: {reason}"]
+        assert write_tokens(*words.split()) == ([[1, 2, 3], [4], []], expected)
     assert write_tokens("--dataset-impl", "mmap")[1] == []
-
-
-def test_files_of_another_kind_of_tokenizer_are_reported(write_tokens) -> None:
-    _, warnings = write_tokens("--vocab-file", "nowhere.json", "--merge-file", "nowhere.txt")
-    assert warnings == [
-        f"--{name}: no effect: NullTokenizer is read from --vocab-size."
-        for name in ("vocab-file", "merge-file")
-    ]
 
 
 def test_an_input_is_also_searched_below_the_output_folder(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "data" / "c4").mkdir(parents=True)
-    for name in ("data/a.jsonl", "data/c4/b.jsonl"):
-        (tmp_path / name).write_text('{"text": "1"}\n')
-    (tmp_path / "a.jsonl").write_text('{"text": "2 2"}\n')
+    for name, text in (("data/a.jsonl", "1"), ("data/c4/b.jsonl", "1"), ("a.jsonl", "2 2")):
+        write_texts(tmp_path / name, [text])
 
     def prepare(name: str, *inputs: str, status: int = 0) -> list[int]:
         words = ["--output-prefix", name, *NUMBERS, "--root", "data", "--quiet"]
@@ -120,19 +109,15 @@ def test_bert_tokenizers_give_the_ids_of_googles_code(vocab: Path, kind: str) ->
     words = legacy.BasicTokenizer(do_lower_case=kind.endswith("LowerCase"))
     pieces = legacy.WordpieceTokenizer(table, "[UNK]", max_input_chars_per_word=200)
     tokenizer = load_tokenizer(TokenizerSpec(kind, vocab_file=str(vocab)))
-    expected = [
-        [table[piece] for word in words.tokenize(text) for piece in pieces.tokenize(word)] for text in TEXTS
-    ]
-    assert tokenizer.encode_batch(TEXTS) == expected
+    for text, ids in zip(TEXTS, tokenizer.encode_batch(TEXTS), strict=True):
+        assert ids == [table[piece] for word in words.tokenize(text) for piece in pieces.tokenize(word)]
     assert tokenizer.n_tokens == len(table)
 
 
-def test_bert_tokenizers_preprocess_and_end_documents_with_the_token_that_is_named(
-    write_tokens, vocab: Path, tmp_path: Path, capsys
-) -> None:
+def test_bert_tokenizers_end_documents_as_named(write_tokens: Write, vocab: Path, tmp_path: Path) -> None:
     table = {piece: i for i, piece in enumerate(vocab.read_text("utf-8").splitlines())}
     base = ("--tokenizer-type", "BertWordPieceCase", "--vocab-file", str(vocab))
-    (tmp_path / "in.jsonl").write_text(json.dumps({"text": "a"}) + "\n")
+    write_texts(tmp_path / "in.jsonl", ["a"])
     documents, warnings = write_tokens("--append-eod", "--eod-token", "[SEP]", base=base)
     assert (documents, warnings) == ([[table["a"], table["[SEP]"]]], [])
     with pytest.raises(ValueError, match="no line \\[UNK\\]"):

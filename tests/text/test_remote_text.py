@@ -1,6 +1,5 @@
 """Preprocessing from and to object stores: the bytes of local files, faults, and uploads that resume."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 
 from megatron.data import remote
 from megatron.data.remote import RemoteError
+from megatron.data.sidecar import read_sidecar
 from megatron.text import preprocess as module
 from megatron.text import remote_output
 from megatron.text.inputs import Part, find_inputs
@@ -16,7 +16,8 @@ from megatron.text.join import PreprocessResult
 from megatron.text.preprocess import PreprocessOptions
 from megatron.text.remote_output import preprocess_to_store
 from megatron.tokenizer.kinds import TokenizerSpec
-from tests.remote_servers import STORE_VARIABLES, fail_reads, serve_store
+from tests.datasets import write_texts
+from tests.remote_servers import fail_reads, serve_bucket
 from tests.text.preprocessing import FILES, run
 
 NULL = TokenizerSpec("NullTokenizer", vocab_size=1000)
@@ -25,41 +26,24 @@ URL = "s3://out/tokens/c4"
 NAMES = [f"out/tokens/c4_text_document{suffix}" for suffix in SUFFIXES]
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An S3 file system with the bucket `corpus` of all kinds of files, and the empty bucket `out`."""
     monkeypatch.setattr(remote, "BLOCK_BYTES", 30_000)
     monkeypatch.setattr(module, "PIECE_BYTES", 30_000)
-
-
-@pytest.fixture(scope="module")
-def store_url() -> Iterator[str]:
-    with serve_store() as url:
-        yield url
-
-
-@pytest.fixture
-def store(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An S3 file system with the bucket `corpus` of all kinds of files, and the empty bucket `out`."""
-    import s3fs
-
-    for name, value in (STORE_VARIABLES | {"AWS_ENDPOINT_URL": store_url}).items():
-        monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    store = s3fs.S3FileSystem(use_listings_cache=False)
-    if not store.exists("corpus"):
-        store.mkdir("corpus")
+    with serve_bucket(monkeypatch, "corpus") as store:
         for name, content in FILES.items():
             store.pipe(f"corpus/c4/{name}", content)
-    if store.exists("out"):
-        store.rm("out", recursive=True)
-    store.mkdir("out")
-    return store
+        if store.exists("out"):
+            store.rm("out", recursive=True)
+        store.mkdir("out")
+        yield store
 
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     path = tmp_path / "in.jsonl"
-    path.write_text("".join(json.dumps({"text": f"{i % 1000} {i % 7}"}) + "\n" for i in range(500)))
+    write_texts(path, (f"{i % 1000} {i % 7}" for i in range(500)))
     return path
 
 
@@ -68,30 +52,25 @@ def read(words: list[str], prefix: Path, tokenizer: str, **options: Any) -> list
     return [Path(f"{o.prefix}{suffix}").read_bytes() for o in result.outputs for suffix in SUFFIXES[:2]]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_remote_files_give_the_bytes_of_local_ones(
-    store: Any, tmp_path: Path, tokenizer: str, name: str
-) -> None:
-    keys = ("text", "url")
-    (tmp_path / name).write_bytes(FILES[name])
-    local = read([str(tmp_path / name)], tmp_path / "local", tokenizer, keys=keys)
-    assert read([f"s3://corpus/c4/{name}"], tmp_path / "x", tokenizer, keys=keys) == local
-    (entry,) = json.loads((tmp_path / "x_text_document.json").read_text())["sources"]
-    assert entry["path"] == f"s3://corpus/c4/{name}" and entry["version"] and entry["sha256"] is None
+def test_remote_files_give_the_bytes_of_local_ones(store: Any, tmp_path: Path, tokenizer: str) -> None:
+    for name, content in FILES.items():
+        (tmp_path / name).write_bytes(content)
+        options = {"keys": ("text", "url"), "overwrite": True}
+        local = read([str(tmp_path / name)], tmp_path / "local", tokenizer, **options)
+        assert read([f"s3://corpus/c4/{name}"], tmp_path / "x", tokenizer, **options) == local
+        (entry,) = read_sidecar(tmp_path / "x_text_document")["sources"]
+        assert entry["path"] == f"s3://corpus/c4/{name}" and entry["version"] and entry["sha256"] is None
 
 
-def test_folders_and_parts_of_a_store_have_every_document_once(
-    store: Any, tmp_path: Path, tokenizer: str
-) -> None:
-    assert [file.url for file in find_inputs(["s3://corpus/c4"])] == [  # type: ignore[union-attr]
-        f"s3://corpus/c4/{name}" for name in sorted(FILES)
-    ]
+def test_parts_of_a_store_have_every_document_once(store: Any, tmp_path: Path, tokenizer: str) -> None:
+    urls = [str(file) for file in find_inputs(["s3://corpus/c4"])]
+    assert urls == [f"s3://corpus/c4/{name}" for name in sorted(FILES)]
     whole = read(["s3://corpus/c4"], tmp_path / "x", tokenizer)[0]
     parts = [read(["s3://corpus/c4"], tmp_path / "x", tokenizer, part=Part(i, 3))[0] for i in (1, 2, 3)]
     assert b"".join(parts) == whole
 
 
-def test_a_file_that_cannot_be_read_is_an_error_and_is_never_skipped(
+def test_a_file_that_cannot_be_read_is_never_skipped(
     store: Any, tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_reads(monkeypatch, OSError(5, "reset"))
@@ -147,7 +126,7 @@ def test_a_killed_upload_is_invisible_and_is_repeated(
     assert store.find("out") == NAMES and not list((text.parent / "work").iterdir())
 
 
-@pytest.mark.parametrize("url", ["hf://datasets/a", "s3://bucket", "s3://bucket/a/"])
-def test_a_place_that_cannot_be_written_is_a_sentence(text: Path, url: str) -> None:
-    with pytest.raises(ValueError, match=f"^{url}: got a URL without a bucket and a name of a store"):
-        preprocess_to_store([str(text)], url, text.parent, NULL, PreprocessOptions(quiet=True))
+def test_a_place_that_cannot_be_written_is_a_sentence(text: Path) -> None:
+    for url in ("hf://datasets/a", "s3://bucket", "s3://bucket/a/"):
+        with pytest.raises(ValueError, match=f"^{url}: got a URL without a bucket and a name of a store"):
+            preprocess_to_store([str(text)], url, text.parent, NULL, PreprocessOptions(quiet=True))

@@ -30,13 +30,9 @@ m.preprocess([sys.argv[1]], Path(sys.argv[2]), sys.argv[3], m.PreprocessOptions(
 """
 
 
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PIECE_BYTES", 20_000)
-
-
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(module, "PIECE_BYTES", 20_000)
     path = tmp_path / "in.jsonl"
     lines = [json.dumps({"text": text, "url": f"fish {i}"}) for i, text in enumerate(TEXTS)]
     lines[100] = lines[2000] = "bad"
@@ -44,11 +40,20 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def units(source: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Files of the finished units of a job `out` of the source that was interrupted."""
+
+    def stop_before_join(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module.UnitJoiner, "join", stop_before_join)
+        run(source, source.with_name("out"), tokenizer)
+    return sorted(source.with_name(".out.shards").iterdir())
+
+
 run = partial(preprocessing.run, skip_bad_lines=True, n_workers=2)
-
-
-def stop_before_join(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def read_outputs(prefix: Path) -> dict[str, bytes]:
@@ -71,13 +76,10 @@ def count_encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_restart_encodes_only_what_is_not_finished(
-    tmp_path: Path, source: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: Path, tokenizer: str, units: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(source, tmp_path / "whole", tokenizer)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(module.UnitJoiner, "join", stop_before_join)
-        run(source, tmp_path / "out", tokenizer)
-    units = sorted((tmp_path / ".out.shards").glob("*.unit"))
+    units = [path for path in units if path.suffix == ".unit"]
     units[3].unlink()
     # incomplete after a crash of the system
     for path in (units[5].with_suffix(".0.ids"), units[6].with_suffix(".0.lengths"), units[7]):
@@ -90,12 +92,8 @@ def test_a_restart_encodes_only_what_is_not_finished(
 
 @pytest.mark.parametrize("change", ["inputs", "settings"])
 def test_work_of_another_job_is_kept_unless_it_is_overwritten(
-    tmp_path: Path, source: Path, tokenizer: str, change: str, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(module.UnitJoiner, "join", stop_before_join)
-        run(source, tmp_path / "out", tokenizer)
-    units = sorted((tmp_path / ".out.shards").iterdir())
+    tmp_path: Path, source: Path, tokenizer: str, units: list[Path], change: str
+) -> None:
     if change == "inputs":
         source.write_bytes(source.read_bytes() + b'\n{"text": "fish", "url": ""}')
     options = {"append_eod": change == "settings"}

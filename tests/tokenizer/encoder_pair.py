@@ -1,6 +1,7 @@
 """Comparison of the C++ encoder with the `tokenizers` library, and texts that patterns split differently."""
 
 import json
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from megatron import _csrc
 from megatron.tokenizer.bpe import BpeTokenizer
-from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
+from megatron.tokenizer.encoder import NO_EOD, FastEncoder, build_fast_bpe
 
 # what patterns split differently: case, contractions (also with the long s), marks, digits, kinds of space
 PIECES = (
@@ -106,16 +107,27 @@ def add_random_tokens(inner: Tokenizer, tokens: Sequence[str], rng: np.random.Ge
 def assert_equal_line(inner: Tokenizer, words: Sequence[str], folder: Path) -> None:
     """Compare the ids of a line of megabytes, which is encoded in windows, with those of its whole text."""
     encoder = build_encoder(inner)
-    text = "".join(np.random.default_rng(6).choice(words, 800_000))
-    (folder / "in").write_text(json.dumps({"text": text}) + "\n")
-    size = (folder / "in").stat().st_size
-    assert size > 4 << 20  # longer lines are encoded in windows
-    with (
-        (folder / "in").open("rb") as source,
-        (folder / "i").open("wb") as ids,
-        (folder / "l").open("wb") as n,
-    ):
-        files = (ids.fileno(), n.fileno())
-        result = _csrc.encode_lines(encoder.worker, source.fileno(), 0, size, "text", True, -1, True, *files)
-    assert result[1] == 1 and not result[4]
-    assert np.array_equal(np.fromfile(folder / "i", dtype=np.int32), encoder.encode([text])[0])
+    text = "".join(random.Random(6).choices(words, k=800_000))
+    path = folder / "in"
+    path.write_text(json.dumps({"text": text}) + "\n")
+    assert path.stat().st_size > 4 << 20  # longer lines are encoded in windows
+    counts, ids, _ = encode_range(encoder, path, wide=True)
+    assert counts[1] == 1 and not counts[4]
+    assert np.array_equal(ids, encoder.encode([text])[0])
+
+
+def encode_range(
+    encoder: FastEncoder, path: Path, begin: int = 0, end: int | None = None, eod: int = NO_EOD,
+    special: bool = True, wide: bool = False,
+) -> tuple[tuple[int, int, int, int, bool], np.ndarray, np.ndarray]:  # fmt: skip
+    """Encode the lines of a range of a file; return (counts, ids, lengths).
+
+    counts   (end of the last line that was encoded, documents, tokens, lines, whether a line is refused)
+    wide     ids are written as int32, otherwise as uint16
+    """
+    names = [path.with_name(name) for name in ("ids", "lengths")]
+    end = path.stat().st_size if end is None else end
+    with path.open("rb") as file, names[0].open("wb") as ids, names[1].open("wb") as lengths:
+        outputs = (wide, ids.fileno(), lengths.fileno())
+        counts = _csrc.encode_lines(encoder.worker, file.fileno(), begin, end, "text", special, eod, *outputs)
+    return counts, np.fromfile(names[0], "<i4" if wide else "<u2"), np.fromfile(names[1], "<i4")

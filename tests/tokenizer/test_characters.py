@@ -1,6 +1,8 @@
 """BPE of characters with byte fallback (SentencePiece) in C++ gives the ids of `tokenizers`."""
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +30,12 @@ TRAINING_TEXTS = [
 ]
 
 
-def train(
-    normalizer: Any = None, pre_tokenizer: Any = None, training_splitter: Any = None, words: int = 300
-) -> Tokenizer:
-    """Train a BPE of characters; `training_splitter` splits the text of the training only."""
+@cache
+def train_pieces(across_words: bool, words: int) -> str:
+    """Train a BPE of characters on the texts, or on each of their words; return its JSON."""
     inner = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    inner.normalizer = normalizers.Replace(" ", BLANK)
-    if training_splitter is not None:
-        inner.pre_tokenizer = training_splitter
+    if not across_words:
+        inner.pre_tokenizer = metaspace("never", True)
     special = ["<unk>", "<s>", "</s>", *BYTES]
     trainer = trainers.BpeTrainer(
         vocab_size=len(special) + 90 + words, special_tokens=special, limit_alphabet=80, show_progress=False,
@@ -44,7 +44,13 @@ def train(
     inner.train_from_iterator([text.replace(" ", BLANK) for text in TRAINING_TEXTS], trainer)
     saved = json.loads(inner.to_str())
     saved["added_tokens"] = saved["added_tokens"][:3]  # the tokens of bytes are no added tokens
-    inner = Tokenizer.from_str(json.dumps(saved | {"normalizer": None, "pre_tokenizer": None}))
+    return json.dumps(saved | {"normalizer": None, "pre_tokenizer": None})
+
+
+def build(
+    normalizer: Any = None, pre_tokenizer: Any = None, across_words: bool = True, words: int = 300
+) -> Tokenizer:
+    inner = Tokenizer.from_str(train_pieces(across_words, words))
     if normalizer is not None:
         inner.normalizer = normalizer
     if pre_tokenizer is not None:
@@ -68,48 +74,36 @@ KINDS: dict[str, tuple[Any, Any]] = {
     **{f"words, metaspace {name}": (None, metaspace(name, True)) for name in ("always", "first", "never")},
     "replaced before metaspace": (REPLACE, metaspace("first")),
 }
+TOKENS = ["<|a|>", "<|a|>b", "the", "  ", "_x_", "\u4e2d", "a", f"{BLANK}a", "<s>", "a a"]
 
 
-def hostile_texts(n: int = 500) -> list[str]:
+@cache
+def make_hostile_texts(n: int) -> list[str]:
     blanks = [text.replace("e", BLANK).replace("t", " ") for text in draw_pattern_texts(n, seed=4)]
     edges = ["", " ", BLANK, "  ", f" {BLANK}", "a", " a", "\n", "\n a", "<s>", "<0x41>", "<unk>", "\x00"]
     return [*edges, *draw_pattern_texts(n, seed=2), *draw_plane_texts(n, seed=3), *blanks]
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("splitter", [None, metaspace("never", True)], ids=["across words", "within words"])
-def test_a_trained_tokenizer_of_each_kind(name: str, splitter: Any) -> None:
-    inner = train(*KINDS[name], splitter)
-    crossing = [piece for piece in inner.get_vocab() if BLANK in piece.lstrip(BLANK)]
-    assert bool(crossing) == (splitter is None)  # pieces of two words
-    assert assert_equal_ids(inner, hostile_texts()) > 1500
-
-
-TOKENS = ["<|a|>", "<|a|>b", "the", "  ", "_x_", "\u4e2d", "a", f"{BLANK}a", "<s>", "a a"]
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_added_tokens_with_every_condition(name: str) -> None:
+def test_each_kind_with_and_without_added_tokens_of_every_condition(name: str) -> None:
+    for across_words in (True, False):
+        inner = build(*KINDS[name], across_words)
+        # pieces of two words
+        assert any(BLANK in piece.lstrip(BLANK) for piece in inner.get_vocab()) == across_words
+        assert assert_equal_ids(inner, make_hostile_texts(400)) > 1200
     rng = np.random.default_rng(4)
-    inner = train(*KINDS[name])
-    for _ in range(2):
-        changed = Tokenizer.from_str(inner.to_str())
-        add_random_tokens(changed, TOKENS, rng)
-        for special in (True, False):
-            texts = [*draw_token_texts([*TOKENS, BLANK], 150, seed=5), *hostile_texts(40)]
-            assert_equal_ids(Tokenizer.from_str(changed.to_str()), texts, special)
+    texts = [*draw_token_texts([*TOKENS, BLANK], 150, seed=5), *make_hostile_texts(40)]
+    for special in (True, False):
+        inner = build(*KINDS[name])
+        add_random_tokens(inner, TOKENS, rng)
+        assert_equal_ids(inner, texts, special)
 
 
 @pytest.mark.parametrize("name", ["llama-2", "metaspace first", "words, metaspace always"])
-def test_long_texts_without_blanks(name: str) -> None:
-    inner = train(*KINDS[name])
+def test_long_texts_and_a_line_of_megabytes(name: str, tmp_path: Path) -> None:
+    inner = build(*KINDS[name])
     texts = ["the" * 30_000, "\u4e2d\u6587" * 20_000, "\U0001f9ff" * 9_000, BLANK * 20_000, " " * 50_000]
     assert_equal_ids(inner, [*texts, *("x" * n + "\u00e9" * n for n in range(1, 70))])
-
-
-@pytest.mark.parametrize("name", ["llama-2", "metaspace first", "words, metaspace always"])
-def test_a_line_of_megabytes_has_the_ids_of_its_whole_text(name: str, tmp_path: Path) -> None:
-    inner = train(*KINDS[name])
     inner.add_special_tokens([AddedToken("<|a|>", lstrip=True, rstrip=True)])
     inner.add_tokens([AddedToken("cat", normalized=True)])
     words = ["the cat ", "x1 + 22", "\n\n  ", "\u4e2d\u6587 ", " <|a|>  ", "don't ", "caf\u00e9 is "]
@@ -117,31 +111,27 @@ def test_a_line_of_megabytes_has_the_ids_of_its_whole_text(name: str, tmp_path: 
 
 
 def test_real_text_and_its_mutations(scaling_data: Path) -> None:
-    lines = (scaling_data / "c4" / "c4_en_shard00000_first1000.jsonl").read_text().splitlines()[:150]
+    lines = (scaling_data / "c4" / "c4_en_shard00000_first1000.jsonl").read_text().splitlines()[:100]
     texts = [json.loads(line)["text"][:5000] for line in lines]
-    inner = train(llama(), words=2000)
-    assert_equal_ids(inner, [*texts, *draw_mutated_texts(texts, 2000, seed=5)])
+    assert_equal_ids(build(llama(), words=2000), [*texts, *draw_mutated_texts(texts, 1000, seed=5)])
 
 
 def test_other_tokenizers_are_left_to_the_library_with_the_reason() -> None:
-    def refusal_reason(change: Any) -> str:
-        saved = json.loads(train(llama(), words=5).to_str())
-        change(saved)
-        fast, reason = compile_fast_bpe(json.dumps(saved))
-        assert fast is None
-        return reason
-
-    def without_a_byte(saved: dict[str, Any]) -> None:
-        del saved["model"]["vocab"]["<0x41>"]
-
-    def merge_of_bytes(saved: dict[str, Any]) -> None:
+    def merge_bytes(saved: dict[str, Any]) -> None:
         saved["model"]["vocab"]["<0x41><0x42>"] = 9999
         saved["model"]["merges"].append(["<0x41>", "<0x42>"])
 
-    assert "the vocabulary lacks <0x41>" in refusal_reason(without_a_byte)
-    assert "a merge joins the token of a byte" in refusal_reason(merge_of_bytes)
-    nfkc = json.loads(train(normalizers.NFKC(), words=5).to_str())["normalizer"]
-    assert "NFKC" in refusal_reason(lambda saved: saved.update(normalizer=nfkc))
-    assert "adds U+2581" in refusal_reason(lambda saved: saved["normalizer"]["normalizers"].pop())
-    assert "ignore_merges" in refusal_reason(lambda saved: saved["model"].update(ignore_merges=True))
-    assert "neither byte-level" in refusal_reason(lambda saved: saved.update(normalizer=None))
+    nfkc = json.loads(build(normalizers.NFKC(), words=5).to_str())["normalizer"]
+    changes: dict[str, Callable[[Any], object]] = {
+        "the vocabulary lacks <0x41>": lambda saved: saved["model"]["vocab"].pop("<0x41>"),
+        "a merge joins the token of a byte": merge_bytes,
+        "NFKC": lambda saved: saved.update(normalizer=nfkc),
+        "adds U+2581": lambda saved: saved["normalizer"]["normalizers"].pop(),
+        "ignore_merges": lambda saved: saved["model"].update(ignore_merges=True),
+        "neither byte-level": lambda saved: saved.update(normalizer=None),
+    }
+    for reason, change in changes.items():
+        saved = json.loads(build(llama(), words=5).to_str())
+        change(saved)
+        fast, why = compile_fast_bpe(json.dumps(saved))
+        assert fast is None and reason in why

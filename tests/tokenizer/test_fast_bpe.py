@@ -1,45 +1,47 @@
-"""What the C++ encoder refuses, and its classes of code points."""
+"""What the C++ encoder refuses, and files read without the library's vocabulary: the library's attributes."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from megatron import _csrc
-from megatron.tokenizer.bpe import BpeTokenizer, load_hf_tokenizer
-from megatron.tokenizer.code_points import load_gpt2_classes
+from megatron.tokenizer.bpe import BpeTokenizer, FileBpeTokenizer, load_hf_tokenizer
 from megatron.tokenizer.encoder import build_fast_bpe
 from megatron.tokenizer.fast_bpe import compile_fast_bpe
-
-
-def test_classes_are_those_of_the_installed_library() -> None:
-    # a sample of code points and every boundary of a run; csrc/derive_code_points.py checks all of them
-    split = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    classes = load_gpt2_classes()
-    borders = np.flatnonzero(np.diff(classes.astype(int)))
-    points = {*borders.tolist(), *(borders + 1).tolist(), *range(0, 0x110000, 97)}
-    for point in sorted(p for p in points if not 0xD800 <= p < 0xE000):
-        joins = [len(split.pre_tokenize_str(f"{c}{chr(point)}{c}")) == 1 for c in "!a1"]
-        assert classes[point] == (joins.index(True) if any(joins) else 3), hex(point)
+from megatron.tokenizer.tokenizer_file import read_bpe_file
 
 
 def test_tokenizers_of_another_kind_are_left_to_the_library_with_the_reason() -> None:
-    def refusal_reason(tokenizer: Tokenizer) -> str:
-        fast, why = compile_fast_bpe(tokenizer.to_str())
-        assert fast is None
-        return why
+    def build(normalizer: normalizers.Normalizer | None, *pre_tokenizer: bool) -> Tokenizer:
+        bpe = Tokenizer(models.BPE())
+        bpe.normalizer = normalizer
+        for add_prefix_space in pre_tokenizer:
+            bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+        return bpe
 
-    words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
-    assert "WordLevel" in refusal_reason(words)
-    bpe = Tokenizer(models.BPE())
-    assert "pre-tokenizer" in refusal_reason(bpe)
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    assert "lacks 243 of the bytes of UTF-8" in refusal_reason(bpe)  # 13 of 256 bytes never occur
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    assert "adds a blank" in refusal_reason(bpe)
-    bpe.normalizer = normalizers.NFKC()
-    assert "NFKC" in refusal_reason(bpe)
+    for tokenizer, reason in (
+        (Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), "WordLevel"),
+        (build(None), "pre-tokenizer"),
+        (build(None, False), "lacks 243 of the bytes of UTF-8"),  # 13 of 256 bytes never occur
+        (build(None, True), "adds a blank"),
+        (build(normalizers.NFKC(), True), "NFKC"),
+    ):
+        fast, why = compile_fast_bpe(tokenizer.to_str())
+        assert fast is None and reason in why
 
 
 def test_wrong_arguments_are_refused(scaling_data: Path) -> None:
@@ -60,3 +62,89 @@ def test_a_missing_end_of_document_token_is_an_error_if_one_is_required() -> Non
     tokenizer = BpeTokenizer(Tokenizer(models.BPE(vocab={"a": 0}, merges=[])), "one letter")
     with pytest.raises(ValueError, match="one letter: got no end-of-document token"):
         _ = tokenizer.eod_id
+
+
+def train() -> Tokenizer:
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+        special_tokens=["</s>"],
+    )  # fmt: skip
+    inner.train_from_iterator(['the "quoted" \\ text\n\t of the tests, \u4e2d \x01 \U0001f642'] * 5, trainer)
+    return inner
+
+
+def add_tokens(inner: Tokenizer) -> None:
+    inner.add_special_tokens(["<s>", '<"\n\u2028>'])
+    inner.add_tokens([AddedToken("the", lstrip=True, normalized=True), AddedToken("zzz", single_word=True)])
+
+
+def add_bos(inner: Tokenizer) -> None:
+    inner.add_special_tokens(["<s>"])
+    inner.post_processor = processors.TemplateProcessing(
+        "<s> $A", special_tokens=[("<s>", inner.token_to_id("<s>"))]
+    )
+
+
+def add_eos(inner: Tokenizer) -> None:
+    inner.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 0)])
+
+
+def limit(inner: Tokenizer) -> None:
+    inner.enable_truncation(5)
+    inner.enable_padding(length=8)
+
+
+@pytest.mark.parametrize("change", [None, add_tokens, add_bos, add_eos, limit])
+@pytest.mark.parametrize("is_legacy", [False, True])
+def test_attributes_are_those_of_the_library(tmp_path: Path, change: Any, is_legacy: bool) -> None:
+    inner = train()
+    if change is not None:
+        change(inner)
+    saved = json.loads(inner.to_str())
+    if is_legacy:  # merges as in files of older versions, and another order of keys and of pieces
+        saved["model"]["merges"] = [" ".join(pair) for pair in saved["model"]["merges"]]
+        saved["model"]["vocab"] = dict(reversed(saved["model"]["vocab"].items()))
+        saved = dict(reversed(saved.items()))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(saved, ensure_ascii=is_legacy, indent=2))
+    read = load_hf_tokenizer(str(tmp_path))
+    assert isinstance(read, FileBpeTokenizer) and "inner" not in vars(read)
+    built = BpeTokenizer(Tokenizer.from_file(str(tmp_path / "tokenizer.json")), str(tmp_path))
+    for name in ("sha256", "n_tokens", "bos_id", "eod", "missing_eod"):
+        assert getattr(read, name) == getattr(built, name), name
+    for token in ("</s>", "<s>", "the", "zzz", "a", "absent"):
+        assert read.token_id(token) == built.token_id(token)
+    assert read.encode("the text") == built.encode("the text")
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "an id far beyond the others": lambda saved: saved["model"]["vocab"].update(qq=1_000_000),
+    "an added token with another id": lambda saved: saved["added_tokens"][0].update(id=5),
+    "an added token twice": lambda saved: saved["added_tokens"].append(saved["added_tokens"][0]),
+    "a number that is not an integer": lambda saved: saved["model"].update(dropout=0.1),
+    "another model": lambda saved: saved["model"].update(type="WordPiece"),
+    "a setting that the library refuses": lambda saved: saved.update(decoder={"type": "Other"}),
+    "no model": lambda saved: saved.pop("model"),
+}
+
+
+def test_other_files_are_left_to_the_library() -> None:
+    valid = train().to_str()
+    assert read_bpe_file(valid.encode()) is not None
+    for name, change in CHANGES.items():
+        saved = json.loads(valid)
+        change(saved)
+        assert read_bpe_file(json.dumps(saved).encode()) is None, name
+
+
+def test_a_file_that_changes_after_it_was_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    inner = train()
+    inner.save(str(path))
+    read = load_hf_tokenizer(str(path))
+    add_tokens(inner)
+    inner.save(str(path))
+    with pytest.raises(ValueError, match=r"tokenizer\.json: got another tokenizer than a moment ago"):
+        read.encode("a")
