@@ -154,8 +154,10 @@ def select_runs(
 def require_column(path: Path, table: pd.DataFrame, name: str, option: str = "") -> None:
     """Raise ValueError for a column that the table lacks, with the nearest name."""
     if name not in table:
+        nearest = suggest_nearest(name, list(table))
+        end = "" if nearest.endswith("?") else "."
         hint = f" Name another with {option}." if option else ""
-        raise ValueError(f"{path}: no column '{name}'; {suggest_nearest(name, list(table))}.{hint}")
+        raise ValueError(f"{path}: no column '{name}'; {nearest}{end}{hint}")
 
 
 def _query(path: Path, runs: pd.DataFrame, condition: str) -> pd.DataFrame:

@@ -17,7 +17,6 @@ from megatron.plan.run_dir import RESULT, lock_run, read_metrics
 from megatron.study.ladder import expand_study, read_study_plan
 from megatron.study.launchers.local import Device, LocalLauncher
 from megatron.study.sweep import LOCK
-from tests.tool_modules import Cli
 
 N_TOKENS = 100
 STUDY = """
@@ -36,11 +35,6 @@ sizes:
 cells:
   - {{size: [tiny], unique_tokens: [1280], epochs: [1, 2, 4]}}
 """
-
-
-@pytest.mark.parametrize("word", ["--retries=-1", "--retries=two", "--jobs=0"])
-def test_an_invalid_count_is_a_usage_error(cli: Cli, word: str) -> None:
-    assert f"argument {word.partition('=')[0]}: got" in cli("sweep", "study.yaml", word, status=2).error
 
 
 @pytest.fixture

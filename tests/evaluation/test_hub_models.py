@@ -17,9 +17,8 @@ from megatron.evaluation.likelihood import Request
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.evaluation.scored_models import ScoredModel, find_models, read_weights
 from megatron.io import read_json
-from megatron.parallel.world import World
+from tests.evaluation.conftest import ALONE
 
-ALONE = World(0, 1, 0, torch.device("cpu"))
 VOCABULARY = 50257  # GPT-2's
 
 

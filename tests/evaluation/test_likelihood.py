@@ -16,9 +16,8 @@ from megatron.evaluation.likelihood_diffusion import (
     score_left_to_right,
 )
 from megatron.model.transformer import Gpt
-from megatron.parallel.world import World
+from tests.evaluation.conftest import ALONE
 
-ALONE = World(0, 1, 0, torch.device("cpu"))
 QUESTION = (3, 1, 4, 1, 5, 9, 2)
 REQUESTS = [
     Request(QUESTION, (6, 5)),
