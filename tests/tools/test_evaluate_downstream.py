@@ -67,15 +67,10 @@ def read_metrics(folder: Path) -> dict[str, dict[str, float]]:
     return {name: {k: v for k, v in values.items() if "," in k} for name, values in results.items()}
 
 
+@pytest.mark.slow  # tests/evaluation/test_likelihood.py has the fast form
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("model", "how"),
-    [
-        ("stories", ()),
-        pytest.param("diffusion", ("--num-mc", 3), marks=pytest.mark.slow),
-        pytest.param("diffusion", ("--method", "ar"), marks=pytest.mark.slow),
-        pytest.param("diffusion", ("--only-generate",), marks=pytest.mark.slow),
-    ],
+    ("model", "how"), [("stories", ()), ("diffusion", ("--num-mc", 3)), ("diffusion", ("--only-generate",))]
 )
 def test_two_ranks_give_the_figures_of_one(
     typed: Typed, stories: Path, tmp_path: Path, model: str, how: tuple[object, ...]
