@@ -74,8 +74,5 @@ def test_a_wheel_has_the_tools_in_its_own_package_and_runs_them(root: Path, tmp_
 
     done = run("-m", "megatron.cli", "merge", "--help")
     assert done.returncode == 0 and done.stdout.startswith("usage: scaling merge")
-    # without requirements.txt the libraries are those of training
-    done = run("-m", "megatron.cli", "check")
-    assert done.returncode in (0, 1) and "Traceback" not in done.stderr and "Python" in done.stdout
     code = "from megatron.study.launchers import local; print(local.PRETRAIN.is_file())"
     assert run("-c", code).stdout == "True\n"

@@ -81,6 +81,14 @@ def test_where_single_packages_are_missing_it_lists_each_with_its_command(
     assert error.startswith("error: training cannot run here without torch, megatron._csrc")
 
 
+def test_without_requirements_as_in_a_wheel_the_libraries_are_those_of_training(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = load_tool(root / "tools" / "check_environment.py")
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    assert tuple(name for name, _, _ in tool.read_requirements()) == tool.TRAINING
+
+
 def test_it_lists_every_pinned_library_and_passes_where_training_runs(cli: Cli, root: Path) -> None:
     rows = parse_rows(cli("check").output)
     pinned = re.findall(r"^([\w.-]+)==", (root / "requirements.txt").read_text(), re.MULTILINE)
