@@ -187,9 +187,7 @@ def test_a_stop_during_the_imports_of_a_command_exits_with_75(
     assert process.returncode == 75
 
 
-def test_handlers_of_imports_are_for_files_in_tools_only_and_end_with_run_main(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_handlers_of_imports_are_for_tools_and_end_with_run_main(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {number: signal.getsignal(number) for number in cli.DEFAULT_HANDLERS}
     assert cli._exit_stopped not in before.values() and not cli._runs_tool()
     try:
@@ -225,7 +223,7 @@ def test_errors_are_one_inert_sentence_with_path_and_fix(tmp_path: Path, capsys)
         assert capsys.readouterr().err == f"error: {sentence}\n"
 
 
-def test_help_on_a_terminal_has_colours_and_the_text_of_a_pipe(
+def test_help_on_a_terminal_has_colours_and_the_same_text(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("rich_argparse")
@@ -241,11 +239,7 @@ def test_help_on_a_terminal_has_colours_and_the_text_of_a_pipe(
 
 
 @pytest.mark.parametrize(
-    ("tool", "words"),
-    [
-        ("pretrain", "run.yaml optim.lr=1"),
-        ("validate", "a b --data c"),
-    ],
+    ("tool", "words"), [("pretrain", "run.yaml optim.lr=1"), ("validate", "a b --data c")]
 )
 def test_a_tool_that_takes_ranks_accepts_the_local_rank_of_launchers(root: Path, tool, words) -> None:
     parser = load_tool(root / "tools" / f"{tool}.py").build_parser()

@@ -36,9 +36,7 @@ def test_a_terminal_shows_the_same_table_as_a_pipe(
 
 
 @pytest.mark.parametrize("term", ["dumb", "unknown"])
-def test_a_terminal_without_cursor_movements_gets_plain_text(
-    monkeypatch: pytest.MonkeyPatch, term: str
-) -> None:
+def test_a_terminal_without_cursor_gets_plain_text(monkeypatch: pytest.MonkeyPatch, term: str) -> None:
     monkeypatch.setattr(sys, "stdout", out := TerminalStream(monkeypatch, term))
     print_table(HEAD, ROWS, ("run", "note"))
     assert out.getvalue().splitlines() == PLAIN
@@ -48,9 +46,7 @@ def test_a_terminal_without_cursor_movements_gets_plain_text(
     assert err.getvalue() == ""
 
 
-def test_a_bar_shows_the_amount_rate_and_time_left_and_stays_on_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_bar_shows_amount_rate_and_time_left_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", err := TerminalStream(monkeypatch))
     seconds = iter(range(100))
     with ProgressBar("[red]x\x1b[31m", 8000, "B", n_begun=1000, clock=lambda: next(seconds)) as bar:

@@ -44,9 +44,7 @@ def test_megatron_core_imports_beside_this_package(place: str, root: Path, tmp_p
 @pytest.mark.parametrize(
     "parts", [{"__init__": "", "training": ""}, {"core": "", "data": ""}], ids=["regular", "namespace"]
 )
-def test_another_package_with_our_names_is_refused_in_two_sentences(
-    parts: dict[str, str], root: Path, tmp_path: Path
-) -> None:
+def test_another_package_with_our_names_is_refused(parts: dict[str, str], root: Path, tmp_path: Path) -> None:
     other = write_package(tmp_path / "Megatron-DeepSpeed", **parts)
     done = run_python("import megatron.laws", root, other, folder=tmp_path)
     last = done.stderr.strip().splitlines()[-1]

@@ -198,7 +198,7 @@ def write_tables(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("case", RUN, ids=lambda case: f"{case[0]}: {case[1]}")
-def test_a_small_form_of_a_guides_command_runs(
+def test_a_small_form_of_a_command_runs(
     case: tuple[str, str, list[str], dict[str, str]], world: Path
 ) -> None:
     run_case(case, world)

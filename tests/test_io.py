@@ -41,9 +41,7 @@ def target_of(file: int) -> Path:
     return Path(f"/proc/self/fd/{file}").resolve()
 
 
-def test_the_new_file_appears_only_when_it_is_complete_and_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_file_appears_when_it_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, seen = tmp_path / "content.json", []
     monkeypatch.setattr("os.fsync", lambda file: seen.append((target_of(file), path.exists())))
     with atomic_path(path) as partial:
@@ -102,7 +100,7 @@ def test_a_second_writer_of_a_locked_file_is_refused(tmp_path: Path, option: str
 
 
 @pytest.mark.parametrize("n_changes", range(7))
-def test_files_that_belong_together_are_never_mixed(
+def test_files_of_a_set_are_never_mixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_changes: int
 ) -> None:
     """A kill before any of three deletions and three renames; the same call then completes the new set."""
@@ -133,9 +131,7 @@ def test_files_that_belong_together_are_never_mixed(
     assert [(tmp_path / name).read_text() for name in names] == ["new"] * 3
 
 
-def test_a_partial_file_begun_by_another_writer_is_not_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_writers_partial_file_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "content.json"
     rename = Path.rename
 
@@ -201,9 +197,7 @@ def test_an_error_removes_the_folder_and_keeps_what_a_link_in_it_names(tmp_path:
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["other", "x"]
 
 
-def test_a_folder_is_synced_with_all_its_files_before_its_rename(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_synced_with_its_files_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     partial = create_partial_folder(tmp_path / "folder")
     with pytest.raises(FileExistsError):
         create_partial_folder(tmp_path / "folder")

@@ -76,9 +76,7 @@ def wheel_without_helper(wheel: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.slow
-def test_the_wheel_has_the_package_with_its_data_and_nothing_else_at_top_level(
-    wheel: Path, root: Path
-) -> None:
+def test_the_wheel_has_the_package_with_its_data_and_nothing_else(wheel: Path, root: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert "megatron" in tops and not tops & {"tests", "tools", "utils", "csrc", "examples_scaling"}
@@ -93,9 +91,7 @@ def test_the_wheel_has_the_package_with_its_data_and_nothing_else_at_top_level(
 
 
 @pytest.mark.slow
-def test_an_editable_install_is_a_search_path_which_megatron_core_does_not_hide(
-    wheel: Path, tmp_path: Path
-) -> None:
+def test_an_editable_install_is_a_search_path_beside_megatron_core(wheel: Path, tmp_path: Path) -> None:
     source = wheel.parent / "source"
     code = f"import setuptools.build_meta as build; build.build_editable({str(tmp_path)!r})"
     run(sys.executable, "-c", code, folder=source)
@@ -120,9 +116,7 @@ def test_every_pin_of_development_is_within_the_bounds_of_an_extra(root: Path) -
 
 
 @pytest.mark.slow
-def test_without_a_compiler_a_checkout_is_an_error_and_a_wheel_lacks_the_helper(
-    wheel_without_helper: Path, wheel: Path
-) -> None:
+def test_without_a_compiler_only_a_wheel_is_built(wheel_without_helper: Path, wheel: Path) -> None:
     assert not [name for name in zipfile.ZipFile(wheel_without_helper).namelist() if name.endswith(".so")]
     build = [sys.executable, "setup.py", "build_ext", "--inplace"]
     environment, source = os.environ | {"CC": "/bin/false", "CXX": "/bin/false"}, wheel.parent / "source"
@@ -130,9 +124,7 @@ def test_without_a_compiler_a_checkout_is_an_error_and_a_wheel_lacks_the_helper(
 
 
 @pytest.mark.slow
-def test_laws_installed_in_a_new_environment_fit_without_torch_and_compiler(
-    wheel_without_helper: Path, tmp_path: Path
-) -> None:
+def test_laws_install_and_fit_without_torch_and_compiler(wheel_without_helper: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "fresh", with_pip=True)
     python = tmp_path / "fresh" / "bin" / "python"
     rows = [(N, D, 1.8 + 480 / N**0.35 + 2000 / D**0.36) for N in (1e7, 1e8, 1e9) for D in (2e8, 2e9, 2e10)]

@@ -102,8 +102,7 @@ def stop_started_script(
 
 
 @pytest.mark.parametrize(
-    "number, heard",
-    [(signal.SIGUSR1, "SIGUSR1"), (signal.SIGINT, "SIGTERM"), (signal.SIGHUP, "SIGHUP")],
+    "number, heard", [(signal.SIGUSR1, "SIGUSR1"), (signal.SIGINT, "SIGTERM"), (signal.SIGHUP, "SIGHUP")]
 )
 def test_a_signal_reaches_the_command_and_the_cache_is_still_removed(
     root: Path, tmp_path: Path, number: signal.Signals, heard: str
@@ -128,13 +127,8 @@ RUNNING = "echo RUNNING"
 BUSY = "echo >>{0}/tries; [ $(wc -l <{0}/tries) -gt 3 ] || exit 1; echo RUNNING"  # no answer three times
 
 
-@pytest.mark.parametrize(
-    ("number", "squeue"),
-    [(signal.SIGTERM, RUNNING), (signal.SIGUSR1, BUSY)],
-)
-def test_a_step_that_ends_at_the_signal_is_requeued(
-    root: Path, tmp_path: Path, number: signal.Signals, squeue: str
-) -> None:
+@pytest.mark.parametrize(("number", "squeue"), [(signal.SIGTERM, RUNNING), (signal.SIGUSR1, BUSY)])
+def test_a_step_stopped_is_requeued(root: Path, tmp_path: Path, number: signal.Signals, squeue: str) -> None:
     scontrol = f'echo "$@" >{tmp_path}/requeued; exit 3'
     write_programs(tmp_path, squeue=squeue.format(tmp_path), scontrol=scontrol)
     words = ["bash", "-c", f'{STEP} -c "$0"']

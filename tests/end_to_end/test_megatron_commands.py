@@ -51,9 +51,7 @@ def test_a_script_becomes_a_configuration_that_trains(cli: Cli, root: Path, tmp_
     assert json.loads((folder / PLAN).read_text())["objective"] == "masked_diffusion"
 
 
-def test_an_unsupported_argument_ends_the_command_before_anything_is_written(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_an_unsupported_argument_ends_the_command_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
     words = [*SHAPE.split(), *SAMPLES.split(), "--mock-data", "--vocab-size", "90", "--num-experts", "8"]
     reason = "--num-experts: not supported, no mixture of experts"
     assert f"{reason}. Change" in cli("megatron", "--out", tmp_path / "x.yaml", "--", *words, status=1).error

@@ -107,9 +107,7 @@ def test_the_headline_recipe_is_two_commands(planned, script, size, epochs, obje
 @pytest.mark.parametrize(
     ("kind", "size", "factor"), [("arm", "425M", 6), ("mdm", "7M", 100), ("arm", "1018M", 30)]
 )
-def test_a_chinchilla_run_spends_the_original_count_of_tokens(
-    planned, kind: str, size: str, factor: int
-) -> None:
+def test_a_chinchilla_run_has_the_original_tokens(planned, kind: str, size: str, factor: int) -> None:
     # the script of the original: N = 4 L d^2 + 3 L d f + 6 L d + V d, tokens = int(C / 6 * (1e9 / N)),
     # samples = round(tokens / 2048)
     d, layers = (load_model_sizes()[size][key] for key in ("d_model", "n_layers"))

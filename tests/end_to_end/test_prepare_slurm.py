@@ -55,9 +55,7 @@ def is_past_first_pieces(folder: Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_a_task_that_is_signalled_requeues_itself_and_a_bad_line_fails(
-    slurm, root, tmp_path, tokenizer
-) -> None:
+def test_a_signalled_task_requeues_itself_and_a_bad_line_fails(slurm, root, tmp_path, tokenizer) -> None:
     source = tmp_path / "in.jsonl"
     line = json.dumps({"text": "Red fish blue fish " * 20}) + "\n"
     source.write_text(line * 130_000 + "no JSON\n")  # in the last part

@@ -57,9 +57,7 @@ def wait_for_state(slurm: Slurm, number: str, states: tuple[str, ...], log: Path
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_a_job_on_two_nodes_is_preempted_requeues_itself_and_ends_as_if_undisturbed(
-    slurm, root, tmp_path
-) -> None:
+def test_a_preempted_job_on_two_nodes_requeues_itself_and_ends_as_undisturbed(slurm, root, tmp_path) -> None:
     run, log = tmp_path / "run", tmp_path / "log.txt"
     number = submit_job(slurm, root, run, log, [], nodes=2)
     wait_for_step(run, 5, log)

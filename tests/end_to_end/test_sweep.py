@@ -128,9 +128,7 @@ def test_a_stopped_run_over_two_ranks_is_reported_as_preempted(root, study) -> N
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_on_slurm_runs_are_tasks_of_arrays_and_branches_follow_their_trunk(
-    slurm, root, study, tmp_path
-) -> None:
+def test_on_slurm_runs_are_tasks_of_arrays_and_branches_follow_trunks(slurm, root, study, tmp_path) -> None:
     words = sweep_command(root, study, "--launcher", "slurm", "--sbatch=--cpus-per-task=1")
     done = subprocess.run(words, capture_output=True, text=True, timeout=400, env=slurm.variables)
     logs = "".join(path.read_text() for path in tmp_path.glob("runs/*/log.txt"))
@@ -143,9 +141,7 @@ def test_on_slurm_runs_are_tasks_of_arrays_and_branches_follow_their_trunk(
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_on_slurm_a_killed_sweep_is_resumed_and_one_signal_stops_the_tasks(
-    slurm, root, study, tmp_path
-) -> None:
+def test_on_slurm_a_killed_sweep_is_resumed_and_a_signal_stops_tasks(slurm, root, study, tmp_path) -> None:
     words = sweep_command(root, study, LONG, "--launcher", "slurm", "--sbatch=--cpus-per-task=1")
     first = start_and_wait_for_steps(words, slurm.variables, tmp_path)
     first.kill()

@@ -73,9 +73,7 @@ def log_softmax(model: Gpt, ids: Any, causal: bool) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("n_read", [2, 5, 9, 100])
-def test_windows_of_a_document_are_those_of_lm_evals_rolling_log_likelihood(
-    corpus: IndexedTokens, n_read: int
-) -> None:
+def test_windows_of_documents_are_lm_evals_rolling_windows(corpus: IndexedTokens, n_read: int) -> None:
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
     expected = [
@@ -130,9 +128,7 @@ def test_every_token_but_the_first_is_scored_once_with_the_documented_context(
 
 
 @pytest.mark.parametrize("stride", [8, 3])
-def test_a_document_alone_is_predicted_from_its_own_tokens(
-    tiny: Gpt, corpus: IndexedTokens, stride: int
-) -> None:
+def test_a_document_alone_is_predicted_from_itself(tiny: Gpt, corpus: IndexedTokens, stride: int) -> None:
     expected = []
     for ids in documents_of(corpus):
         whole, nats, done = [TEXT.prefix_id, *ids], 0.0, 1
@@ -176,7 +172,7 @@ def test_a_diffusion_model_is_scored_under_the_masks_of_validation_and_left_to_r
     assert exact.nats == pytest.approx(left, rel=1e-5) and exact.eod_nats == 0
 
 
-def test_a_uniform_model_has_a_loss_of_log_rows_with_every_method(
+def test_a_uniform_model_costs_log_rows_with_every_method(
     tiny_of: Callable[..., Gpt], corpus: IndexedTokens
 ) -> None:
     model = tiny_of(n_tokens=40)
@@ -238,9 +234,7 @@ def stories(stories_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     }  # fmt: skip
 
 
-def test_documents_alone_have_lm_evals_rolling_log_likelihoods_and_bits_per_byte(
-    stories: dict[str, Any],
-) -> None:
+def test_documents_alone_have_lm_evals_rolling_scores_and_bits_per_byte(stories: dict[str, Any]) -> None:
     pytest.importorskip("accelerate", reason="lm-eval's hf model requires accelerate")
     from lm_eval.api.instance import Instance
     from lm_eval.api.metrics import bits_per_byte
@@ -266,9 +260,7 @@ def test_documents_alone_have_lm_evals_rolling_log_likelihoods_and_bits_per_byte
     assert "without end-of-document tokens" in result["bits_per_byte_of"]
 
 
-def test_windows_across_documents_have_the_nats_of_transformers_and_bits_of_text_only(
-    stories: dict[str, Any],
-) -> None:
+def test_windows_across_documents_have_transformers_nats_and_bits_of_text(stories: dict[str, Any]) -> None:
     """The sliding window of the transformers documentation, over the concatenated documents."""
     from transformers import AutoModelForCausalLM
 

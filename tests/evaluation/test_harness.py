@@ -80,24 +80,20 @@ def compare(name: str, limit: int, stories: Weights, hf_model: Any, task_folder:
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name != "hellaswag"])
-def test_a_task_has_the_scores_of_lm_evals_model(
-    name: str, stories: Weights, hf_model: Any, task_folder: Path
-) -> None:
+def test_a_task_has_lm_evals_scores(name: str, stories: Weights, hf_model: Any, task_folder: Path) -> None:
     compare(name, 8, stories, hf_model, task_folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
-def test_a_task_has_the_scores_of_lm_evals_model_over_200_documents(
+def test_a_task_has_lm_evals_scores_over_200_documents(
     name: str, stories: Weights, hf_model: Any, exact_angles: None, task_folder: Path
 ) -> None:
     n_truncated = compare(name, 200, stories, hf_model, task_folder)
     assert (n_truncated > 0) == (name in ("arc_easy", "boolq", "race", "sciq"))
 
 
-def test_rolling_scores_and_generated_texts_equal_those_of_lm_evals_model(
-    stories: Weights, hf_model: Any
-) -> None:
+def test_rolling_scores_and_generated_texts_are_those_of_lm_eval(stories: Weights, hf_model: Any) -> None:
     """Rolling windows over a text longer than the model's length, and greedy text up to a stop word."""
     from lm_eval.api.instance import Instance
 
@@ -129,7 +125,7 @@ def diffusion(stories: Weights) -> Weights:
 
 
 @pytest.mark.parametrize("how", [{}, {"method": "ar"}, {"only_generate": True}, {"only_mc_nll": True}])
-def test_a_diffusion_model_is_scored_with_every_method(
+def test_diffusion_is_scored_with_every_method(
     how: dict[str, Any], diffusion: Weights, task_folder: Path
 ) -> None:
     """An untrained model has a loss of about log 640 nats per token with every method."""

@@ -171,9 +171,7 @@ def test_a_corpus_of_another_tokenizer_is_refused_or_recorded(
         score(path, other)
 
 
-def test_weights_of_a_run_have_the_sha256_of_the_tokenizer_of_its_training_corpus(
-    tmp_path: Path, tiny: Gpt
-) -> None:
+def test_weights_of_a_run_have_the_sha256_of_its_tokenizer(tmp_path: Path, tiny: Gpt) -> None:
     data = write_corpus(tmp_path / "train", 0, sha256="a" * 64, name="gone")
     weights = Weights(config=tiny.config, state=tiny.state_dict(), objective="autoregressive")
     save_weights(weights, tmp_path / "m")

@@ -56,9 +56,7 @@ def score_requests(score: Callable[..., Likelihoods], model: Gpt, **more: object
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
 @pytest.mark.parametrize("max_length", [64, 8])
-def test_scores_equal_those_of_one_forward_pass_per_token(
-    tiny: Gpt, batch_size: int, max_length: int
-) -> None:
+def test_scores_equal_those_of_a_pass_per_token(tiny: Gpt, batch_size: int, max_length: int) -> None:
     scores = score_requests(score_autoregressive, tiny, batch_size=batch_size, max_length=max_length)
     expected = [by_hand(tiny, request, max_length) for request in REQUESTS]
     assert scores.log_p == pytest.approx([log_p for log_p, _ in expected], abs=1e-4)

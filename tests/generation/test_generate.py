@@ -147,7 +147,7 @@ VARIED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "key", [f.name for f in fields(ModelConfig) if "masked_diff" not in f.metadata["needs"]]
 )
-def test_cached_logits_equal_full_ones_with_every_key_of_a_causal_model(
+def test_cached_logits_equal_full_ones_with_every_key_of_a_model(
     tiny_of: Callable[..., Gpt], key: str
 ) -> None:
     """A new key fails here until it has a value in VARIED."""

@@ -55,9 +55,7 @@ def test_blocks_are_unmasked_from_left_to_right(tiny: Gpt) -> None:
 
 
 @pytest.mark.parametrize("order", ["random", "left_to_right"])
-def test_pairs_are_sampled_with_the_probabilities_of_the_model(
-    tiny_of: Callable[..., Gpt], order: str
-) -> None:
+def test_pairs_have_the_probabilities_of_the_model(tiny_of: Callable[..., Gpt], order: str) -> None:
     """Probability of a pair: the product of the conditional ones, averaged over the orders."""
     model = tiny_of(n_tokens=4, sharpness=10.0)
 

@@ -66,9 +66,7 @@ def test_a_batch_in_parts_equals_the_whole_batch(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_any_number_of_threads_and_autocast_give_the_same_bits(
-    causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_and_autocast_do_not_change_the_bits(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """8 samples of 4 heads of 200 positions: enough work for three threads."""
     case = (cpu_attention, (8, 4, 200, 24), torch.float32, causal)
     alone = compute_value_and_gradients(*case)

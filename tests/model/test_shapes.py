@@ -66,9 +66,7 @@ def compare_with_llama(config: Any, build_theirs: Callable[[Any], torch.nn.Modul
 @pytest.mark.parametrize(
     ("n_kv_heads", "tied", "biases"), [(1, True, False), (2, False, True), (6, False, False)]
 )
-def test_grouped_heads_biases_and_an_untied_head_match_llama(
-    n_kv_heads: int, tied: bool, biases: bool
-) -> None:
+def test_grouped_heads_biases_and_a_head_match_llama(n_kv_heads: int, tied: bool, biases: bool) -> None:
     config = transformers.LlamaConfig(
         **SMALL, hidden_size=48, num_attention_heads=6, num_key_value_heads=n_kv_heads,
         tie_word_embeddings=tied, attention_bias=biases, mlp_bias=biases, attn_implementation="eager",

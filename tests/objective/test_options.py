@@ -131,9 +131,7 @@ def task_parts(task: Task) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("objective", OPTIONS, ids=repr)
-def test_corruption_of_a_sample_does_not_depend_on_the_rank(
-    objective: MaskedDiffusion | Autoregressive,
-) -> None:
+def test_corruption_does_not_depend_on_the_rank(objective: MaskedDiffusion | Autoregressive) -> None:
     """Four ranks have 8 rows each."""
     tokens = np.random.default_rng(0).integers(0, MASK, (32, 21))
     numbers = np.arange(16, 48)
@@ -162,9 +160,7 @@ def test_scores_are_of_plain_text_under_every_option(objective: MaskedDiffusion 
 
 
 @pytest.mark.parametrize("objective", OPTIONS, ids=repr)
-def test_a_uniform_model_costs_log_v_a_token_under_every_option(
-    objective: MaskedDiffusion | Autoregressive,
-) -> None:
+def test_a_uniform_model_costs_log_v_under_every_option(objective: MaskedDiffusion | Autoregressive) -> None:
     n, n_positions = 1500, 16
     task = objective.corrupt(np.random.default_rng(0).integers(0, MASK, (n, n_positions + 1)), np.arange(n))
     nats = compute_sample_nats(torch.zeros(n, n_positions, 2), torch.randn(MASK + 1, 2), task).sum().item()

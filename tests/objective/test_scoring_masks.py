@@ -59,9 +59,7 @@ def test_training_noise_equals_that_of_recorded_runs() -> None:
 
 
 @pytest.mark.parametrize(("n_windows", "num_mc"), [(1, 2), (5, 4)])
-def test_the_interval_of_the_bound_covers_it_in_95_percent_of_seeds(
-    tiny: Gpt, n_windows: int, num_mc: int
-) -> None:
+def test_the_interval_of_the_bound_covers_in_95_percent(tiny: Gpt, n_windows: int, num_mc: int) -> None:
     """The exact bound by enumeration: the model's loss under every mask, weighted by its probability."""
     n, seeds = 6, 400
     text = np.random.default_rng(n_windows).integers(0, MASK, (n_windows, 1, n))

@@ -58,7 +58,7 @@ def test_where_nothing_is_installed_it_names_the_one_command_that_installs_all_a
     assert done.stderr == "error: training cannot run here without packages\n"
 
 
-def test_where_single_packages_are_missing_it_lists_each_with_its_command(
+def test_each_missing_package_is_listed_with_its_command(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = metadata.version
@@ -112,7 +112,7 @@ def test_a_torch_that_cannot_be_imported_is_fatal_and_its_last_error_line_is_sho
     assert rows["torch"][0] == "missing" and "libcudart.so.13: not found" in rows["torch"][1]
 
 
-def test_apex_is_listed_only_with_its_compiled_kernels(
+def test_apex_is_listed_with_its_kernels(
     check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark, rest = check()[0]["apex"]

@@ -14,9 +14,7 @@ def bench(root: Path) -> dict[str, Any]:
     return runpy.run_path(str(root / "tools" / "bench" / "coordinate_check.py"))
 
 
-def test_changes_of_activations_are_equal_at_every_size_where_expected(
-    cli, bench: dict[str, Any], tmp_path: Path
-) -> None:
+def test_activations_change_equally_where_expected(cli, bench: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     words = "--threads 1 --widths 32 192 --depths 2 8 --d-head 16 --steps 4 --seeds 1 --n-tokens 63"
     words += " --lr 1e-3"

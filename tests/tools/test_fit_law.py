@@ -29,9 +29,7 @@ def write_runs(folder: Path, noise: float = 0.0, **columns: Any) -> Path:
     return folder / "runs.csv"
 
 
-def test_the_law_of_the_table_is_recovered_and_omitted_runs_are_reported(
-    cli, tmp_path: Path, out: Path
-) -> None:
+def test_the_law_is_recovered_and_omitted_runs_are_reported(cli, tmp_path: Path, out: Path) -> None:
     words = ("--form", "chinchilla", "--objective", "autoregressive", "--n-bootstrap", 50)
     done = cli("fit", write_runs(tmp_path), *words, "--out", out)
     law = json.loads(out.read_text())
@@ -89,9 +87,7 @@ def repeats(tmp_path: Path) -> Path:
     return tmp_path / "repeats.csv"
 
 
-def test_a_form_of_repetition_reads_unique_tokens_and_forms_are_compared(
-    cli, repeats: Path, out: Path
-) -> None:
+def test_a_form_of_repetition_is_fitted_and_forms_are_compared(cli, repeats: Path, out: Path) -> None:
     done = cli("fit", repeats, "--compare", "chinchilla,over_repetition", "--hold-out", 6, "--out", out)
     assert [line.split()[0] for line in done.output.splitlines()[1:]] == ["over_repetition", "chinchilla"]
     assert not out.exists()
@@ -165,9 +161,7 @@ def test_a_fixed_constant_stays_fixed(cli, tmp_path: Path, out: Path) -> None:
     assert law.params["alpha"] == 0.34 and law.fixed == ["alpha"]
 
 
-def test_the_error_of_extrapolation_is_measured_without_the_held_out_runs(
-    cli, tmp_path: Path, out: Path
-) -> None:
+def test_the_error_of_extrapolation_is_that_of_the_fitted_runs(cli, tmp_path: Path, out: Path) -> None:
     table = write_runs(tmp_path, noise=0.003, loss_se=0.02)
     words = ("--objective", "autoregressive", "--hold-out", 2, "--n-bootstrap", 20)
     done = cli("fit", table, *words, "--out", out)

@@ -48,7 +48,7 @@ def test_every_kind_of_cell_takes_a_step_on_a_cpu_or_needs_cuda(monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_records_are_appended_and_the_next_command_measures_the_rest(
+def test_the_next_command_measures_the_missing_cells(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     gpu = load("gpu")

@@ -31,9 +31,7 @@ def test_a_signal_ends_with_status_75_and_the_same_command_resumes(root: Path, t
     assert "tokens per epoch, 8,000 documents (0 empty)" in done.stdout
 
 
-def test_the_output_equals_the_files_that_megatron_wrote_of_the_same_text(
-    cli, tmp_path: Path, scaling_data: Path
-) -> None:
+def test_the_output_equals_the_files_of_megatron(cli, tmp_path: Path, scaling_data: Path) -> None:
     folder = scaling_data / "megatron_openwebtext"
     (tmp_path / "tiny").mkdir()
     for name in ("vocab.json", "merges.txt"):

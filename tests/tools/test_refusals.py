@@ -48,11 +48,7 @@ ROWS = [  # command, with {} for the folder of inputs; exit status; a part of th
     (f"{FIT_AR} --loss-se-column se", 2, "Rename the column to loss_se"),
     ("fit {}/none.csv --out {}/law.json", 1, "none.csv"),
     ("fit {}/cut.csv.gz --out {}/law.json", 1, "not a CSV or parquet table"),
-    (
-        "fit {}/params.csv --out {}/law.json",
-        1,
-        "did you mean 'params'? Name another with --n-column.",
-    ),
+    ("fit {}/params.csv --out {}/law.json", 1, "did you mean 'params'? Name another with --n-column."),
     ("fit {}/billions.csv --out {}/law.json", 1, "got 100 at most, expected tokens"),
     ("fit {}/all_held_out.csv --out {}/law.json", 1, "got all runs marked as held out"),
     ("frontier {}/plain.csv --where 'epochs == 9'", 1, "no finished run is left"),
@@ -143,9 +139,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("command", "status", "sentence"), ROWS, ids=[row[0] for row in ROWS])
-def test_wrong_input_is_one_sentence_and_writes_nothing(
-    cli, inputs: Path, command: str, status: int, sentence: str
-) -> None:
+def test_wrong_input_is_a_sentence(cli, inputs: Path, command: str, status: int, sentence: str) -> None:
     before = sorted(inputs.iterdir())
     done = cli(*shlex.split(command.replace("{}", str(inputs))), status=status)
     assert sentence in done.error

@@ -96,9 +96,7 @@ def test_a_signal_reaches_every_rank_and_they_have_time_to_save(root: Path, scri
     assert (tool.returncode, sorted(words)) == (75, ["0", "1", "saved", "saved"])
 
 
-def test_a_signal_that_arrives_before_the_ranks_start_is_passed_on_to_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_signal_before_the_ranks_start_is_passed_on_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
     class Early(subprocess.Popen):
         """A rank before whose start the tool receives a signal."""
 

@@ -16,11 +16,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    _MEM_FORMAT_ENCODING,
-    BytesStorageMetadata,
-    Metadata,
-)
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, BytesStorageMetadata, Metadata
 
 from megatron.checkpoint import layout, store
 from megatron.checkpoint.convert.dcp_folder import read_dcp_tensors
@@ -110,9 +106,7 @@ def test_an_index_that_contradicts_its_files_is_refused(pickled: Path) -> None:
             read_dcp_tensors(pickled)
 
 
-def test_indexes_of_other_versions_are_read(
-    pickled: Path, full: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_indexes_of_all_versions_are_read(pickled: Path, full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The forms that torch 2.7 to 2.13 write under Python 3.11 to 3.13."""
     expected = load_weights(full).state
     metadata = pickle.loads((pickled / layout.METADATA).read_bytes())
