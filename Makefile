@@ -4,7 +4,6 @@
 # make test-all                  also run the slow tests
 # make docs                      generate the pages that are derived from the code
 # make check                     list what is installed, what is missing, and how to install it
-# make site                      build the guides as a searchable site in build/site
 # make bench-smoke               run a reduced form of every CPU bench, to show that each works
 # make bench-gpu-parity          check losses, gradients and resuming on a GPU, under 10 minutes
 # make bench-gpu                 measure training steps on a GPU, under 10 minutes; again: the missing cells
@@ -18,8 +17,10 @@ QUICK := $(VENV)/quickstart-ready
 READY := $(VENV)/ready
 PIP := python -m pip install --quiet --no-compile --disable-pip-version-check
 TORCH_CPU ?= https://download.pytorch.org/whl/cpu
+# bounds: a torch that is there, for another CUDA or of another version, is kept
+TORCH := "$(shell sed -n 's/^\(torch[^ ]*\).*/\1/p' requirements-quickstart.txt)"
 
-.PHONY: quickstart test test-all bench-smoke bench-gpu-parity bench-gpu lint check docs help site clean
+.PHONY: quickstart test test-all bench-smoke bench-gpu-parity bench-gpu lint check docs help clean
 
 quickstart: $(QUICK)
 	bash examples_scaling/quickstart/quickstart.sh "$(CORPUS)"
@@ -71,11 +72,6 @@ bench-gpu: $(READY)
 docs: $(READY)
 	python tools/make_docs.py
 
-# mkdocs is installed only here: nothing else needs it
-site: $(READY)
-	$(PIP) mkdocs-material==9.8.1
-	python -m mkdocs build --strict
-
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
 
@@ -84,7 +80,7 @@ check:
 	@$(or $(wildcard $(VENV)/bin/python),$(PYTHON)) tools/check_environment.py
 
 # reinstalled when the pins or the C++ sources change
-$(QUICK): requirements-quickstart.txt constraints.txt setup.py pyproject.toml $(wildcard csrc/*)
+$(QUICK): requirements-quickstart.txt setup.py pyproject.toml $(wildcard csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $$($(PYTHON) --version) found, expected 3.11 or newer. Run make PYTHON=python3.12." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, os, sysconfig; \
@@ -94,17 +90,14 @@ $(QUICK): requirements-quickstart.txt constraints.txt setup.py pyproject.toml $(
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 # without a driver of NVIDIA or AMD torch's CPU build, 3 GB smaller, if its index answers; otherwise that of PyPI
 	command -v nvidia-smi rocm-smi >/dev/null || python -c 'import torch' 2>/dev/null || \
-		$(PIP) --retries 1 --timeout 20 --index-url $(TORCH_CPU) $$(grep ^torch== constraints.txt) || true
-	$(call install,requirements-quickstart.txt)
+		$(PIP) --retries 1 --timeout 20 --index-url $(TORCH_CPU) $(TORCH) || true
+	$(PIP) -r requirements-quickstart.txt
 	$(PIP) --no-build-isolation --no-deps -e .
 	@touch $@
 
 $(READY): $(QUICK) requirements.txt
-	$(call install,requirements.txt)
+	$(PIP) -r requirements.txt
 	@touch $@
-
-# a torch that is there, for another CUDA or of another version in the bounds, is kept
-install = python -c 'import torch' 2>/dev/null && pins= || pins='--constraint constraints.txt'; $(PIP) -r $(1) $$pins
 
 clean:
 	rm -rf $(VENV) build *.egg-info megatron/_csrc*.so

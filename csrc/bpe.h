@@ -219,7 +219,7 @@ struct Vocabulary {
 };
 
 // Return whether text[0, n) is certainly in NFC, so that a tokenizer with this normalization leaves it unchanged.
-// `rank` is the combining class of the character before the text, 0 at a start; then that of the last character.
+// `rank` is the combining class of the character before the text, 0 at a start; on return, of the last character.
 bool is_nfc(const Vocabulary&, const uint8_t* text, size_t n, uint8_t& rank);
 
 // Write the ids of one word: apply the merge of lowest rank first, the leftmost among equals. A word of n bytes has at

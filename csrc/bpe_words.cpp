@@ -148,7 +148,7 @@ class Stretches {
     // Move to the next stretch. Return false if no valid seam exists. A seam is at the start of a character.
     bool advance() {
         int tries = 0;
-        // Start at 3/4 of the stretch: parts near its end may differ from those of the whole word.
+        // Start at 3/4 of the stretch: parts near its end may differ from the whole word's parts.
         for (size_t at = parts_.size() * 3 / 4; tries < kMaxSeamTries && at > 0; --at) {
             const size_t seam = parts_[at].begin, next_end = end_from(seam);
             if ((word_[seam] & 0xC0) == 0x80) continue;

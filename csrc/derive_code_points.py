@@ -135,7 +135,7 @@ def _remove_pieces(split: pre_tokenizers.PreTokenizer) -> np.ndarray:
     members = np.ones(N_CODE_POINTS, dtype=bool)
     members[0xD800:0xE000] = False
     for _, (begin, end) in split.pre_tokenize_str(text):
-        members[POINTS[begin:end]] = False  # what remains after the removal is no member
+        members[POINTS[begin:end]] = False  # what remains after the removal is not a member
     return members
 
 

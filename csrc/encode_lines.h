@@ -45,7 +45,7 @@ LinesResult encode_range(Worker&, int input, int64_t begin, int64_t end, const L
 // Encode the lines in lines[0, n).
 LinesResult encode_block(Worker&, const uint8_t* lines, size_t n, const LinesJob&);
 
-// Memory map of bytes [begin, end) of a file, followed by kPadding zero bytes. The pages are those of the page cache.
+// Memory map of bytes [begin, end) of a file, followed by kPadding zero bytes. It shares its pages with the page cache.
 class Mapped {
   public:
     Mapped(int input, int64_t begin, int64_t end);

@@ -77,7 +77,7 @@ class Json {
         uint32_t value = 0;
         const char *begin = text_.data() + at_, *end = text_.data() + text_.size();
         const auto [after, error] = std::from_chars(begin, end, value);
-        if (error != std::errc() || (*begin == '0' && after > begin + 1)) refuse("an id that is no whole number");
+        if (error != std::errc() || (*begin == '0' && after > begin + 1)) refuse("an id that is not a whole number");
         at_ = static_cast<size_t>(after - text_.data());
         return value;
     }

@@ -149,7 +149,7 @@ void set_added_tokens(Vocabulary& v, const std::vector<TokenRow>& first, const s
     v.added_after.build(tokens_of(after), &v.point_kinds);
 }
 
-// Pieces of other characters than those of `letters`, which have the bytes 0 to 255, occur in no word.
+// Pieces with characters outside `letters`, the characters of bytes 0 to 255, occur in no word.
 void set_whole_words(Vocabulary& v, const TokenizerModel& model, const Ints& letters) {
     std::vector<int> byte_of(0x200, -1);
     if (letters.ndim() != 1 || letters.size() != 256) throw std::invalid_argument("letters: expected [256]");

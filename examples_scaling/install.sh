@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install in the active environment, or else in .venv.   install.sh
-# The torch of the environment is kept: of a version outside 2.7 to 2.13, pip reports the conflict and changes nothing.
+# The torch of the environment is kept: of a version outside 2.10 to 2.13, pip reports the conflict and changes nothing.
 # PYTHON: another interpreter for .venv, 3.11 or newer.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

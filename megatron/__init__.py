@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 def find_portions(package: str, entries: list[str]) -> list[str]:
-    """Return the folders `megatron/` on a search path that add to this package: those of megatron-core.
+    """Return the folders `megatron/` on a search path that add to this package: megatron-core's.
 
     NVIDIA's wheel installs `megatron/core` without `megatron/__init__.py`,
     a portion of a namespace package. Python would ignore it beside this regular

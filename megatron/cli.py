@@ -51,7 +51,7 @@ STATUSES = "Exit status: 0 done, 1 failed, 2 wrong usage"
 DISTRIBUTION = "megatron-scaling"  # in pyproject.toml
 PACKAGE_NAMES = {"yaml": "pyyaml"}  # module -> package, where the names differ
 PR_SET_PDEATHSIG = 1  # prctl(2)
-DEFAULT_HANDLERS: dict[signal.Signals, Any] = {  # of the signals on which a command stops
+DEFAULT_HANDLERS: dict[signal.Signals, Any] = {  # for the signals that stop a command
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGHUP: signal.SIG_DFL,
@@ -271,7 +271,7 @@ def open_console(stream: TextIO) -> "Console":
     console = Console(file=stream, force_terminal=True, markup=False, emoji=False, highlight=False)
     # rich hides the cursor while it draws. After
     # Ctrl-Z or kill -9 the shell would have none.
-    console.show_cursor = lambda show=True: False  # type: ignore[method-assign]  # of one instance
+    console.show_cursor = lambda show=True: False  # type: ignore[method-assign]  # this instance only
     return console
 
 
@@ -550,7 +550,7 @@ def create_parser(
     examples, _, notes = rest.partition("\n\n")
     examples = textwrap.indent(textwrap.dedent(examples), "    ")
     sections = [f"examples:\n{examples}", *([notes] if notes else []), f"{STATUSES}{stopped}."]
-    # of the class, since argparse makes the parsers of actions by the class of their parent
+    # a class attribute, since argparse makes the parsers of actions by the class of their parent
     parser_class = type("ToolParser", (parser_class,), {"removed": removed or {}})
     parser = parser_class(description=head, epilog="\n\n".join(sections), formatter_class=create_formatter)
     parser.takes_ranks = takes_ranks

@@ -150,7 +150,7 @@ def create_partial_folder(path: Path) -> Path:
 
     For a folder that several processes write together,
     maybe in background threads: not a `with` block, and not locked.
-    A lock of the callers (that of the run) excludes other writers.
+    A lock of the callers (the run's lock) excludes other writers.
     """
     if path.exists():
         raise FileExistsError(f"{path}: already exists; choose another name")
@@ -288,7 +288,7 @@ def open_locked(path: Path, wait_s: float = 0.0) -> LockedFile:
     after `wait_s`, and OSError on a file system without locks.
     """
     # O_CREAT without O_TRUNC: before the lock is
-    # granted the content is that of another process
+    # granted the content is another process's
     return os.fdopen(_open_and_lock(path, os.O_RDWR | os.O_CREAT, wait_s), "r+b")
 
 

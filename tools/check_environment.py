@@ -85,7 +85,7 @@ def installed_version(library: str) -> str:
 
 def machine_rows() -> Iterator[Row]:
     """Yield rows for the machine and the Python interpreter."""
-    # the cores that taskset, Slurm or a container allows, which may be fewer than those of the machine
+    # the cores that taskset, Slurm or a container allows, which may be fewer than the machine has
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     disk = f"{shutil.disk_usage(ROOT).free / 2**30:,.1f} GiB free at {ROOT}"
     yield Row("machine", f"{platform.system()} {platform.machine()}, {cores} cores for this process, {disk}")
@@ -128,7 +128,7 @@ def extension_rows() -> Iterator[Row]:
 
 
 def read_requirements() -> list[tuple[str, str, str]]:
-    """Return (library, pinned version, purpose) of the requirements; without a checkout those of training."""
+    """Return (library, pinned version, purpose) of the requirements; without a checkout, for training."""
     text = "".join((ROOT / name).read_text() for name in REQUIREMENTS if (ROOT / name).is_file())
     # "numpy==2.4.6  # arrays" -> ("numpy", "2.4.6", "arrays")
     rows = re.findall(r"^([\w.-]+)(?:\[\w+\])?==(\S+)\s*(?:# (.*))?$", text, re.MULTILINE)

@@ -146,7 +146,7 @@ def add_references(args: argparse.Namespace) -> str:
     references = read_references(args.references, facts)
     path = args.paths[0] / REFERENCES
     if not write_scores(references, path):
-        raise ValueError(f"{path}: got other columns, expected those of references. Move the file away.")
+        raise ValueError(f"{path}: got other columns, expected the references' columns. Move the file away.")
     n_models = references["model"].nunique()
     return f"{path}: {n_models} published models, {len(references)} scores\n"
 

@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     rows = "huggingface: omit the rows of [MASK] and of padding"
     add("--strip-rows", action="store_true", help=rows)
     add = parser.add_argument_group("facts missing in the source").add_argument
-    tokenizer = "folder, tokenizer.json or SentencePiece .model; default: that of the source"
+    tokenizer = "folder, tokenizer.json or SentencePiece .model; default: the source's"
     add("--tokenizer", metavar="PATH", help=tokenizer)
     n_tokens = "number of token ids, if the vocabulary of a Megatron checkpoint is padded"
     add("--n-tokens", type=positive_int, metavar="N", help=n_tokens)

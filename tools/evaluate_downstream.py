@@ -5,7 +5,7 @@
     torchrun --standalone --nproc-per-node 2 tools/evaluate_downstream.py experiments/run --tasks hellaswag
 
 MODEL is any format that tools/convert_checkpoint.py reads, a folder of checkpoints, a study, or NAME or
-NAME@REVISION of the Hugging Face hub, from its cache or downloaded. Prompts, metrics and answers are those of
+NAME@REVISION of the Hugging Face hub, from its cache or downloaded. Prompts, metrics and answers come from
 lm-eval. Results, with files that lm-eval's tools
 read, are written to downstream/<checkpoint>/<method>/ in the run's folder, for a name of the hub to
 NAME.scores/; finished tasks are not scored again.

@@ -28,7 +28,7 @@ REMOVED = {
     "--max-loss": "Use --where 'loss <= NATS'",
     "--prior": "Use --fix NAME=VALUE, or a form of your own in Python (LAWS.md)",
     "--profile": "Use the bootstrap interval of the constant, or --fix NAME=VALUE at several values",
-    "--seed": "The resamples are those of seed 0; use `fit_law(..., seed=...)` in Python",
+    "--seed": "The resamples use seed 0; use `fit_law(..., seed=...)` in Python",
     "--stack": "A fit measures the error of extrapolation",
     "--weights": "Use --where to skip runs; noise that changes with compute is estimated",
 }

@@ -28,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--document", type=int, metavar="I", help="print document I, counted from 0, as text")
     faults = "read both files completely, and check sums, counts, ids and the ends of documents"
     add("--verify", action="store_true", help=faults)
-    name = "folder, tokenizer.json or hub name for --document; default: that of the sidecar"
+    name = "folder, tokenizer.json or hub name for --document; default: as in the sidecar"
     what.add_argument("--tokenizer-model", metavar="NAME", help=name)
     return parser
 

@@ -66,7 +66,7 @@ REMOVED = {
     "--flops-per-param-token": "Use --flops with 6/K times the FLOPs",
     "--level": "Use Law.predict(N, D, level=SHARE) in Python",
     "--group": "Fit a table of independent rows, or a law with `scaling fit --group`",
-    "--log-sigma": "Write a column of the standard errors of y: those of log y times y",
+    "--log-sigma": "Write a column of the standard errors of y: y times the errors of log y",
     "--loss-column": RENAME,
     "--n-column": RENAME,
     "--replicates": "Use `crossover(..., n_replicates=N)` in Python",
@@ -81,7 +81,7 @@ def add_frontier(actions: Any) -> None:
     add = parser.add_argument
     add("runs", type=Path, metavar="STUDY_DIR|TABLE.csv", help="a study, or a table of runs")
     add("--out", type=Path, metavar="LAW.json", help=f"default: STUDY_DIR/{frontier.COMPUTE_LAW}")
-    budgets = "budgets to list, in FLOPs; default: those of the runs"
+    budgets = "budgets to list, in FLOPs; default: the runs' budgets"
     add("--budgets", type=positive_float, nargs="+", metavar="C", help=budgets)
     compute = "compute of a table: a column of FLOPs, or 6nd; default: train_flops, else 6nd"
     add("--flops-by", metavar="NAME", help=compute)
@@ -230,7 +230,7 @@ def find_task(args: argparse.Namespace, runs: Selection) -> str:
 
 
 def find_chance(word: str | None, task: str, kind: str) -> float | None:
-    """Return the floor of the accuracy: --chance, else that of a known task; None: it is fitted."""
+    """Return the floor of the accuracy: --chance, else a known task's; None: it is fitted."""
     if word is None:
         return chance_of_task(task) if kind == "accuracy" else None
     try:
@@ -518,7 +518,7 @@ def run_crossover(args: argparse.Namespace) -> int:
 
 
 def measure_crossovers(args: argparse.Namespace) -> None:
-    """Print the measured crossovers of a study or of its table; store those of a study with all its runs."""
+    """Print the measured crossovers of a study or of its table; store them for a whole study."""
     from megatron.study import measured  # imports scipy, which --help does not need
 
     is_table = args.first.suffix == ".csv"

@@ -9,7 +9,7 @@
 `python tools/plan.py ACTION ...` is the same. A size's name is its label in the published ladder, not a
 count: N depends on the vocabulary and on the options of the model. C is the training FLOPs for --tokens
 tokens. plan prints expected errors at the constants of the prior law (--law; default: arXiv 2404.10102),
-next to those of common designs with the same budget and limits.
+next to the errors of common designs with the same budget and limits.
 """
 
 import argparse
@@ -44,14 +44,14 @@ GPT2_TOKENS = 50257
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al., arXiv 2203.15556
 SHAPE = ("d_model", "d_ff", "d_head", "n_heads", "n_layers")
 NOISE = 0.005  # spread of a run's log loss, if the law has none
-LARGEST_SHARE = 0.25  # of the budget, for one run
+LARGEST_SHARE = 0.25  # share of the budget for one run
 NEW_STUDY = Path(ladder.__file__).with_name("new_study.yaml")
 PRIOR = "besiroglu"  # default prior law
 CHOOSE = "Choose from candidates of your own with megatron.laws.design.Designer"
 REMOVED = {
     "--force": "Plan from the published prior, without --law",
     "--largest-share": CHOOSE,
-    "--noise": "The noise is that of the law, or 0.005 without --law",
+    "--noise": "The noise is from the law, or 0.005 without --law",
     "--repeats": "Train each run with several seeds of its study",
     "--sizes": CHOOSE,
     "--tokens-per-parameter": CHOOSE,
@@ -156,7 +156,7 @@ def run_plan(args: argparse.Namespace) -> None:
         f"for a noise of {designer.noise:g} in a run's log loss:"
     )
     designs = {f"proposed ({args.criterion})": designer.expect(chosen)}
-    # `expect` adds the finished runs to every design, so that of no new runs is the state before the study
+    # `expect` adds the finished runs to every design, so one without new runs is the state before the study
     if done is not None:
         designs = {"done so far": designer.expect(chosen.select([])), **designs}
     for name, runs in build_simple_designs(args.budget, args.runs, args.unique).items():
@@ -204,7 +204,7 @@ def add_plan(actions: Any) -> None:
     add("--budget", type=positive_float, required=True, metavar="FLOPS", help="compute of all runs, 6 N D")
     target = "compute at which to predict N* and L*; default: 100 budgets"
     add("--target", type=positive_float, metavar="FLOPS", help=target)
-    criterion = "c: minimize the errors of N* and L*; D: those of all constants"
+    criterion = "c: minimize the errors of N* and L*; D: of all constants"
     add("--criterion", choices=CRITERIA, default="c", help=criterion)
     add("--law", type=Path, metavar="LAW.json", help="the prior law")
     add("--done", type=Path, metavar="TABLE.csv", help="table of finished runs")

@@ -4,8 +4,8 @@ python tools/prepare_corpus.py --out text
 python tools/prepare_corpus.py --corpus my_documents.jsonl --out text
 python tools/prepare_corpus.py --max-mb 24 --min-mb 24 --out text
 
-corpus.json in the folder records the source, counts, and the sha256 of both files, to compare with those of
-another machine.
+corpus.json in the folder records the source, counts, and the sha256 of both files, to compare with
+another machine's.
 """
 
 import argparse

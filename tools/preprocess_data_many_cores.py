@@ -36,7 +36,7 @@ from megatron.text.inputs import add_root, parse_part
 from megatron.text.preprocess import PreprocessOptions, PreprocessResult, estimate_job, preprocess
 from megatron.tokenizer.kinds import TOKENIZER_FILES, add_tokenizer_options, parse_tokenizer_spec
 
-FORMATS = ("mmap", "lazy", "cached")  # of --dataset-impl; the first is written
+FORMATS = ("mmap", "lazy", "cached")  # for --dataset-impl; the first is written
 FLAGS = [row for row in load_rows() if "preprocessing" in row.conversion]
 
 
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.freeze()  # exclude the imported modules from garbage collection, also at exit
     is_remote = is_url(args.output_prefix)
     inputs, spec = add_root(args.input, args.root), parse_tokenizer_spec(args)
-    # of a URL: the place in the work folder
+    # for a URL: the place in the work folder
     folder = (args.work_dir or args.root) if is_remote else args.root
     prefix = folder / (args.output_prefix.rpartition("/")[2] if is_remote else args.output_prefix)
     options = PreprocessOptions(

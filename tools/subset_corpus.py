@@ -73,7 +73,7 @@ def parse_shares(word: str) -> tuple[Fraction, ...]:
 
 
 def write_parts(args: argparse.Namespace) -> dict[str, SubsetResult]:
-    """Write the selected part of the text or dataset; return its size, or those of the parts, by name."""
+    """Write the selected part of the text or dataset; return its size, or the sizes of the parts, by name."""
     if args.split is not None:
         return write_split(args)
     selection = DocumentSelection(

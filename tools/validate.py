@@ -45,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--method", choices=METHODS, help=method)
     add("--num-mc", type=positive_int, default=8, metavar="N", help="mc: masks for each window")
     add("--seed", type=int, default=0, metavar="N", help="seed of masks")
-    add("--tokenizer", metavar="PATH", help="for bits per byte; default: that of the data or the model")
+    add("--tokenizer", metavar="PATH", help="for bits per byte; default: from the data or the model")
     add = parser.add_argument_group("results").add_argument
     add("--save-per-document", action="store_true", help="write the nats of every document as parquet")
     add("--compare", action="store_true", help="paired bootstrap of each model against the first")

@@ -4,7 +4,7 @@
 #       sbatch examples_scaling/hpc/train_slurm_container.sh [section.key=value ...]
 # IMAGE     image built from the Dockerfile: a file of `enroot import`, or registry#name:tag
 # MOUNTS    host:container[,...], folders with the tokens; experiments/ of this checkout is always mounted
-# MODEL, DATA, VALID and the other variables are those of settings.sh, with paths inside the container. Adapt the
+# MODEL, DATA, VALID and the other variables are as in settings.sh, with paths inside the container. Adapt the
 # header to your cluster.
 #SBATCH --job-name=train
 #SBATCH --nodes=2

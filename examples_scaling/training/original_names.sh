@@ -7,13 +7,13 @@
 #   MICRO_BATCH_SIZE, GLOBAL_BATCH_SIZE   TP_SIZE, PP_SIZE   ZERO_STAGE   SAVE_, EVAL_, LOG_INTERVAL, EVAL_ITERS
 #   ATTENTION_DROPOUT, HIDDEN_DROPOUT: 0.1, Megatron's default, which the original's commands do not change
 #   CHECKPOINT_PATH, KILL_SWITCH_PATH   WANDB_PROJECT, WANDB_EXP_NAME, WANDB_GROUP
-# GPUS, ENGINE, LR, SEED, RUN and CLUSTER are those of settings.sh; section.key=value arguments override everything.
+# GPUS, ENGINE, LR, SEED, RUN and CLUSTER are as in settings.sh; section.key=value arguments override everything.
 source utils/epoch_tokens.sh
 : "${DATA_CNT:=}" "${FLOPS_FACTOR:=}" "${SEQ_LEN:=2048}" "${TP_SIZE:=1}" "${PP_SIZE:=1}" "${GLOBAL_BATCH_SIZE:=256}" \
     "${SAVE_INTERVAL:=1000}" "${EVAL_INTERVAL:=1000}" "${LOG_INTERVAL:=10}" "${EVAL_ITERS:=10}"
 name=DATA_$DATA_CNT size="PARAM_${MODEL_PARAM}[@]" tokens='' total=''
 unique=$([[ $DATA_CNT =~ ^[0-9]+$ ]] && echo "$DATA_CNT" || echo "${!name:-}") # empty: all of TRAIN_DATA_PATH
-if [[ -n $FLOPS_FACTOR && -n ${!size:-} ]]; then # of an unknown size train.sh reports the nearest
+if [[ -n $FLOPS_FACTOR && -n ${!size:-} ]]; then # for an unknown size train.sh reports the nearest
     shape=("${!size}") # d_model ffw_size kv_size n_heads n_layers
     weights='4 * l * d**2 + 3 * l * d * (8 * d // 192 * 64) + 6 * l * d + 50257 * d' # N of the original's scripts
     total=$(python -c "d, l, s = ${shape[0]}, ${shape[4]}, $SEQ_LEN

@@ -83,7 +83,7 @@ def read_meta_json(path: Path) -> dict[str, Any]:
     """Return meta.json of a checkpoint. Its checksum is verified and removed.
 
     Raises ValueError if the file is unreadable, does not match its checksum, or
-    lists other files than those of the folder.
+    lists other files than the folder has.
     """
     file = path / META
     try:

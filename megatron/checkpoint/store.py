@@ -186,7 +186,7 @@ def _read_sharded_parts(path: Path, meta: dict[str, Any], names: tuple[str, ...]
         from megatron.checkpoint import sharded  # import takes a second; full checkpoints skip it
 
         parts |= sharded.read_all_shards(path)
-        # values of the optimizer that are no moments, such as the loss scale
+        # values of the optimizer that are not moments, such as the loss scale
         parts["optim"] |= engine
     return {part: parts[part] for part in names}
 

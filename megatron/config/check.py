@@ -99,7 +99,7 @@ def _find_model_errors(config: RunConfig) -> Iterator[str]:
         if getattr(model, key) is None:
             yield (
                 f"model.{key}: missing, expected for parametrization '{model.parametrization}'. Set it to "
-                "that of the base shape, which is the same for every size of a study."
+                "the base shape's value, which is the same for every size of a study."
             )
     if objective.orders > 1 and model.document_mask:
         yield (

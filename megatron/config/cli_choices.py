@@ -9,6 +9,6 @@ WINDOWS = ("corpus", "document")
 ORDERS = ("confidence", "random", "left_to_right")  # in which masked diffusion reveals hidden positions
 # formats that checkpoints are converted to
 TARGETS = ("native", "huggingface", "megatron", "full", "sharded")
-TARGET_DTYPES = ("float32", "bfloat16", "float16")  # of the target huggingface
+TARGET_DTYPES = ("float32", "bfloat16", "float16")  # for --to huggingface
 DEVICES = ("cpu", "cuda")
 SCORING_DTYPES = ("float32", "bfloat16")

@@ -19,7 +19,7 @@ from typing import Any
 
 from megatron.config.presets import suggest_nearest
 
-DIFFUSION_TYPE = "megatron_masked_diffusion"  # of this project's exported diffusion models
+DIFFUSION_TYPE = "megatron_masked_diffusion"  # in this project's exported diffusion models
 DREAM = "Dream"  # Qwen2's shape, whose output at a position predicts the next one (arXiv 2508.15487)
 LLADA = "llada"  # Llama's block without a causal mask (arXiv 2502.09992)
 # LayerNorm, GELU and rotary positions (arXiv 2406.07524); [MASK] is the
@@ -138,9 +138,9 @@ def _refuse(key: str, value: Any, expected: str) -> ValueError:
 def shape_from_hf(hf_config: Raw) -> Raw:
     """Return a config.json as keys of ModelConfig. Raises ValueError for an unsupported model.
 
-    Omitted keys have this project's defaults, not those of
-    transformers: for example, an embedding is tied unless
-    `tie_word_embeddings` is false.
+    Omitted keys have this project's defaults, not
+    transformers' defaults: for example, an embedding is tied
+    unless `tie_word_embeddings` is false.
     """
     if not isinstance(hf_config, dict):
         raise _refuse("model.hf_config", hf_config, "keys such as hidden_size")
@@ -226,7 +226,7 @@ def _is_one_of(value: Any, supported: Sequence[Any]) -> bool:
 
 
 def find_model_type(hf_config: Raw) -> str:
-    """Return the model_type, or if missing that of `architectures`. Raises ValueError for another model."""
+    """Return the model_type, else the type of `architectures`. Raises ValueError for another model."""
     classes = hf_config.get("architectures") or []
     if not isinstance(classes, list):
         raise _refuse("architectures", classes, "a list of class names")
@@ -272,7 +272,7 @@ def _complete_heads(shape: Raw, names: dict[str, str]) -> None:
     if shape.get("positions") != "learned" and shape["d_head"] % 2:
         key = theirs.get("d_head", theirs["n_heads"])
         raise ValueError(f"{key}: got heads of width {shape['d_head']}, expected an even number")
-    shape.setdefault("d_ff", 4 * width)  # of GPT-2, LLaDA and MDLM; the others have a default
+    shape.setdefault("d_ff", 4 * width)  # for GPT-2, LLaDA and MDLM; the others have a default
 
 
 def _complete_diffusion_shape(shape: Raw) -> None:
@@ -406,7 +406,7 @@ def _read_number(key: str, value: Any) -> float:
 
 
 def _pop_window(kind: str, remaining: Raw) -> Raw:
-    """Read the sliding window of Mistral, Qwen2 and Qwen3, which must be that of all layers or of none."""
+    """Read the sliding window of Mistral, Qwen2 and Qwen3, which must apply to all layers or to none."""
     layers = remaining.pop("layer_types", None) or []
     if not isinstance(layers, list):
         raise _refuse("layer_types", layers, "a list")

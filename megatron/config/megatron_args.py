@@ -56,7 +56,7 @@ class Argument:
 
     @property
     def default_value(self) -> Any:
-        """Megatron's default; False for a switch, None if there is none."""
+        """Megatron's default; False for a switch, None if it is missing."""
         if self.form == "switch":
             return False
         return None if self.default in ("", REQUIRED) else self.read_value([self.default])
@@ -150,7 +150,7 @@ class Translation:
     deepspeed_json: str | None = None
 
     def explain_refusal(self) -> str:
-        """Return a line with all refused arguments and the reasons; empty if there are none."""
+        """Return a line with all refused arguments and the reasons; empty without refusals."""
         return "; ".join(f"--{name}: {reason}" for name, reason in self.refused.items())
 
     def has(self, *names: str) -> bool:

@@ -35,7 +35,7 @@ def option(
 ) -> Any:
     """Declare a setting: a dataclass field with its help text, `choices` and bounds.
 
-    choices     valid values; default: those of the type Literal
+    choices     valid values; default: the values of the type Literal
     unit        of a number; "-" for a number without unit
     identity    ALWAYS, IF_CHANGED or CONTENT; None: does not affect the losses
     needs       settings without which a value other than the default has

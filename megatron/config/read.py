@@ -188,7 +188,7 @@ def _resolve_named_shape(size: str, shape: dict[str, Any]) -> dict[str, Any]:
     is a label for an explicit shape.
     """
     if not shape.get("d_model"):
-        # explicit keys win here; those of
+        # explicit keys win here; keys in
         # REQUIRED_SHAPE_KEYS are compared below
         shape = load_named_shape(size) | shape
     named = load_model_sizes().get(size, {})

@@ -47,7 +47,7 @@ class DistConfig:
     dtype: dtype of matrix products; updates, reductions over ranks
         and checkpoints are float32
     residual_dtype: dtype of the residual stream in every layout;
-        default: that of dist.dtype
+        default: the same as dist.dtype
     sharding_stage: state sharded over data-parallel ranks: zero0
         none, zero1 optimizer states, zero2 also gradients, zero3
         also weights; hybrid: sharded within groups of shard_size
@@ -166,7 +166,7 @@ class ModelConfig:
     qk_norm: RMSNorm on each head's query and key
     document_mask: attend only within a document, with positions
         counted from its start
-    eod_id: end-of-document id, for document_mask; default: that of
+    eod_id: end-of-document id, for document_mask; default: as in
         the corpus
     attention_dropout: probability of dropping an attention weight
         in training; 0 in evaluation
@@ -195,7 +195,7 @@ class ModelConfig:
     rotary_dims: channels of a head that are rotated, the first
         ones; default: d_head
     rope_scaling: stretching of the rotary frequencies: linear, or
-        that of Llama 3.1
+        as in Llama 3.1
     rope_factor: rope_scaling: factor of the length
     rope_low_factor: llama3: frequencies of fewer turns in
         rope_original_positions are divided by rope_factor

@@ -133,7 +133,7 @@ def _convert_list(value: Any, expected_type: Any, field: Field[Any], name: str) 
     for written, item in zip(value, items, strict=True):
         if type(item) is not kind or kind is str and not is_single_line(item):
             raise ValueError(f"{name}: got {written!r}, expected {PLURALS[kind]}")
-        if describe_bounds(field, item):  # of lists, only `above` is used
+        if describe_bounds(field, item):  # for lists, only `above` is used
             raise ValueError(f"{name}: got {written!r}, expected numbers above {field.metadata['above']}")
     return items
 

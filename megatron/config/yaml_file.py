@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-MAX_BYTES = 4 << 20  # of a file
+MAX_BYTES = 4 << 20  # largest accepted file
 MAX_WORD = 4096  # letters of a value that is referred to
 MAX_INT = 2**63 - 1
 REFERENCE = re.compile(r"\$\{([\w-]+(?:\.[\w-]+)*)\}")
@@ -25,7 +25,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Compose a node. Raises YAMLError for an anchor or alias: a small file could become large."""
-        event = self.peek_event()  # type: ignore[no-untyped-call]  # of the stubs of PyYAML
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # untyped in PyYAML's stubs
         if name := getattr(event, "anchor", None):
             raise yaml.YAMLError(
                 f"got the anchor or alias '{name}', expected none. Write the value out {event.start_mark}"
@@ -44,7 +44,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-# A date would become an object that is no setting. This table is a
+# A date would become an object, not a setting. This table is a
 # copy, because SafeLoader's is shared.
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
@@ -145,7 +145,7 @@ def _resolve_references(value: Any, tree: dict[str, Any], place: str) -> Any:
 
 
 def _find_target(name: str, tree: dict[str, Any]) -> Any:
-    """Return the word or number at a dotted name, or "${", which no word may have, if there is none."""
+    """Return the word or number at a dotted name; if it is missing "${", which no word may have."""
     target: Any = tree
     for key in name.split("."):
         target = target.get(key) if isinstance(target, dict) else None

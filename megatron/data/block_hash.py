@@ -1,7 +1,7 @@
 """SHA-256 of a file as a hash of block hashes, which several threads can compute.
 
-The digest of a file of at most one block is its plain SHA-256. That of a longer
-file is the SHA-256 of the concatenated SHA-256 digests (32 bytes each) of its
+The digest of a file of at most one block is its plain SHA-256. For a longer
+file it is the SHA-256 of the concatenated SHA-256 digests (32 bytes each) of its
 blocks, and its record names `block_bytes`. A shell computes it by `split -b 8M
 --filter=sha256sum FILE | cut -c-64 | xxd -r -p | sha256sum`.
 """

@@ -44,7 +44,7 @@ class IndexedWriter:
         self.meta = meta or {}
         self.n_tokens = self.n_documents = self.n_empty = self.longest = 0
         self._hash = BlockHash(BLOCK_BYTES)
-        self.sha256: dict[str, Any] = {}  # of .bin and .idx as in the sidecar, set by `prepare`
+        self.sha256: dict[str, Any] = {}  # for .bin and .idx as in the sidecar, set by `prepare`
         names = [self.prefix.name + suffix for suffix in DATASET_SUFFIXES]
         # (partial, final) path of each file
         self._files = [(self.scratch / (name + PARTIAL), self.prefix.with_name(name)) for name in names]

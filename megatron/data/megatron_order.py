@@ -6,7 +6,7 @@ arrays with numpy.random.RandomState(seed):
     document index  every sequence once per epoch, all epochs shuffled together;
                     a last epoch of which less than 80 % is needed is shuffled separately
     sample index    (place in that order, offset) of each window of seq_len + 1 tokens
-    shuffle index   shuffled windows; those of a separate last epoch come after the others
+    shuffle index   shuffled windows; windows of a separate last epoch come after the others
 
 The classic gpt_dataset.py and Megatron Core's build the same arrays. The
 classic one fails beyond 2^31 places, and if the last epoch needs one window

@@ -67,7 +67,7 @@ class DatasetFiles:
 
     @property
     def data(self) -> Path:
-        """The .bin of a dataset without parts; that of a URL is downloaded by the first access."""
+        """The .bin of a dataset without parts; for a URL, the first access downloads it."""
         if self.remote is None:
             return Path(f"{self.uri}.bin")
         from megatron.data.remote import cached_copy
@@ -141,7 +141,7 @@ def load_sidecar(uri: str | Path) -> dict[str, Any] | None:
 def read_sidecar(uri: str | Path) -> dict[str, Any]:
     """Read the sidecar of a dataset and check the types of its known fields.
 
-    Raises FileNotFoundError if there is none, ValueError for invalid content.
+    Raises FileNotFoundError if it is missing, ValueError for invalid content.
     """
     path = locate_dataset(uri).sidecar
     content = read_json(path)

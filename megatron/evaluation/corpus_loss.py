@@ -103,7 +103,7 @@ class CorpusLoss:
 
 
 class CorpusScorer:
-    """Scores windows of a corpus, those of `select_windows`; the ranks share the work and all have the loss.
+    """Scores a corpus's windows from `select_windows`; the ranks share the work and all have the loss.
 
     eod_id   id of the end-of-document token, whose nats are also counted alone; None: unknown
     """

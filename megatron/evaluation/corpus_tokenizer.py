@@ -56,7 +56,7 @@ def find_mismatches(
 def load_byte_tokenizer(
     corpus: IndexedTokens, weights: Weights, requested: str | None, world: World
 ) -> Tokenizer | None:
-    """Load the tokenizer for counting text bytes: `requested`, else that of the corpus, else of the model.
+    """Load the tokenizer for counting text bytes: `requested`, else the corpus's, else the model's.
 
     Returns None with a warning if any rank has none. Raises
     ValueError or FileNotFoundError if `requested` cannot be loaded.

@@ -150,8 +150,8 @@ def score_task(
 
     kinds = {name: task.OUTPUT_TYPE for name, task in loaded["tasks"].items()}
     for task in loaded["tasks"].values():
-        # the requested number, else that of the
-        # task, else 0, as lm-eval resolves it
+        # the requested number, else the task's,
+        # else 0, as lm-eval resolves it
         if num_fewshot is not None or task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=num_fewshot or 0)
         task.set_fewshot_seed(seed=FEWSHOT_SEED)

@@ -13,7 +13,7 @@ from megatron.tokenizer.hub_cache import find_hub_error
 def open_tasks(names: Sequence[str], include_path: Path | None) -> dict[str, "LazyTask"]:
     """Return {name: lazily loaded tasks of lm-eval} for names of tasks, groups or tags.
 
-    include_path   folder of task files of the user, which precede those of lm-eval
+    include_path   folder of the user's task files, which precede lm-eval's
 
     Raises ValueError for names unknown to lm-eval,
     FileNotFoundError without the folder.

@@ -114,7 +114,7 @@ def _identify_corpus(corpus: WeightedCorpus) -> dict[str, Any]:
     """Identify a corpus, wherever it is: the checksums of its sidecar, else its path; and its sizes."""
     files = locate_dataset(corpus.prefix)
     sums = (load_sidecar(corpus.prefix) or {}).get("sha256")
-    # the sizes of a dataset of parts are those of the merged dataset
+    # a dataset of parts has the sizes of the merged dataset
     return {"sums": sums or files.location, "bytes": [files.count_bytes(), files.index.stat().st_size]}
 
 
@@ -258,7 +258,7 @@ def _score_corpus(
         )
     if tokenizer is None:
         return loss
-    assert eod_id is not None, "tokenizer.eod_id raises if there is none"
+    assert eod_id is not None, "tokenizer.eod_id raises if it is missing"
     n_bytes, n_eod = corpus_loss.count_text_bytes(
         corpus, tokenizer, windows[0].scored, loss.tokens, eod_id, world
     )
@@ -307,7 +307,7 @@ def _build_document_table(losses: dict[WeightedCorpus, CorpusLoss]) -> Any:
 
 
 def _log_to_tensorboard(model: ScoredModel, label: str, result: dict[str, Any]) -> None:
-    """Log scalars at the checkpoint's step, next to those of training."""
+    """Log scalars at the checkpoint's step, next to the training scalars."""
     if model.run is None or model.step is None:
         return
     from torch.utils.tensorboard import SummaryWriter  # slow import

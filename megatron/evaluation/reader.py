@@ -194,6 +194,6 @@ class Reader:
 
 
 def _find_first(words: Sequence[str], text: str) -> int:
-    """Return the smallest index of any of the words in the text, or its length if there is none."""
+    """Return the smallest index of any of the words in the text, or its length if it contains no word."""
     places = [text.find(word) for word in words if word]
     return min([place for place in places if place >= 0], default=len(text))

@@ -39,7 +39,7 @@ class ScoredModel:
 
     @property
     def name(self) -> str:
-        """Name for results: that of the hub, run/checkpoint, or the path."""
+        """Name for results: the hub's name, run/checkpoint, or the path."""
         if self.hub_name is not None:
             return self.hub_name
         return str(self.path) if self.run is None else f"{self.run.name}/{self.path.name}"

@@ -3,7 +3,7 @@
 corpus     documents are concatenated, and windows cross document ends
 document   each document is read alone, after the id that begins a text;
            its end-of-document token is not text and is skipped. The windows
-           are those of lm-eval's rolling log-likelihood: a window scores the tokens
+           are as in lm-eval's rolling log-likelihood: a window scores the tokens
            that the previous one did not, and the last window is as long as the others
 """
 

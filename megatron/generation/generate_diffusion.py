@@ -111,7 +111,7 @@ def _fill_positions(
             priority = -torch.arange(end - begin, device=device).expand(hidden.shape).float()
         # topk over masked positions only; the plan guarantees that at least
         # n_settled of them are left. -Inf for the positions already written:
-        # their number equals that of the earlier steps of the block in every row
+        # every row has as many of them as earlier steps of the block settled
         best = priority.masked_fill(~hidden, -torch.inf).topk(n_settled, dim=-1).indices
         settled = torch.zeros_like(hidden).scatter(-1, best, True)
         tokens[:, block] = torch.where(settled, sampled, tokens[:, block])

@@ -65,7 +65,7 @@ def scaled_dot_product_attention(
 
 def _can_share_heads(q: Tensor) -> bool:
     """Return whether torch's kernels read a shared key and value head several times instead of a copy."""
-    # those of FlashAttention and cuDNN do; others need
+    # FlashAttention's and cuDNN's do; others need
     # float32 or wider heads, and would store all scores
     return q.device.type == "cuda" and q.dtype in (torch.bfloat16, torch.float16) and q.shape[3] <= 128
 

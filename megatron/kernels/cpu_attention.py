@@ -230,7 +230,7 @@ def _compute_weights(queries: Tensor, keys: Tensor, causal: bool, buffer: Tensor
 
 
 def _backprop_softmax(grads: Tensor, weights: Tensor) -> None:
-    """Turn the gradient of the weights into that of the scores, in place.
+    """Turn the gradient of the weights into the gradient of the scores, in place.
 
     With weights p = softmax(s) and gradient dp: ds = p (dp - sum(dp p)), the sum over keys.
     """

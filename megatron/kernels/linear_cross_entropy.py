@@ -123,7 +123,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph
             raise RuntimeError("linear_cross_entropy: its gradient has no gradient (computed in the forward)")
         grad_hidden, grad_weight = ctx.saved_tensors
-        # the result is a scalar: the saved gradients are those for upstream = 1
+        # the result is a scalar: the saved gradients are for upstream = 1
         upstream = grads[0].float()
         return (
             grad_hidden * upstream.to(grad_hidden.dtype),

@@ -21,7 +21,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Crossover:
-    """C_crit [n] (FLOPs; NaN if there is none) at U [n] unique tokens.
+    """C_crit [n] (FLOPs; NaN without a crossing) at U [n] unique tokens.
 
     `ends` are (low, high) of confidence intervals of the
     crossing of the two laws, not of two single runs.
@@ -33,7 +33,7 @@ class Crossover:
 
 
 def critical_compute(first: Law, second: Law, U: float) -> float:
-    """Return the least compute at which `second` becomes as good as `first`; NaN if there is none.
+    """Return the least compute at which `second` becomes as good as `first`; NaN if it never does.
 
     The search is from SEARCH_SPAN[0] to SEARCH_SPAN[1]
     times 6 U^2 / 20: one epoch at D/N = 20.

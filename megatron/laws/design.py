@@ -18,8 +18,8 @@ from megatron.laws.frontier import optimal_frontier
 from megatron.laws.law import Law, optimum_exponents_from
 
 CRITERIA = ("c", "D")
-RIDGE = 1e-9  # of the information of all candidates; makes the first few runs comparable
-STEP = 1e-4  # of theta, for finite differences of N* and L*
+RIDGE = 1e-9  # share of all candidates' information; makes the first few runs comparable
+STEP = 1e-4  # step in theta for finite differences of N* and L*
 MAX_PASSES = 20
 RATIOS = (4.0, 400.0)  # range of D/N of the candidates
 SPAN = 300.0  # ratio of the largest and the smallest size of the candidates

@@ -8,7 +8,7 @@ import numpy as np
 from megatron.laws.forms import FORM, chinchilla
 
 EDGES = (0.02, 2.5)  # range of plausible exponents; one outside has diverged
-NOTHING = 1e-6  # of the loss: a term below this share has no effect
+NOTHING = 1e-6  # a term below this share of the loss has no effect
 EXPONENTS = ("alpha", "beta", "eta")
 COEFFICIENTS_OF = {"alpha": "Aa", "beta": "Bb", "eta": "ab"}
 COEFFICIENTS = ("A", "B", "a", "b", "K")

@@ -212,7 +212,7 @@ def _fit_constants(
     # the residuals of the projected problem depend on
     # `bent` only: best grid point, then a local search
     start = min(grid, key=lambda bent: float((linear(np.array(bent))[1] ** 2).sum()))
-    low = [1e-4] if kind == "error" else [1e-6, -np.inf]  # of gamma, or of s and L0
+    low = [1e-4] if kind == "error" else [1e-6, -np.inf]  # for gamma, or for s and L0
     precise = dict.fromkeys(("xtol", "ftol", "gtol"), 1e-15)
     bent = least_squares(lambda x: linear(x)[1], np.array(start), bounds=(low, np.inf), **precise).x
     (level, size), _ = linear(bent)

@@ -3,12 +3,12 @@
 Bootstrap replicates are random weightings of the same runs, and all of them are
 refitted at once. Integer weights from drawing with replacement omit a third of
 the runs. With few runs that loses more information than sampling does: at 15
-runs the constants of such replicates scatter 1.6 times as far as those of new
+runs the constants of such replicates scatter 1.6 times as far as with new
 sets of runs. So the weights are fractional and none is 0 (Dirichlet: Rubin,
 Annals of Statistics 1981; Xu et al., American Statistician 2020).
 
 Chinchilla's form has a fast fit (varpro.py). Other forms,
-also those of a caller, and Chinchilla's with fixed
+including a caller's, and Chinchilla's with fixed
 constants or residuals in nats, are fitted by fit_form.py.
 """
 

@@ -51,7 +51,7 @@ def over_training(params: Mapping[str, Any], N: ArrayLike, D: ArrayLike, U: Arra
     return (
         # Gadre et al. write E + (a M^h + b M^-h) C^-h with M = D/N, C = 6 N
         # D and h = eta/2. Both of its terms have a factor 6^(-h); here the
-        # factor of the N term is part of a, that of the D term is explicit.
+        # factor of the N term is part of a, the D term's is explicit.
         params["E"]
         + params["a"] * np.asarray(N, dtype=float) ** -eta
         + params["b"] * 6 ** (-eta / 2) * np.asarray(D, dtype=float) ** -eta

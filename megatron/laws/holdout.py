@@ -13,7 +13,7 @@ from megatron.laws.fitting.extrapolation import Extrapolation, HeldOutPart, esti
 from megatron.laws.law import Law
 
 LEVEL = 0.95
-SHARES = (0.1, 0.2, 0.3, 0.4)  # shares of the runs, those of most compute, held out in turn
+SHARES = (0.1, 0.2, 0.3, 0.4)  # shares of the runs, most compute first, held out in turn
 MIN_HELD_OUT = 2
 PART_REPLICATES = 100
 
@@ -66,7 +66,7 @@ def _predict_largest(
     except ValueError:
         return None
     N, D, L, U = (columns[name][is_out] if name in columns else np.inf for name in "NDLU")
-    # 0 or more, since the held-out runs are those of most compute
+    # 0 or more, since the held-out runs have the most compute
     distance = np.log(N * D / (inner["N"] * inner["D"]).max())
     # variance of the law, by its replicates, and of a single run
     variance = np.log(law.losses(N, D, U)).var(axis=0) + law.noise_at(N, D)[0] ** 2

@@ -80,7 +80,7 @@ def fit_isoflop(
     warnings: list[str] = []
     parabolas, n_few = [], 0
     labels = N if groups is None else validate_labels(groups, len(N))
-    used_labels = []  # of the runs of each inner parabola
+    used_labels = []  # for the runs of each inner parabola
     for rows in split_budgets(C):
         rows = rows[np.argsort(N[rows], kind="stable")]
         name = f"At {np.exp(np.log(C[rows]).mean()):.2e} FLOPs"
@@ -132,8 +132,8 @@ def _compare_groups(
 ) -> tuple[bool, float]:
     """Return whether residuals within groups correlate, and by what factor that widens the intervals of a.
 
-    errors [budgets] are those of log N_best, and labels
-    those of the used runs of all parabolas in turn.
+    errors [budgets] belong to log N_best, and labels
+    to the used runs of all parabolas in turn.
     """
     from scipy.linalg import block_diag  # slow import
 

@@ -19,7 +19,7 @@ from megatron.laws.law_file import convert_fields, convert_value, load_law, requ
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-ZERO_FLOOR_SHARE = 1e-9  # of the largest E of the replicates: an E below counts as 0
+ZERO_FLOOR_SHARE = 1e-9  # share of the replicates' largest E: an E below counts as 0
 MIN_REPLICATES = 8  # fewest replicates with E = 0 that have percentiles of their own
 TOOL = "tools/fit_law.py"
 
@@ -300,7 +300,7 @@ def expanded_level(level: float, n_units: int | None, n_constants: int = 1) -> f
 
     Expanded percentiles (Hesterberg, arXiv 1411.5279, section 5.2): around a
     mean, the variance of a bootstrap of n units is (n - 1)/n of the true
-    variance, and its tails are normal where those of t are wider. Both are
+    variance, and its tails are normal where t's are wider. Both are
     corrected by the level 2 Phi(sqrt(n / (n - k)) t) - 1 with t the quantile
     at n - k degrees of freedom and k = 1. For k constants of a linear law the
     variance of residuals has the factor (n - k)/n. With None or fewer than k

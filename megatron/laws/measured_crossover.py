@@ -2,12 +2,12 @@
 
 The runs of an objective on U unique tokens are grouped into settings: runs
 that differ only in their seed. Settings are selected by their mean loss on
-one text (validation) and reported by that on another (test). A second text
-removes the luck of the text, not that of the seed: losses of one run on two
+one text (validation) and reported by the loss on another (test). A second text
+removes the luck of the text, not of the seed: losses of one run on two
 texts correlate. So the selected settings are trained again with fresh seeds,
 which took no part in the selection, and only these are reported with an
 interval. C_crit is the compute at which the selected loss of the second
-objective comes down to that of the first.
+objective comes down to the first's.
 """
 
 import math
@@ -145,7 +145,7 @@ def measure_crossover(U: float, first: Sequence[Setting], second: Sequence[Setti
 def list_reported(settings: Sequence[Setting]) -> list[Setting]:
     """Return the settings that are compared: those with fresh seeds, if the best of all is one of them.
 
-    The best setting is that of the least mean validation loss.
+    The best setting has the least mean validation loss.
     Otherwise all are compared, by the seeds that selected them.
     """
     best = min(settings, key=lambda setting: setting.validation.mean())
@@ -176,8 +176,8 @@ def find_crossings(
     At each compute of the second objective, both sides have the setting of the
     least validation loss at no more compute. C_crit is interpolated in log C
     between the last such compute at which the test loss of the second is above
-    that of the first, and the next one. A crossing at the first compute of the
-    second objective is no measured one: it may have happened before.
+    the first's, and the next one. A crossing at the first compute of the
+    second objective is not a measured one: it may have happened before.
     """
     limits = np.sort(C[1])
     # without a run of the first objective at this
@@ -192,7 +192,7 @@ def find_crossings(
     )
     gaps = test[1][:, second] - test[0][:, first]  # [R, limits]
     # after the last compute at which the second is
-    # worse: a short dip by noise is no crossing
+    # worse: a short dip by noise is not a crossing
     low = last - np.argmax(gaps[:, ::-1] > 0, axis=1)
     has_crossing = (gaps > 0).any(axis=1) & (low < last)
     low = np.where(has_crossing, low, 0)

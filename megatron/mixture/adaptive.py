@@ -26,7 +26,7 @@ import numpy as np
 MAX_FIT_POINTS = 1000
 # bounds in place of the authors' penalties
 ALPHA_BOUNDS, MAX_LOG_BETA, MIN_LOG_EPS = (0.001, 0.8), 6.5, 0.5
-# of residuals in log L: a relative error of 0.1 % of the loss
+# for residuals in log L: a relative error of 0.1 % of the loss
 HUBER_DELTA = 1e-3
 # for a fixed alpha the law is linear in eps and beta
 ALPHA_STARTS = np.linspace(0.02, 0.78, 9)
@@ -72,7 +72,7 @@ class AdoConfig:
     s: float = 0.5
     min_weight: float = 0.01
     refit_every: int = 100  # the authors' 1000 steps, at one observation in 10 steps
-    # first observations, while the loss falls from that of a random model
+    # first observations, while the loss falls from a random model's
     n_ignored: int = 50
     # observations in the window of the
     # Savitzky-Golay filter; the authors' 101 steps
@@ -144,7 +144,7 @@ def _refine_fit(log_n: np.ndarray, log_l: np.ndarray, start: np.ndarray) -> Doma
         # and delta / |r| outside. 1e-300 prevents a division by 0; a residual
         # of 0 gets weight 1.
         weights = np.minimum(1, HUBER_DELTA / np.maximum(np.abs(residuals), 1e-300))
-        # [3, 3] and [3]; `gradient` is minus that of the objective, because
+        # [3, 3] and [3]; `gradient` is minus the objective's, because
         # residuals are data minus model
         normal = slopes.T @ (slopes * weights[:, None])
         gradient = slopes.T @ (weights * residuals)

@@ -29,7 +29,7 @@ from megatron.mixture.table import (
 )
 from megatron.text.token_counts import TokenCounter
 
-MAX_VALUES = 20  # of a property that are listed
+MAX_VALUES = 20  # most values listed per property
 
 HistogramRow = tuple[Any, int, int | None]  # value, documents, tokens if they are counted
 
@@ -73,7 +73,7 @@ class Catalog(AbstractContextManager["Catalog"]):
     def _check_new(self) -> None:
         """Raise unless a catalog without corpora is a new one."""
         path = Path(self.path)
-        # a folder without files may be that of a corpus that another process
+        # a folder without files may belong to a corpus that another process
         # creates; an earlier version had the folder `commits`, or was one file
         files = [child for child in (path, *path.glob("*")) if child.is_file()]
         if not is_object_url(self.path) and (files or (path / "commits").is_dir()):
@@ -284,7 +284,7 @@ class Catalog(AbstractContextManager["Catalog"]):
         return self._fetch(f"SELECT value, {counts} FROM {values} GROUP BY 1 {order}")
 
     def prune(self, keep: Mapping[str, int]) -> int:
-        """Delete what neither the current versions nor those of `keep` need.
+        """Delete what neither the current versions nor the versions in `keep` need.
 
         Returns the number of deleted files.
         """

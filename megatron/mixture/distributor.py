@@ -119,7 +119,7 @@ class ChunkUnits:
 class UnitOrder:
     """Order of the units in each domain: each epoch of a domain is a separate permutation.
 
-    The permutation is that of megatron/data/permutation.py, with keys derived
+    The permutation is from megatron/data/permutation.py, with keys derived
     from (seed, domain name, epoch). It does not change when other domains are
     added or removed.
     """

@@ -31,15 +31,15 @@ from megatron.plan.mixture_use import mixture_folder
 from megatron.text.inputs import PLAIN_SUFFIXES
 
 MAX_FILES = 512  # open at a time; the usual limit per process is 1,024
-PIECE_BYTES = 1 << 22  # of a server's answer that are in memory
-ROW_BYTES = 512  # of a row besides its text
+PIECE_BYTES = 1 << 22  # a server's answer is in memory in such pieces
+ROW_BYTES = 512  # per row, besides its text
 
 
 class DocumentChunks(AbstractContextManager["DocumentChunks"]):
     """The documents of the chunks of a mixture. Safe to use from several threads.
 
     Compressed files are unpacked once into the mixture's folder, for random
-    access. Weights that follow a model are those of one run, whose log is in
+    access. Weights that follow a model belong to one run, whose log is in
     that folder too.
 
     counts     documents of each domain, int64 [K]
@@ -53,7 +53,7 @@ class DocumentChunks(AbstractContextManager["DocumentChunks"]):
     ) -> None:  # fmt: skip
         """Open the documents.
 
-        chunk_size   documents of a chunk; default: that of the mixture
+        chunk_size   documents per chunk; default: as in the mixture
         run          run whose losses adaptive weights follow; None: of no run
         roots        folders that must contain all files; empty: anywhere
 

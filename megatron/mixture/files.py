@@ -6,8 +6,8 @@ WebDataset archive are unpacked once into such lines.
 A WebDataset archive contains samples. A sample is the members of a tar that share a name up
 to its first dot: `3/cat.json`, `3/cat.txt` and `3/cat.jpg`, in adjacent positions, are the
 sample `3/cat`. Its record is the object in `.json`, with the key `__key__` added. The content
-of `.txt` becomes its text if `.json` has none; other members are not read. Headers are those
-of the standard library, and what its `data` filter refuses is refused here: links outside of
+of `.txt` becomes its text if `.json` has none; other members are not read. Headers are read
+by the standard library, and what its `data` filter refuses is refused here: links outside of
 the archive, devices, absolute names.
 """
 
@@ -239,7 +239,7 @@ def properties_path(path: Path) -> Path:
 
 
 def iter_content(path: Path, text_key: str) -> Iterator[bytes]:
-    """Yield the lines of a file in any blocks; of parquet and tars those with its texts.
+    """Yield the lines of a file in any blocks; of parquet and tars the lines with its texts.
 
     Raises ValueError for a file that cannot be read to its end.
     """

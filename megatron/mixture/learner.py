@@ -48,7 +48,7 @@ class Learner:
         self.rule, self.weights, self.distributor = rule, distributor.weights, distributor
         self.path, self.every, self.delay = path, every, delay
         self._rule_path = path.with_name(path.name + ".rule.json")
-        # of the attributes below, for several callers of `report`
+        # guards the attributes below, for several callers of `report`
         self._lock = threading.Lock()
         self._reports: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._next_chunk = 0

@@ -273,7 +273,7 @@ def hugging_face(dataset: MixtureDataset) -> Any:
     Columns: text; domain (its name); chunk (its number). Its `state_dict` is a
     position, from which it resumes without replaying documents. A state saved at the
     end of a chunk resumes on any number of groups. In a DataLoader the first worker reads and the others
-    idle, so that the order is that of one process. `shuffle` shuffles the
+    idle, so that the order is as in one process. `shuffle` shuffles the
     buffer of `datasets` only.
     """
     import datasets

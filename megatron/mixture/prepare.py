@@ -23,7 +23,7 @@ from megatron.plan.mixture_use import RESOLVED, ResolvedMixture, mixture_folder,
 from megatron.text.preprocess import PreprocessOptions, preprocess
 
 TOKENS = "tokens"  # folder of the tokenized texts
-BATCH_BYTES, BATCH_FILES = 128 << 20, 4096  # of adjacent files that become one dataset
+BATCH_BYTES, BATCH_FILES = 128 << 20, 4096  # limits of adjacent files that become one dataset
 
 log = get_logger(__name__)
 
@@ -74,7 +74,7 @@ def prepare_mixture(path: str | Path, quiet: bool = False, verify: bool = False)
 
 
 def _is_prepared(path: str | Path, identity: str) -> bool:
-    """Return whether the files of a prepared mixture are those of this identity."""
+    """Return whether the files of a prepared mixture have this identity."""
     is_resolved = (mixture_folder(path) / RESOLVED).is_file() and read_resolved(path).identity == identity
     return is_resolved and documents_path(path, identity).is_file()
 

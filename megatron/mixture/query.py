@@ -19,7 +19,7 @@ from megatron.mixture.files import SourceFile, explain_errors, import_pyarrow
 from megatron.mixture.properties import quote_identifier, quote_text
 from megatron.plan.mixture_use import mixture_folder
 
-COLUMNS = {"file": "<i4", "row": "<i4", "begin": "<i8", "size": "<i4"}  # of a selection
+COLUMNS = {"file": "<i4", "row": "<i4", "begin": "<i8", "size": "<i4"}  # columns of a selection
 BATCH_ROWS = 1 << 17
 COUNTED_CODES = 1 << 20  # 8 MB of counters
 META_KEY = b"selection"

@@ -97,7 +97,7 @@ class RecordReader:
             yield block if self.function is None else self._apply_function(path, block)
 
     def _iter_rows(self, path: Path) -> Iterator[Any]:
-        """Yield the rows of a parquet file as records; begin and size are those of the lines of its texts."""
+        """Yield the rows of a parquet file as records; begin and size refer to the lines of its texts."""
         arrow, n_rows, offset = import_pyarrow(), 0, 0
         for batch in arrow.parquet.ParquetFile(path).iter_batches(1 << 12):
             rows = arrow.Table.from_batches([batch])

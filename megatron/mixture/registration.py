@@ -26,7 +26,7 @@ from megatron.mixture.records import RecordCounts, RecordReader, split_lines
 from megatron.mixture.table import CorpusTable, complete_columns, iter_file_batches, make_schema
 from megatron.text.inputs import PLAIN_SUFFIXES, find_files
 
-BATCH_BYTES, BATCH_FILES = 16 << 20, 1000  # of adjacent files that share a commit
+BATCH_BYTES, BATCH_FILES = 16 << 20, 1000  # limits of adjacent files that share a commit
 
 
 @dataclass

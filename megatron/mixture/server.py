@@ -34,7 +34,7 @@ from megatron.mixture.registration import find_input_files
 from megatron.mixture.weights import NotReadyError
 from megatron.text.token_counts import TokenCounter
 
-MAX_CHUNKS = 64  # of one request
+MAX_CHUNKS = 64  # per request
 MAX_SOURCES = 256  # mixtures, and runs of adaptive ones, open at a time
 PIECE_ROWS = 1 << 14  # rows of an answer to a query that are in memory
 # others may be reached from other machines
@@ -233,7 +233,7 @@ def _read_count(request: dict[str, Any], name: str) -> int:
 
 
 def translate_errors(make: Callable[[], Any]) -> Any:
-    """Return make(), whose errors become those of Flight: `refused:` and one line."""
+    """Return make(), whose errors become Flight's: `refused:` and one line."""
     fl = import_flight()
     try:
         return make()
@@ -256,7 +256,7 @@ def make_server(
     served: ServedFolder, token: str, host: str = "127.0.0.1", port: int = 0,
     tls: tuple[bytes, bytes] | None = None, allow_plain: bool = False,
 ) -> Any:  # fmt: skip
-    """Return a running Flight server, whose `port` is that of the socket.
+    """Return a running Flight server, whose `port` is the socket's.
 
     tls   certificate and key; beyond this machine they are required, or `allow_plain`
 
@@ -287,7 +287,7 @@ def make_server(
         def do_get(self, context: Any, ticket: Any) -> Any:
             tables = served.stream(ticket.ticket)
             # the schema must be known before the stream starts, and an early
-            # error becomes that of the call
+            # error becomes the call's error
             first = translate_errors(lambda: next(tables))
             return fl.GeneratorStream(first.schema, stream_batches(first, tables))
 

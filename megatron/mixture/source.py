@@ -175,7 +175,7 @@ class MixtureSamples(SampleSource):
         return self.take(numbers, positions), positions
 
     def take(self, numbers: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
-        """Return samples int64 [n]: int64 [n, seq_len + 1]. `positions` receives those of the tokens."""
+        """Return samples int64 [n]: int64 [n, seq_len + 1]. `positions` receives the tokens' positions."""
         units = self.distributor.get_units(numbers)
         windows = np.empty((len(numbers), self.seq_len + 1), dtype=np.int64)
         for k in np.unique(units.domain).tolist():

@@ -48,7 +48,7 @@ class CorpusTable:
     def __init__(self, catalog: Path | str, name: str, version: int | None = None) -> None:
         """Open the table.
 
-        Raises FileNotFoundError if there is none,
+        Raises FileNotFoundError if it is missing,
         ValueError for an unknown version.
         """
         self.catalog, self.name = catalog, name
@@ -70,7 +70,7 @@ class CorpusTable:
         uri = f"{catalog}/{quote(corpus.name, safe=' ')}"
         if not is_object_url(catalog):
             Path(uri).mkdir(parents=True, exist_ok=True)
-        # of two simultaneous creations one fails; another failure is an error
+        # one of two simultaneous creations fails; another failure is an error
         # of the next line
         with suppress(deltalake.exceptions.DeltaError):
             deltalake.DeltaTable.create(
@@ -141,8 +141,8 @@ class CorpusTable:
             fields = json.loads(text)
             broken = tuple((line, why) for line, why in fields.pop("broken"))
             file = SourceFile(**fields, broken=broken)
-            # of two registrations of a path the one of the later content
-            # counts, whoever reads
+            # if a path was registered twice, the one with the later
+            # content counts, whoever reads
             first, last = sorted([file, winners.get(file.path, file)], key=lambda file: file.age)
             winners[file.path] = last
             dead += [] if first is last else [first.id]
@@ -177,7 +177,7 @@ class CorpusTable:
         return [(version, ms / 1000, operation) for version, ms, operation in commits]
 
     def prune(self, keep: list[int]) -> int:
-        """Delete what neither the current version nor those of `keep` need.
+        """Delete what neither the current version nor the versions in `keep` need.
 
         Returns the number of deleted files.
         """

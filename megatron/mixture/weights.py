@@ -40,7 +40,7 @@ def compute_weights(
             f"weights: {INFERRED}."
         )
     weights = np.zeros(len(domains))
-    written = INFERRED if written == ARBITRARY else written  # of one domain
+    written = INFERRED if written == ARBITRARY else written  # with one domain
     _distribute_share(written, 1.0, range(len(domains)), by, domains, natural, weights, "weights")
     return weights
 
@@ -146,7 +146,7 @@ class DomainWeights:
         begin, weights = entries[index]
         until = entries[index + 1][0] if index + 1 < len(entries) else known_to
         if is_scheduled and self.linear and until is not None:
-            # in [0, 1): the weights at `until` itself are those of the next point
+            # in [0, 1): at `until` itself the weights of the next point apply
             part = (chunk - begin) / (until - begin)
             weights, until = (1 - part) * weights + part * entries[index + 1][1], chunk + 1
         return weights, until if known_to is None or until is None else min(until, known_to)

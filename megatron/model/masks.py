@@ -42,7 +42,7 @@ def build_window_mask(n_queries: int, n_keys: int, window: int, device: torch.de
 def find_window(tokens: Tensor, positions: Tensor | None, width: int) -> Tensor:
     """Return the keys in the window of each position of tokens [B, S], bool [B, S, S].
 
-    With explicit positions [B, S] distances are those of the positions: rows
+    With explicit positions [B, S] distances are between positions: rows
     with a shared beginning have later continuations further away than their text is.
     """
     n_samples, n = tokens.shape

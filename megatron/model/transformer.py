@@ -40,8 +40,8 @@ class RmsNorm(nn.Module):
     """x / rms(x) * gain over the last axis, for any shape (Zhang and Sennrich, arXiv 1910.07467).
 
     `multiplier` is a constant factor of the result, not a parameter.
-    `dtype` is that of the result and of the gain in use;
-    None: the result has that of x, and the gain is used as it is.
+    `dtype` applies to the result and to the gain in use;
+    None: the result has x's dtype, and the gain is used as it is.
     """
 
     def __init__(self, d_model: int, eps: float, multiplier: float = 1.0) -> None:
@@ -231,7 +231,7 @@ class Gpt(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """Weight of the head [V, D]: that of the embedding if they are tied."""
+        """Weight of the head [V, D]: the embedding's if they are tied."""
         return self.embedding.weight if self.unembedding is None else self.unembedding.weight
 
     def hidden_states(

@@ -74,10 +74,10 @@ class Autoregressive:
 
         A selected sample draws a rate ~ U(0, masked_input_rate), and each of its inputs
         is masked with this probability. Masked-input regularization (Xu et al.,
-        arXiv 2606.06888) adds the loss on masked inputs to that on plain
+        arXiv 2606.06888) adds the loss on masked inputs to the loss on plain
         inputs of the same batch, with a weight of 0.4, at twice the FLOPs.
         Here a sample is one or the other, at no additional FLOPs:
-        with a share r the mean of the gradient is that of a weight r / (1 - r).
+        with a share r the mean of the gradient is as with a weight r / (1 - r).
         """
         masked = inputs.copy()
         for row, i in zip(masked, numbers, strict=True):

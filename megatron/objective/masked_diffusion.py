@@ -102,7 +102,7 @@ class MaskedDiffusion:
     def _move_to_end(self, hidden: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Move masked positions [B, S] to the end of the sample, for a share `ar_ratio` of samples."""
         # the number of masked tokens, and with it the
-        # weight 1 / rate, is that of the independent masks
+        # weight 1 / rate, is as with independent masks
         n_shown = hidden.shape[1] - hidden.sum(axis=1, keepdims=True)
         last = np.arange(hidden.shape[1]) >= n_shown
         moved = draw_uniform(self.seed, Purpose.LEFT_TO_RIGHT, numbers) < self.ar_ratio

@@ -79,7 +79,7 @@ class Task:
             rows = torch.nonzero((column >= begin) & (column < end))[:, 0]
             positions = (sample * width + column - begin)[rows]
         return Task(
-            # `count` is that of this rank's positions: the
+            # `count` covers this rank's positions: the
             # sum over context ranks counts every token once
             inputs=self.inputs[:, begin:end].contiguous(),
             positions=positions,

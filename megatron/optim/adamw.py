@@ -93,7 +93,7 @@ def build_adamw(
 ) -> torch.optim.Optimizer:
     """Build torch's fused AdamW over parameters under the single-GPU model's names, with its state filled in.
 
-    The groups are those of `build_parameter_groups`.
+    The groups come from `build_parameter_groups`.
     Raises ValueError if apex is configured but not installed.
     """
     groups = build_parameter_groups(parameters, config, shape)

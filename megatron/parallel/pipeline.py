@@ -102,7 +102,7 @@ class Pipeline:
 
         stages = [
             # dtype and shape of every receive buffer are
-            # fixed here and must be those of the sent tensor
+            # fixed here and must match the sent tensor
             PipelineStage(
                 stage,
                 index,
@@ -129,7 +129,7 @@ class Pipeline:
         """Return an empty tensor with the shape and dtype of the hidden states between stages.
 
         It gives torch's schedule the shapes, which would otherwise run a
-        forward to infer them. all_positions: those of the input of the head,
+        forward to infer them. all_positions: for the input of the head,
         with the positions of all tensor ranks.
         """
         n_samples, n_positions = tokens.shape

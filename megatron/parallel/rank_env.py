@@ -6,7 +6,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")  # of torchrun and of DeepSpeed
+LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")  # set by torchrun and DeepSpeed
 FIRST_PORT, N_PORTS = 12_000, 18_000  # below Linux's ephemeral ports, which begin at 32,768
 
 

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, paralle
 
 from megatron.model.transformer import Gpt
 
-POSITIONS = Shard(1)  # of [B, S, D]
+POSITIONS = Shard(1)  # S in [B, S, D]
 
 
 def apply_tensor_parallel(model: Gpt, mesh: DeviceMesh) -> None:

@@ -76,7 +76,7 @@ def wait_for_rank_0() -> None:
 
 
 class Watchdog:
-    """Sends the heartbeats of this rank and compares those of all ranks. Not used in a run of one rank."""
+    """Sends this rank's heartbeats and compares all ranks' heartbeats. Not used in a run of one rank."""
 
     def __init__(self, ranks: Ranks, timeout_s: float) -> None:
         """Start sending heartbeats to the store of the process group."""
@@ -117,7 +117,7 @@ class Watchdog:
                 last, alive = beat, time.monotonic()
             if time.monotonic() - alive > self.timeout_s:
                 raise RuntimeError("Timed out waiting for rank 0 to finish work of its own")
-            _marked_at = time.monotonic()  # rank 0 is alive: waiting for it is no stall
+            _marked_at = time.monotonic()  # rank 0 is alive: waiting for it is not a stall
             time.sleep(POLL_S)
 
     def _poll_rank_0(self, key: str) -> bytes | None:

@@ -118,7 +118,7 @@ def open_world(config: DistConfig, n_threads: int | None = None) -> Iterator[Wor
 def _default_timeout(timeout: timedelta) -> Iterator[None]:
     """Set torch's default timeout, for groups created without one.
 
-    Those of device meshes, DeepSpeed and DCP.
+    Device meshes, DeepSpeed and DCP create such groups.
     """
     before = {name: getattr(distributed_c10d, name) for name in DEFAULT_TIMEOUTS}
     # functions with `timeout=None` read these module variables at each call
@@ -158,7 +158,7 @@ def backend_for(device: torch.device) -> str:
 
 
 def ensure_group(world: World) -> None:
-    """Create a process group of one rank if there is none: DeepSpeed and FSDP require one."""
+    """Create a process group of one rank unless one exists: DeepSpeed and FSDP require one."""
     if not dist.is_initialized():
         dist.init_process_group(backend_for(world.device), store=HashStore(), rank=0, world_size=1)
 
@@ -267,7 +267,7 @@ def _is_mkl_slow() -> bool:
 def is_matmul_float32() -> bool:
     """Return whether products keep all 24 bits: products with the identity matrix must be exact.
 
-    The three products are those of a linear layer: forward, and the gradients
+    The three products occur in a linear layer: forward, and the gradients
     of input and weight.
     """
     rows = torch.rand(192, 256, generator=torch.Generator().manual_seed(0))

@@ -121,7 +121,7 @@ class Exposure:
 
 
 def count_epoch_samples(prefix: str, seq_len: int) -> int:
-    """Return the number of whole samples in one epoch of a corpus. Raises ValueError if there is none.
+    """Return the number of whole samples in one epoch of a corpus. Raises ValueError if it is 0.
 
     A sample is seq_len + 1 tokens, and neighbours share one token: the last
     target of a sample is the first input of the next.

@@ -11,8 +11,8 @@ from megatron.config.schema import RunConfig
 from megatron.plan.datapaths import read_corpora, read_corpus_sidecar
 from megatron.plan.mixture_use import read_resolved
 
-# sections whose values are hashed under `section: {key: value}`; those of the
-# others under `key: value`
+# sections whose values are hashed under `section: {key: value}`; others
+# under `key: value`
 NESTED_SECTIONS = ("model", "objective", "optim", "lr_scheduler", "evaluation")
 
 
@@ -36,12 +36,12 @@ def _describe_corpora(path: str | None) -> Any:
 
 
 def _read_checksums(prefix: str) -> Any:
-    """Return the checksums in the sidecar, or the prefix if there are none."""
+    """Return the checksums in the sidecar, or the prefix if they are missing."""
     return (read_corpus_sidecar(prefix) or {}).get("sha256", prefix)
 
 
 def _read_checkpoint_checksums(path: str) -> Any:
-    """Return the checksums in a checkpoint's meta.json, or the path if there are none."""
+    """Return the checksums in a checkpoint's meta.json, or the path if they are missing."""
     meta = Path(path) / "meta.json"
     try:
         return json.loads(meta.read_text())["files"]

@@ -6,8 +6,8 @@ from megatron.config.schema import DistConfig, ModelConfig, RunConfig
 from megatron.plan.count import n_params
 
 PROCESS_BYTES = 0.6e9  # interpreter and libraries; on a GPU also the context and kernel workspaces
-MEMORY_SHARE = 0.85  # of a device's memory that a microbatch may fill by the estimate; the rest is fragments
-LOGITS_PER_CHUNK = 1 << 26  # of the loss on a GPU, which are in memory at a time
+MEMORY_SHARE = 0.85  # estimated share of a device's memory that a microbatch may fill; the rest is fragments
+LOGITS_PER_CHUNK = 1 << 26  # logits of the loss in a GPU's memory at a time
 CHUNK_COPIES = 3  # in float32, by the operations of the softmax and its gradient
 ATTENTION_PER_BLOCK = 1 << 24  # attention weights that dropout has in memory at a time
 
@@ -34,8 +34,8 @@ def _head_bytes(model: ModelConfig, dist: DistConfig, tokens: float) -> float:
     """Return the bytes of the loss: a chunk of logits, and the gradients of the head and of its input."""
     logit_bytes = 4.0 if dist.dtype == "float32" else 2.0
     logits = min(tokens * model.vocab_rows, LOGITS_PER_CHUNK) * (logit_bytes + 4.0 * CHUNK_COPIES)
-    # the forward computes both gradients, and the backward reads them; that of
-    # the head is float32
+    # the forward computes both gradients, and the backward reads them; the
+    # head's is float32
     return logits + logit_bytes * tokens * model.d_model + 4.0 * model.vocab_rows * model.d_model
 
 
@@ -145,7 +145,7 @@ def choose_rows(
 
 
 def dropout_bytes(config: RunConfig, rows: int) -> float:
-    """Return the bytes that attention dropout saves for the backward, or those of one block of queries."""
+    """Return the bytes that attention dropout saves for the backward, or the bytes of a block of queries."""
     if config.model.attention_dropout == 0:
         return 0.0
     # per weight: the softmax in float32, whether it is kept, and the operand

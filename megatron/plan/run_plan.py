@@ -38,7 +38,7 @@ class RunPlan:
     train_flops: float
     flops_6nd: float
     flops_convention: str
-    warnings: tuple[str, ...] = ()  # of the data, and of costs that are easily overlooked
+    warnings: tuple[str, ...] = ()  # about the data, and costs that are easily overlooked
     # samples per forward on a rank; None before the run has a device
     microbatch_size: int | None = None
 

@@ -78,7 +78,7 @@ class WeightedRoundRobin:
         return block
 
     def _schedule_block(self, number: int) -> "tuple[array[int], array[int]]":
-        """Schedule a block by earliest deadline first, from the counts at its start to those at its end.
+        """Schedule a block by earliest deadline first, from the counts at its start to the counts at its end.
 
         Slot j of source k is released at position floor(j / w_k),
         and its deadline is ceil((j + 1) / w_k). Earliest deadline first meets

@@ -32,7 +32,7 @@ Chart: TypeAlias = "go.Figure"
 
 INK, MUTED, ACCENT, GRID = "#1d2330", "#7a8394", "#2f7fd1", "#e4e7ec"
 BAND, SHADE = "rgba(47,127,209,0.18)", "rgba(122,131,148,0.12)"
-# of ordered groups, such as sizes: hue and lightness change monotonically
+# for ordered groups, such as sizes: hue and lightness change monotonically
 RAMP = ("#2f6fd6", "#8a5ae0", "#c8479f", "#dd5a33", "#b57d10")
 DASH = {AUTOREGRESSIVE: "solid", MASKED_DIFFUSION: "dash"}
 SYMBOL = {AUTOREGRESSIVE: "circle", MASKED_DIFFUSION: "diamond-open"}
@@ -44,7 +44,7 @@ LINE_PX = 22  # height of a line of the legend
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with its texts. `is_diagnostic`: it checks a law and is no result of the study."""
+    """A chart with its texts. `is_diagnostic`: it checks a law and is not a result of the study."""
 
     key: str
     title: str

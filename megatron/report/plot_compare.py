@@ -34,7 +34,7 @@ from megatron.study.format import format_count, format_exponent
 from megatron.study.measured import collect_settings
 
 N_UNIQUE, N_REPLICATES = 5, 20  # points of the laws' crossing, and refits of its band
-SYMBOLS = ("circle", "square", "triangle-up", "cross", "x", "star")  # of tasks, which have no order
+SYMBOLS = ("circle", "square", "triangle-up", "cross", "x", "star")  # for tasks, which have no order
 
 
 def objectives_figure(study: Study) -> Figure | None:

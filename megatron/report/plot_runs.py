@@ -33,7 +33,7 @@ from megatron.report.study_data import Study, read_curve, read_weights, select_f
 from megatron.study.format import format_count
 
 SMOOTHED_SHARE = 0.02  # share of a curve's points, on either side
-MAX_POINTS = 150  # of a curve; more are not visible and increase the page's size
+MAX_POINTS = 150  # per curve; more are not visible and increase the page's size
 MAX_DOMAINS = 8
 DASHES = ("solid", "dash", "dot", "dashdot")
 

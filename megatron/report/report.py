@@ -18,7 +18,7 @@ from megatron.study.price import Tariff
 
 MAX_IN_SIGHT, MAX_FIGURES = 4, 8
 FORMATS = ("png", "pdf", "svg")
-WIDTH_PX, SCALE = 640, 2  # of exported figures, and pixels of a PNG per px
+WIDTH_PX, SCALE = 640, 2  # width of exported figures, and pixels of a PNG per px
 MAKERS = (
     plot_frontier.isoflop_figure,
     plot_compare.objectives_figure,
@@ -65,7 +65,7 @@ def make_figures(study: Study) -> list[Figure]:
 def render_page(study: Study, tariff: Tariff | None = None, plotly_js: Path | None = None) -> str:
     """Return the whole page as HTML.
 
-    The options are those of `write_report`.
+    The options are as in `write_report`.
     """
     answer = make_answer(study)
     # False before True: results first, in the page's order

@@ -45,7 +45,7 @@ CORPUS_NUMBERS = (
 )
 CORPUS_TEXTS = ("corpus", "added")
 SCORE_COLUMNS = ["run", "task", "score", "kind", "se"]
-# of a forecast: what is predicted, and for which run or text; `is_late`: its
+# a forecast: what is predicted, and for which run or text; `is_late`: its
 # run began before it was stored
 FORECAST_COLUMNS = [
     "name",
@@ -277,7 +277,7 @@ def _read_corpus(
 ) -> dict[str, Any]:
     """Return the facts on the text: corpus.json of the study or its text, and counts from the runs."""
     corpus: dict[str, Any] = {}
-    # corpus.json of the study overrides that of its text
+    # corpus.json of the study overrides its text's
     for place in (folder / "text" / "corpus.json", folder / "corpus.json"):
         for name, value in _read_json(place, warnings).items():
             if name in CORPUS_NUMBERS and not (is_finite(value) and 0 < value < MAX_NUMBER):

@@ -11,8 +11,8 @@ Variances of two objectives, or of text, are added
 with the degrees of freedom of Welch and Satterthwaite.
 
 Two runs scored on the same text share its sampling error:
-`loss_se`, the error over samples of text, is no part
-of their difference, and does not measure the scatter
+`loss_se`, the error over samples of text, is not
+part of their difference, and does not measure the scatter
 between seeds. Runs scored on different numbers of tokens,
 hence on different texts, have no interval.
 """
@@ -31,7 +31,7 @@ from megatron.laws.isoflop import split_budgets
 from megatron.laws.law import Law
 from megatron.study.table import COLUMNS, select_finished
 
-LEVEL = 0.95  # of all intervals; those of several differences hold together at it
+LEVEL = 0.95  # intervals of several differences hold together at this level
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ def group_cells(table: pd.DataFrame) -> list[Side]:
     """
     runs = _select_runs(table)
     cells = runs["cell"].fillna(runs["run"])
-    # a copy of a run is no repeat
+    # a copy of a run is not a repeat
     is_first = ~runs.assign(cell=cells).duplicated(["cell", "seed"])
     return [Side(same) for _, same in runs[is_first].groupby(cells[is_first], sort=False)]
 
@@ -324,7 +324,7 @@ def _explain_missing_interval(a: Side, b: Side, floors: Mapping[str, NoiseFloor]
     n_tokens = [side.runs["n_tokens_scored"].max() for side in (a, b)]
     if min(n_tokens) < max(n_tokens):  # false for NaN, unknown
         return "The runs were scored on different texts. Score both on one with tools/validate.py."
-    # of two sides of one objective, the one with fewer FLOPs
+    # if both have the same objective, the side with fewer FLOPs
     sides = {side.objective: side for side in sorted((a, b), key=lambda side: -side.flops)}
     words = [f"more seeds of {side.name}" for name, side in sorted(sides.items()) if name not in floors]
     if not words:

@@ -37,7 +37,7 @@ SEALS = "seals.json"  # in a run's folder: hashes of the forecasts before its st
 LEVELS = (0.5, 0.8, 0.95)
 RUN, BEST_LOSS, CROSSING = "run", "best_loss", "crossing"
 Interval = tuple[float, float]
-OUTCOME_COLUMNS = [  # of forecasts.csv
+OUTCOME_COLUMNS = [  # in forecasts.csv
     *("name", "quantity", "predicted"),
     *(f"{end}_{level:g}" for level in LEVELS for end in ("low", "high")),
     *("measured", "measured_se"),
@@ -159,7 +159,7 @@ def _load(path: Path) -> Forecast:
 
 
 def list_started_files(run_dir: Path) -> str:
-    """Return the names of the files that show that a run was started; empty if there are none."""
+    """Return the names of the files that show that a run was started; empty if it was not."""
     names = [name for name in (PLAN, METRICS, RESULT) if (run_dir / name).exists()]
     checkpoints = run_dir / CHECKPOINTS
     if checkpoints.is_dir() and any(checkpoints.iterdir()):

@@ -68,7 +68,7 @@ def group_trunks(runs: pd.DataFrame) -> np.ndarray | None:
 
 
 def read_study_runs(study_dir: str | Path, objective: str | None = None) -> Selection:
-    """Read the runs of a study. `objective` defaults to that of `size: best`, or else to the only one.
+    """Read the runs of a study. The default `objective` is from `size: best`, or else the only one.
 
     Raises FileNotFoundError and ValueError as `table.read_runs`, and ValueError
     for several objectives.

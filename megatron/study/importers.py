@@ -34,7 +34,7 @@ NUMBER = r"(?P<value>[-+]?[\d,]*\.?\d+(?:[eE][-+]?\d+)?|nan|inf)"
 ANSI_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 WORDS = ("objective", "size")  # facts that are not numbers
 FACTS = ("n_params", "tokens_per_step", "train_tokens", "unique_tokens", "seq_len", "seed", *WORDS)
-# of each program's log: losses by step, learning rates, and facts
+# for each program's log: losses by step, learning rates, and facts
 PATTERNS = {
     "torchtitan": {
         # the lookbehind keeps "validate step: 100" out of the training losses
@@ -259,7 +259,7 @@ def _list_cells(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def read_facts(path: Path, key: str = "run", names: Sequence[str] = FACTS) -> dict[str, dict[str, Any]]:
-    """Read a CSV with the columns `key` and any of `names`. Return the cells of each row, by that of `key`.
+    """Read a CSV with the columns `key` and any of `names`. Return the cells of each row, by its `key`.
 
     Raises ValueError for other columns or values.
     """

@@ -271,7 +271,7 @@ def _place_run(study: StudyPlan, entry: Entry, raw: dict[str, Any], name: str) -
     where = f"study {study.name}, run {name}"
     raw |= {"name": name, "logging": dict(raw.get("logging") or {})}
     # The identity is part of the folder. It includes neither name nor run_dir
-    # (plan/identity.py), so that the plan is that of the final configuration.
+    # (plan/identity.py), so that the plan matches the final configuration.
     raw["logging"]["run_dir"] = str(study.directory / "runs" / name)
     try:
         config = resolve_config(raw, where=where)

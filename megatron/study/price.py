@@ -34,7 +34,7 @@ SKIPPED_STEPS = 2  # at the start: allocation and compilation
 MAX_PROBES = 8
 TIMEOUT_S = 90.0
 POLL_S = 0.05
-FORWARD_SHARE = 1 / 3  # of a training step's FLOPs
+FORWARD_SHARE = 1 / 3  # share of a training step's FLOPs
 SYNTHETIC_SAMPLES = 64  # number of held-out samples of random tokens
 WIDTH = 100  # columns of a terminal
 SHORT_OBJECTIVES = {"autoregressive": "AR", "masked_diffusion": "MD"}  # prefixes of run names
@@ -81,7 +81,7 @@ class Tariff:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of a run = startup_s + steps * step_s + FLOPs / flops_per_s, with those of scoring.
+    """Seconds of a run = startup_s + steps * step_s + FLOPs / flops_per_s; scoring FLOPs count too.
 
     flops_per_s   of a run: a rate, or a function of the run
     basis         origin of the numbers, in words
@@ -236,7 +236,7 @@ def _run_probes(
     for run in probes:
         lines = [line for line in read_metrics(run.folder) if line["kind"] == "train"]
         if (run.folder / RESULT).is_file() and len(lines) > SKIPPED_STEPS:
-            # from the end of step SKIPPED_STEPS to that of the last
+            # from the end of step SKIPPED_STEPS to the end of the last
             first, last = lines[SKIPPED_STEPS - 1], lines[-1]
             step_s = (last["elapsed_s"] - first["elapsed_s"]) / (last["step"] - first["step"])
             # the configuration is written before the process starts

@@ -187,9 +187,9 @@ def seal_text(study_dir: Path, U: float) -> list[Forecast]:
 
     Each is a power law in U through the measured values, with
     the predictive interval of one new value. The runs that will
-    decide it are those of the study on this text. Raises
-    ValueError if one of them has been started, if there is
-    none, or with fewer than two texts.
+    decide it are the study's runs on this text. Raises
+    ValueError if one of them has been started, without
+    such runs, or with fewer than two texts.
     """
     study = ladder.read_study_plan(study_dir / STUDY, [f"directory={study_dir}"])
     table = read_runs(study_dir)

@@ -113,7 +113,7 @@ def select_runs(
               such as "dataset == 'c4' and loss < 3.4"
 
     Raises FileNotFoundError, and ValueError for a file
-    that is no table, a missing column (with the nearest name),
+    that is not a table, a missing column (with the nearest name),
     a value that is not a positive number, no finished run,
     or runs of several objectives without `objective`.
     """

@@ -27,7 +27,7 @@ from megatron.study.price import Speed
 
 JOBS_PER_GPU = 4  # default; a small run uses only part of a GPU
 HEAD = ("running", "step", "of", "done", "loss", "tokens/s", "left")
-MAX_ROWS = 20  # of the live table
+MAX_ROWS = 20  # in the live table
 REDRAW_INTERVAL_S = 0.5  # seconds between two redraws
 
 

@@ -129,7 +129,7 @@ def _read_planned_runs(study_dir: Path) -> tuple[dict[str, dict[str, Any]], bool
     Missing and stale runs are unknown without that file, or if
     the study cannot be expanded, for example because its corpus
     was moved or it has the keys of an earlier version. Then
-    STUDY_COLUMNS are those of an earlier table.csv.
+    STUDY_COLUMNS come from an earlier table.csv.
     """
     path, warnings = study_dir / STUDY, []
     if path.is_file():

@@ -176,7 +176,7 @@ def find_paths(which: str) -> list[Source]:
     try:
         return find_inputs([which], JSON_SUFFIXES)
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{error} It is none of auto, c4 and local either.") from error
+        raise FileNotFoundError(f"{error} It is not auto, c4 or local either.") from error
 
 
 def choose_source(which: str, paths: Sequence[Source]) -> tuple[str, Iterable[str]]:

@@ -68,7 +68,7 @@ class EncodeToMegatron(PipelineStep):  # type: ignore[misc]  # datatrove has no 
             )
         self.output_prefix = Path(word).absolute()
         spec = TokenizerSpec(model=tokenizer) if isinstance(tokenizer, str) else tokenizer
-        # a name that is no file or folder here is one of the hub
+        # a name that is not a file or folder here is one of the hub
         names = [name for name in ("model", "vocab_file", "merge_file") if getattr(spec, name)]
         paths = {name: Path(getattr(spec, name)) for name in names}
         local: dict[str, Any] = {name: str(path.absolute()) for name, path in paths.items() if path.exists()}

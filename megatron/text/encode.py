@@ -28,7 +28,7 @@ from megatron.tokenizer.encoder import Encoder, FastEncoder
 
 BATCH_DOCUMENTS = 128
 BATCH_CHARACTERS = 1 << 20
-BATCH_BYTES = 1 << 20  # of UTF-8 in a column
+BATCH_BYTES = 1 << 20  # UTF-8 bytes per column
 
 
 def encode_piece(

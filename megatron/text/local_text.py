@@ -28,7 +28,7 @@ TEST_FOLDERS = {"test", "tests", "idle_test"}  # some distributions of Python om
 def read_local_text() -> list[str]:
     """Return the .py files of Python's standard library and of PACKAGES, without copies.
 
-    The order is that of bytes 8 to 31 of their sha256: pseudorandom,
+    The order follows bytes 8 to 31 of their sha256: pseudorandom,
     equal on all machines with the same versions, and independent
     of the first 8 bytes, which decide whether a document is held out.
     """

@@ -30,7 +30,7 @@ def natural_key(name: str) -> list[tuple[int, int | str]]:
 
 
 def expand_prefixes(names: Sequence[str]) -> list[str]:
-    """Return the dataset prefixes of names and patterns, those of a pattern in natural order.
+    """Return the dataset prefixes of names and patterns; a pattern's are in natural order.
 
     Raises FileNotFoundError for a name without a dataset, ValueError for a dataset
     that is named twice.

@@ -44,8 +44,8 @@ from megatron.tokenizer.kinds import Tokenizer, TokenizerSpec, load_tokenizer
 
 PIECE_BYTES = 8 << 20
 # a sample of --dry-run
-SAMPLE_BYTES = 2 << 20  # of a plain file
-SAMPLE_TOKENS = 2_000_000  # of a packed file
+SAMPLE_BYTES = 2 << 20  # from a plain file
+SAMPLE_TOKENS = 2_000_000  # from a packed file
 
 log = get_logger(__name__)
 
@@ -154,7 +154,7 @@ def load_fast_bpe(loaded: Tokenizer) -> FastBpe | None:
 def make_settings(
     loaded: Tokenizer, options: PreprocessOptions, max_tokens: int | None = None
 ) -> EncodeSettings:
-    """Return the settings that every piece is encoded with. `max_tokens`: default those of the options."""
+    """Return the settings that every piece is encoded with. `max_tokens`: default as in the options."""
     return EncodeSettings(
         keys=options.keys,
         eod=loaded.eod_id if options.append_eod else NO_EOD,

@@ -24,7 +24,7 @@ def split_documents(n_documents: int, shares: Sequence[Fraction]) -> list[tuple[
 def split_dataset(
     prefix: Path, output: Path, shares: Sequence[Fraction], quiet: bool = False, overwrite: bool = False
 ) -> dict[str, SubsetResult]:
-    """Write OUTPUT_train, OUTPUT_valid and OUTPUT_test, without those of share 0. Raises as `subset_dataset`.
+    """Write OUTPUT_train, OUTPUT_valid and OUTPUT_test, except parts of share 0. Raises as `subset_dataset`.
 
     Raises ValueError if a part has a share but no document.
     """

@@ -186,7 +186,7 @@ def iter_columns(
 
     Raises ValueError for a file without a column, and DamagedFileError for one that
     cannot be read to its end. Arrays of a parquet file have up to `n_rows` rows,
-    those of an .arrow file the size of its batches.
+    arrays of an .arrow file the size of its batches.
     """
     import pyarrow  # slow to import, and only columnar files require it
 
@@ -259,7 +259,7 @@ def parse_record(line: bytes, parse_int: Callable[[str], Any] | None = None) -> 
 
 
 def find_text(record: dict[str, Any], key: str) -> str:
-    """Return the text under `key`, as `check_text`. Raises ValueError if there is none."""
+    """Return the text under `key`, as `check_text`. Raises ValueError if it is missing."""
     if key not in record:
         keys = [repr(name) for name in islice(record, 10)] + ["others"] * (len(record) > 10)
         raise ValueError(f"no key '{key}'; it has {', '.join(keys) or 'none'}")

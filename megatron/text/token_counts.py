@@ -19,7 +19,7 @@ from megatron.tokenizer.encoder import (
 )
 from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer
 
-BATCH_BYTES = 1 << 20  # of text per task of a thread
+BATCH_BYTES = 1 << 20  # text per task of a thread
 
 
 class TokenCounter:

@@ -63,7 +63,7 @@ def _partition(sets: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     codes: np.ndarray = np.zeros(N_CODE_POINTS, dtype=np.uint32 if len(sets) <= 32 else np.uint64)
     for number, members in enumerate(sets):
         codes = codes | members.astype(codes.dtype) << codes.dtype.type(number)
-    starts = np.concatenate([[0], np.flatnonzero(np.diff(codes)) + 1])  # of runs, of which there are few
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(codes)) + 1])  # one per run; runs are few
     distinct, numbers = np.unique(codes[starts], return_inverse=True)
     if len(distinct) > MAX_CLASSES:
         raise UnsupportedPatternError(f"a pattern of {len(distinct)} classes")

@@ -27,7 +27,7 @@ MAX_IDS = 1 << 24
 GPT2_NAMES = ("gpt2", "openai-community/gpt2")
 GPT2_VOCAB_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 GPT2_MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
-# of the serialised library tokenizer
+# for the serialised library tokenizer
 GPT2_SHA256 = "f93d84a01b0e22e54c109fc65cea3d0541758c9adabbb34770bc27939b548b9b"
 GPT2_EOD = Eod(50256, "<|endoftext|>", "well-known name")
 
@@ -38,8 +38,8 @@ class BpeTokenizer(Tokenizer):
     n_tokens        largest id + 1
     eod             end-of-document token (see eod.py), or None if unknown
     bos_id          id that the library puts before a text if special
-                    tokens are requested, as for a prompt; None if there
-                    is none. No document of a corpus begins with it.
+                    tokens are requested, as for a prompt; None if it
+                    adds no id. No document of a corpus begins with it.
     sha256          checksum of the serialised tokenizer: equal checksums mean equal ids
     """
 
@@ -190,7 +190,7 @@ def load_hf_tokenizer(name_or_folder: str) -> BpeTokenizer:
     # names of the hub are "name" or "owner/name"
     if name_or_folder.startswith((".", os.sep)) or name_or_folder.count("/") > 1:
         raise FileNotFoundError(f"{path}: no such tokenizer folder")
-    if name_or_folder in GPT2_NAMES:  # their checksums are those of the files on the hub
+    if name_or_folder in GPT2_NAMES:  # their checksums match the files on the hub
         return _load_packaged_gpt2()
     # the cache first: it needs no network,
     # and compute nodes often have none

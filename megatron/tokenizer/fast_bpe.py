@@ -218,7 +218,7 @@ def find_blank_rules(normalizer: dict[str, Any] | None, pre_tokenizer: dict[str,
     if rules.prefix == "every" and not rules.normalizes:
         raise UnsupportedPatternError("its normalizer adds U+2581, but does not replace blanks")
     parts = flatten_parts(pre_tokenizer, "pretokenizers")
-    if rules.normalizes:  # a split at blanks, of which there are none (Gemma)
+    if rules.normalizes:  # a split at blanks, which no longer occur (Gemma)
         parts = [part for part in parts if part["type"] != "Split" or part["pattern"] != {"String": " "}]
     for part in parts:
         is_metaspace = part["type"] == "Metaspace" and part["replacement"] == BLANK
@@ -250,7 +250,7 @@ def compile_stages(pre_tokenizer: dict[str, Any] | None) -> tuple[list[tuple[Aut
 
 
 def flatten_parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
-    """Return the parts of a pre-tokenizer or normalizer; those of a Sequence are under `key`."""
+    """Return the parts of a pre-tokenizer or normalizer; a Sequence has its parts under `key`."""
     if part is None:
         return []
     if part["type"] != "Sequence":

@@ -37,7 +37,7 @@ class TokenizerSpec:
     vocab_size  of a NullTokenizer: ids 0..vocab_size - 1,
                 and vocab_size is the end-of-document id
     eod_token, eod_id   end-of-document token, overrides
-                        that of the tokenizer's files (eod.py)
+                        the one in the tokenizer's files (eod.py)
     """
 
     kind: str = "HFTokenizer"
@@ -210,8 +210,8 @@ class WordPieceTokenizer(BpeTokenizer):
         from tokenizers import decoders, models, normalizers, pre_tokenizers
 
         try:
-            # the id of a token is the number of its line; of a repeated
-            # token, that of the last line
+            # the id of a token is the number of its line; for a repeated
+            # token, of its last line
             pieces = {line.strip(): i for i, line in enumerate(vocab.read_text("utf-8").splitlines())}
         except UnicodeDecodeError as error:
             raise ValueError(f"{vocab}: got bytes that are not UTF-8, expected one token a line.") from error

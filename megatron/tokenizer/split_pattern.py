@@ -72,7 +72,7 @@ class Program:
         self.pattern, self._named = pattern, named or {}
         self.steps: list[Step] = []
         self.sets: list[np.ndarray] = []
-        self._numbers: dict[bytes, int] = {}  # of the sets, by their bits
+        self._numbers: dict[bytes, int] = {}  # number of each set, by its bits
         self._known_sets: dict[tuple[str, str, bool], np.ndarray] = {}  # by kind and content
         self._properties: list[np.ndarray] = []  # the sets of the placeholders
         self._emit(self._parse(), ignore_case=False)

@@ -16,7 +16,7 @@ MAX_HOLES = 1 << 16
 
 @dataclass(frozen=True)
 class BpeFile:
-    """Attributes of a BpeTokenizer, equal to those of the library's tokenizer.
+    """Attributes of a BpeTokenizer, with the values of the library's tokenizer.
 
     added_ids  id of each added token
     """

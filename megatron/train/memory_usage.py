@@ -10,8 +10,8 @@ import torch
 
 from megatron.parallel.world import World
 
-# messages in a plain RuntimeError: of torch's CPU
-# allocator, and of the compiler, which wraps that of a GPU
+# messages in a plain RuntimeError: from torch's CPU
+# allocator, and from the compiler, which wraps a GPU's
 OOM_MESSAGES = ("can't allocate memory", "not enough memory", "out of memory")
 
 

@@ -15,7 +15,7 @@ log = get_logger(__name__)
 def choose_microbatch_rows(config: RunConfig, world: World, memory: float | None = None) -> int:
     """Return the number of samples per forward on a rank. Collective.
 
-    memory   bytes of the device; None: those of a GPU, and no limit on a CPU
+    memory   bytes of the device; None: as the GPU has, and no limit on a CPU
 
     The default is all samples of the rank; on a GPU the most whose
     estimated memory fits. Raises ValueError if the numbers do not divide.
@@ -24,7 +24,7 @@ def choose_microbatch_rows(config: RunConfig, world: World, memory: float | None
     if config.dataset.microbatch_size is not None or world.device.type != "cuda" and memory is None:
         return candidates[0]
     if memory is None:
-        # of other processes on the same GPU only what is free now
+        # other processes may use the same GPU: count only what is free now
         free = torch.cuda.mem_get_info(world.device)[0] + torch.cuda.memory_reserved(world.device)
         memory = float(free)
     compiled = is_compilation_requested(config.dist, world.device)

@@ -70,7 +70,7 @@ class NonFiniteMonitor:
         table[:, self.world.rank] = torch.cat([flags, samples], dim=1)
         rows = sum_over_ranks(table, self.world).tolist()
         # the steps are the same on all ranks, the
-        # samples of a row are those of its rank
+        # samples of a row belong to its rank
         steps, self.steps, self.flags = self.steps, [], []
         bad = []
         for (step, _, _), ranks in zip(steps, rows, strict=True):

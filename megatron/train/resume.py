@@ -24,7 +24,7 @@ log = get_logger(__name__)
 
 
 def resume_run(run: Run) -> TrainState:
-    """Load the checkpoint of checkpoint.resume into the engine; return a new state if there is none.
+    """Load the checkpoint of checkpoint.resume into the engine, or return a new state without one.
 
     Rank 0 chooses the checkpoint for all ranks.
     Raises ValueError for a checkpoint of another model or run.

@@ -171,7 +171,7 @@ def _describe_error(error: OSError | None) -> str:
 def _build_small_parts(run: Run, state: TrainState) -> dict[str, Any]:
     state_dict = state.as_dict(run.train_samples.samples_per_epoch)
     samples_state = run.train_samples.state(state.step)
-    if samples_state:  # of a mixture; the samples of other sources follow from their numbers
+    if samples_state:  # for a mixture; the samples of other sources follow from their numbers
         state_dict["mixture"] = samples_state
     state_dict["rng"] = {"cpu": torch.get_rng_state()}
     return {"lr": {"step": state.step, **build_schedule(run.config, run.plan).as_dict()}, "iter": state_dict}

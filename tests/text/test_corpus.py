@@ -15,7 +15,7 @@ from megatron.text.corpus import CorpusLimits, choose_source, find_paths, prepar
 from megatron.text.local_text import MAX_BYTES, MIN_BYTES, PACKAGES, read_local_text
 from tests.tool_modules import Cli
 
-REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt", "constraints.txt")
+REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt")
 
 LIMITS = CorpusLimits(10**6)
 

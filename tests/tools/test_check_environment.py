@@ -13,7 +13,7 @@ import pytest
 import megatron
 from tests.tool_modules import Cli, load_tool
 
-REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt", "constraints.txt")
+REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt")
 TWO_GPUS = "NVIDIA H100 80GB HBM3, 81559 MiB, 570.86.15\n" * 2
 # a build for the CPU, which is imported at once
 CPU_TORCH = """

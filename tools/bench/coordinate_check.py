@@ -89,7 +89,7 @@ def measure_coordinates(
 
     `attention` and `feed_forward` are the outputs of the branches of the last block, `residual` is the input
     of the final norm. A new model is trained with AdamW at a constant `lr`. Each step uses its own batch, and
-    the activations are those of one additional batch.
+    the activations are from one additional batch.
     """
     model = Gpt(shape)
     init_weights(model, seed)

@@ -9,9 +9,9 @@ contain the truth, and whether the predictive intervals of a new run, within the
 compute, contain that run.
 
 Wide intervals would have a high coverage. So the tool also prints the score of an interval [l, u] for x at
-level 1 - q, (u - l) + 2/q (l - x)+ + 2/q (x - u)+ (Gneiting and Raftery 2007, eq. 43), divided by that of an
-oracle: generalized least squares, linearized at the truth, with the exact covariance of the noise. 1.00 is as
-good.
+level 1 - q, (u - l) + 2/q (l - x)+ + 2/q (x - u)+ (Gneiting and Raftery 2007, eq. 43), divided by an
+oracle's: generalized least squares, linearized at the truth, with the exact covariance of the noise. 1.00 is
+as good.
 
 Of 500 replicates the outermost 12 are cut, and the interval ends are where 0.2 % more would be cut on
 average: coverage is lower by that amount.
@@ -244,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = {}
     print(f"{args.simulations} simulations of each design, {args.n_bootstrap} replicates; nominal 95 %")
     print("a cell: coverage, median width, interval score over the oracle's")
-    print(f"{'':<16}" + "".join(f"{name:>20}" for name in QUANTITIES))
+    print(f"{'':<16}" + "".join(f"{name:>22}" for name in QUANTITIES))
     for name in args.designs or build_designs():
         rows = measure_coverage(name, range(args.simulations), args.n_bootstrap, args.workers)
         results[name] = summarise_results(rows)
@@ -252,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{summary['coverage']:.3f} {summary['median_width']:8.3g} {summary['score_ratio']:5.2f}"
             for summary in results[name].values()
         ]
-        print(f"{build_designs()[name].name:<16}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
+        print(f"{build_designs()[name].name:<16}" + "".join(f"{cell:>22}" for cell in cells), flush=True)
     write_results(args.json, results)
     return 0
 

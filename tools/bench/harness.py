@@ -24,7 +24,7 @@ SPEED_VARIABLES = ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of one call; CPU seconds are those of all threads and of children that have ended."""
+    """Seconds of one call; CPU seconds include all threads and the children that have ended."""
 
     wall_s: float
     cpu_s: float

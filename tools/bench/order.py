@@ -11,7 +11,7 @@ The text is synthetic: documents of random lengths with the requested sum of tok
 side is a separate process, the sides alternate, and the medians are printed. Memory is the maximum resident
 set of the process, and the part of it that was added after the imports. Time ends when the first sample can
 be read; ours includes opening the dataset and checking the whole index. Our indices in Megatron's order are
-compared with those of the other side.
+compared with the other side's.
 """
 
 import argparse

@@ -6,7 +6,7 @@ file.
 The other sides are the usual code: `tokenizers` is a pool of processes that call the tokenizers library one
 document at a time and send ids back; `batch` gives each process whole batches; `fastokens` and `gigatoken`,
 if installed, are plain pipelines around fast encoders from PyPI. Each side is a separate process. Times are
-those of the operating system; memory is the maximum resident sum of the process tree. The ids of all sides
+from the operating system; memory is the maximum resident sum of the process tree. The ids of all sides
 are compared.
 """
 

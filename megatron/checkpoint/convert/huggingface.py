@@ -8,7 +8,7 @@ Qwen2 and Qwen3 are exported with the code that runs them,
 
 All rows of the embedding are exported, including [MASK] and padding,
 so that a round trip is bitwise exact. `Weights.strip_spare_rows`
-drops the rows that are no token. config.json records
+drops the rows that are not tokens. config.json records
 the number of token rows and the objective under PROJECT_KEYS.
 """
 
@@ -163,7 +163,7 @@ def write_huggingface(weights: Weights, folder: Path, dtype: torch.dtype = torch
         # embedding's rows, where transformers rejects it
         ends = {key: i for key, i in ids.items() if i < weights.config.vocab_rows}
         hf_config |= ends
-        if not diffusion:  # `generate` must not sample rows that are no token
+        if not diffusion:  # `generate` must not sample rows that are not tokens
             # rows from n_tokens on are [MASK] and padding
             spare = list(range(weights.config.n_tokens, weights.config.vocab_rows))
             _write_json(partial / GENERATION, ends | ({"suppress_tokens": spare} if spare else {}))

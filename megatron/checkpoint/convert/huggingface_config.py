@@ -23,7 +23,7 @@ CLASSES = {
     "gpt_neox": "GPTNeoXForCausalLM",
     "gpt2": "GPT2LMHeadModel",
 }
-DIFFUSION_SHAPES = ("llama", "qwen2", "qwen3")  # of exported/modeling_masked_diffusion.py
+DIFFUSION_SHAPES = ("llama", "qwen2", "qwen3")  # see exported/modeling_masked_diffusion.py
 ACTIVATION_NAMES = {"gelu": "gelu_new", "gelu_exact": "gelu"}
 
 

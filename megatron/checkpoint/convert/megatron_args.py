@@ -80,7 +80,7 @@ def read_objective(args: Namespace, requested: str | None) -> str:
 
 
 def is_fork(args: Namespace) -> bool:
-    """Return whether args are those of the fork."""
+    """Return whether args come from the fork."""
     return any(hasattr(args, name) for name in FORK)
 
 

@@ -207,7 +207,7 @@ def _read_shards(step: Path) -> tuple[Namespace, RankTensors]:
 def _read_torch_dist(step: Path) -> dict[str, Tensor]:
     """Return the model's tensors, those over all layers cut into one per layer."""
     tensors: dict[str, Tensor] = {}
-    # other names are those of the optimizer, or are no tensors
+    # other names belong to the optimizer, or are not tensors
     selected = read_dcp_tensors(step, lambda name: name.startswith(MODEL_KEYS) and "_extra_state" not in name)
     for name, tensor in selected.items():
         match = STACKED.fullmatch(name)

@@ -94,7 +94,7 @@ OVERRIDABLE = (
 
 
 def merge_user_config(ours: dict[str, Any], path: str | Path, optim: OptimConfig) -> dict[str, Any]:
-    """Merge a user's JSON into `ours`; the value `"auto"` keeps that of `ours`, as in transformers.
+    """Merge a user's JSON into `ours`; `"auto"` keeps the value in `ours`, as in transformers.
 
     Raises FileNotFoundError, or ValueError with every key on which the two disagree.
     """
@@ -170,7 +170,7 @@ def _is_enabled(section: Any) -> bool:
     values = [value for key, value in _iterate_leaves(section) if key != "type"]
     if "type" in section:
         # a scheduler whose parameters are all "auto" is
-        # that of the run; without parameters it has its own
+        # the run's; without parameters it has its own
         return not values or any(value != "auto" for value in values)
     return any(value not in (None, False, "auto") for value in values)
 

@@ -17,7 +17,7 @@ from megatron.parallel.world import World
 # A process that trains several models compiles
 # the same function for each of their shapes.
 MAX_GRAPHS = 64
-BACKEND = "inductor"  # of torch.compile
+BACKEND = "inductor"  # for torch.compile
 CACHE = "compiled"  # folder of compiled code
 CACHE_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 

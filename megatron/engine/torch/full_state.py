@@ -27,7 +27,7 @@ def collect_state(
     world = weights.world
     weights.refresh()
     state: dict[str, Any] = {"model": {}, "optim": {"state": {name: {} for name in shapes}}}
-    # `shapes` is that of the whole model on every rank, also of other
+    # `shapes` covers the whole model on every rank, including other
     # stages: all ranks enter the same collectives in the same order
     for name, kind, shape in _iterate_entries(shapes):
         tensor = _gather_entry(_get_local_entry(weights, optimizer, name, kind), name, weights, shape, world)
@@ -118,7 +118,7 @@ def distribute_state(
         else:
             whole = torch.empty(shape, device=world.device)
         # all ranks take part in every broadcast, also
-        # those of other stages, and keep only their part
+        # for other stages, and keep only their part
         if world.n_ranks > 1:
             dist.broadcast(whole, 0)
         if local is not None:

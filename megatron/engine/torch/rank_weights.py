@@ -60,7 +60,7 @@ class RankWeights:
         for name, parameter in self.parameters.items():
             assert parameter.grad is not None, f"{name} has no gradient"
             # Partial gradients must be summed before clipping:
-            # the norm of a part is not that of the sum
+            # the norm of a part is not the sum's norm
             match_placements(parameter)
             gradient = to_local(parameter.grad)
             # moved, not shared: FSDP accumulates

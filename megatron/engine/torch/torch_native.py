@@ -36,7 +36,7 @@ class TorchEngine:
     ) -> None:
         """Parallelize an initialized model in place. Collective."""
         self.world, self.grad_clip, self.shape = world, optim.grad_clip, model.config
-        # full shapes: sharding changes those of the parameters
+        # full shapes: sharding changes the parameters' shapes
         self.shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self.mesh = build_mesh(world, sharded=uses_fsdp(dist, world))
         self.is_compiled = choose_compilation(dist, world)
@@ -67,7 +67,7 @@ class TorchEngine:
         # memory would synchronize with all queued work
         tokens = torch.full((), count, dtype=torch.float64, device=self.world.device)
         # each rank's loss is sum(nats) / (tokens of all
-        # ranks): the gradients then add up to that of the mean
+        # ranks): the gradients then add up to the mean's
         share = 1.0 / sum_over_group(tokens, self.mesh.samples)
         if self.loss_scale is not None:
             share = share * self.loss_scale.scale
@@ -154,7 +154,7 @@ class TorchEngine:
 
     @torch.no_grad()
     def load_sharded_state(self, state: dict[str, Any]) -> None:
-        """Load the result of `sharded_state` filled by DCP, or that of another run with the same layout."""
+        """Load the result of `sharded_state` filled by DCP, or another run's with the same layout."""
         current = self.sharded_state()
         for name, target in current["model"].items():
             _copy_in_place(target, state["model"][name])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-MIN_DISTANCE = 0.1  # RMS distance below which held-out runs are no extrapolation
+MIN_DISTANCE = 0.1  # RMS distance below which held-out runs are not an extrapolation
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Objective of the general fit: residuals and Huber terms, with their derivatives.
 
-First derivatives are those of surface.py. Second
+First derivatives come from surface.py. Second
 derivatives are forward differences of these.
 
 Shapes: R problems (starts, or bootstrap replicates), n runs, p coordinates theta.
@@ -13,7 +13,7 @@ import numpy as np
 from megatron.laws.fitting.surface import OwnSurface, RunPoints, Surface
 
 CHUNK = 64  # problems per batch, so that their arrays stay in the CPU cache
-DIFFERENCE_STEP = 1e-7  # of theta, for second derivatives
+DIFFERENCE_STEP = 1e-7  # step in theta for second derivatives
 
 
 @dataclass(frozen=True)

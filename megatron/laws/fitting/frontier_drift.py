@@ -2,7 +2,7 @@
 
 A form that agrees with runs over a factor of 30 in compute need not hold
 beyond them: models learn to use their context, or reach their capacity. So the
-slope of log L* by x = log C differs from that of the form by a random walk, d
+slope of log L* by x = log C differs from the form's slope by a random walk, d
 slope ~ Normal(0, drift^2 dx). The difference of log L* is an integrated Wiener
 process, whose posterior mean is a cubic smoothing spline (Wahba, J. R. Stat.
 Soc. B 40, 1978). Beyond the largest budget the form and the difference in
@@ -69,13 +69,13 @@ def continue_frontier(
     """Return the continuation of a fit with constants theta [7], free in the directions `basis` [7, p].
 
     x [n] are log(C / C0), log_n [n] are log N, y [n] are log L, and their noise has
-    `correlation` [n, n]; None: it is independent. `covariance` [7, 7] is that of theta.
+    `correlation` [n, n]; None: it is independent. `covariance` [7, 7] belongs to theta.
     The constants other than the curvature are adjusted together with the walk,
     to first order. The walk takes the place of an error of the curvature.
 
     The model is y = form + columns shift + w(x) + noise: Gaussian process
-    regression with the covariance noise^2 (correlation + ratio K), K that
-    of the integrated Wiener process and ratio = (drift / noise)^2. At
+    regression with the covariance noise^2 (correlation + ratio K), K from
+    the integrated Wiener process and ratio = (drift / noise)^2. At
     each drift of the grid the shift is the generalised least-squares
     estimate, and the walk its kriging prediction at the edge.
     """
@@ -112,7 +112,7 @@ def continue_frontier(
         # kriging weights [2, n] of (w, w') at the edge
         gain = ratio * cross_covariance @ inverse
         constants_gradient = ends - gain @ columns
-        # Variance of the kriging prediction, plus that from the
+        # Variance of the kriging prediction, plus variance from the
         # shift: an error of the shift changes the ends by ends -
         # gain columns, since the walk then absorbs part of it.
         spread = (
@@ -136,7 +136,7 @@ def continue_frontier(
     # law of total variance: mean of the covariances plus covariance of the means
     ends_covariance = np.einsum("k,kij->ij", weights, covariances) + (weights * deviations.T) @ deviations
     drift = float(np.sqrt(weights @ np.array(squares)))
-    # The level of the fit instead of that of the walk, which differs
+    # The level of the fit instead of the walk's level, which differs
     # by less than its error: so the frontier has no step at the edge.
     level = evaluate_frontier(theta, edge)[0]
     if correlation is not None:
@@ -187,5 +187,5 @@ def _invert_positive_definite(matrix: np.ndarray) -> tuple[np.ndarray, float]:
     """Return the inverse of a positive definite matrix, and the log of its determinant."""
     values, vectors = np.linalg.eigh(matrix)
     # correlation + ratio K with K positive semidefinite:
-    # eigenvalues are at least those of the correlation
+    # eigenvalues are at least the correlation's
     return (vectors / values) @ vectors.T, float(np.log(values).sum())

@@ -138,7 +138,7 @@ def huber_derivatives(
 def transform_to_floor(
     phi: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, majorant: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Transform derivatives by phi into those by (E, s, t, alpha, beta): [R, 5] and twice [R, 5, 5].
+    """Transform derivatives by phi into derivatives by (E, s, t, alpha, beta): [R, 5] and twice [R, 5, 5].
 
     The Jacobian d phi / d (E, ...) is the identity but for the row
     of c = E + s / alpha + t / beta. c is not linear, so its second

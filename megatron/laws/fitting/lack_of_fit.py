@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 LEVEL = 0.05  # below this p-value the form is rejected
-N_DRAWS = 999  # of the wild bootstrap
+N_DRAWS = 999  # draws of the wild bootstrap
 MAX_LEVERAGE = 0.95  # a run that determines a constant alone has no residual
 
 
@@ -23,13 +23,13 @@ MAX_LEVERAGE = 0.95  # a run that determines a constant alone has no residual
 class LackOfFit:
     """F test of a form against pure error.
 
-    statistic     mean square of the misfit over that of pure error
+    statistic     ratio of the mean squares of misfit and pure error
     p_value       probability of a statistic at least as large if the form is true:
                   the larger one of the F test and the wild bootstrap
     dof           degrees of freedom (of the misfit, of pure error)
     noise         standard deviation of log L of repeated runs
     misfit        standard deviation of log L from the misfit
-                  of the form, beyond the noise; 0 if there is none
+                  of the form, beyond the noise; 0 without misfit
     passes        p_value is at least LEVEL: these runs do not contradict the form
     """
 

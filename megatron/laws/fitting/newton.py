@@ -146,7 +146,7 @@ def _compute_step(
     """Return (step [R, p], predicted decrease of the objective [R]).
 
     Coordinates at a bound whose gradient points outwards are blocked:
-    their rows and columns become those of the identity and their gradient
+    their rows and columns become the identity's and their gradient
     0, so that the step solves for the others alone (an active set).
     """
     # The arrays are copies of rows (fancy indexing in the

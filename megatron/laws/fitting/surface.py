@@ -19,7 +19,7 @@ import numpy as np
 from megatron.laws.forms import FORM
 
 EXPONENT, LOG_TERM, LOG_R = (0.01, 5.0), (-60.0, 60.0), (-9.2, 20.7)  # R* is in [1e-4, 1e9]
-OWN_STEP = 1e-5  # of theta, for central differences: truncation and rounding are both about 1e-10
+OWN_STEP = 1e-5  # step in theta for central differences: truncation and rounding are both about 1e-10
 OWN_LARGEST = 1e6  # largest size of a constant of an own form that may be negative
 MAX_LOG_REPEATS = 230.0  # clips N / N_U and D / U of a trial step far outside the plausible range, before exp
 # exp(-60) is about 1e-26 nats per token: a term at its lower bound has vanished.

@@ -31,7 +31,7 @@ from megatron.laws.fitting.newton import Box, Minima, iterate_huber_widths, mini
 
 EXPONENT_GRID = np.geomspace(0.05, 2.0, 24)  # exponents of the starts
 EXPONENT_BOUNDS = (0.01, 5.0)  # range of the search
-SLOPE_BOUNDS = (0.0, np.inf)  # of s = alpha A and t = beta B, in centred units
+SLOPE_BOUNDS = (0.0, np.inf)  # for s = alpha A and t = beta B, in centred units
 # zip pairs the low ends and the high ends:
 # LOW = (-Inf, 0, 0, 0.01, 0.01), HIGH = (Inf, Inf, Inf, 5, 5) for (c, s, t, alpha, beta).
 LOW, HIGH = (  # bounds of phi [5]; c is free
@@ -233,7 +233,7 @@ def minimize_in_floor_coordinates(
     """Minimise in (E, s, t, alpha, beta) with the bound E >= 0, from phi [R, 5] with E >= 0.
 
     Slower than `minimize_with_floor`, but the
-    objective never rises above that of the start.
+    objective never rises above its value at the start.
     """
 
     def compute_objective(floored: np.ndarray, rows: np.ndarray) -> np.ndarray:

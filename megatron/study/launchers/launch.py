@@ -70,7 +70,7 @@ class Launcher:
     n_slots: int = 1  # concurrent runs, for the price
 
     def start(self, runs: Sequence[PlannedRun]) -> list[Job]:
-        """Prepare and start those of `runs` that fit now, in order; none while the backend does not respond.
+        """Prepare and start the `runs` that fit now, in order; none while the backend does not respond.
 
         A run that an earlier sweep started is followed. A run that
         another process trains is not started, and waits.
@@ -110,7 +110,7 @@ def prepare_run(run: PlannedRun) -> None:
     that the run was started after these.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
-    if run.folder.parent.name == "runs":  # of a study, and not a timed probe
+    if run.folder.parent.name == "runs":  # in a study, and not a timed probe
         record_seals(run.folder, read_forecasts(run.folder.parents[1]))
     config = run.config
     # without the trunk's checkpoint the run trains all its steps from scratch
@@ -254,7 +254,7 @@ def _record_end(
         state.done.append(run)
         on_end(job, status, False)
         return
-    # preemption (exit status 75) is no failure: the run has saved and resumes
+    # preemption (exit status 75) is not a failure: the run has saved and resumes
     tried = state.n_failures.get(run.plan.identity, 0) + (status != STOPPED)
     state.n_failures[run.plan.identity] = tried
     # retries = 1: the first failure gives tried = 1 and a restart, the second

@@ -17,7 +17,7 @@ from megatron.study.launchers.launch import LOG, STOP_WAIT_S, Job, Launcher, is_
 
 PRETRAIN = TOOLS / "pretrain.py"
 START_RANKS = TOOLS / "start_ranks.py"  # exits with 75 if its ranks were preempted; torchrun exits with 1
-MAX_MEMORY_SHARE = 0.9  # of a device's memory, since memory use is an estimate
+MAX_MEMORY_SHARE = 0.9  # share of a device's memory, since memory use is an estimate
 # glibc returns large blocks to the kernel at every free, and the next tensor
 # faults the pages in again. Keeping the blocks makes small models on a CPU up
 # to a third faster.
@@ -120,8 +120,8 @@ class LocalLauncher(Launcher):
             if status is None:
                 continue
             self.active.remove(job)
-            # a process that was started by hand locked the run first: this is
-            # no failure of the run
+            # a process that was started by hand locked the run first: the
+            # run has not failed
             if status and not is_free(job.run):
                 status = STOPPED
             over.append((job, status))
