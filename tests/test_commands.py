@@ -74,14 +74,14 @@ RUN: list[tuple[str, str, list[str], dict[str, str]]] = [
     ("csv.md", "scaling predict study/law.json", [], {}),
     ("STUDY.md", "scaling compare experiments/study --best", ["--best", "objective"], {}),
     ("STUDY.md", "scaling sweep examples_scaling/training/ladder_chinchilla.yaml --dry-run", [], {}),
-    ("TRAIN.md", "torchrun --nproc-per-node 8", [
-        *TINY, "model.hf_config.num_hidden_layers=2", "model.hf_config.hidden_size=64",
-        "model.hf_config.num_attention_heads=2", "model.n_tokens=300"], {"8": "1"}),
 ]  # fmt: skip
 # for a training script, in place of the guide's values
 VARIABLES = {"MODEL": "7M", "DATA": "synthetic", "GPUS": "1"}
 # tests/end_to_end/test_launch.py trains two ranks with the same script
 SLOW: list[tuple[str, str, list[str], dict[str, str]]] = [
+    ("TRAIN.md", "torchrun --nproc-per-node 8", [
+        *TINY, "model.hf_config.num_hidden_layers=2", "model.hf_config.hidden_size=64",
+        "model.hf_config.num_attention_heads=2", "model.n_tokens=300"], {"8": "1"}),
     ("TRAIN.md", "torchrun --standalone --nproc-per-node 2 tools/pretrain.py CONFIG.yaml",
      [*TINY, "logging.run_dir=experiments/two_ranks"], {}),
     ("TRAIN.md", "bash examples_scaling/training/train.sh", [
