@@ -99,7 +99,7 @@ def test_a_trunk_is_trained_once_and_its_branches_end_as_if_trained_alone(cli, s
     assert names == alone
     # with one more budget, the existing runs are reused, and the new run also branches
     words = ["cells=[{size: [tiny], unique_tokens: [1280], epochs: [1, 2, 3, 4]}]"]
-    assert "3 of 4 runs are done already" in cli("sweep", study, *words).output
+    assert "1 of 4 runs to do" in cli("sweep", study, *words).output
     assert read_steps(runs_of(tmp_path)[30])[0] == 11  # the trunk's latest checkpoint before step 15
 
 
