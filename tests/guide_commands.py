@@ -19,6 +19,7 @@ from tests.tool_modules import load_tool
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("examples_scaling/**/*.md"))]
 SHELL = ("sh", "bash", "console", "shell")
+REDIRECTIONS = (">", ">>", "<", "<<", "<<<", ">&", "&>")
 OPERATORS = ("|", "&&", "||", ";", "&", "\n")
 KEYWORDS = ("do", "then", "else", "!", "exec", "time", "export")
 ENDS = ("done", "fi", "for", "while", "if", "case", "esac")
@@ -35,7 +36,6 @@ ELSEWHERE = (
 LAUNCHERS = ("torchrun", "srun", "mpirun", "mpiexec", "deepspeed", "docker", "podman", "enroot", "apptainer")
 TOOL = re.compile(r"(?:^|.*/)(tools/(?:bench/)?\w+\.py)$")
 OVERRIDE = re.compile(r"^[A-Za-z_][\w.]*=")
-TEXTS = ("-c", "--prompt", "--property")  # options whose value is not a path
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,6 @@ class Command:
     where: str
     words: list[str]
     environment: dict[str, str] = field(default_factory=dict)
-    writes: list[str] = field(default_factory=list)
     output: str | None = None
     text: str = ""
 
@@ -119,20 +118,13 @@ def split_commands(
 
 def _parse_simple(words: list[str], where: str, text: str, output: str | None) -> Command | None:
     environment: dict[str, str] = {}
-    words_left, writes, skip = [], [], False
+    words_left, is_target = [], False
     for word, following in zip(words, [*words[1:], ""], strict=True):
-        if skip:
-            skip = False
-        elif word in (">", ">>", "<", "<<", "<<<", ">&", "&>"):
-            skip = True
-            if word in (">", ">>"):
-                writes.append(following)
-        elif (
-            re.fullmatch(r"\d", word)
-            and following.startswith((">", "<"))
-            or not words_left
-            and (word in KEYWORDS and word != "export" or word in ("{", "}"))
-        ):
+        is_number = re.fullmatch(r"\d", word) and following.startswith((">", "<"))
+        is_keyword = not words_left and (word in KEYWORDS and word != "export" or word in ("{", "}"))
+        if is_target or word in REDIRECTIONS:
+            is_target = word in REDIRECTIONS
+        elif is_number or is_keyword:
             continue
         elif not words_left and OVERRIDE.match(word) and "." not in word.partition("=")[0]:
             name, _, value = word.partition("=")
@@ -141,7 +133,7 @@ def _parse_simple(words: list[str], where: str, text: str, output: str | None) -
             words_left.append(word)
     if not words_left or words_left[0] in ENDS:
         return None
-    return Command(where, words_left, environment, writes, output, text)
+    return Command(where, words_left, environment, output, text)
 
 
 def commands_of(guide: Path) -> list[Command]:

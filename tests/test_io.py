@@ -4,7 +4,10 @@ import errno
 import os
 import re
 import subprocess
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,8 +25,6 @@ from megatron.io import (
     write_atomic,
 )
 
-FULL = Path("/dev/full")  # every write fails as on a full disk
-
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "content.json"
@@ -35,14 +36,14 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: 
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_new_file_appears_only_when_it_is_complete_and_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "content.json"
-    seen = []
-    monkeypatch.setattr(
-        "os.fsync", lambda file: seen.append((Path(f"/proc/self/fd/{file}").resolve(), path.exists()))
-    )
+def target_of(file: int) -> Path:
+    """Return the path of an open file."""
+    return Path(f"/proc/self/fd/{file}").resolve()
+
+
+def test_a_new_file_appears_when_it_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, seen = tmp_path / "content.json", []
+    monkeypatch.setattr("os.fsync", lambda file: seen.append((target_of(file), path.exists())))
     with atomic_path(path) as partial:
         partial.write_text("whole")
         assert not path.exists()
@@ -51,31 +52,24 @@ def test_the_new_file_appears_only_when_it_is_complete_and_synced(
     assert path.read_text() == "whole"
 
 
-def test_a_file_system_that_syncs_no_folders_is_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_of_file", [False, True])
+def test_a_folder_that_cannot_be_synced_is_accepted_and_a_full_disk_at_the_sync_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_of_file: bool
 ) -> None:
-    fsync = os.fsync
+    number, path = errno.EDQUOT if is_of_file else errno.EINVAL, tmp_path / "x"
 
-    def refuse_folders(file: int) -> None:
-        if Path(f"/proc/self/fd/{file}").resolve().is_dir():
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        fsync(file)
-
-    monkeypatch.setattr("os.fsync", refuse_folders)
-    write_atomic(tmp_path / "x", "whole")
-    assert (tmp_path / "x").read_text() == "whole"
-
-
-def test_a_full_disk_that_only_the_sync_reports_is_an_error_of_that_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def refuse(file: int) -> None:
-        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        if target_of(file).is_dir() != is_of_file:
+            raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("os.fsync", refuse)
+    if not is_of_file:
+        write_atomic(path, "whole")
+        assert path.read_text() == "whole"
+        return
     with pytest.raises(OSError) as raised:
-        write_atomic(tmp_path / "x", "whole")
-    assert (raised.value.errno, raised.value.filename) == (errno.EDQUOT, str(tmp_path / f"x{PARTIAL}"))
+        write_atomic(path, "whole")
+    assert (raised.value.errno, raised.value.filename) == (number, f"{path}{PARTIAL}")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -105,47 +99,39 @@ def test_a_second_writer_of_a_locked_file_is_refused(tmp_path: Path, option: str
     assert path.read_text() == "first"
 
 
-def test_files_that_belong_together_are_never_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill before any change of the folder; the same call afterwards completes the new set."""
-    names = ("data", "index", "mark")
-    unlink, rename = Path.unlink, Path.rename
-    for n_changes in range(7):
-        folder = tmp_path / str(n_changes)
-        (folder / "new").mkdir(parents=True)
-        for name in names:
-            (folder / name).write_text("old")
-            (folder / "new" / name).write_text("new")
-        files = [(folder / "new" / name, folder / name) for name in names]
-        left = [n_changes]
-
-        def count(change, left=left):
-            def wrapped(*words, **options):
-                if not left[0]:
-                    raise KeyboardInterrupt
-                left[0] -= 1
-                return change(*words, **options)
-
-            return wrapped
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "unlink", count(unlink))
-            patch.setattr(Path, "rename", count(rename))
-            try:
-                publish_files(files)
-                assert n_changes == 6  # three deletions and three renames
-            except KeyboardInterrupt:
-                assert n_changes < 6
-        present = {name: (folder / name).read_text() for name in names if (folder / name).exists()}
-        assert len(set(present.values())) <= 1
-        if "mark" in present:
-            assert len(present) == 3
-        publish_files(files)
-        assert [(folder / name).read_text() for name in names] == ["new"] * 3
-
-
-def test_a_partial_file_begun_by_another_writer_is_not_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("n_changes", range(7))
+def test_files_of_a_set_are_never_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_changes: int
 ) -> None:
+    """A kill before any of three deletions and three renames; the same call then completes the new set."""
+    names, left = ("data", "index", "mark"), [n_changes]
+    (tmp_path / "new").mkdir()
+    for name in names:
+        (tmp_path / name).write_text("old")
+        (tmp_path / "new" / name).write_text("new")
+    files = [(tmp_path / "new" / name, tmp_path / name) for name in names]
+
+    def count(change: Callable[..., Any]) -> Callable[..., Any]:
+        def change_or_die(*words: Any, **options: Any) -> Any:
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            return change(*words, **options)
+
+        return change_or_die
+
+    with monkeypatch.context() as patch:
+        for name in ("unlink", "rename"):
+            patch.setattr(Path, name, count(getattr(Path, name)))
+        with pytest.raises(KeyboardInterrupt) if n_changes < 6 else nullcontext():
+            publish_files(files)
+    present = {name: (tmp_path / name).read_text() for name in names if (tmp_path / name).exists()}
+    assert len(set(present.values())) <= 1 and ("mark" not in present or len(present) == 3)
+    publish_files(files)
+    assert [(tmp_path / name).read_text() for name in names] == ["new"] * 3
+
+
+def test_another_writers_partial_file_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "content.json"
     rename = Path.rename
 
@@ -160,36 +146,29 @@ def test_a_partial_file_begun_by_another_writer_is_not_deleted(
     assert (path.read_text(), partial.read_text()) == ("ours", "another")
 
 
-@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
-def test_a_full_disk_is_reported_with_its_folder_and_a_fix() -> None:
+def test_a_full_disk_is_reported_with_its_folder_free_and_required_space_and_a_fix(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
     place = re.escape(str(Path.cwd() / "tokens"))  # the absolute path, because "." would not be informative
+    sentence = f"^{place}: No space left on device; make room and run"
+    with pytest.raises(OSError, match=sentence), explain_disk_full(Path("tokens")):
+        raise full
+    full.n_bytes = 2_500_000  # type: ignore[attr-defined]
+    sentence = r"No space left on device \([0-9,.]+ MB are free, about 2.5 MB more are needed\); make room"
     with (
-        pytest.raises(OSError, match=f"^{place}: No space left on device; make room and run"),
-        explain_disk_full(Path("tokens")),
-        FULL.open("wb", buffering=0) as file,
-    ):
-        file.write(b"x")
-
-
-def test_a_full_disk_is_reported_with_free_and_required_space(tmp_path: Path) -> None:
-    error = OSError(errno.ENOSPC, "No space left on device")
-    error.n_bytes = 2_500_000  # type: ignore[attr-defined]
-    expected = r"No space left on device \([0-9,.]+ MB are free, about 2.5 MB more are needed\); make room"
-    with (
-        pytest.raises(OSError, match=f"^{re.escape(str(tmp_path))}: {expected}"),
+        pytest.raises(OSError, match=f"^{re.escape(str(tmp_path))}: {sentence}"),
         explain_disk_full(tmp_path),
     ):
-        raise error
+        raise full
     with pytest.raises(FileNotFoundError, match="absent"), explain_disk_full(tmp_path):
         (tmp_path / "absent").read_bytes()  # other errors are unchanged
 
 
-@pytest.mark.parametrize("content", ["[1]", "7", "null", '"x"', "{", "\x80", "[" * 100_000])
-def test_a_file_that_is_not_a_json_object_is_refused_with_its_path(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_not_a_json_object_is_refused_with_its_path(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    path.write_bytes(content.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"^\S*result\.json: "):
-        read_json(path)
+    for content in (b"[1]", b"7", b"null", b'"x"', b"{", b"\x80", b"[" * 100_000):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"^\S*result\.json: "):
+            read_json(path)
 
 
 def test_the_folder_of_a_running_writer_is_not_touched(tmp_path: Path) -> None:
@@ -218,16 +197,14 @@ def test_an_error_removes_the_folder_and_keeps_what_a_link_in_it_names(tmp_path:
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["other", "x"]
 
 
-def test_a_folder_is_synced_with_all_its_files_before_its_rename(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_synced_with_its_files_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     partial = create_partial_folder(tmp_path / "folder")
     with pytest.raises(FileExistsError):
         create_partial_folder(tmp_path / "folder")
     (partial / "deep").mkdir()
     (partial / "deep" / "x").touch()
     synced = []
-    monkeypatch.setattr("os.fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").resolve()))
+    monkeypatch.setattr("os.fsync", lambda file: synced.append(target_of(file)))
     commit_folder(partial, tmp_path / "folder")
     assert set(synced[:-1]) == {partial, partial / "deep", partial / "deep" / "x"}
     assert synced[-1] == tmp_path

@@ -22,30 +22,14 @@ from tests.conftest import ROOT
 
 LIMIT_S = 240
 N_TOKENS = 200
-MOMENTS = (
-    0.35,
-    0.6,
-    0.8,
-    0.95,
-)  # shares of the undisturbed run's time
+MOMENTS = (0.35, 0.6, 0.8, 0.95)  # shares of the undisturbed run's time
 TRAIN = [
-    "dataset.seq_len=32",
-    "dataset.batch_size=24",
-    "dist.dtype=float32",
-    "dist.cpu_only=true",
-    "model.d_model=32",
-    "model.n_heads=2",
-    "model.n_layers=2",
-    "optim.lr=0.01",
-    "misc.n_threads=1",
-    "lr_scheduler.total_iterations=60",
-    "lr_scheduler.warmup_iterations=3",
-    "evaluation.max_samples=64",
-    "evaluation.every_iterations=20",
-    "logging.every_iterations=1",
-    "logging.tensorboard=false",
+    "dataset.seq_len=32", "dataset.batch_size=24", "dist.dtype=float32", "dist.cpu_only=true",
+    "model.d_model=32", "model.n_heads=2", "model.n_layers=2", "optim.lr=0.01", "misc.n_threads=1",
+    "lr_scheduler.total_iterations=60", "lr_scheduler.warmup_iterations=3", "evaluation.max_samples=64",
+    "evaluation.every_iterations=20", "logging.every_iterations=1", "logging.tensorboard=false",
     "checkpoint.chkpt_saving_iterations=3",
-]
+]  # fmt: skip
 # keys that differ from run to run although the results are equal: times, memory, commit, number of restarts
 VOLATILE = {"elapsed_s", "wall_s", "git", "date", "tps", "tps_mean", "tflops", "mfu", "mfu_executed"}
 VOLATILE |= {"memory_gib", "peak_gib", "generation", "files", "sha256", "time"}
@@ -117,13 +101,8 @@ def run_program(words: Words, kill_after_s: float | None = None) -> int:
     name, *arguments = map(str, words)
     command = [sys.executable, str(ROOT / "tools" / f"{name}.py"), *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    options = {"start_new_session": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, env=environment, **options)
     try:
         return process.wait(LIMIT_S if kill_after_s is None else kill_after_s)
     except subprocess.TimeoutExpired:

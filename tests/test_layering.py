@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -114,54 +115,29 @@ def test_a_heavy_library_is_imported_in_one_place_and_only_when_used(library: st
 def test_laws_load_only_numpy_scipy_and_the_ground() -> None:
     modules = [f"megatron.laws.{path.stem}" for path in sorted(PACKAGE.glob("laws/[a-z]*.py"))]
     code = f"import sys, {', '.join(['megatron.laws', *modules])}; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    names = loaded.stdout.split()
+    command = [sys.executable, "-c", code]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     ours = {name for name in names if name.startswith("megatron.") and not name.startswith("megatron.laws")}
     assert ours <= {"megatron.io", "megatron.log"}
     assert not {"torch", "pandas", "pyarrow", "yaml", "omegaconf", "pydantic"} & set(names)
 
 
 def test_there_is_no_import_cycle() -> None:
-    names = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in FILES
-    }
-    edges = {
-        module: {
-            target
-            for name, _ in list_imports(path)
-            for target in (name, name.rpartition(".")[0])
-            if target in names and target != module
-        }
-        for module, path in names.items()
-    }
-    done: set[str] = set()
-
-    def visit(module: str, trail: tuple[str, ...]) -> None:
-        assert module not in trail, " -> ".join([*trail, module])
-        if module not in done:
-            for target in sorted(edges[module]):
-                visit(target, (*trail, module))
-            done.add(module)
-
-    for module in names:
-        visit(module, ())
+    parts = {path: path.relative_to(ROOT).with_suffix("").parts for path in FILES}
+    names = {".".join(parts[path]).removesuffix(".__init__"): path for path in FILES}
+    edges = {}
+    for module, path in names.items():
+        imported = {target for name, _ in list_imports(path) for target in (name, name.rpartition(".")[0])}
+        edges[module] = imported & names.keys() - {module}
+    TopologicalSorter(edges).prepare()  # raises CycleError with the modules of a cycle
 
 
 def test_every_imported_package_is_required_by_the_base_or_by_an_extra() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = [
-        f'{package}; extra == "{extra}"'
-        for extra, packages in {"base": project["dependencies"], **project["optional-dependencies"]}.items()
-        for package in packages
-    ]
-    names = {
-        name.split(".")[0]
-        for file in [*FILES, *(ROOT / "tools").glob("*.py")]
-        for name, _ in list_imports(file)
-    }
+    extras = {"base": project["dependencies"], **project["optional-dependencies"]}
+    lines = [f'{package}; extra == "{extra}"' for extra in extras for package in extras[extra]]
+    files = [*FILES, *(ROOT / "tools").glob("*.py")]
+    names = {name.split(".")[0] for file in files for name, _ in list_imports(file)}
     lacking = {name for name in names - sys.stdlib_module_names if not find_extra(name, lines)}
     # built by hand; torchtitan comes with a trainer of its own, choreographer with kaleido
     assert lacking == {"megatron", "apex", "torchao", "torchtitan", "choreographer"}

@@ -1,6 +1,5 @@
 """The tree in CONTRIBUTING.md and the environment files agree with the checkout."""
 
-import fnmatch
 import os
 import re
 import shutil
@@ -9,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from megatron.cli import SUBCOMMANDS
 
@@ -38,55 +36,11 @@ def test_the_tree_in_the_guide_is_the_tree(root: Path, tracked: list[Path]) -> N
     assert sorted(shown) == sorted(expected)
 
 
-def test_every_link_of_the_readme_exists(root: Path) -> None:
-    targets = re.findall(r"\]\(([^)#]+)", (root / "README.md").read_text())
-    assert len(targets) > 10
-    assert [target for target in targets if "://" not in target and not (root / target).exists()] == []
-
-
 def test_make_help_lists_every_target_but_clean(root: Path) -> None:
     done = subprocess.run(["make", "help"], cwd=root, capture_output=True, text=True, check=True)
     listed = re.findall(r"^make ([\w-]+) ", done.stdout, re.MULTILINE)
     targets = re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(set(targets) - {"clean"}) and len(listed) > 5
-
-
-def test_conda_uses_the_pins_of_pip_and_pins_only_python(root: Path) -> None:
-    listed = yaml.safe_load((root / "environment.yml").read_text())["dependencies"]
-    (by_pip,) = [entry["pip"] for entry in listed if isinstance(entry, dict)]
-    assert by_pip == ["-r requirements.txt"]
-    pinned = [entry for entry in listed if isinstance(entry, str) and re.search("[=<>]", entry)]
-    assert [re.split("[=<>]", entry)[0] for entry in pinned] == ["python"]
-    files = ("requirements-quickstart.txt", "requirements.txt")
-    lines = "".join((root / name).read_text() for name in files).splitlines()
-    pins = {re.split("[=<>]", line)[0] for line in lines}
-    assert not pins & {entry for entry in listed if isinstance(entry, str)}
-
-
-def test_the_image_copies_existing_files_and_does_not_run_as_root(root: Path) -> None:
-    text = (root / "Dockerfile").read_text().replace("\\\n", " ")
-    copied = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]
-    sources = [word for words in copied for word in words if not word.startswith("--")]
-    assert sources and all((root / source).exists() for source in sources)
-    users = [line.split()[1] for line in text.splitlines() if line.startswith("USER ")]
-    assert users and users[-1] not in ("0", "root")
-
-
-def test_the_image_excludes_exactly_what_git_ignores(root: Path, tracked: list[Path]) -> None:
-    patterns = [line for line in (root / ".dockerignore").read_text().split("\n") if line and line[0] != "#"]
-
-    def is_ignored(path: Path) -> bool:
-        parts = [path, *path.parents[:-1]]
-        return any(
-            fnmatch.fnmatch(str(part), pattern) or fnmatch.fnmatch(f"/{part}", pattern.replace("**/", "*/"))
-            for part in parts
-            for pattern in patterns
-        )
-
-    assert [path for path in tracked if is_ignored(path)] == []
-    outside = (".venv/bin/python", "experiments/run/log.txt", "build/x", ".git/HEAD", "megatron/_csrc.so")
-    for name in (*outside, "megatron/data/__pycache__/x.pyc"):
-        assert is_ignored(Path(name)), name
 
 
 def test_relative_links_between_guides_exist(root: Path, tracked: list[Path]) -> None:
@@ -114,8 +68,5 @@ def test_a_wheel_has_the_tools_in_its_own_package_and_runs_them(root: Path, tmp_
 
     done = run("-m", "megatron.cli", "merge", "--help")
     assert done.returncode == 0 and done.stdout.startswith("usage: scaling merge")
-    # without requirements.txt the libraries are those of training
-    done = run("-m", "megatron.cli", "check")
-    assert done.returncode in (0, 1) and "Traceback" not in done.stderr and "Python" in done.stdout
     code = "from megatron.study.launchers import local; print(local.PRETRAIN.is_file())"
     assert run("-c", code).stdout == "True\n"

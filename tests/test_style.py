@@ -25,26 +25,19 @@ def parse_sources(top: str) -> list[tuple[Path, ast.Module]]:
     return [(path.relative_to(ROOT), ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
 
 
+NAMES: dict[type, str] = {  # field of the nodes that define an identifier
+    ast.FunctionDef: "name", ast.AsyncFunctionDef: "name", ast.ClassDef: "name", ast.arg: "arg",
+    ast.Name: "id", ast.Attribute: "attr", ast.alias: "asname", ast.ExceptHandler: "name",
+    ast.MatchAs: "name", ast.MatchStar: "name",
+}  # fmt: skip
+
+
 def list_bindings(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Yield (identifier, line) of all that code defines: functions, parameters, variables, attributes."""
     for node in ast.walk(tree):
-        match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                yield node.name, node.lineno
-            case ast.arg():
-                yield node.arg, node.lineno
-            case ast.Name(ctx=ast.Store()):
-                yield node.id, node.lineno
-            case ast.Attribute(ctx=ast.Store()):
-                yield node.attr, node.lineno
-            case ast.alias(asname=str(name)):
-                yield name, node.lineno
-            case (
-                ast.ExceptHandler(name=str(name))
-                | ast.MatchAs(name=str(name))
-                | ast.MatchStar(name=str(name))
-            ):
-                yield name, node.lineno
+        name = getattr(node, NAMES[type(node)]) if type(node) in NAMES else None
+        if name is not None and isinstance(getattr(node, "ctx", ast.Store()), ast.Store):
+            yield name, node.lineno
 
 
 def find_banned_names(tree: ast.AST) -> list[tuple[str, int]]:

@@ -76,9 +76,7 @@ def wheel_without_helper(wheel: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.slow
-def test_the_wheel_has_the_package_with_its_data_and_nothing_else_at_top_level(
-    wheel: Path, root: Path
-) -> None:
+def test_the_wheel_has_the_package_with_its_data_and_nothing_else(wheel: Path, root: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert "megatron" in tops and not tops & {"tests", "tools", "utils", "csrc", "examples_scaling"}
@@ -93,22 +91,7 @@ def test_the_wheel_has_the_package_with_its_data_and_nothing_else_at_top_level(
 
 
 @pytest.mark.slow
-def test_the_base_and_the_extra_for_laws_require_no_torch(wheel: Path) -> None:
-    archive = zipfile.ZipFile(wheel)
-    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-    listed = re.findall(r"^Requires-Dist: (.*)$", archive.read(name).decode(), re.MULTILINE)
-    required = [Requirement(text) for text in listed]
-    for extra, has_torch in (("", False), ("laws", False), ("train", True)):
-        chosen = {
-            entry.name for entry in required if not entry.marker or entry.marker.evaluate({"extra": extra})
-        }
-        assert {"numpy", "scipy", "filelock"} <= chosen and ("torch" in chosen) is has_torch, extra
-
-
-@pytest.mark.slow
-def test_an_editable_install_is_a_search_path_which_megatron_core_does_not_hide(
-    wheel: Path, tmp_path: Path
-) -> None:
+def test_an_editable_install_is_a_search_path_beside_megatron_core(wheel: Path, tmp_path: Path) -> None:
     source = wheel.parent / "source"
     code = f"import setuptools.build_meta as build; build.build_editable({str(tmp_path)!r})"
     run(sys.executable, "-c", code, folder=source)
@@ -124,29 +107,25 @@ def test_every_pin_of_development_is_within_the_bounds_of_an_extra(root: Path) -
     bounds = {entry.name.lower(): entry for entry in map(Requirement, texts)}
     text = "".join((root / name).read_text() for name in REQUIREMENTS)
     pins = re.findall(r"^([\w.-]+)==([\w.]+)", text, re.MULTILINE)
-    assert len(pins) > 20 and "torch" in dict(pins)
+    base = [*project["dependencies"], *project["optional-dependencies"]["laws"]]
+    assert "torch" not in {Requirement(text).name for text in base}  # laws are installed without it
+    (torch,) = map(Requirement, re.findall(r"^torch[<>=][^\s#]+", text, re.MULTILINE))
+    assert len(pins) > 20 and torch.specifier == bounds["torch"].specifier
     for name, version in pins:
         assert name.lower() in bounds, f"{name}: in requirements.txt, but in no extra of pyproject.toml"
         assert bounds[name.lower()].specifier.contains(version), f"{bounds[name.lower()]} refuses {version}"
 
 
 @pytest.mark.slow
-def test_without_a_compiler_a_checkout_is_an_error_and_a_wheel_lacks_the_helper(
-    wheel_without_helper: Path, wheel: Path
-) -> None:
+def test_without_a_compiler_only_a_wheel_is_built(wheel_without_helper: Path, wheel: Path) -> None:
     assert not [name for name in zipfile.ZipFile(wheel_without_helper).namelist() if name.endswith(".so")]
     build = [sys.executable, "setup.py", "build_ext", "--inplace"]
-    environment = os.environ | {"CC": "/bin/false", "CXX": "/bin/false"}
-    done = subprocess.run(
-        build, cwd=wheel.parent / "source", env=environment, capture_output=True, timeout=240
-    )
-    assert done.returncode == 1
+    environment, source = os.environ | {"CC": "/bin/false", "CXX": "/bin/false"}, wheel.parent / "source"
+    assert subprocess.run(build, cwd=source, env=environment, capture_output=True).returncode == 1
 
 
 @pytest.mark.slow
-def test_laws_installed_in_a_new_environment_fit_without_torch_and_compiler(
-    wheel_without_helper: Path, tmp_path: Path
-) -> None:
+def test_laws_install_and_fit_without_torch_and_compiler(wheel_without_helper: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "fresh", with_pip=True)
     python = tmp_path / "fresh" / "bin" / "python"
     rows = [(N, D, 1.8 + 480 / N**0.35 + 2000 / D**0.36) for N in (1e7, 1e8, 1e9) for D in (2e8, 2e9, 2e10)]

@@ -154,8 +154,8 @@ def select_runs(
 def require_column(path: Path, table: pd.DataFrame, name: str, option: str = "") -> None:
     """Raise ValueError for a column that the table lacks, with the nearest name."""
     if name not in table:
-        hint = f" Name another with {option}." if option else ""
-        raise ValueError(f"{path}: no column '{name}'; {suggest_nearest(name, list(table))}.{hint}")
+        message = f"{path}: no column '{name}'; {suggest_nearest(name, list(table))}."
+        raise ValueError(message.replace("?.", "?") + (f" Name another with {option}." if option else ""))
 
 
 def _query(path: Path, runs: pd.DataFrame, condition: str) -> pd.DataFrame:

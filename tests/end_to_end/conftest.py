@@ -116,33 +116,22 @@ def _start_cluster(slurm: Slurm, folder: Path, host: str) -> None:
     (folder / "gres.conf").write_text(GRES)
     files = {name: folder / f"munge.{name}" for name in ("socket", "pid", "log", "seed")}
     munged = ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key"]
-    munged += [f"--{option}={files[option]}" for option in ("socket",)]
+    munged.append(f"--socket={files['socket']}")
     munged += [f"--{option}-file={files[option]}" for option in ("pid", "log", "seed")]
-    for words in (
-        munged,
-        ["slurmctld", "-D"],
-        ["slurmd", "-D", "-N", host],
-        ["slurmd", "-D", "-N", f"{host}-second"],
-    ):
+    nodes = (["slurmd", "-D", "-N", name] for name in (host, f"{host}-second"))
+    for words in (munged, ["slurmctld", "-D"], *nodes):
         with (folder / "daemons.log").open("ab") as log:
             # the daemons are killed when this process ends for any reason
-            slurm.daemons.append(
-                subprocess.Popen(
-                    ["setpriv", "--pdeathsig", "KILL", *words],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=slurm.variables,
-                    start_new_session=True,
-                )
-            )
+            command = ["setpriv", "--pdeathsig", "KILL", *words]
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            daemon = subprocess.Popen(command, env=slurm.variables, start_new_session=True, **streams)
+            slurm.daemons.append(daemon)
         if words[0] == "munged":
             wait_until(files["socket"].exists, 120, lambda: "munged does not start")
 
     def is_idle() -> bool:
-        listing = subprocess.run(
-            ["sinfo", "-h", "-o", "%D %T"], env=slurm.variables, capture_output=True, text=True, timeout=240
-        )
+        query = ["sinfo", "-h", "-o", "%D %T"]
+        listing = subprocess.run(query, env=slurm.variables, capture_output=True, text=True, timeout=240)
         return listing.stdout.strip() == "2 idle"
 
     wait_until(is_idle, 180, (folder / "daemons.log").read_text)

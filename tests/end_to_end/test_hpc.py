@@ -5,19 +5,18 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
 
 import pytest
 
 HPC = "examples_scaling/hpc"
 SETTINGS = "examples_scaling/training/settings.sh"
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
 def run_bash(root: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run bash from the checkout's root, with this Python first on the path."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {"HOME": os.environ.get("HOME", "/"), "PATH": path, **variables}
+    environment = {"HOME": os.environ.get("HOME", "/"), "PATH": PATH, **variables}
     return subprocess.run(
         ["bash", *words], cwd=root, env=environment, capture_output=True, text=True, timeout=240
     )
@@ -31,33 +30,24 @@ def variables_of(root: Path, **given: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
 
 
-def test_a_cluster_sets_the_network_and_keeps_variables_that_are_set(root: Path) -> None:
+def test_a_cluster_sets_the_network_and_keeps_variables_that_are_set(root: Path, tmp_path: Path) -> None:
     plain = variables_of(root)
     assert plain["AROUND"] == ""
     assert not [name for name in plain if name.startswith(("NCCL_", "FI_", "GLOO_"))]
-    variables = variables_of(root, CLUSTER="frontier", NCCL_SOCKET_IFNAME="eth7")
-    assert variables["NCCL_SOCKET_IFNAME"] == "eth7"
-    assert (variables["GLOO_SOCKET_IFNAME"], variables["FI_CXI_DEFAULT_CQ_SIZE"]) == ("hsn0", "131072")
-    assert variables["AROUND"] == f"bash {HPC}/with_private_cache.sh"
-    names = ("NCCL_ALGO", "OMP_NUM_THREADS", "MASTER_PORT", "TRANSFORMERS_CACHE", "HF_HUB_CACHE")
-    hub = f"{variables['HOME']}/.cache/huggingface/hub"
-    assert [variables[name] for name in names] == ["Ring", "1", "3442", hub, hub]
+    hub = f"{plain['HOME']}/.cache/huggingface/hub"
+    expected = {
+        "NCCL_SOCKET_IFNAME": "eth7", "GLOO_SOCKET_IFNAME": "hsn0", "FI_CXI_DEFAULT_CQ_SIZE": "131072",
+        "AROUND": f"bash {HPC}/with_private_cache.sh", "NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "1",
+        "MASTER_PORT": "3442", "TRANSFORMERS_CACHE": hub, "HF_HUB_CACHE": hub,
+    }  # fmt: skip
+    assert expected.items() <= variables_of(root, CLUSTER="frontier", NCCL_SOCKET_IFNAME="eth7").items()
     variables = variables_of(root, CLUSTER="frontier", TRANSFORMERS_CACHE="/scratch/hub")
     assert variables["HF_HUB_CACHE"] == "/scratch/hub"
-
-
-def test_a_custom_cluster_is_given_as_a_path(root: Path, tmp_path: Path) -> None:
-    script = tmp_path / "ours.sh"
-    script.write_text("export NCCL_SOCKET_IFNAME=ib0\n")
-    assert variables_of(root, CLUSTER=str(script))["NCCL_SOCKET_IFNAME"] == "ib0"
-
-
-def test_an_unknown_cluster_is_a_usage_error_before_anything_starts(root: Path) -> None:
+    (tmp_path / "ours.sh").write_text("export NCCL_SOCKET_IFNAME=ib0\n")
+    assert variables_of(root, CLUSTER=str(tmp_path / "ours.sh"))["NCCL_SOCKET_IFNAME"] == "ib0"
     failed = run_bash(root, "examples_scaling/training/train.sh", CLUSTER="frontire", GPUS="1")
     assert failed.returncode == 2
-    assert failed.stderr.startswith(
-        "error: CLUSTER=frontire: no file examples_scaling/hpc/clusters/frontire.sh"
-    )
+    assert failed.stderr.startswith(f"error: CLUSTER=frontire: no file {HPC}/clusters/frontire.sh")
 
 
 def test_each_command_has_a_private_cache_that_is_removed_afterwards(root: Path, tmp_path: Path) -> None:
@@ -96,11 +86,9 @@ def stop_started_script(
         f"pathlib.Path({str(ready)!r}).touch()\n"
         "time.sleep(600)\n"
     )
-    path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "BASH_ENV": str(folder / "slow_kill.sh")}
-    process = subprocess.Popen(
-        [*words, code], cwd=root, env={**environment, "CACHE_ROOT": str(folder / "caches")}
-    )
+    environment = {**os.environ, "PATH": f"{folder}:{PATH}", "BASH_ENV": str(folder / "slow_kill.sh")}
+    environment["CACHE_ROOT"] = str(folder / "caches")
+    process = subprocess.Popen([*words, code], cwd=root, env=environment)
     try:
         end = time.monotonic() + 30
         while not ready.exists():
@@ -114,13 +102,7 @@ def stop_started_script(
 
 
 @pytest.mark.parametrize(
-    "number, heard",
-    [
-        (signal.SIGUSR1, "SIGUSR1"),
-        (signal.SIGTERM, "SIGTERM"),
-        (signal.SIGINT, "SIGTERM"),
-        (signal.SIGHUP, "SIGHUP"),
-    ],
+    "number, heard", [(signal.SIGUSR1, "SIGUSR1"), (signal.SIGINT, "SIGTERM"), (signal.SIGHUP, "SIGHUP")]
 )
 def test_a_signal_reaches_the_command_and_the_cache_is_still_removed(
     root: Path, tmp_path: Path, number: signal.Signals, heard: str
@@ -145,13 +127,8 @@ RUNNING = "echo RUNNING"
 BUSY = "echo >>{0}/tries; [ $(wc -l <{0}/tries) -gt 3 ] || exit 1; echo RUNNING"  # no answer three times
 
 
-@pytest.mark.parametrize(
-    ("number", "squeue"),
-    [(signal.SIGUSR1, RUNNING), (signal.SIGTERM, RUNNING), (signal.SIGUSR1, BUSY)],
-)
-def test_a_step_that_ends_at_the_signal_is_requeued(
-    root: Path, tmp_path: Path, number: signal.Signals, squeue: str
-) -> None:
+@pytest.mark.parametrize(("number", "squeue"), [(signal.SIGTERM, RUNNING), (signal.SIGUSR1, BUSY)])
+def test_a_step_stopped_is_requeued(root: Path, tmp_path: Path, number: signal.Signals, squeue: str) -> None:
     scontrol = f'echo "$@" >{tmp_path}/requeued; exit 3'
     write_programs(tmp_path, squeue=squeue.format(tmp_path), scontrol=scontrol)
     words = ["bash", "-c", f'{STEP} -c "$0"']
@@ -173,8 +150,8 @@ def test_a_run_stopped_by_its_stop_file_is_not_requeued(root: Path, tmp_path: Pa
     (run / "config.yaml").write_text(f"misc:\n  seed: 0\n  stop_file: {tmp_path}/STOP\n")
     if exists:
         (tmp_path / "STOP").touch()
-    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = run_bash(root, "-c", f"{STEP} -c 'exit(75)' train.yaml logging.run_dir={run}", PATH=path)
+    command = f"{STEP} -c 'exit(75)' train.yaml logging.run_dir={run}"
+    done = run_bash(root, "-c", command, PATH=f"{tmp_path}:{PATH}")
     assert (done.returncode, (tmp_path / "requeued").exists()) == ((75, False) if exists else (3, True))
     assert (f"{tmp_path}/STOP exists. Remove it" in done.stderr) == exists
 
@@ -183,61 +160,37 @@ def test_a_run_stopped_by_its_stop_file_is_not_requeued(root: Path, tmp_path: Pa
 def submitted(root: Path, tmp_path: Path) -> dict[str, str]:
     """Environment of a Slurm job whose srun records its arguments."""
     write_programs(tmp_path, srun='printf "%s\\n" "$PWD" "$@" >"$RECORD"')
-    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {
-        "SLURM_SUBMIT_DIR": str(root),
-        "SLURM_JOB_ID": "1",
-        "RECORD": str(tmp_path / "asked"),
-        "PATH": path,
-    }
+    variables = {"SLURM_SUBMIT_DIR": str(root), "SLURM_JOB_ID": "1", "RECORD": str(tmp_path / "record")}
+    return variables | {"PATH": f"{tmp_path}:{PATH}"}
 
 
-def test_a_container_job_passes_image_mounts_and_folder_to_pyxis(
-    root: Path, tmp_path: Path, submitted: dict[str, str]
+MOUNTS = "{root}/experiments:/opt/scaling/experiments,/scratch/tokens:/tokens"
+PYXIS = ["--container-image=/images/x.sqsh", f"--container-mounts={MOUNTS}"]
+PYXIS += ["--container-workdir=/opt/scaling", "--no-container-mount-home"]
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "expected"),
+    [
+        ("train_slurm_container", {"IMAGE": "/images/x.sqsh", "MOUNTS": "/scratch/tokens:/tokens"}, PYXIS),
+        ("train_slurm_edf", {"EDF": "/cluster/alps.toml"}, ["--environment=/cluster/alps.toml"]),
+    ],
+)
+def test_a_container_job_passes_its_image_mounts_and_arguments_to_srun(
+    root: Path, submitted: dict[str, str], script: str, given: dict[str, str], expected: list[str]
 ) -> None:
-    script = f"{HPC}/train_slurm_container.sh"
     settings = {"MODEL": "425M", "DATA": "/tokens/c4", "STEPS": "10", "ENGINE": "torch"}
-    image = {"IMAGE": "/images/scaling.sqsh", "MOUNTS": "/scratch/tokens:/tokens"}
-    done = run_bash(root, script, "dist.sharding_stage=zero1", **submitted, **settings, **image)
+    words = (f"{HPC}/{script}.sh", "dist.sharding_stage=zero1")
+    done = run_bash(root, *words, **submitted, **settings, **given)
     assert done.returncode == 0, done.stderr
     folder, *arguments = Path(submitted["RECORD"]).read_text().splitlines()
     assert folder == str(root)
-    assert arguments[:5] == [
-        "--kill-on-bad-exit=1",
-        "--container-image=/images/scaling.sqsh",
-        f"--container-mounts={root}/experiments:/opt/scaling/experiments,/scratch/tokens:/tokens",
-        "--container-workdir=/opt/scaling",
-        "--no-container-mount-home",
-    ]
-    assert arguments[5:8] == ["python", "tools/pretrain.py", "examples_scaling/training/train.yaml"]
-    assert {"model.size=425M", "dataset.path_train=/tokens/c4", "dist.sharding_stage=zero1"} <= set(
-        arguments[8:]
-    )
-
-
-def test_a_job_of_the_container_engine_passes_its_environment_file(
-    root: Path, submitted: dict[str, str]
-) -> None:
-    script = f"{HPC}/train_slurm_edf.sh"
-    settings = {"MODEL": "425M", "DATA": "/tokens/c4", "STEPS": "10", "ENGINE": "torch"}
-    done = run_bash(root, script, EDF="/cluster/alps.toml", **submitted, **settings)
-    assert done.returncode == 0, done.stderr
-    _, *arguments = Path(submitted["RECORD"]).read_text().splitlines()
-    assert arguments[:4] == [
-        "--kill-on-bad-exit=1",
-        "--environment=/cluster/alps.toml",
-        "python",
-        "tools/pretrain.py",
-    ]
-
-
-def test_the_environment_file_of_alps_mounts_the_folders_of_the_image(root: Path) -> None:
-    content = tomllib.loads((root / HPC / "alps.toml").read_text())
-    assert f"WORKDIR {content['workdir']}\n" in (root / "Dockerfile").read_text()
-    assert [mount.partition(":")[2] for mount in content["mounts"]] == ["/opt/scaling/experiments", "/tokens"]
-    assert content["annotations"]["com"]["hooks"]["aws_ofi_nccl"]["enabled"] == "true"
-    # every value of the environment and of annotations is text in this format
-    assert all(isinstance(value, str) for value in content["env"].values())
+    start = ["--kill-on-bad-exit=1", *(word.format(root=root) for word in expected)]
+    start += ["python", "tools/pretrain.py", "examples_scaling/training/train.yaml"]
+    assert arguments[: len(start)] == start
+    overrides = {"model.size=425M", "dataset.path_train=/tokens/c4", "dist.sharding_stage=zero1"}
+    assert overrides <= set(arguments[len(start) :])
+    assert "WORKDIR /opt/scaling\n" in (root / "Dockerfile").read_text()
 
 
 NO_JOB = "error: not a Slurm job. Submit this script with sbatch.\n"
@@ -249,6 +202,8 @@ MISUSES = [  # script, whether it is a job of Slurm, message
      "error: IMAGE: not set, expected a .sqsh file or registry#name:tag\n"),
     (f"{HPC}/train_slurm_edf.sh", True, "error: EDF: not set, expected an environment definition file\n"),
     ("examples_scaling/training/sweep.sh", False, "usage: sweep.sh STUDY.yaml [--dry-run] [key=value ...]\n"),
+    ("examples_scaling/evaluation/validate.sh", False, "usage: "),
+    ("examples_scaling/downstream/downstream.sh", False, "usage: "),
     (f"{HPC}/with_private_cache.sh", False, "usage: with_private_cache.sh COMMAND [WORD ...]\n"),
 ]  # fmt: skip
 
@@ -258,14 +213,8 @@ def test_a_script_started_the_wrong_way_prints_its_usage_and_exits_with_2(
     root: Path, submitted: dict[str, str], script: str, is_job: bool, message: str
 ) -> None:
     failed = run_bash(root, script, **(submitted if is_job else {"SLURM_SUBMIT_DIR": ""}))
-    assert (failed.returncode, failed.stderr) == (2, message)
+    assert failed.returncode == 2 and failed.stderr.startswith(message)
     assert not Path(submitted["RECORD"]).exists()
-
-
-def test_the_container_workdir_is_the_workdir_of_the_image(root: Path) -> None:
-    script = (root / HPC / "train_slurm_container.sh").read_text()
-    (inside,) = [line.split("=")[1] for line in script.splitlines() if line.startswith("inside=")]
-    assert f"WORKDIR {inside}\n" in (root / "Dockerfile").read_text()
 
 
 def test_the_two_slurm_scripts_have_the_same_sbatch_header(root: Path) -> None:

@@ -1,6 +1,5 @@
 """Tests of the training scripts and the cluster check, run as in the guide, on this machine."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -99,29 +98,32 @@ def test_a_script_exits_with_75_when_its_ranks_were_stopped(root, tmp_path, corp
         pytest.skip("no mpirun: apt-get install openmpi-bin")
     stopped = run_launcher(root, launcher, corpus, tmp_path / "run", "misc.max_hours=1e-9")
     assert stopped.returncode == 75, stopped.stderr
-    assert [
-        checkpoint.is_preempt for checkpoint in layout.find_checkpoints(tmp_path / "run" / "checkpoints")
-    ] == [True]
+    (saved,) = layout.find_checkpoints(tmp_path / "run" / "checkpoints")
+    assert saved.is_preempt
 
 
-@pytest.mark.ranks
-@pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_cluster_check_runs_eight_steps_on_a_cpu(root, tmp_path, n_ranks) -> None:
-    small = [
-        "dist.cpu_only=true", "lr_scheduler.total_iterations=8", "model.hf_config.hidden_size=64",
-        "model.hf_config.num_hidden_layers=2", "model.hf_config.num_attention_heads=4", "model.n_tokens=300",
-        "dataset.batch_size=4", "dataset.seq_len=32", "logging.every_iterations=1", "misc.n_threads=1",
-        f"checkpoint.directory={tmp_path / 'chkpts'}", f"logging.run_dir={tmp_path / 'run'}",
-    ]  # fmt: skip
-    command = [sys.executable]
-    if n_ranks > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}"]
-    done = run_command(root, [*command, "tools/pretrain.py", f"{TRAINING}/verify_cluster.yaml", *small])
-    assert done.returncode == 0, done.stderr
-    assert "the run ends after 8 of its 10 warm-up steps" in done.stderr
+VERIFY = [
+    "dist.cpu_only=true", "lr_scheduler.total_iterations=8", "model.hf_config.hidden_size=64",
+    "model.hf_config.num_hidden_layers=2", "model.hf_config.num_attention_heads=4", "model.n_tokens=300",
+    "dataset.batch_size=4", "dataset.seq_len=32", "logging.every_iterations=1", "misc.n_threads=1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=[pytest.mark.slow, pytest.mark.ranks])])
+def test_the_cluster_check_runs_eight_steps_on_a_cpu(cli: Cli, root: Path, tmp_path: Path, n_ranks) -> None:
+    words = [f"{TRAINING}/verify_cluster.yaml", *VERIFY, f"checkpoint.directory={tmp_path / 'chkpts'}"]
+    words.append(f"logging.run_dir={tmp_path / 'run'}")
+    if n_ranks == 1:
+        errors = cli("train", *words, cwd=root).error
+    else:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        done = run_command(root, [*torchrun, "tools/pretrain.py", *words])
+        assert done.returncode == 0, done.stderr
+        errors = done.stderr
+    assert "the run ends after 8 of its 10 warm-up steps" in errors
     lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "train"]
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert [line["lr"] for line in lines] == pytest.approx([3e-4 * step / 10 for step in range(1, 9)])
     (saved,) = layout.find_checkpoints(tmp_path / "chkpts")
     assert saved.prefix == "dummy-0.1"
-    assert json.loads((saved.path / "meta.json").read_text())["step"] == 8
+    assert read_json(saved.path / "meta.json")["step"] == 8

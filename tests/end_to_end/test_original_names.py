@@ -7,7 +7,10 @@ and they are then read by the tool's own parser. The last test trains and scores
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -62,21 +65,23 @@ def planned(root: Path, record):
     return read
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["old"])
-def test_what_replaces_a_file_of_the_original_exists(root: Path, row: dict) -> None:
-    assert row.keys() == {"old", "new", "note"}
-    assert row["new"] or row["note"]
-    assert [path for path in row["new"] if not (root / path).is_file()] == []
+def test_what_replaces_a_file_of_the_original_exists(root: Path) -> None:
+    for row in ROWS:
+        assert row.keys() == {"old", "new", "note"} and (row["new"] or row["note"]), row
+        assert [path for path in row["new"] if not (root / path).is_file()] == []
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_has_its_original_name_and_at_most_15_lines_without_placeholders(
-    root: Path, script: str
-) -> None:
-    text = (root / script).read_text()
-    assert len(text.splitlines()) <= 15
-    assert "your_" not in text and "/path/to" not in text
-    assert os.access(root / script, os.X_OK)
+def test_a_script_has_its_original_name_and_at_most_15_lines_without_placeholders(root: Path) -> None:
+    for script in SCRIPTS:
+        text = (root / script).read_text()
+        assert len(text.splitlines()) <= 15, script
+        assert "your_" not in text and "/path/to" not in text, script
+        assert os.access(root / script, os.X_OK), script
+
+
+def pick(config: RunConfig, keys: Iterable[str]) -> dict[str, Any]:
+    """Return the values of dotted keys."""
+    return {key: attrgetter(key)(config) for key in keys}
 
 
 @pytest.mark.parametrize(
@@ -84,44 +89,36 @@ def test_a_script_has_its_original_name_and_at_most_15_lines_without_placeholder
     [("train_ar", "140M", 50, "autoregressive"), ("train_mdm", "425M", 500, "masked_diffusion")],
 )
 def test_the_headline_recipe_is_two_commands(planned, script, size, epochs, objective) -> None:
-    config = planned(f"{QUICKSTART}/{script}.sh")
-    assert (config.model.size, config.objective.name) == (size, objective)
-    assert (config.lr_scheduler.total_epochs, config.dataset.path_train) == (
-        epochs, "utils/datapaths/train_c4_100m.txt"
-    )  # fmt: skip
-    # 99,952,399 tokens are 48,804 samples of 2,048 and their targets
-    assert config.dataset.unique_tokens == 48_804 * 2048
-    assert (config.dataset.seq_len, config.dataset.batch_size, config.dataset.microbatch_size) == (
-        2048,
-        256,
-        8,
-    )
-    assert (config.optim.lr, config.lr_scheduler.lr_min_ratio, config.lr_scheduler.warmup_fraction) == (
-        2e-4, 0.1, 0.01
-    )  # fmt: skip
-    assert (config.optim.beta1, config.optim.beta2, config.optim.weight_decay, config.optim.grad_clip) == (
-        0.9, 0.95, 0.1, 1.0
-    )  # fmt: skip
-    assert (config.dist.dtype, config.dist.sharding_stage) == ("bfloat16", "zero0")
-    assert config.evaluation.max_samples == 10 * 256
-    # Megatron's default, which the original's command does not change
-    assert (config.model.attention_dropout, config.model.hidden_dropout) == (0.1, 0.1)
+    expected = {
+        "model.size": size, "lr_scheduler.total_epochs": epochs, "objective.name": objective,
+        "dataset.path_train": "utils/datapaths/train_c4_100m.txt",
+        # 99,952,399 tokens are 48,804 samples of 2,048 and their targets
+        "dataset.unique_tokens": 48_804 * 2048,
+        "dataset.seq_len": 2048, "dataset.batch_size": 256, "dataset.microbatch_size": 8,
+        "optim.lr": 2e-4, "lr_scheduler.lr_min_ratio": 0.1, "lr_scheduler.warmup_fraction": 0.01,
+        "optim.beta1": 0.9, "optim.beta2": 0.95, "optim.weight_decay": 0.1, "optim.grad_clip": 1.0,
+        "dist.dtype": "bfloat16", "dist.sharding_stage": "zero0", "evaluation.max_samples": 10 * 256,
+        # Megatron's default, which the original's command does not change
+        "model.attention_dropout": 0.1, "model.hidden_dropout": 0.1,
+    }  # fmt: skip
+    assert pick(planned(f"{QUICKSTART}/{script}.sh"), expected) == expected
 
 
-@pytest.mark.parametrize("kind", ["arm", "mdm"])
-def test_a_chinchilla_run_spends_the_original_count_of_tokens(planned, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "size", "factor"), [("arm", "425M", 6), ("mdm", "7M", 100), ("arm", "1018M", 30)]
+)
+def test_a_chinchilla_run_has_the_original_tokens(planned, kind: str, size: str, factor: int) -> None:
     # the script of the original: N = 4 L d^2 + 3 L d f + 6 L d + V d, tokens = int(C / 6 * (1e9 / N)),
     # samples = round(tokens / 2048)
-    for size, factor in (("425M", 6), ("7M", 100), ("1018M", 30)):
-        d, layers = (load_model_sizes()[size][key] for key in ("d_model", "n_layers"))
-        n = 4 * layers * d**2 + 3 * layers * d * (int((4 * d * 2 / 3) / 64) * 64) + 6 * layers * d + 50257 * d
-        samples = round(int((factor * 10**9 / 6) * (10**9 / n)) / 2048)
-        config = planned(
-            f"{TRAINING}/{kind}/example_training_chinchilla.sh", MODEL_PARAM=size, FLOPS_FACTOR=str(factor)
-        )
-        assert config.lr_scheduler.total_tokens == samples * 2048
-        assert (config.model.size, config.optim.lr) == (size, 2e-4)
-        assert (config.dataset.unique_tokens, config.lr_scheduler.total_epochs) == (None, None)
+    d, layers = (load_model_sizes()[size][key] for key in ("d_model", "n_layers"))
+    n = 4 * layers * d**2 + 3 * layers * d * (int((4 * d * 2 / 3) / 64) * 64) + 6 * layers * d + 50257 * d
+    samples = round(int((factor * 10**9 / 6) * (10**9 / n)) / 2048)
+    script = f"{TRAINING}/{kind}/example_training_chinchilla.sh"
+    expected = {
+        "lr_scheduler.total_tokens": samples * 2048, "model.size": size, "optim.lr": 2e-4,
+        "dataset.unique_tokens": None, "lr_scheduler.total_epochs": None,
+    }  # fmt: skip
+    assert pick(planned(script, MODEL_PARAM=size, FLOPS_FACTOR=str(factor)), expected) == expected
 
 
 @pytest.mark.parametrize("kind", ["arm", "mdm"])
@@ -135,65 +132,73 @@ def test_a_data_value_run_repeats_a_part_of_the_same_total(planned, kind: str) -
     assert often.dataset.unique_tokens == pytest.approx(published, rel=0.02)
 
 
+VARIABLES = {  # variable: its value, and the key and value that it sets
+    "MODEL_PARAM": ("217M", "model.size", "217M"), "EPOCH_CNT": ("7", "lr_scheduler.total_epochs", 7),
+    "DATA_CNT": ("500M", "dataset.unique_tokens", (499_791_318 - 1) // 1024 * 1024),
+    "TRAIN_DATA_PATH": ("a.txt", "dataset.path_train", "a.txt"), "SEQ_LEN": ("1024", "dataset.seq_len", 1024),
+    "VALID_DATA_PATH": ("b.txt", "dataset.path_eval", "b.txt"), "LR": ("1e-3", "optim.lr", 1e-3),
+    "MICRO_BATCH_SIZE": ("4", "dataset.microbatch_size", 4), "TP_SIZE": ("2", "dist.tensor_parallel", 2),
+    "GLOBAL_BATCH_SIZE": ("64", "dataset.batch_size", 64), "PP_SIZE": ("3", "dist.pipeline_parallel", 3),
+    "ZERO_STAGE": ("1", "dist.sharding_stage", "zero1"), "WANDB_PROJECT": ("p", "logging.wandb", "p"),
+    "SAVE_INTERVAL": ("11", "checkpoint.chkpt_saving_iterations", 11), "WANDB_EXP_NAME": ("e", "name", "e"),
+    "EVAL_INTERVAL": ("12", "evaluation.every_iterations", 12),
+    "LOG_INTERVAL": ("13", "logging.every_iterations", 13),
+    "EVAL_ITERS": ("14", "evaluation.max_samples", 14 * 64),
+    "VARIANT": ("v", "logging.run_dir", "experiments/v"),
+    "CHECKPOINT_PATH": ("c", "checkpoint.directory", "c"), "KILL_SWITCH_PATH": ("k", "misc.stop_file", "k"),
+}  # fmt: skip
+
+
 def test_variables_of_the_original_become_settings(planned) -> None:
-    config = planned(
-        f"{TRAINING}/mdm/example_training.sh", "optim.beta2=0.99", MODEL_PARAM="217M", DATA_CNT="500M",
-        EPOCH_CNT="7", TRAIN_DATA_PATH="a.txt", VALID_DATA_PATH="b.txt", MICRO_BATCH_SIZE="4",
-        GLOBAL_BATCH_SIZE="64", TP_SIZE="2", PP_SIZE="3", ZERO_STAGE="1", SAVE_INTERVAL="11",
-        EVAL_INTERVAL="12", LOG_INTERVAL="13", EVAL_ITERS="14", CHECKPOINT_PATH="c", KILL_SWITCH_PATH="k",
-        WANDB_PROJECT="p", WANDB_EXP_NAME="e", SEQ_LEN="1024", LR="1e-3", VARIANT="v",
-    )  # fmt: skip
-    assert (config.model.size, config.lr_scheduler.total_epochs, config.optim.lr) == ("217M", 7, 1e-3)
-    data = config.dataset
-    assert (data.path_train, data.path_eval, data.microbatch_size, data.batch_size, data.seq_len) == (
-        "a.txt", "b.txt", 4, 64, 1024
-    )  # fmt: skip
-    assert data.unique_tokens == (499_791_318 - 1) // 1024 * 1024
-    dist = config.dist
-    assert (dist.engine, dist.tensor_parallel, dist.pipeline_parallel, dist.sharding_stage) == (
-        "torch", 2, 3, "zero1"
-    )  # fmt: skip
-    assert (config.checkpoint.chkpt_saving_iterations, config.evaluation.every_iterations) == (11, 12)
-    assert (config.logging.every_iterations, config.evaluation.max_samples) == (13, 14 * 64)
-    assert (config.checkpoint.directory, config.misc.stop_file) == ("c", "k")
-    assert (config.logging.wandb, config.name, config.logging.run_dir) == ("p", "e", "experiments/v")
-    assert config.optim.beta2 == 0.99
-    assert (config.model.attention_dropout, config.model.hidden_dropout) == (0, 0)  # with a warning
+    given = {name: value for name, (value, _, _) in VARIABLES.items()}
+    expected = {key: value for _, key, value in VARIABLES.values()}
+    # tensor parallelism has no dropout: it is off, with a warning
+    expected |= {"optim.beta2": 0.99, "model.attention_dropout": 0, "model.hidden_dropout": 0}
+    expected |= {"dist.engine": "torch"}
+    config = planned(f"{TRAINING}/mdm/example_training.sh", "optim.beta2=0.99", **given)
+    assert pick(config, expected) == expected
     rates = {"ATTENTION_DROPOUT": "0.3", "HIDDEN_DROPOUT": "0"}
     config = planned(f"{TRAINING}/arm/example_training.sh", **rates)
     assert (config.model.attention_dropout, config.model.hidden_dropout) == (0.3, 0)
 
 
-def test_the_other_training_scripts_set_what_their_originals_set(planned) -> None:
-    for kind, objective in (("arm", "autoregressive"), ("mdm", "masked_diffusion")):
-        config = planned(f"{TRAINING}/{kind}/example_multi_node_training.sh")
-        assert (config.model.size, config.lr_scheduler.total_epochs) == ("2298M", 363)
-        assert (config.dist.sharding_stage, config.dist.offload_optimizer) == ("zero1", True)
-        assert (config.dataset.microbatch_size, config.objective.name) == (2, objective)
-        config = planned(f"{TRAINING}/{kind}/example_training.sh")
-        assert (config.model.size, config.lr_scheduler.total_epochs) == ("425M", 100)
-    orders = planned(f"{TRAINING}/arm/example_order_list.sh", NUM_ORDER_LIST="8", ORDER_KIND="noise_sorted")
-    assert (orders.objective.orders, orders.objective.order_kind) == (8, "noise_sorted")
+SEVERAL_NODES = {
+    "model.size": "2298M", "lr_scheduler.total_epochs": 363, "dist.sharding_stage": "zero1",
+    "dist.offload_optimizer": True, "dataset.microbatch_size": 2, "dist.engine": "deepspeed",
+}  # fmt: skip
+PLAIN = {"model.size": "425M", "lr_scheduler.total_epochs": 100, "dist.engine": "torch", "dist.compile": None}
 
 
-def test_the_engine_is_torch_on_one_node_and_deepspeed_on_several(root: Path, planned) -> None:
-    script = f"{TRAINING}/arm/example_training.sh"
-    assert planned(script).dist.engine == "torch"
-    assert planned(script).dist.compile is None  # auto: on GPUs
-    assert planned(script, ENGINE="deepspeed").dist.engine == "deepspeed"
-    assert planned(f"{TRAINING}/mdm/example_multi_node_training.sh").dist.engine == "deepspeed"
-    settings = f'source {TRAINING}/settings.sh; echo "${{words[0]}}"'
-    for variables, engine in (
+@pytest.mark.parametrize(
+    ("script", "given", "expected"),
+    [
+        ("arm/example_multi_node_training", {}, SEVERAL_NODES | {"objective.name": "autoregressive"}),
+        ("mdm/example_multi_node_training", {}, SEVERAL_NODES | {"objective.name": "masked_diffusion"}),
+        ("arm/example_training", {}, PLAIN),
+        ("mdm/example_training", {}, PLAIN),
+        ("arm/example_training", {"ENGINE": "deepspeed"}, {"dist.engine": "deepspeed"}),
+        ("arm/example_order_list", {"NUM_ORDER_LIST": "8", "ORDER_KIND": "noise_sorted"},
+         {"objective.orders": 8, "objective.order_kind": "noise_sorted"}),
+    ],
+)  # fmt: skip
+def test_the_other_training_scripts_set_what_their_originals_set(planned, script, given, expected) -> None:
+    assert pick(planned(f"{TRAINING}/{script}.sh", **given), expected) == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "engine"),
+    [
         ({"SLURM_JOB_NUM_NODES": "1"}, "torch"),
         ({"SLURM_JOB_NUM_NODES": "2"}, "deepspeed"),
         ({"SLURM_JOB_NUM_NODES": "2", "ENGINE": "torch"}, "torch"),
         ({"MPI_FLAGS": "--oversubscribe"}, "torch"),
         ({"MPI_FLAGS": "--hostfile hosts"}, "deepspeed"),
-    ):
-        done = subprocess.run(
-            ["bash", "-euc", settings], cwd=root, env=variables, capture_output=True, text=True
-        )
-        assert done.stdout == f"dist.engine={engine}\n"
+    ],
+)
+def test_the_engine_is_torch_on_one_node_and_deepspeed_on_several(root: Path, variables, engine) -> None:
+    settings = f'source {TRAINING}/settings.sh; echo "${{words[0]}}"'
+    done = subprocess.run(["bash", "-euc", settings], cwd=root, env=variables, capture_output=True, text=True)
+    assert done.stdout == f"dist.engine={engine}\n"
 
 
 SCORED = {

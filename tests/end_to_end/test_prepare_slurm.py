@@ -55,9 +55,7 @@ def is_past_first_pieces(folder: Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_a_task_that_is_signalled_requeues_itself_and_a_bad_line_fails(
-    slurm, root, tmp_path, tokenizer
-) -> None:
+def test_a_signalled_task_requeues_itself_and_a_bad_line_fails(slurm, root, tmp_path, tokenizer) -> None:
     source = tmp_path / "in.jsonl"
     line = json.dumps({"text": "Red fish blue fish " * 20}) + "\n"
     source.write_text(line * 130_000 + "no JSON\n")  # in the last part
@@ -68,15 +66,13 @@ def test_a_task_that_is_signalled_requeues_itself_and_a_bad_line_fails(
     wait_for(lambda: is_past_first_pieces(shards), out.parent)
     # as Slurm does two minutes before the time limit
     slurm("scancel", "--batch", "--signal=USR1", f"{number}_1")
-    ended = ("COMPLETED", "FAILED")
-    wait_for(
-        lambda: all(slurm.show_job(f"{number}_{task}")["JobState"] in ended for task in range(1, PARTS + 1)),
-        out.parent,
-        400,
-    )
+
+    def list_states() -> list[str]:
+        return [slurm.show_job(f"{number}_{task}")["JobState"] for task in range(1, PARTS + 1)]
+
+    wait_for(lambda: set(list_states()) <= {"COMPLETED", "FAILED"}, out.parent, 400)
     logs = read_logs(out.parent)
-    states = [slurm.show_job(f"{number}_{task}")["JobState"] for task in range(1, PARTS + 1)]
-    assert states == ["COMPLETED", "FAILED"], logs
+    assert list_states() == ["COMPLETED", "FAILED"], logs
     assert slurm.show_job(f"{number}_1")["Restarts"] == "1"
     assert "stopped; run the same command again" in (out.parent / "log-1.txt").read_text(), logs
     assert "in.jsonl, line 130001: not JSON" in (out.parent / "log-2.txt").read_text()

@@ -33,9 +33,7 @@ def test_a_text_below_12_mb_ends_the_quickstart_before_any_work(root: Path, tmp_
 
 
 @pytest.mark.slow
-def test_the_quickstart_predicts_a_larger_run_and_measures_it(
-    root: Path, scaling_data: Path, tmp_path: Path
-) -> None:
+def test_the_quickstart_predicts_and_measures_a_run(root: Path, scaling_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "quickstart"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from megatron.checkpoint import layout
 from megatron.plan.run_dir import RESULT, read_metrics
 from megatron.study.launchers.launch import read_last_metrics
+from tests.end_to_end.conftest import Slurm
 
 STEPS = 1000
 SMALL = [
@@ -35,13 +35,7 @@ def read_losses(run: Path) -> dict[int, float]:
 
 
 def submit_job(
-    slurm: Callable[..., str],
-    root: Path,
-    run: Path,
-    log: Path,
-    words: list[str],
-    nodes: int,
-    steps: int = STEPS,
+    slurm: Slurm, root: Path, run: Path, log: Path, words: list[str], nodes: int, steps: int = STEPS
 ) -> str:
     """Submit train_slurm.sh with one task per node; return the job number."""
     settings = {
@@ -53,7 +47,7 @@ def submit_job(
     return slurm(*submitted, cwd=root, **settings)
 
 
-def wait_for_state(slurm: Callable[..., str], number: str, states: tuple[str, ...], log: Path) -> None:
+def wait_for_state(slurm: Slurm, number: str, states: tuple[str, ...], log: Path) -> None:
     """Wait until the job is in one of the states."""
     end = time.monotonic() + 300
     while slurm.show_job(number)["JobState"] not in states:
@@ -63,9 +57,7 @@ def wait_for_state(slurm: Callable[..., str], number: str, states: tuple[str, ..
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_a_job_on_two_nodes_is_preempted_requeues_itself_and_ends_as_if_undisturbed(
-    slurm, root, tmp_path
-) -> None:
+def test_a_preempted_job_on_two_nodes_requeues_itself_and_ends_as_undisturbed(slurm, root, tmp_path) -> None:
     run, log = tmp_path / "run", tmp_path / "log.txt"
     number = submit_job(slurm, root, run, log, [], nodes=2)
     wait_for_step(run, 5, log)

@@ -45,19 +45,6 @@ def study(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_dry_run_prices_every_run_and_trains_nothing(study: Path, cli: Cli) -> None:
-    out = study.parent
-    output = cli("sweep", study, "--dry-run").output
-    assert output.count(" to run\n") == 7
-    assert max(map(len, output.splitlines())) <= 100
-    # 16 wide, 1 layer, 501 ids padded to 512: 512*16 + 4*256 + 3*16*64 + 3*16
-    assert "12,336" in output
-    assert "7 of 7 runs to do, 41k tokens" in output.splitlines()[0]
-    assert "steps of small and large timed on this machine" in output.replace("\n", " ")
-    assert not (out / "runs").exists()
-
-
-@pytest.mark.slow
 def test_the_walk_ends_in_a_law_and_a_page_and_finished_runs_are_not_repeated(study: Path, cli: Cli) -> None:
     out = study.parent
     output = cli("sweep", study).output

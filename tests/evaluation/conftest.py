@@ -5,6 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from megatron.parallel.world import World
+
+ALONE = World(0, 1, 0, torch.device("cpu"))
+
 
 @pytest.fixture(autouse=True, scope="package")
 def offline() -> Iterator[None]:

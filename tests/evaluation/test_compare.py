@@ -30,45 +30,42 @@ def test_the_interval_and_the_p_value_are_those_of_a_normal_mean() -> None:
     assert (back.difference, back.p_value) == pytest.approx((-result.difference, result.p_value))
 
 
-def test_a_model_differs_from_itself_in_nothing() -> None:
+def test_a_model_does_not_differ_from_itself_and_documents_are_weighted_by_their_tokens() -> None:
     result = paired_bootstrap(HARD, HARD, TOKENS, 1000, seed=0)
     assert (result.difference, result.low, result.high, result.p_value) == (0, 0, 0, 1)
-
-
-def test_documents_are_weighted_by_their_tokens() -> None:
-    tokens = np.array([1, 99])
-    result = paired_bootstrap(np.array([5.0, 99.0]), np.array([1.0, 198.0]), tokens, 1000, seed=0)
+    nats = (np.array([5.0, 99.0]), np.array([1.0, 198.0]))
+    result = paired_bootstrap(*nats, np.array([1, 99]), 1000, seed=0)
     assert (result.loss_a, result.loss_b) == pytest.approx((1.04, 1.99))
 
 
-def test_only_scores_of_the_same_documents_are_compared(tmp_path: Path) -> None:
-    def write(name: str, tokens: list[int]) -> Path:
-        columns = {"domain": ["a", "a", "a"], "document": np.arange(3), "tokens": np.array(tokens)}
-        pd.DataFrame({**columns, "nats": np.array([1.0, 2.0, 0.0])}).to_parquet(tmp_path / name)
-        return tmp_path / name
+def write_scores(path: Path, tokens: list[int], nats: list[float]) -> Path:
+    columns = {"domain": "a", "document": range(len(tokens)), "tokens": tokens, "nats": nats}
+    pd.DataFrame(columns).to_parquet(path)
+    return path
 
-    same = compare_documents(write("a", [3, 4, 0]), write("b", [3, 4, 0]), n_bootstrap=10)
+
+def test_only_scores_of_the_same_documents_are_compared(tmp_path: Path) -> None:
+    nats = [1.0, 2.0, 0.0]
+    a = write_scores(tmp_path / "a", [3, 4, 0], nats)
+    same = compare_documents(a, write_scores(tmp_path / "b", [3, 4, 0], nats), n_bootstrap=10)
     assert (same.n_documents, same.loss_a) == (2, pytest.approx(3 / 7))
-    with pytest.raises(
-        ValueError, match="got different numbers of tokens for 3 of 3 documents. Score both on the"
-    ):
-        compare_documents(tmp_path / "a", write("c", [4, 5, 1]))
-    with pytest.raises(ValueError, match="^got 1 documents, expected at least 2"):
-        compare_documents(tmp_path / "a", write("d", [3, 5, 0]))
-    with pytest.raises(FileNotFoundError, match="none"):
-        compare_documents(tmp_path / "a", tmp_path / "none")
     (tmp_path / "text").write_text("no parquet")
-    with pytest.raises(ValueError, match="not a parquet"):
-        compare_documents(tmp_path / "a", tmp_path / "text")
+    for path, error, sentence in (
+        (write_scores(tmp_path / "c", [4, 5, 1], nats), ValueError, "numbers of tokens for 3 of 3 documents"),
+        (write_scores(tmp_path / "d", [3, 5, 0], nats), ValueError, "^got 1 documents, expected at least 2"),
+        (tmp_path / "none", FileNotFoundError, "none"),
+        (tmp_path / "text", ValueError, "not a parquet"),
+    ):
+        with pytest.raises(error, match=sentence):
+            compare_documents(a, path)
 
 
 def test_a_document_with_different_numbers_of_scored_tokens_is_skipped(tmp_path: Path) -> None:
     """An autoregressive model does not score the first token of the corpus."""
     for n in (3, 20):
-        for name, first in (("ar", 4), ("diffusion", 5)):
-            tokens = np.full(n, 5)
-            tokens[0] = first
-            columns = {"domain": ["a"] * n, "document": np.arange(n), "tokens": tokens}
-            pd.DataFrame({**columns, "nats": np.arange(float(n))}).to_parquet(tmp_path / name)
-        result = compare_documents(tmp_path / "ar", tmp_path / "diffusion", n_bootstrap=10)
+        nats = list(map(float, range(n)))
+        ar, diffusion = (
+            write_scores(tmp_path / f"{first}", [first] + [5] * (n - 1), nats) for first in (4, 5)
+        )
+        result = compare_documents(ar, diffusion, n_bootstrap=10)
         assert (result.n_documents, result.loss_a) == (n - 1, pytest.approx(n / 2 / 5))

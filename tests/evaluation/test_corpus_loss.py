@@ -1,55 +1,104 @@
-"""Held-out losses of whole corpora, compared with loops over tokens and with arithmetic."""
+"""Held-out losses of whole corpora, compared with loops over tokens, lm-eval, transformers and arithmetic."""
 
 import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+from megatron.checkpoint.convert.formats import read_any
 from megatron.data.indexed import IndexedTokens
 from megatron.data.indexed_writer import IndexedWriter
-from megatron.evaluation.corpus_loss import (
-    CorpusScorer,
-    count_text_bytes,
-    select_windows,
+from megatron.evaluation.corpus_loss import CorpusScorer, count_text_bytes, select_windows
+from megatron.evaluation.corpus_tokenizer import resolve_text_ids
+from megatron.evaluation.held_out import HeldOutScoring, score_held_out
+from megatron.evaluation.scored_models import find_models
+from megatron.evaluation.windows import (
+    TextIds,
+    count_scored_tokens,
+    iter_document_windows,
+    iter_strided_windows,
+    read_window,
 )
-from megatron.evaluation.windows import Window
 from megatron.model.transformer import Gpt
 from megatron.objective.masked_diffusion import MaskedDiffusion
-from megatron.parallel.world import World
-from megatron.tokenizer.kinds import NullTokenizer
+from megatron.tokenizer.kinds import NullTokenizer, load_tokenizer_by_name
+from tests.evaluation.conftest import ALONE
 
-ALONE = World(0, 1, 0, torch.device("cpu"))
-LENGTHS = (7, 1, 12, 3, 20)
+EOD = 39
+TEXT = TextIds(prefix_id=38, eod_id=EOD)
+LENGTHS = (7, 1, 12, 3, 20, 0, 16)  # of documents, without the end-of-document id that all but the last have
+
+
+def write_documents(prefix: Path, *documents: list[int], **tokenizer: Any) -> IndexedTokens:
+    with IndexedWriter(prefix, np.dtype(np.uint16), {"tokenizer": tokenizer}) as writer:
+        for ids in documents:
+            writer.add_document(np.array(ids, dtype=np.int64))
+    return IndexedTokens(prefix)
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> IndexedTokens:
-    """Write a corpus of 43 tokens in 5 documents, of 40 ids."""
-    prefix = tmp_path_factory.mktemp("corpus") / "text"
+    """Write 65 tokens in 7 documents, of 40 ids."""
     rng = np.random.default_rng(0)
-    with IndexedWriter(prefix, np.dtype(np.uint16), {"tokenizer": {"n_tokens": 40}}) as writer:
-        for length in LENGTHS:
-            writer.add_document(rng.integers(0, 40, length))
-    return IndexedTokens(prefix)
+    documents = [[*rng.integers(0, 38, n).tolist(), EOD] for n in LENGTHS]
+    documents[-1].pop()
+    prefix = tmp_path_factory.mktemp("corpus") / "text"
+    return write_documents(prefix, *documents, n_tokens=40, eod_id=EOD)
 
 
-def windows_of(
-    corpus: IndexedTokens,
-    causal: bool = False,
-    stride: int | None = None,
-    seq_len: int = 8,
-    n: int | None = None,
-) -> list[Window]:
-    return select_windows(corpus, causal, seq_len, stride, n, None)
+def documents_of(corpus: IndexedTokens) -> list[list[int]]:
+    """Return the ids of each document without its end."""
+    documents = [corpus.get_document(i).tolist() for i in range(len(LENGTHS))]
+    return [ids[:-1] if ids and ids[-1] == EOD else ids for ids in documents]
 
 
-def nats_of(model: Gpt, context: np.ndarray, token: int) -> float:
-    logits = model(torch.from_numpy(context.astype(np.int64))[None], causal=True)[0, -1]
-    return -float(logits.double().log_softmax(-1)[token])
+def build_scorer(
+    model: Gpt, corpus: IndexedTokens, causal: bool, text: TextIds | None = None, **options: Any
+) -> CorpusScorer:
+    windows = select_windows(
+        corpus, causal, options.pop("seq_len", 8), options.pop("stride", None), options.pop("n", None), text
+    )
+    return CorpusScorer(model, corpus, windows, **{"batch_size": 5, "world": ALONE} | options)
+
+
+def log_softmax(model: Gpt, ids: Any, causal: bool) -> torch.Tensor:
+    tokens = torch.from_numpy(np.asarray(ids, dtype=np.int64))
+    return model(tokens[None], causal=causal)[0].double().log_softmax(-1)
+
+
+@pytest.mark.parametrize("n_read", [2, 5, 9, 100])
+def test_windows_of_documents_are_lm_evals_rolling_windows(corpus: IndexedTokens, n_read: int) -> None:
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    expected = [
+        (list(context), list(scored))
+        for ids in documents_of(corpus)
+        for context, scored in map(
+            make_disjoint_window, get_rolling_token_windows(ids, TEXT.prefix_id, n_read - 1, context_len=1)
+        )
+        if ids
+    ]
+    windows = list(iter_document_windows(corpus, n_read, n_read - 1, TEXT))
+    ids_read = [read_window(corpus, window).tolist() for window in windows]
+    pairs = [(ids[: w.n_context], ids[w.n_context :]) for w, ids in zip(windows, ids_read, strict=True)]
+    assert pairs == expected and [w.number for w in windows] == list(range(len(windows)))
+    assert count_scored_tokens(corpus, windows).tolist() == list(LENGTHS)
+
+
+def test_scored_tokens_are_counted_per_document_for_all_windows(corpus: IndexedTokens) -> None:
+    strided, alone = iter_strided_windows(corpus, 8, 3), iter_document_windows(corpus, 6, 2, TEXT)
+    for windows in (list(strided), list(alone)):
+        for n in (1, 2, 5, len(windows)):
+            places = np.concatenate([np.arange(w.scored, w.end) for w in windows[:n]])
+            of = np.searchsorted(np.cumsum(corpus.document_tokens), places, side="right")
+            expected = np.bincount(of, minlength=len(LENGTHS))
+            np.testing.assert_array_equal(count_scored_tokens(corpus, windows[:n]), expected)
 
 
 @pytest.mark.parametrize("stride", [8, 5, 1])
@@ -58,126 +107,197 @@ def test_every_token_but_the_first_is_scored_once_with_the_documented_context(
 ) -> None:
     """The context of a token in the first window is all tokens before it. In a later window it begins 8
     tokens before the end of the window. Windows end every `stride` tokens and at the end of the corpus."""
-    tokens = corpus.tokens[:43]
-    expected = np.zeros(43)
-    for i in range(1, 43):
-        end = min(43, 9 if i < 9 else 9 + math.ceil((i - 8) / stride) * stride)
-        expected[i] = nats_of(tiny, tokens[max(0, end - 9) : i], int(tokens[i]))
-    loss = CorpusScorer(
-        tiny, corpus, windows_of(corpus, True, stride), batch_size=3, world=ALONE
-    ).score_autoregressive()
-    begins = np.cumsum([0, *LENGTHS[:-1]])
+    n = corpus.n_tokens
+    tokens, expected = corpus.tokens[:n], np.zeros(n)
+    for i in range(1, n):
+        end = min(n, 9 if i < 9 else 9 + math.ceil((i - 8) / stride) * stride)
+        expected[i] = -float(log_softmax(tiny, tokens[max(0, end - 9) : i], True)[-1, int(tokens[i])])
+    loss = build_scorer(tiny, corpus, True, stride=stride, eod_id=EOD).score_autoregressive()
+    begins = np.cumsum([0, *corpus.document_tokens[:-1]])
     assert loss.nats == pytest.approx(np.add.reduceat(expected, begins), rel=1e-5)
-    assert loss.tokens.tolist() == [6, 1, 12, 3, 20]
+    assert loss.tokens.tolist() == [7, 2, 13, 4, 21, 1, 16]
+    assert loss.eod_nats == pytest.approx(expected[tokens == EOD].sum(), rel=1e-5)
     metrics = loss.metrics()
-    assert metrics["loss"] == pytest.approx(expected.sum() / 42, rel=1e-5)
+    assert metrics["loss"] == pytest.approx(expected.sum() / (n - 1), rel=1e-5)
     assert metrics["bits_per_token"] == pytest.approx(metrics["loss"] / math.log(2))
     assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
+    part = build_scorer(tiny, corpus, True, stride=stride, n=1).score_autoregressive()
+    assert part.tokens.tolist() == [7, 1, 0, 0, 0, 0, 0]  # tokens 1 to 8
+    assert part.nats[:1] == pytest.approx(loss.nats[:1], rel=1e-6)
+    assert part.metrics()["n_documents"] == 2
 
 
-def test_a_uniform_model_has_a_loss_of_log_rows_with_every_method(
+@pytest.mark.parametrize("stride", [8, 3])
+def test_a_document_alone_is_predicted_from_itself(tiny: Gpt, corpus: IndexedTokens, stride: int) -> None:
+    expected = []
+    for ids in documents_of(corpus):
+        whole, nats, done = [TEXT.prefix_id, *ids], 0.0, 1
+        while done < len(whole):
+            end = min(max(9, done + stride), len(whole)) if done > 1 else min(9, len(whole))
+            log_p = log_softmax(tiny, whole[max(0, end - 9) : end - 1], True)
+            nats -= sum(float(log_p[i - end, whole[i]]) for i in range(done, end))
+            done = end
+        expected.append(nats)
+    loss = build_scorer(tiny, corpus, True, TEXT, stride=stride, eod_id=EOD).score_autoregressive()
+    assert loss.nats == pytest.approx(expected, rel=1e-5) and loss.tokens.tolist() == list(LENGTHS)
+    assert loss.eod_nats == 0
+
+
+@pytest.mark.parametrize("text", [None, TEXT], ids=["corpus", "document"])
+def test_a_diffusion_model_is_scored_under_the_masks_of_validation_and_left_to_right(
+    tiny: Gpt, corpus: IndexedTokens, text: TextIds | None
+) -> None:
+    """The expected values are computed per window and draw; the context of a window is never masked."""
+    objective = MaskedDiffusion(40, 1e-3, 3)
+    draws, (bound, left) = np.zeros(3), np.zeros((2, len(LENGTHS)))
+    for window in select_windows(corpus, False, 8, None, None, text):
+        ids, n = read_window(corpus, window), window.n_context
+        places = np.arange(window.scored, window.end)
+        documents = np.searchsorted(np.cumsum(corpus.document_tokens), places, side="right")
+        for draw in range(3):
+            task = objective.corrupt(np.append(ids[n:], 0)[None], np.array([window.number]), draw)
+            log_p = log_softmax(tiny, [*ids[:n], *task.inputs[0].tolist()], False)[n:]
+            nats = -(log_p[task.positions, task.targets] * task.scale).numpy()
+            draws[draw] += nats.sum()
+            np.add.at(bound, documents[task.positions.numpy()], nats / 3)
+        for i in range(n, len(ids)):
+            inputs = np.where(np.arange(len(ids)) < i, ids, 40)
+            left[documents[i - n]] -= float(log_softmax(tiny, inputs, False)[i, ids[i]])
+    n_scored = sum(LENGTHS) if text else corpus.n_tokens
+    scored = build_scorer(tiny, corpus, False, text, eod_id=EOD).score_bound(objective, 3)
+    assert scored.draws == pytest.approx(draws, rel=1e-5) and scored.nats == pytest.approx(bound, rel=1e-5)
+    assert scored.metrics()["mc_se"] == pytest.approx(draws.std(ddof=1) / math.sqrt(3) / n_scored, rel=1e-4)
+    assert (scored.eod_nats > 0) == (text is None) and scored.eod_nats < scored.nats.sum()
+    exact = build_scorer(tiny, corpus, False, text, batch_size=7).score_left_to_right()
+    assert exact.nats == pytest.approx(left, rel=1e-5) and exact.eod_nats == 0
+
+
+def test_a_uniform_model_costs_log_rows_with_every_method(
     tiny_of: Callable[..., Gpt], corpus: IndexedTokens
 ) -> None:
     model = tiny_of(n_tokens=40)
     with torch.no_grad():
         model.embedding.weight.zero_()  # 48 equal rows
-    exact = CorpusScorer(
-        model, corpus, windows_of(corpus, True), batch_size=4, world=ALONE
-    ).score_autoregressive()
+    exact = build_scorer(model, corpus, True).score_autoregressive()
     assert exact.metrics()["loss"] == pytest.approx(math.log(48))
-    left = CorpusScorer(model, corpus, windows_of(corpus), batch_size=4, world=ALONE).score_left_to_right()
-    assert left.nats == pytest.approx(math.log(48) * np.array(LENGTHS))
-    rough = CorpusScorer(model, corpus, windows_of(corpus), batch_size=64, world=ALONE).score_bound(
-        MaskedDiffusion(40, 1e-3, 0), 20
-    )
-    metrics = rough.metrics()
-    assert metrics["loss"] == pytest.approx(
-        math.log(48), rel=1e-6
-    )  # all masks of a window have the same loss
-    assert metrics["mc_se"] is not None and metrics["mc_se"] < 1e-7
-
-
-def test_the_bound_uses_the_masks_of_validation_during_training(tiny: Gpt, corpus: IndexedTokens) -> None:
-    """The expected value is computed per window and draw with the objective."""
-    objective = MaskedDiffusion(40, 1e-3, 3)
-    tokens = corpus.tokens[:43].astype(np.int64)
-    draws, nats = np.zeros(3), np.zeros(43)
-    for number in range(6):
-        window = tokens[8 * number : 8 * number + 8]
-        for draw in range(3):
-            task = objective.corrupt(np.append(window, 0)[None], np.array([number]), draw)
-            log_p = tiny(task.inputs, causal=False)[0].double().log_softmax(-1)
-            for place, target, scale in zip(task.positions, task.targets, task.scale, strict=True):
-                value = -float(log_p[place, target]) * float(scale)
-                draws[draw] += value
-                nats[8 * number + int(place)] += value / 3
-    loss = CorpusScorer(tiny, corpus, windows_of(corpus), batch_size=5, world=ALONE).score_bound(objective, 3)
-    assert loss.draws == pytest.approx(draws, rel=1e-5)
-    assert loss.nats == pytest.approx(np.add.reduceat(nats, np.cumsum([0, *LENGTHS[:-1]])), rel=1e-5)
-    assert loss.metrics()["mc_se"] == pytest.approx(draws.std(ddof=1) / math.sqrt(3) / 43, rel=1e-4)
+    left = build_scorer(model, corpus, False).score_left_to_right()
+    assert left.nats == pytest.approx(math.log(48) * corpus.document_tokens)
+    # all masks of a window have the same loss
+    metrics = build_scorer(model, corpus, False).score_bound(MaskedDiffusion(40, 1e-3, 0), 20).metrics()
+    assert metrics["loss"] == pytest.approx(math.log(48), rel=1e-6) and metrics["mc_se"] < 1e-7
 
 
 def test_the_bound_of_a_short_corpus_is_its_mean_over_all_masks(tiny: Gpt, tmp_path: Path) -> None:
-    """12 tokens, one window, 4,095 masks; a mask of l tokens has chance 1 / (12 C(12, l)), weight 12 / l."""
-    tokens = np.random.default_rng(1).integers(0, 40, 12)
-    with IndexedWriter(tmp_path / "short", np.dtype(np.uint16), {}) as writer:
-        writer.add_document(tokens)
-    masks = np.array(list(itertools.product([0, 1], repeat=12)), dtype=bool)[1:]
-    exact = 0.0
-    for hidden in np.array_split(masks, 16):
-        log_p = tiny(torch.from_numpy(np.where(hidden, 40, tokens)), causal=False).double().log_softmax(-1)
-        nats = -(log_p[:, torch.arange(12), torch.from_numpy(tokens)].numpy() * hidden).sum(axis=1)
-        n_hidden = hidden.sum(axis=1)
-        exact += (nats / (n_hidden * [math.comb(12, n) for n in n_hidden])).sum() / 12
-    short = IndexedTokens(tmp_path / "short")
-    scorer = CorpusScorer(tiny, short, windows_of(short, seq_len=32), batch_size=64, world=ALONE)
+    """8 tokens, one window, 255 masks; a mask of l tokens has chance 1 / (8 C(8, l)), weight 8 / l."""
+    n = 8
+    tokens = np.random.default_rng(1).integers(0, 40, n)
+    hidden = np.array(list(itertools.product([0, 1], repeat=n)), dtype=bool)[1:]
+    log_p = tiny(torch.from_numpy(np.where(hidden, 40, tokens)), causal=False).double().log_softmax(-1)
+    nats = -(log_p[:, torch.arange(n), torch.from_numpy(tokens)].numpy() * hidden).sum(axis=1)
+    n_hidden = hidden.sum(axis=1)
+    exact = (nats / (n_hidden * [math.comb(n, k) for k in n_hidden])).sum() / n
+    short = write_documents(tmp_path / "short", tokens.tolist())
+    scorer = build_scorer(tiny, short, False, seq_len=32, batch_size=64)
     loss = scorer.score_bound(MaskedDiffusion(40, 1e-3, 0), 256).metrics()
     assert loss["mc_se"] < 0.02 * exact
     assert loss["mc_interval"][0] < exact < loss["mc_interval"][1]
 
 
-def test_left_to_right_a_token_is_predicted_only_from_those_before_it(
-    tiny: Gpt, corpus: IndexedTokens
-) -> None:
-    tokens = corpus.tokens[:43].astype(np.int64)
-    expected = np.zeros(43)
-    for begin in range(0, 43, 8):
-        window = tokens[begin : begin + 8]
-        for i, token in enumerate(window):
-            inputs = torch.from_numpy(np.where(np.arange(len(window)) < i, window, 40))[None]
-            expected[begin + i] = -float(tiny(inputs, causal=False)[0, i].double().log_softmax(-1)[token])
-    loss = CorpusScorer(tiny, corpus, windows_of(corpus), batch_size=7, world=ALONE).score_left_to_right()
-    assert loss.nats == pytest.approx(np.add.reduceat(expected, np.cumsum([0, *LENGTHS[:-1]])), rel=1e-5)
-
-
-def test_a_part_of_the_corpus_is_its_first_windows(tiny: Gpt, corpus: IndexedTokens) -> None:
-    whole = CorpusScorer(
-        tiny, corpus, windows_of(corpus, True), batch_size=4, world=ALONE
-    ).score_autoregressive()
-    part = CorpusScorer(
-        tiny, corpus, windows_of(corpus, True, n=1), batch_size=4, world=ALONE
-    ).score_autoregressive()
-    assert part.tokens.tolist() == [6, 1, 1, 0, 0]  # tokens 1 to 8
-    assert part.nats[:2] == pytest.approx(whole.nats[:2], rel=1e-6)
-    assert part.metrics()["n_documents"] == 3
-
-
 def test_the_bytes_are_those_of_the_text_that_was_scored(corpus: IndexedTokens) -> None:
     """Texts are numbers separated by spaces. Id 40 ends documents, but none is in the corpus."""
-    tokenizer = NullTokenizer(40)
-    texts = [" ".join(str(token) for token in corpus.get_document(i)) for i in range(5)]
-    whole = count_text_bytes(corpus, tokenizer, 0, np.array(LENGTHS), 40, ALONE)
-    assert whole == (sum(map(len, texts)), 0)
-    first_two = [" ".join(texts[0].split()[1:]), texts[1]]
-    assert count_text_bytes(corpus, tokenizer, 1, np.array([6, 1, 0, 0, 0]), 40, ALONE)[0] == sum(
-        map(len, first_two)
-    )
-    n_ends = sum(token == 7 for i in range(5) for token in corpus.get_document(i))
-    without = sum(len(" ".join(word for word in text.split() if word != "7")) for text in texts)
-    assert count_text_bytes(corpus, tokenizer, 0, np.array(LENGTHS), 7, ALONE) == (without, n_ends)
+    tokenizer, n = NullTokenizer(40), corpus.document_tokens
+    words = [[str(token) for token in corpus.get_document(i)] for i in range(len(LENGTHS))]
+    texts = [" ".join(text) for text in words]
+    assert count_text_bytes(corpus, tokenizer, 0, n, 40, ALONE) == (sum(map(len, texts)), 0)
+    first_two = len(" ".join(words[0][1:])) + len(texts[1])
+    tokens = np.array([7, 2, 0, 0, 0, 0, 0])
+    assert count_text_bytes(corpus, tokenizer, 1, tokens, 40, ALONE)[0] == first_two
+    without = sum(len(" ".join(word for word in text if word != str(EOD))) for text in words)
+    assert count_text_bytes(corpus, tokenizer, 0, n, EOD, ALONE) == (without, len(LENGTHS) - 1)
 
 
-def test_strides_that_skip_tokens_are_refused(tiny: Gpt, corpus: IndexedTokens) -> None:
+@pytest.fixture(scope="module")
+def stories(stories_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Write texts longer and shorter than the window of the stories model."""
+    output, name = tmp_path_factory.mktemp("stories"), str(stories_folder)
+    tokenizer = load_tokenizer_by_name(name)
+    once = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
+    # random order, because lm-eval confuses equal windows
+    words = np.random.default_rng(0).permutation(once.split() * 40)
+    texts = [" ".join(words), "One day, Tim found a caf\u00e9.", "The dog was happy \u2014 very happy!", once]
+    about = {"name": name} | {key: getattr(tokenizer, key) for key in ("sha256", "n_tokens", "eod_id")}
+    documents = [[*ids, tokenizer.eod_id] for ids in tokenizer.encode_batch(texts)]
+    corpus = write_documents(output / "texts", *documents, **about)
+    return {
+        "hf": stories_folder, "data": str(output / "texts"), "texts": texts, "tokenizer": tokenizer,
+        "corpus": corpus,
+    }  # fmt: skip
+
+
+def test_documents_alone_have_lm_evals_rolling_scores_and_bits_per_byte(stories: dict[str, Any]) -> None:
+    pytest.importorskip("accelerate", reason="lm-eval's hf model requires accelerate")
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.metrics import bits_per_byte
+    from lm_eval.models.huggingface import HFLM
+
+    seq_len = read_any(stories["hf"]).seq_len
+    # else lm-eval adds the begin-of-text id twice and scores the second one
+    theirs = HFLM(
+        pretrained=str(stories["hf"]), batch_size=4, device="cpu", dtype="float32",
+        softmax_dtype="float64", max_length=seq_len, add_bos_token=False,
+    )  # fmt: skip
+    requests = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in stories["texts"]]
+    log_p = theirs.loglikelihood_rolling(requests, disable_tqdm=True)
+    scoring = HeldOutScoring(data=stories["data"], windows="document", seq_len=seq_len, per_document=True)
+    (model,) = find_models([stories["hf"]])
+    result, path, _ = score_held_out(model, scoring, ALONE, tokenizer=stories["tokenizer"].name)
+    documents = pd.read_parquet(path.with_suffix(".documents.parquet"))
+    assert documents["tokens"][0] > seq_len  # several windows
+    assert documents["nats"].to_list() == pytest.approx([-value for value in log_p], rel=1e-5, abs=1e-3)
+    pairs = [(value, len(text.encode())) for value, text in zip(log_p, stories["texts"], strict=True)]
+    assert result["n_bytes"] == sum(n for _, n in pairs)
+    assert result["bits_per_byte"] == pytest.approx(bits_per_byte(pairs), rel=1e-5)
+    assert "without end-of-document tokens" in result["bits_per_byte_of"]
+
+
+def test_windows_across_documents_have_transformers_nats_and_bits_of_text(stories: dict[str, Any]) -> None:
+    """The sliding window of the transformers documentation, over the concatenated documents."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(stories["hf"]).eval()
+    corpus, tokenizer = stories["corpus"], stories["tokenizer"]
+    ids = torch.from_numpy(corpus.tokens[: corpus.n_tokens].astype(np.int64))[None]
+    length, stride, before = 128, 32, 0
+    nats = torch.zeros(ids.shape[1], dtype=torch.float64)
+    for begin in range(0, ids.shape[1], stride):
+        end = min(begin + length + 1, ids.shape[1])
+        with torch.no_grad():
+            log_p = model(ids[:, begin : end - 1]).logits[0].double().log_softmax(-1)
+        scored = torch.arange(max(before, begin + 1), end)
+        nats[scored] = -log_p[scored - begin - 1, ids[0, scored]]
+        before = end
+        if end == ids.shape[1]:
+            break
+    scoring = HeldOutScoring(data=stories["data"], seq_len=length, stride=stride)
+    result, _, _ = score_held_out(find_models([stories["hf"]])[0], scoring, ALONE)
+    n_bytes = sum(len(text.encode()) for text in stories["texts"])
+    whole, rest = (tokenizer.decode(corpus.get_document(0)[i:-1].tolist()) for i in (0, 1))
+    n_first = len(whole.encode()) - len(rest.encode())  # the first id is not scored
+    assert result["n_bytes"] == n_bytes - n_first
+    assert result["n_eod"] == len(stories["texts"])
+    text_nats = float(nats[1:][ids[0, 1:] != tokenizer.eod_id].sum())
+    assert result["loss"] == pytest.approx(float(nats.sum()) / (ids.shape[1] - 1), rel=2e-3)
+    assert result["bits_per_byte"] == pytest.approx(text_nats / math.log(2) / result["n_bytes"], rel=2e-3)
+
+
+def test_windows_that_score_nothing_or_skip_tokens_are_refused(corpus: IndexedTokens, tmp_path: Path) -> None:
     for stride in (0, 9):
         with pytest.raises(ValueError, match=f"--stride: got {stride}, expected 1 to 8"):
-            windows_of(corpus, True, stride)
+            select_windows(corpus, True, 8, stride, None, None)
+    bare = write_documents(tmp_path / "bare", [1, 2, 3])
+    sentence = "--windows document: got no end-of-document id for .*bare, expected"
+    with pytest.raises(ValueError, match=sentence):
+        resolve_text_ids(bare, None, None)
+    ends = write_documents(tmp_path / "ends", [3], [3])
+    with pytest.raises(ValueError, match="got no document with text"):
+        list(iter_document_windows(ends, 9, 8, TextIds(0, 3)))

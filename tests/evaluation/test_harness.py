@@ -22,9 +22,8 @@ from megatron.generation.sampling import Sampling
 from megatron.kernels.rotary import rotary_at_positions
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt
-from megatron.parallel.world import World
+from tests.evaluation.conftest import ALONE
 
-ALONE = World(0, 1, 0, torch.device("cpu"))
 # tasks whose data are in SCALING_DATA
 TASKS = ["arc_easy", "boolq", "copa", "hellaswag", "piqa", "race", "winogrande", "sciq", "lambada_openai"]
 
@@ -61,20 +60,15 @@ def compare(name: str, limit: int, stories: Weights, hf_model: Any, task_folder:
 
     reader = Reader(stories, Scoring(batch_size=16), ALONE)
     tasks = open_tasks([name], task_folder)
-    ours = score_task(
-        harness_model(reader),
-        tasks[name].load(),
-        limit=limit,
-        num_fewshot=None,
-        samples=True,
-    )
+    options = {"limit": limit, "num_fewshot": None, "samples": True}
+    ours = score_task(harness_model(reader), tasks[name].load(), **options)
     theirs = evaluate(lm=hf_model, task_dict=tasks[name].load(), limit=limit, bootstrap_iters=0)
     a, b = ours["samples"][name], theirs["samples"][name]
     assert len(a) == len(b) == min(limit, ours["n-samples"][name]["original"])
     for first, second in zip(a, b, strict=True):
         assert first["arguments"] == second["arguments"]
         our_values, their_values = (
-            np.array([resp[0] for resp in sample["resps"]]) for sample in (first, second)
+            np.array([response for (response,) in sample["resps"]]) for sample in (first, second)
         )
         # relative 1e-6: a float32 sum of over a thousand nats is not exact to 1e-4
         assert our_values[:, 0] == pytest.approx(their_values[:, 0], abs=1e-4, rel=1e-6)
@@ -85,25 +79,21 @@ def compare(name: str, limit: int, stories: Weights, hf_model: Any, task_folder:
     return reader.n_truncated
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_a_task_has_the_scores_of_lm_evals_model(
-    name: str, stories: Weights, hf_model: Any, task_folder: Path
-) -> None:
+@pytest.mark.parametrize("name", [name for name in TASKS if name != "hellaswag"])
+def test_a_task_has_lm_evals_scores(name: str, stories: Weights, hf_model: Any, task_folder: Path) -> None:
     compare(name, 8, stories, hf_model, task_folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
-def test_a_task_has_the_scores_of_lm_evals_model_over_200_documents(
+def test_a_task_has_lm_evals_scores_over_200_documents(
     name: str, stories: Weights, hf_model: Any, exact_angles: None, task_folder: Path
 ) -> None:
     n_truncated = compare(name, 200, stories, hf_model, task_folder)
     assert (n_truncated > 0) == (name in ("arc_easy", "boolq", "race", "sciq"))
 
 
-def test_rolling_scores_and_generated_texts_equal_those_of_lm_evals_model(
-    stories: Weights, hf_model: Any
-) -> None:
+def test_rolling_scores_and_generated_texts_are_those_of_lm_eval(stories: Weights, hf_model: Any) -> None:
     """Rolling windows over a text longer than the model's length, and greedy text up to a stop word."""
     from lm_eval.api.instance import Instance
 
@@ -135,16 +125,14 @@ def diffusion(stories: Weights) -> Weights:
 
 
 @pytest.mark.parametrize("how", [{}, {"method": "ar"}, {"only_generate": True}, {"only_mc_nll": True}])
-def test_a_diffusion_model_is_scored_with_every_method(
+def test_diffusion_is_scored_with_every_method(
     how: dict[str, Any], diffusion: Weights, task_folder: Path
 ) -> None:
     """An untrained model has a loss of about log 640 nats per token with every method."""
     reader = Reader(diffusion, Scoring(num_mc=4, **how), ALONE)
     name = "lambada_openai" if not how.get("only_mc_nll") else "copa"
-    tasks = open_tasks([name], task_folder)
-    loaded = tasks[name].load()
-    model = harness_model(reader)
-    result = score_task(model, loaded, limit=3, num_fewshot=None, samples=True)
+    task, model = open_tasks([name], task_folder)[name].load(), harness_model(reader)
+    result = score_task(model, task, limit=3, num_fewshot=None, samples=True)
     metrics = result["results"][name]
     assert metrics["acc,none"] in (0, 1 / 3, 2 / 3, 1)
     if name == "lambada_openai":
@@ -169,30 +157,6 @@ def test_scorings_that_do_not_apply_to_a_task_or_model_are_refused(
         loaded = open_tasks([name], task_folder)[name].load()
         assert sentence in str(find_mismatch(loaded, Scoring(**how)))
         assert find_mismatch(loaded, Scoring()) is None
-
-
-def test_answers_are_those_of_the_data_and_prompts_those_of_lm_eval(task_folder: Path) -> None:
-    """The first documents; the expected values were read from the files."""
-    expected = {
-        "arc_easy": (2376, 0, "Question: Which statement best explains why photosynthesis is"),
-        "boolq": (3270, 0, "All biomass goes through at least some of these steps:"),
-        "copa": (100, " water flowed from the spout.", "The man turned on the faucet therefore"),
-        "hellaswag": (10042, 3, "Roof shingle removal: A man is sitting on a roof. He"),
-        "piqa": (1838, 0, "Question: How do I ready a guinea pig cage for it's new occupants?"),
-        "race": (1045, 2, "Article: The hardworking blacksmith  Jones used to work all day"),
-        "winogrande": (1267, "always got the easier cases.", 1),
-        "sciq": (1000, 3, "\nQuestion: Who proposed the theory of evolution by natural selection?"),
-        "lambada_openai": (5153, " signs", "In my palm is a clear stone, and inside it is a small"),
-    }
-    tasks = open_tasks(TASKS, task_folder)
-    for name, (n, answer, begin) in expected.items():
-        if name == "hellaswag":
-            continue  # its preparation takes half a minute; the tests above cover it
-        task = tasks[name].load()["tasks"][name]
-        documents = list(task.eval_docs)
-        assert (len(documents), task.doc_to_target(documents[0])) == (n, answer), name
-        text = task.doc_to_text(documents[0])
-        assert text == begin if isinstance(begin, int) else text.startswith(begin), name
 
 
 def test_unknown_tasks_and_a_missing_folder_are_named(tmp_path: Path, task_folder: Path) -> None:
@@ -238,35 +202,23 @@ class _Unreachable:
 
 def test_results_of_single_tasks_are_merged_into_one_table(stories: Weights, task_folder: Path) -> None:
     reader = Reader(stories, Scoring(), ALONE)
-    model, parts = harness_model(reader), []
-    tasks = open_tasks(["copa", "piqa"], task_folder)
-    for task in tasks.values():
-        parts.append(score_task(model, task.load(), limit=4, num_fewshot=1, samples=False))
+    tasks, options = open_tasks(["copa", "piqa"], task_folder), {"limit": 4, "num_fewshot": 1}
+    parts = [score_task(harness_model(reader), t.load(), samples=False, **options) for t in tasks.values()]
     whole = json.loads(json.dumps(merge_results(parts, {"model": "stories"}), default=str))
     assert list(whole["results"]) == ["copa", "piqa"] and whole["n-shot"] == {"copa": 1, "piqa": 1}
     lines = format_results(whole).splitlines()
     assert any("copa" in line and "acc" in line and "±" in line for line in lines)
 
 
-def test_an_exported_model_reads_the_same_ids_as_the_native_one(
-    stories: Weights, stories_folder: Path
-) -> None:
-    """The exported tokenizer files contain the ids that begin and end a text."""
-    native, other = Reader(stories, Scoring(), ALONE), Reader(read_any(stories_folder), Scoring(), ALONE)
-    for pair in (("Once upon a", " time"), ("One day, ", "Tom")):
-        ids, others = (harness_model(reader)._encode_pair(*pair) for reader in (native, other))
-        assert ids == others and ids[0][0] == 1
-    assert (other.begin_id, other.end_id) == (native.begin_id, native.end_id) == (1, 1)
-
-
 def test_text_is_generated_up_to_the_first_stop_word(stories: Weights) -> None:
-    reader = Reader(stories, Scoring(batch_size=1), ALONE)
+    """The ids of stories260K that begin and end a text are both 1."""
+    reader, greedy = Reader(stories, Scoring(batch_size=1), ALONE), Sampling(temperature=0)
+    assert (reader.begin_id, reader.end_id) == (1, 1)
+    assert harness_model(reader)._encode_pair("Once upon a", " time")[0][0] == 1
     whole, short = (
-        reader.continue_texts(
-            ["Once upon a time"], max_new_tokens=30, until=until, sampling=Sampling(temperature=0)
-        )[0]
+        reader.continue_texts(["Once upon a time"], max_new_tokens=30, until=until, sampling=greedy)[0]
         for until in ([], ["girl", " little"])
     )
     assert whole.startswith(", there was a little girl named Lily.") and short == ", there was a"
     with pytest.raises(ValueError, match="512 new tokens leave no room"):
-        reader.continue_texts(["a"], max_new_tokens=512, until=[], sampling=Sampling(temperature=0))
+        reader.continue_texts(["a"], max_new_tokens=512, until=[], sampling=greedy)

@@ -4,22 +4,20 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from megatron.checkpoint.model_weights import Weights, save_weights
+from megatron.checkpoint.model_weights import Weights, load_weights, save_weights
 from megatron.data.indexed_writer import IndexedWriter
 from megatron.evaluation import corpus_tokenizer, held_out
 from megatron.evaluation.held_out import HeldOutScoring, score_held_out
 from megatron.evaluation.scored_models import find_models
 from megatron.generation.nonfinite_scores import NonFiniteError
 from megatron.model.transformer import Gpt
-from megatron.parallel.world import World
-
-ALONE = World(0, 1, 0, torch.device("cpu"))
+from tests.evaluation.conftest import ALONE
 
 
 def write_corpus(prefix: Path, seed: int, **tokenizer: Any) -> str:
@@ -47,6 +45,22 @@ def saved(tmp_path: Path, tiny: Gpt) -> Callable[..., Path]:
         return tmp_path / name
 
     return save
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The warnings of the test."""
+    warnings: list[str] = []
+    for module in (held_out, corpus_tokenizer):
+        monkeypatch.setattr(module.log, "warning", lambda words, *more: warnings.append(words % more))
+    return warnings
+
+
+def reverse_start(file: Path) -> None:
+    """Change the text of a corpus, with the same size and the old checksums in the sidecar."""
+    ids = np.fromfile(file, np.uint16)
+    ids[:5] = ids[:5][::-1]
+    ids.tofile(file)
 
 
 def score(path: Path, data: str, **more: Any) -> tuple[dict[str, Any], Path, bool]:
@@ -87,10 +101,8 @@ def test_scores_of_other_data_or_settings_are_not_overwritten(
 
 
 def test_scores_are_reused_for_a_moved_corpus_and_not_for_an_edited_one(
-    saved: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    saved: Callable[..., Path], tmp_path: Path, warned: list[str]
 ) -> None:
-    warned: list[str] = []
-    monkeypatch.setattr(held_out.log, "warning", lambda words, *more: warned.append(words % more))
     path, data = saved(), write_corpus(tmp_path / "held_out", 0)
     before, file, _ = score(path, data)
     (tmp_path / "new").mkdir()
@@ -98,9 +110,7 @@ def test_scores_are_reused_for_a_moved_corpus_and_not_for_an_edited_one(
         (tmp_path / f"held_out.{end}").rename(tmp_path / "new" / f"held_out.{end}")
     moved = score(path, str(tmp_path / "new" / "held_out"))
     assert moved[1:] == (file, True) and not [words for words in warned if "replaced" in words]
-    ids = np.fromfile(tmp_path / "new" / "held_out.bin", np.uint16)
-    ids[:5] = ids[:5][::-1]
-    ids.tofile(tmp_path / "new" / "held_out.bin")  # same size, and the sidecar has the old checksums
+    reverse_start(tmp_path / "new" / "held_out.bin")
     result, same, is_current = score(path, str(tmp_path / "new" / "held_out"))
     assert not is_current and same == file and result["loss"] != before["loss"]
     assert f"{file}: replaced; it was of other weights or data under the same names" in warned
@@ -111,9 +121,7 @@ def test_killed_between_documents_and_result_no_old_result_is_left(
 ) -> None:
     path, data = saved(), write_corpus(tmp_path / "held_out", 0)
     _, file, _ = score(path, data, per_document=True)
-    ids = np.fromfile(tmp_path / "held_out.bin", np.uint16)
-    ids[:5] = ids[:5][::-1]
-    ids.tofile(tmp_path / "held_out.bin")  # other text under the same names
+    reverse_start(tmp_path / "held_out.bin")
 
     def die(*_: object) -> None:
         raise KeyboardInterrupt
@@ -125,31 +133,25 @@ def test_killed_between_documents_and_result_no_old_result_is_left(
     assert not file.exists() and file.with_suffix(".documents.parquet").is_file()
 
 
-@pytest.mark.parametrize("spoil", ["nan", "inf"])
 @pytest.mark.parametrize(
-    "how",
-    [{}, {"objective": "masked_diffusion"}, {"objective": "masked_diffusion", "method": "ar"}],
-    ids=["autoregressive", "bound", "left_to_right"],
+    ("objective", "method", "spoil"),
+    [("autoregressive", None, "nan"), ("masked_diffusion", None, "inf"), ("masked_diffusion", "ar", "nan")],
 )
 def test_weights_that_are_nan_or_inf_have_no_score(
-    saved: Callable[..., Path], tmp_path: Path, spoil: str, how: dict[str, str]
+    saved: Callable[..., Path], tmp_path: Path, objective: str, method: str | None, spoil: str
 ) -> None:
-    method = how.get("method")
-    model = saved(spoil=spoil, **{key: value for key, value in how.items() if key != "method"})
+    model = saved(spoil=spoil, objective=objective)
     data = write_corpus(tmp_path / "held_out", 0)
+    sentence = "got a loss of .* for document .* of .*held_out, expected a"
     for windows in ("corpus", "document"):
-        with pytest.raises(
-            NonFiniteError, match="got a loss of .* for document .* of .*held_out, expected a"
-        ):
+        with pytest.raises(NonFiniteError, match=sentence):
             score(model, data, windows=windows, method=method, num_mc=2)
     assert not list(tmp_path.rglob("*held_out-*"))
 
 
 def test_a_corpus_of_another_tokenizer_is_refused_or_recorded(
-    saved: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    saved: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]
 ) -> None:
-    warned: list[str] = []
-    monkeypatch.setattr(corpus_tokenizer.log, "warning", lambda words, *more: warned.append(words % more))
     path = saved()
     read = held_out.read_weights
     monkeypatch.setattr(
@@ -169,18 +171,13 @@ def test_a_corpus_of_another_tokenizer_is_refused_or_recorded(
         score(path, other)
 
 
-def test_weights_of_a_run_have_the_sha256_of_the_tokenizer_of_its_training_corpus(
-    tmp_path: Path, tiny: Gpt
-) -> None:
+def test_weights_of_a_run_have_the_sha256_of_its_tokenizer(tmp_path: Path, tiny: Gpt) -> None:
     data = write_corpus(tmp_path / "train", 0, sha256="a" * 64, name="gone")
-    save_weights(
-        Weights(config=tiny.config, state=tiny.state_dict(), objective="autoregressive"), tmp_path / "m"
-    )
+    weights = Weights(config=tiny.config, state=tiny.state_dict(), objective="autoregressive")
+    save_weights(weights, tmp_path / "m")
     meta = json.loads((tmp_path / "m" / "meta.json").read_text())
     meta["config"]["dataset"] = {"seq_len": 8, "path_train": data}
     (tmp_path / "m" / "meta.json").write_text(json.dumps(meta))
-    from megatron.checkpoint.model_weights import load_weights
-
     assert load_weights(tmp_path / "m").tokenizer_sha256 == "a" * 64
     other = write_corpus(tmp_path / "held_out", 0, sha256="b" * 64)
     with pytest.raises(ValueError, match="expected aaaaaaaaaaaa, that of"):
@@ -195,3 +192,16 @@ def test_settings_contain_all_fields_that_affect_a_score() -> None:
     assert set(asdict(scoring)) - set(scoring.settings()) == {
         "data", "batch_size", "per_document", "allow_other_tokenizer",
     }  # fmt: skip
+
+
+def test_bytes_are_counted_on_every_rank_or_on_none(
+    stories_folder: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]
+) -> None:
+    """The bytes are summed over ranks: a rank without a tokenizer would block the others."""
+    sidecar = {"tokenizer": {"name": str(stories_folder)}}
+    arguments = (SimpleNamespace(sidecar=sidecar), SimpleNamespace(tokenizer=None), None, ALONE)
+    tokenizer = corpus_tokenizer.load_byte_tokenizer(*arguments)
+    assert tokenizer is not None and not warned
+    monkeypatch.setattr(corpus_tokenizer, "any_rank", lambda lacks, world: True)  # another rank has none
+    assert corpus_tokenizer.load_byte_tokenizer(*arguments) is None
+    assert warned == [f"no bits per byte: a rank cannot load {tokenizer.name}; give --tokenizer"]

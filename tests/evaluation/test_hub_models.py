@@ -5,21 +5,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from megatron.checkpoint.convert.tokenizer_files import write_tokenizer
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.evaluation.downstream_tasks import DownstreamRequest, evaluate_downstream
-from megatron.evaluation.held_out import HeldOutScoring, score_held_out
 from megatron.evaluation.likelihood import Request
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.evaluation.scored_models import ScoredModel, find_models, read_weights
 from megatron.io import read_json
-from megatron.parallel.world import World
+from tests.evaluation.conftest import ALONE
 
-ALONE = World(0, 1, 0, torch.device("cpu"))
 VOCABULARY = 50257  # GPT-2's
 
 
@@ -133,28 +129,3 @@ def test_bfloat16_scores_are_near_those_of_float32(cache: Path, task_folder: Pat
     actual = rounded.compute_likelihoods(requests).log_p
     assert rounded.model.embedding.weight.dtype == torch.bfloat16
     assert (actual != expected).all() and actual == pytest.approx(expected, rel=0.02)
-
-
-def test_a_held_out_loss_is_that_of_transformers(cache: Path, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    ids = np.random.default_rng(0).integers(0, VOCABULARY, 60)
-    with IndexedWriter(tmp_path / "corpus", np.dtype(np.uint16), {}) as writer:
-        writer.add_document(ids)
-    scoring = HeldOutScoring(data=str(tmp_path / "corpus"), seq_len=16, batch_size=2)
-    model = open_model("acme/llama")
-    result, _, before = score_held_out(model, scoring, ALONE, out=tmp_path / "out")
-    assert not before
-    # the reference: the mean of transformers' log-softmax over the same four windows of 16 tokens
-    net = transformers.AutoModelForCausalLM.from_pretrained(model.path)
-    with torch.inference_mode():
-        nats = [
-            torch.nn.functional.cross_entropy(
-                net(torch.tensor(ids[None, a:b])).logits[0],
-                torch.tensor(ids[a + 1 : b + 1]),
-                reduction="none",
-            )[skip:]
-            # the last window is whole, and scores only what the others did not
-            for a, b, skip in ((0, 16, 0), (16, 32, 0), (32, 48, 0), (43, 59, 5))
-        ]
-    assert result["loss"] == pytest.approx(float(torch.cat(nats).mean()), rel=1e-5)
-    assert result["n_tokens"] == 59

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from megatron.evaluation import likelihood, likelihood_diffusion
 from megatron.evaluation.likelihood import Likelihoods, Request, _build_rows, score_autoregressive
 from megatron.evaluation.likelihood_diffusion import (
     decode_greedily,
@@ -17,8 +18,8 @@ from megatron.evaluation.likelihood_diffusion import (
 )
 from megatron.model.transformer import Gpt
 from megatron.parallel.world import World
+from tests.evaluation.conftest import ALONE
 
-ALONE = World(0, 1, 0, torch.device("cpu"))
 QUESTION = (3, 1, 4, 1, 5, 9, 2)
 REQUESTS = [
     Request(QUESTION, (6, 5)),
@@ -55,9 +56,7 @@ def score_requests(score: Callable[..., Likelihoods], model: Gpt, **more: object
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
 @pytest.mark.parametrize("max_length", [64, 8])
-def test_scores_equal_those_of_one_forward_pass_per_token(
-    tiny: Gpt, batch_size: int, max_length: int
-) -> None:
+def test_scores_equal_those_of_a_pass_per_token(tiny: Gpt, batch_size: int, max_length: int) -> None:
     scores = score_requests(score_autoregressive, tiny, batch_size=batch_size, max_length=max_length)
     expected = [by_hand(tiny, request, max_length) for request in REQUESTS]
     assert scores.log_p == pytest.approx([log_p for log_p, _ in expected], abs=1e-4)
@@ -66,19 +65,28 @@ def test_scores_equal_those_of_one_forward_pass_per_token(
     assert scores.n_truncated == (0 if max_length == 64 else 2)
 
 
+@pytest.mark.parametrize("score", [score_autoregressive, score_left_to_right, score_bound])
+def test_the_ranks_share_the_requests_and_their_scores_add_up(
+    tiny: Gpt, monkeypatch: pytest.MonkeyPatch, score: Callable[..., Likelihoods]
+) -> None:
+    options = {"batch_size": 2} | ({"num_mc": 3, "seed": 0} if score is score_bound else {})
+    expected = score_requests(score, tiny, **options).log_p
+    for module in (likelihood, likelihood_diffusion):
+        monkeypatch.setattr(module, "gather_scores", lambda scores, world: scores.numpy())
+    worlds = [World(rank, 3, 0, torch.device("cpu")) for rank in range(3)]
+    parts = np.array([score_requests(score, tiny, world=world, **options).log_p for world in worlds])
+    assert parts.sum(axis=0) == pytest.approx(expected, abs=1e-5)
+    assert (parts != 0).any(axis=1).all() and (parts == 0).any(axis=1).all()  # each has a share
+
+
 def test_a_greedy_continuation_is_flagged_as_greedy(tiny: Gpt) -> None:
     tokens = list(QUESTION)
     for _ in range(4):
         tokens.append(int(log_softmax(tiny, tokens, causal=True)[-1].argmax()))
     new = tuple(tokens[len(QUESTION) :])
     wrong = (*new[:3], (new[3] + 1) % 40)
-    scores = score_autoregressive(
-        tiny,
-        [Request(QUESTION, new), Request(QUESTION, wrong), Request(QUESTION, ())],
-        batch_size=8,
-        max_length=64,
-        world=ALONE,
-    )
+    requests = [Request(QUESTION, answer) for answer in (new, wrong, ())]
+    scores = score_autoregressive(tiny, requests, batch_size=8, max_length=64, world=ALONE)
     assert scores.greedy.tolist() == [True, False, True]
     assert scores.log_p[2] == 0  # an empty continuation has probability 1
 
@@ -124,10 +132,9 @@ def test_left_to_right_no_later_token_of_the_answer_is_visible(tiny: Gpt) -> Non
             tokens = [*request.context, *request.continuation[:i], *[40] * (n - i)]
             log_p += float(log_softmax(tiny, tokens, causal=False)[len(request.context) + i][token])
         expected.append(log_p)
-    for batch_size in (1, 2, 5, 64):
-        assert score_requests(score_left_to_right, tiny, batch_size=batch_size).log_p == pytest.approx(
-            expected, abs=1e-4
-        )
+    for batch_size in (1, 5, 64):
+        scores = score_requests(score_left_to_right, tiny, batch_size=batch_size)
+        assert scores.log_p == pytest.approx(expected, abs=1e-4)
 
 
 def test_later_tokens_do_not_affect_earlier_ones(tiny: Gpt) -> None:
@@ -154,13 +161,11 @@ def bound_by_enumeration(model: Gpt, request: Request) -> float:
 
 def test_the_bound_is_exact_for_short_answers_and_unbiased_for_others(tiny: Gpt) -> None:
     expected = np.array([bound_by_enumeration(tiny, request) for request in REQUESTS])
-    exact = score_requests(
-        score_bound, tiny, num_mc=15, seed=0, batch_size=7
-    )  # 2^4 - 1 masks of the longest answer
+    # 2^4 - 1 masks of the longest answer
+    exact = score_requests(score_bound, tiny, num_mc=15, seed=0, batch_size=7)
     assert exact.log_p == pytest.approx(expected, abs=1e-4)
-    estimates = np.array(
-        [score_requests(score_bound, tiny, num_mc=14, seed=seed, batch_size=64).log_p for seed in range(40)]
-    )
+    draw = lambda seed: score_requests(score_bound, tiny, num_mc=14, seed=seed, batch_size=64)  # noqa: E731
+    estimates = np.array([draw(seed).log_p for seed in range(40)])
     error = estimates.std(axis=0, ddof=1) / math.sqrt(len(estimates))
     long = np.array([len(request.continuation) == 4 for request in REQUESTS])
     assert (error[long] > 0).all() and error[~long] == pytest.approx(0, abs=1e-5)
@@ -172,10 +177,8 @@ def test_all_methods_agree_for_one_token_and_for_a_uniform_model(tiny_of: Callab
     model = tiny_of(n_tokens=40)
     single = [Request(QUESTION, (token,)) for token in range(5)]
     options = {"batch_size": 3, "max_length": 64, "world": ALONE}
-    left, sampled = (
-        score_left_to_right(model, single, **options),
-        score_bound(model, single, num_mc=1, seed=0, **options),
-    )
+    left = score_left_to_right(model, single, **options)
+    sampled = score_bound(model, single, num_mc=1, seed=0, **options)
     assert sampled.log_p == pytest.approx(left.log_p, abs=1e-5)
     with torch.no_grad():
         model.embedding.weight.zero_()

@@ -1,13 +1,9 @@
 """Megatron's folders are scored without a conversion, as the model that they contain."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,12 +14,10 @@ from megatron.evaluation.likelihood import Request
 from megatron.evaluation.likelihood_diffusion import score_bound
 from megatron.evaluation.scored_models import find_models
 from megatron.model.transformer import Gpt
-from megatron.parallel.world import World
 from tests.checkpoint.test_megatron_layouts import LLAMA, write_deepspeed, write_megatron_lm
 from tests.checkpoint.test_megatron_objective import EVERYTHING, FORK, change_args
+from tests.evaluation.conftest import ALONE
 from tests.evaluation.test_held_out_files import write_corpus
-
-ALONE = World(0, 1, 0, torch.device("cpu"))
 
 
 @pytest.fixture
@@ -47,9 +41,8 @@ def test_a_diffusion_checkpoint_of_the_fork_scores_as_its_conversion(diffusion: 
     as_text = read_megatron(diffusion).build_model()
     request = Request((3, 4), (5,))
     # one masked token: the bound is its loss with [MASK] in its place, seen from both sides
-    log_p = score_bound(as_text, [request], num_mc=1, seed=0, batch_size=1, max_length=16, world=ALONE).log_p[
-        0
-    ]
+    options = {"num_mc": 1, "seed": 0, "batch_size": 1, "max_length": 16, "world": ALONE}
+    (log_p,) = score_bound(as_text, [request], **options).log_p
     logits = as_text(torch.tensor([[3, 4, 41]]), causal=False)[0, 2].double()
     assert log_p == pytest.approx(float(logits.log_softmax(-1)[5]), abs=1e-5)
 
@@ -61,27 +54,10 @@ def test_an_unknown_objective_is_refused_when_scoring(diffusion: Path, tmp_path:
     assert not (tmp_path / "mdm.scores").exists()
 
 
-@pytest.mark.parametrize("layout", ["megatron-lm", "deepspeed"])
-def test_folders_of_both_projects_are_found(tiny_of: Callable[..., Gpt], tmp_path: Path, layout: str) -> None:
-    if layout == "megatron-lm":
-        write_megatron_lm(tiny_of(**LLAMA), tmp_path / "runs" / "a", 2, 1, "core")
-        step = tmp_path / "runs" / "a" / "iter_0000007"
-    else:
-        write_deepspeed(tiny_of(**LLAMA), tmp_path / "runs" / "a", 2, False)
-        step = tmp_path / "runs" / "a" / "global_step7"
-    assert [model.path for model in find_models([tmp_path / "runs"])] == [tmp_path / "runs" / "a"]
-    (model,) = find_models([step])
-    assert (model.path, model.step, model.run) == (step, 7, None)
-
-
-@pytest.mark.slow
-def test_tasks_are_scored_on_a_megatron_folder(
-    tiny_of: Callable[..., Gpt], tmp_path: Path, task_folder: Path, stories_folder: Path, root: Path
-) -> None:
-    write_megatron_lm(tiny_of(**LLAMA | {"n_tokens": 512, "vocab_rows": 520}), tmp_path / "ck", 1, 2, "core")
-    words: list[Any] = ["--tasks", "copa", "--limit", 3, "--include-path", task_folder]
-    words += ["--tokenizer", stories_folder, "--device", "cpu", "--out", tmp_path / "scores"]
-    command = [sys.executable, root / "tools" / "evaluate_downstream.py", tmp_path / "ck", *words]
-    subprocess.run(list(map(str, command)), check=True, timeout=200)
-    results = json.loads(next((tmp_path / "scores").rglob("results.json")).read_text())["results"]
-    assert np.isfinite(results["copa"]["acc,none"])
+def test_folders_of_both_projects_are_listed(tiny_of: Callable[..., Gpt], tmp_path: Path) -> None:
+    write_megatron_lm(tiny_of(**LLAMA), tmp_path / "lm" / "a", 2, 1, "core")
+    write_deepspeed(tiny_of(**LLAMA), tmp_path / "ds" / "a", 2, False)
+    for run, name in ((tmp_path / "lm" / "a", "iter_0000007"), (tmp_path / "ds" / "a", "global_step7")):
+        assert [model.path for model in find_models([run.parent])] == [run]
+        (model,) = find_models([run / name])
+        assert (model.path, model.step, model.run) == (run / name, 7, None)

@@ -1,16 +1,15 @@
 """Generation by unmasking, compared with explicit loops and with enumeration."""
 
-from collections import Counter
 from collections.abc import Callable
 from itertools import permutations, product
 
 import pytest
 import torch
-from scipy.stats import chisquare
 
 from megatron.generation.generate_diffusion import generate_diffusion
 from megatron.generation.sampling import Sampling
 from megatron.model.transformer import Gpt
+from tests.generation.conftest import assert_frequencies
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = [[3, 1, 4], [9, 2, 6], [5]]
@@ -33,15 +32,12 @@ def by_hand(model: Gpt, prompt: list[int], n: int, order: str, settle: list[tupl
 
 @pytest.mark.parametrize("order", ["confidence", "left_to_right"])
 def test_tokens_equal_those_of_an_explicit_loop(tiny: Gpt, order: str) -> None:
-    one_by_one = [(range(12), 1)] * 12
-    expected = [by_hand(tiny, prompt, 12, order, one_by_one) for prompt in PROMPTS]
-    generated = generate_diffusion(tiny, PROMPTS, n_new_tokens=12, n_steps=12, order=order, sampling=GREEDY)
-    assert generated == expected
-    # 5 steps for 12 tokens: 2, 2, 3, 2, 3 at a time
-    uneven = [(range(12), count) for count in (2, 2, 3, 2, 3)]
-    expected = [by_hand(tiny, prompt, 12, order, uneven) for prompt in PROMPTS]
-    generated = generate_diffusion(tiny, PROMPTS, n_new_tokens=12, n_steps=5, order=order, sampling=GREEDY)
-    assert generated == expected
+    # 12 tokens: one at a time, and in 5 steps of 2, 2, 3, 2, 3
+    for counts in ([1] * 12, [2, 2, 3, 2, 3]):
+        settle = [(range(12), count) for count in counts]
+        expected = [by_hand(tiny, prompt, 12, order, settle) for prompt in PROMPTS]
+        options = {"n_new_tokens": 12, "n_steps": len(counts), "order": order, "sampling": GREEDY}
+        assert generate_diffusion(tiny, PROMPTS, **options) == expected
 
 
 def test_blocks_are_unmasked_from_left_to_right(tiny: Gpt) -> None:
@@ -53,29 +49,19 @@ def test_blocks_are_unmasked_from_left_to_right(tiny: Gpt) -> None:
     whole = generate_diffusion(tiny, PROMPTS, n_new_tokens=10, n_steps=5, sampling=GREEDY)
     assert whole != generated
     # blocks of one token are unmasked left to right, for any order within a block
-    ones = generate_diffusion(
-        tiny, PROMPTS, n_new_tokens=8, n_steps=8, block_tokens=1, order="random", sampling=GREEDY
-    )
-    left = generate_diffusion(
-        tiny, PROMPTS, n_new_tokens=8, n_steps=8, order="left_to_right", sampling=GREEDY
-    )
-    assert ones == left
+    options = {"n_new_tokens": 8, "n_steps": 8, "sampling": GREEDY}
+    left = generate_diffusion(tiny, PROMPTS, order="left_to_right", **options)
+    assert generate_diffusion(tiny, PROMPTS, order="random", block_tokens=1, **options) == left
 
 
 @pytest.mark.parametrize("order", ["random", "left_to_right"])
-def test_pairs_are_sampled_with_the_probabilities_of_the_model(
-    tiny_of: Callable[..., Gpt], order: str
-) -> None:
+def test_pairs_have_the_probabilities_of_the_model(tiny_of: Callable[..., Gpt], order: str) -> None:
     """Probability of a pair: the product of the conditional ones, averaged over the orders."""
-    model, n = tiny_of(n_tokens=4, sharpness=10.0), 4000
+    model = tiny_of(n_tokens=4, sharpness=10.0)
 
     def chances(tokens: list[int], position: int) -> list[float]:
-        return (
-            model(torch.tensor([[1, *tokens]]), causal=False)[0, 1 + position, :4]
-            .double()
-            .softmax(-1)
-            .tolist()
-        )
+        logits = model(torch.tensor([[1, *tokens]]), causal=False)[0, 1 + position, :4]
+        return logits.double().softmax(-1).tolist()
 
     orders = list(permutations(range(2))) if order == "random" else [(0, 1)]
     expected = dict.fromkeys(product(range(4), repeat=2), 0.0)
@@ -86,18 +72,11 @@ def test_pairs_are_sampled_with_the_probabilities_of_the_model(
             tokens[first] = pair[first]
             expected[pair] += chance * chances(tokens, second)[pair[second]] / len(orders)
     assert sum(expected.values()) == pytest.approx(1)
+    sampling = Sampling(temperature=1, seed=3)
     generated = generate_diffusion(
-        model, [[1]] * n, n_new_tokens=2, n_steps=2, order=order, sampling=Sampling(temperature=1, seed=3)
+        model, [[1]] * 4000, n_new_tokens=2, n_steps=2, order=order, sampling=sampling
     )
-    samples = Counter(map(tuple, generated))
-    rare = [pair for pair, p in expected.items() if p * n < 5]
-    common = [pair for pair in expected if pair not in rare]
-    counts = [samples[pair] for pair in common]
-    counts[-1] += sum(samples[pair] for pair in rare)
-    expected_counts = [n * expected[pair] for pair in common]
-    expected_counts[-1] += n * sum(expected[pair] for pair in rare)
-    assert len(common) > 6
-    assert chisquare(counts, expected_counts).pvalue > 1e-4
+    assert_frequencies(generated, expected)
 
 
 @pytest.mark.parametrize("order", ["confidence", "random", "left_to_right"])
@@ -113,14 +92,15 @@ def test_samples_are_reproducible_with_the_seed_for_any_batch(tiny: Gpt, order: 
     assert all(0 <= token < 40 for tokens in samples for token in tokens)
 
 
-def test_invalid_settings_are_refused(tiny: Gpt) -> None:
-    def refused(sentence: str, **settings: object) -> None:
-        with pytest.raises(ValueError, match=sentence):
-            generate_diffusion(
-                tiny, PROMPTS, **{"n_new_tokens": 4, "n_steps": 4, "sampling": GREEDY, **settings}
-            )
-
-    refused("n_steps: got 5, expected 1 to 4", n_steps=5)
-    refused("n_steps: got 0", n_steps=0)
-    refused("order: got 'best'", order="best")
-    refused("block_tokens: got 0", block_tokens=0)
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ({"n_steps": 5}, "n_steps: got 5, expected 1 to 4"),
+        ({"n_steps": 0}, "n_steps: got 0"),
+        ({"order": "best"}, "order: got 'best'"),
+        ({"block_tokens": 0}, "block_tokens: got 0"),
+    ],
+)
+def test_invalid_settings_are_refused(tiny: Gpt, setting: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        generate_diffusion(tiny, PROMPTS, **{"n_new_tokens": 4, "n_steps": 4, "sampling": GREEDY, **setting})

@@ -54,16 +54,13 @@ def test_an_empty_prompt_begins_a_document(story_weights: Weights) -> None:
     assert TextGenerator(story_weights).write([""], 12, GREEDY)[0].startswith("Once upon a time")
 
 
-def test_a_diffusion_model_generates_text(
-    tiny_of: Callable[..., Gpt], scaling_data: Path, story_weights: Weights
-) -> None:
+def test_a_diffusion_model_generates_text(tiny_of: Callable[..., Gpt], story_weights: Weights) -> None:
     model = tiny_of(n_tokens=512)
-    weights = replace(
-        story_weights, config=model.config, objective="masked_diffusion", state=model.state_dict()
-    )
-    writer = TextGenerator(weights, ignore_end=True)
-    texts = writer.write(["The", "A dog"], 8, GREEDY, n_steps=4, order="random", block_tokens=4)
-    assert texts == writer.write(["The", "A dog"], 8, GREEDY, n_steps=4, order="random", block_tokens=4)
+    changes = {"config": model.config, "objective": "masked_diffusion", "state": model.state_dict()}
+    writer = TextGenerator(replace(story_weights, **changes), ignore_end=True)
+    options = {"n_steps": 4, "order": "random", "block_tokens": 4}
+    texts = writer.write(["The", "A dog"], 8, GREEDY, **options)
+    assert texts == writer.write(["The", "A dog"], 8, GREEDY, **options)
     assert all(texts)
     with pytest.raises(ValueError, match="and an autoregressive model"):
         next(writer.stream_text(["The"], 4, GREEDY))

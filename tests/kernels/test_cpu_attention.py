@@ -42,10 +42,9 @@ def relative_error(result: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_float32_matches_float64_to_rounding(shape: tuple[int, ...], causal: bool) -> None:
     exact = compute_value_and_gradients(attend_with_torch, shape, torch.float64, causal)
-    for ours, expected in zip(
-        compute_value_and_gradients(cpu_attention, shape, torch.float32, causal), exact, strict=True
-    ):
-        assert (ours.double() - expected).norm() <= 1e-6 * expected.norm() + 1e-6
+    ours = compute_value_and_gradients(cpu_attention, shape, torch.float32, causal)
+    for result, expected in zip(ours, exact, strict=True):
+        assert (result.double() - expected).norm() <= 1e-6 * expected.norm() + 1e-6
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -58,34 +57,22 @@ def test_bfloat16_is_as_accurate_as_torchs_kernel(causal: bool) -> None:
         assert relative_error(result, expected) < 1.15 * relative_error(other, expected) < 0.02
 
 
-def test_autocast_does_not_change_the_result() -> None:
-    shape = (2, 2, 200, 32)
-    with torch.autocast("cpu", torch.bfloat16):
-        inside = compute_value_and_gradients(cpu_attention, shape, torch.float32, True)
-    for result, other in zip(
-        inside, compute_value_and_gradients(cpu_attention, shape, torch.float32, True), strict=True
-    ):
-        assert torch.equal(result, other)
-
-
 def test_a_batch_in_parts_equals_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16, which uses BLAS products over parts of the batch."""
-    shape = (5, 2, 150, 16)
-    whole = compute_value_and_gradients(cpu_attention, shape, torch.bfloat16, True)
+    case = (cpu_attention, (5, 2, 150, 16), torch.bfloat16, True)
+    whole = compute_value_and_gradients(*case)
     monkeypatch.setattr(module, "MAX_SCORES", 2 * 2 * 128 * 150)  # parts of two samples, then one
-    for result, other in zip(
-        compute_value_and_gradients(cpu_attention, shape, torch.bfloat16, True), whole, strict=True
-    ):
-        torch.testing.assert_close(result, other)
+    torch.testing.assert_close(compute_value_and_gradients(*case), whole)
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_any_number_of_threads_gives_the_same_bits(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_and_autocast_do_not_change_the_bits(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """8 samples of 4 heads of 200 positions: enough work for three threads."""
-    shape = (8, 4, 200, 24)
-    alone = compute_value_and_gradients(cpu_attention, shape, torch.float32, causal)
+    case = (cpu_attention, (8, 4, 200, 24), torch.float32, causal)
+    alone = compute_value_and_gradients(*case)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    shared = compute_value_and_gradients(cpu_attention, shape, torch.float32, causal)
+    with torch.autocast("cpu", torch.bfloat16):
+        shared = compute_value_and_gradients(*case)
     assert all(torch.equal(result, other) for result, other in zip(shared, alone, strict=True))
 
 
@@ -96,13 +83,14 @@ def test_a_nan_in_a_query_affects_its_row_only() -> None:
 
 
 def test_the_kernel_refuses_arrays_of_other_shapes() -> None:
-    q, short = np.zeros((1, 2, 6, 8), np.float32), np.zeros((1, 2, 5, 8), np.float32)
-    with pytest.raises(ValueError, match="different shapes"):
-        _csrc.short_attention(q, q, short, True, 1.0, np.empty_like(q), 1)
-    with pytest.raises(ValueError, match="rows of K contiguous"):
-        _csrc.short_attention(q, q, q.transpose(0, 1, 3, 2), True, 1.0, np.empty_like(q), 1)
-    with pytest.raises(TypeError):
-        _csrc.short_attention(q, q, q.astype(np.float64), True, 1.0, np.empty_like(q), 1)
+    q = np.zeros((1, 2, 6, 8), np.float32)
+    for wrong, error, sentence in (
+        (q[:, :, :5].copy(), ValueError, "different shapes"),
+        (q.transpose(0, 1, 3, 2), ValueError, "rows of K contiguous"),
+        (q.astype(np.float64), TypeError, "incompatible function arguments"),
+    ):
+        with pytest.raises(error, match=sentence):
+            _csrc.short_attention(q, q, wrong, True, 1.0, np.empty_like(q), 1)
 
 
 def test_the_operator_is_well_formed() -> None:
@@ -142,13 +130,8 @@ def test_selective_recomputation_saves_its_result(monkeypatch: pytest.MonkeyPatc
     def count_calls(**options) -> int:
         calls.clear()
         q = torch.randn(1, 1, 100, 8, requires_grad=True)
-        output = checkpoint(
-            lambda x: scaled_dot_product_attention(x * 2, x * 3, x, True, scale=0.3),
-            q,
-            use_reentrant=False,
-            **options,
-        )
-        output.sum().backward()
+        attend = lambda x: scaled_dot_product_attention(x * 2, x * 3, x, True, scale=0.3)  # noqa: E731
+        checkpoint(attend, q, use_reentrant=False, **options).sum().backward()
         return len(calls)
 
     assert count_calls() == 3  # forward, recomputed forward, backward

@@ -65,9 +65,7 @@ ATTENTION, HIDDEN = {"attention_dropout": 0.3}, {"hidden_dropout": 0.3}
 
 
 @pytest.mark.parametrize("rates", [ATTENTION, HIDDEN, ATTENTION | HIDDEN])
-def test_dropout_of_a_model_depends_on_the_sample_only_and_is_off_in_evaluation(
-    rates: dict[str, float],
-) -> None:
+def test_dropout_depends_on_the_sample_only_and_is_off_in_evaluation(rates: dict[str, float]) -> None:
     shape = ModelConfig(
         d_model=16, d_ff=32, d_head=8, n_heads=2, n_layers=2, n_tokens=20, vocab_rows=128, **rates
     )  # fmt: skip

@@ -44,6 +44,8 @@ def test_value_and_gradients_match_torch(
     theirs = (nll * scale if weighted else nll).sum()
     (theirs * 0.37).backward()
     torch.testing.assert_close(ours.float(), theirs, rtol=1e-6, atol=1e-6)
+    rows = linear_nll(hidden.detach(), weight.detach(), targets)
+    torch.testing.assert_close(rows, nll.detach(), rtol=1e-6, atol=1e-6)
     for result, reference in zip(grads, (hidden.grad, weight.grad), strict=True):
         torch.testing.assert_close(result, reference, rtol=1e-5, atol=1e-5)
 
@@ -65,12 +67,6 @@ def test_under_autocast_products_are_bfloat16_and_gradients_come_back_in_float32
     hidden.grad = None
     linear_cross_entropy(hidden, weight, targets).backward()
     torch.testing.assert_close(rough, hidden.grad, rtol=0.05, atol=0.05)
-
-
-def test_the_loss_of_every_row_matches_torch() -> None:
-    hidden, weight, targets, _ = draw_inputs(torch.float32)
-    theirs = F.cross_entropy(hidden @ weight.t(), targets, reduction="none")
-    torch.testing.assert_close(linear_nll(hidden, weight, targets), theirs.detach(), rtol=1e-6, atol=1e-6)
 
 
 def test_zero_rows_have_zero_loss_and_gradient() -> None:
@@ -98,7 +94,7 @@ def test_log_p_at_places_in_any_order_matches_torch(monkeypatch: pytest.MonkeyPa
     assert linear_log_p(hidden[:0], head, none, none)[0].shape == (0,)
 
 
-@pytest.mark.parametrize("n_columns", [1, 7, 8, 263, 4096])
+@pytest.mark.parametrize("n_columns", [1, 7, 8, 263])
 @pytest.mark.parametrize("size", [1.0, 1e4, 1e30])
 def test_nats_and_gradients_are_accurate_for_logits_of_any_size(size: float, n_columns: int) -> None:
     """Against float64; logits of 1e30 underflow every weight but one."""
@@ -125,14 +121,11 @@ def test_a_non_finite_logit_affects_its_row_only(bad: float) -> None:
     assert logits.isnan().any(1).tolist() == [0, 1, 0]
 
 
-def test_a_column_of_minus_inf_has_no_weight() -> None:
+def test_a_column_of_minus_inf_has_no_weight_and_a_target_outside_the_vocabulary_is_refused() -> None:
     logits = torch.zeros(1, 10)
     logits[0, 4] = -torch.inf
     nll = compute_target_nll(logits, torch.tensor([0]), None)
     torch.testing.assert_close(nll, torch.tensor([9.0]).log())
-
-
-def test_a_target_outside_the_vocabulary_is_refused() -> None:
     for target in (-1, 5):
         with pytest.raises(IndexError, match=r"outside 0\.\.4"):
             compute_target_nll(torch.zeros(1, 5), torch.tensor([target]), None)

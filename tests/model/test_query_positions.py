@@ -43,11 +43,8 @@ def test_causal_attention_in_blocks_equals_plain_attention(
     at_once = tiny.hidden_states(TOKENS, True, **model_kwargs)
     blocks = []
     attend_in_blocks = attention.attend_in_query_blocks
-    monkeypatch.setattr(
-        attention,
-        "attend_in_query_blocks",
-        lambda *args: blocks.append(args) or attend_in_blocks(*args),
-    )
+    record = lambda *args: blocks.append(args) or attend_in_blocks(*args)  # noqa: E731
+    monkeypatch.setattr(attention, "attend_in_query_blocks", record)
     tiny.hidden_states(TOKENS, True, **model_kwargs)
     assert not blocks
     with torch.no_grad():

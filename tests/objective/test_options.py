@@ -45,9 +45,8 @@ def nats_of_mask() -> dict[tuple[bool, ...], float]:
     nats = {}
     for mask in MASKS:
         log_p = torch.randn(3, MASK + 1, generator=generator, dtype=torch.float64).log_softmax(-1)
-        nats[mask] = (
-            -(log_p[torch.arange(3), torch.from_numpy(TEXT[0, :3])] * torch.tensor(mask)).sum().item()
-        )
+        of_tokens = log_p[torch.arange(3), torch.from_numpy(TEXT[0, :3])]
+        nats[mask] = -(of_tokens * torch.tensor(mask)).sum().item()
     return nats
 
 
@@ -72,13 +71,12 @@ def test_the_training_loss_has_its_exact_mean_under_every_option(
         return ((1 - ar_ratio) * scattered + ar_ratio * moved) / rate
 
     exact = mean_over(lambda t: highest_t * t, compute_mean)
-    n = 16_000
+    n = 10_000
     task = objective.corrupt(np.repeat(TEXT, n, axis=0), np.arange(n))
     masks = (task.inputs == MASK).numpy()
     weight = np.zeros(n)
-    weight[(task.positions // 3).numpy()] = (
-        task.scale.double().numpy()
-    )  # a sample without masked tokens has loss 0
+    # a sample without masked tokens has loss 0
+    weight[(task.positions // 3).numpy()] = task.scale.double().numpy()
     draws = weight * np.array([nats_of_mask[tuple(mask)] for mask in masks.tolist()])
     error = draws.std() / math.sqrt(n)
     assert abs(draws.mean() - exact) < 4 * error
@@ -133,13 +131,12 @@ def task_parts(task: Task) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("objective", OPTIONS, ids=repr)
-def test_corruption_of_a_sample_does_not_depend_on_the_rank(
-    objective: MaskedDiffusion | Autoregressive,
-) -> None:
+def test_corruption_does_not_depend_on_the_rank(objective: MaskedDiffusion | Autoregressive) -> None:
+    """Four ranks have 8 rows each."""
     tokens = np.random.default_rng(0).integers(0, MASK, (32, 21))
     numbers = np.arange(16, 48)
     whole = objective.corrupt(tokens, numbers)
-    for rank in range(4):  # four ranks have 8 rows each
+    for rank in range(4):
         part = slice(8 * rank, 8 * rank + 8)
         share = objective.corrupt(tokens[part], numbers[part])
         assert torch.equal(share.inputs, whole.inputs[part])
@@ -163,9 +160,7 @@ def test_scores_are_of_plain_text_under_every_option(objective: MaskedDiffusion 
 
 
 @pytest.mark.parametrize("objective", OPTIONS, ids=repr)
-def test_a_uniform_model_costs_log_v_a_token_under_every_option(
-    objective: MaskedDiffusion | Autoregressive,
-) -> None:
+def test_a_uniform_model_costs_log_v_under_every_option(objective: MaskedDiffusion | Autoregressive) -> None:
     n, n_positions = 1500, 16
     task = objective.corrupt(np.random.default_rng(0).integers(0, MASK, (n, n_positions + 1)), np.arange(n))
     nats = compute_sample_nats(torch.zeros(n, n_positions, 2), torch.randn(MASK + 1, 2), task).sum().item()
@@ -181,11 +176,8 @@ def test_orders_are_permutations_that_begin_with_the_first_token() -> None:
         assert len(np.unique(orders, axis=0)) == 6
         # a longer list begins with the shorter one: adding orders changes no existing order
         np.testing.assert_array_equal(build_orders(3, 9, 33, kind, 0.1)[:6], orders)
-    places = np.arange(1, 500)
-    moved = [
-        np.abs(build_orders(0, 9, 500, "noise_sorted", noise)[1:, 1:] - places).mean()
-        for noise in (1e-9, 0.01, 10)
-    ]
+    orders = [build_orders(0, 9, 500, "noise_sorted", noise)[1:, 1:] for noise in (1e-9, 0.01, 10)]
+    moved = [np.abs(of - np.arange(1, 500)).mean() for of in orders]
     # 0; about noise * n * 2 / sqrt(pi) / sqrt(2) since neighbours move as well; n / 3 for a uniform order
     assert moved[0] == 0
     assert 2 < moved[1] < 10
@@ -201,14 +193,12 @@ def model() -> Gpt:
         for parameter in built.parameters():
             if parameter.ndim > 1:
                 parameter *= 20
-    return built
+    return built.requires_grad_(False)
 
 
 def compute_nats(model: Gpt, task: Task) -> np.ndarray:
-    with torch.no_grad():
-        return compute_sample_nats(
-            model.hidden_states(task.inputs, True, **task.model_kwargs), model.head_weight, task
-        ).numpy()
+    hidden = model.hidden_states(task.inputs, True, **task.model_kwargs)
+    return compute_sample_nats(hidden, model.head_weight, task).numpy()
 
 
 def test_the_loss_over_orders_is_the_mean_of_their_chain_rules(model: Gpt) -> None:
@@ -219,8 +209,7 @@ def test_the_loss_over_orders_is_the_mean_of_their_chain_rules(model: Gpt) -> No
         total = 0.0
         for i in range(1, 5):  # token i of the order from those before it, at their text positions
             seen = torch.from_numpy(order[:i].copy())[None]
-            with torch.no_grad():
-                logits = model(torch.from_numpy(tokens[:, order[:i]]), True, positions=seen)[0, -1]
+            logits = model(torch.from_numpy(tokens[:, order[:i]]), True, positions=seen)[0, -1]
             total -= logits.log_softmax(-1)[tokens[0, order[i]]].item()
         by_order.append(total)
     n = 3000
@@ -247,8 +236,7 @@ def test_the_loss_under_random_masking_is_its_mean_over_every_view(model: Gpt) -
             chance = ratio * of_picked + (1 - ratio) * (k == 0)
             visible = torch.ones(1, 3, 3, dtype=torch.bool)
             visible[0, position, :position] = ~torch.tensor(hides, dtype=torch.bool)
-            with torch.no_grad():
-                logits = model(plain.inputs, True, visible=visible)[0, position]
+            logits = model(plain.inputs, True, visible=visible)[0, position]
             exact -= chance * logits.log_softmax(-1)[tokens[0, position + 1]].item()
     n = 6000
     task = objective.corrupt(np.repeat(tokens, n, axis=0), np.arange(n))

@@ -23,11 +23,10 @@ def token_weights(n: int, number: int, draw: int, seed: int = 0) -> np.ndarray:
     return weight
 
 
-@pytest.mark.parametrize("number", [0, 2**32])
-@pytest.mark.parametrize("n", [2, 12])
+@pytest.mark.parametrize(("n", "number"), [(2, 2**32), (12, 0)])
 def test_the_mean_weight_of_every_token_is_one(n: int, number: int) -> None:
     """Includes the first token of window 0, whose masking probability was once the t of the draw."""
-    weights = np.stack([token_weights(n, number, draw) for draw in range(4000)])
+    weights = np.stack([token_weights(n, number, draw) for draw in range(2000)])
     error = weights.std(axis=0, ddof=1) / math.sqrt(len(weights))
     assert (np.abs(weights.mean(axis=0) - 1) <= 4.5 * error + 1e-12).all()
     # a model with equal loss for all tokens is scored without error
@@ -36,7 +35,7 @@ def test_the_mean_weight_of_every_token_is_one(n: int, number: int) -> None:
 
 def test_masks_of_a_window_have_their_exact_probabilities() -> None:
     """A mask of l tokens has probability 1 / (n C(n, l)). Chi-square over the 7 masks of three tokens."""
-    n, draws = 3, 6000
+    n, draws = 3, 3000
     hidden = np.stack([token_weights(n, 0, draw) > 0 for draw in range(draws)])
     counts = np.bincount(hidden @ [1, 2, 4], minlength=8)
     masks = [mask[::-1] for mask in itertools.product([0, 1], repeat=n)]
@@ -59,10 +58,8 @@ def test_training_noise_equals_that_of_recorded_runs() -> None:
     assert make_generator(2**32 - 1, Purpose.ORDERS, 2**32 - 1).random() == 0.19049211269537436
 
 
-@pytest.mark.parametrize(("n_windows", "num_mc"), [(1, 2), (2, 8), (5, 4)])
-def test_the_interval_of_the_bound_covers_it_in_95_percent_of_seeds(
-    tiny: Gpt, n_windows: int, num_mc: int
-) -> None:
+@pytest.mark.parametrize(("n_windows", "num_mc"), [(1, 2), (5, 4)])
+def test_the_interval_of_the_bound_covers_in_95_percent(tiny: Gpt, n_windows: int, num_mc: int) -> None:
     """The exact bound by enumeration: the model's loss under every mask, weighted by its probability."""
     n, seeds = 6, 400
     text = np.random.default_rng(n_windows).integers(0, MASK, (n_windows, 1, n))

@@ -11,34 +11,24 @@ def text(word: str) -> bytes:
     return b"X" + len(raw).to_bytes(4, "little") + raw
 
 
-def call(module: str, name: str, *words: str) -> bytes:
-    """Return the opcodes of the call module.name(*words)."""
-    return f"c{module}\n{name}\n".encode() + b"(" + b"".join(map(text, words)) + b"tR"
+DCP = "torch.distributed.checkpoint"
+METADATA = f"c{DCP}.metadata\nMetadata\n".encode()
+RUN_BY = {  # the opcodes, with COMMAND for the text of the command
+    "posix.system": b"cposix\nsystem\nCOMMAND\x85R",
+    "a name by a stack": text("os") + text("system") + b"\x93COMMAND\x85R",
+    "a module in DCP's module": f"c{DCP}.filesystem\nos.system\n".encode() + b"COMMAND\x85R",
+    "getattr of an allowed class": b"cbuiltins\ngetattr\n" + METADATA + text("__init__") + b"\x86R",
+    "an instance of old": b"(COMMANDiposix\nsystem\n",
+    "an extension's number": b"\x82\x01",
+    "a persistent name": b"Pposix.system\n",
+    "a class's own state": METADATA + b"N}" + text("__init__") + b"cposix\nsystem\n" + b"s\x86b",
+}
 
 
 def run_by(name: str, target: Path) -> bytes:
     """Return a pickle that executes `touch target` when it is read, in the given way."""
-    command = f"touch {target}"
-    dcp = "torch.distributed.checkpoint"
-    ways = {
-        "posix.system": call("posix", "system", command),
-        "a name by a stack": text("os") + text("system") + b"\x93" + text(command) + b"\x85R",
-        "a module in DCP's module": f"c{dcp}.filesystem\nos.system\n".encode() + text(command) + b"\x85R",
-        "getattr of an allowed class": b"cbuiltins\ngetattr\n" + f"c{dcp}.metadata\nMetadata\n".encode()
-        + text("__init__") + b"\x86R",
-        "an instance of old": b"(" + text(command) + b"iposix\nsystem\n",
-        "an extension's number": b"\x82\x01",
-        "a persistent name": b"Pposix.system\n",
-        "a class's own state": f"c{dcp}.metadata\nMetadata\n".encode() + b"N}" + text("__init__")
-        + b"cposix\nsystem\n" + b"s\x86b",
-    }  # fmt: skip
-    return b"\x80\x02" + ways[name] + b"."
+    return b"\x80\x02" + RUN_BY[name].replace(b"COMMAND", text(f"touch {target}")) + b"."
 
-
-RUN_BY = (
-    "posix.system", "a name by a stack", "a module in DCP's module", "getattr of an allowed class",
-    "an instance of old", "an extension's number", "a persistent name", "a class's own state",
-)  # fmt: skip
 
 EXHAUSTING = {
     "no end": b"\x80\x04}",
