@@ -53,6 +53,7 @@ def run_launcher(
     return run_command(root, ["bash", f"{TRAINING}/{launcher}.sh", *SMALL, *more], **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_script_trains_for_the_requested_epochs_without_editing(root, tmp_path, corpus, launcher) -> None:

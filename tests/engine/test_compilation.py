@@ -80,7 +80,7 @@ def test_all_blocks_of_all_steps_and_batch_sizes_share_a_graph(counters, objecti
     assert count_graphs() == 4
 
 
-@pytest.mark.parametrize("mode", ["full", "selective"])
+@pytest.mark.parametrize("mode", [pytest.param("full", marks=pytest.mark.slow), "selective"])
 def test_recomputed_blocks_share_a_graph_too(counters, mode: str) -> None:
     trained = build_engine(OBJECTIVES[0], compile=True, activation_checkpointing=mode)
     for seed in range(2):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from megatron.laws.fit import fit_law
 from megatron.laws.forms import FORM
@@ -37,6 +38,7 @@ def test_the_crossover_of_two_laws_is_printed(cli, tmp_path: Path) -> None:
     assert done.output.count("C_crit ") == 2 and "95 % confidence [" in done.output
 
 
+@pytest.mark.slow
 def test_tasks_are_not_mixed_and_the_interval_is_labelled_with_its_kind(cli, tmp_path: Path) -> None:
     rng, runs = np.random.default_rng(0), simulate_runs(5, 4, noise=0.003)
     scores = []

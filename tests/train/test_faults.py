@@ -40,13 +40,13 @@ def kill_at(run: Path, ranks: list[Rank], step: int, in_save: bool, after_s: flo
     return [rank.wait().status for rank in ranks][0] == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("n_kills", "changes"),
     [
-        (2, []),
-        pytest.param(20, [], marks=pytest.mark.slow),
-        pytest.param(6, [SHARDED], marks=pytest.mark.slow),
+        (20, []),
+        (6, [SHARDED]),
     ],
 )
 def test_a_run_killed_at_any_moment_resumes_and_ends_bit_equal(
@@ -115,8 +115,9 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(pretrain, tmp_pat
 
 
 # tests/ranks poisons the gradient under every engine and stage
+@pytest.mark.slow
 @pytest.mark.ranks
-@pytest.mark.parametrize("engine", ["torch", pytest.param("deepspeed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["torch", "deepspeed"])
 def test_a_nan_loss_ends_the_run_or_is_skipped(pretrain, tmp_path, engine) -> None:
     if engine == "deepspeed":
         pytest.importorskip("deepspeed", reason="the DeepSpeed engine is optional: pip install deepspeed")

@@ -99,8 +99,9 @@ def wait_for_end(process: int, seconds: float = 120) -> int:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
-@pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_ranks", [1, 2])
 def test_a_run_whose_terminal_is_closed_saves_and_exits_75(
     root, words, config_file, tmp_path, n_ranks
 ) -> None:

@@ -211,6 +211,7 @@ def test_two_trainings_never_share_a_folder(pretrain, tmp_path, monkeypatch) -> 
     pretrain(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_process_on_a_single_rank_imports_neither_the_compiler_nor_dtensor(
     words, config_file, root: Path, tmp_path: Path
 ) -> None:
