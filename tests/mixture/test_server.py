@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -180,9 +181,20 @@ def test_the_status_lists_mixtures_and_a_wrong_token_is_refused(client, served) 
 
 
 @pytest.mark.slow
-def test_a_kill_of_the_server_changes_no_chunk(tmp_path: Path, start: Start, mixture: Path) -> None:
+def test_a_kill_of_the_server_and_of_clients_changes_no_chunk(
+    tmp_path: Path, start: Start, mixture: Path
+) -> None:
     process, location = start(tmp_path, "--port", "0")
     token, port = read_token(tmp_path / "token"), location.rpartition(":")[2]
+    script = (
+        "import sys\nfrom megatron.mixture.client import MixtureClient\n"
+        "for chunk in MixtureClient(*sys.argv[1:]).open_dataset('code'): print(chunk.number, flush=True)\n"
+    )
+    command = [sys.executable, "-c", script, location, token]
+    for _ in range(2):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as victim:
+            assert victim.stdout is not None and victim.stdout.readline() == "0\n"
+            victim.kill()
     with MixtureClient(location, token) as client:
         reading = iter(client.open_dataset("code"))
         chunks = [next(reading) for _ in range(20)]
