@@ -8,6 +8,8 @@ from setuptools.command.build_py import build_py
 
 ParallelCompile(default=0).install()
 
+# compiled first, each for about as long as all others together: pybind11 takes most of the time
+BINDINGS = ("csrc/kernels.cpp", "csrc/tokenizer.cpp", "csrc/module.cpp")
 # what the console script and the Slurm launcher of an installed wheel run
 COMMANDS = (
     *sorted(Path("tools").glob("*.py")),
@@ -42,7 +44,7 @@ setup(
     ext_modules=[
         Pybind11Extension(
             "megatron._csrc",
-            sorted(str(path) for path in Path("csrc").glob("*.cpp")),
+            [*BINDINGS, *sorted({str(path) for path in Path("csrc").glob("*.cpp")} - set(BINDINGS))],
             depends=sorted(str(path) for path in Path("csrc").glob("*.[hi]*")),
             cxx_std=20,
             # -g0: debug information, which Python asks for, is 40 % of the compilation

@@ -1,30 +1,25 @@
 // megatron._csrc: pure functions over arrays. Arrays of another dtype are rejected, not converted. The GIL is released
 // during the computation.
+//
+// Three files include pybind11, which takes most of the time of a compilation: this one, kernels.cpp and tokenizer.cpp.
 #include <pybind11/pybind11.h>
 
-namespace py = pybind11;
+#include "check_index.h"
+#include "map_file.h"
+#include "mixture.h"
+#include "sample_starts.h"
+#include "shuffled.h"
 
-void bind_check_index(py::module_& m);
-void bind_encode(py::module_& m);
-void bind_map_file(py::module_& m);
-void bind_mixture(py::module_& m);
-void bind_rms_norm(py::module_& m);
-void bind_sample_starts(py::module_& m);
-void bind_short_attention(py::module_& m);
-void bind_shuffled(py::module_& m);
-void bind_softmax_nll(py::module_& m);
-void bind_vocabulary(py::module_& m);
+void bind_kernels(py::module_& m);
+void bind_tokenizer(py::module_& m);
 
 PYBIND11_MODULE(_csrc, m) {
     m.doc() = "C++ extension of megatron: pure functions over numpy arrays.";
-    bind_check_index(m);
-    bind_vocabulary(m);
-    bind_encode(m);
-    bind_map_file(m);
-    bind_mixture(m);
-    bind_rms_norm(m);
-    bind_sample_starts(m);
-    bind_short_attention(m);
-    bind_shuffled(m);
-    bind_softmax_nll(m);
+    check_index::bind(m);
+    map_file::bind(m);
+    mixture::bind(m);
+    sample_starts::bind(m);
+    shuffled::bind(m);
+    bind_kernels(m);
+    bind_tokenizer(m);
 }

@@ -54,7 +54,7 @@ class MegatronOrder:
         # One generator shuffles documents, then
         # windows: (key, pos) is its state between both.
         # ranges (begin, end, times) for
-        # csrc/shuffled.cpp; each is shuffled separately
+        # csrc/shuffled.h; each is shuffled separately
         epochs = [(0, n, self.n_epochs)] if n_first is None else [(0, n, self.n_epochs - 1), (0, n, 1)]
         self.document_index, key, pos = _csrc.shuffled(
             state["key"], state["pos"], np.array(epochs), np.dtype(np.int32)

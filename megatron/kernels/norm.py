@@ -1,4 +1,4 @@
-"""RMSNorm of float32 rows; on a CPU in one pass forward and one pass backward (csrc/rms_norm.cpp).
+"""RMSNorm of float32 rows; on a CPU in one pass forward and one pass backward (csrc/rms_norm.h).
 
 On a CPU torch's RMSNorm runs five operations forward and about twelve backward.
 In a model of d_model 24 they took a quarter of a training step.

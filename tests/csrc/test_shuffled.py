@@ -1,4 +1,4 @@
-"""csrc/shuffled.cpp against numpy's own RandomState, and arguments of csrc/sample_starts.cpp.
+"""csrc/shuffled.h against numpy's own RandomState, and arguments of csrc/sample_starts.h.
 
 data/test_megatron_order.py compares the results of the latter with a slow twin.
 """

@@ -1,5 +1,7 @@
 // Read-only memory map of a file that takes no file descriptor: Python's mmap duplicates one for each map, and a
 // process may have 1,024 of them.
+#pragma once
+
 #include <fcntl.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -13,6 +15,8 @@
 #include <string>
 
 namespace py = pybind11;
+
+namespace map_file {
 
 namespace {
 
@@ -58,7 +62,9 @@ py::array map_file(const std::string& path, int64_t n_bytes) {
 
 }  // namespace
 
-void bind_map_file(py::module_& m) {
+inline void bind(py::module_& m) {
     m.def("map_file", &map_file, py::arg("path"), py::arg("n_bytes"),
           "Map the first n_bytes of a file read-only, uint8 [n_bytes], without an open file.");
 }
+
+}  // namespace map_file

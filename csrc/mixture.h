@@ -1,4 +1,6 @@
 // Assigns the turns of a mixture to domains, and maps each turn to a unit of its domain.
+#pragma once
+
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -13,6 +15,9 @@
 #include <vector>
 
 namespace py = pybind11;
+
+namespace mixture {
+
 using Longs = py::array_t<int64_t, py::array::c_style>;
 using Ints = py::array_t<int32_t, py::array::c_style>;
 using Words = py::array_t<uint64_t, py::array::c_style>;
@@ -242,7 +247,7 @@ static Longs domain_units(const Ints& domain, const Longs& number, const Longs& 
     return units;
 }
 
-void bind_mixture(py::module_& m) {
+inline void bind(py::module_& m) {
     m.def("mixture_turns", &mixture_turns, py::arg("parts").noconvert(), py::arg("done").noconvert(),
           py::arg("lag").noconvert(), py::arg("limit").noconvert(), py::arg("size"), py::arg("first_chunk"),
           py::arg("n_chunks"), py::arg("seed"), py::arg("until_empty") = false,
@@ -253,3 +258,5 @@ void bind_mixture(py::module_& m) {
           py::arg("length").noconvert(), py::arg("seed").noconvert(),
           "Unit of its domain for each number; every epoch is a keyed permutation of its own.");
 }
+
+}  // namespace mixture

@@ -1,4 +1,6 @@
 // numpy's RandomState.shuffle over ranges of numbers, bit for bit, with overlapping cache misses.
+#pragma once
+
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -10,6 +12,9 @@
 #include <vector>
 
 namespace py = pybind11;
+
+namespace shuffled {
+
 using Ints = py::array_t<int64_t, py::array::c_style>;
 using Words = py::array_t<uint32_t, py::array::c_style>;
 
@@ -158,8 +163,10 @@ static py::tuple shuffled(const Words& key, int pos, const Ints& parts, const py
     return py::make_tuple(values, Words(N_WORDS, random.key), random.pos);
 }
 
-void bind_shuffled(py::module_& m) {
+inline void bind(py::module_& m) {
     m.def("shuffled", &shuffled, py::arg("key").noconvert(), py::arg("pos"), py::arg("parts").noconvert(),
           py::arg("dtype"),
           "Concatenated shuffled ranges, and the generator's (key, pos) after: numpy's RandomState.shuffle.");
 }
+
+}  // namespace shuffled

@@ -1,4 +1,6 @@
 // Start of each sample in a corpus whose sequences are concatenated in a given order.
+#pragma once
+
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -8,6 +10,9 @@
 #include <string>
 
 namespace py = pybind11;
+
+namespace sample_starts {
+
 using Order = py::array_t<int32_t, py::array::c_style>;
 
 constexpr int64_t BLOCK = 16;     // places whose lengths are summed before a search for a row
@@ -90,8 +95,10 @@ static py::array sample_starts(const py::array& lengths, const Order& order, int
     return rows_of<int32_t>(lengths, order, stride, n_rows);
 }
 
-void bind_sample_starts(py::module_& m) {
+inline void bind(py::module_& m) {
     m.def("sample_starts", &sample_starts, py::arg("lengths").noconvert(), py::arg("order").noconvert(),
           py::arg("stride"), py::arg("n_rows"),
           "Position of every stride-th token: [n_rows, 2], rows (place in the order, offset in its sequence).");
 }
+
+}  // namespace sample_starts

@@ -1,4 +1,6 @@
 // Negative log-likelihood, -log softmax(logits)[target], of each row, and its gradient, which overwrites the logits.
+#pragma once
+
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -11,6 +13,9 @@
 #include "vectors.h"
 
 namespace py = pybind11;
+
+namespace softmax_nll {
+
 using Floats2 = py::array_t<float, py::array::c_style>;
 using Targets = py::array_t<int64_t, py::array::c_style>;
 using vectors::Floats;
@@ -59,7 +64,7 @@ static py::array_t<float> run(Floats2& logits, const Targets& targets, const flo
     return nll;
 }
 
-void bind_softmax_nll(py::module_& m) {
+inline void bind(py::module_& m) {
     m.def(
         "softmax_nll",
         [](Floats2 logits, const Targets& targets, int64_t n_threads) {
@@ -78,3 +83,5 @@ void bind_softmax_nll(py::module_& m) {
         py::arg("n_threads"),
         "As softmax_nll, unweighted; scale * (softmax - onehot) overwrites the logits. scale: float32 [N], or None: 1.");
 }
+
+}  // namespace softmax_nll

@@ -3,6 +3,8 @@
 // Processes one head of one sample at a time, copied into rows padded to whole vectors. Queries are processed in
 // blocks, so that the weights of a block stay in the L2 cache. The backward pass recomputes the weights (Dao et al.,
 // arXiv 2205.14135).
+#pragma once
+
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -13,6 +15,9 @@
 #include "vectors.h"
 
 namespace py = pybind11;
+
+namespace short_attention {
+
 using vectors::Floats;
 using vectors::WIDTH;
 
@@ -112,7 +117,7 @@ static void attend_backward(Array q, Array k, Array v, Array grad, bool causal, 
     });
 }
 
-void bind_short_attention(py::module_& m) {
+inline void bind(py::module_& m) {
     m.def("short_attention", &attend, py::arg("q").noconvert(), py::arg("k").noconvert(), py::arg("v").noconvert(),
           py::arg("causal"), py::arg("scale"), py::arg("out").noconvert(), py::arg("n_threads"),
           "Write softmax(scale q k^T) v to out; all float32 [B, H, S, K]; causal: position p attends to 0..p.");
@@ -121,3 +126,5 @@ void bind_short_attention(py::module_& m) {
           py::arg("grad_q").noconvert(), py::arg("grad_k").noconvert(), py::arg("grad_v").noconvert(),
           py::arg("n_threads"), "Write the gradients of q, k and v, given the gradient of the result.");
 }
+
+}  // namespace short_attention

@@ -1,6 +1,8 @@
 // RMSNorm, x / sqrt(mean(x^2) + eps) * gain over rows in float32, and its gradients, in one pass each.
 //
 // PyTorch on the CPU uses five operations forward and about twelve backward.
+#pragma once
+
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -10,6 +12,9 @@
 #include "vectors.h"
 
 namespace py = pybind11;
+
+namespace rms_norm {
+
 using Array = py::array_t<float, py::array::c_style>;
 using vectors::Floats;
 using vectors::WIDTH;
@@ -83,7 +88,7 @@ static void backward(const Array& x, const Array& gain, const Array& inverse, co
     for (int64_t j = 0; j < width; ++j) total[j] = static_cast<float>(exact[j]);
 }
 
-void bind_rms_norm(py::module_& m) {
+inline void bind(py::module_& m) {
     m.def("rms_norm", &forward, py::arg("x").noconvert(), py::arg("gain").noconvert(), py::arg("eps"),
           py::arg("out").noconvert(), py::arg("inverse").noconvert(), py::arg("n_threads"),
           "Write x / sqrt(mean(x^2) + eps) * gain to out, and the inverse root of each row to inverse; float32 [N, D], "
@@ -93,3 +98,5 @@ void bind_rms_norm(py::module_& m) {
           py::arg("grad_gain").noconvert(), py::arg("n_threads"),
           "Write the gradients of x [N, D] and gain [D], given the gradient of the result and the inverse roots.");
 }
+
+}  // namespace rms_norm

@@ -1,4 +1,6 @@
 // Checks an index file on disk for consistency in one pass, in constant memory.
+#pragma once
+
 #include <pybind11/pybind11.h>
 #include <unistd.h>
 
@@ -9,6 +11,8 @@
 #include <vector>
 
 namespace py = pybind11;
+
+namespace check_index {
 
 namespace {
 
@@ -111,8 +115,10 @@ py::tuple check_index(int file, int64_t at, int64_t n_sequences, int64_t n_docum
 
 }  // namespace
 
-void bind_check_index(py::module_& m) {
+inline void bind(py::module_& m) {
     m.def("check_index", &check_index, py::arg("file"), py::arg("at"), py::arg("n_sequences"),
           py::arg("n_documents"), py::arg("itemsize"),
           "Check an index that begins at byte `at` of a file descriptor: (tokens, longest sequence, in order, sound).");
 }
+
+}  // namespace check_index

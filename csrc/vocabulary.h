@@ -1,4 +1,6 @@
-// Python bindings of vocabularies: tables that all threads share. Workers (encode.cpp) have caches and buffers.
+// Python bindings of vocabularies: tables that all threads share. Workers (encode.h) have caches and buffers.
+#pragma once
+
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -23,6 +25,9 @@
 #include "tokenizer_model.h"
 
 namespace py = pybind11;
+
+namespace vocabulary {
+
 using Ints = py::array_t<int64_t, py::array::c_style>;
 using Bytes = py::array_t<uint8_t, py::array::c_style>;
 using Shorts = py::array_t<uint16_t, py::array::c_style>;
@@ -240,7 +245,7 @@ void release_memory() {
 
 }  // namespace
 
-void bind_vocabulary(py::module_& m) {
+inline void bind(py::module_& m) {
     py::class_<TokenizerModel>(m, "TokenizerModel", "Vocabulary and merges of a BPE tokenizer.json.")
         .def(py::init([](const py::bytes& content) { return TokenizerModel(std::string(content)); }),
              py::arg("content"))
@@ -283,3 +288,5 @@ void bind_vocabulary(py::module_& m) {
           "Ids (left, right, merged) of merges [n, 3], for a vocabulary whose first ids belong to the lines of "
           "`pieces`, and the next ones to the lines of `merges`.");
 }
+
+}  // namespace vocabulary

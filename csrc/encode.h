@@ -1,4 +1,6 @@
-// Python bindings of encoding; the vocabulary is in vocabulary.cpp.
+// Python bindings of encoding; the vocabulary is in vocabulary.h.
+#pragma once
+
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -13,6 +15,9 @@
 #include "encode_lines.h"
 
 namespace py = pybind11;
+
+namespace encode {
+
 using Ints = py::array_t<int64_t, py::array::c_style>;
 using Bytes = py::array_t<uint8_t, py::array::c_style>;
 
@@ -101,7 +106,7 @@ py::tuple encode_texts(bpe::Worker& w, const Bytes& texts, const Ints& ends, boo
 
 }  // namespace
 
-void bind_encode(py::module_& m) {
+inline void bind(py::module_& m) {
     py::class_<bpe::Worker>(m, "BpeWorker").def(py::init<std::shared_ptr<bpe::Vocabulary>>());
     m.def("encode_lines", &encode_lines, py::arg("worker"), py::arg("input"), py::arg("begin"), py::arg("end"),
           py::arg("key"), py::arg("special"), py::arg("eod"), py::arg("wide"), py::arg("ids_out"),
@@ -114,3 +119,5 @@ void bind_encode(py::module_& m) {
           "Ids (uint32) and int32 lengths of concatenated UTF-8 texts; text i ends at byte ends[i]. A text that may "
           "not be in NFC has the length -1 and no ids, if the vocabulary requires NFC and the texts are not normalized.");
 }
+
+}  // namespace encode
