@@ -18,6 +18,7 @@ READY := $(VENV)/ready
 PIP := python -m pip install --quiet --no-compile --disable-pip-version-check
 TORCH_CPU ?= https://download.pytorch.org/whl/cpu
 # bounds: a torch that is there, for another CUDA or of another version, is kept
+BUILD := $(shell sed -n 's/^\(pybind11[^ ]*\)/\1/p; s/^\(setuptools[^ ]*\)/\1/p' requirements-quickstart.txt)
 TORCH := "$(shell sed -n 's/^\(torch[^ ]*\).*/\1/p' requirements-quickstart.txt)"
 
 .PHONY: quickstart test test-all bench-smoke bench-gpu-parity bench-gpu lint check docs help clean
@@ -88,11 +89,13 @@ $(QUICK): requirements-quickstart.txt setup.py pyproject.toml $(wildcard csrc/*)
 		{ echo "error: $(PYTHON) lacks venv or its C headers. Run apt-get install python3-venv python3-dev." >&2; exit 1; }
 	@command -v g++ >/dev/null || { echo "error: g++ not found. Run apt-get install g++." >&2; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-# without a driver of NVIDIA or AMD torch's CPU build, 3 GB smaller, if its index answers; otherwise that of PyPI
-	command -v nvidia-smi rocm-smi >/dev/null || python -c 'import torch' 2>/dev/null || \
-		$(PIP) --retries 1 --timeout 20 --index-url $(TORCH_CPU) $(TORCH) || true
-	$(PIP) -r requirements-quickstart.txt
-	$(PIP) --no-build-isolation --no-deps -e .
+	$(PIP) $(BUILD)
+# The extension compiles while the rest is unpacked. Without a driver of NVIDIA or AMD torch's CPU build, 3 GB smaller,
+# if its index answers; otherwise that of PyPI.
+	$(PIP) --no-build-isolation --no-deps -e . & extension=$$!; \
+		command -v nvidia-smi rocm-smi >/dev/null || python -c 'import torch' 2>/dev/null || \
+		$(PIP) --retries 1 --timeout 20 --index-url $(TORCH_CPU) $(TORCH); \
+		$(PIP) -r requirements-quickstart.txt; packages=$$?; wait $$extension && exit $$packages
 	@touch $@
 
 $(READY): $(QUICK) requirements.txt
