@@ -4,7 +4,10 @@ import atexit
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,6 +90,27 @@ def laws(scaling_data: Path) -> Path:
 def free_port() -> int:
     """Return a port for rank 0, reserved until the tests end."""
     return RESERVED_PORTS.enter_context(reserve_port())
+
+
+def wait_until(
+    condition: Callable[[], object], explain: Callable[[], object] = str, limit_s: float = 240
+) -> None:
+    """Wait until a condition is true. `explain` returns the message of the failure after `limit_s`."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, explain()
+        time.sleep(0.02)
+
+
+def run_process(
+    words: Sequence[object], cwd: Path | None = None, base: Mapping[str, str] = os.environ, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command with `base` and more variables, and with this Python first on the path."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**base, "PATH": path, **variables}
+    return subprocess.run(
+        list(map(str, words)), cwd=cwd, env=environment, capture_output=True, text=True, timeout=600
+    )
 
 
 def load_newest(directory: Path, prefix: str) -> tuple[Path, dict[str, Any], dict[str, Any]] | None:

@@ -1,4 +1,4 @@
-"""Fixture of a Slurm cluster of two nodes on this machine, for the duration of a test."""
+"""Settings of small runs, and a Slurm cluster of two nodes on this machine for the duration of a test."""
 
 import contextlib
 import os
@@ -10,13 +10,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import free_port
+from tests.conftest import free_port, wait_until
 
+SMALL = [
+    "dist.cpu_only=true", "dist.dtype=float32", "logging.every_iterations=1", "logging.tensorboard=false",
+    "misc.n_threads=1", "dataset.batch_size=8",
+]  # fmt: skip
 DAEMONS = ("munged", "slurmctld", "slurmd")
 COMMANDS = ("sbatch", "srun", "scancel", "scontrol", "sinfo", "setpriv")
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -71,14 +75,6 @@ class Slurm:
         return dict(re.findall(r"(\S+?)=(\S*)", self("scontrol", "show", "job", number)))
 
 
-def wait_until(true: Callable[[], bool], seconds: float, what: Callable[[], str]) -> None:
-    """Wait until `true()`; fail with the message `what()` after `seconds`."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, what()
-        time.sleep(0.1)
-
-
 @pytest.fixture
 def slurm() -> Iterator[Slurm]:
     """Start private slurmctld, munged and two slurmd on the loopback interface; end them afterwards."""
@@ -127,14 +123,14 @@ def _start_cluster(slurm: Slurm, folder: Path, host: str) -> None:
             daemon = subprocess.Popen(command, env=slurm.variables, start_new_session=True, **streams)
             slurm.daemons.append(daemon)
         if words[0] == "munged":
-            wait_until(files["socket"].exists, 120, lambda: "munged does not start")
+            wait_until(files["socket"].exists, lambda: "munged does not start")
 
     def is_idle() -> bool:
         query = ["sinfo", "-h", "-o", "%D %T"]
         listing = subprocess.run(query, env=slurm.variables, capture_output=True, text=True, timeout=240)
         return listing.stdout.strip() == "2 idle"
 
-    wait_until(is_idle, 180, (folder / "daemons.log").read_text)
+    wait_until(is_idle, (folder / "daemons.log").read_text)
 
 
 def _stop_cluster(slurm: Slurm) -> None:

@@ -4,10 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import run_process, wait_until
 
 HPC = "examples_scaling/hpc"
 SETTINGS = "examples_scaling/training/settings.sh"
@@ -16,10 +17,7 @@ PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 def run_bash(root: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run bash from the checkout's root, with this Python first on the path."""
-    environment = {"HOME": os.environ.get("HOME", "/"), "PATH": PATH, **variables}
-    return subprocess.run(
-        ["bash", *words], cwd=root, env=environment, capture_output=True, text=True, timeout=240
-    )
+    return run_process(["bash", *words], root, {"HOME": os.environ.get("HOME", "/")}, **variables)
 
 
 def variables_of(root: Path, **given: str) -> dict[str, str]:
@@ -90,10 +88,7 @@ def stop_started_script(
     environment["CACHE_ROOT"] = str(folder / "caches")
     process = subprocess.Popen([*words, code], cwd=root, env=environment)
     try:
-        end = time.monotonic() + 30
-        while not ready.exists():
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        wait_until(ready.exists)
         process.send_signal(number)
         return process.wait(timeout=240)
     finally:
@@ -215,11 +210,3 @@ def test_a_script_started_the_wrong_way_prints_its_usage_and_exits_with_2(
     failed = run_bash(root, script, **(submitted if is_job else {"SLURM_SUBMIT_DIR": ""}))
     assert failed.returncode == 2 and failed.stderr.startswith(message)
     assert not Path(submitted["RECORD"]).exists()
-
-
-def test_the_two_slurm_scripts_have_the_same_sbatch_header(root: Path) -> None:
-    headers = [
-        [line for line in (root / script).read_text().splitlines() if line.startswith("#SBATCH")]
-        for script in ("examples_scaling/training/train_slurm.sh", f"{HPC}/train_slurm_container.sh")
-    ]
-    assert headers[0] == headers[1] and headers[0]

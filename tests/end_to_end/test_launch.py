@@ -1,6 +1,5 @@
 """Tests of the training scripts and the cluster check, run as in the guide, on this machine."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -10,34 +9,23 @@ import numpy as np
 import pytest
 
 from megatron.checkpoint import layout
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.io import read_json
 from megatron.plan.run_dir import PLAN, RESULT, read_metrics
+from tests.conftest import run_process
+from tests.datasets import write_dataset
+from tests.end_to_end.conftest import SMALL
 from tests.tool_modules import Cli, load_tool
 
 TRAINING = "examples_scaling/training"
 LAUNCHERS = ["train", pytest.param("train_mpi", marks=pytest.mark.slow)]
-SMALL = [
-    "dist.cpu_only=true", "dist.dtype=float32", "dataset.seq_len=16", "dataset.batch_size=8",
-    "logging.every_iterations=1", "logging.tensorboard=false", "misc.n_threads=1", "evaluation.max_samples=8",
-    "evaluation.num_mc=1",
-]  # fmt: skip
-
-
-def run_command(root: Path, words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command from the checkout's root, with this Python first on the path."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **variables}
-    return subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True, timeout=280)
+SHORT = ["dataset.seq_len=16", "evaluation.max_samples=8", "evaluation.num_mc=1"]
 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> str:
     """1,041 tokens: 65 samples of 16 + 1."""
-    about = {"tokenizer": {"n_tokens": 100}}
-    with IndexedWriter(tmp_path / "text", np.dtype(np.uint16), about) as writer:
-        writer.add_document(np.random.default_rng(0).integers(0, 100, 1041))
-    return str(tmp_path / "text")
+    ids = np.random.default_rng(0).integers(0, 100, 1041)
+    return write_dataset(tmp_path / "text", [ids], {"tokenizer": {"n_tokens": 100}})
 
 
 def run_launcher(
@@ -50,7 +38,7 @@ def run_launcher(
     }  # fmt: skip
     if launcher == "train_mpi":
         settings |= {"CLUSTER": "frontier", "GLOO_SOCKET_IFNAME": "lo", "CACHE_ROOT": str(run.parent)}
-    return run_command(root, ["bash", f"{TRAINING}/{launcher}.sh", *SMALL, *more], **settings)
+    return run_process(["bash", f"{TRAINING}/{launcher}.sh", *SMALL, *SHORT, *more], root, **settings)
 
 
 @pytest.mark.slow
@@ -118,7 +106,7 @@ def test_the_cluster_check_runs_eight_steps_on_a_cpu(cli: Cli, root: Path, tmp_p
         errors = cli("train", *words, cwd=root).error
     else:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        done = run_command(root, [*torchrun, "tools/pretrain.py", *words])
+        done = run_process([*torchrun, "tools/pretrain.py", *words], root)
         assert done.returncode == 0, done.stderr
         errors = done.stderr
     assert "the run ends after 8 of its 10 warm-up steps" in errors

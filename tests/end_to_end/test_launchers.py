@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,18 +10,17 @@ import yaml
 
 from megatron.io import read_json
 from megatron.plan.run_dir import RESULT
-from tests.conftest import free_port
+from tests.conftest import free_port, run_process
+from tests.end_to_end.conftest import SMALL
 
 ROOT = Path(__file__).parents[2]
 ROWS = yaml.safe_load((ROOT / "utils" / "migration" / "launchers.yaml").read_text())
 TRIED = [row for row in ROWS if row["evidence"] == "tried"]
 TRAINING = "examples_scaling/training"
 WORDS = [
-    "dist.cpu_only=true", "dist.dtype=float32", "dataset.seq_len=16", "dataset.batch_size=8",
-    "logging.every_iterations=1", "logging.tensorboard=false", "misc.n_threads=1",
-    "dataset.path_train=synthetic", "dataset.path_eval=null", "model.n_tokens=100", "model.d_model=16",
-    "model.n_heads=2", "model.n_layers=1", "lr_scheduler.total_tokens=null",
-    "lr_scheduler.warmup_tokens=null", "lr_scheduler.total_iterations=4",
+    *SMALL, "dataset.seq_len=16", "dataset.path_train=synthetic", "dataset.path_eval=null",
+    "model.n_tokens=100", "model.d_model=16", "model.n_heads=2", "model.n_layers=1",
+    "lr_scheduler.total_tokens=null", "lr_scheduler.warmup_tokens=null", "lr_scheduler.total_iterations=4",
 ]  # fmt: skip
 
 
@@ -69,17 +67,10 @@ def test_an_option_that_was_tried_trains_two_ranks(row: dict, tmp_path: Path) ->
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     if shutil.which(program, path=path) is None:
         pytest.skip(f"no {program}")
-    version = ["mpirun", "--version"]
-    if program == "mpirun" and "4.1" not in subprocess.run(version, capture_output=True, text=True).stdout:
+    if program == "mpirun" and "4.1" not in run_process(["mpirun", "--version"]).stdout:
         pytest.skip("the options are those of Open MPI 4")
-    environment = {
-        **os.environ, "PATH": path, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
-        "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu",
-    }  # fmt: skip
-    done = subprocess.run(
-        ["bash", "-c", make_command(row, tmp_path)], cwd=ROOT, env=environment, capture_output=True,
-        text=True, timeout=240,
-    )  # fmt: skip
+    variables = {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "DS_ACCELERATOR": "cpu"}
+    done = run_process(["bash", "-c", make_command(row, tmp_path)], ROOT, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     check_result(tmp_path, done.stdout + done.stderr)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.plan.run_dir import PLAN, RESULT
+from tests.datasets import write_dataset
 from tests.tool_modules import Cli
 
 SHAPE = (
@@ -20,11 +20,9 @@ SAMPLES = "--train-samples 26 --lr-decay-samples 26 --lr-warmup-samples 8"
 CPU = ["dist.cpu_only=true", "misc.n_threads=1"]
 
 
-def write_corpus(prefix: Path, sidecar: bool = True, n_documents: int = 40) -> None:
+def write_corpus(prefix: Path, sidecar: bool = True) -> None:
     rng = np.random.default_rng(0)
-    with IndexedWriter(prefix, np.dtype("<u2"), {"tokenizer": {"n_tokens": 90, "sha256": "a"}}) as writer:
-        for _ in range(n_documents):
-            writer.add_document(rng.integers(0, 90, 60))
+    write_dataset(prefix, rng.integers(0, 90, (40, 60)), {"tokenizer": {"n_tokens": 90, "sha256": "a"}})
     if not sidecar:
         Path(f"{prefix}.json").unlink()
 

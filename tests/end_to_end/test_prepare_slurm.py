@@ -1,16 +1,13 @@
 """Tests of prepare_slurm.sh on a real Slurm cluster of two nodes."""
 
-import contextlib
 import json
-import os
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from megatron.tokenizer.train_bpe import train_bpe
+from tests.conftest import run_process, wait_until
 
 SCRIPT = "examples_scaling/training/prepare_slurm.sh"
 PARTS = 2
@@ -39,20 +36,6 @@ def read_logs(folder: Path) -> str:
     return "\n".join(f"{path.name}:\n{path.read_text()}" for path in sorted(folder.glob("log-*.txt")))
 
 
-def wait_for(check: Callable[[], object], folder: Path, seconds: float = 240) -> None:
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, read_logs(folder)
-        time.sleep(0.05)
-
-
-def is_past_first_pieces(folder: Path) -> bool:
-    """Return whether a task has finished pieces of its part and not all of them."""
-    with contextlib.suppress(FileNotFoundError):
-        return len(list(folder.glob("*.unit"))) >= 1
-    return False
-
-
 @pytest.mark.slow
 @pytest.mark.ranks
 def test_a_signalled_task_requeues_itself_and_a_bad_line_fails(slurm, root, tmp_path, tokenizer) -> None:
@@ -63,14 +46,14 @@ def test_a_signalled_task_requeues_itself_and_a_bad_line_fails(slurm, root, tmp_
     out.parent.mkdir()
     number = submit(slurm, root, tokenizer, out, source)
     shards = out.parent / f".c4-part-00001-of-{PARTS:05d}.shards"
-    wait_for(lambda: is_past_first_pieces(shards), out.parent)
+    wait_until(lambda: list(shards.glob("*.unit")), lambda: read_logs(out.parent))  # some pieces, not all
     # as Slurm does two minutes before the time limit
     slurm("scancel", "--batch", "--signal=USR1", f"{number}_1")
 
     def list_states() -> list[str]:
         return [slurm.show_job(f"{number}_{task}")["JobState"] for task in range(1, PARTS + 1)]
 
-    wait_for(lambda: set(list_states()) <= {"COMPLETED", "FAILED"}, out.parent, 400)
+    wait_until(lambda: set(list_states()) <= {"COMPLETED", "FAILED"}, lambda: read_logs(out.parent), 400)
     logs = read_logs(out.parent)
     assert list_states() == ["COMPLETED", "FAILED"], logs
     assert slurm.show_job(f"{number}_1")["Restarts"] == "1"
@@ -79,14 +62,11 @@ def test_a_signalled_task_requeues_itself_and_a_bad_line_fails(slurm, root, tmp_
     assert "parts are finished" in logs and not Path(f"{out}_text_document.bin").exists()
 
 
-def test_a_job_without_its_settings_fails_with_a_sentence(root: Path, tmp_path: Path) -> None:
+def test_a_job_without_its_settings_fails_with_a_sentence(root: Path) -> None:
     for variables, sentence in (
         ({}, "Submit this script with sbatch --array=1-PARTS"),
         ({"SLURM_ARRAY_TASK_ID": "1"}, "PARTS: Set it to the number of parts"),
         ({"SLURM_ARRAY_TASK_ID": "1", "PARTS": "2", "INPUT": "x"}, "OUT: Set it to the prefix"),
     ):
-        done = subprocess.run(
-            ["bash", str(root / SCRIPT)], env={"PATH": os.environ["PATH"], **variables},
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = run_process(["bash", SCRIPT], root, {}, **variables)
         assert done.returncode != 0 and sentence in done.stderr

@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,9 @@ import pytest
 import scipy.stats
 
 from megatron.data import open_dataset
+from tests.conftest import run_process
+
+QUICKSTART = "examples_scaling/quickstart/quickstart.sh"
 
 
 def test_a_text_below_12_mb_ends_the_quickstart_before_any_work(root: Path, tmp_path: Path) -> None:
@@ -23,11 +25,9 @@ def test_a_text_below_12_mb_ends_the_quickstart_before_any_work(root: Path, tmp_
         f'#!/bin/sh\necho "$@"\ncase $1 in *prepare_corpus.py) exec {sys.executable} "$@";; esac\nexit 3\n'
     )
     python.chmod(0o755)
-    done = subprocess.run(
-        ["bash", str(root / "examples_scaling" / "quickstart" / "quickstart.sh"), str(text)],
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "OUT": str(out)},
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+    done = run_process(
+        ["bash", root / QUICKSTART, text], PATH=f"{tmp_path}:{os.environ['PATH']}", OUT=str(out)
+    )
     assert (done.returncode, "train_tokenizer" in done.stdout) == (1, False) and list(out.iterdir()) == []
     assert "tiny.jsonl: got 32 bytes of text" in done.stderr and "at least 12.0 MB" in done.stderr
 
@@ -35,12 +35,7 @@ def test_a_text_below_12_mb_ends_the_quickstart_before_any_work(root: Path, tmp_
 @pytest.mark.slow
 def test_the_quickstart_predicts_and_measures_a_run(root: Path, scaling_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "quickstart"
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", str(root / "examples_scaling" / "quickstart" / "quickstart.sh")],
-        env={**os.environ, "PATH": path, "OUT": str(out), "SCALING_DATA": str(scaling_data)},
-        capture_output=True, text=True, timeout=3600, check=False,
-    )  # fmt: skip
+    done = run_process(["bash", root / QUICKSTART], OUT=str(out), SCALING_DATA=str(scaling_data))
     assert done.returncode == 0, done.stderr
     *lines, report, next_line = done.stdout.strip().splitlines()
     assert next_line.startswith("next: ") and report == f"report: {out / 'report.html'}"

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -11,23 +10,26 @@ import pytest
 from megatron.checkpoint import layout
 from megatron.plan.run_dir import RESULT, read_metrics
 from megatron.study.launchers.launch import read_last_metrics
-from tests.end_to_end.conftest import Slurm
+from tests.conftest import wait_until
+from tests.end_to_end.conftest import SMALL, Slurm
 
 STEPS = 1000
-SMALL = [
-    "dist.cpu_only=true", "dist.dtype=float32", "model.d_model=32", "model.n_heads=2", "model.n_layers=2",
-    "model.n_tokens=100", "dataset.seq_len=32", "dataset.batch_size=8", "logging.every_iterations=1",
-    "logging.tensorboard=false", "misc.n_threads=1",
-]  # fmt: skip
+MODEL = [
+    "model.d_model=32",
+    "model.n_heads=2",
+    "model.n_layers=2",
+    "model.n_tokens=100",
+    "dataset.seq_len=32",
+]
 TRAINING = "examples_scaling/training"
 
 
-def wait_for_step(run: Path, step: int, log: Path, seconds: float = 180) -> None:
+def wait_for_step(run: Path, step: int, log: Path) -> None:
     """Wait until the run has logged a step beyond `step`."""
-    end = time.monotonic() + seconds
-    while ((read_last_metrics(run) or {}).get("step") or 0) <= step:
-        assert time.monotonic() < end, log.read_text() if log.is_file() else "the job has not started"
-        time.sleep(0.1)
+    wait_until(
+        lambda: ((read_last_metrics(run) or {}).get("step") or 0) > step,
+        lambda: log.read_text() if log.is_file() else "the job has not started",
+    )
 
 
 def read_losses(run: Path) -> dict[int, float]:
@@ -43,16 +45,13 @@ def submit_job(
     }  # fmt: skip
     header = [f"--nodes={nodes}", "--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=1"]
     script = f"{TRAINING}/train_slurm.sh"
-    submitted = ("sbatch", "--parsable", *header, f"--output={log}", script, *SMALL, *words)
+    submitted = ("sbatch", "--parsable", *header, f"--output={log}", script, *SMALL, *MODEL, *words)
     return slurm(*submitted, cwd=root, **settings)
 
 
 def wait_for_state(slurm: Slurm, number: str, states: tuple[str, ...], log: Path) -> None:
     """Wait until the job is in one of the states."""
-    end = time.monotonic() + 300
-    while slurm.show_job(number)["JobState"] not in states:
-        assert time.monotonic() < end, log.read_text()
-        time.sleep(0.5)
+    wait_until(lambda: slurm.show_job(number)["JobState"] in states, log.read_text, 300)
 
 
 @pytest.mark.slow
@@ -77,7 +76,13 @@ def test_a_preempted_job_on_two_nodes_requeues_itself_and_ends_as_undisturbed(sl
     assert (result["step"], result["n_ranks"]) == (STEPS, 2)
     assert "2 rank(s) on cpu" in text
     alone = tmp_path / "alone"
-    words = [f"{TRAINING}/train.yaml", *SMALL, "dataset.path_train=synthetic", "dataset.path_eval=synthetic"]
+    words = [
+        f"{TRAINING}/train.yaml",
+        *SMALL,
+        *MODEL,
+        "dataset.path_train=synthetic",
+        "dataset.path_eval=synthetic",
+    ]
     words += [f"lr_scheduler.total_iterations={STEPS}", f"logging.run_dir={alone}"]
     subprocess.run([sys.executable, "tools/pretrain.py", *words], cwd=root, check=True, timeout=300)
     assert list(read_losses(run)) == list(range(1, STEPS + 1))
@@ -86,10 +91,8 @@ def test_a_preempted_job_on_two_nodes_requeues_itself_and_ends_as_undisturbed(sl
 
 def _wait_for_restart(slurm, number: str, times: int, log: Path) -> int:
     """Wait until the job has resumed `times` times; return the step after which it last resumed."""
-    end, words = time.monotonic() + 180, "resuming after step "
-    while log.read_text().count(words) < times:
-        assert time.monotonic() < end, (log.read_text(), slurm.show_job(number))
-        time.sleep(0.2)
+    words = "resuming after step "
+    wait_until(lambda: log.read_text().count(words) >= times, log.read_text)
     assert slurm.show_job(number)["Restarts"] == str(times)
     return int(log.read_text().rpartition(words)[2].split()[0])
 

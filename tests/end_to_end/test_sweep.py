@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.io import open_exclusive
 from megatron.plan.run_dir import RESULT, lock_run, read_metrics
 from megatron.study.ladder import expand_study, read_study_plan
 from megatron.study.launchers.local import Device, LocalLauncher
 from megatron.study.sweep import LOCK
+from tests.conftest import run_process, wait_until
+from tests.datasets import write_dataset
 
-N_TOKENS = 100
 STUDY = """
 name: tiny sweep
 directory: {out}
@@ -41,10 +41,7 @@ cells:
 def study(tmp_path: Path) -> Path:
     """Three runs of 10, 20 and 40 steps; the first two branch from the third at 5 and 10."""
     rng = np.random.default_rng(0)
-    sidecar = {"tokenizer": {"n_tokens": N_TOKENS}}
-    with IndexedWriter(tmp_path / "text", np.dtype(np.uint16), sidecar) as writer:
-        for _ in range(60):
-            writer.add_document(rng.integers(0, N_TOKENS, 50))
+    write_dataset(tmp_path / "text", rng.integers(0, 100, (60, 50)), {"tokenizer": {"n_tokens": 100}})
     path = tmp_path / "study.in.yaml"
     path.write_text(STUDY.format(out=tmp_path))
     return path
@@ -63,10 +60,10 @@ def start(words: list[str], variables: dict[str, str]) -> subprocess.Popen[str]:
 
 
 def start_and_wait_for_steps(words: list[str], variables: dict[str, str], out: Path) -> subprocess.Popen[str]:
-    process, end = start(words, variables), time.monotonic() + 180
-    while not any(read_steps(run) for run in runs_of(out).values()):
-        assert time.monotonic() < end and process.poll() is None, process.communicate(timeout=240)
-        time.sleep(0.2)
+    process = start(words, variables)
+    has_steps = lambda: any(read_steps(run) for run in runs_of(out).values())  # noqa: E731
+    wait_until(lambda: has_steps() or process.poll() is not None)
+    assert process.poll() is None, process.communicate(timeout=240)
     return process
 
 
@@ -130,7 +127,7 @@ def test_a_stopped_run_over_two_ranks_is_reported_as_preempted(root, study) -> N
 @pytest.mark.ranks
 def test_on_slurm_runs_are_tasks_of_arrays_and_branches_follow_trunks(slurm, root, study, tmp_path) -> None:
     words = sweep_command(root, study, "--launcher", "slurm", "--sbatch=--cpus-per-task=1")
-    done = subprocess.run(words, capture_output=True, text=True, timeout=400, env=slurm.variables)
+    done = run_process(words, base=slurm.variables, PATH=slurm.variables["PATH"])
     logs = "".join(path.read_text() for path in tmp_path.glob("runs/*/log.txt"))
     assert done.returncode == 0, done.stdout + done.stderr + logs
     assert "3 of 3 runs done" in done.stdout
@@ -160,15 +157,6 @@ def test_on_slurm_a_killed_sweep_is_resumed_and_a_signal_stops_tasks(slurm, root
     assert len(list(run.glob("checkpoints/*.preempt"))) == 1
 
 
-def wait_until_gone(run: Path, seconds: float = 60) -> None:
-    """Wait until no process trains the run."""
-    end = time.monotonic() + seconds
-    while (lock_handle := lock_run(run)) is None:
-        assert time.monotonic() < end, "a process of an ended sweep still trains"
-        time.sleep(0.1)
-    lock_handle.close()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGHUP, signal.SIGTERM])
 def test_the_runs_of_a_sweep_that_is_ended_save_and_end_with_it(root, study, tmp_path, number) -> None:
@@ -178,7 +166,7 @@ def test_the_runs_of_a_sweep_that_is_ended_save_and_end_with_it(root, study, tmp
     _, errors = sweep.communicate(timeout=120)
     assert sweep.returncode == (-9 if number == signal.SIGKILL else 75), errors
     assert number != signal.SIGINT or "run the same command again" in errors
-    wait_until_gone(run)
+    wait_until(lambda: lock_run(run), lambda: "a process of an ended sweep still trains", 60)
     assert len(list(run.glob("checkpoints/*.preempt"))) == 1
     assert "stopped by SIGTERM after step" in (run / "log.txt").read_text()
 
@@ -189,7 +177,7 @@ def test_a_sweep_that_is_killed_and_started_again_at_once_ends_well(root, study,
     first = start_and_wait_for_steps(words, dict(os.environ), tmp_path)
     first.kill()
     first.communicate(timeout=120)
-    again = subprocess.run(words, capture_output=True, text=True, timeout=280)
+    again = run_process(words)
     assert again.returncode == 0, again.stdout + again.stderr
     assert again.stdout.splitlines()[-1] == f"{tmp_path}: 1 of 1 runs done"
     (run,) = runs_of(tmp_path).values()
