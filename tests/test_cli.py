@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from megatron import cli
 from megatron.cli import ACTIONS, GROUPS, SUBCOMMANDS, report_error, stop_signals
+from tests.conftest import run_process, wait_until
 from tests.screen import TerminalStream, render_screen
 from tests.tool_modules import load_tool
 
@@ -31,21 +31,11 @@ run_console()
 def run_python(root: Path, *words: str, path: Path | None = None, cwd: Path | None = None, **variables: str):
     """Run Python on the checkout, and on the modules in `path` before it."""
     variables |= {"PYTHONPATH": f"{path}:{root}" if path else str(root), "TERM": "dumb", "COLUMNS": "100"}
-    command, environment = [sys.executable, *words], {**os.environ, **variables}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=240, env=environment, cwd=cwd or root
-    )
+    return run_process([sys.executable, *words], cwd or root, **variables)
 
 
 def run_scaling(root: Path, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return run_python(root, "-m", "megatron.cli", *words, cwd=cwd)
-
-
-def wait_until(is_true, process: subprocess.Popen, limit_s: float = 120) -> None:
-    end = time.monotonic() + limit_s
-    while not is_true():
-        assert process.poll() is None and time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -181,7 +171,7 @@ def test_a_stop_during_the_imports_of_a_command_exits_with_75(
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
     ) as process:
-        wait_until((tmp_path / "importing").exists, process)
+        wait_until((tmp_path / "importing").exists)
         process.send_signal(number)
         assert process.communicate(timeout=120)[1] == "stopped; run the same command again\n"
     assert process.returncode == 75

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import megatron
+from tests.conftest import run_process
 
 BOTH = "import megatron.core, megatron.laws.law as law; print(megatron.core.NAME, law.Law.__name__)"
 
@@ -23,10 +24,8 @@ def write_package(folder: Path, **sources: str) -> Path:
 
 def run_python(code: str, *entries: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run code in a new process that finds these folders first, in this order."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, entries)), "PYTHONSAFEPATH": "1"}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=folder, capture_output=True, text=True, timeout=120
-    )
+    variables = {"PYTHONPATH": os.pathsep.join(map(str, entries)), "PYTHONSAFEPATH": "1"}
+    return run_process([sys.executable, "-c", code], folder, **variables)
 
 
 @pytest.mark.parametrize("place", ["before", "after", "same"])

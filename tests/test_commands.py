@@ -1,11 +1,8 @@
 """Tests of every command in the guides: its program accepts it, its files exist, and small ones are run."""
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,10 +11,10 @@ import pandas as pd
 import pytest
 
 from megatron.laws.law import Law
+from tests.conftest import run_process
 from tests.guide_commands import (
     GUIDES,
     ROOT,
-    Command,
     check_program,
     commands_of,
     inline_commands,
@@ -27,7 +24,6 @@ from tests.guide_commands import (
 from tests.report.synthetic_study import write_study
 from tests.tool_modules import run_cli
 
-LIMIT_S = 300  # for one command, on a busy machine
 WRITTEN = ("utils/datapaths/mine.txt",)  # by the reader
 TREE = ("examples_scaling/", "utils/", "tools/", "megatron/", "csrc/", "tests/")
 TINY = [
@@ -41,7 +37,8 @@ QUICKSTART = "experiments/quickstart"
 SMALL = "d_model: 32, n_heads: 2, n_layers: 2"
 CPU = ["--device", "cpu", "--threads", "1"]
 # guide, first words of the command, words to append, words to replace
-RUN: list[tuple[str, str, list[str], dict[str, str]]] = [
+Case = tuple[str, str, list[str], dict[str, str]]
+RUN: list[Case] = [
     ("TRAIN.md", "scaling train examples_scaling/training/small.yaml", TINY, {}),
     ("EVAL.md", "scaling convert experiments/run exported", [], {}),
     ("EVAL.md", "scaling convert exported start", [], {}),
@@ -78,7 +75,7 @@ RUN: list[tuple[str, str, list[str], dict[str, str]]] = [
 # for a training script, in place of the guide's values
 VARIABLES = {"MODEL": "7M", "DATA": "synthetic", "GPUS": "1"}
 # tests/end_to_end/test_launch.py trains two ranks with the same script
-SLOW: list[tuple[str, str, list[str], dict[str, str]]] = [
+SLOW: list[Case] = [
     ("TRAIN.md", "torchrun --nproc-per-node 8", [
         *TINY, "model.hf_config.num_hidden_layers=2", "model.hf_config.hidden_size=64",
         "model.hf_config.num_attention_heads=2", "model.n_tokens=300"], {"8": "1"}),
@@ -198,23 +195,17 @@ def write_tables(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("case", RUN, ids=lambda case: f"{case[0]}: {case[1]}")
-def test_a_small_form_of_a_command_runs(
-    case: tuple[str, str, list[str], dict[str, str]], world: Path
-) -> None:
+def test_a_small_form_of_a_command_runs(case: Case, world: Path) -> None:
     run_case(case, world)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SLOW, ids=lambda case: f"{case[0]}: {case[1]}")
-def test_a_small_form_of_a_guides_slow_command_runs(
-    case: tuple[str, str, list[str], dict[str, str]], world: Path, task_folder: Path
-) -> None:
+def test_a_small_form_of_a_guides_slow_command_runs(case: Case, world: Path, task_folder: Path) -> None:
     run_case(case, world, {"{tasks}": str(task_folder)})
 
 
-def run_case(
-    case: tuple[str, str, list[str], dict[str, str]], world: Path, folders: dict[str, str] | None = None
-) -> None:
+def run_case(case: Case, world: Path, folders: dict[str, str] | None = None) -> None:
     """Run a command of a guide with more arguments that make it small."""
     guide, start, more, others = case
     path = next(path for path in GUIDES if path.name == guide)
@@ -239,12 +230,7 @@ def run_command(words: Sequence[str], folder: Path, variables: dict[str, str] | 
     program, *arguments = words
     if program == "scaling" or program == "python" and arguments[0].startswith("tools/"):
         return run_cli(arguments[0].removeprefix("tools/"), *arguments[1:], cwd=folder, env=variables).output
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    defaults = {"PYTHONPATH": str(ROOT), "PATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        list(words), cwd=folder, env={**os.environ, **defaults, **variables},
-        capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+    done = run_process(words, folder, PYTHONPATH=str(ROOT), **variables)
     assert done.returncode == 0, f"{shlex.join(words)}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
     return done.stdout
 
@@ -254,11 +240,3 @@ def test_the_study_of_the_guide_is_the_study_that_init_writes(tmp_path: Path) ->
     shown = re.search(r"```yaml\n(.*?)```", guide, re.DOTALL)
     run_command(["scaling", "init", "study.yaml"], tmp_path)
     assert shown and f"{shown[1]}# next: " in (tmp_path / "study.yaml").read_text()
-
-
-def test_a_guide_may_show_sub_commands_and_wrong_ones_are_refused() -> None:
-    check_program(Command("a.md:1", ["scaling"]))
-    check_program(Command("a.md:1", ["scaling", "merge", "a", "b", "--output", "c"]))
-    for words in (["merge", "a", "--no-such"], ["mrege", "a"]):
-        with pytest.raises(AssertionError):
-            check_program(Command("a.md:1", ["scaling", *words]))

@@ -17,30 +17,19 @@ from megatron.checkpoint.convert.huggingface import write_huggingface
 from megatron.checkpoint.model_weights import Weights
 from megatron.config.hf import read_hf_config
 from megatron.data import open_dataset
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.text.text_readers import parse_text
 from megatron.tokenizer.bpe import load_hf_tokenizer
 from megatron.tokenizer.encoder import NO_EOD, FastEncoder, build_fast_bpe
 from megatron.tokenizer.kinds import TokenizerSpec, load_tokenizer
 from megatron.tokenizer.train_bpe import train_bpe
 from tests.conftest import build_tiny
+from tests.datasets import write_dataset
 
 REFUSALS = (ValueError, OSError)
 MAX_ERROR_CHARS = 2000
 WORDS = (
-    b"0",
-    b"-1",
-    b"1e999",
-    b"NaN",
-    b"null",
-    b"[]",
-    b"{}",
-    b'""',
-    b"true",
-    b"9" * 400,
-    b"[" * 500,
-    b"\xff",
-)
+    b"0", b"-1", b"1e999", b"NaN", b"null", b"[]", b"{}", b'""', b"true", b"9" * 400, b"[" * 500, b"\xff",
+)  # fmt: skip
 Edit = tuple[float, int, bytes]
 
 # an edit at a share of the file: replace, insert or cut a few bytes
@@ -63,11 +52,9 @@ def read_dataset(folder: Path) -> None:
         tokens.get_document(i)
 
 
-def write_dataset(folder: Path) -> None:
+def write_tokens(folder: Path) -> None:
     folder.mkdir()
-    with IndexedWriter(folder / "data", np.dtype(np.uint16), {"tokenizer": {"n_tokens": 300}}) as writer:
-        for n in (3, 0, 5):
-            writer.add_document(list(range(n)))
+    write_dataset(folder / "data", [[0, 1, 2], [], [0, 1, 2, 3, 4]], {"tokenizer": {"n_tokens": 300}})
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -97,9 +84,9 @@ def read_config_json(folder: Path) -> None:
 
 
 READERS: dict[str, tuple[Callable[[Path], None], str, Callable[[Path], None]]] = {
-    "index": (write_dataset, "data.idx", read_dataset),
-    "tokens": (write_dataset, "data.bin", read_dataset),
-    "sidecar": (write_dataset, "data.json", read_dataset),
+    "index": (write_tokens, "data.idx", read_dataset),
+    "tokens": (write_tokens, "data.bin", read_dataset),
+    "sidecar": (write_tokens, "data.json", read_dataset),
     "tokenizer": (write_tokenizer, "tokenizer.json", read_tokenizer),
     "weights": (write_model, "model.safetensors", read_model),
     "configuration": (write_model, "config.json", read_config_json),

@@ -1,21 +1,20 @@
 """The tree in CONTRIBUTING.md and the environment files agree with the checkout."""
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from megatron.cli import SUBCOMMANDS
+from tests.conftest import run_process
 
 
 @pytest.fixture(scope="module")
 def tracked(root: Path) -> list[Path]:
     """All tracked files of the checkout."""
-    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True)
+    listed = run_process(["git", "ls-files"], root)
     if listed.returncode:
         pytest.skip("no git checkout, so no list of files")
     return [Path(line) for line in listed.stdout.splitlines()]
@@ -37,8 +36,7 @@ def test_the_tree_in_the_guide_is_the_tree(root: Path, tracked: list[Path]) -> N
 
 
 def test_make_help_lists_every_target_but_clean(root: Path) -> None:
-    done = subprocess.run(["make", "help"], cwd=root, capture_output=True, text=True, check=True)
-    listed = re.findall(r"^make ([\w-]+) ", done.stdout, re.MULTILINE)
+    listed = re.findall(r"^make ([\w-]+) ", run_process(["make", "help"], root).stdout, re.MULTILINE)
     targets = re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(set(targets) - {"clean"}) and len(listed) > 5
 
@@ -53,20 +51,17 @@ def test_relative_links_between_guides_exist(root: Path, tracked: list[Path]) ->
 
 
 def test_a_wheel_has_the_tools_in_its_own_package_and_runs_them(root: Path, tmp_path: Path) -> None:
-    build = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
-    subprocess.run(build, cwd=root, check=True, timeout=240, capture_output=True)
+    run_process([sys.executable, "setup.py", "-q", "build_py", "--build-lib", tmp_path], root)
     assert [path.name for path in tmp_path.iterdir()] == ["megatron"]
     assert {path.stem for path in tmp_path.glob("megatron/commands/*.py")} == set(SUBCOMMANDS.values())
     for helper in (root / "megatron").glob("_csrc*.so"):  # built by another command
         shutil.copy(helper, tmp_path / "megatron")
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command, environment = [sys.executable, *words], {**os.environ, "PYTHONPATH": str(tmp_path)}
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
-        )
-
-    done = run("-m", "megatron.cli", "merge", "--help")
-    assert done.returncode == 0 and done.stdout.startswith("usage: scaling merge")
     code = "from megatron.study.launchers import local; print(local.PRETRAIN.is_file())"
-    assert run("-c", code).stdout == "True\n"
+    for words, start in (
+        (("-m", "megatron.cli", "merge", "--help"), "usage: scaling merge"),
+        (("-c", code), "True"),
+    ):
+        assert run_process([sys.executable, *words], tmp_path, PYTHONPATH=str(tmp_path)).stdout.startswith(
+            start
+        )

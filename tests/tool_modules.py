@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, wraps
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -47,17 +47,6 @@ def report_errors(main: Callable[..., int]) -> Callable[..., int]:
             return report_error(error)
 
     return run
-
-
-def load_command(name: str) -> SimpleNamespace:
-    """Load the file of a sub-command; `main` gets the arguments after the sub-command's name."""
-    module = load_tool(TOOLS / f"{SUBCOMMANDS[name]}.py")
-    action = [name] if SUBCOMMANDS[name] in ACTIONS else []
-
-    def main(argv: Sequence[str]) -> int:
-        return int(module.main([*action, *argv]))
-
-    return SimpleNamespace(main=main, build_parser=module.build_parser)
 
 
 @dataclass(frozen=True)

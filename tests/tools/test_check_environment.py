@@ -3,7 +3,6 @@
 import importlib.metadata as metadata
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import megatron
+from tests.conftest import run_process
 from tests.tool_modules import Cli, load_tool
 
 REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt")
@@ -50,7 +50,7 @@ def check(cli: Cli, tmp_path: Path) -> Check:
 
 def test_where_nothing_is_installed_it_names_the_one_command_that_installs_all_and_fails(root: Path) -> None:
     command = [sys.executable, "-I", "-S", str(root / "tools" / "check_environment.py")]  # no site-packages
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = run_process(command)
     rows = parse_rows(done.stdout)
     assert done.returncode == 1
     assert rows["packages"][0] == "missing" and "to install: make quickstart" in rows["packages"][1]
@@ -124,9 +124,7 @@ def test_apex_is_listed_with_its_kernels(
 
 
 def test_what_it_requires_is_what_training_imports(root: Path) -> None:
-    command = [sys.executable, "-c", IMPORTED]
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=True)
+    done = run_process([sys.executable, "-c", IMPORTED], PYTHONPATH=str(root))
     text = "".join((root / name).read_text() for name in REQUIREMENTS)
     pinned = set(re.findall(r"^([\w.-]+)[=>]=", text, re.MULTILINE))  # torch has bounds
     required = load_tool(root / "tools" / "check_environment.py").TRAINING
