@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 
 from megatron.checkpoint.convert.formats import read_any
 from megatron.data.indexed import IndexedTokens
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.evaluation.corpus_loss import CorpusScorer, count_text_bytes, select_windows
 from megatron.evaluation.corpus_tokenizer import resolve_text_ids
 from megatron.evaluation.held_out import HeldOutScoring, score_held_out
@@ -22,12 +20,12 @@ from megatron.evaluation.windows import (
     TextIds,
     count_scored_tokens,
     iter_document_windows,
-    iter_strided_windows,
     read_window,
 )
 from megatron.model.transformer import Gpt
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.tokenizer.kinds import NullTokenizer, load_tokenizer_by_name
+from tests.datasets import write_dataset
 from tests.evaluation.conftest import ALONE
 
 EOD = 39
@@ -36,9 +34,7 @@ LENGTHS = (7, 1, 12, 3, 20, 0, 16)  # of documents, without the end-of-document 
 
 
 def write_documents(prefix: Path, *documents: list[int], **tokenizer: Any) -> IndexedTokens:
-    with IndexedWriter(prefix, np.dtype(np.uint16), {"tokenizer": tokenizer}) as writer:
-        for ids in documents:
-            writer.add_document(np.array(ids, dtype=np.int64))
+    write_dataset(prefix, documents, {"tokenizer": tokenizer})
     return IndexedTokens(prefix)
 
 
@@ -89,16 +85,6 @@ def test_windows_of_documents_are_lm_evals_rolling_windows(corpus: IndexedTokens
     pairs = [(ids[: w.n_context], ids[w.n_context :]) for w, ids in zip(windows, ids_read, strict=True)]
     assert pairs == expected and [w.number for w in windows] == list(range(len(windows)))
     assert count_scored_tokens(corpus, windows).tolist() == list(LENGTHS)
-
-
-def test_scored_tokens_are_counted_per_document_for_all_windows(corpus: IndexedTokens) -> None:
-    strided, alone = iter_strided_windows(corpus, 8, 3), iter_document_windows(corpus, 6, 2, TEXT)
-    for windows in (list(strided), list(alone)):
-        for n in (1, 2, 5, len(windows)):
-            places = np.concatenate([np.arange(w.scored, w.end) for w in windows[:n]])
-            of = np.searchsorted(np.cumsum(corpus.document_tokens), places, side="right")
-            expected = np.bincount(of, minlength=len(LENGTHS))
-            np.testing.assert_array_equal(count_scored_tokens(corpus, windows[:n]), expected)
 
 
 @pytest.mark.parametrize("stride", [8, 5, 1])
@@ -170,21 +156,6 @@ def test_a_diffusion_model_is_scored_under_the_masks_of_validation_and_left_to_r
     assert (scored.eod_nats > 0) == (text is None) and scored.eod_nats < scored.nats.sum()
     exact = build_scorer(tiny, corpus, False, text, batch_size=7).score_left_to_right()
     assert exact.nats == pytest.approx(left, rel=1e-5) and exact.eod_nats == 0
-
-
-def test_a_uniform_model_costs_log_rows_with_every_method(
-    tiny_of: Callable[..., Gpt], corpus: IndexedTokens
-) -> None:
-    model = tiny_of(n_tokens=40)
-    with torch.no_grad():
-        model.embedding.weight.zero_()  # 48 equal rows
-    exact = build_scorer(model, corpus, True).score_autoregressive()
-    assert exact.metrics()["loss"] == pytest.approx(math.log(48))
-    left = build_scorer(model, corpus, False).score_left_to_right()
-    assert left.nats == pytest.approx(math.log(48) * corpus.document_tokens)
-    # all masks of a window have the same loss
-    metrics = build_scorer(model, corpus, False).score_bound(MaskedDiffusion(40, 1e-3, 0), 20).metrics()
-    assert metrics["loss"] == pytest.approx(math.log(48), rel=1e-6) and metrics["mc_se"] < 1e-7
 
 
 def test_the_bound_of_a_short_corpus_is_its_mean_over_all_masks(tiny: Gpt, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 
 from megatron.checkpoint.convert.formats import read_any
 from megatron.checkpoint.model_weights import Weights
-from megatron.config.schema import ModelConfig
 from megatron.evaluation import harness_tasks
 from megatron.evaluation.harness import find_mismatch, harness_model, score_task
 from megatron.evaluation.harness_files import format_results, merge_results
@@ -20,9 +18,7 @@ from megatron.evaluation.harness_tasks import open_tasks
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.generation.sampling import Sampling
 from megatron.kernels.rotary import rotary_at_positions
-from megatron.model.initialization import init_weights
-from megatron.model.transformer import Gpt
-from tests.evaluation.conftest import ALONE
+from tests.evaluation.conftest import ALONE, build_diffusion
 
 # tasks whose data are in SCALING_DATA
 TASKS = ["arc_easy", "boolq", "copa", "hellaswag", "piqa", "race", "winogrande", "sciq", "lambada_openai"]
@@ -117,11 +113,7 @@ def test_rolling_scores_and_generated_texts_are_those_of_lm_eval(stories: Weight
 
 @pytest.fixture(scope="module")
 def diffusion(stories: Weights) -> Weights:
-    """Build a small untrained diffusion model with the tokenizer of the stories model."""
-    config = ModelConfig(d_model=32, d_ff=64, d_head=8, n_heads=4, n_layers=2, n_tokens=512, vocab_rows=640)
-    model = Gpt(config)
-    init_weights(model, 0)
-    return replace(stories, config=config, objective="masked_diffusion", state=model.state_dict())
+    return build_diffusion(stories)
 
 
 @pytest.mark.parametrize("how", [{}, {"method": "ar"}, {"only_generate": True}, {"only_mc_nll": True}])
@@ -167,13 +159,6 @@ def test_unknown_tasks_and_a_missing_folder_are_named(tmp_path: Path, task_folde
     ):
         with pytest.raises(error, match=sentence):
             open_tasks(names, folder)
-
-
-@pytest.mark.slow
-def test_the_error_for_an_unknown_task_suggests_similar_names() -> None:
-    sentence = "got 'hellaswga', which lm-eval does not have; did you mean hellaswag"
-    with pytest.raises(ValueError, match=sentence):
-        open_tasks(["hellaswga"], None)
 
 
 def test_an_unreachable_hub_is_contacted_once_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,23 +11,20 @@ import numpy as np
 import pytest
 
 from megatron.checkpoint.model_weights import Weights, load_weights, save_weights
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.evaluation import corpus_tokenizer, held_out
 from megatron.evaluation.held_out import HeldOutScoring, score_held_out
 from megatron.evaluation.scored_models import find_models
 from megatron.generation.nonfinite_scores import NonFiniteError
 from megatron.model.transformer import Gpt
+from tests.datasets import write_dataset
 from tests.evaluation.conftest import ALONE
 
 
 def write_corpus(prefix: Path, seed: int, **tokenizer: Any) -> str:
     """Write five documents of ids below 39, each ended by id 39; return the prefix."""
     rng = np.random.default_rng(seed)
-    about = {"tokenizer": {"n_tokens": 40, "eod_id": 39, **tokenizer}}
-    with IndexedWriter(prefix, np.dtype(np.uint16), about) as writer:
-        for length in (7, 1, 12, 3, 20):
-            writer.add_document(np.append(rng.integers(0, 39, length), 39))
-    return str(prefix)
+    documents = [np.append(rng.integers(0, 39, length), 39) for length in (7, 1, 12, 3, 20)]
+    return write_dataset(prefix, documents, {"tokenizer": {"n_tokens": 40, "eod_id": 39, **tokenizer}})
 
 
 @pytest.fixture

@@ -137,13 +137,6 @@ def test_left_to_right_no_later_token_of_the_answer_is_visible(tiny: Gpt) -> Non
         assert scores.log_p == pytest.approx(expected, abs=1e-4)
 
 
-def test_later_tokens_do_not_affect_earlier_ones(tiny: Gpt) -> None:
-    """The probabilities of all answers of two tokens sum to one."""
-    answers = [Request(QUESTION, (a, b)) for a in range(48) for b in range(48)]
-    scores = score_left_to_right(tiny, answers, batch_size=512, max_length=64, world=ALONE)
-    assert np.exp(scores.log_p).sum() == pytest.approx(1, abs=1e-4)
-
-
 def masks_of(n: int) -> list[tuple[int, ...]]:
     return [mask for size in range(1, n + 1) for mask in combinations(range(n), size)]
 
@@ -170,23 +163,6 @@ def test_the_bound_is_exact_for_short_answers_and_unbiased_for_others(tiny: Gpt)
     long = np.array([len(request.continuation) == 4 for request in REQUESTS])
     assert (error[long] > 0).all() and error[~long] == pytest.approx(0, abs=1e-5)
     assert (np.abs(estimates.mean(axis=0) - expected)[long] < 4 * error[long]).all()
-
-
-def test_all_methods_agree_for_one_token_and_for_a_uniform_model(tiny_of: Callable[..., Gpt]) -> None:
-    """For one token all methods are the same; a uniform model has log V per token with each of them."""
-    model = tiny_of(n_tokens=40)
-    single = [Request(QUESTION, (token,)) for token in range(5)]
-    options = {"batch_size": 3, "max_length": 64, "world": ALONE}
-    left = score_left_to_right(model, single, **options)
-    sampled = score_bound(model, single, num_mc=1, seed=0, **options)
-    assert sampled.log_p == pytest.approx(left.log_p, abs=1e-5)
-    with torch.no_grad():
-        model.embedding.weight.zero_()
-    uniform = -math.log(48) * np.array([len(request.continuation) for request in REQUESTS])
-    assert score_requests(score_autoregressive, model).log_p == pytest.approx(uniform, rel=1e-6)
-    assert score_requests(score_left_to_right, model).log_p == pytest.approx(uniform, rel=1e-6)
-    # every mask of l tokens has weight L / l per token, so the draws do not matter
-    assert score_requests(score_bound, model, num_mc=3, seed=1).log_p == pytest.approx(uniform, rel=1e-6)
 
 
 def test_masks_hide_each_number_of_tokens_equally_often() -> None:

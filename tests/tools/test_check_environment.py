@@ -112,17 +112,6 @@ def test_a_torch_that_cannot_be_imported_is_fatal_and_its_last_error_line_is_sho
     assert rows["torch"][0] == "missing" and "libcudart.so.13: not found" in rows["torch"][1]
 
 
-def test_apex_is_listed_with_its_kernels(
-    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mark, rest = check()[0]["apex"]
-    assert mark == "-" and "amp_C" in rest
-    (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels" / "amp_C.py").touch()
-    monkeypatch.syspath_prepend(tmp_path / "kernels")
-    assert check()[0]["apex"] == ("ok", str(tmp_path / "kernels" / "amp_C.py"))
-
-
 def test_what_it_requires_is_what_training_imports(root: Path) -> None:
     done = run_process([sys.executable, "-c", IMPORTED], PYTHONPATH=str(root))
     text = "".join((root / name).read_text() for name in REQUIREMENTS)

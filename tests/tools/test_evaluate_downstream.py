@@ -1,23 +1,16 @@
 """Tests of tools/evaluate_downstream.py from the command line."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from megatron.checkpoint.convert.formats import read_any
 from megatron.checkpoint.model_weights import save_weights
-from megatron.config.schema import ModelConfig
-from megatron.model.initialization import init_weights
-from megatron.model.transformer import Gpt
-from tests.conftest import free_port
-from tests.tool_modules import CliResult
+from tests.evaluation.conftest import build_diffusion
+from tests.rank_processes import run_tool, start_ranks, stop_ranks
+from tests.tool_modules import Cli, CliResult
 
 Typed = Callable[..., CliResult]
 
@@ -27,38 +20,30 @@ def stories(stories_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     """Native checkpoints of stories260K and of an untrained diffusion model."""
     folder, weights = tmp_path_factory.mktemp("models"), read_any(stories_folder)
     save_weights(weights, folder / "stories")
-    config = ModelConfig(d_model=32, d_ff=64, d_head=8, n_heads=4, n_layers=2, n_tokens=512, vocab_rows=640)
-    model = Gpt(config)
-    init_weights(model, 0)
-    diffusion = {"config": config, "objective": "masked_diffusion", "state": model.state_dict()}
-    save_weights(replace(weights, **diffusion), folder / "diffusion")
+    save_weights(build_diffusion(weights), folder / "diffusion")
     return folder
 
 
-@pytest.fixture(scope="module")
-def typed(root: Path, cli: Callable[..., CliResult], task_folder: Path) -> Callable[..., CliResult]:
+@pytest.fixture
+def typed(cli: Cli, task_folder: Path, tmp_path: Path) -> Typed:
     """A function that scores in this process or on several gloo ranks, and returns the result of rank 0."""
 
-    def run_tool(*words: object, n_ranks: int = 1, status: int = 0) -> CliResult:
+    def run_program(*words: object, n_ranks: int = 1, status: int = 0) -> CliResult:
         words = (*words, "--include-path", task_folder, "--device", "cpu")
         if n_ranks == 1:
             return cli("evaluate", *words, status=status)
-        command = [sys.executable, str(root / "tools" / "evaluate_downstream.py"), *map(str, words)]
-        shared = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WORLD_SIZE": str(n_ranks)}
-        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        ranks = [{"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(n_ranks)]
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started = [subprocess.Popen(command, env={**shared, **rank}, **pipes) for rank in ranks]
+        argv = list(map(str, words))
+        ranks = start_ranks(
+            run_tool, "evaluate_downstream.py", argv, n_ranks=n_ranks, folder=tmp_path / "logs"
+        )
         try:
-            outputs = [process.communicate(timeout=240) for process in started]
+            result = [rank.wait() for rank in ranks][0]
         finally:
-            for process in started:
-                process.kill()
-                process.wait()
-        assert started[0].returncode == status, outputs[0][1]
-        return CliResult(status, *outputs[0])
+            stop_ranks(ranks)
+        assert result.status == status, result.error
+        return result
 
-    return run_tool
+    return run_program
 
 
 def read_metrics(folder: Path) -> dict[str, dict[str, float]]:
@@ -115,7 +100,10 @@ def test_contexts_longer_than_the_model_are_counted_and_reported(typed: Typed, s
 def test_bad_input_is_reported_in_one_line(typed: Typed, stories: Path, tmp_path: Path) -> None:
     model = stories / "stories"
     for words, sentence in (
-        ((model, "--tasks", "hellaswga"), "--tasks: got 'hellaswga', which lm-eval does not have"),
+        (
+            (model, "--tasks", "hellaswga"),
+            "got 'hellaswga', which lm-eval does not have; did you mean hellaswag",
+        ),
         ((tmp_path, "--tasks", "copa"), "got no checkpoint in it or its subfolders"),
         ((model, "--tasks", "copa", "--only-mc-nll"), "the model is autoregressive. Omit them."),
         ((stories, "--tasks", "copa", "--out", tmp_path), "--out: got 2 models for the one folder"),

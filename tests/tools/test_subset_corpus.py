@@ -3,10 +3,10 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from megatron.data.indexed import IndexedTokens
+from tests.conftest import wait_until
 
 
 def test_a_command_writes_a_part_of_a_text_or_of_a_pipe(cli, tmp_path: Path, scaling_data: Path) -> None:
@@ -38,10 +38,7 @@ def test_stopped_half_way_leaves_nothing(root: Path, tmp_path: Path) -> None:
     ) as process:
         process.stdin.write(b'{"text": "x"}\n' * 20)
         process.stdin.flush()
-        end = time.monotonic() + 240
-        while not list(tmp_path.iterdir()):
-            assert time.monotonic() < end and process.poll() is None
-            time.sleep(0.05)
+        wait_until(lambda: list(tmp_path.iterdir()))
         assert not (tmp_path / "out.jsonl").exists()
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=240) == 75
