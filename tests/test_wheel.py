@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 import venv
@@ -13,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+from tests.conftest import run_process
 
 REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt")
 
@@ -37,10 +38,8 @@ print(*(round(law.params[name], 4) for name in ("E", "alpha", "beta")))
 
 def run(*words: str | Path, folder: Path, **variables: str) -> str:
     """Run a command outside the checkout and return its output."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | variables
-    done = subprocess.run(
-        list(map(str, words)), cwd=folder, env=environment, capture_output=True, text=True, timeout=900
-    )
+    base = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = run_process(words, folder, base, **variables)
     assert done.returncode == 0, f"{words}: {done.stdout[-2000:]}{done.stderr[-3000:]}"
     return done.stdout
 
@@ -120,8 +119,7 @@ def test_every_pin_of_development_is_within_the_bounds_of_an_extra(root: Path) -
 def test_without_a_compiler_only_a_wheel_is_built(wheel_without_helper: Path, wheel: Path) -> None:
     assert not [name for name in zipfile.ZipFile(wheel_without_helper).namelist() if name.endswith(".so")]
     build = [sys.executable, "setup.py", "build_ext", "--inplace"]
-    environment, source = os.environ | {"CC": "/bin/false", "CXX": "/bin/false"}, wheel.parent / "source"
-    assert subprocess.run(build, cwd=source, env=environment, capture_output=True).returncode == 1
+    assert run_process(build, wheel.parent / "source", CC="/bin/false", CXX="/bin/false").returncode == 1
 
 
 @pytest.mark.slow
@@ -132,15 +130,15 @@ def test_laws_install_and_fit_without_torch_and_compiler(wheel_without_helper: P
     lines = ["n_params,train_tokens,loss", *(",".join(map(str, row)) for row in rows)]
     (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
     fit = [tmp_path / "fresh" / "bin" / "scaling", "fit", "table.csv", "--out", "law.json"]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    base = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     for extra in ("", "[laws]"):
         install = [python, "-m", "pip", "install", "--quiet", f"{wheel_without_helper}{extra}"]
-        installed = subprocess.run(install, env=environment, capture_output=True, text=True, timeout=600)
+        installed = run_process(install, base=base)
         if "No matching distribution found for numpy" in installed.stderr:
             pytest.skip("no package index")
         assert installed.returncode == 0, installed.stderr
         if not extra:
-            done = subprocess.run(fit, cwd=tmp_path, env={}, capture_output=True, text=True, timeout=240)
+            done = run_process(fit, tmp_path, {})
             sentence = "error: yaml: not installed. This needs pip install 'megatron-scaling[laws]'.\n"
             assert (done.returncode, done.stderr) == (1, sentence)
     run(*fit, folder=tmp_path)

@@ -5,10 +5,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from megatron.tokenizer.train_bpe import train_bpe
+from tests.conftest import wait_until
 
 
 def test_a_signal_ends_with_status_75_and_the_same_command_resumes(root: Path, tmp_path: Path) -> None:
@@ -20,8 +20,7 @@ def test_a_signal_ends_with_status_75_and_the_same_command_resumes(root: Path, t
         command += [f"--{option}", str(tmp_path / name)]
     command += ["--root", str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while not list(tmp_path.glob(".x.shards/*.unit")) and process.poll() is None:
-            time.sleep(0.005)
+        wait_until(lambda: list(tmp_path.glob(".x.shards/*.unit")))
         process.send_signal(signal.SIGTERM)
         errors = process.communicate(timeout=240)[1]
     assert process.returncode == 75 and "Traceback" not in errors

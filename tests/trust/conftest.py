@@ -1,8 +1,7 @@
-"""A valid checkpoint, and a function that updates its checksums after a change, as an attacker would."""
+"""A valid checkpoint, the target of hostile files, and checksums that are updated as by an attacker."""
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from megatron.model.transformer import Gpt
 from tests.conftest import save_checkpoint
 
 SHAPE = ModelConfig(d_model=16, n_heads=2, n_layers=1, d_head=8, d_ff=32, n_tokens=50, vocab_rows=64)
-Seal = Callable[[Path], None]
 
 
 def seal(checkpoint: Path) -> None:
@@ -28,6 +26,12 @@ def seal(checkpoint: Path) -> None:
             meta["files"][path.name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
     sealed = {**meta, layout.META_CHECKSUM: layout.compute_meta_checksum(meta)}
     (checkpoint / layout.META).write_text(json.dumps(sealed, indent=1))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """Return the path that hostile files try to create."""
+    return tmp_path / "it_ran"
 
 
 @pytest.fixture

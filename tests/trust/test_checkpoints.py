@@ -36,12 +36,6 @@ READERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    """Return the path that hostile files try to create."""
-    return tmp_path / "it_ran"
-
-
 def test_valid_checkpoints_are_read(full: Path, shards: Path) -> None:
     expected = load_weights(full)
     for name, tensor in load_weights(shards).state.items():

@@ -26,12 +26,6 @@ from tests.trust.hostile_pickles import RunsWhenRead
 DEEP = "[" * 100_000
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    """Return the path that hostile files try to create."""
-    return tmp_path / "it_ran"
-
-
 @pytest.mark.parametrize("read", [load_config, read_spec, read_study_plan])
 @pytest.mark.parametrize(
     "value", ["!!python/object/apply:os.system ['touch {target}']", "${{python:open('{target}', 'w')}}"]
