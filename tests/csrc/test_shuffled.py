@@ -50,25 +50,6 @@ def test_the_words_of_a_state_are_not_modified() -> None:
     np.testing.assert_array_equal(key, before)
 
 
-def test_other_types_and_impossible_ranges_are_refused() -> None:
-    key, parts, int32 = np.zeros(624, np.uint32), np.array([(0, 3, 1)]), np.dtype(np.int32)
-    for arguments in (
-        (key.astype(np.int64), 0, parts, int32), (key[:-1], 0, parts, int32), (key, 625, parts, int32),
-        (key, -1, parts, int32), (key, 0, parts.astype(np.int32), int32), (key, 0, parts[0], int32),
-    ):  # fmt: skip
-        with pytest.raises((TypeError, ValueError)):
-            _csrc.shuffled(*arguments)
-    for dtype in (np.int16, np.float32, np.uint64):
-        with pytest.raises(ValueError):
-            _csrc.shuffled(key, 0, parts, np.dtype(dtype))
-    for part, dtype in (
-        ((-1, 3, 1), int32), ((3, 0, 1), int32), ((0, 3, -1), int32), ((2**31, 2**31 + 1, 1), int32),
-        ((2**32, 2**32 + 1, 1), np.uint32), ((0, 2**20, 2**13), int32), ((0, 2**40, 2**40), np.int64),
-    ):  # fmt: skip
-        with pytest.raises(ValueError):
-            _csrc.shuffled(key, 0, np.array([part]), np.dtype(dtype))
-
-
 I32 = np.int32
 
 

@@ -10,14 +10,7 @@ from megatron.laws.fit import fit_law
 from megatron.laws.fitting.fit_form import find_starts
 from megatron.laws.fitting.fit_problem import Problem
 from megatron.laws.fitting.surface import THETA, RunPoints, Surface
-from megatron.laws.forms import (
-    FITTED_FORMS,
-    FORM,
-    chinchilla,
-    data_constrained,
-    effective_count,
-    optimal_params_for,
-)
+from megatron.laws.forms import FITTED_FORMS, FORM, chinchilla
 from megatron.laws.law import Law
 from tests.laws.known_laws import TRUTH
 
@@ -77,23 +70,6 @@ def test_a_noise_free_law_of_any_form_is_recovered(form: str) -> None:
     law = fit_law(n, d, FORM[form].loss(TRUE[form], n, d, u), U=u, form=form, n_bootstrap=0)
     assert law.params == pytest.approx(TRUE[form], rel=1e-6)
     assert law.loss(3e8, 2e10, 5e9) == pytest.approx(float(FORM[form].loss(TRUE[form], 3e8, 2e10, 5e9)))
-
-
-def test_first_repeats_count_as_new_text_and_many_repeats_have_a_bounded_value() -> None:
-    assert effective_count(100.0, 101.0, 15.0) == pytest.approx(101.0, abs=1e-3)
-    assert effective_count(100.0, 1e9, 15.0) == pytest.approx(100 * 16.0)
-    assert effective_count(100.0, 80.0, 15.0) == 100.0
-
-
-def test_without_repetition_and_excess_the_law_is_that_of_chinchilla() -> None:
-    params = TRUE["data_constrained"]
-    n = optimal_params_for(params, 1e9)
-    loss = data_constrained(params, n, 1e9, 1e9)
-    assert loss == pytest.approx(float(chinchilla(params, n, 1e9)), rel=1e-12)
-    # at that size alpha A / N^alpha = beta B / D^beta: equal gain from a factor in N and in D
-    assert params["alpha"] * params["A"] / n ** params["alpha"] == pytest.approx(
-        params["beta"] * params["B"] / 1e9 ** params["beta"]
-    )
 
 
 def test_fixed_constants_stay_and_the_others_are_fitted() -> None:

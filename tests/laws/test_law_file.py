@@ -38,7 +38,7 @@ WRONG_IN_LAW: dict[str, list[Any]] = {
     "n_runs": [[15]],
     "ranges": [{"N": [1.0]}],
     "warnings": ["few runs"],
-    "form": [["chinchilla"]],
+    "form": [["chinchilla"], "excess_params"],
     "residual": ["bits"],
     "extrapolation": [{"growth": 0.1}],
     "extrapolation.dof": [0.0],
@@ -108,17 +108,6 @@ def test_a_file_that_is_not_a_law_is_refused(tmp_path: Path, kind: type[Law] | t
         path.write_text(text)
         with pytest.raises(ValueError, match=r"law\.json: not a "):
             kind.load(path)
-
-
-def test_a_law_that_is_no_longer_read_names_the_fix(tmp_path: Path) -> None:
-    for change, sentence in (
-        ({"form": "bounded"}, r"Pass its formula as a function, fit_law\(form=your_loss"),
-        ({"form": "excess_params"}, r"Fit data_constrained with R_D fixed at 1e9"),
-        ({"params": {"E": 1.0}}, "expected the constants of chinchilla"),
-    ):
-        (tmp_path / "law.json").write_text(json.dumps(LAW | change))
-        with pytest.raises(ValueError, match=sentence):
-            Law.load(tmp_path / "law.json")
 
 
 def test_fields_of_earlier_versions_are_ignored(tmp_path: Path) -> None:

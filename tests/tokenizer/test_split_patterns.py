@@ -131,13 +131,6 @@ def test_added_tokens_with_every_condition() -> None:
                 assert_equal_ids(inner, list(draw_token_texts(TOKENS, 200, seed=4)), special)
 
 
-def test_two_added_tokens_of_one_normalized_text_are_refused() -> None:
-    inner = build([byte_level(True)], normalizers.NFC())
-    inner.add_tokens([AddedToken(text, normalized=True) for text in ("\u00e9", "e\u0301")])
-    fast, reason = compile_fast_bpe(inner.to_str())
-    assert fast is None and "two of its added tokens are '\u00e9'" in reason
-
-
 def test_text_that_nfc_changes_and_text_that_it_does_not() -> None:
     inner = build([split(LLAMA3), byte_level()], normalizers.NFC())
     texts = ["é", "é", "가", "क़", "ạ̇", "ạ̇", "Ω", "ok"]
