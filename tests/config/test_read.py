@@ -36,16 +36,6 @@ def test_the_vocabulary_comes_from_the_sidecar_of_the_corpus(corpus: str, tmp_pa
     assert load_config(tmp_path / "run.yaml", words).model.n_tokens == 300
 
 
-def test_a_plan_counts_steps_tokens_and_epochs(corpus: str) -> None:
-    data = {"path_train": corpus, "seq_len": 10, "batch_size": 4}
-    length = {"total_tokens": 2000, "warmup_tokens": 81}
-    plan = plan_run(resolve_config(minimal_settings(dataset=data, lr_scheduler=length)))
-    # 40 tokens per step; 1,001 tokens hold 100 windows of 10 + 1
-    assert (plan.n_steps, plan.warmup_steps, plan.train_tokens) == (50, 3, 2000)
-    assert (plan.unique_tokens, plan.epochs) == (1000, 2.0)
-    assert plan.flops_6nd == 6 * plan.n_params * 2000
-
-
 DATA = {"seq_len": 10, "batch_size": 4}
 WSD = {"kind": "wsd", "total_iterations": 10, "warmup_iterations": 6, "decay_fraction": 0.5}
 
@@ -75,20 +65,6 @@ def test_an_impossible_run_is_refused(corpus: str) -> None:
             sections = {**sections, "dataset": {"path_train": corpus, **sections.get("dataset", DATA)}}
         message = read_refusal(lambda: plan_run(resolve_config(minimal_settings(**sections))))  # noqa: B023
         assert sentence in str(message)
-
-
-def test_identity_depends_on_the_numbers_and_not_on_the_names(corpus: str) -> None:
-    def identity(**sections: dict) -> str:
-        data = {"path_train": corpus, "seq_len": 10, "batch_size": 4}
-        return plan_run(resolve_config(minimal_settings(**{"dataset": data, **sections}))).identity
-
-    same = identity()
-    assert identity(logging={"run_dir": "elsewhere"}) == same
-    assert identity(checkpoint={"chkpt_saving_iterations": 3}) == same
-    assert identity(model={**SHAPE, "size": "a name"}) == same
-    changes = [{"optim": {"lr": 1e-4}}, {"misc": {"seed": 1}}, {"objective": {"name": "masked_diffusion"}}]
-    changes += [{"model": SHAPE | more} for more in ({"qk_norm": True}, {"n_kv_heads": 2})]
-    assert same not in [identity(**change) for change in changes]
 
 
 def test_omitted_shape_keys_follow_from_the_others(corpus: str, tmp_path: Path) -> None:

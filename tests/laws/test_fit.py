@@ -26,24 +26,29 @@ def test_intervals_cover_the_truth_about_as_often_as_their_level(n: int) -> None
 
 
 @pytest.mark.parametrize("delta", [1e-3, 0.05, math.inf])
-@pytest.mark.parametrize("floor", [True, False])
-def test_derivatives_are_those_of_finite_differences(delta: float, floor: bool) -> None:
+@pytest.mark.parametrize("floor", ["free", "zero", "positive"])
+def test_derivatives_are_those_of_finite_differences(delta: float, floor: str) -> None:
     runs = huber.CentredRuns.from_columns(*simulate_grid(6, 5, 0.05))
     weights = np.random.default_rng(0).integers(0, 4, (1, len(runs.x))).astype(float)
     phi = np.array([[2.4, 0.2, 0.15, 0.4, 0.25]])
+    floored = np.array([[0.4, 0.3, 0.2, 0.25, 0.3]])
+    assert np.allclose(huber.to_floor_coordinates(huber.from_floor_coordinates(floored)), floored, rtol=1e-12)
 
     def evaluate(step: np.ndarray) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
-        if floor:
+        if floor == "free":
             moved = phi + step
-            derivatives = huber.huber_derivatives(moved, runs, weights, delta)
+        elif floor == "positive":  # coordinates above the floor
+            moved = huber.from_floor_coordinates(floored + step)
         else:  # four coordinates of the laws without a floor
             moved = huber.project_to_zero_floor(huber.project_to_zero_floor(phi) + np.append(0.0, step))
-            derivatives = huber.restrict_to_zero_floor(
-                moved, *huber.huber_derivatives(moved, runs, weights, delta)
-            )
+        derivatives = huber.huber_derivatives(moved, runs, weights, delta)
+        if floor == "positive":
+            derivatives = huber.transform_to_floor(moved, *derivatives)
+        elif floor == "zero":
+            derivatives = huber.restrict_to_zero_floor(moved, *derivatives)
         return huber.huber_objective(moved, runs, weights, delta)[0], *(values[0] for values in derivatives)
 
-    n = 5 if floor else 4
+    n = 4 if floor == "zero" else 5
     _, gradient, hessian, majorant = evaluate(np.zeros(n))
     check_derivatives(lambda step: evaluate(step)[:2], gradient, hessian)
     assert np.linalg.eigvalsh(majorant).min() > -1e-12

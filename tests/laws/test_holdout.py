@@ -14,7 +14,7 @@ from megatron.laws.forms import FORM
 from megatron.laws.holdout import compare_forms, extrapolate_law, score_holdout, select_largest
 from megatron.laws.law import Law
 from megatron.laws.prediction import predict_optimum, predict_run
-from tests.laws.known_laws import TRUTH, Runs, count_trials, simulate_losses
+from tests.laws.known_laws import TRUTH, Runs, count_trials, make_repeats, simulate_losses
 
 COMPUTE = 6 * 1e9 * 3e10  # of the largest run
 AHEAD = (1e10, 3e12)
@@ -107,8 +107,7 @@ TRUE = TRUTH | {"K": 0.03, "g": 0.5, "h": 0.8}
 
 def simulate_repeats(noise: float, seed: int = 0) -> tuple[np.ndarray, ...]:
     """Return N, D, L, U of 5 sizes, 3 amounts of text and 1 to 40 epochs of an over_repetition law."""
-    n, u, e = np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e8, 1e10, 3), [1, 3, 10, 40])
-    n, d, u = n.ravel(), (u * e).ravel(), u.ravel()
+    n, d, u = make_repeats()
     loss = FORM["over_repetition"].loss(TRUE, n, d, u)
     return n, d, loss * np.exp(noise * np.random.default_rng(seed).standard_normal(len(n))), u
 

@@ -17,7 +17,6 @@ from megatron.laws.law import Law, expanded_level
 from tests.laws.known_laws import (
     BESIROGLU,
     Runs,
-    check_derivatives,
     count_trials,
     least_hits,
     make_isoflop,
@@ -159,23 +158,6 @@ def test_no_replicate_at_the_boundary_ends_above_the_whole_fits_objective(seed: 
     ceiling = huber.huber_objective(np.tile(best.phi[0], (1000, 1)), runs, weights, 1e-3)
     assert (fitted.objective <= ceiling).all()
     assert fitted.converged.all()
-
-
-def test_derivatives_above_the_floor_are_those_of_finite_differences() -> None:
-    runs, weights = make_runs_without_floor(1)
-    floored = np.array([[0.4, 0.3, 0.2, 0.25, 0.3]])
-    phi = huber.from_floor_coordinates(floored)
-    assert np.allclose(huber.to_floor_coordinates(phi), floored, rtol=1e-12)
-
-    def evaluate(step: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        phi = huber.from_floor_coordinates(floored + step)
-        derivatives = huber.transform_to_floor(phi, *huber.huber_derivatives(phi, runs, weights[:1], 10.0))
-        return huber.huber_objective(phi, runs, weights[:1], 10.0)[0], *(
-            values[0] for values in derivatives[:2]
-        )
-
-    _, gradient, hessian = evaluate(np.zeros(5))
-    check_derivatives(lambda step: evaluate(step)[:2], gradient, hessian, 1e-5)
 
 
 RANGE = np.log(100)  # of compute

@@ -116,6 +116,7 @@ def test_the_plan_counts_epochs_unique_and_repeated_tokens_of_each_corpus(folder
         ("b", 15, 0.75, 150, 0),
     ]
     assert (plan.unique_tokens, plan.repeated_tokens, plan.epochs) == (250, 350, 600 / 300)
+    assert plan.flops_6nd == 6 * plan.n_params * 600
     assert json.loads(json.dumps(plan.as_dict()))["corpora"][1]["share"] == 0.25
 
 

@@ -278,8 +278,6 @@ def test_a_candidate_that_cannot_be_trained_is_refused_before_any_run(tmp_path: 
     path = write_study_file(tmp_path)
     with pytest.raises(ValueError, match="w24: .*n_heads"):
         expand_study(read_study_plan(path, ["sizes.w24.n_heads=5"]))
-    with pytest.raises(ValueError, match="flops_convention: expected exact or 6nd"):
-        expand_study(read_study_plan(path, ["flops_convention=palm"]))
 
 
 def test_the_seed_of_a_study_is_added_to_every_seed(tmp_path: Path) -> None:

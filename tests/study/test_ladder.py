@@ -129,11 +129,6 @@ def test_a_wrong_study_run_or_cell_is_one_sentence(study_file: Path, word: str, 
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_study_without_a_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no such configuration file"):
-        read_study_plan(tmp_path / "none.yaml")
-
-
 def test_the_longest_first_on_two_lanes() -> None:
     assert makespan([3.0, 3.0, 2.0, 2.0, 2.0], 2) == 7.0  # 3 + 2 + 2 beside 3 + 2
     assert makespan([5.0], 4) == 5.0

@@ -72,14 +72,6 @@ def test_a_line_without_one_of_two_keys_is_rejected_for_both(tmp_path: Path, tok
         assert read_output(tmp_path / "x", key) == expected
 
 
-@pytest.mark.parametrize("n_workers", [1, 2, 5])
-def test_any_number_of_workers_gives_the_same_ids(inputs: Path, tokenizer: str, n_workers: int) -> None:
-    paths = [inputs / "a.jsonl", inputs / "a.parquet"]
-    run(paths, inputs / "x", tokenizer, append_eod=True, n_workers=n_workers)
-    eod = load_hf_tokenizer(tokenizer).eod_id
-    assert read_output(inputs / "x") == [[*ids, eod] for ids in encode_by_library(tokenizer)] * 2
-
-
 def test_a_tokenizer_without_cpp_code_is_used_by_its_library(tmp_path: Path) -> None:
     texts = [" ".join(str((i * j) % 70_000) for j in range(i % 60)) for i in range(400)]
     source = write_texts(tmp_path / "n.jsonl", texts)
