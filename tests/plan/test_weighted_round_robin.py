@@ -2,14 +2,13 @@
 
 import random
 from fractions import Fraction
-from itertools import permutations
 from math import lcm
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from megatron.plan.weighted_round_robin import WeightedRoundRobin, round_in_two_orders
+from megatron.plan.weighted_round_robin import WeightedRoundRobin
 
 
 def random_weights(n: int, seed: int) -> list[Fraction]:
@@ -54,24 +53,6 @@ def test_a_slot_is_a_function_of_its_number() -> None:
     for i in places:
         source, number = first.locate_slot(i)
         assert [first.prefix_counts(n)[source] for n in (i, i + 1)] == [number, number + 1]
-
-
-def test_one_source_has_every_slot_and_two_equal_ones_alternate() -> None:
-    alone, both = WeightedRoundRobin([Fraction(5)]), WeightedRoundRobin([Fraction(1)] * 2)
-    assert [alone.locate_slot(i) for i in (0, 1, 10**15)] == [(0, i) for i in (0, 1, 10**15)]
-    assert [both.locate_slot(i)[0] for i in range(6)] == [0, 1, 0, 1, 0, 1]
-
-
-def test_rounding_keeps_the_sums_of_all_prefixes_of_two_orders() -> None:
-    fractions = {0: 3, 1: 9, 2: 5, 4: 7, 7: 6}  # tenths: the sum is 3
-    for first in permutations(fractions):
-        second = sorted(fractions)
-        up = set(round_in_two_orders(fractions, 10, first, second))
-        assert len(up) == 3
-        for order in (first, second):
-            for n in range(6):
-                whole, rest = divmod(sum(fractions[k] for k in order[:n]), 10)
-                assert whole <= len(up & set(order[:n])) <= whole + (rest > 0)
 
 
 def test_the_cache_does_not_grow_with_the_number_of_blocks() -> None:
