@@ -66,18 +66,6 @@ def test_a_noise_free_law_of_any_form_is_recovered(form: str) -> None:
     assert law.loss(3e8, 2e10, 5e9) == pytest.approx(float(FORM[form].loss(TRUE[form], 3e8, 2e10, 5e9)))
 
 
-def test_fixed_constants_stay_and_the_others_are_fitted() -> None:
-    n, d, u = make_repeats()
-    form, true = "data_constrained", TRUE["data_constrained"]
-    fixed = {name: true[name] for name in ("E", "A", "B", "alpha", "beta")}
-    law = fit_law(
-        n, d, FORM[form].loss(true, n, d, u), U=u, form=form, n_bootstrap=4, fixed=fixed, huber_delta=1e3
-    )
-    assert law.fixed == sorted(fixed)
-    assert law.params == pytest.approx(true, rel=1e-6)
-    assert np.ptp(law.replicates["A"]) < 1e-9 * true["A"]
-
-
 def test_what_cannot_be_fitted_is_refused_in_a_sentence() -> None:
     n, d, u = make_repeats()
     columns = {"N": n, "D": d, "L": chinchilla(TRUTH, n, d), "U": u, "n_bootstrap": 0}

@@ -82,6 +82,7 @@ def test_runs_do_not_identify_the_decay_of_repeated_data(runs, recorded_fits, ba
     # the recorded bootstrap draws single rows, so each run is a group of its own
     each_alone = np.arange(len(runs["N"]))
     law = fit_law(**runs, form="data_constrained", fixed=base, n_bootstrap=60, seed=0, groups=each_alone)
+    assert law.fixed == sorted(base) and np.ptp(law.replicates["A"]) < 1e-9 * base["A"]
     low, high = law.interval["params"]["R_D"]
     assert high > 1e6 and recorded_fits["bootstrap95"]["R_D"][1] == "inf"
     assert low == pytest.approx(recorded_fits["bootstrap95"]["R_D"][0], rel=0.4)

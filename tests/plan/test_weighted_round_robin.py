@@ -55,13 +55,6 @@ def test_a_slot_is_a_function_of_its_number() -> None:
         assert [first.prefix_counts(n)[source] for n in (i, i + 1)] == [number, number + 1]
 
 
-def test_the_cache_does_not_grow_with_the_number_of_blocks() -> None:
-    shares = WeightedRoundRobin(random_weights(4, 1))
-    for block in range(50):
-        shares.get_block(block)
-    assert len(shares._cache) <= 3
-
-
 def test_a_weight_below_one_slot_per_block_is_refused() -> None:
     with pytest.raises(ValueError, match=r"weights: 1e-07 of 1 is one sample in 10,000,001; remove sources"):
         WeightedRoundRobin([Fraction(1), Fraction("1e-7")])

@@ -16,7 +16,6 @@ from megatron.text.merge_inputs import expand_prefixes, natural_key
 from megatron.text.write_parts import write_parts_list
 from tests.datasets import read_documents, write_dataset
 from tests.text.preprocessing import META, write_parts
-from tests.tool_modules import Cli
 
 DOCUMENTS = {"a": [[1, 2, 3], [], [4]], "b": [[], [5, 6]], "c": [[7] * 9]}
 
@@ -162,12 +161,3 @@ def test_repeated_and_missing_datasets_are_refused(tmp_path: Path, monkeypatch: 
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=sentence):
             expand_prefixes(names)
-
-
-def test_the_tool_refuses_wrong_options_and_names(cli: Cli, tmp_path: Path) -> None:
-    for words in (["--parts", "x", "--hash"], ["--list", "f"], []):
-        cli("merge", "a", *words, status=2)
-    error = cli("merge", "a", "--output", "x", "--remove", status=2).error
-    assert "--remove: removed. Delete the inputs after the merge" in error
-    words = [tmp_path / "none*", "--parts", tmp_path / "x"]
-    assert "no dataset matches" in cli("merge", *words, status=1).error
