@@ -222,5 +222,3 @@ def test_unsupported_arguments_end_the_command_unless_they_are_omitted(cli: Cli,
     assert f"{reason}. Change the command" in cli("megatron", *words, status=1).error and not out.exists()
     assert f"--use-flash-attn\nomitted: {reason}" in cli("megatron", "--omit-unsupported", *words).output
     assert yaml.safe_load(out.read_text())["model"]["d_model"] == 64
-    for option in ("--set", "--ranks"):
-        assert f"{option}: removed. " in cli("megatron", f"{option}=1", *words, status=2).error

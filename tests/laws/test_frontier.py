@@ -79,18 +79,14 @@ def test_conventions_agree_where_they_count_the_same() -> None:
     assert result["megatron"] == pytest.approx(6 * L * 12 * D * D + 12 * L * S * D + 6 * V * D)
 
 
-# Hoffmann et al., table A3; exponents before rounding
-PARAMS = {"E": 1.69, "A": 406.4, "B": 410.7, "alpha": 0.33917084, "beta": 0.2849083}
-
-
 def test_bands_are_the_percentiles_of_the_replicates_frontiers() -> None:
     rng = np.random.default_rng(0)
-    replicates = {name: (value * np.exp(rng.normal(0, 0.02, 101))).tolist() for name, value in PARAMS.items()}
-    band = frontier_bands(make_law(params=PARAMS, replicates=replicates), [1e19, 1e21], level=0.9)
+    replicates = {name: (value * np.exp(rng.normal(0, 0.02, 101))).tolist() for name, value in TRUTH.items()}
+    band = frontier_bands(make_law(params=TRUTH, replicates=replicates), [1e19, 1e21], level=0.9)
     laws = [make_law(params={name: values[i] for name, values in replicates.items()}) for i in range(101)]
     frontiers = [optimal_frontier(law, [1e19, 1e21]) for law in laws]
     for name in "NDL":
         values = np.array([getattr(frontier, name) for frontier in frontiers])
         np.testing.assert_allclose(band[name], np.quantile(values, [0.05, 0.95], axis=0))
     with pytest.raises(ValueError, match="no bootstrap replicates"):
-        frontier_bands(make_law(params=PARAMS), 1e20)
+        frontier_bands(make_law(params=TRUTH), 1e20)
