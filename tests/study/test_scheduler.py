@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -198,13 +197,6 @@ def test_the_table_shows_the_progress_of_each_run_and_is_redrawn_in_place(runs, 
     head, row, last = render_screen(out.getvalue())
     assert head.split() == ["running", "step", "of", "done", "loss", "tokens/s", "left"]
     assert row.split() == [name, "10", "40", "25%", "3.5000", "64", "30", "s"] and last == counts
-    live.view.print_line("[1/3] done")
-    assert render_screen(out.getvalue()) == ["[1/3] done", head, row, counts]
-    live.view.close()
-    assert render_screen(out.getvalue()) == ["[1/3] done"]
-    plain = StringIO()
-    LiveTable(3, speed, 2, plain).draw(state)
-    assert plain.getvalue() == ""
 
 
 def test_the_progress_of_a_branch_counts_its_own_steps(runs) -> None:
