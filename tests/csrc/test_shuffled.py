@@ -9,16 +9,6 @@ import pytest
 from megatron import _csrc
 
 
-def shuffle_ranges(
-    random: np.random.RandomState, parts: list[tuple[int, int, int]], dtype: type
-) -> np.ndarray:
-    """Return what Megatron computes: ranges, repeated, shuffled in place."""
-    shuffled = [np.tile(np.arange(begin, end), times).astype(dtype) for begin, end, times in parts]
-    for part in shuffled:
-        random.shuffle(part)
-    return np.concatenate([np.empty(0, dtype), *shuffled])
-
-
 def get_state(random: np.random.RandomState) -> tuple[np.ndarray, int]:
     state = random.get_state(legacy=False)["state"]
     return state["key"], state["pos"]
@@ -30,7 +20,11 @@ def test_ranges_are_shuffled_as_by_numpy_and_the_state_continues(n: int, dtype: 
     """Lengths near powers of two, where the mask of the random numbers changes."""
     parts, random = [(0, n, 1), (5, 5 + n, 1), (3, 40, 3)], np.random.RandomState(1234)
     values, key, pos = _csrc.shuffled(*get_state(random), np.array(parts, np.int64), np.dtype(dtype))
-    expected = shuffle_ranges(random, parts, dtype)
+    # what Megatron computes: ranges, repeated, shuffled in place
+    shuffled = [np.tile(np.arange(begin, end), times).astype(dtype) for begin, end, times in parts]
+    for part in shuffled:
+        random.shuffle(part)
+    expected = np.concatenate(shuffled)
     assert values.dtype == expected.dtype
     np.testing.assert_array_equal(values, expected)
     np.testing.assert_array_equal(key, get_state(random)[0])

@@ -62,17 +62,6 @@ WRONG_IN_COMPUTE_LAW: dict[str, list[Any]] = {
 }
 
 
-def replace_key(stored: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """Return a copy with another value at a key such as `params.E`."""
-    changed = copy.deepcopy(stored)
-    *sections, name = key.split(".")
-    section = changed
-    for part in sections:
-        section = section[part]
-    section[name] = value
-    return changed
-
-
 def check_refusals(
     path: Path, load: Callable[[Path], object], wrong: dict[str, list[Any]], sentence: str
 ) -> None:
@@ -80,7 +69,12 @@ def check_refusals(
     stored = json.loads(path.read_text())
     load(path)
     for key, value in ((key, value) for key, values in wrong.items() for value in values):
-        path.write_text(json.dumps(replace_key(stored, key, value)))
+        section = changed = copy.deepcopy(stored)
+        *sections, name = key.split(".")
+        for part in sections:
+            section = section[part]
+        section[name] = value
+        path.write_text(json.dumps(changed))
         with pytest.raises(ValueError, match=sentence.format(key=key.partition(".")[0])):
             load(path)
 

@@ -51,13 +51,10 @@ def r2(measured: np.ndarray, predicted: np.ndarray) -> float:
     return float(1 - ((measured - predicted) ** 2).sum() / ((measured - measured.mean()) ** 2).sum())
 
 
-def make_problem(runs: dict[str, np.ndarray], form: str = "data_constrained") -> Problem:
-    return Problem(Surface(form), RunPoints.from_columns(runs["N"], runs["D"], runs["L"], runs["U"]), 1e-3)
-
-
 def objective_at(runs: dict[str, np.ndarray], base: dict[str, float], form: str, **decay: float) -> float:
-    at = make_problem(runs, form)
-    theta = at.surface.from_constants(base | decay, at.points)[None]
+    points = RunPoints.from_columns(runs["N"], runs["D"], runs["L"], runs["U"])
+    at = Problem(Surface(form), points, 1e-3)
+    theta = at.surface.from_constants(base | decay, points)[None]
     return float(at.objective(theta, np.ones((1, len(runs["N"]))))[0])
 
 

@@ -29,12 +29,9 @@ def list_entries(figure: plot.Figure) -> list[str]:
     return [trace.name for trace in figure.chart.data if trace.showlegend is not False]
 
 
-def list_all(*studies: Study) -> list[plot.Figure]:
-    return [figure for study in studies for figure in make_figures(study)]
-
-
 def test_every_figure_has_texts_units_and_a_legend_without_repetition(study: Study, crossing: Study) -> None:
-    figures = list_all(study, FRONTIER, make_study(RUNS), crossing)
+    studies = (study, FRONTIER, make_study(RUNS), crossing)
+    figures = [figure for of_study in map(make_figures, studies) for figure in of_study]
     expected = {"isoflop", "frontier", "compute", "curves", "epochs", "objectives", "size", "residuals"}
     assert {figure.key for figure in figures} == expected
     for figure in figures:
