@@ -1,6 +1,5 @@
 """Predictions of held-out runs, the choice between forms by them, and the error of a law beyond its runs."""
 
-import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from megatron.laws.holdout import compare_forms, extrapolate_law, score_holdout,
 from megatron.laws.law import Law
 from megatron.laws.prediction import predict_optimum, predict_run
 from tests.laws.known_laws import TRUTH, Runs, count_trials, make_repeats, simulate_losses
+from tests.tool_modules import load_tool
 
 COMPUTE = 6 * 1e9 * 3e10  # of the largest run
 AHEAD = (1e10, 3e12)
@@ -87,10 +87,10 @@ def test_without_a_bootstrap_or_enough_runs_nothing_is_added() -> None:
 
 @pytest.mark.slow
 def test_nine_tenths_of_the_largest_published_runs_are_inside_their_interval(root: Path, laws: Path) -> None:
-    bench = runpy.run_path(str(root / "tools" / "bench" / "extrapolate.py"))
+    bench = load_tool(root / "tools" / "bench" / "extrapolate.py")
     inside = []
-    for runs_of_form in bench["read_gadre"](laws):
-        scored = bench["extrapolate_runs"](runs_of_form, 0.1, 100)["extrapolated"]
+    for runs_of_form in bench.read_gadre(laws):
+        scored = bench.extrapolate_runs(runs_of_form, 0.1, 100)["extrapolated"]
         inside.append(np.mean((scored.low <= scored.measured) & (scored.measured <= scored.high)))
     assert len(inside) == 12 and np.mean(inside) >= 0.9
 
