@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from megatron.config.megatron_args import PAGE, Translation, load_rows, load_table, parse_arguments
+from megatron.config.megatron_args import Translation, load_table, parse_arguments
 from megatron.config.megatron_rules import RULES, split_overrides, translate_command, write_translation
 from megatron.config.parallelism import build_layout
 from megatron.config.read import build_config
@@ -215,11 +215,6 @@ def test_training_accepts_a_published_layout_or_its_zero3_form(
     assert config.model.vocab_rows == -(-50257 // (128 * tensor)) * 128 * tensor  # as Megatron pads
 
 
-def test_the_page_names_all_arguments(root: Path) -> None:
-    page = (root / PAGE).read_text()
-    assert [row.name for row in load_rows() if f"`--{row.name}`" not in page] == []
-
-
 def test_unsupported_arguments_end_the_command_unless_they_are_omitted(cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "run.yaml"
     words = ["--out", out, "--", *BASE.split(), "--num-experts", "8", "--use-flash-attn"]
@@ -227,5 +222,3 @@ def test_unsupported_arguments_end_the_command_unless_they_are_omitted(cli: Cli,
     assert f"{reason}. Change the command" in cli("megatron", *words, status=1).error and not out.exists()
     assert f"--use-flash-attn\nomitted: {reason}" in cli("megatron", "--omit-unsupported", *words).output
     assert yaml.safe_load(out.read_text())["model"]["d_model"] == 64
-    for option in ("--set", "--ranks"):
-        assert f"{option}: removed. " in cli("megatron", f"{option}=1", *words, status=2).error

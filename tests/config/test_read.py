@@ -1,13 +1,12 @@
 """Valid configurations, and the errors of invalid ones."""
 
 import json
-from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megatron.config.read import config_to_dict, write_config
+from megatron.config.read import config_to_dict
 from megatron.plan.resolve import load_config, resolve_config
 from megatron.plan.run_plan import plan_run
 from tests.wrong_values import read_refusal
@@ -27,33 +26,14 @@ def corpus(tmp_path: Path) -> str:
     return str(tmp_path / "text")
 
 
-def test_a_config_is_immutable() -> None:
-    with pytest.raises(FrozenInstanceError):
-        resolve_config(minimal_settings()).optim.lr = 1.0
-
-
-def test_a_resolved_config_reads_back_equal(tmp_path: Path) -> None:
-    config = resolve_config(minimal_settings(model={"size": "7M", "n_tokens": 50257}))
-    write_config(config, tmp_path / "config.yaml")
-    assert load_config(tmp_path / "config.yaml") == config
-    assert resolve_config(config_to_dict(config)) == config
-
-
-def test_the_vocabulary_comes_from_the_corpus(corpus: str) -> None:
+def test_the_vocabulary_comes_from_the_sidecar_of_the_corpus(corpus: str, tmp_path: Path) -> None:
     shape = {key: value for key, value in SHAPE.items() if key != "n_tokens"}
     config = resolve_config(minimal_settings(model=shape, dataset={"path_train": corpus}))
     # 300 tokens and [MASK], padded to a multiple of 128
     assert (config.model.n_tokens, config.model.vocab_rows) == (300, 384)
-
-
-def test_a_plan_counts_steps_tokens_and_epochs(corpus: str) -> None:
-    data = {"path_train": corpus, "seq_len": 10, "batch_size": 4}
-    length = {"total_tokens": 2000, "warmup_tokens": 81}
-    plan = plan_run(resolve_config(minimal_settings(dataset=data, lr_scheduler=length)))
-    # 40 tokens per step; 1,001 tokens hold 100 windows of 10 + 1
-    assert (plan.n_steps, plan.warmup_steps, plan.train_tokens) == (50, 3, 2000)
-    assert (plan.unique_tokens, plan.epochs) == (1000, 2.0)
-    assert plan.flops_6nd == 6 * plan.n_params * 2000
+    (tmp_path / "run.yaml").write_text("model: {d_model: 64, n_heads: 4, n_layers: 2}\n")
+    words = [f"dataset.path_train={corpus}", "lr_scheduler.total_iterations=1"]
+    assert load_config(tmp_path / "run.yaml", words).model.n_tokens == 300
 
 
 DATA = {"seq_len": 10, "batch_size": 4}
@@ -64,12 +44,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": {}}, "model: no shape"),
     ({"model": {"size": "425", "n_tokens": 10}}, "did you mean '425M'?"),
     ({"model": {"d_model": 64}}, "model.n_heads: missing, expected with model.d_model=64"),
-    ({"model": {**SHAPE, "n_tokens": [1]}}, "model.n_tokens: got [1], expected int"),
     ({"model": {"hf_config": {"hidden_siz": 64}}}, "did you mean 'hidden_size'?"),
     ({"model": {"size": "7M", "hf_config": {"hidden_size": 1280}}}, "'7M' has d_model 128, but the"),
     ({"model": {"size": "7M", "n_layers": 4}}, "has n_layers 3, but the explicit shape has 4"),
     ({"model": {"size": "7M"}, "dataset": {}}, "dataset.path_train: missing; set a .bin/.idx prefix"),
-    ({"dataset": {"path_trian": "x"}}, "dataset: unknown key 'path_trian'; did you mean 'path_train'?"),
     # 1,001 tokens hold 100 windows of 10 + 1
     ({"dataset": {"seq_len": 2000}}, "expected at least one window of 2000 + 1"),
     ({"dataset": {"seq_len": 10, "batch_size": 101}}, "101 samples a step, expected 100 or less"),
@@ -85,20 +63,6 @@ def test_an_impossible_run_is_refused(corpus: str) -> None:
             sections = {**sections, "dataset": {"path_train": corpus, **sections.get("dataset", DATA)}}
         message = read_refusal(lambda: plan_run(resolve_config(minimal_settings(**sections))))  # noqa: B023
         assert sentence in str(message)
-
-
-def test_identity_depends_on_the_numbers_and_not_on_the_names(corpus: str) -> None:
-    def identity(**sections: dict) -> str:
-        data = {"path_train": corpus, "seq_len": 10, "batch_size": 4}
-        return plan_run(resolve_config(minimal_settings(**{"dataset": data, **sections}))).identity
-
-    same = identity()
-    assert identity(logging={"run_dir": "elsewhere"}) == same
-    assert identity(checkpoint={"chkpt_saving_iterations": 3}) == same
-    assert identity(model={**SHAPE, "size": "a name"}) == same
-    changes = [{"optim": {"lr": 1e-4}}, {"misc": {"seed": 1}}, {"objective": {"name": "masked_diffusion"}}]
-    changes += [{"model": SHAPE | more} for more in ({"qk_norm": True}, {"n_kv_heads": 2})]
-    assert same not in [identity(**change) for change in changes]
 
 
 def test_omitted_shape_keys_follow_from_the_others(corpus: str, tmp_path: Path) -> None:
@@ -119,14 +83,11 @@ OLD = "d_model: 32, n_heads: 2, n_layers: 2"
     ("model", "words", "label", "d_model"),
     [
         (OLD, "model.size=425", None, 0),
-        (OLD, "model.size=425 model.d_ff=64", None, 0),
         (OLD, "model={size: 425}", None, 0),
         (f"size: mine, {OLD}", "model.size=yours", None, 0),
-        ("size: 7M", "model.size=425", None, 0),
         (OLD, f"model.size=425 {NEW_SHAPE}", "425", 64),
         (OLD, "model.size=7M model.d_model=null model.n_heads=null model.n_layers=null", "7M", 128),
         (f"size: mine, {OLD}", "", "mine", 32),
-        (f"size: mine, {OLD}", "model.size=mine", None, 0),
         (f"size: mine, {OLD}", "model.size=null", "custom", 32),
         ("size: 14M", "model.size=7M", "7M", 128),
     ],

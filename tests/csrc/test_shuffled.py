@@ -9,64 +9,26 @@ import pytest
 from megatron import _csrc
 
 
-def shuffle_ranges(
-    random: np.random.RandomState, parts: list[tuple[int, int, int]], dtype: type
-) -> np.ndarray:
-    """Return what Megatron computes: ranges, repeated, shuffled in place."""
-    shuffled = [np.tile(np.arange(begin, end), times).astype(dtype) for begin, end, times in parts]
-    for part in shuffled:
-        random.shuffle(part)
-    return np.concatenate([np.empty(0, dtype), *shuffled])
-
-
 def get_state(random: np.random.RandomState) -> tuple[np.ndarray, int]:
     state = random.get_state(legacy=False)["state"]
     return state["key"], state["pos"]
-
-
-def check_shuffle(seed: int, parts: list[tuple[int, int, int]], dtype: type) -> None:
-    random = np.random.RandomState(seed)
-    values, key, pos = _csrc.shuffled(
-        *get_state(random), np.array(parts, np.int64).reshape(-1, 3), np.dtype(dtype)
-    )
-    expected = shuffle_ranges(random, parts, dtype)
-    assert values.dtype == expected.dtype
-    np.testing.assert_array_equal(values, expected)
-    np.testing.assert_array_equal(key, get_state(random)[0])
-    assert pos == get_state(random)[1]  # so all later numbers are equal too
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64])
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 255, 256, 257, 511, 512, 513, 65536, 65537, 300_001])
 def test_ranges_are_shuffled_as_by_numpy_and_the_state_continues(n: int, dtype: type) -> None:
     """Lengths near powers of two, where the mask of the random numbers changes."""
-    check_shuffle(1234, [(0, n, 1), (5, 5 + n, 1), (3, 40, 3)], dtype)
-
-
-def test_the_words_of_a_state_are_not_modified() -> None:
-    key, pos = get_state(np.random.RandomState(7))
-    before = key.copy()
-    _csrc.shuffled(key, pos, np.array([(0, 5000, 1)]), np.dtype(np.int32))
-    np.testing.assert_array_equal(key, before)
-
-
-def test_other_types_and_impossible_ranges_are_refused() -> None:
-    key, parts, int32 = np.zeros(624, np.uint32), np.array([(0, 3, 1)]), np.dtype(np.int32)
-    for arguments in (
-        (key.astype(np.int64), 0, parts, int32), (key[:-1], 0, parts, int32), (key, 625, parts, int32),
-        (key, -1, parts, int32), (key, 0, parts.astype(np.int32), int32), (key, 0, parts[0], int32),
-    ):  # fmt: skip
-        with pytest.raises((TypeError, ValueError)):
-            _csrc.shuffled(*arguments)
-    for dtype in (np.int16, np.float32, np.uint64):
-        with pytest.raises(ValueError):
-            _csrc.shuffled(key, 0, parts, np.dtype(dtype))
-    for part, dtype in (
-        ((-1, 3, 1), int32), ((3, 0, 1), int32), ((0, 3, -1), int32), ((2**31, 2**31 + 1, 1), int32),
-        ((2**32, 2**32 + 1, 1), np.uint32), ((0, 2**20, 2**13), int32), ((0, 2**40, 2**40), np.int64),
-    ):  # fmt: skip
-        with pytest.raises(ValueError):
-            _csrc.shuffled(key, 0, np.array([part]), np.dtype(dtype))
+    parts, random = [(0, n, 1), (5, 5 + n, 1), (3, 40, 3)], np.random.RandomState(1234)
+    values, key, pos = _csrc.shuffled(*get_state(random), np.array(parts, np.int64), np.dtype(dtype))
+    # what Megatron computes: ranges, repeated, shuffled in place
+    shuffled = [np.tile(np.arange(begin, end), times).astype(dtype) for begin, end, times in parts]
+    for part in shuffled:
+        random.shuffle(part)
+    expected = np.concatenate(shuffled)
+    assert values.dtype == expected.dtype
+    np.testing.assert_array_equal(values, expected)
+    np.testing.assert_array_equal(key, get_state(random)[0])
+    assert pos == get_state(random)[1]  # so all later numbers are equal too
 
 
 I32 = np.int32
@@ -79,19 +41,14 @@ def test_a_start_past_the_last_token_is_refused() -> None:
         _csrc.sample_starts(lengths, order, 4, 5)
 
 
-def test_other_types_and_impossible_numbers_are_refused() -> None:
+def test_numbers_that_would_be_read_outside_their_array_are_refused() -> None:
     lengths, order = np.array([7], I32), np.array([0], I32)
-    for arguments, error in (
-        ((lengths.astype(np.int64), order, 3, 2), TypeError),
-        ((lengths, order.astype(np.int64), 3, 2), TypeError),
-        ((np.array([7, 7, 7], I32)[::2], order, 3, 2), TypeError),
-        ((lengths.astype(np.int16), order, 3, 2), TypeError),
-        ((lengths[None], order, 3, 2), ValueError),
-        ((np.array([7, -1], I32), np.array([0, 1], I32), 3, 4), ValueError),
-        ((lengths, order + 1, 3, 2), ValueError),
-        ((lengths, order - 1, 3, 2), ValueError),
-        ((lengths, order, 0, 2), ValueError),
-        ((lengths, order, 3, -1), ValueError),
+    for arguments in (
+        (np.array([7, -1], I32), np.array([0, 1], I32), 3, 4),
+        (lengths, order + 1, 3, 2),
+        (lengths, order - 1, 3, 2),
+        (lengths, order, 0, 2),
+        (lengths, order, 3, -1),
     ):
-        with pytest.raises(error):
+        with pytest.raises(ValueError):
             _csrc.sample_starts(*arguments)

@@ -34,13 +34,6 @@ def list_sources(samples: np.ndarray) -> np.ndarray:
     return samples[:, 0] // 10_000
 
 
-def test_each_corpus_has_its_weight_in_every_prefix_to_within_one_sample(blend: Callable[..., Blend]) -> None:
-    corpora = list_sources(blend().take(np.arange(3000)))
-    for k, weight in enumerate(WEIGHTS):
-        counts = np.cumsum(corpora == k)
-        assert np.abs(counts - float(weight) * np.arange(1, 3001)).max() < 1
-
-
 def test_each_corpus_has_its_own_epochs(blend: Callable[..., Blend]) -> None:
     samples = blend().take(np.arange(800))
     for k, n in enumerate((10, 4, 100)):

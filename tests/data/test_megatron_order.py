@@ -100,12 +100,6 @@ def test_samples_are_the_tokens_that_megatron_reads(tmp_path: Path) -> None:
         assert samples.samples_per_epoch == (lengths.sum() - 1) // seq_len
 
 
-def test_a_last_epoch_is_separate_below_four_fifths_of_its_samples() -> None:
-    # epochs of 101 tokens hold 10 windows of 10 + 1, two of them 20: 8 of 10 more are the threshold
-    splits = [split_epochs(101, 10, n) for n in (10, 11, 17, 18, 20, 21)]
-    assert splits == [(1, None), (2, 10), (2, 10), (2, None), (2, None), (3, 20)]
-
-
 def test_requests_that_megatron_cannot_serve_are_refused(tmp_path: Path) -> None:
     lengths = np.full(3, 20, np.int32)
     with pytest.raises(ValueError, match="seed: got -1, expected 0 to"):

@@ -1,6 +1,6 @@
 """Runs of laws whose constants are known."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,14 @@ def make_isoflop(n_budgets: int) -> tuple[np.ndarray, np.ndarray]:
     ratio = np.tile(np.geomspace(4, 100, 5), n_budgets)
     N = np.sqrt(compute / 6 / ratio)
     return N, N * ratio
+
+
+def make_repeats(
+    n_sizes: int = 5, epochs: Sequence[int] = (1, 3, 10, 40)
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return N, D, U of sizes from 1e7 to 1e9, three amounts of unique text and these epochs of it."""
+    n, u, e = np.meshgrid(np.geomspace(1e7, 1e9, n_sizes), np.geomspace(1e8, 1e10, 3), epochs)
+    return n.ravel(), (u * e).ravel(), u.ravel()
 
 
 def check_derivatives(

@@ -30,16 +30,6 @@ def test_slopes_are_those_of_finite_differences(curvature: float) -> None:
         np.testing.assert_allclose(log_loss_slopes(theta, x, log_n)[:, i], expected, atol=5e-8, err_msg=name)
 
 
-def test_the_form_is_least_at_the_best_size_and_there_the_level() -> None:
-    # E + K C^-g at L0 = 3 with a reducible share of 0.6 and g = 0.1: slope 0.06, curvature 0.6 0.4 0.1^2
-    theta = np.array([math.log(3), 0.06, 0.0024, 10.5, 0.5, 0.4, 0.25])
-    best = 10.5 + 0.5 * 1.3
-    expected = math.log(3 * 0.4 + 3 * 0.6 * math.exp(-0.13))
-    assert log_loss(theta, np.float64(1.3), np.float64(best)) == pytest.approx(expected, abs=1e-12)
-    around = log_loss(theta, np.float64(1.3), best + np.linspace(-2, 2, 401))
-    assert np.argmin(around) == 200
-
-
 @pytest.mark.parametrize(
     ("noise", "floor", "n"),
     [

@@ -15,21 +15,15 @@ from megatron.laws import (
     optimal_frontier,
 )
 from megatron.laws.law import Law
+from tests.laws.known_laws import make_isoflop, simulate_losses
 
 
 def make_frame() -> pd.DataFrame:
-    """Return 25 runs of a known law with 0.2 % noise, in columns of this project's tables."""
-    N, D = (grid.ravel() for grid in np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(2e8, 2e10, 5)))
-    noise = np.random.default_rng(0).normal(0, 0.002, N.size)
-    L = (1.8 + 480 / N**0.35 + 2000 / D**0.35) * np.exp(noise)
-    return pd.DataFrame({"n_params": N, "train_tokens": D, "loss": L, "seen": D / 2, "error": 1 / L})
-
-
-def isoflop_frame() -> pd.DataFrame:
-    C = np.repeat(np.geomspace(1e18, 1e20, 5), 5)
-    N = np.sqrt(C / 6 / np.tile(np.geomspace(4, 100, 5), 5))
-    L = 1.8 + 480 / N**0.35 + 2000 / (C / 6 / N) ** 0.36
-    return pd.DataFrame({"n_params": N, "train_tokens": C / 6 / N, "loss": L, "train_flops": C})
+    """Return 25 runs at 5 budgets of a known law with 0.2 % noise, in columns of this project's tables."""
+    N, D = make_isoflop(5)
+    L = simulate_losses(N, D, 0.002)
+    columns = {"n_params": N, "train_tokens": D, "loss": L, "train_flops": 6 * N * D}
+    return pd.DataFrame(columns | {"seen": D / 2, "error": 1 / L})
 
 
 def test_a_frame_with_named_columns_has_the_law_of_its_arrays() -> None:
@@ -45,13 +39,13 @@ def test_a_frame_with_named_columns_has_the_law_of_its_arrays() -> None:
 
 
 def test_every_fit_takes_a_frame() -> None:
-    runs, table = make_frame(), isoflop_frame()
+    table = make_frame()
     C = table["train_flops"].to_numpy()
     columns = [table[name].to_numpy() for name in ("n_params", "train_tokens", "loss")]
     assert fit_compute_law(table).params == fit_compute_law(*columns, C).params
     assert fit_isoflop(table).size.exponent == fit_isoflop(*columns, C).size.exponent
-    assert fit_downstream(runs, scores="error", n_bootstrap=0).params["gamma"] > 0
-    assert extrapolate_law(runs, form="over_training", n_bootstrap=4).extrapolation["dof"] == 4
+    assert fit_downstream(table, scores="error", n_bootstrap=0).params["gamma"] > 0
+    assert extrapolate_law(table, form="over_training", n_bootstrap=4).extrapolation["dof"] == 4
 
 
 def shared_exponent(params: dict, N: np.ndarray, D: np.ndarray, U: np.ndarray) -> np.ndarray:
@@ -92,7 +86,8 @@ def test_an_own_form_may_have_a_negative_constant() -> None:
 
 def test_laws_print_in_a_line_and_become_frames_and_figures() -> None:
     """Those of the law itself are in the session of LAWS.md, which test_public_names.py runs."""
-    frame, frontier = make_frame(), fit_compute_law(isoflop_frame())
+    frame = make_frame()
+    frontier = fit_compute_law(frame)
     assert repr(frontier).startswith("<ComputeLaw, 25 runs at 5 budgets") and len(repr(frontier)) < 120
     optima = frontier.to_frame([1e19, 1e20])
     assert optima["N"].tolist() == [frontier.optimum(C).N for C in (1e19, 1e20)]

@@ -34,7 +34,7 @@ def test_expected_errors_are_the_scatter_of_simulated_fits(n: int) -> None:
     assert predicted == pytest.approx(tuple(scatter), rel=2.4 / np.sqrt(n))
 
 
-def test_the_chosen_runs_keep_to_the_budget_and_beat_simple_designs_of_the_same() -> None:
+def test_chosen_runs_keep_to_the_budget_and_beat_simple_designs() -> None:
     designer = make_designer()
     pool = generate_candidates(0.25 * BUDGET)
     chosen = designer.choose(pool, BUDGET, 15)
@@ -66,7 +66,7 @@ def test_no_exchange_of_one_run_is_better() -> None:
         assert values.min() > value - 1e-6
 
 
-def test_for_d_the_determinant_is_the_larger_for_c_the_errors_are_the_smaller() -> None:
+def test_for_d_the_determinant_is_larger_for_c_the_errors_are_smaller() -> None:
     designer = make_designer()
     pool = generate_candidates(0.25 * BUDGET)
     by_c, by_d = (designer.choose(pool, BUDGET, 12, kind) for kind in ("c", "D"))
@@ -77,7 +77,7 @@ def test_for_d_the_determinant_is_the_larger_for_c_the_errors_are_the_smaller() 
     )
 
 
-def test_finished_runs_count_and_the_next_ones_fill_the_gap_they_leave() -> None:
+def test_the_next_runs_fill_the_gap_that_finished_ones_leave() -> None:
     ray = build_simple_designs(BUDGET, 10)["ladder, D/N 20"]
     after = make_designer(done=ray)
     nothing = ray.select([])

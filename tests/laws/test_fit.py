@@ -9,21 +9,15 @@ from megatron.laws.diagnostics import diagnose
 from megatron.laws.fit import fit_law
 from megatron.laws.fitting import huber
 from megatron.laws.fitting.varpro import bootstrap_chinchilla, fit_chinchilla
-from tests.laws.known_laws import TRUTH, Runs, check_derivatives, count_trials, least_hits, simulate_losses
+from tests.laws.known_laws import TRUTH, check_derivatives, count_trials, least_hits, simulate_grid
 from tests.laws.published import refit_weighted
-
-
-def make_grid(noise: float = 0.0, seed: int = 0) -> Runs:
-    """Return N, D, L of 6 sizes x 5 budgets with the constants TRUTH."""
-    n, d = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(2e8, 5e10, 5)))
-    return n, d, simulate_losses(n, d, noise, seed)
 
 
 @count_trials(15, 60)
 def test_intervals_cover_the_truth_about_as_often_as_their_level(n: int) -> None:
     covered = dict.fromkeys(TRUTH, 0)
     for seed in range(n):
-        law = fit_law(*make_grid(noise=0.003, seed=seed), n_bootstrap=200, seed=seed)
+        law = fit_law(*simulate_grid(6, 5, 0.003, seed), n_bootstrap=200, seed=seed)
         for name in TRUTH:
             low, high = law.interval["params"][name]
             covered[name] += low <= TRUTH[name] <= high
@@ -32,31 +26,36 @@ def test_intervals_cover_the_truth_about_as_often_as_their_level(n: int) -> None
 
 
 @pytest.mark.parametrize("delta", [1e-3, 0.05, math.inf])
-@pytest.mark.parametrize("floor", [True, False])
-def test_derivatives_are_those_of_finite_differences(delta: float, floor: bool) -> None:
-    runs = huber.CentredRuns.from_columns(*make_grid(noise=0.05))
+@pytest.mark.parametrize("floor", ["free", "zero", "positive"])
+def test_derivatives_are_those_of_finite_differences(delta: float, floor: str) -> None:
+    runs = huber.CentredRuns.from_columns(*simulate_grid(6, 5, 0.05))
     weights = np.random.default_rng(0).integers(0, 4, (1, len(runs.x))).astype(float)
     phi = np.array([[2.4, 0.2, 0.15, 0.4, 0.25]])
+    floored = np.array([[0.4, 0.3, 0.2, 0.25, 0.3]])
+    assert np.allclose(huber.to_floor_coordinates(huber.from_floor_coordinates(floored)), floored, rtol=1e-12)
 
     def evaluate(step: np.ndarray) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
-        if floor:
+        if floor == "free":
             moved = phi + step
-            derivatives = huber.huber_derivatives(moved, runs, weights, delta)
+        elif floor == "positive":  # coordinates above the floor
+            moved = huber.from_floor_coordinates(floored + step)
         else:  # four coordinates of the laws without a floor
             moved = huber.project_to_zero_floor(huber.project_to_zero_floor(phi) + np.append(0.0, step))
-            derivatives = huber.restrict_to_zero_floor(
-                moved, *huber.huber_derivatives(moved, runs, weights, delta)
-            )
+        derivatives = huber.huber_derivatives(moved, runs, weights, delta)
+        if floor == "positive":
+            derivatives = huber.transform_to_floor(moved, *derivatives)
+        elif floor == "zero":
+            derivatives = huber.restrict_to_zero_floor(moved, *derivatives)
         return huber.huber_objective(moved, runs, weights, delta)[0], *(values[0] for values in derivatives)
 
-    n = 5 if floor else 4
+    n = 4 if floor == "zero" else 5
     _, gradient, hessian, majorant = evaluate(np.zeros(n))
     check_derivatives(lambda step: evaluate(step)[:2], gradient, hessian)
     assert np.linalg.eigvalsh(majorant).min() > -1e-12
 
 
 def test_a_floor_below_zero_becomes_zero_and_the_fit_is_the_best_without_a_floor() -> None:
-    n, d, loss = make_grid()
+    n, d, loss = simulate_grid(6, 5)
     loss = loss - 1.8  # the floor of TRUTH is 1.7: the best E is negative
     law = fit_law(n, d, loss, n_bootstrap=0)
     assert law.params["E"] == pytest.approx(0.0, abs=1e-12)

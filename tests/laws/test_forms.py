@@ -10,16 +10,9 @@ from megatron.laws.fit import fit_law
 from megatron.laws.fitting.fit_form import find_starts
 from megatron.laws.fitting.fit_problem import Problem
 from megatron.laws.fitting.surface import THETA, RunPoints, Surface
-from megatron.laws.forms import (
-    FITTED_FORMS,
-    FORM,
-    chinchilla,
-    data_constrained,
-    effective_count,
-    optimal_params_for,
-)
+from megatron.laws.forms import FITTED_FORMS, FORM, chinchilla
 from megatron.laws.law import Law
-from tests.laws.known_laws import TRUTH
+from tests.laws.known_laws import TRUTH, make_repeats
 
 TRUE = {
     "chinchilla": TRUTH,
@@ -31,19 +24,13 @@ TRUE = {
 }
 
 
-def make_design() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return N, D, U [60]: 5 sizes, 3 amounts of unique text, 1 to 40 epochs."""
-    n, u, e = np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e8, 1e10, 3), [1, 3, 10, 40])
-    return n.ravel(), (u * e).ravel(), u.ravel()
-
-
 def test_every_form_has_a_surface_and_a_truth_here() -> None:
     assert set(FITTED_FORMS) == set(THETA) and set(FORM) == set(TRUE)
 
 
 @pytest.mark.parametrize("form", FITTED_FORMS)
 def test_the_surface_of_a_fit_is_the_form_and_its_slopes_are_finite_differences(form: str) -> None:
-    n, d, u = make_design()
+    n, d, u = make_repeats()
     at = RunPoints.from_columns(n, d, np.ones_like(n), u)
     surface = Surface(form)
     theta = surface.from_constants(TRUE[form], at)[None]
@@ -58,7 +45,7 @@ def test_the_surface_of_a_fit_is_the_form_and_its_slopes_are_finite_differences(
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("form", FITTED_FORMS)
 def test_second_derivatives_are_those_of_the_gradient(form: str, residual: bool) -> None:
-    n, d, u = make_design()
+    n, d, u = make_repeats()
     loss = FORM[form].loss(TRUE[form], n, d, u) * np.exp(0.02 * np.random.default_rng(0).normal(size=len(n)))
     problem = Problem(Surface(form), RunPoints.from_columns(n, d, loss, u), 0.5, residual)
     weights, theta = np.ones((1, len(n))), find_starts(problem, np.ones(len(n)), {})[-1:]
@@ -73,43 +60,14 @@ def test_second_derivatives_are_those_of_the_gradient(form: str, residual: bool)
 
 @pytest.mark.parametrize("form", FITTED_FORMS)
 def test_a_noise_free_law_of_any_form_is_recovered(form: str) -> None:
-    n, d, u = make_design()
+    n, d, u = make_repeats()
     law = fit_law(n, d, FORM[form].loss(TRUE[form], n, d, u), U=u, form=form, n_bootstrap=0)
     assert law.params == pytest.approx(TRUE[form], rel=1e-6)
     assert law.loss(3e8, 2e10, 5e9) == pytest.approx(float(FORM[form].loss(TRUE[form], 3e8, 2e10, 5e9)))
 
 
-def test_first_repeats_count_as_new_text_and_many_repeats_have_a_bounded_value() -> None:
-    assert effective_count(100.0, 101.0, 15.0) == pytest.approx(101.0, abs=1e-3)
-    assert effective_count(100.0, 1e9, 15.0) == pytest.approx(100 * 16.0)
-    assert effective_count(100.0, 80.0, 15.0) == 100.0
-
-
-def test_without_repetition_and_excess_the_law_is_that_of_chinchilla() -> None:
-    params = TRUE["data_constrained"]
-    n = optimal_params_for(params, 1e9)
-    loss = data_constrained(params, n, 1e9, 1e9)
-    assert loss == pytest.approx(float(chinchilla(params, n, 1e9)), rel=1e-12)
-    # at that size alpha A / N^alpha = beta B / D^beta: equal gain from a factor in N and in D
-    assert params["alpha"] * params["A"] / n ** params["alpha"] == pytest.approx(
-        params["beta"] * params["B"] / 1e9 ** params["beta"]
-    )
-
-
-def test_fixed_constants_stay_and_the_others_are_fitted() -> None:
-    n, d, u = make_design()
-    form, true = "data_constrained", TRUE["data_constrained"]
-    fixed = {name: true[name] for name in ("E", "A", "B", "alpha", "beta")}
-    law = fit_law(
-        n, d, FORM[form].loss(true, n, d, u), U=u, form=form, n_bootstrap=4, fixed=fixed, huber_delta=1e3
-    )
-    assert law.fixed == sorted(fixed)
-    assert law.params == pytest.approx(true, rel=1e-6)
-    assert np.ptp(law.replicates["A"]) < 1e-9 * true["A"]
-
-
 def test_what_cannot_be_fitted_is_refused_in_a_sentence() -> None:
-    n, d, u = make_design()
+    n, d, u = make_repeats()
     columns = {"N": n, "D": d, "L": chinchilla(TRUTH, n, d), "U": u, "n_bootstrap": 0}
     two = {"N": [1e6, 2e6], "D": [1e6, 2e6], "L": [3.0, 2.9], "U": None}
     for change, sentence in (
@@ -133,7 +91,7 @@ def test_what_cannot_be_fitted_is_refused_in_a_sentence() -> None:
 
 
 def test_a_law_of_any_form_survives_saving_and_loading(tmp_path: Path) -> None:
-    n, d, u = make_design()
+    n, d, u = make_repeats()
     loss = FORM["over_repetition"].loss(TRUE["over_repetition"], n, d, u)
     law = fit_law(n, d, loss, U=u, form="over_repetition", n_bootstrap=3)
     law.save(tmp_path / "law.json")
@@ -154,6 +112,6 @@ def test_runs_without_repetition_do_not_identify_its_cost() -> None:
 
 def test_the_form_of_kaplan_is_their_equation() -> None:
     # equation 1.5 of Kaplan et al., without the log-sum-exp
-    c, n, d, u = TRUE["kaplan"], *make_design()
+    c, n, d, u = TRUE["kaplan"], *make_repeats()
     plain = ((c["Nc"] / n) ** (c["alpha_N"] / c["alpha_D"]) + c["Dc"] / d) ** c["alpha_D"]
     np.testing.assert_allclose(FORM["kaplan"].loss(c, n, d, u), plain, rtol=1e-12)

@@ -6,21 +6,20 @@ from scipy.stats import f, f_oneway
 
 from megatron.laws.fit import fit_law
 from megatron.laws.fitting.lack_of_fit import check_lack_of_fit
-from tests.laws.known_laws import count_trials, least_hits
+from tests.laws.known_laws import BESIROGLU, count_trials, least_hits, simulate_losses
 
 N = np.repeat(np.geomspace(1e7, 1e9, 6), 12)
 D = np.tile(np.geomspace(1e9, 1e11, 6).repeat(2), 6)
 SIGMA = 0.003
 
 
-def simulate_losses(seed: int, bend: float = 0.0) -> np.ndarray:
+def simulate_seeds(seed: int, bend: float = 0.0) -> np.ndarray:
     """Return losses of Chinchilla's form with two seeds per cell.
 
     `bend` adds a wave that is no sum of powers.
     """
-    smooth = 1.8 + 480 / N**0.348 + 2085 / D**0.366
     wave = bend * np.sin(3 * np.log(N / 1e7)) * np.sin(2 * np.log(D / 1e9))
-    return smooth * np.exp(wave + SIGMA * np.random.default_rng(seed).standard_normal(len(N)))
+    return simulate_losses(N, D, SIGMA, seed, BESIROGLU) * np.exp(wave)
 
 
 def test_without_constants_it_is_the_analysis_of_variance() -> None:
@@ -37,7 +36,7 @@ def test_without_constants_it_is_the_analysis_of_variance() -> None:
 
 @count_trials(30, 150)
 def test_a_true_form_is_rejected_about_as_often_as_the_level(n: int) -> None:
-    laws = [fit_law(N, D, simulate_losses(seed), n_bootstrap=0) for seed in range(n)]
+    laws = [fit_law(N, D, simulate_seeds(seed), n_bootstrap=0) for seed in range(n)]
     p_values = np.array([law.lack_of_fit["p_value"] for law in laws])
     assert (p_values >= 0.05).sum() >= least_hits(n)
     assert abs(np.median(p_values) - 0.55) < 1.8 / np.sqrt(n)
@@ -58,7 +57,7 @@ def test_uneven_noise_is_rejected_less_often_than_by_the_f_test(kind: str, most:
 
 
 def test_a_form_that_does_not_hold_is_rejected_and_its_misfit_is_measured() -> None:
-    law = fit_law(N, D, simulate_losses(0, bend=0.01), n_bootstrap=0)
+    law = fit_law(N, D, simulate_seeds(0, bend=0.01), n_bootstrap=0)
     assert law.lack_of_fit["passes"] is False and law.lack_of_fit["p_value"] == 0.001  # 1 of 1,000
     assert law.lack_of_fit["noise"] == pytest.approx(SIGMA, rel=0.35)
     assert 0.003 < law.lack_of_fit["misfit"] < 0.02
@@ -66,6 +65,6 @@ def test_a_form_that_does_not_hold_is_rejected_and_its_misfit_is_measured() -> N
 
 def test_without_repeated_runs_nothing_is_claimed() -> None:
     once = slice(None, None, 2)
-    assert fit_law(N[once], D[once], simulate_losses(0)[once], n_bootstrap=0).lack_of_fit == {}
-    twice = np.tile(simulate_losses(0)[once], 2)  # copied rows are not repeated runs
+    assert fit_law(N[once], D[once], simulate_seeds(0)[once], n_bootstrap=0).lack_of_fit == {}
+    twice = np.tile(simulate_seeds(0)[once], 2)  # copied rows are not repeated runs
     assert fit_law(np.tile(N[once], 2), np.tile(D[once], 2), twice, n_bootstrap=0).lack_of_fit == {}

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from megatron.laws.measured_crossover import (
-    MeasuredCrossover,
     Setting,
     find_crossings,
     fit_crossover_law,
@@ -41,14 +40,6 @@ def make_settings(
         losses_of_texts = (loss + sd * noise for noise in (of_run, test, fresh))
         settings.append(Setting(f"{name}{i}", float(C), *losses_of_texts))
     return settings
-
-
-def simulate_crossover(
-    U: float, at: float, n_seeds: int, rng: np.random.Generator, n_fresh: int = 3
-) -> MeasuredCrossover:
-    """Measure the crossing at `at` FLOPs of drawn runs on U unique tokens."""
-    first = make_settings(first_loss(GRID), n_seeds, rng, "a", n_fresh)
-    return measure_crossover(U, first, make_settings(second_loss(GRID, at), n_seeds, rng, "b", n_fresh))
 
 
 def find_crossing(first: np.ndarray, second: np.ndarray) -> tuple[float | None, np.ndarray]:
@@ -155,7 +146,11 @@ def test_the_standard_error_of_the_best_setting_is_not_that_of_a_steep_part() ->
 
 def test_a_power_law_through_crossings_has_their_exponent() -> None:
     rng = np.random.default_rng(3)
-    crossovers = [simulate_crossover(U, 2e12 * (U / 16e3) ** 2, 3, rng) for U in (16e3, 33e3, 65e3)]
+    crossovers = []
+    for U in (16e3, 33e3, 65e3):
+        first = make_settings(first_loss(GRID), 3, rng, "a")
+        second = make_settings(second_loss(GRID, 2e12 * (U / 16e3) ** 2), 3, rng, "b")
+        crossovers.append(measure_crossover(U, first, second))
     law = fit_crossover_law(crossovers)
     assert law is not None and law.dof == 3 - 2
     assert law.interval[0] < 2 < law.interval[1]

@@ -12,7 +12,7 @@ from megatron.laws.forms import FORM
 from megatron.laws.frontier import optimal_frontier
 from megatron.laws.law import Law
 from megatron.laws.prediction import predict_optimum, predict_run
-from tests.laws.known_laws import TRUTH, make_law, make_ratios, simulate_grid
+from tests.laws.known_laws import TRUTH, make_law, make_ratios, make_repeats, simulate_grid
 
 # expanded percentiles for 95 % with 20 runs: sqrt(20/19) t(0.975, 19) standard normal deviations
 TAILS = norm.cdf([-np.sqrt(20 / 19) * t.ppf(0.975, 19), np.sqrt(20 / 19) * t.ppf(0.975, 19)])
@@ -78,10 +78,10 @@ def test_without_replicates_there_is_no_interval_of_either_kind() -> None:
 
 def test_unique_text_changes_the_run_and_the_optimum() -> None:
     rng = np.random.default_rng(1)
-    n, u, e = (a.ravel() for a in np.meshgrid(np.geomspace(1e7, 1e9, 4), [1e8, 1e9, 1e10], [1, 4, 15, 60]))
-    loss = FORM["repeated_data"].loss(TRUTH | {"R_D": 6.0}, n, u * e, u)
+    n, d, u = make_repeats(4, (1, 4, 15, 60))
+    loss = FORM["repeated_data"].loss(TRUTH | {"R_D": 6.0}, n, d, u)
     loss = loss * np.exp(0.002 * rng.standard_normal(len(n)))
-    law = fit_law(n, u * e, loss, U=u, form="repeated_data", n_bootstrap=30)
+    law = fit_law(n, d, loss, U=u, form="repeated_data", n_bootstrap=30)
     repeated, fresh = predict_run(law, 1e8, 1e11, 1e9), predict_run(law, 1e8, 1e11)
     assert repeated.loss > fresh.loss and repeated.U == 1e9 and fresh.U is None
     few, many = predict_optimum(law, 1e20, 1e8), predict_optimum(law, 1e20)

@@ -4,29 +4,23 @@ import json
 from fractions import Fraction
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from megatron.config.schema import RunConfig
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.plan.datapaths import WeightedCorpus, count_corpus_tokens, read_corpora, read_data_paths
 from megatron.plan.identity import run_identity
 from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import plan_run
+from tests.datasets import write_dataset
 
-
-def write_dataset(prefix: Path, n_tokens: int, dtype="uint16", sha256: str = "aa", seed: int = 0) -> str:
-    with IndexedWriter(prefix, np.dtype(dtype), {"tokenizer": {"n_tokens": 50, "sha256": sha256}}) as writer:
-        writer.add_document(np.random.default_rng(seed).integers(0, 50, n_tokens))
-    return str(prefix)
+META = {"tokenizer": {"n_tokens": 50, "sha256": "aa"}}
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Working directory with the datasets a, b (int32) and deep/c: 101, 201 and 301 tokens."""
-    write_dataset(tmp_path / "a", 101)
-    write_dataset(tmp_path / "b", 201, "int32", seed=1)
-    write_dataset(tmp_path / "deep" / "c", 301, seed=2)
+    for name, n_tokens, dtype in (("a", 101, "uint16"), ("b", 201, "int32"), ("deep/c", 301, "uint16")):
+        write_dataset(tmp_path / name, [[7] * n_tokens], META, dtype)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -96,7 +90,7 @@ def test_the_value_of_a_variable_is_in_no_message(folder: Path, monkeypatch: pyt
 
 
 def test_corpora_of_two_tokenizers_are_refused_also_beside_datasets_without_a_sidecar(folder: Path) -> None:
-    write_dataset(folder / "other", 100, sha256="bb")
+    write_dataset(folder / "other", [[7] * 100], {"tokenizer": META["tokenizer"] | {"sha256": "bb"}})
     with pytest.raises(ValueError, match="blend.txt:2: other has another tokenizer than a"):
         read_data_paths(write_data_paths(folder, "1 a\n1 other"))
     with pytest.raises(ValueError, match="dataset.path_eval: other has another tokenizer than a"):
@@ -122,6 +116,7 @@ def test_the_plan_counts_epochs_unique_and_repeated_tokens_of_each_corpus(folder
         ("b", 15, 0.75, 150, 0),
     ]
     assert (plan.unique_tokens, plan.repeated_tokens, plan.epochs) == (250, 350, 600 / 300)
+    assert plan.flops_6nd == 6 * plan.n_params * 600
     assert json.loads(json.dumps(plan.as_dict()))["corpora"][1]["share"] == 0.25
 
 
@@ -134,7 +129,7 @@ def test_the_identity_depends_on_contents_and_proportions_and_not_on_names(folde
     assert identity("2 a\n1 b") != before
     assert identity("3 a\n1 deep/c") != before
     assert identity("1 a") == run_identity(build_run("a"))
-    write_dataset(folder / "b", 201, seed=7)  # other tokens with the same name
+    write_dataset(folder / "b", [[8] * 201], META)  # other tokens with the same name
     assert identity("3 a\n1 b") != before
 
 
@@ -147,7 +142,7 @@ def test_the_example_files_are_read_when_their_datasets_exist(
         with pytest.raises(FileNotFoundError, match=rf"{name}.txt:\d+: no dataset data/"):
             read_corpora(root / "utils" / "datapaths" / f"{name}.txt")
     for dataset in ("c4_100m", "c4", "slimpajama"):
-        write_dataset(tmp_path / "data" / f"{dataset}_text_document", 100)
+        write_dataset(tmp_path / "data" / f"{dataset}_text_document", [[7] * 100], META)
     corpora = {name: read_corpora(root / "utils" / "datapaths" / f"{name}.txt") for name in n_corpora}
     assert {name: len(corpora[name]) for name in corpora} == n_corpora
 

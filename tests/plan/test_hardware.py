@@ -1,5 +1,7 @@
 """Speeds relative to the peak of devices."""
 
+from dataclasses import replace
+
 import pytest
 
 from megatron.config.schema import ModelConfig
@@ -43,3 +45,4 @@ def test_executed_flops_exclude_the_future_and_unpredicted_positions() -> None:
     # torchtitan's 6 N also counts the gains of norms
     whole = flops_per_token_executed(model, 10, False, 1.0) + 6 * 8 * (2 * 3 + 1)
     assert flops_per_token_mfu(model, 10) == pytest.approx(whole)
+    assert flops_per_token_mfu(replace(model, tied_embedding=False), 10) == pytest.approx(whole)

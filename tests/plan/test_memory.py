@@ -26,9 +26,25 @@ S, ROWS = 128, 3  # 384 tokens: no weight has 384 rows, so shapes identify activ
 POWERS = [256 >> i for i in range(9)]  # divisors of the default batch of 256 samples
 
 
-def make_config(size: str, objective: str = "autoregressive", **dist: Any):
-    raw = {"model": {"size": size, "n_tokens": 50257}, "objective": {"name": objective}, "dist": dist}
-    return resolve_config(raw | {"lr_scheduler": {"total_iterations": 1}})
+def build_config(
+    model: dict[str, Any], data: dict[str, Any], objective: str = "autoregressive", **dist: Any
+) -> RunConfig:
+    raw = {"model": {"n_tokens": 50257} | model, "dataset": data, "objective": {"name": objective}}
+    return resolve_config(raw | {"dist": dist, "lr_scheduler": {"total_iterations": 1}})
+
+
+def make_config(size: str, objective: str = "autoregressive", **dist: Any) -> RunConfig:
+    return build_config({"size": size}, {}, objective, **dist)
+
+
+def make_dropout_config(seq_len: int = 64, dtype: str = "float32") -> RunConfig:
+    model = {"d_model": 32, "n_heads": 4, "n_layers": 3, "n_tokens": 50, "attention_dropout": 0.1}
+    return build_config(model, {"seq_len": seq_len, "batch_size": 2}, dtype=dtype)
+
+
+def make_small_config(n_layers: int, dtype: str, **dist: Any) -> RunConfig:
+    model = {"d_model": 64, "n_heads": 2, "n_layers": n_layers, "n_tokens": 500}
+    return build_config(model, {"seq_len": S, "batch_size": ROWS}, dtype=dtype, **dist)
 
 
 @pytest.mark.parametrize("objective", ["autoregressive", "masked_diffusion"])
@@ -64,14 +80,6 @@ def test_compilation_and_parallel_ranks_lower_the_estimate() -> None:
     assert memory.estimate_memory(config, 1, 8, True) < memory.estimate_memory(config, 1, 8, False)
     cut = replace(config, dist=replace(config.dist, tensor_parallel=2, context_parallel=2))
     assert memory.estimate_memory(cut, 4, 8) < 0.55 * memory.estimate_memory(config, 1, 8)
-
-
-def make_dropout_config(seq_len: int = 64, objective: dict[str, Any] | None = None, **dist: Any) -> RunConfig:
-    model = {"d_model": 32, "n_heads": 4, "n_layers": 3, "n_tokens": 50, "attention_dropout": 0.1}
-    raw = {"model": model, "dataset": {"seq_len": seq_len, "batch_size": 2}, "objective": objective or {}}
-    return resolve_config(
-        {**raw, "dist": {"dtype": "float32", **dist}, "lr_scheduler": {"total_iterations": 1}}
-    )
 
 
 @contextmanager
@@ -118,16 +126,6 @@ def test_the_loss_counts_one_chunk_of_logits() -> None:
         sizes.append(memory.activation_bytes(config) - head - chunk)
     # the rest is proportional to the tokens
     assert sizes[1] == pytest.approx(2 * sizes[0]) and sizes[2] == pytest.approx(512 * sizes[0])
-
-
-def make_small_config(n_layers: int, dtype: str, **more):
-    raw = {
-        "model": {"d_model": 64, "n_heads": 2, "n_layers": n_layers, "n_tokens": 500},
-        "dataset": {"seq_len": S, "batch_size": ROWS},
-        "dist": {"dtype": dtype, **more},
-        "lr_scheduler": {"total_iterations": 1},
-    }
-    return resolve_config(raw)
 
 
 def measure_saved_bytes(config: RunConfig, compiled: bool = False) -> int:

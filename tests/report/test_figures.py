@@ -29,12 +29,9 @@ def list_entries(figure: plot.Figure) -> list[str]:
     return [trace.name for trace in figure.chart.data if trace.showlegend is not False]
 
 
-def list_all(*studies: Study) -> list[plot.Figure]:
-    return [figure for study in studies for figure in make_figures(study)]
-
-
 def test_every_figure_has_texts_units_and_a_legend_without_repetition(study: Study, crossing: Study) -> None:
-    figures = list_all(study, FRONTIER, make_study(RUNS), crossing)
+    studies = (study, FRONTIER, make_study(RUNS), crossing)
+    figures = [figure for of_study in map(make_figures, studies) for figure in of_study]
     expected = {"isoflop", "frontier", "compute", "curves", "epochs", "objectives", "size", "residuals"}
     assert {figure.key for figure in figures} == expected
     for figure in figures:
@@ -121,12 +118,6 @@ def test_smoothing_keeps_a_straight_line_except_at_its_end_and_averages_noise() 
     assert plot_runs.smooth_loss(np.array([3.0])).tolist() == [3.0]
     noise = np.tile([1.0, -1.0], 500)  # windows of 2 * 20 + 1 points: all but one cancel
     assert abs(plot_runs.smooth_loss(noise)[25:-25]).max() <= 1 / 41
-
-
-def test_thinning_keeps_the_first_and_the_last() -> None:
-    indices = plot_runs.thin_points(10_000, 250)
-    assert len(indices) <= 250 and indices[0] == 0 and indices[-1] == 9_999
-    assert plot_runs.thin_points(5, 250).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_lines_over_epochs_are_the_best_mean_of_seeds() -> None:
@@ -232,9 +223,3 @@ def test_scores_over_loss_have_a_curve_where_one_can_be_fitted(scored: Study) ->
     assert [trace.name for trace in list_traces(figure, "lines")] == ["sciq"]  # two runs are too few
     few = replace(scored, scores=scored.scores[:1])
     assert plot_compare.downstream_figure(few) is None
-
-
-def test_a_logarithmic_axis_has_round_ticks() -> None:
-    assert plot.log_axis("tokens", [450_000, 5_200_000])["ticktext"] == ["500k", "1M", "2M", "5M"]
-    assert len(plot.log_axis("A", [1, 1e24])["tickvals"]) <= 9  # not every one of 24 decades has a label
-    assert plot.flops_axis([3e11, 2e13])["ticktext"][:2] == ["5·10<sup>11</sup>", "10<sup>12</sup>"]

@@ -101,22 +101,6 @@ def test_figures_are_in_sight_and_diagnostics_are_folded(page: Page) -> None:
     assert warning in Page(text).words
 
 
-def test_more_than_eight_figures_are_named_and_not_drawn(study: Study, monkeypatch) -> None:
-    figure = residual_figure(study)
-    many = tuple(lambda _, i=i: replace(figure, key=f"k{i}", is_diagnostic=False) for i in range(11))
-    monkeypatch.setattr(report, "MAKERS", many)
-    page = Page(report.render_page(study))
-    assert len(page.select("figure")) == 8
-    assert "3 more figures: tools/make_report.py --figures FOLDER." in page.words
-
-
-def test_reasons_are_stated_once() -> None:
-    law = replace(LAW, not_identified={"alpha": "alpha is at the edge.", "beta": "beta is at the edge."})
-    words = Page(report.render_page(make_study(RUNS, frontier=law))).words
-    assert "not identified" not in words.lower()
-    assert words.count("do not identify") == words.count("alpha is at the edge.") == 1
-
-
 def test_the_tables_have_the_values_of_the_study(folder: Path) -> None:
     edit_json(folder / "runs" / "ar-1M-0.5MT" / "result.json", loss=5.4321)
     study = read_study(folder)

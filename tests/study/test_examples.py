@@ -86,13 +86,3 @@ def test_the_data_value_ladder_has_the_published_subsets_to_a_tenth(planned) -> 
     assert unique_tokens[("autoregressive", "217M", 4)] == pytest.approx(1_912_366_531, rel=0.1)
     assert unique_tokens[("autoregressive", "425M", 20)] == pytest.approx(599_002_480, rel=0.1)
     assert unique_tokens[("masked_diffusion", "425M", 100)] == pytest.approx(399_354_803, rel=0.1)
-
-
-def test_runs_of_the_cpu_study_share_a_trunk_for_each_model_and_amount_of_text(planned) -> None:
-    runs = planned("study_cpu")
-    trunks = [run for run in runs if run.config.checkpoint.chkpt_at]
-    assert len(trunks) == 2 * 3 * 3
-    assert {round(run.plan.epochs) for run in trunks} == {8, 32}
-    held_out = [run for run in runs if run.held_out]
-    assert {run.plan.size for run in held_out} == {"large"}
-    assert max(run.plan.n_params for run in runs if not run.held_out) < held_out[0].plan.n_params

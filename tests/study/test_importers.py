@@ -103,14 +103,6 @@ def test_an_exported_chart_has_one_run_per_column(tmp_path: Path) -> None:
     ]
 
 
-def test_published_runs_are_imported_by_a_map_of_columns(laws: Path) -> None:
-    path = laws / "datablations" / "datablations_182.csv"
-    columns = {"loss": "val_loss", "n_params": "params", "train_tokens": "tokens", "run": "name"}
-    rows = read_external_logs([path], "csv", {}, columns)
-    assert len(rows) == 182 and set(rows["status"]) == {"done"}
-    assert (rows["epochs"][0], rows["run"][0]) == (32e9 / 4e9, "2b832b4b")
-
-
 def test_bad_input_is_a_sentence(tmp_path: Path) -> None:
     table, chart = "name,val_loss\na,3.0\n", '"Step","a - train/loss"\n"5","4.5"\n"{}","{}"\n'
     no_numbers = "x.csv: got no numbers in Step and a - train/loss, expected a chart"

@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -73,22 +72,16 @@ class FakeLauncher(Launcher):
 
 
 def run_sweep(
-    runs: Sequence[PlannedRun], fake: FakeLauncher, retries: int = 1
-) -> tuple[SweepState, bool, list[tuple]]:
-    """Return the state at the end, whether the sweep is whole, and the reports of ended jobs."""
+    runs: Sequence[PlannedRun], fake: FakeLauncher, retries: int = 1, is_whole: bool = True
+) -> tuple[SweepState, list[tuple]]:
+    """Return the state at the end, and the reports of ended jobs. Assert that the sweep is whole or not."""
     reported: list[tuple] = []
 
     def report(job: Job, *how: object) -> None:
         reported.append((job.run.plan.n_steps, *how))
 
-    return *run_all(runs, fake, lambda state: None, report, retries, 0), reported
-
-
-def run_to_end(
-    runs: Sequence[PlannedRun], fake: FakeLauncher, retries: int = 1
-) -> tuple[SweepState, list[tuple]]:
-    state, whole, reported = run_sweep(runs, fake, retries)
-    assert whole
+    state, whole = run_all(runs, fake, lambda state: None, report, retries, 0)
+    assert whole == is_whole
     return state, reported
 
 
@@ -96,19 +89,18 @@ def test_a_failed_run_is_retried_up_to_the_limit_and_then_given_up_with_its_erro
     trunk = runs[2]
     trunk.folder.mkdir(parents=True)
     (trunk.folder / "log.txt").write_text("step 1\nerror: no luck\n")
-    state, reported = run_to_end([trunk], fake := FakeLauncher({40: [1, 3]}))
+    state, reported = run_sweep([trunk], fake := FakeLauncher({40: [1, 3]}))
     assert (fake.started, reported) == ([40, 40], [(40, 1, True), (40, 3, False)])
     assert (state.done, state.failed) == ([], [trunk])
     assert json.loads((trunk.folder / EXIT).read_text()) == {"status": 3, "last_words": "error: no luck"}
-    state, reported = run_to_end([trunk], fake := FakeLauncher({40: [1, 3]}), retries=2)
+    state, reported = run_sweep([trunk], fake := FakeLauncher({40: [1, 3]}), retries=2)
     assert (fake.started, reported) == ([40, 40, 40], [(40, 1, True), (40, 3, True), (40, 0, False)])
     assert (state.done, state.failed) == ([trunk], [])
 
 
 def test_preempted_runs_resume_without_limit(runs) -> None:
-    state, _ = run_to_end([runs[2]], fake := FakeLauncher({40: [STOPPED] * 5}), retries=0)
-    assert len(fake.started) == 6
-    assert not state.failed
+    state, _ = run_sweep([runs[2]], fake := FakeLauncher({40: [STOPPED] * 5}), retries=0)
+    assert len(fake.started) == 6 and not state.failed
 
 
 def test_a_stop_file_ends_the_sweep_instead_of_restarting_the_run_forever(runs, tmp_path) -> None:
@@ -116,8 +108,7 @@ def test_a_stop_file_ends_the_sweep_instead_of_restarting_the_run_forever(runs, 
     config = replace(runs[2].config, misc=replace(runs[2].config.misc, stop_file=str(stop_file)))
     trunk = replace(runs[2], config=config)
     fake = FakeLauncher({40: [STOPPED]}, at_poll=stop_file.touch)
-    state, whole, _ = run_sweep([trunk], fake)
-    assert not whole
+    state, _ = run_sweep([trunk], fake, is_whole=False)
     assert (fake.started, state.waiting, state.failed) == ([40], [trunk], [])
 
 
@@ -135,7 +126,7 @@ def test_branches_wait_for_their_trunk_and_start_at_its_checkpoint(runs) -> None
 
 
 def test_without_its_trunk_a_branch_starts_from_the_last_checkpoint(runs) -> None:
-    _, reported = run_to_end(runs, fake := FakeLauncher({40: [1, 1]}))
+    _, reported = run_sweep(runs, fake := FakeLauncher({40: [1, 1]}))
     assert fake.started[:2] == [40, 40]
     assert sorted(fake.started[2:]) == [10, 20]
     assert "branch_from: null" in (runs[0].folder / "config.yaml").read_text()
@@ -147,17 +138,15 @@ def test_without_its_trunk_a_branch_starts_from_the_last_checkpoint(runs) -> Non
 
 def test_one_signal_stops_running_jobs_and_starts_no_more(runs) -> None:
     fake = FakeLauncher(None, at_poll=lambda: os.kill(os.getpid(), signal.SIGINT))
-    state, whole, _ = run_sweep(runs, fake)
-    assert not whole
+    state, _ = run_sweep(runs, fake, is_whole=False)
     assert [job.run.plan.n_steps for job in fake.stopped] == fake.started == [40]
     assert len(state.waiting) == 2
 
 
 def test_a_closed_terminal_or_an_error_detaches_the_jobs(runs) -> None:
     fake = FakeLauncher(None, at_poll=lambda: os.kill(os.getpid(), signal.SIGHUP))
-    _, whole, _ = run_sweep(runs, fake)
-    assert (whole, fake.stopped) == (False, [])
-    assert [job.run.plan.n_steps for job in fake.left] == [40]
+    run_sweep(runs, fake, is_whole=False)
+    assert not fake.stopped and [job.run.plan.n_steps for job in fake.left] == [40]
     fake = FakeLauncher(None, at_poll=Mock(side_effect=OSError("no answer")))
     with pytest.raises(OSError, match="no answer"):
         run_sweep(runs, fake)
@@ -208,13 +197,6 @@ def test_the_table_shows_the_progress_of_each_run_and_is_redrawn_in_place(runs, 
     head, row, last = render_screen(out.getvalue())
     assert head.split() == ["running", "step", "of", "done", "loss", "tokens/s", "left"]
     assert row.split() == [name, "10", "40", "25%", "3.5000", "64", "30", "s"] and last == counts
-    live.view.print_line("[1/3] done")
-    assert render_screen(out.getvalue()) == ["[1/3] done", head, row, counts]
-    live.view.close()
-    assert render_screen(out.getvalue()) == ["[1/3] done"]
-    plain = StringIO()
-    LiveTable(3, speed, 2, plain).draw(state)
-    assert plain.getvalue() == ""
 
 
 def test_the_progress_of_a_branch_counts_its_own_steps(runs) -> None:

@@ -40,7 +40,7 @@ def find_file(study: Path, name: str) -> Path:
     return next((study / "runs").iterdir()) / name
 
 
-def test_a_finished_run_has_n_from_its_plan_and_its_loss_from_its_result(study) -> None:
+def test_a_finished_run_has_its_plan_and_its_result(study) -> None:
     row = only_row(study)
     plan, result = (json.loads(find_file(study, name).read_text()) for name in ("plan.json", "result.json"))
     assert (row.status, row.note) == ("done", "")
@@ -49,7 +49,7 @@ def test_a_finished_run_has_n_from_its_plan_and_its_loss_from_its_result(study) 
     assert row.path == f"runs/{plan['name']}"
 
 
-def test_the_status_of_a_run_without_a_result_follows_from_its_files(study) -> None:
+def test_the_status_without_a_result_follows_from_the_files(study) -> None:
     find_file(study, "result.json").unlink()
     silent = only_row(study, later_s=table.MAX_SILENCE_S + 60)
     note = "Stopped at step 64: no result, and nothing written for 16 minutes."
@@ -87,7 +87,7 @@ def test_a_damaged_run_fails_with_a_sentence(study) -> None:
         path.write_text(valid)
 
 
-def test_runs_that_the_study_names_and_that_have_no_directory_are_missing(study, monkeypatch) -> None:
+def test_planned_runs_without_a_directory_are_missing(study, monkeypatch) -> None:
     finished = json.loads(find_file(study, "plan.json").read_text())
     other = make_plan("2M", 524_288, "autoregressive")
     planned = []
@@ -102,7 +102,7 @@ def test_runs_that_the_study_names_and_that_have_no_directory_are_missing(study,
     assert rows == [[finished["name"], "done", 0], [other["name"], "missing", 1]]
 
 
-def test_a_study_file_of_an_earlier_version_hides_no_run_and_its_table_tells_what_was_held_out(study) -> None:
+def test_a_study_file_of_an_earlier_version_hides_no_run(study) -> None:
     rows = read_runs(study).assign(held_out=1.0, trunk="another")
     write_table(rows, study / "table.csv")
     (study / "study.yaml").write_text("grids: [{sizes: [a]}]")
@@ -132,7 +132,7 @@ def test_counts_have_no_decimal_point_and_unknown_values_are_empty_cells(study, 
     assert (cells["loss"], cells["annealed"], cells["n_params"]) == ("", "", str(plan["n_params"]))
 
 
-def test_columns_are_typed_and_a_cell_that_is_not_a_number_is_unknown_with_a_warning(tmp_path) -> None:
+def test_a_cell_that_is_not_a_number_is_unknown_with_a_warning(tmp_path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("run,loss,depth,kind,seed\n7, 3.5 ,1,x,\n8,oops,2,,1e999\n")
     frame = read_table(path)

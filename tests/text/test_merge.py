@@ -16,7 +16,6 @@ from megatron.text.merge_inputs import expand_prefixes, natural_key
 from megatron.text.write_parts import write_parts_list
 from tests.datasets import read_documents, write_dataset
 from tests.text.preprocessing import META, write_parts
-from tests.tool_modules import Cli
 
 DOCUMENTS = {"a": [[1, 2, 3], [], [4]], "b": [[], [5, 6]], "c": [[7] * 9]}
 
@@ -45,6 +44,7 @@ def test_entries_common_to_all_sidecars_are_kept(tmp_path: Path) -> None:
     merge_datasets([prefix, other], tmp_path / "joined")
     record = read_sidecar(tmp_path / "joined")
     assert (record["append_eod"], record["empty_documents"], record["documents"]) == (True, 2, 4)
+    assert record["tokenizer"]["eod_id"] == 0
     assert "json_key" not in record and list(find_faults(tmp_path / "joined")) == []
 
 
@@ -83,22 +83,15 @@ def test_merging_different_ends_requires_mixed_eod(
     assert list(find_faults(out)) == []
 
 
-def test_merging_documents_with_equal_ends_records_the_end(ends: dict[str, str], tmp_path: Path) -> None:
-    assert merge_datasets([ends["two"], ends["again"]], tmp_path / "all").is_new
-    sidecar = read_sidecar(tmp_path / "all")
-    assert (sidecar["append_eod"], sidecar["tokenizer"]["eod_id"]) == (True, 2)
-    assert list(find_faults(tmp_path / "all")) == []
-    # an end without a record is unknown
-    merge_datasets([ends["two"], ends["foreign_two"]], tmp_path / "more")
-    assert "append_eod" not in read_sidecar(tmp_path / "more")
-
-
-def test_blends_with_different_ends_are_refused_or_warned_about(ends: dict[str, str]) -> None:
+def test_different_ends_are_refused_or_warned_about(ends: dict[str, str], tmp_path: Path) -> None:
     for other in ("zero", "none"):
         with pytest.raises(ValueError, match="dataset.mixed_eod=true"):
             compare_eods([ends["two"], ends[other]])
         (warning,) = compare_eods([ends["two"], ends[other]], allow_mixed=True)
         assert warning.startswith(f"{ends[other]}: got ")
+    # an end without a record is unknown
+    merge_datasets([ends["two"], ends["foreign_two"]], tmp_path / "more")
+    assert "append_eod" not in read_sidecar(tmp_path / "more")
     (warning,) = compare_eods([ends["two"], ends["foreign_two"]])
     assert warning.startswith(f"{ends['foreign_two']}: no sidecar")
     assert compare_eods([ends["two"], ends["again"]]) == compare_eods([ends["foreign_two"]]) == ()
@@ -168,12 +161,3 @@ def test_repeated_and_missing_datasets_are_refused(tmp_path: Path, monkeypatch: 
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=sentence):
             expand_prefixes(names)
-
-
-def test_the_tool_refuses_wrong_options_and_names(cli: Cli, tmp_path: Path) -> None:
-    for words in (["--parts", "x", "--hash"], ["--list", "f"], []):
-        cli("merge", "a", *words, status=2)
-    error = cli("merge", "a", "--output", "x", "--remove", status=2).error
-    assert "--remove: removed. Delete the inputs after the merge" in error
-    words = [tmp_path / "none*", "--parts", tmp_path / "x"]
-    assert "no dataset matches" in cli("merge", *words, status=1).error

@@ -3,8 +3,6 @@
 import errno
 import json
 import random
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,20 +12,11 @@ import pytest
 from megatron.io import open_exclusive
 from megatron.text import preprocess as module
 from megatron.text import workers
+from tests.conftest import limit_file_size
 from tests.text import preprocessing
 
-LIMIT_S = 240  # for work that takes seconds on an idle machine
 RNG = random.Random(1)
 TEXTS = [" ".join(RNG.choices(["red", "fish", "blue", "12", "7"], k=RNG.randrange(60))) for _ in range(3000)]
-FULL_DISK = """
-import resource, signal, sys
-from pathlib import Path
-from megatron.text import preprocess as m
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]), resource.RLIM_INFINITY))
-m.PIECE_BYTES = 20_000
-m.preprocess([sys.argv[1]], Path(sys.argv[2]), sys.argv[3], m.PreprocessOptions(quiet=True))
-"""
 
 
 @pytest.fixture
@@ -156,10 +145,9 @@ def test_a_full_disk_leaves_no_output_and_the_same_call_resumes(
     source.write_text(source.read_text().replace("bad", "{}").replace("{}", '{"text": ""}'))
     run(source, tmp_path / "whole", tokenizer)
     n_bytes = (tmp_path / "whole_text_document.bin").stat().st_size
-    words = [sys.executable, "-c", FULL_DISK, str(source), str(tmp_path / "out"), tokenizer]
-    words.append(str(n_bytes // 2))
-    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert f"Errno {errno.EFBIG}" in done.stderr
+    with limit_file_size(n_bytes // 2), pytest.raises(OSError) as full:
+        run(source, tmp_path / "out", tokenizer, skip_bad_lines=False)
+    assert full.value.errno == errno.EFBIG
     assert not list(tmp_path.glob("out*"))
     encoded = count_encoded(monkeypatch)
     run(source, tmp_path / "out", tokenizer, skip_bad_lines=False)

@@ -50,21 +50,6 @@ def draw_token_texts(tokens: Sequence[str], n: int, seed: int) -> Iterator[str]:
         yield "".join(parts)
 
 
-def draw_mutated_texts(texts: Sequence[str], n: int, seed: int) -> Iterator[str]:
-    """Yield pieces of texts with characters replaced, inserted and deleted."""
-    rng = np.random.default_rng(seed)
-    for _ in range(n):
-        text = texts[int(rng.integers(0, len(texts)))]
-        begin = int(rng.integers(0, max(1, len(text) - 80)))
-        letters = list(text[begin : begin + int(rng.integers(5, 120))])
-        for _ in range(int(rng.integers(1, 5))):
-            at = int(rng.integers(0, len(letters) + 1))
-            # nothing, one of PIECES, or any character of the basic plane, instead of 0 or 1 characters
-            inserted = ["", str(rng.choice(PIECES)), chr(int(rng.integers(0, 0xD800)))][rng.integers(0, 3)]
-            letters[at : at + int(rng.integers(0, 2))] = inserted
-        yield "".join(letters)
-
-
 def compare_encoders(encoder: FastEncoder, library: Tokenizer, texts: Sequence[str]) -> int:
     """Compare all ids of C++ with those of the library; return their number."""
     n_tokens = 0

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from megatron.text.corpus import train_tokenizer
 from megatron.tokenizer.bpe import load_hf_tokenizer
-from megatron.tokenizer.fast_bpe import compile_fast_bpe, unicode_to_bytes
 from megatron.tokenizer.train_bpe import train_bpe
 from tests.datasets import write_texts
 from tests.tool_modules import Cli
@@ -110,12 +108,3 @@ def test_the_tool_trains_once_and_reports_it(cli: Cli, tmp_path: Path) -> None:
     assert train("text.jsonl", 270) == "270 tokens, already there\n"
     assert train("text.jsonl", 275) == "275 tokens\n"
     assert train("none.jsonl", 270, status=1).lower().startswith("no such file")
-
-
-def test_merges_into_unknown_pieces_are_left_to_the_library() -> None:
-    inner = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(unicode_to_bytes())}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer_json = json.loads(inner.to_str())
-    tokenizer_json["model"]["merges"] = [["e", "s"]]
-    fast, reason = compile_fast_bpe(json.dumps(tokenizer_json))
-    assert fast is None and "a merge of pieces outside the vocabulary" in reason

@@ -2,11 +2,7 @@
 
 import gzip
 import json
-import os
-import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,16 +14,13 @@ from megatron.tokenizer.bpe import load_hf_tokenizer
 from megatron.tokenizer.encoder import FastEncoder, build_fast_bpe
 from tests.datasets import read_documents
 from tests.tokenizer.encoder_pair import (
-    assert_equal_ids,
     compare_encoders,
-    draw_mutated_texts,
     draw_pattern_texts,
     draw_plane_texts,
     draw_token_texts,
 )
 
 EOD_TEXT = "<|endoftext|>"
-LONE = re.compile("[\ud800-\udfff]")  # surrogates
 ODD_TEXTS = [
     "", " ", "  ", "\n", "a", "'", "''s", "'s 't 're 've 'm 'll 'd", "'S 'RE it'sn't", "don't'", " 's",
     "'l", "'r e", "a  b", "a   \n\n  b  ", "\t\tx", "x\xa0 y", "\u3000\u3000a", "a\u2028b\u2029c\x85d",
@@ -69,50 +62,10 @@ def small(scaling_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Encod
     return EncoderPair(folder)
 
 
-def iterate_strings(value: Any) -> Iterator[str]:
-    """Yield every string in a JSON value, including the names of fields."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            yield name
-            yield from iterate_strings(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from iterate_strings(inner)
-
-
-def read_texts(path: Path) -> list[str]:
-    """Return all texts of a file: the strings of its JSON records, or the whole plain file."""
-    raw = gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes()
-    if ".json" not in path.name:
-        return [raw.decode("utf-8")]
-    try:
-        return list(iterate_strings(json.loads(raw)))
-    except json.JSONDecodeError:
-        return [text for line in raw.splitlines() for text in iterate_strings(json.loads(line))]
-
-
-@pytest.mark.slow
-def test_all_real_texts(scaling_data: Path, gpt2: EncoderPair, small: EncoderPair) -> None:
-    binary = (".bin", ".idx")
-    paths = [path for path in sorted(scaling_data.rglob("*")) if path.is_file() and path.suffix not in binary]
-    seen: set[str] = set()
-    n_tokens = 0
-    for path in paths:
-        texts = [text for text in dict.fromkeys(read_texts(path)) if text not in seen]
-        seen.update(texts)
-        n_tokens += gpt2.assert_equal(texts)
-        small.assert_equal(texts[::10])
-    assert len(seen) > 50_000
-    assert n_tokens > 9_000_000
-
-
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_real_text_files_pass_the_pipeline_token_for_token(
-    tmp_path: Path, scaling_data: Path, gpt2: EncoderPair, whole: bool
+    tmp_path: Path, scaling_data: Path, gpt2: EncoderPair, small: EncoderPair, whole: bool
 ) -> None:
-    # the test above shows that `fast` gives the library's ids for these texts
     published = {  # from the index of the data
         "c4_en_shard00000_first1000.jsonl": 485_006,
         "redpajama_c4_sample2_1000.jsonl": 493_321,
@@ -126,7 +79,11 @@ def test_real_text_files_pass_the_pipeline_token_for_token(
         first = raw.split(b"\n", 1)[0]
         if not first.startswith(b'{"') or not isinstance(json.loads(first).get("text"), str):
             continue
-        expected, lengths = gpt2.fast.encode([json.loads(line)["text"] for line in raw.splitlines()])
+        texts = [json.loads(line)["text"] for line in raw.splitlines()]
+        expected, lengths = gpt2.fast.encode(texts)
+        if whole:  # the library takes minutes
+            assert gpt2.assert_equal(texts) == len(expected)
+            small.assert_equal(texts[::10])
         preprocess([str(path)], tmp_path / "out", str(scaling_data / "gpt2_tokenizer"), options)
         tokens = IndexedTokens(tmp_path / "out_text_document")
         assert np.array_equal(tokens.tokens[: tokens.n_tokens], expected), path
@@ -136,54 +93,26 @@ def test_real_text_files_pass_the_pipeline_token_for_token(
     assert len(published) == (0 if whole else 1) and n_files > (15 if whole else 2)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif("SCALING_TOKENIZERS" not in os.environ, reason="no files in SCALING_TOKENIZERS")
-def test_published_tokenizers(scaling_data: Path) -> None:
-    """SCALING_TOKENIZERS: a folder with tokenizer.json files, such as those of Llama, Qwen, DeepSeek, GLM."""
-    paths = sorted((scaling_data / "redpajama_sample").glob("*.jsonl*"))
-    real = [text for path in paths for text in read_texts(path)][::20]
-    texts = [*real, *draw_mutated_texts(real, 5000, seed=2), *draw_texts(1000)]
-    files = sorted(Path(os.environ["SCALING_TOKENIZERS"]).rglob("*.json"))
-    assert files
-    for path in files:
-        inner = Tokenizer.from_file(str(path))
-        tokens = [token["content"] for token in json.loads(path.read_text())["added_tokens"]]
-        special = list(draw_token_texts(tokens, 1000, seed=1))
-        assert_equal_ids(inner, [*texts, *special])
-        assert_equal_ids(inner, special, special=False)
-
-
-def draw_characters(rng: np.random.Generator, low: int, high: int, n: int) -> str:
-    points = rng.integers(low, high, n)
-    return "".join(map(chr, points[(points < 0xD800) | (points >= 0xE000)]))
-
-
 def draw_runs(rng: np.random.Generator) -> str:
     """Draw runs of digits, spaces, letters and marks, with lengths near powers of two."""
     kinds = ["0", "7", "٣", "½", "a", "e", "Z", "é", "中", "-", "'"] + [" ", "\n", "\t", "\u3000"]
     parts = []
     for _ in range(int(rng.integers(1, 6))):
         kind, n = str(rng.choice(kinds)), 2 ** int(rng.integers(0, 9)) + int(rng.integers(-1, 2))
-        parts.append(kind * n if rng.random() < 0.7 else draw_characters(rng, 0x30, 0x3A, n))
+        parts.append(kind * n if rng.random() < 0.7 else "".join(rng.choice([*"0123456789"], n)))
     return "".join(parts)
-
-
-def draw_special(rng: np.random.Generator) -> str:
-    """Draw the special token's text: complete, truncated, doubled, next to spaces and words."""
-    ends = [EOD_TEXT, EOD_TEXT[:-1], EOD_TEXT[1:], " ", "\n"]
-    bits = [*ends, *["<|", "|>", "<", "end", "s", "'s", "endoftext", "é"]]
-    return "".join(rng.choice(bits, int(rng.integers(1, 20))))
 
 
 def draw_texts(n: int) -> list[str]:
     """Draw n texts of each kind."""
     rng = np.random.default_rng(20260821)
-    runs = [draw(rng) for draw in (draw_runs, draw_special) for _ in range(n)]
-    return [*runs, *draw_pattern_texts(n, seed=1), *draw_plane_texts(n, seed=2)]
+    runs, specials = (draw_runs(rng) for _ in range(n)), draw_token_texts([EOD_TEXT], n, seed=3)
+    return [*runs, *specials, *draw_pattern_texts(n, seed=1), *draw_plane_texts(n, seed=2)]
 
 
 def test_odd_and_random_texts_in_both_vocabularies(gpt2: EncoderPair, small: EncoderPair) -> None:
     texts = [*ODD_TEXTS, *draw_texts(1200)]
+    assert gpt2.fast.encode([])[0].tolist() == []
     for pair in (gpt2, small):
         assert pair.assert_equal(texts) > len(texts)
 
@@ -197,41 +126,15 @@ def test_every_code_point_beside_a_letter_a_digit_a_mark_and_a_space(gpt2: Encod
     gpt2.assert_equal(blocks + beside)
 
 
-def test_empty_and_huge_documents(gpt2: EncoderPair) -> None:
-    rng = np.random.default_rng(3)
-    words = " ".join(rng.choice(["the", "quick", "brown", "fox", "12", "\u00e9\u4e2d"], 50_000))
-    long_runs = ["9" * 20_000, " " * 20_000, "a" * 20_000, "ab1 " * 20_000, "\u4e2d" * 20_000, "\n" * 20_000]
-    assert gpt2.assert_equal(["", words, "", *long_runs, ""]) > 50_000
-    assert gpt2.fast.encode([])[0].tolist() == []
-    # quadratic time for 3 million characters would not end
-    assert gpt2.library.decode(gpt2.fast.encode(["a" * 3_000_000])[0][:50].tolist()) in "a" * 1000
-
-
 @pytest.mark.parametrize("special_text", [True, False])
 def test_random_documents_through_the_pipeline(
     tmp_path: Path, scaling_data: Path, special_text: bool
 ) -> None:
-    """Documents in many forms of JSON, with unpaired surrogates. The reference for the text is json.loads."""
-    rng = np.random.default_rng(11)
     texts = [*draw_texts(260), ""]
-    for i in range(0, len(texts), 10):  # an unpaired surrogate at a random position
-        at, lone = int(rng.integers(0, len(texts[i]) + 1)), chr(int(rng.integers(0xD800, 0xE000)))
-        texts[i] = texts[i][:at] + lone + texts[i][at:]
-    lines = [
-        json.dumps(
-            {"id": i, "text": text, "meta": {"text": text[:5]}},
-            ensure_ascii=i % 2 == 0 or LONE.search(text) is not None,
-            separators=(",", ":") if i % 3 else None,
-        )
-        for i, text in enumerate(texts)
-    ]
+    lines = [json.dumps({"text": text}, ensure_ascii=i % 2 == 0) for i, text in enumerate(texts)]
     (tmp_path / "in.jsonl").write_text("\n".join(lines), encoding="utf-8", newline="")
-    (tmp_path / "in.json.gz").write_bytes(gzip.compress((tmp_path / "in.jsonl").read_bytes()))
     reference = EncoderPair(scaling_data / "gpt2_tokenizer", special_text).library
-    # json combines two adjacent surrogates into one character, so its result is the reference
-    read = [LONE.sub("\ufffd", json.loads(line)["text"]) for line in lines]
-    expected = [encoding.ids for encoding in reference.encode_batch(read, add_special_tokens=False)]
-    for name in ("in.jsonl", "in.json.gz"):
-        options = PreprocessOptions(special_text=special_text, quiet=True, overwrite=True)
-        preprocess([str(tmp_path / name)], tmp_path / "out", str(scaling_data / "gpt2_tokenizer"), options)
-        assert read_documents(tmp_path / "out_text_document") == expected
+    options = PreprocessOptions(special_text=special_text, quiet=True)
+    preprocess([str(tmp_path / "in.jsonl")], tmp_path / "out", str(scaling_data / "gpt2_tokenizer"), options)
+    expected = [encoding.ids for encoding in reference.encode_batch(texts, add_special_tokens=False)]
+    assert read_documents(tmp_path / "out_text_document") == expected

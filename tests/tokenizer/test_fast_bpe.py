@@ -5,57 +5,39 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from tokenizers import (
-    AddedToken,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from megatron import _csrc
 from megatron.tokenizer.bpe import BpeTokenizer, FileBpeTokenizer, load_hf_tokenizer
-from megatron.tokenizer.encoder import build_fast_bpe
-from megatron.tokenizer.fast_bpe import compile_fast_bpe
+from megatron.tokenizer.fast_bpe import compile_fast_bpe, unicode_to_bytes
 from megatron.tokenizer.tokenizer_file import read_bpe_file
+from megatron.tokenizer.train_bpe import train_bpe
 
 
 def test_tokenizers_of_another_kind_are_left_to_the_library_with_the_reason() -> None:
-    def build(normalizer: normalizers.Normalizer | None, *pre_tokenizer: bool) -> Tokenizer:
-        bpe = Tokenizer(models.BPE())
+    alphabet = {letter: i for i, letter in enumerate(unicode_to_bytes())}
+
+    def build(normalizer: Any, *pre_tokenizer: bool, vocab: dict[str, int] = {}) -> Tokenizer:  # noqa: B006
+        bpe = Tokenizer(models.BPE(vocab=vocab, merges=[]))
         bpe.normalizer = normalizer
         for add_prefix_space in pre_tokenizer:
             bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
         return bpe
 
-    for tokenizer, reason in (
-        (Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), "WordLevel"),
-        (build(None), "pre-tokenizer"),
-        (build(None, False), "lacks 243 of the bytes of UTF-8"),  # 13 of 256 bytes never occur
-        (build(None, True), "adds a blank"),
-        (build(normalizers.NFKC(), True), "NFKC"),
+    two_spellings = build(normalizers.NFC(), False, vocab=alphabet)
+    two_spellings.add_tokens([AddedToken(text, normalized=True) for text in ("\u00e9", "e\u0301")])
+    merged = build(None, False, vocab=alphabet).to_str().replace('"merges":[]', '"merges":[["e","s"]]')
+    for saved, reason in (
+        (Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).to_str(), "WordLevel"),
+        (build(None).to_str(), "pre-tokenizer"),
+        (build(None, False).to_str(), "lacks 243 of the bytes of UTF-8"),  # 13 of 256 bytes never occur
+        (build(None, True).to_str(), "adds a blank"),
+        (build(normalizers.NFKC(), True).to_str(), "NFKC"),
+        (two_spellings.to_str(), "two of its added tokens are '\u00e9'"),
+        (merged, "a merge of pieces outside the vocabulary"),
     ):
-        fast, why = compile_fast_bpe(tokenizer.to_str())
+        fast, why = compile_fast_bpe(saved)
         assert fast is None and reason in why
-
-
-def test_wrong_arguments_are_refused(scaling_data: Path) -> None:
-    fast, _ = build_fast_bpe(load_hf_tokenizer(str(scaling_data / "gpt2_tokenizer")))
-    worker = fast.create_worker()
-    text_bytes = np.frombuffer(b"abc", dtype=np.uint8)
-    surrogate = np.array([0xED, 0xA0, 0x80], dtype=np.uint8)
-    for texts, ends, message in (
-        (text_bytes, [2, 1], "ascending"), (text_bytes, [4], "within texts"), (surrogate, [3], "not UTF-8")
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=message):
-            _csrc.encode_texts(worker, texts, np.array(ends), True, -1)
-    with pytest.raises(TypeError):
-        _csrc.encode_texts(worker, text_bytes, np.array([3], dtype=np.int32), True, -1)
 
 
 def test_a_missing_end_of_document_token_is_an_error_if_one_is_required() -> None:
@@ -64,16 +46,9 @@ def test_a_missing_end_of_document_token_is_an_error_if_one_is_required() -> Non
         _ = tokenizer.eod_id
 
 
-def train() -> Tokenizer:
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
-        special_tokens=["</s>"],
-    )  # fmt: skip
-    inner.train_from_iterator(['the "quoted" \\ text\n\t of the tests, \u4e2d \x01 \U0001f642'] * 5, trainer)
-    return inner
+def train(folder: Path) -> Tokenizer:
+    texts = ['the "quoted" \\ text\n\t of the tests, \u4e2d \x01 \U0001f642'] * 5
+    return Tokenizer.from_file(str(train_bpe(texts, 280, folder)))
 
 
 def add_tokens(inner: Tokenizer) -> None:
@@ -89,7 +64,9 @@ def add_bos(inner: Tokenizer) -> None:
 
 
 def add_eos(inner: Tokenizer) -> None:
-    inner.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 0)])
+    inner.post_processor = processors.TemplateProcessing(
+        "$A <|endoftext|>", special_tokens=[("<|endoftext|>", 0)]
+    )
 
 
 def limit(inner: Tokenizer) -> None:
@@ -100,7 +77,7 @@ def limit(inner: Tokenizer) -> None:
 @pytest.mark.parametrize("change", [None, add_tokens, add_bos, add_eos, limit])
 @pytest.mark.parametrize("is_legacy", [False, True])
 def test_attributes_are_those_of_the_library(tmp_path: Path, change: Any, is_legacy: bool) -> None:
-    inner = train()
+    inner = train(tmp_path)
     if change is not None:
         change(inner)
     saved = json.loads(inner.to_str())
@@ -114,7 +91,7 @@ def test_attributes_are_those_of_the_library(tmp_path: Path, change: Any, is_leg
     built = BpeTokenizer(Tokenizer.from_file(str(tmp_path / "tokenizer.json")), str(tmp_path))
     for name in ("sha256", "n_tokens", "bos_id", "eod", "missing_eod"):
         assert getattr(read, name) == getattr(built, name), name
-    for token in ("</s>", "<s>", "the", "zzz", "a", "absent"):
+    for token in ("<|endoftext|>", "<s>", "the", "zzz", "a", "absent"):
         assert read.token_id(token) == built.token_id(token)
     assert read.encode("the text") == built.encode("the text")
 
@@ -130,8 +107,8 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-def test_other_files_are_left_to_the_library() -> None:
-    valid = train().to_str()
+def test_other_files_are_left_to_the_library(tmp_path: Path) -> None:
+    valid = train(tmp_path).to_str()
     assert read_bpe_file(valid.encode()) is not None
     for name, change in CHANGES.items():
         saved = json.loads(valid)
@@ -140,9 +117,7 @@ def test_other_files_are_left_to_the_library() -> None:
 
 
 def test_a_file_that_changes_after_it_was_read_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    inner = train()
-    inner.save(str(path))
+    path, inner = tmp_path / "tokenizer.json", train(tmp_path)
     read = load_hf_tokenizer(str(path))
     add_tokens(inner)
     inner.save(str(path))

@@ -25,7 +25,6 @@ from tests.tokenizer.encoder_pair import (
     add_random_tokens,
     assert_equal_ids,
     assert_equal_line,
-    draw_mutated_texts,
     draw_pattern_texts,
     draw_plane_texts,
     draw_token_texts,
@@ -131,13 +130,6 @@ def test_added_tokens_with_every_condition() -> None:
                 assert_equal_ids(inner, list(draw_token_texts(TOKENS, 200, seed=4)), special)
 
 
-def test_two_added_tokens_of_one_normalized_text_are_refused() -> None:
-    inner = build([byte_level(True)], normalizers.NFC())
-    inner.add_tokens([AddedToken(text, normalized=True) for text in ("\u00e9", "e\u0301")])
-    fast, reason = compile_fast_bpe(inner.to_str())
-    assert fast is None and "two of its added tokens are '\u00e9'" in reason
-
-
 def test_text_that_nfc_changes_and_text_that_it_does_not() -> None:
     inner = build([split(LLAMA3), byte_level()], normalizers.NFC())
     texts = ["é", "é", "가", "क़", "ạ̇", "ạ̇", "Ω", "ok"]
@@ -151,12 +143,11 @@ def test_text_that_nfc_changes_and_text_that_it_does_not() -> None:
     assert_equal_ids(sequence, [*texts, "a e\u0301 o\u0301 \u00e9", "xe\u0301x"])
 
 
-def test_a_real_text_with_many_mutations(scaling_data: Path) -> None:
+def test_real_texts(scaling_data: Path) -> None:
     path = scaling_data / "redpajama_sample" / "sample_github1.jsonl"
     texts = [json.loads(line)["text"] for line in path.read_text().splitlines()]
-    mutated = list(draw_mutated_texts(texts, 1000, seed=5))
     for name in ("llama3", "o200k", "deepseek v3"):
-        assert_equal_ids(build(STAGES[name]), [*texts[::10], *mutated])
+        assert_equal_ids(build(STAGES[name]), texts[::5])
 
 
 @pytest.mark.parametrize("name", ["llama3", "deepseek v3", "lazy"])
