@@ -123,8 +123,11 @@ def _check_tensor(tensor: Tensor) -> None:
 
 def save_torch_file(content: Any, path: Path) -> None:
     """Save like `torch.save`, without fsync; replaces a file. Errors are OSError with errno and path."""
-    with path.open("wb") as file, preserve_os_error(file, path) as watched:
-        torch.save(content, watched)
+    try:
+        with path.open("wb") as file, preserve_os_error(file, path) as watched:
+            torch.save(content, watched)
+    except OSError as error:  # closing the file writes the last buffer, and its error names no file
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 class _WatchedFile:

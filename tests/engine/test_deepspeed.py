@@ -33,14 +33,6 @@ def merge_config(tmp_path: Path, theirs: Any, **dist: Any) -> dict[str, Any]:
     return merge_user_config(build_config(**dist), path, OPTIM)
 
 
-def test_the_batch_size_follows_from_ranks_and_microbatches() -> None:
-    config = build_config(sharding_stage="zero2")
-    assert config["train_batch_size"] == 2 * 3 * 4
-    assert config["gradient_accumulation_steps"] == 3
-    assert config["zero_optimization"]["stage"] == 2
-    assert config["gradient_clipping"] == 0.5
-
-
 @pytest.mark.parametrize(("dtype", "section"), [("bfloat16", "bf16"), ("float16", "fp16")])
 def test_half_precision_keeps_float32_weights(dtype: str, section: str) -> None:
     assert build_config(dtype=dtype, sharding_stage="zero1")[section]["enabled"]
@@ -51,8 +43,6 @@ def test_half_precision_keeps_float32_weights(dtype: str, section: str) -> None:
 
 
 CONFLICTS: list[tuple[dict[str, Any], str]] = [
-    ({"zero_optimization": {"stage": 3}}, "zero_optimization.stage: got 3, expected 2"),
-    ({"train_batch_size": 32}, "train_batch_size: got 32, expected 24"),
     ({"bfloat16": {"enabled": True}}, "bf16.enabled: got True, expected False"),
     ({"optimizer": {"type": "Lamb"}}, "optimizer.type: got 'Lamb', expected 'AdamW'"),
     ({"optimizer": {"type": "AdamW", "params": {"lr": 2}}}, "optimizer.params.lr: got 2, expected 0.001"),
@@ -105,23 +95,6 @@ def test_every_generated_key_is_refused_by_name_if_the_users_value_differs(tmp_p
         assert f"{key}: got {change_value(value)!r}, expected {value!r}" in str(refused.value)
 
 
-def test_settings_without_a_conflict_are_merged(tmp_path: Path) -> None:
-    theirs = {
-        "train_batch_size": "auto",
-        "zero_optimization": {"stage": 2, "overlap_comm": False, "reduce_bucket_size": 1000},
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.95], "torch_adam": True}},
-        "wall_clock_breakdown": True,
-        "steps_per_print": 7,
-        "scheduler": {},
-    }
-    config = merge_config(tmp_path, theirs, sharding_stage="zero2")
-    assert config["train_batch_size"] == 24
-    assert config["zero_optimization"]["reduce_bucket_size"] == 1000
-    assert config["zero_optimization"]["offload_param"] == {"device": "none"}
-    assert (config["wall_clock_breakdown"], config["steps_per_print"]) == (True, 7)
-    assert "optimizer" not in config
-
-
 def test_the_json_of_the_data_constrained_study_is_accepted(tmp_path: Path) -> None:
     theirs = {
         "train_micro_batch_size_per_gpu": 2, "train_batch_size": 24, "gradient_clipping": 0.5,
@@ -144,26 +117,32 @@ def test_the_json_of_the_data_constrained_study_is_accepted(tmp_path: Path) -> N
     assert zero["overlap_comm"] and config["bf16"]["enabled"]
 
 
-def test_auto_values_as_in_hugging_face_keep_those_of_the_run(tmp_path: Path) -> None:
+def test_auto_values_as_in_hugging_face_keep_the_values_of_the_run_and_others_are_merged(tmp_path) -> None:
+    adamw = {"lr": "auto", "betas": [0.9, 0.95], "eps": "auto", "torch_adam": True}
     theirs = {
         "fp16": {"enabled": "auto", "loss_scale": 0},
         "bf16": {"enabled": "auto"},
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto"}},
+        "optimizer": {"type": "AdamW", "params": adamw},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": "auto", "warmup_num_steps": "auto"}},
         "zero_optimization": {
-            "stage": 3, "reduce_bucket_size": "auto", "sub_group_size": 1e9,
+            "stage": 3, "reduce_bucket_size": "auto", "sub_group_size": 1e9, "overlap_comm": False,
             "stage3_gather_16bit_weights_on_model_save": True,
         },
-        "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "train_batch_size": "auto",
-        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": 3, "gradient_clipping": "auto", "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto", "wall_clock_breakdown": True, "steps_per_print": 7,
         "activation_checkpointing": {"partition_activations": False, "number_checkpoints": None},
     }  # fmt: skip
     config = merge_config(tmp_path, theirs, dtype="bfloat16", sharding_stage="zero3")
     ours = build_config(dtype="bfloat16", sharding_stage="zero3")
     assert '"auto"' not in json.dumps(config)
     assert not {"scheduler", "optimizer", "activation_checkpointing"} & set(config)
-    assert all(config[key] == ours[key] for key in ("bf16", "train_batch_size"))
-    theirs["scheduler"]["params"]["warmup_num_steps"] = 10
+    assert all(config[key] == ours[key] for key in ("bf16", "train_batch_size", "gradient_clipping"))
+    assert config["zero_optimization"]["offload_param"] == {"device": "none"}
+    assert (config["wall_clock_breakdown"], config["steps_per_print"]) == (True, 7)
+    assert config["zero_optimization"]["sub_group_size"] == 1e9
+    theirs["scheduler"] = {}
+    assert "scheduler" not in merge_config(tmp_path, theirs, dtype="bfloat16", sharding_stage="zero3")
+    theirs["scheduler"]["params"] = {"warmup_num_steps": 10}
     with pytest.raises(ValueError, match="scheduler: set lr_scheduler instead"):
         merge_config(tmp_path, theirs, dtype="bfloat16", sharding_stage="zero3")
 

@@ -3,8 +3,6 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +21,6 @@ from tests.train.conftest import (
 
 OBJECTIVES = ("autoregressive", "masked_diffusion")
 ABLATIONS = {
-    "none": [MDM],
     "autoregressive": [
         "objective.orders=4", "objective.randmask_ratio=0.3", "model.attention_dropout=0.2",
     ],
@@ -104,14 +101,23 @@ def test_bfloat16_and_offloading_give_the_losses_of_float32(pretrain, tmp_path) 
     assert_same_losses(offload, exact)
 
 
-@pytest.mark.parametrize("change", ["objective.name=autoregressive", MDM, "dataset.order=megatron"])
-def test_a_run_stopped_at_step_7_and_resumed_ends_bit_equal(pretrain, tmp_path, change) -> None:
+@pytest.mark.parametrize("change", ["objective.name=autoregressive", MDM, "dataset.order=megatron", "blend"])
+def test_a_run_stopped_at_step_7_and_resumed_without_workers_ends_bit_equal(
+    pretrain, blend, tmp_path, change
+) -> None:
     whole, halved = tmp_path / "whole", tmp_path / "halved"
-    changes = [change, "checkpoint.chkpt_saving_iterations=7"]
-    pretrain(whole, *changes)
+    changes = [*(blend if change == "blend" else [change]), "checkpoint.chkpt_saving_iterations=7"]
+    done = pretrain(whole, *changes, "dataset.num_workers=2")
+    if change == "blend":
+        assert "train: 75.00% of the samples" in done.error
+        plan, last = json.loads((whole / "plan.json").read_text()), read_last(whole)
+        assert [last[key] for key in ("unique_tokens", "repeated_tokens")] == [
+            plan[key] for key in ("unique_tokens", "repeated_tokens")
+        ]
+        assert last["epochs"] == {corpus["name"]: corpus["epochs"] for corpus in plan["corpora"]}
     shutil.copytree(whole, halved)
     remove_end(halved)
-    assert "resuming after step 7" in pretrain(halved, *changes).error
+    assert "resuming after step 7" in pretrain(halved, *changes, "dataset.num_workers=0").error
     assert read_losses(whole) == read_losses(halved)
     assert_same_weights(halved, whole)
     assert read_result(whole)["loss"] == read_result(halved)["loss"]
@@ -180,24 +186,27 @@ def test_a_branch_of_a_stable_trunk_ends_bit_equal_to_the_run_from_its_first_ste
     assert "run with another model, corpus" in pretrain(branch, *wsd, "misc.seed=5", status=1).error
 
 
-def test_a_checkpoint_of_another_model_is_refused_and_not_modified(pretrain, tmp_path) -> None:
-    pretrain(tmp_path)
-    before = sorted((tmp_path / "checkpoints").iterdir()), (tmp_path / "plan.json").read_text()
-    last = pretrain(tmp_path, "model.d_model=64", status=1).error.splitlines()[-1]
-    assert last.startswith("error: ") and "model.d_model was 32, is 64" in last
-    assert (sorted((tmp_path / "checkpoints").iterdir()), (tmp_path / "plan.json").read_text()) == before
+def test_a_checkpoint_of_another_run_is_refused_and_not_modified(pretrain, blend, tmp_path) -> None:
+    run, listed = tmp_path / "run", tmp_path / "blend.txt"
+    pretrain(run, *blend)
+    before = sorted((run / "checkpoints").iterdir()), (run / "plan.json").read_text()
+    for change, weight, sentence in (
+        ("model.d_model=64", "3 ", "model.d_model was 32, is 64"),
+        ("model.d_model=32", "2 ", "checkpoint of another run (its corpus has changed"),
+    ):
+        listed.write_text(listed.read_text().replace("3 ", weight))
+        last = pretrain(run, *blend, change, status=1).error.splitlines()[-1]
+        assert last.startswith("error: ") and sentence in last
+    assert (sorted((run / "checkpoints").iterdir()), (run / "plan.json").read_text()) == before
 
 
 def test_bad_input_gives_a_one_line_error_and_no_files(pretrain, tmp_path) -> None:
-    for changes, sentence in (
-        (["optim.lrr=1"], "optim: unknown key 'lrr'; did you mean 'lr'?"),
-        (["dataset.path_train=nowhere/text"], "nowhere/text.idx: no such file"),
-        (
-            ["dataset.batch_size=5", "dataset.microbatch_size=3"],
-            "dataset.microbatch_size: got 3, expected a divisor of the 5 samples of a rank",
-        ),
+    for change, sentence in (
+        ("optim.lrr=1", "optim: unknown key 'lrr'; did you mean 'lr'?"),
+        ("dataset.path_train=nowhere/text", "nowhere/text.idx: no such file"),
+        ("dataset.microbatch_size=5", "got 5, expected a divisor of the 24 samples of a rank"),
     ):
-        failed = pretrain(tmp_path / "run", *changes, status=1)
+        failed = pretrain(tmp_path / "run", change, status=1)
         assert failed.error.count("\n") == 1 and sentence in failed.error
         assert not (tmp_path / "run").exists()
 
@@ -209,20 +218,3 @@ def test_two_trainings_never_share_a_folder(pretrain, tmp_path, monkeypatch) -> 
     assert failed.error.count("\n") == 1 and "another process is training there" in failed.error
     run_lock.close()
     pretrain(tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_a_process_on_a_single_rank_imports_neither_the_compiler_nor_dtensor(
-    words, config_file, root: Path, tmp_path: Path
-) -> None:
-    """Each of these imports would add a second to every run of a ladder."""
-    program = (
-        "import sys; from tools.pretrain import main; status = main(sys.argv[1:]); "
-        "heavy = {'torch._dynamo', 'torch.distributed.tensor', 'torch.distributed.checkpoint'}; "
-        "sys.exit(status or ' '.join(heavy & set(sys.modules)) or None)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(config_file), *words, f"logging.run_dir={tmp_path}"],
-        capture_output=True, text=True, timeout=300, cwd=root,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
