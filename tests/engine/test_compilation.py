@@ -33,7 +33,7 @@ def counters(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", [CAUSAL, MASKED], ids=lambda objective: objective.name)
-def test_all_blocks_of_all_steps_and_batch_sizes_share_a_graph(counters, objective) -> None:
+def test_all_blocks_and_batch_sizes_share_a_graph(counters, objective) -> None:
     trained = build_engine(objective, dtype="bfloat16", compile=True)
     n_probe = 1  # the function that tries the compiler
 
@@ -102,7 +102,7 @@ def test_the_default_is_eager_on_a_cpu_and_compiled_on_a_gpu(monkeypatch) -> Non
     assert not choose_compilation(DistConfig(engine="deepspeed"), gpu)
 
 
-def test_without_a_working_compiler_the_default_runs_eagerly_with_a_sentence(monkeypatch, caplog) -> None:
+def test_without_a_compiler_the_default_is_eager(monkeypatch, caplog) -> None:
     # what torch raises without a C++ compiler, or with a triton of another version
     monkeypatch.setattr(compilation, "BACKEND", "no-such-backend")
     gpu = SimpleNamespace(device=torch.device("cuda", 0), n_ranks=1)
@@ -115,7 +115,7 @@ def test_without_a_working_compiler_the_default_runs_eagerly_with_a_sentence(mon
         choose_compilation(DistConfig(compile=True), ALONE)
 
 
-def test_runs_of_a_study_share_the_folder_of_compiled_code(monkeypatch, tmp_path: Path) -> None:
+def test_runs_of_a_study_share_compiled_code(monkeypatch, tmp_path: Path) -> None:
     study, alone = tmp_path / "study", tmp_path / "alone"
     for run, variables, folder in (
         (study / "runs" / "7M-1", {}, study / CACHE),

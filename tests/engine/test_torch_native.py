@@ -14,7 +14,7 @@ from megatron.parallel.world import World
 from tests.engine.conftest import MASKED, SHAPE, build_engine, build_task
 
 
-def test_a_state_is_a_copy_with_the_names_of_the_model_and_restores_exactly() -> None:
+def test_a_state_is_a_copy_and_restores_exactly() -> None:
     first, second = build_engine(seed=0), build_engine(seed=1)
     first.step([build_task()], 0.01)
     state = first.state_dict()
@@ -42,7 +42,7 @@ def test_the_state_of_another_model_is_refused(shape, sentence) -> None:
         build_engine().load_state_dict(other)
 
 
-def test_loading_weights_alone_does_not_change_the_optimizer() -> None:
+def test_weights_alone_do_not_change_the_optimizer() -> None:
     donor, taker = build_engine(seed=1), build_engine(seed=0)
     taker.step([build_task()], 0.01)
     taker.load_state_dict({"model": donor.state_dict()["model"]})
@@ -69,7 +69,7 @@ def test_the_norm_of_a_large_gradient_is_exact() -> None:
     assert float(trained.weights.gradient_norm([large, small])) == pytest.approx(float(exact), rel=1e-7)
 
 
-def test_float16_halves_its_scale_after_an_overflow_and_continues() -> None:
+def test_float16_halves_its_scale_after_an_overflow() -> None:
     trained = build_engine(dtype="float16")
     trained.loss_scale.scale.fill_(2.0**127)
     before = trained.state_dict()["model"]["embedding.weight"]
@@ -112,7 +112,7 @@ class Counting(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-def test_the_head_of_diffusion_computes_masked_positions_only() -> None:
+def test_the_head_of_diffusion_computes_masked_positions() -> None:
     hidden = build_task(objective=MASKED)
     n_hidden = int((hidden.inputs == 60).sum())
     assert 0 < n_hidden < 4 * 32

@@ -83,7 +83,7 @@ def test_ranks_are_found_from_every_launcher(environment: dict[str, str], ranks:
         ({"SLURM_NTASKS": "two", "SLURM_PROCID": "0"}, "SLURM_NTASKS is 'two', expected a number"),
     ],
 )
-def test_half_of_a_launchers_variables_are_refused(environment: dict[str, str], sentence: str) -> None:
+def test_incomplete_variables_are_refused(environment: dict[str, str], sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
         ranks_from_environment(environment)
     assert sentence in str(caught.value)
@@ -118,7 +118,7 @@ def test_ranks_of_one_job_agree_on_a_port_and_jobs_differ() -> None:
     assert ranks_from_environment({**SRUN, "MASTER_PORT": "555"}).port == 555
 
 
-def test_exported_variables_read_back_and_a_run_of_a_sweep_gets_none() -> None:
+def test_exported_variables_read_back() -> None:
     environment = dict(SRUN)
     ranks = ranks_from_environment(environment)
     export_ranks(ranks, environment)

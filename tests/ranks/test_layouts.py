@@ -92,9 +92,7 @@ def assert_matches(result: Result, expected: Result, name: str) -> None:
 @pytest.mark.parametrize(
     ("group", "objective"), [mark_group(group, objective) for group in GROUPS for objective in OBJECTIVES]
 )
-def test_layouts_match_a_single_process_and_resume_from_every_state(
-    alone, tmp_path: Path, group: str, objective: str
-) -> None:
+def test_layouts_match_a_single_process_and_resume(alone, tmp_path: Path, group: str, objective: str) -> None:
     """States do not depend on the objective; DeepSpeed's stages each resume from the state of another."""
     n_ranks, layouts = GROUPS[group]
     load, cases = alone[0] / f"{objective}.pt", []
@@ -123,7 +121,7 @@ STREAM, PRODUCTS = "residual stream", ("result of a norm", "input of a product",
 @pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["torch", pytest.param("deepspeed", marks=NEEDS_DEEPSPEED)])
-def test_every_layout_has_the_dtypes_and_losses_of_a_single_process(tmp_path, engine) -> None:
+def test_layouts_have_the_dtypes_of_a_single_process(tmp_path, engine) -> None:
     layouts = DEEPSPEED if engine == "deepspeed" else [*ON_2, "pipeline_parallel=2 zero1"]
     streams = {"bfloat16": "dtype=bfloat16", "float32": "dtype=bfloat16 residual_dtype=float32"}
 
@@ -149,7 +147,7 @@ def test_every_layout_has_the_dtypes_and_losses_of_a_single_process(tmp_path, en
 @pytest.mark.slow
 @pytest.mark.ranks
 @NEEDS_DEEPSPEED
-def test_half_precision_stays_near_float32_and_resumes_exactly(alone, tmp_path) -> None:
+def test_half_precision_is_near_float32_and_resumes_exactly(alone, tmp_path) -> None:
     layouts = [f"dtype=bfloat16 {layout}" for layout in ("zero0", "zero3", *DEEPSPEED)]
     layouts += ["dtype=float16 zero0", "dtype=float16 zero3"]
     cases = [{"layout": layout, "resume": True} for layout in layouts]
@@ -166,7 +164,7 @@ def test_half_precision_stays_near_float32_and_resumes_exactly(alone, tmp_path) 
 @pytest.mark.slow
 @pytest.mark.ranks
 @NEEDS_DEEPSPEED
-def test_a_nan_gradient_on_a_single_rank_changes_no_weight(tmp_path) -> None:
+def test_a_nan_gradient_on_a_rank_changes_no_weight(tmp_path) -> None:
     common = {"objective": {"name": "masked_diffusion"}, "poison": 2}
     cases = [{"layout": layout, **common} for layout in ("zero0", "zero3", *DEEPSPEED)]
     results = train(cases, 2, tmp_path)
@@ -204,7 +202,7 @@ OPTIONS: dict[str, Case] = {
 @pytest.mark.ranks
 @NEEDS_DEEPSPEED
 @pytest.mark.parametrize("option", OPTIONS)
-def test_every_shape_and_objective_gives_the_same_losses_in_all_layouts(tmp_path: Path, option: str) -> None:
+def test_every_option_has_the_same_losses_in_all_layouts(tmp_path: Path, option: str) -> None:
     layouts = ["zero3", DEEPSPEED[1]]
     # before zero3, which changes zero2 in a process
     layouts += [

@@ -14,6 +14,7 @@ from megatron.parallel.world import World
 from megatron.plan.resolve import load_config
 from megatron.plan.run_dir import read_metrics
 from megatron.plan.run_plan import plan_run
+from megatron.study.launchers.launch import read_last_metrics
 from megatron.train import loop
 from megatron.train.build import Run, build_run
 from tests.conftest import load_newest
@@ -138,6 +139,11 @@ def read_losses(run: Path, kind: str = "train") -> list[float]:
 def read_last(run: Path, kind: str = "train") -> dict:
     """Return the last line of a kind in a run's metrics."""
     return [line for line in read_metrics(run) if line["kind"] == kind][-1]
+
+
+def read_step(run: Path) -> int:
+    """Return the step of the last line of a run's metrics, 0 before the first."""
+    return (read_last_metrics(run) or {"step": 0})["step"]
 
 
 def remove_end(run: Path) -> None:

@@ -41,7 +41,7 @@ def config_of(path: Path | str, n_tokens: int | None = 100, **data: object) -> R
 
 
 @pytest.mark.parametrize("odd", [100, 70_000, -1])
-def test_an_id_past_the_vocabulary_is_named_before_it_reaches_the_model(tmp_path: Path, odd: int) -> None:
+def test_an_id_past_the_vocabulary_is_named(tmp_path: Path, odd: int) -> None:
     for order, about in product(("epoch", "megatron"), (None, {"tokenizer": {"n_tokens": 100}})):
         prefix = write_corpus(tmp_path / "odd", odd, about)
         good = write_corpus(tmp_path / "good", None, about)
@@ -72,7 +72,7 @@ def test_sidecars_that_miss_or_contradict_are_named(tmp_path: Path) -> None:
         open_train_samples(config_of(prefix), 90)
 
 
-def test_a_blend_of_documents_that_end_differently_is_refused_unless_the_key_allows_it(
+def test_mixed_ends_of_documents_need_a_key(
     tmp_path: Path,
 ) -> None:
     def write(name: str, eod_id: int, append_eod: bool = True) -> str:
@@ -118,7 +118,7 @@ def test_training_samples_have_the_configured_order(small_config, corpus: Path) 
     assert len(identities) == 2, "two orders are two runs"
 
 
-def test_every_epoch_contains_the_first_windows_up_to_the_limit_once(small_config, corpus) -> None:
+def test_every_epoch_contains_the_limited_windows_once(small_config, corpus) -> None:
     # ten windows: nine contain one token too few
     samples = open_train_samples(small_config(f"dataset.unique_tokens={9 * S + 1}"), 12 * 24)
     assert samples.samples_per_epoch == 10
@@ -138,9 +138,7 @@ def test_the_length_in_epochs_is_of_the_part(small_config) -> None:
     assert len({plan.identity for plan in plans}) == len({plan.trunk_identity for plan in plans}) == 2
 
 
-def test_corpora_of_a_blend_contribute_their_share_and_repeat_together(
-    small_config, corpus, tmp_path
-) -> None:
+def test_limited_corpora_of_a_blend_repeat_together(small_config, corpus, tmp_path) -> None:
     (tmp_path / "two.txt").write_text(f"0.75 {corpus / 'train'}\n0.25 {corpus / 'held_out'}\n")
     config = small_config(f"dataset.path_train={tmp_path / 'two.txt'}", f"dataset.unique_tokens={48 * S}")
     first, second = plan_run(config).corpora
@@ -159,9 +157,7 @@ def test_data_that_cannot_be_limited_is_refused(small_config) -> None:
             plan_run(small_config("dataset.unique_tokens=1000", more))
 
 
-def test_a_run_logs_the_part_and_its_epochs_and_its_written_configuration_is_read_back(
-    pretrain, tmp_path
-) -> None:
+def test_a_run_logs_its_part_and_epochs(pretrain, tmp_path) -> None:
     pretrain(tmp_path, f"dataset.unique_tokens={48 * S}")
     last = read_last(tmp_path)
     # 12 steps of 24 samples over 48 unique ones

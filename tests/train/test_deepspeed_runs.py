@@ -12,7 +12,7 @@ pytest.importorskip("deepspeed", reason="the DeepSpeed engine is optional: pip i
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_a_run_resumes_with_other_ranks_engine_and_layout(pretrain, tmp_path) -> None:
+def test_a_run_resumes_with_another_engine_and_layout(pretrain, tmp_path) -> None:
     alone, moved = tmp_path / "alone", tmp_path / "moved"
     changes = ["checkpoint.chkpt_saving_iterations=4", "checkpoint.keep_last=9"]
     pretrain(alone, *changes)

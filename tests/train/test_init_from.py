@@ -60,7 +60,7 @@ def test_the_first_loss_is_that_of_the_imported_model(pretrain, stories, tmp_pat
     assert result["config"]["checkpoint"]["init_from"] == str(stories / "native")
 
 
-def test_a_diffusion_run_may_start_from_it_with_another_number_of_rows(pretrain, tmp_path) -> None:
+def test_a_diffusion_run_may_start_from_it(pretrain, tmp_path) -> None:
     run, other = tmp_path / "run", tmp_path / "other"
     changes = [MDM, "model.vocab_rows=640"]
     pretrain(run, *changes)
@@ -70,7 +70,7 @@ def test_a_diffusion_run_may_start_from_it_with_another_number_of_rows(pretrain,
     assert read_losses(run)[0] != read_losses(other)[0]
 
 
-def test_weights_of_another_model_are_refused_with_a_one_line_error(pretrain, tmp_path) -> None:
+def test_weights_of_another_model_are_refused(pretrain, tmp_path) -> None:
     for change, sentence in (
         ("model.n_layers=4", "model.n_layers is 4, in the checkpoint 5"),
         ("checkpoint.init_from=nowhere", "nowhere: no such checkpoint"),

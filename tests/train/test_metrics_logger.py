@@ -56,7 +56,7 @@ def test_both_utilisations_follow_from_the_tokens_and_the_peak(tmp_path) -> None
     assert line["mfu_executed"] == pytest.approx(line["tps"] * executed / 1e6)
 
 
-def test_a_single_held_out_sample_gives_a_loss_without_a_standard_error(tmp_path) -> None:
+def test_a_single_held_out_sample_has_no_standard_error(tmp_path) -> None:
     config = resolve_config(SMALL)
 
     class Even:
@@ -121,9 +121,7 @@ def read_wandb_records(content: bytes) -> Iterator[bytes]:
             whole = b""
 
 
-def test_offline_weights_and_biases_contains_the_values_of_metrics_jsonl(
-    start, tmp_path, monkeypatch
-) -> None:
+def test_weights_and_biases_contains_the_values_of_metrics(start, tmp_path, monkeypatch) -> None:
     pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2
 
@@ -157,16 +155,14 @@ def test_offline_weights_and_biases_contains_the_values_of_metrics_jsonl(
         ("torch.utils.tensorboard", "logging.tensorboard=true", "or set logging.tensorboard=false."),
     ],
 )
-def test_a_missing_logging_library_gives_a_one_line_error(
-    pretrain, tmp_path, monkeypatch, module, change, fix
-) -> None:
+def test_a_missing_logging_library_is_named(pretrain, tmp_path, monkeypatch, module, change, fix) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     last = pretrain(tmp_path, change, status=1).error.strip()
     assert last.startswith(f"error: {change.partition('=')[0]}: import of {module} halted")
     assert last.endswith(fix) and "\n" not in last and list(read_metrics(tmp_path)) == []
 
 
-def test_tensorboard_contains_the_values_of_metrics_jsonl(pretrain, tmp_path) -> None:
+def test_tensorboard_contains_the_values_of_metrics(pretrain, tmp_path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -92,7 +92,7 @@ def assert_same_steps(run: Path, expected: Path, first: int = 1) -> None:
         assert weights == pytest.approx(theirs[step][1], rel=1e-4)
 
 
-def test_windows_are_cut_from_the_concatenated_documents_of_a_domain(folder, open_mixture) -> None:
+def test_windows_are_cut_from_the_documents_of_a_domain(folder, open_mixture) -> None:
     samples = open_mixture("weights: {a: 3, c: 1}", "shuffle: false", batch_size=8)
     pairs = {name: IndexedTokens(folder / name) for name in ("one", "two")}
     for k, kind in enumerate("abc"):
@@ -116,7 +116,7 @@ def test_windows_are_cut_from_the_concatenated_documents_of_a_domain(folder, ope
     assert np.array_equal(first, begin[0])
 
 
-def test_shuffled_epochs_contain_all_documents_in_different_orders(open_mixture) -> None:
+def test_epochs_contain_all_documents_in_different_orders(open_mixture) -> None:
     stream, other = (open_mixture("weights: inferred", seed=seed).streams[1] for seed in (0, 1))
     orders = [stream.compute_document_order(epoch, 0, len(stream.lengths)).tolist() for epoch in range(3)]
     assert all(sorted(order) == list(range(len(stream.lengths))) for order in orders)
@@ -160,7 +160,7 @@ def read_samples(record: Path) -> dict[int, str]:
 
 
 @pytest.mark.ranks
-def test_ranks_out_of_step_and_changes_of_their_number_train_on_equal_data(pretrain, write, tmp_path) -> None:
+def test_any_number_of_late_ranks_trains_on_equal_data(pretrain, write, tmp_path) -> None:
     changes = [f"dataset.mixture={write(LOSS)}", "checkpoint.keep_last=null", "dataset.num_workers=1"]
     pretrain(tmp_path / "quiet", *changes)
     steps = read_steps(tmp_path / "quiet")
@@ -178,15 +178,13 @@ def test_ranks_out_of_step_and_changes_of_their_number_train_on_equal_data(pretr
         resume = [f"checkpoint.resume={min((folder / 'checkpoints').glob('step.*'))}"]
 
 
-def test_invalid_mixtures_are_refused_with_a_one_line_error(pretrain, write, tmp_path) -> None:
+def test_invalid_mixtures_are_refused(pretrain, write, tmp_path) -> None:
     mixture = f"dataset.mixture={write(ADO)}"
     failed = pretrain(tmp_path / "x", mixture, "dataset.num_workers=2", status=1)
     assert "num_workers: got 2, which prepare up to 4 steps ahead" in failed.error
     failed = pretrain(tmp_path / "x", mixture, "dataset.path_train=somewhere", status=1)
     assert "dataset.mixture: got" in failed.error
     for line, sentence in (
-        ("weights: {d: 1}", "no document has kind=d"),
-        ("wieghts: {a: 1}", "did you mean 'weights'"),
         ("dry: maybe", "expected one of stop, repeat, redistribute"),
         ("adaptive: {rule: magic}", "expected ado, or your module:Class"),
         ("adaptive: {rule: 'no_rules:Last'}", "adaptive.rule no_rules:Last: got ModuleNotFoundError"),
@@ -196,15 +194,14 @@ def test_invalid_mixtures_are_refused_with_a_one_line_error(pretrain, write, tmp
     ):
         with pytest.raises(ValueError, match=sentence):
             prepare_mixture(write(line))
-    (tmp_path / "own").mkdir()
-    catalog = build_catalog(tmp_path / "own") / "catalog.duckdb"
-    write_corpus(tmp_path / "own" / "one", 130, seed=9)
-    (tmp_path / "own" / "mixture.yaml").write_text(f"catalog: {catalog}\nby: [kind]\nweights: inferred\n")
+    catalog, path = build_catalog(tmp_path) / "catalog.duckdb", tmp_path / "mixture.yaml"
+    write_corpus(tmp_path / "one", 130, seed=9)
+    path.write_text(f"catalog: {catalog}\nby: [kind]\nweights: inferred\n")
     with pytest.raises(ValueError, match="has changed since it was registered"):
-        prepare_mixture(tmp_path / "own" / "mixture.yaml")
+        prepare_mixture(path)
 
 
-def test_weights_apply_delay_steps_after_the_observation_and_later_steps_wait_for_it(open_mixture) -> None:
+def test_weights_apply_delay_steps_after_the_observation(open_mixture) -> None:
     samples, again = open_mixture(LOSS), open_mixture(LOSS)
     before = samples.take(np.arange(4 * 12))
     with pytest.raises(ValueError, match="weights of chunk 4 are not known yet"):
@@ -215,7 +212,7 @@ def test_weights_apply_delay_steps_after_the_observation_and_later_steps_wait_fo
     assert np.array_equal(again.take(np.arange(4 * 12)), before)
 
 
-def test_a_schedule_in_tokens_changes_at_the_first_step_after_them(open_mixture) -> None:
+def test_a_schedule_in_tokens_changes_at_the_next_step(open_mixture) -> None:
     points = "points: [{at: 0, weights: {a: 1}}, {at: 1000, weights: {c: 1}}]"
     samples = open_mixture(f"schedule: {{unit: tokens, {points}}}")  # 192 tokens a step
     domains = samples.lookup_domains(np.arange(12 * 8)).reshape(8, 12)

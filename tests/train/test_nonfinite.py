@@ -41,7 +41,7 @@ def spoil_scorings(monkeypatch: pytest.MonkeyPatch, *bad: int) -> None:
     monkeypatch.setattr(loop, "validate", validate_with_nan)
 
 
-def test_a_run_with_a_nan_held_out_loss_ends_before_it_saves(pretrain, tmp_path) -> None:
+def test_a_nan_held_out_loss_ends_a_run_before_it_saves(pretrain, tmp_path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         spoil_scorings(patched, 2)
         done = pretrain(tmp_path, "checkpoint.chkpt_saving_iterations=6", status=1)
@@ -56,7 +56,7 @@ def test_a_run_with_a_nan_held_out_loss_ends_before_it_saves(pretrain, tmp_path)
     assert read_strict(tmp_path / RESULT)[0]["loss"] > 0
 
 
-def test_a_run_that_skips_continues_but_is_not_done_without_a_loss(pretrain, tmp_path, monkeypatch) -> None:
+def test_a_run_that_skips_is_not_done_without_a_loss(pretrain, tmp_path, monkeypatch) -> None:
     spoil_scorings(monkeypatch, 1, 3)
     done = pretrain(tmp_path, "evaluation.every_iterations=4", "misc.on_nonfinite=skip", status=1)
     assert "step 12: got a held-out loss of nan" in done.error.splitlines()[-1]
@@ -104,7 +104,7 @@ def test_a_nan_gradient_is_reported_at_once(no_number: float) -> None:
     assert str(NonFiniteStep(2, [])) == "step 2: the gradient is NaN or Inf, but every loss is finite"
 
 
-def test_overflows_of_float16_are_reported_only_after_many_in_a_row() -> None:
+def test_only_many_overflows_of_float16_are_reported() -> None:
     monitor = NonFiniteMonitor(ALONE, gradients_may_overflow=True)
     assert add_steps(monitor, 1, [math.inf] * MAX_OVERFLOWS) == []
     assert add_steps(monitor, 1 + MAX_OVERFLOWS, [1.0] + [math.inf] * (MAX_OVERFLOWS - 1)) == []

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,13 +52,14 @@ def test_a_run_learns_and_writes_its_results(pretrain, tmp_path, objective) -> N
     assert read_losses(run, "validation")[-1] < math.log(200) - 0.3
     result = read_result(run)
     assert result["loss"] == read_losses(run, "validation")[-1]
+    assert json.loads((run / "plan.json").read_text())["microbatch_size"] == 24
     assert (result["mc_se"] is None) == (objective == "autoregressive")
     assert "step: 100  loss:" in done.error and "mfu: n/a" in done.error
     assert [p.name for p in run.glob("*.partial")] == []
     assert pretrain(run, *changes).output.strip() == f"{run}: already done"
 
 
-def test_gpt2s_shape_with_document_masks_trains_under_completep(pretrain, tmp_path) -> None:
+def test_gpt2s_shape_with_document_masks_trains(pretrain, tmp_path) -> None:
     done = pretrain(tmp_path, *GPT2_AND_MORE)
     train = read_losses(tmp_path)
     assert train[-1] < train[0] - 0.3
@@ -65,7 +67,7 @@ def test_gpt2s_shape_with_document_masks_trains_under_completep(pretrain, tmp_pa
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_run_on_synthetic_tokens_learns_that_they_are_uniform(pretrain, tmp_path, objective) -> None:
+def test_uniform_tokens_cost_their_entropy(pretrain, tmp_path, objective) -> None:
     synthetic = ["dataset.path_train=synthetic", "dataset.path_eval=synthetic", "model.n_tokens=10"]
     pretrain(tmp_path, *synthetic, f"objective.name={objective}", "lr_scheduler.total_iterations=60")
     held_out = read_last(tmp_path, "validation")
@@ -75,7 +77,7 @@ def test_a_run_on_synthetic_tokens_learns_that_they_are_uniform(pretrain, tmp_pa
     assert math.log(10) - error < held_out["loss"] < math.log(10) + 0.3
 
 
-def test_the_test_text_is_scored_once_at_the_end_and_changes_nothing_else(pretrain, tmp_path, corpus) -> None:
+def test_the_test_text_is_scored_once_at_the_end(pretrain, tmp_path, corpus) -> None:
     """The test text is here the held-out text, whose score is known."""
     plain, tested = tmp_path / "plain", tmp_path / "tested"
     changes = [MDM, "evaluation.every_iterations=6"]
@@ -102,9 +104,7 @@ def test_bfloat16_and_offloading_give_the_losses_of_float32(pretrain, tmp_path) 
 
 
 @pytest.mark.parametrize("change", ["objective.name=autoregressive", MDM, "dataset.order=megatron", "blend"])
-def test_a_run_stopped_at_step_7_and_resumed_without_workers_ends_bit_equal(
-    pretrain, blend, tmp_path, change
-) -> None:
+def test_a_run_resumed_without_workers_ends_bit_equal(pretrain, blend, tmp_path, change) -> None:
     whole, halved = tmp_path / "whole", tmp_path / "halved"
     changes = [*(blend if change == "blend" else [change]), "checkpoint.chkpt_saving_iterations=7"]
     done = pretrain(whole, *changes, "dataset.num_workers=2")
@@ -124,9 +124,7 @@ def test_a_run_stopped_at_step_7_and_resumed_without_workers_ends_bit_equal(
 
 
 @pytest.mark.parametrize("was_logged", [True, False])
-def test_a_run_killed_between_its_last_checkpoint_and_its_result_gets_its_result(
-    pretrain, tmp_path, was_logged
-) -> None:
+def test_a_run_killed_before_its_result_gets_its_result(pretrain, tmp_path, was_logged) -> None:
     pretrain(tmp_path)
     before, lines = read_result(tmp_path), list(read_metrics(tmp_path))
     assert lines[-1]["kind"] == "validation"
@@ -143,7 +141,7 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_result_gets_its_result
 # tests/ranks covers both objectives without ablations; noise depends on the sample, not on the rank
 @pytest.mark.ranks
 @pytest.mark.parametrize("ablation", ABLATIONS)
-def test_two_ranks_and_microbatches_give_the_losses_of_a_single_rank(pretrain, tmp_path, ablation) -> None:
+def test_two_ranks_have_the_losses_of_a_single_rank(pretrain, tmp_path, ablation) -> None:
     changes = [*ABLATIONS[ablation], "lr_scheduler.total_iterations=6"]
     pretrain(tmp_path / "one", *changes)
     pretrain(tmp_path / "two", *changes, "dataset.microbatch_size=4", n_ranks=2)
@@ -151,7 +149,7 @@ def test_two_ranks_and_microbatches_give_the_losses_of_a_single_rank(pretrain, t
 
 
 @pytest.mark.ranks
-def test_a_pipeline_run_resumes_with_sharding_and_the_losses_of_a_single_rank(pretrain, tmp_path) -> None:
+def test_a_pipeline_run_resumes_with_sharding(pretrain, tmp_path) -> None:
     whole, moved = tmp_path / "whole", tmp_path / "moved"
     # 7 samples do not divide among 2 ranks
     changes = ["checkpoint.chkpt_saving_iterations=7", "evaluation.max_samples=7"]
@@ -162,7 +160,7 @@ def test_a_pipeline_run_resumes_with_sharding_and_the_losses_of_a_single_rank(pr
     assert_same_losses(moved, whole)
 
 
-def test_a_branch_of_a_stable_trunk_ends_bit_equal_to_the_run_from_its_first_step(pretrain, tmp_path) -> None:
+def test_a_branch_of_a_trunk_ends_bit_equal_to_a_run_alone(pretrain, tmp_path) -> None:
     trunk, alone, branch = (tmp_path / name for name in ("trunk", "alone", "branch"))
     wsd = ["lr_scheduler.kind=wsd", "lr_scheduler.decay_iterations=4", "checkpoint.keep_last=null"]
     pretrain(trunk, *wsd, "lr_scheduler.total_iterations=20", "checkpoint.chkpt_saving_iterations=8")
@@ -186,7 +184,7 @@ def test_a_branch_of_a_stable_trunk_ends_bit_equal_to_the_run_from_its_first_ste
     assert "run with another model, corpus" in pretrain(branch, *wsd, "misc.seed=5", status=1).error
 
 
-def test_a_checkpoint_of_another_run_is_refused_and_not_modified(pretrain, blend, tmp_path) -> None:
+def test_a_checkpoint_of_another_run_is_refused(pretrain, blend, tmp_path) -> None:
     run, listed = tmp_path / "run", tmp_path / "blend.txt"
     pretrain(run, *blend)
     before = sorted((run / "checkpoints").iterdir()), (run / "plan.json").read_text()
@@ -200,15 +198,18 @@ def test_a_checkpoint_of_another_run_is_refused_and_not_modified(pretrain, blend
     assert (sorted((run / "checkpoints").iterdir()), (run / "plan.json").read_text()) == before
 
 
-def test_bad_input_gives_a_one_line_error_and_no_files(pretrain, tmp_path) -> None:
+def test_bad_input_is_refused_without_files(pretrain, tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
     for change, sentence in (
         ("optim.lrr=1", "optim: unknown key 'lrr'; did you mean 'lr'?"),
         ("dataset.path_train=nowhere/text", "nowhere/text.idx: no such file"),
         ("dataset.microbatch_size=5", "got 5, expected a divisor of the 24 samples of a rank"),
+        ("dist.engine=deepspeed", "in sys.modules). pip install deepspeed"),
     ):
-        failed = pretrain(tmp_path / "run", change, status=1)
+        failed = pretrain(tmp_path, change, status=1)
         assert failed.error.count("\n") == 1 and sentence in failed.error
-        assert not (tmp_path / "run").exists()
+        assert list(tmp_path.iterdir()) == []
+    pretrain(tmp_path)  # with torch, without DeepSpeed
 
 
 def test_two_trainings_never_share_a_folder(pretrain, tmp_path, monkeypatch) -> None:

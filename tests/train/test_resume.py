@@ -59,15 +59,7 @@ def test_a_checkpoint_contains_all_that_a_run_resumes_with(small_run, tmp_path, 
     assert float(trained["optim"]["state"]["norm.weight"]["step"]) == 3
 
 
-def test_an_error_about_a_shared_checkpoint_folder_names_its_keys(small_run, tmp_path) -> None:
-    changes = [f"checkpoint.directory={tmp_path / 'chkpts'}"]
-    run = small_run(tmp_path, *changes)
-    Saver(run).save(TrainState())
-    with pytest.raises(ValueError, match="optim.lr was 0.01, is 0.5.. Choose another checkpoint.prefix or"):
-        resume_run(small_run(tmp_path, *changes, "optim.lr=0.5"))
-
-
-def test_a_run_reset_to_an_older_checkpoint_resumes_from_its_newest_save(small_run, tmp_path) -> None:
+def test_a_reset_run_resumes_from_its_newest_save(small_run, tmp_path) -> None:
     changes = ["checkpoint.keep_last=3"]
     saver = Saver(small_run(tmp_path, *changes))
     first, _, later = (saver.save(TrainState(step=step, next_sample=24 * step)) for step in (3, 6, 9))
@@ -83,7 +75,7 @@ def test_a_run_reset_to_an_older_checkpoint_resumes_from_its_newest_save(small_r
 
 
 @pytest.mark.parametrize("where", ["meta.json", layout.FILES["model"]])
-def test_a_run_with_only_damaged_checkpoints_does_not_restart(small_run, pretrain, tmp_path, where) -> None:
+def test_damaged_checkpoints_alone_do_not_restart_a_run(small_run, pretrain, tmp_path, where) -> None:
     saver = Saver(small_run(tmp_path))
     paths = [saver.save(TrainState(step=step, next_sample=24 * step)) for step in (3, 6)]
     (tmp_path / METRICS).write_text(metrics := '{"kind": "train", "step": 1}\n{"kind": "train", "step": 6}\n')

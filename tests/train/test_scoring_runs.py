@@ -23,7 +23,7 @@ def read_scores(folder: Path, pattern: str) -> list[dict]:
 @pytest.mark.parametrize(
     "objective", ["autoregressive", pytest.param("masked_diffusion", marks=pytest.mark.slow)]
 )
-def test_a_study_is_scored_once_and_gives_the_losses_of_training(
+def test_a_study_is_scored_once_with_the_losses_of_training(
     pretrain, corpus: Path, tmp_path: Path, cli: Cli, objective: str
 ) -> None:
     study, data = tmp_path / "study", corpus / "held_out"
@@ -89,7 +89,7 @@ def test_a_blend_is_scored_domain_by_domain(run: Path, corpus: Path, tmp_path: P
     assert result["n_documents"] == train["n_documents"] + held_out["n_documents"]
 
 
-def test_a_later_tokenizer_adds_bits_per_byte_to_earlier_scores(
+def test_a_later_tokenizer_adds_bits_per_byte(
     run: Path, corpus: Path, tmp_path: Path, cli: Cli, stories_folder: Path
 ) -> None:
     """Also if the tokenizer of the corpus has moved. Per-document results are removed with their scores."""
@@ -138,9 +138,7 @@ def test_bad_input_gives_a_one_line_error(run: Path, corpus: Path, tmp_path: Pat
     assert not (run / "validation").exists()
 
 
-def test_results_in_another_folder_leave_the_run_unchanged_and_warn_of_longer_windows(
-    run: Path, corpus: Path, tmp_path: Path, cli: Cli
-) -> None:
+def test_scores_elsewhere_leave_the_run_unchanged(run: Path, corpus: Path, tmp_path: Path, cli: Cli) -> None:
     out = tmp_path / "out"
 
     def list_files() -> list[tuple[str, int, int]]:
