@@ -77,6 +77,11 @@ def words(corpus: Path) -> list[str]:
     ]  # fmt: skip
 
 
+def save_every(n_steps: int) -> str:
+    """Return the setting to save a checkpoint after every `n_steps`."""
+    return f"checkpoint.chkpt_saving_iterations={n_steps}"
+
+
 Pretrain = Callable[..., CliResult]
 Start = Callable[..., list[Rank]]
 SmallRun = Callable[..., Run]
@@ -131,14 +136,24 @@ def small_run(words: list[str], config_file: Path) -> SmallRun:
     return build_small_run
 
 
+def read_lines(run: Path, kind: str = "train") -> list[dict]:
+    """Return the lines of a kind in a run's metrics."""
+    return [line for line in read_metrics(run) if line["kind"] == kind]
+
+
 def read_losses(run: Path, kind: str = "train") -> list[float]:
     """Return the logged losses of a run, in order."""
-    return [line["loss"] for line in read_metrics(run) if line["kind"] == kind]
+    return [line["loss"] for line in read_lines(run, kind)]
 
 
-def read_last(run: Path, kind: str = "train") -> dict:
-    """Return the last line of a kind in a run's metrics."""
-    return [line for line in read_metrics(run) if line["kind"] == kind][-1]
+def list_saved(run: Path) -> list[layout.CheckpointInfo]:
+    """Return the complete checkpoints of a run, in order."""
+    return layout.find_checkpoints(run / "checkpoints")
+
+
+def read_error(result: CliResult) -> str:
+    """Return the last line of a program's standard error."""
+    return result.error.strip().splitlines()[-1]
 
 
 def read_step(run: Path) -> int:
@@ -148,7 +163,7 @@ def read_step(run: Path) -> int:
 
 def remove_end(run: Path) -> None:
     """Remove the last checkpoint and the result of a run, as if it had been killed before."""
-    shutil.rmtree(layout.find_checkpoints(run / "checkpoints", "step")[-1].path)
+    shutil.rmtree(list_saved(run)[-1].path)
     (run / "result.json").unlink()
 
 

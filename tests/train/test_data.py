@@ -12,12 +12,13 @@ from megatron.config.schema import RunConfig
 from megatron.data.indexed import IndexedTokens
 from megatron.data.megatron_order import MegatronSamples
 from megatron.data.samples import Samples
+from megatron.io import read_json
 from megatron.plan.resolve import load_config, resolve_config
 from megatron.plan.run_dir import RESULT
 from megatron.plan.run_plan import plan_run
 from megatron.train.build import open_held_out_samples, open_train_samples
 from tests.datasets import write_dataset
-from tests.train.conftest import read_last
+from tests.train.conftest import read_lines
 
 S = 32
 SHAPE = {"d_model": 16, "n_heads": 2, "n_layers": 1}
@@ -66,7 +67,7 @@ def test_sidecars_that_miss_or_contradict_are_named(tmp_path: Path) -> None:
         config_of(foreign, n_tokens=None)
     assert plan_run(config_of(foreign)).warnings == ()
     prefix = write_corpus(tmp_path / "x", None, {"tokenizer": {"n_tokens": 100}})
-    content = json.loads(Path(f"{prefix}.json").read_text())
+    content = read_json(Path(f"{prefix}.json"))
     Path(f"{prefix}.json").write_text(json.dumps(content | {"tokens": 9999}))
     with pytest.raises(ValueError, match="x.json: got 9,999 tokens, expected 1,000 as in its .idx"):
         open_train_samples(config_of(prefix), 90)
@@ -159,8 +160,8 @@ def test_data_that_cannot_be_limited_is_refused(small_config) -> None:
 
 def test_a_run_logs_its_part_and_epochs(pretrain, tmp_path) -> None:
     pretrain(tmp_path, f"dataset.unique_tokens={48 * S}")
-    last = read_last(tmp_path)
+    last = read_lines(tmp_path)[-1]
     # 12 steps of 24 samples over 48 unique ones
     assert (last["epoch"], last["unique_tokens"], last["repeated_tokens"]) == (6.0, 48 * S, 5 * 48 * S)
-    result = json.loads((tmp_path / RESULT).read_text())
+    result = read_json(tmp_path / RESULT)
     assert plan_run(resolve_config(result["config"])).identity == result["identity"]

@@ -13,7 +13,7 @@ import pytest
 
 from megatron.plan.run_dir import is_done
 from tests.rank_processes import Rank
-from tests.train.conftest import read_step
+from tests.train.conftest import read_error, read_step, save_every
 from tests.train.faults import delay_operation, print_timeouts
 
 TIMEOUT_S = 3
@@ -44,7 +44,7 @@ def test_a_rank_that_hangs_is_named_with_its_step(start, tmp_path, layout) -> No
     ranks, step = stop_rank(start, tmp_path / "run", *layout.split(), victim=1)
     ended = ranks[0].wait(TIMEOUT_S + SLACK_S)
     assert ended.status == 1
-    last = ended.error.strip().splitlines()[-1]
+    last = read_error(ended)
     named = re.match(r"error: rank 1 hangs: no heartbeat since step (\d+) \((.+?)\); rank 0 is in step", last)
     assert named is not None, ended.error
     assert 0 < int(named[1]) <= step + 200, "the interval between two beats is at most two seconds"
@@ -64,7 +64,7 @@ def test_rank_0_which_hosts_the_store_is_named_too(start, tmp_path) -> None:
 @pytest.mark.ranks
 def test_groups_for_background_saves_have_the_limit(pretrain, tmp_path) -> None:
     changes = ["checkpoint.state_dict_type=sharded", "checkpoint.asynchronous=true"]
-    changes += ["checkpoint.chkpt_saving_iterations=4", "dist.timeout_s=77"]
+    changes += [save_every(4), "dist.timeout_s=77"]
     done = pretrain(tmp_path, *changes, n_ranks=2, change=print_timeouts)
     last = [line for line in done.error.splitlines() if line.startswith("limits ")][-1]
     assert set(last.removeprefix("limits ").split()) == {"77.0"} and last.count("77.0") >= 2
@@ -92,7 +92,7 @@ def test_the_others_end_soon_after_a_kill_and_name_the_rank(start, tmp_path) -> 
     ranks[0].wait_for(lambda: read_step(tmp_path / "run") >= 2)
     ranks[1].send_signal(signal.SIGKILL)
     ended = ranks[0].wait(SLACK_S)
-    last = ended.error.strip().splitlines()[-1]
+    last = read_error(ended)
     assert ended.status == 1 and last.startswith("error: another rank is gone"), ended.error
     assert re.search(r"rank 1 sends no heartbeat since (step \d+|before the first)", last), last
 
@@ -103,5 +103,5 @@ def test_a_slow_rank_is_named(start, tmp_path) -> None:
     ranks = start(tmp_path / "run", LIMIT, change=partial(delay_operation, 1, 600, "data"))
     ended = ranks[0].wait()
     expected = "error: rank 1 is behind, in step 1 (waiting for data); others in step 1 (training)"
-    assert ended.status == 1 and ended.error.strip().splitlines()[-1].startswith(expected), ended.error
+    assert ended.status == 1 and read_error(ended).startswith(expected), ended.error
     assert "rank 1 is behind, in step 1 (waiting for data)" in ranks[1].error.read_text()

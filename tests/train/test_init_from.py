@@ -1,6 +1,5 @@
 """Runs initialized from the weights of another model."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from megatron.checkpoint.convert.formats import convert_checkpoint
 from megatron.checkpoint.model_weights import load_weights
 from megatron.data.indexed import IndexedTokens
 from megatron.data.samples import Samples
+from megatron.io import read_json
 from megatron.tokenizer.bpe import load_hf_tokenizer
 from tests.datasets import write_dataset
 from tests.train.conftest import COMMON, MDM, read_losses
@@ -56,7 +56,7 @@ def test_the_first_loss_is_that_of_the_imported_model(pretrain, stories, tmp_pat
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).item()
     assert read_losses(tmp_path)[0] == pytest.approx(expected, abs=1e-5)
     assert expected < 2.0  # an untrained model has a loss of log 512 = 6.2
-    result = json.loads((tmp_path / "result.json").read_text())
+    result = read_json(tmp_path / "result.json")
     assert result["config"]["checkpoint"]["init_from"] == str(stories / "native")
 
 
@@ -65,7 +65,7 @@ def test_a_diffusion_run_may_start_from_it(pretrain, tmp_path) -> None:
     changes = [MDM, "model.vocab_rows=640"]
     pretrain(run, *changes)
     pretrain(other, *changes, "checkpoint.init_from=null")
-    plans = [json.loads((folder / "plan.json").read_text()) for folder in (run, other)]
+    plans = [read_json(folder / "plan.json") for folder in (run, other)]
     assert plans[0]["identity"] != plans[1]["identity"]
     assert read_losses(run)[0] != read_losses(other)[0]
 

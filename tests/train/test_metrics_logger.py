@@ -20,7 +20,7 @@ from megatron.plan.run_plan import plan_run
 from megatron.train.memory_usage import explain_oom
 from megatron.train.metrics_logger import MetricsLogger, format_log_line
 from megatron.train.state import TrainState
-from tests.train.conftest import ALONE
+from tests.train.conftest import ALONE, read_error, read_lines
 from tests.train.faults import limit_memory
 
 SMALL = {
@@ -89,7 +89,7 @@ def test_an_out_of_memory_error_contains_a_fix(pretrain, tmp_path) -> None:
     changes = ["dataset.path_train=synthetic", "dataset.path_eval=synthetic", "model.n_tokens=200"]
     # the first feed-forward allocates [4096 x 32, 65536] float32: 32 GiB
     changes += ["dataset.batch_size=4096", "model.d_ff=65536"]
-    last = pretrain(tmp_path, *changes, change=limit_memory, status=1).error.strip().splitlines()[-1]
+    last = read_error(pretrain(tmp_path, *changes, change=limit_memory, status=1))
     assert last.startswith("error: step 1, rank 0: out of memory on cpu at a peak of ")
     assert "with 4096 samples of 32 tokens per forward. Set dataset.microbatch_size to 2048 or less" in last
 
@@ -143,7 +143,7 @@ def test_weights_and_biases_contains_the_values_of_metrics(start, tmp_path, monk
             points.append((items["step"], items["train/loss"]))
         if record.HasField("run"):
             assert record.run.project == "scaling"
-    lines = [line for line in read_metrics(run) if line["kind"] == "train"]
+    lines = read_lines(run)
     assert points == [(line["step"], line["loss"]) for line in lines]
     assert len(points) == 12
 
@@ -169,7 +169,7 @@ def test_tensorboard_contains_the_values_of_metrics(pretrain, tmp_path) -> None:
     pretrain(tmp_path, "logging.tensorboard=true")
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     for kind, names in (("train", ("loss", "lr", "grad_norm", "tps")), ("validation", ("loss", "loss_se"))):
-        lines = [line for line in read_metrics(tmp_path) if line["kind"] == kind]
+        lines = read_lines(tmp_path, kind)
         assert lines
         for name in names:
             points = [(event.step, event.value) for event in events.Scalars(f"{kind}/{name}")]

@@ -15,8 +15,7 @@ from megatron.mixture.catalog import Catalog
 from megatron.mixture.prepare import prepare_mixture
 from megatron.mixture.properties import read_properties
 from megatron.mixture.source import MixtureSamples
-from megatron.plan.run_dir import read_metrics
-from tests.train.conftest import COMMON, read_last, remove_end, write_corpus
+from tests.train.conftest import COMMON, read_lines, remove_end, save_every, write_corpus
 from tests.train.faults import wait_at_random
 
 LOSS = "adaptive: {rule: 'tests.mixture.loss_rule:LossProportional', every_steps: 1, delay_steps: 4}"
@@ -49,7 +48,7 @@ def words() -> list[str]:
     return [
         *COMMON, "dataset.seq_len=16", "dataset.batch_size=12", "model.d_model=16", "model.n_heads=2",
         "model.n_layers=1", "optim.lr=0.01", "lr_scheduler.total_iterations=14",
-        "checkpoint.chkpt_saving_iterations=5",
+        save_every(5),
     ]  # fmt: skip
 
 
@@ -79,7 +78,7 @@ def open_mixture(write: Callable[..., Path]) -> Callable[..., MixtureSamples]:
 
 def read_steps(run: Path) -> dict[int, tuple[float, list[float]]]:
     """Return loss and weights by step."""
-    lines = [line for line in read_metrics(run) if line["kind"] == "train"]
+    lines = read_lines(run)
     return {line["step"]: (line["loss"], list(line["weights"].values())) for line in lines}
 
 
@@ -223,7 +222,7 @@ def test_epochs_of_a_repeated_domain_are_counted(pretrain, write, tmp_path) -> N
     path = write("weights: {a: 1}", "dry: repeat")
     n_windows = prepare_mixture(path).count_windows(16)[0]
     pretrain(tmp_path / "run", f"dataset.mixture={path}", "lr_scheduler.total_iterations=60")
-    epochs = read_last(tmp_path / "run")["epochs"]
+    epochs = read_lines(tmp_path / "run")[-1]["epochs"]
     assert epochs["a"] == pytest.approx(60 * 12 / n_windows)
     assert epochs["a"] > 2 and epochs["b"] == 0
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from megatron.checkpoint import layout, store
-from tests.train.conftest import read_step
+from megatron.checkpoint import store
+from tests.train.conftest import list_saved, read_step
 from tests.train.faults import ignore_hangup
 
 LONG = "lr_scheduler.total_iterations=30000"
@@ -22,7 +22,7 @@ def test_a_signal_to_a_rank_makes_all_save_and_exit_75(start, pretrain, tmp_path
     ranks[1].wait_for(lambda: read_step(run) >= 3)
     ranks[1].send_signal(signal.SIGUSR1)
     assert [rank.wait().status for rank in ranks] == [75, 75]
-    saved = layout.find_checkpoints(run / "checkpoints")
+    saved = list_saved(run)
     assert [checkpoint.is_preempt for checkpoint in saved] == [True]
     step = store.verify_checkpoint(saved[0].path)["step"]
     assert 3 <= step < 30000
@@ -59,7 +59,7 @@ def test_a_late_signal_does_not_change_the_status(root) -> None:
 def test_resume_checkpoints_are_saved_by_the_clock(pretrain, tmp_path) -> None:
     every_step = "checkpoint.preempt_every_minutes=1e-9"
     pretrain(tmp_path, every_step, "checkpoint.keep_last=100", "checkpoint.keep_every=6")
-    saved = layout.find_checkpoints(tmp_path / "checkpoints")
+    saved = list_saved(tmp_path)
     # before each of the 12 steps, and at the end
     assert [checkpoint.is_preempt for checkpoint in saved] == [True] * 12 + [False]
     assert [store.verify_checkpoint(checkpoint.path)["step"] for checkpoint in saved] == list(range(13))
@@ -79,4 +79,4 @@ def test_a_run_whose_terminal_is_closed_exits_75(root, words, config_file, tmp_p
         os.read(terminal, 1 << 16)  # waits for the next line; fails if the process has ended
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 75
-    assert [checkpoint.is_preempt for checkpoint in layout.find_checkpoints(run / "checkpoints")] == [True]
+    assert [checkpoint.is_preempt for checkpoint in list_saved(run)] == [True]

@@ -1,6 +1,5 @@
 """Complete runs: what they learn, write and refuse, alone and on two ranks."""
 
-import json
 import math
 import shutil
 import sys
@@ -8,16 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from megatron.checkpoint import layout
+from megatron.io import read_json
 from megatron.plan.run_dir import lock_run, read_metrics
 from megatron.train import loop
 from tests.train.conftest import (
     MDM,
     assert_same_losses,
     assert_same_weights,
-    read_last,
+    list_saved,
+    read_error,
+    read_lines,
     read_losses,
     remove_end,
+    save_every,
 )
 
 OBJECTIVES = ("autoregressive", "masked_diffusion")
@@ -38,7 +40,7 @@ GPT2_AND_MORE = [
 
 
 def read_result(run: Path) -> dict:
-    return json.loads((run / "result.json").read_text())
+    return read_json(run / "result.json")
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -52,7 +54,7 @@ def test_a_run_learns_and_writes_its_results(pretrain, tmp_path, objective) -> N
     assert read_losses(run, "validation")[-1] < math.log(200) - 0.3
     result = read_result(run)
     assert result["loss"] == read_losses(run, "validation")[-1]
-    assert json.loads((run / "plan.json").read_text())["microbatch_size"] == 24
+    assert read_json(run / "plan.json")["microbatch_size"] == 24
     assert (result["mc_se"] is None) == (objective == "autoregressive")
     assert "step: 100  loss:" in done.error and "mfu: n/a" in done.error
     assert [p.name for p in run.glob("*.partial")] == []
@@ -70,7 +72,7 @@ def test_gpt2s_shape_with_document_masks_trains(pretrain, tmp_path) -> None:
 def test_uniform_tokens_cost_their_entropy(pretrain, tmp_path, objective) -> None:
     synthetic = ["dataset.path_train=synthetic", "dataset.path_eval=synthetic", "model.n_tokens=10"]
     pretrain(tmp_path, *synthetic, f"objective.name={objective}", "lr_scheduler.total_iterations=60")
-    held_out = read_last(tmp_path, "validation")
+    held_out = read_lines(tmp_path, "validation")[-1]
     # no model can be better than log 10 nats, up to the error of the estimate; an untrained model starts near
     # log 128, the log of its rows
     error = 4 * math.hypot(held_out["loss_se"], held_out["mc_se"] or 0)
@@ -106,11 +108,11 @@ def test_bfloat16_and_offloading_give_the_losses_of_float32(pretrain, tmp_path) 
 @pytest.mark.parametrize("change", ["objective.name=autoregressive", MDM, "dataset.order=megatron", "blend"])
 def test_a_run_resumed_without_workers_ends_bit_equal(pretrain, blend, tmp_path, change) -> None:
     whole, halved = tmp_path / "whole", tmp_path / "halved"
-    changes = [*(blend if change == "blend" else [change]), "checkpoint.chkpt_saving_iterations=7"]
+    changes = [*(blend if change == "blend" else [change]), save_every(7)]
     done = pretrain(whole, *changes, "dataset.num_workers=2")
     if change == "blend":
         assert "train: 75.00% of the samples" in done.error
-        plan, last = json.loads((whole / "plan.json").read_text()), read_last(whole)
+        plan, last = read_json(whole / "plan.json"), read_lines(whole)[-1]
         assert [last[key] for key in ("unique_tokens", "repeated_tokens")] == [
             plan[key] for key in ("unique_tokens", "repeated_tokens")
         ]
@@ -135,7 +137,7 @@ def test_a_run_killed_before_its_result_gets_its_result(pretrain, tmp_path, was_
     pretrain(tmp_path)
     assert read_result(tmp_path) == before
     assert list(read_metrics(tmp_path)) == lines
-    assert len(layout.find_checkpoints(tmp_path / "checkpoints")) == 1
+    assert len(list_saved(tmp_path)) == 1
 
 
 # tests/ranks covers both objectives without ablations; noise depends on the sample, not on the rank
@@ -152,7 +154,7 @@ def test_two_ranks_have_the_losses_of_a_single_rank(pretrain, tmp_path, ablation
 def test_a_pipeline_run_resumes_with_sharding(pretrain, tmp_path) -> None:
     whole, moved = tmp_path / "whole", tmp_path / "moved"
     # 7 samples do not divide among 2 ranks
-    changes = ["checkpoint.chkpt_saving_iterations=7", "evaluation.max_samples=7"]
+    changes = [save_every(7), "evaluation.max_samples=7"]
     pretrain(whole, *changes)
     pretrain(moved, *changes, "dist.pipeline_parallel=2", n_ranks=2)
     remove_end(moved)
@@ -163,15 +165,14 @@ def test_a_pipeline_run_resumes_with_sharding(pretrain, tmp_path) -> None:
 def test_a_branch_of_a_trunk_ends_bit_equal_to_a_run_alone(pretrain, tmp_path) -> None:
     trunk, alone, branch = (tmp_path / name for name in ("trunk", "alone", "branch"))
     wsd = ["lr_scheduler.kind=wsd", "lr_scheduler.decay_iterations=4", "checkpoint.keep_last=null"]
-    pretrain(trunk, *wsd, "lr_scheduler.total_iterations=20", "checkpoint.chkpt_saving_iterations=8")
+    pretrain(trunk, *wsd, "lr_scheduler.total_iterations=20", save_every(8))
     pretrain(alone, *wsd)
-    at_8, at_16, _ = (checkpoint.path for checkpoint in layout.find_checkpoints(trunk / "checkpoints"))
+    at_8, at_16, _ = (checkpoint.path for checkpoint in list_saved(trunk))
     wsd.append(f"checkpoint.branch_from={at_8}")
     assert "resuming after step 8" in pretrain(branch, *wsd).error
     # 12 steps, the last 4 with decay: the branch takes these, the trunk has taken the others
     ours, theirs = (
-        [(line["step"], line["loss"], line["lr"]) for line in read_metrics(run) if line["kind"] == "train"]
-        for run in (branch, alone)
+        [(line["step"], line["loss"], line["lr"]) for line in read_lines(run)] for run in (branch, alone)
     )
     assert [step for step, *_ in ours] == [9, 10, 11, 12] and ours == theirs[8:]
     assert_same_weights(branch, alone)
@@ -180,7 +181,7 @@ def test_a_branch_of_a_trunk_ends_bit_equal_to_a_run_alone(pretrain, tmp_path) -
     assert "resuming after step 12 from" in pretrain(branch, *wsd).error
     shutil.rmtree(branch)
     late = pretrain(branch, *wsd, f"checkpoint.branch_from={at_16}", status=1)
-    assert "learning rates equal those of this run for the first 8 only" in late.error.splitlines()[-1]
+    assert "learning rates equal those of this run for the first 8 only" in read_error(late)
     assert "run with another model, corpus" in pretrain(branch, *wsd, "misc.seed=5", status=1).error
 
 
@@ -193,7 +194,7 @@ def test_a_checkpoint_of_another_run_is_refused(pretrain, blend, tmp_path) -> No
         ("model.d_model=32", "2 ", "checkpoint of another run (its corpus has changed"),
     ):
         listed.write_text(listed.read_text().replace("3 ", weight))
-        last = pretrain(run, *blend, change, status=1).error.splitlines()[-1]
+        last = read_error(pretrain(run, *blend, change, status=1))
         assert last.startswith("error: ") and sentence in last
     assert (sorted((run / "checkpoints").iterdir()), (run / "plan.json").read_text()) == before
 

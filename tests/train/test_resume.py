@@ -13,6 +13,7 @@ from megatron.train.resume import resume_run
 from megatron.train.saver import Saver
 from megatron.train.state import TrainState
 from tests.conftest import flip_middle_bit
+from tests.train.conftest import read_error
 
 
 def assert_equal(result: object, expected: object) -> None:
@@ -81,7 +82,7 @@ def test_damaged_checkpoints_alone_do_not_restart_a_run(small_run, pretrain, tmp
     (tmp_path / METRICS).write_text(metrics := '{"kind": "train", "step": 1}\n{"kind": "train", "step": 6}\n')
     for path in paths:
         flip_middle_bit(path / where)
-    sentence = pretrain(tmp_path, status=1).error.splitlines()[-1]
+    sentence = read_error(pretrain(tmp_path, status=1))
     assert sentence.startswith(f"error: {tmp_path / 'checkpoints'}: all 2 checkpoints are damaged (")
     for fix in ("Restore one", "checkpoint.resume=PATH", "checkpoint.resume=never", "delete them"):
         assert fix in sentence

@@ -10,13 +10,14 @@ import pandas as pd
 import pytest
 
 from megatron.data.indexed import IndexedTokens
+from megatron.io import read_json
 from tests.rank_processes import run_tool, start_ranks, stop_ranks
 from tests.tool_modules import Cli, CliResult
-from tests.train.conftest import read_losses
+from tests.train.conftest import read_losses, save_every
 
 
 def read_scores(folder: Path, pattern: str) -> list[dict]:
-    return [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
+    return [read_json(path) for path in sorted(folder.glob(pattern))]
 
 
 @pytest.mark.ranks
@@ -28,7 +29,7 @@ def test_a_study_is_scored_once_with_the_losses_of_training(
 ) -> None:
     study, data = tmp_path / "study", corpus / "held_out"
     for seed in (0, 1):
-        changes = [f"objective.name={objective}", "checkpoint.chkpt_saving_iterations=6", f"misc.seed={seed}"]
+        changes = [f"objective.name={objective}", save_every(6), f"misc.seed={seed}"]
         pretrain(study / f"seed{seed}", *changes)
     n_windows = (IndexedTokens(data).n_tokens - 1) // 32  # training omits the last partial window
     options = ("--data", data, "--num-mc", 2, "--device", "cpu")
@@ -96,7 +97,7 @@ def test_a_later_tokenizer_adds_bits_per_byte(
     for source in corpus.glob("held_out.*"):
         shutil.copy(source, tmp_path / f"moved{source.suffix}")
     sidecar = tmp_path / "moved.json"
-    about = json.loads(sidecar.read_text())
+    about = read_json(sidecar)
     sidecar.write_text(json.dumps({**about, "tokenizer": {"name": str(tmp_path / "gone"), "n_tokens": 64}}))
     score: partial[CliResult] = partial(
         cli, "validate.py", run, "--data", tmp_path / "moved", "--device", "cpu"
@@ -105,12 +106,12 @@ def test_a_later_tokenizer_adds_bits_per_byte(
     assert f"no bits per byte: {tmp_path / 'gone'}: no such tokenizer folder; give --tokenizer" in first
     (path,) = run.glob("validation/*/moved-ar-????????.json")
     documents = path.with_suffix(".documents.parquet")
-    before = json.loads(path.read_text())
+    before = read_json(path)
     assert before["bits_per_byte"] is None and documents.exists()
     failed = score("--tokenizer", tmp_path / "none", status=1)
     assert "none: no such tokenizer folder" in failed.error
     assert "scored before" not in score("--tokenizer", stories_folder).output
-    result = json.loads(path.read_text())
+    result = read_json(path)
     assert result["bits_per_byte"] > 0 and result["loss"] == before["loss"] and documents.exists()
     third = score()
     assert "scored before" in third.output and "no bits per byte" not in third.error
