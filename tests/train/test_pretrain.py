@@ -36,6 +36,7 @@ GPT2_AND_MORE = [
     "model.norm=layernorm", "model.feed_forward=gelu", "model.positions=learned", "model.biases=true",
     "model.tied_embedding=false", "model.n_kv_heads=1", "model.qk_norm=true", "model.document_mask=true",
     "model.eod_id=7", "model.parametrization=completep", "model.base_d_model=16", "model.base_n_layers=1",
+    "dist.compile=auto",
 ]  # fmt: skip
 
 
